@@ -1,0 +1,45 @@
+"""Installation of spectral_fairseq; tool settings are in pyproject.toml."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+VERSION = re.search(
+    r'__version__ = "([^"]+)"', (HERE / "spectral_fairseq" / "__init__.py").read_text("utf-8")
+).group(1)
+
+setup(
+    name="spectral-fairseq",
+    version=VERSION,
+    description="Spectrum control, embedding regularisation and softmax mixtures for fairseq",
+    long_description=(HERE / "README.md").read_text("utf-8"),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    packages=find_packages(include=["spectral_fairseq", "spectral_fairseq.*"]),
+    package_data={"spectral_fairseq": ["py.typed"]},
+    python_requires=">=3.9",
+    install_requires=[
+        "torch>=1.12",
+        # The newest fairseq on the index imports on Python <= 3.10 only; ve-fairseq is upstream's
+        # last commit with the two files mended that stop it there.
+        'fairseq==0.12.2; python_version < "3.11"',
+        've-fairseq==0.12.3; python_version >= "3.11"',
+        "sacrebleu>=2.0",
+        "tqdm",
+    ],
+    extras_require={
+        "text": ["sentencepiece", "subword-nmt"],
+        "plots": ["matplotlib"],
+        "export": ["ctranslate2"],
+        "test": ["pytest", "sentencepiece", "matplotlib", "ctranslate2", "build"],
+        "lint": ["ruff", "mypy"],
+    },
+    entry_points={"console_scripts": ["spectral-fairseq=spectral_fairseq.cli.main:main"]},
+    classifiers=[
+        "License :: OSI Approved :: MIT License",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)

@@ -1,0 +1,1 @@
+"""Checkpoint -> embedding table -> measures -> pictures and report."""

@@ -1,0 +1,1 @@
+"""The command ``spectral-fairseq SUBCOMMAND``: one subcommand a file."""

@@ -1,0 +1,18 @@
+"""The only room that imports fairseq: what is registered with it, as one explicit list."""
+
+from __future__ import annotations
+
+import importlib
+
+# fairseq's decorators register on import, so each part is imported once, in this order.
+PARTS = (
+    "spectral_fairseq.plugin.criterions.spectrum_control",
+    "spectral_fairseq.plugin.models.transformer",
+    "spectral_fairseq.plugin.models.transformer_lm",
+)
+
+
+def register() -> None:
+    """Register every part with fairseq; safe to call more than once."""
+    for part in PARTS:
+        importlib.import_module(part)

@@ -1,0 +1,56 @@
+"""fairseq's nested Transformer configuration as one flat dataclass.
+
+A subclass of the nested configuration fails on one of the supported hosts and silently ignores
+``--encoder-layers`` on another, and an argparse-style architecture loses its own flags under hydra
+and writes ``argparse.Namespace`` objects into checkpoints. A flat dataclass with the installed
+host's own fields has none of these troubles, and every flag of the host is there by construction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from argparse import Namespace
+from typing import Any, List, Tuple, Type
+
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models.transformer import TransformerConfig
+from omegaconf import II, DictConfig, OmegaConf
+
+
+def _flat_field(name: str, field: dataclasses.Field) -> Tuple[str, Any, Any]:
+    default = field.default
+    if default == II("model.decoder.embed_dim"):
+        default = II("model.decoder_embed_dim")
+    if default is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
+        return name, field.type, dataclasses.field(
+            default_factory=field.default_factory, metadata=field.metadata
+        )
+    return name, field.type, dataclasses.field(default=default, metadata=field.metadata)
+
+
+def _is_group(field_type: Any) -> bool:
+    return isinstance(field_type, type) and issubclass(field_type, FairseqDataclass)
+
+
+def _flat_fields(config: Type[FairseqDataclass], prefix: str = "") -> List[Tuple[str, Any, Any]]:
+    flat: List[Tuple[str, Any, Any]] = []
+    for field in dataclasses.fields(config):
+        if field.name == "_name":
+            continue
+        if _is_group(field.type):
+            flat.extend(_flat_fields(field.type, prefix=f"{field.name}_"))
+        else:
+            flat.append(_flat_field(prefix + field.name, field))
+    return flat
+
+
+FlatTransformerConfig = dataclasses.make_dataclass(
+    "FlatTransformerConfig", _flat_fields(TransformerConfig), bases=(FairseqDataclass,)
+)
+
+
+def to_namespace(config: Any) -> Namespace:
+    """The resolved flags of a model node, as fairseq's own architectures expect them."""
+    if isinstance(config, DictConfig):
+        return Namespace(**OmegaConf.to_container(config, resolve=True, enum_to_str=True))
+    return Namespace(**vars(config))

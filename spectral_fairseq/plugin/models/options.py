@@ -1,0 +1,105 @@
+"""The flags that every architecture of this package takes, and the checks on them."""
+
+# No "from __future__ import annotations" here: fairseq and omegaconf read the field types.
+from dataclasses import dataclass, field, make_dataclass
+from typing import Any, Optional, Type
+
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.functional.spectrum import PRIORS
+
+EMBEDDING_TYPES = ("plain", "svd")
+EMBEDDING_TABLES = ("output", "all")
+
+
+@dataclass
+class SpectralOptions(FairseqDataclass):
+    """Fields whose command-line names are fixed; an arch name is a preset of them."""
+
+    embedding_type: ChoiceEnum(EMBEDDING_TYPES) = field(  # type: ignore[valid-type]
+        default="plain",
+        metadata={"help": "parameterisation of the embedding table: a plain matrix or its SVD"},
+    )
+    embedding_tables: ChoiceEnum(EMBEDDING_TABLES) = field(  # type: ignore[valid-type]
+        default="output",
+        metadata={
+            "help": "which tables --embedding-type applies to: the one the softmax uses, with "
+            "whatever shares it, or all of them"
+        },
+    )
+    spectrum_prior: ChoiceEnum(PRIORS) = field(  # type: ignore[valid-type]
+        default="exponential",
+        metadata={"help": "decay of the prior singular values of an SVD table"},
+    )
+    spectrum_c1: str = field(
+        default="auto",
+        metadata={
+            "help": "scale of the prior: a positive number, or 'auto' to keep the Frobenius norm "
+            "that the table starts with"
+        },
+    )
+    spectrum_c2: float = field(
+        default=0.0005, metadata={"help": "c2 of the exponential prior c1 exp(-c2 k^gamma)"}
+    )
+    spectrum_gamma: Optional[float] = field(
+        default=None,
+        metadata={"help": "gamma of the prior; 1 for exponential and 0.5 for polynomial if unset"},
+    )
+
+
+def with_defaults(config: Type[FairseqDataclass], name: str, **defaults: Any) -> Any:
+    """A subclass of ``config`` called ``name`` in which some fields have other defaults."""
+    fields = []
+    for key, default in defaults.items():
+        original = config.__dataclass_fields__[key]
+        fields.append((key, original.type, field(default=default, metadata=original.metadata)))
+    return make_dataclass(name, fields, bases=(config,))
+
+
+def c1_of(options: Any) -> Optional[float]:
+    """``--spectrum-c1`` as a number, ``None`` standing for ``auto``.
+
+    Raises:
+        ConfigurationError: neither ``auto`` nor a number.
+    """
+    if options.spectrum_c1 == "auto":
+        return None
+    try:
+        return float(options.spectrum_c1)
+    except (TypeError, ValueError):
+        raise ConfigurationError(
+            "--spectrum-c1 to be 'auto' or a positive number", repr(options.spectrum_c1),
+            "Correct the flag.",
+        ) from None
+
+
+def gamma_of(options: Any) -> float:
+    """``--spectrum-gamma``, or the chosen prior's own default."""
+    if options.spectrum_gamma is not None:
+        return float(options.spectrum_gamma)
+    return 1.0 if str(options.spectrum_prior) == "exponential" else 0.5
+
+
+def refuse_unsupported(options: Any) -> None:
+    """Refuse what a factored table cannot be combined with, before anything is built.
+
+    Raises:
+        UnsupportedError: quantisation noise, adaptive input or character embeddings.
+    """
+    if str(options.embedding_type) == "plain":
+        return
+    unsupported = {
+        "--quant-noise-pq": getattr(options, "quant_noise_pq", 0),
+        "--quant-noise-scalar": getattr(options, "quant_noise_scalar", 0),
+        "--adaptive-input": getattr(options, "adaptive_input", False),
+        "--character-embeddings": getattr(options, "character_embeddings", False),
+        "--adaptive-softmax-cutoff": getattr(options, "adaptive_softmax_cutoff", None),
+    }
+    for flag, value in unsupported.items():
+        if value:
+            raise UnsupportedError(
+                f"no {flag} together with --embedding-type {options.embedding_type}",
+                f"{flag} {value}",
+                f"Drop {flag}, or use --embedding-type plain.",
+            )

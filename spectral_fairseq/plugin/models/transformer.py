@@ -1,0 +1,83 @@
+"""Translation architectures: fairseq's Transformer with controlled embeddings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Optional
+
+from fairseq.models import register_model
+from fairseq.models.transformer import TransformerConfig, TransformerModelBase
+from fairseq.models.transformer import transformer_legacy as host
+from torch import nn
+
+from spectral_fairseq.plugin.models.decoder import SpectralTransformerDecoder
+from spectral_fairseq.plugin.models.flat_config import FlatTransformerConfig, to_namespace
+from spectral_fairseq.plugin.models.options import (
+    SpectralOptions,
+    refuse_unsupported,
+    with_defaults,
+)
+from spectral_fairseq.plugin.models.presets import add_flags_without_defaults, register_presets
+from spectral_fairseq.plugin.models.tables import build_svd_table
+
+# Our presets carry the names of fairseq's own, whose sizes they take.
+SIZES: Dict[str, Callable[[Any], None]] = {
+    "": host.base_architecture,
+    "_iwslt_de_en": host.transformer_iwslt_de_en,
+    "_wmt_en_de": host.transformer_wmt_en_de,
+    "_vaswani_wmt_en_de_big": host.transformer_vaswani_wmt_en_de_big,
+    "_wmt_en_de_big_t2t": host.transformer_wmt_en_de_big_t2t,
+}
+
+
+@dataclass
+class SpectralTransformerConfig(SpectralOptions, FlatTransformerConfig):  # type: ignore[misc,valid-type]
+    """Every flag of the installed fairseq's Transformer, and ours."""
+
+
+class SpectralTransformer(TransformerModelBase):
+    """An encoder-decoder Transformer whose tables and output layer follow our flags."""
+
+    add_args = classmethod(add_flags_without_defaults)
+
+    @classmethod
+    def build_model(cls, cfg: Any, task: Any) -> SpectralTransformer:
+        """fairseq's hook.
+
+        Raises:
+            UnsupportedError: a feature of the host that the chosen table cannot take.
+            ConfigurationError: flags that contradict each other.
+        """
+        options = to_namespace(cfg)
+        refuse_unsupported(options)
+        return super().build_model(TransformerConfig.from_namespace(options), task)
+
+    @classmethod
+    def build_embedding(
+        cls, cfg: Any, dictionary: Any, embed_dim: int, path: Optional[str] = None
+    ) -> nn.Module:
+        """fairseq's hook, called once for each table of look-ups."""
+        shared = cfg.share_all_embeddings or cfg.merge_src_tgt_embed
+        if str(cfg.embedding_type) == "svd" and (shared or str(cfg.embedding_tables) == "all"):
+            return build_svd_table(cfg, dictionary, embed_dim, path)
+        return super().build_embedding(cfg, dictionary, embed_dim, path)
+
+    @classmethod
+    def build_decoder(cls, cfg: Any, tgt_dict: Any, embed_tokens: Any) -> nn.Module:
+        """fairseq's hook."""
+        return SpectralTransformerDecoder(
+            cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention
+        )
+
+
+TransformerSCConfig = with_defaults(
+    SpectralTransformerConfig, "TransformerSCConfig", embedding_type="svd"
+)
+
+
+@register_model("transformer_sc", dataclass=TransformerSCConfig)
+class TransformerSC(SpectralTransformer):
+    """``--arch transformer_sc*``."""
+
+
+register_presets("transformer_sc", SIZES)

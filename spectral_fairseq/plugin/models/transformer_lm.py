@@ -1,0 +1,84 @@
+"""Language-model architectures: fairseq's Transformer decoder with controlled embeddings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Optional
+
+from fairseq.models import register_model
+from fairseq.models import transformer_lm as host
+from fairseq.models.transformer import TransformerConfig
+from torch import nn
+
+from spectral_fairseq.plugin.models.decoder import SpectralTransformerDecoder
+from spectral_fairseq.plugin.models.flat_config import to_namespace
+from spectral_fairseq.plugin.models.options import (
+    SpectralOptions,
+    refuse_unsupported,
+    with_defaults,
+)
+from spectral_fairseq.plugin.models.presets import add_flags_without_defaults, register_presets
+from spectral_fairseq.plugin.models.tables import build_svd_table
+
+SIZES: Dict[str, Callable[[Any], None]] = {
+    "": host.base_lm_architecture,
+    "_gpt": host.transformer_lm_gpt,
+}
+
+
+@dataclass
+class SpectralTransformerLMConfig(SpectralOptions, host.TransformerLanguageModelConfig):
+    """Every flag of the installed fairseq's ``transformer_lm``, and ours."""
+
+
+class SpectralTransformerLM(host.TransformerLanguageModel):
+    """A Transformer language model whose table and output layer follow our flags."""
+
+    add_args = classmethod(add_flags_without_defaults)
+
+    @classmethod
+    def build_model(cls, args: Any, task: Any) -> SpectralTransformerLM:
+        """fairseq's hook.
+
+        Raises:
+            UnsupportedError: a feature of the host that the chosen table cannot take.
+            ConfigurationError: flags that contradict each other.
+        """
+        options = to_namespace(args)
+        refuse_unsupported(options)
+        if str(options.embedding_type) == "plain":
+            return super().build_model(options, task)
+        if options.decoder_layers_to_keep:
+            options.decoder_layers = len(options.decoder_layers_to_keep.split(","))
+        if getattr(options, "max_target_positions", None) is None:
+            options.max_target_positions = getattr(
+                options, "tokens_per_sample", host.DEFAULT_MAX_TARGET_POSITIONS
+            )
+        config = TransformerConfig.from_namespace(options)
+        table = cls.build_embedding(config, task.source_dictionary, options.decoder_input_dim)
+        return cls(
+            SpectralTransformerDecoder(config, task.target_dictionary, table, no_encoder_attn=True)
+        )
+
+    @classmethod
+    def build_embedding(
+        cls, args: Any, dictionary: Any, embed_dim: int, path: Optional[str] = None
+    ) -> nn.Module:
+        """fairseq's hook."""
+        shared = args.share_decoder_input_output_embed
+        if str(args.embedding_type) == "svd" and (shared or str(args.embedding_tables) == "all"):
+            return build_svd_table(args, dictionary, embed_dim, path)
+        return super().build_embedding(args, dictionary, embed_dim, path)
+
+
+TransformerLMSCConfig = with_defaults(
+    SpectralTransformerLMConfig, "TransformerLMSCConfig", embedding_type="svd"
+)
+
+
+@register_model("transformer_lm_sc", dataclass=TransformerLMSCConfig)
+class TransformerLMSC(SpectralTransformerLM):
+    """``--arch transformer_lm_sc*``."""
+
+
+register_presets("transformer_lm_sc", SIZES)
