@@ -84,6 +84,7 @@ class SVDEmbedding(nn.Module):
         self.embedding_dim = embedding_dim
         self.padding_idx = padding_idx
         self.v_scale = V_SCALE
+        self.num_updates = 0
         self.prior_kind, self.c1, self.c2, self.gamma = prior, c1, c2, gamma
         self.U = nn.Parameter(torch.zeros(num_embeddings, embedding_dim))
         self.sigma = nn.Parameter(torch.ones(embedding_dim))
@@ -186,6 +187,10 @@ class SVDEmbedding(nn.Module):
         v_gram = gram(self.V.float()) / self.v_scale**2
         return u_gram, v_gram
 
+    def set_num_updates(self, num_updates: int) -> None:
+        """fairseq's hook, called before each training step."""
+        self.num_updates = num_updates
+
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
         """fairseq's hook: turn a plain checkpoint's table into factors, in place.
 
@@ -224,8 +229,10 @@ class SVDEmbedding(nn.Module):
         self.V.copy_(v * self.v_scale)
 
     def _without_padding(self, grad: Tensor) -> Tensor:
-        # The tied softmax gives the padding row a gradient that the look-up does not.
-        return grad.index_fill_(0, self.excluded_rows.new_tensor([self.padding_idx]), 0.0)
+        # The tied softmax gives the padding row a gradient that the look-up does not. In place,
+        # which saves a copy of the table: the products above make this gradient for U alone.
+        grad[self.padding_idx].zero_()
+        return grad
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> "SVDEmbedding":
         # .half() and .bfloat16() reach every buffer; these must keep their precision.

@@ -15,7 +15,7 @@ too weak, and its strength would change with the batch.
 # No "from __future__ import annotations" here: fairseq and omegaconf read the field types.
 import math
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 from fairseq.criterions.label_smoothed_cross_entropy import (
@@ -46,6 +46,13 @@ class PenalisedCriterionConfig(LabelSmoothedCrossEntropyCriterionConfig):
         metadata={
             "help": "l1,l2,l3,l4: weights of ||U'U-I||_F^2, ||V'V-I||_F^2, ||U'U-I||_2^2 and "
             "||V'V-I||_2^2 of an SVD table"
+        },
+    )
+    orthogonality_interval: str = field(
+        default="auto",
+        metadata={
+            "help": "compute the orthogonality terms every k-th update, k times as strong; 'auto' "
+            "is 1 up to 32,768 words and grows with the dictionary"
         },
     )
 
@@ -80,6 +87,44 @@ def parse_orthogonality_weights(text: str) -> Tuple[float, float, float, float]:
     return l1, l2, l3, l4
 
 
+def parse_interval(text: str) -> Optional[int]:
+    """``--orthogonality-interval`` as a number of updates, ``None`` for ``auto``.
+
+    Raises:
+        ConfigurationError: neither ``auto`` nor a whole number from 1.
+    """
+    if text == "auto":
+        return None
+    if not str(text).isdigit() or int(text) < 1:
+        raise ConfigurationError(
+            "--orthogonality-interval to be 'auto' or a whole number >= 1", repr(text),
+            "Correct it.",
+        )
+    return int(text)
+
+
+# Note [Lazy orthogonality]
+# -------------------------
+# U'U costs N d^2, forward and again backward, which no batch size amortises: at N = 267,735 and
+# d = 410 about a quarter of the softmax of 1,024 tokens. U moves by far less than its own size in
+# a few updates, so for large N the terms are computed every k-th update with k times their
+# weight: the gradient summed over k updates stays the same to first order.
+WORDS_PER_INTERVAL_STEP = 32768
+
+
+def interval_for(num_words: int) -> int:
+    """The automatic ``--orthogonality-interval`` for a dictionary of ``num_words``."""
+    return max(1, num_words // WORDS_PER_INTERVAL_STEP)
+
+
+class Penalty(NamedTuple):
+    """One term of the objective: weight times value, value a float32 scalar."""
+
+    name: str
+    weight: float
+    value: Tensor
+
+
 class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     """Base of the package's criterions, which differ only in their default weights.
 
@@ -99,6 +144,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         )
         self.spectrum_weight = checked_weight("--spectrum-weight", cfg.spectrum_weight)
         self.orthogonality_weights = parse_orthogonality_weights(cfg.orthogonality_weights)
+        self.orthogonality_interval = parse_interval(cfg.orthogonality_interval)
 
     @classmethod
     def build_criterion(cls, cfg: Any, task: Any) -> "PenalisedCrossEntropy":
@@ -109,38 +155,44 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         """As ``label_smoothed_cross_entropy``, with the penalties added to the loss in training."""
         loss, sample_size, logging_output = super().forward(model, sample, reduce=reduce)
         if model.training:
-            for name, weight, value in self.penalties(model):
-                loss = loss + weight * value * sample_size
-                logging_output[name] = value.detach() * sample_size
+            for penalty in self.penalties(model):
+                loss = loss + penalty.weight * penalty.value * sample_size
+                # Not every penalty is there at every update: its own sum of sizes goes along.
+                logging_output[penalty.name] = penalty.value.detach() * sample_size
+                logging_output[f"{penalty.name}_size"] = sample_size
         return loss, sample_size, logging_output
 
-    def penalties(self, model: nn.Module) -> List[Tuple[str, float, Tensor]]:
-        """(name, weight, R) of each penalty whose weight is not zero, R a float32 scalar."""
-        terms: List[Tuple[str, float, Tensor]] = []
-        with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
+    def penalties(self, model: nn.Module) -> List[Penalty]:
+        """The penalties due at this update whose weight is not zero."""
+        due: List[Penalty] = []
+        if not (self.spectrum_weight or any(self.orthogonality_weights)):
+            return due
+        tables = svd_tables(model)
+        with torch.autocast(tables[0].U.device.type, enabled=False):
             if self.spectrum_weight:
-                spectrum = [
-                    spectrum_penalty(table.singular_values(), table.prior())
-                    for table in svd_tables(model)
-                ]
-                terms.append(("spectrum", self.spectrum_weight, torch.stack(spectrum).sum()))
-            if any(self.orthogonality_weights):
-                defects = [
+                terms = [spectrum_penalty(t.singular_values(), t.prior()) for t in tables]
+                due.append(Penalty("spectrum", self.spectrum_weight, torch.stack(terms).sum()))
+            # See Note [Lazy orthogonality].
+            interval = self.orthogonality_interval or interval_for(
+                max(table.num_embeddings for table in tables)
+            )
+            if any(self.orthogonality_weights) and tables[0].num_updates % interval == 0:
+                terms = [
                     orthogonality_penalty(*table.grams(), self.orthogonality_weights)
-                    for table in svd_tables(model)
+                    for table in tables
                 ]
-                terms.append(("orthogonality", 1.0, torch.stack(defects).sum()))
-        return terms
+                due.append(Penalty("orthogonality", float(interval), torch.stack(terms).sum()))
+        return due
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: List[Dict[str, Any]]) -> None:
         """fairseq's hook: the likelihood's metrics, then each penalty's R."""
         super().reduce_metrics(logging_outputs)
-        sample_size = sum(log.get("sample_size", 0) for log in logging_outputs)
         for name in cls.PENALTIES:
-            if any(name in log for log in logging_outputs):
+            size = sum(log.get(f"{name}_size", 0) for log in logging_outputs)
+            if size > 0:
                 total = sum(log.get(name, 0) for log in logging_outputs)
-                metrics.log_scalar(name, total / sample_size, sample_size, round=5)
+                metrics.log_scalar(name, total / size, size, round=5)
 
 
 def svd_tables(model: nn.Module) -> List[SVDEmbedding]:

@@ -1,0 +1,209 @@
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from spectral_fairseq.embeddings.svd import SVDEmbedding
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.orthogonality import orthogonality_penalty
+from spectral_fairseq.functional.spectrum import spectrum_penalty
+from spectral_fairseq.heads.softmax import SoftmaxHead
+
+PAD, FILLERS = 1, (35, 36)
+
+
+def table(n=37, d=5, **options):
+    torch.manual_seed(0)
+    return SVDEmbedding(n, d, PAD, FILLERS, **options)
+
+
+def counted(weight):
+    keep = [i for i in range(weight.size(0)) if i not in (PAD, *FILLERS)]
+    return weight[keep]
+
+
+def dense(n=37, d=5, seed=1, dtype=torch.float64):
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+@pytest.mark.parametrize("prior, c2, gamma", [("exponential", 0.1, 1.0), ("polynomial", 0, 0.5)])
+def test_starts_with_the_priors_spectrum_and_the_usual_norm(prior, c2, gamma):
+    module = table(prior=prior, c2=c2, gamma=gamma)
+    values = torch.linalg.svdvals(counted(module.weight).double())
+    torch.testing.assert_close(values, module.prior().double(), rtol=1e-5, atol=1e-6)
+    # N(0, 1/d) entries give rows of norm about 1: a squared Frobenius norm of N words.
+    assert abs(float(module.weight.detach().square().sum()) - 34) < 1e-3
+    assert module.weight[PAD].abs().sum() == 0
+
+
+def test_stored_factors_have_the_scale_of_a_plain_table():
+    module = table(n=1003, d=16)
+    plain = torch.nn.Embedding(1003, 16)
+    torch.nn.init.normal_(plain.weight, std=16**-0.5)
+    ratio = float(counted(module.U).std() / plain.weight.std())
+    assert 0.9 < ratio < 1.1
+    torch.testing.assert_close(module.sigma.square().mean(), torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("shape", [(1,), (3, 4), (2, 0)])
+def test_look_up_equals_the_dense_table(shape):
+    module = table()
+    tokens = torch.randint(0, 37, shape)
+    expected = module.weight.double()[tokens]
+    torch.testing.assert_close(module(tokens).double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 7, 5)])
+def test_logits_equal_the_dense_product(shape):
+    module = table()
+    features = torch.randn(shape)
+    expected = features.double() @ module.weight.double().t()
+    actual = SoftmaxHead(module)(features)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_equal_those_of_the_dense_product():
+    module = table().double()
+    other = copy.deepcopy(module)
+    tokens, features = torch.tensor([[0, 3, 3, PAD]]), torch.randn(4, 5, dtype=torch.float64)
+
+    def loss(embedded, logits):
+        return embedded.square().sum() + logits.logsumexp(-1).sum()
+
+    loss(module(tokens), module.project(features)).backward()
+    weight = other.weight
+    loss(F.embedding(tokens, weight, PAD), features @ weight.t()).backward()
+    other.U.grad[PAD] = 0
+    for name in ("U", "sigma", "V"):
+        torch.testing.assert_close(getattr(module, name).grad, getattr(other, name).grad)
+
+
+def test_gradcheck():
+    torch.manual_seed(0)
+    module = SVDEmbedding(12, 3, PAD).double()
+    features, tokens = torch.randn(2, 3, dtype=torch.float64), torch.tensor([4, 4, 0])
+
+    def loss(*_):  # gradcheck perturbs the parameters in place
+        # Without the padding column: its gradient is masked on purpose.
+        return module.project(features)[:, PAD + 1 :].exp().sum() + module(tokens).pow(3).sum()
+
+    parameters = (module.U, module.sigma, module.V)
+    assert torch.autograd.gradcheck(loss, parameters, check_undefined_grad=False)
+
+
+def test_padding_row_stays_zero_where_the_softmax_would_move_it():
+    module = table()
+    optimiser = torch.optim.Adam(module.parameters(), lr=0.1)
+    for _ in range(5):
+        loss = F.cross_entropy(module.project(module(torch.tensor([2, 3]))), torch.tensor([3, 4]))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert module.weight[PAD].abs().sum() == 0
+    assert module.weight[FILLERS[0]].abs().sum() > 0  # a filler word is trained, only uncounted
+
+
+@pytest.mark.parametrize("n, d", [(37, 5), (130, 123)])
+def test_from_a_dense_table_and_back_to_float_precision(n, d):
+    weight = dense(n, d, dtype=torch.float32)
+    module = SVDEmbedding.from_dense(weight, PAD, excluded_rows=(n - 1,))
+    torch.testing.assert_close(module.weight, weight, rtol=1e-5, atol=2e-6)
+    u_gram, v_gram = module.grams()
+    assert float(orthogonality_penalty(u_gram, v_gram, (1, 1, 1, 1))) < 1e-6
+    # An automatic c1 now means the norm of the table that was given.
+    keep = [i for i in range(n) if i not in (PAD, n - 1)]
+    torch.testing.assert_close(module.prior().norm(), weight[keep].norm())
+
+
+def test_from_a_rank_deficient_table_whose_padding_row_lies_outside():
+    weight = dense()
+    weight[:, 4] = 0
+    weight[PAD, 4] = 3.0
+    module = SVDEmbedding.from_dense(weight.float(), PAD, excluded_rows=FILLERS)
+    torch.testing.assert_close(module.weight, weight.float(), rtol=1e-5, atol=2e-6)
+
+
+def test_a_plain_checkpoint_is_factored_alike_under_each_name():
+    module = table()
+    weight = dense(dtype=torch.float32)
+    state = {"encoder.weight": weight, "decoder.weight": weight.clone(), "other": weight}
+    for name in ("encoder", "decoder"):
+        module.upgrade_state_dict_named(state, name)
+    assert "encoder.weight" not in state and "other" in state
+    for key in module.state_dict():
+        assert torch.equal(state[f"encoder.{key}"], state[f"decoder.{key}"])
+    module.load_state_dict(
+        {k[len("encoder.") :]: v for k, v in state.items() if k.startswith("encoder.")}
+    )
+    torch.testing.assert_close(module.weight, weight, rtol=1e-5, atol=2e-6)
+
+
+def test_a_checkpoint_of_another_shape_is_refused():
+    with pytest.raises(ConfigurationError, match="shape"):
+        table().upgrade_state_dict_named({"t.weight": torch.zeros(3, 5)}, "t")
+
+
+def test_fewer_words_than_dimensions_is_refused():
+    with pytest.raises(ConfigurationError, match="N = 34 .* d = 35"):
+        SVDEmbedding(37, 35, PAD, FILLERS)
+
+
+def test_half_precision_keeps_the_scales_and_comes_back():
+    module = table()
+    before = module.weight.clone()
+    scale, norm, prior = module.scale.clone(), module.initial_norm.clone(), module.prior()
+    module.half()
+    assert module.U.dtype == torch.float16 and module.scale.dtype == torch.float32
+    module.float()
+    assert torch.equal(module.scale, scale) and torch.equal(module.initial_norm, norm)
+    assert torch.equal(module.prior(), prior)
+    torch.testing.assert_close(module.weight, before, rtol=1e-2, atol=1e-3)
+
+
+def test_state_dict_round_trip_reproduces_weight_and_prior():
+    module = SVDEmbedding.from_dense(dense(dtype=torch.float32), PAD, excluded_rows=FILLERS)
+    fresh = table()
+    fresh.load_state_dict(module.state_dict())
+    assert torch.equal(fresh.weight, module.weight)
+    assert torch.equal(fresh.prior(), module.prior())
+
+
+def test_parameters_are_contiguous_for_flattening_optimisers():
+    for module in (table(), SVDEmbedding.from_dense(dense(dtype=torch.float32), PAD)):
+        for parameter in module.parameters():
+            parameter.view(-1)
+
+
+def test_torchscript_gives_the_same_numbers():
+    module = table().eval()
+    scripted = torch.jit.script(SoftmaxHead(module))
+    features = torch.randn(3, 5)
+    torch.testing.assert_close(scripted(features), module.project(features))
+
+
+def test_fifty_steps_keep_the_table_near_its_constraint_set():
+    """The invariant of equation 4.1: U and V near orthonormal, sigma near the prior."""
+    module = table(n=203, d=8, c2=0.05)
+    with torch.no_grad():
+        module.sigma.mul_(torch.linspace(2.0, 0.2, 8))
+        module.U.mul_(1.3)
+        start = module.grams()
+        distance = spectrum_penalty(module.singular_values(), module.prior())
+    optimiser = torch.optim.Adam(module.parameters(), lr=5e-3)
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(50):
+        tokens = torch.randint(2, 203, (64,), generator=generator)
+        loss = F.cross_entropy(module.project(module(tokens)), tokens.roll(1))
+        loss = loss + orthogonality_penalty(*module.grams(), (1.0, 1.0, 1.0, 1.0))
+        loss = loss + spectrum_penalty(module.singular_values(), module.prior())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    weights = (1.0, 1.0, 0.0, 0.0)
+    now = orthogonality_penalty(*module.grams(), weights)
+    assert float(now) < 0.05 * float(orthogonality_penalty(*start, weights))
+    assert spectrum_penalty(module.singular_values(), module.prior()) < 0.5 * distance
+    true = torch.linalg.svdvals(counted(module.weight))
+    learned = module.singular_values().abs().sort(descending=True).values
+    torch.testing.assert_close(true, learned, rtol=0.1, atol=0.0)

@@ -1,0 +1,105 @@
+"""Small fairseq objects built in the process: dictionary, task, batch, model, criterion."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+from omegaconf import OmegaConf
+
+import spectral_fairseq  # noqa: F401  (registers with fairseq)
+
+SIZES = {
+    "encoder_embed_dim": 16,
+    "decoder_embed_dim": 16,
+    "encoder_ffn_embed_dim": 24,
+    "decoder_ffn_embed_dim": 24,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "dropout": 0.0,
+    "decoder_output_dim": 16,
+    "decoder_input_dim": 16,
+}
+
+
+def words(count=45):
+    dictionary = Dictionary()
+    for index in range(count):
+        dictionary.add_symbol(f"w{index}", n=count - index)
+    dictionary.finalize(padding_factor=8)  # adds madeupwords
+    return dictionary
+
+
+@pytest.fixture
+def task():
+    dictionary = words()
+    return SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+
+
+def build_model(task, arch="transformer_sc", seed=1, **options):
+    from fairseq.models import MODEL_DATACLASS_REGISTRY, build_model
+
+    fields = MODEL_DATACLASS_REGISTRY[arch].__dataclass_fields__
+    options = {**SIZES, "share_all_embeddings": True, **options}
+    node = {key: value for key, value in options.items() if key in fields}
+    config = OmegaConf.create(
+        {
+            "model": {"_name": arch, **node},
+            "common": {"tpu": False},
+            "task": {"add_bos_token": False, "tokens_per_sample": 32, "max_target_positions": 32},
+        }
+    )
+    torch.manual_seed(seed)
+    return build_model(config.model, task)
+
+
+def build_criterion(task, name="spectrum_control", **options):
+    from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, build_criterion
+
+    config = OmegaConf.structured(CRITERION_DATACLASS_REGISTRY[name])
+    OmegaConf.set_struct(config, False)
+    config = OmegaConf.merge(config, {"_name": name, "sentence_avg": False, **options})
+    return build_criterion(config, task)
+
+
+def make_sample(task, sizes=((5, 4), (3, 7), (6, 2)), seed=0):
+    """A padded translation batch; ``sizes`` are (source, target) lengths, eos included."""
+    generator = torch.Generator().manual_seed(seed)
+    pad, eos = task.target_dictionary.pad(), task.target_dictionary.eos()
+    bsz = len(sizes)
+    src = torch.full((bsz, max(s for s, _ in sizes)), pad)
+    tgt = torch.full((bsz, max(t for _, t in sizes)), pad)
+    for row, (source, target) in enumerate(sizes):
+        src[row, -source:] = torch.randint(4, 49, (source,), generator=generator)  # left-padded
+        src[row, -1] = eos
+        tgt[row, :target] = torch.randint(4, 49, (target,), generator=generator)
+        tgt[row, target - 1] = eos
+    previous = torch.full_like(tgt, pad)
+    for row, (_, target) in enumerate(sizes):
+        previous[row, 0] = eos
+        previous[row, 1:target] = tgt[row, : target - 1]
+    return {
+        "id": torch.arange(bsz),
+        "nsentences": bsz,
+        "ntokens": sum(t for _, t in sizes),
+        "net_input": {
+            "src_tokens": src,
+            "src_lengths": torch.tensor([s for s, _ in sizes]),
+            "prev_output_tokens": previous,
+        },
+        "target": tgt,
+    }
+
+
+def split(sample, rows):
+    """The sub-batch of ``rows``, padding kept."""
+    target = sample["target"][rows]
+    return {
+        "id": sample["id"][rows],
+        "nsentences": len(rows),
+        "ntokens": int(target.ne(1).sum()),
+        "net_input": {key: value[rows] for key, value in sample["net_input"].items()},
+        "target": target,
+    }

@@ -1,0 +1,214 @@
+"""The criterion quartet: zero weight, padding, batch independence; and its bad input.
+
+Resume is tested through the command line, in test_resume.py.
+"""
+
+import math
+
+import pytest
+import torch
+
+from spectral_fairseq.embeddings.svd import SVDEmbedding
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.plugin.criterions.penalised import (
+    interval_for,
+    parse_orthogonality_weights,
+    svd_tables,
+)
+from tests.plugin.conftest import build_criterion, build_model, make_sample, split
+from tests.reference import orthogonality, spectrum
+
+ZERO = {"spectrum_weight": 0.0, "orthogonality_weights": "0,0,0,0"}
+HEAVY = {"spectrum_weight": 0.3, "orthogonality_weights": "0.1,0.2,0.3,0.4"}
+
+
+def off_constraint(model):
+    """Move the table away from its constraint set, so that no penalty is zero by accident."""
+    (table,) = svd_tables(model)
+    with torch.no_grad():
+        table.U.mul_(1.1)
+        table.V.add_(torch.randn(table.V.shape, generator=torch.Generator().manual_seed(3)))
+        table.sigma[0] = -2.0
+    return table
+
+
+def gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_zero_weights_equal_the_plain_criterion_bit_for_bit(task, label_smoothing):
+    model, sample = build_model(task), make_sample(task)
+    ours = build_criterion(task, label_smoothing=label_smoothing, **ZERO)
+    plain = build_criterion(
+        task, "label_smoothed_cross_entropy", label_smoothing=label_smoothing
+    )
+    model.train()
+    results = [criterion(model, sample) for criterion in (ours, plain)]
+    assert torch.equal(results[0][0], results[1][0])
+    assert results[0][1:] == results[1][1:]
+    first, second = (gradients(model, criterion(model, sample)[0]) for criterion in (ours, plain))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_loss_is_likelihood_plus_the_naive_penalties(task):
+    model, sample = build_model(task), make_sample(task)
+    table = off_constraint(model)
+    model.train()
+    loss, size, log = build_criterion(task, **HEAVY)(model, sample)
+    u = orthogonality.without_rows(table.U.detach() / table.scale, table.excluded_rows.tolist())
+    v = table.V.detach() / table.v_scale
+    expected_orthogonality = orthogonality.penalty(u, v, (0.1, 0.2, 0.3, 0.4))
+    expected_spectrum = spectrum.penalty(
+        (table.sigma * table.scale).tolist(), table.prior().tolist()
+    )
+    assert math.isclose(log["orthogonality"] / size, expected_orthogonality, rel_tol=1e-4)
+    assert math.isclose(log["spectrum"] / size, expected_spectrum, rel_tol=1e-5)
+    total = float(log["loss"]) + size * (0.3 * expected_spectrum + float(expected_orthogonality))
+    assert math.isclose(float(loss), total, rel_tol=1e-5)
+
+
+def test_logged_loss_is_pure_and_validation_has_no_penalty(task):
+    model, sample = build_model(task), make_sample(task)
+    off_constraint(model)
+    plain = build_criterion(task, "label_smoothed_cross_entropy", label_smoothing=0.1)
+    ours = build_criterion(task, label_smoothing=0.1, **HEAVY)
+    model.train()
+    assert torch.equal(ours(model, sample)[2]["loss"], plain(model, sample)[2]["loss"])
+    model.eval()
+    loss, _, log = ours(model, sample)
+    assert torch.equal(loss, plain(model, sample)[0])
+    assert "spectrum" not in log and "orthogonality" not in log
+
+
+@pytest.mark.parametrize("parts", [[[0, 1, 2]], [[0], [1, 2]], [[2], [1], [0]]])
+def test_objective_does_not_depend_on_how_the_batch_is_cut(task, parts):
+    """What --update-freq and several workers do: sum the gradients, divide by all tokens."""
+    model, sample = build_model(task).double(), make_sample(task)
+    off_constraint(model)
+    model.train()
+    criterion = build_criterion(task, label_smoothing=0.1, **HEAVY)
+    whole, size, _ = criterion(model, sample)
+    reference = gradients(model, whole / size)
+    pieces = [criterion(model, split(sample, rows)) for rows in parts]
+    tokens = sum(piece[1] for piece in pieces)
+    assert tokens == size
+    summed = gradients(model, sum(piece[0] for piece in pieces) / tokens)
+    for name in reference:
+        torch.testing.assert_close(summed[name], reference[name], rtol=1e-6, atol=1e-7)
+
+
+def test_more_padding_changes_nothing(task):
+    model = build_model(task).train()
+    off_constraint(model)
+    criterion = build_criterion(task, **HEAVY)
+    alone = criterion(model, make_sample(task, sizes=((3, 4),)))
+    padded_sample = make_sample(task, sizes=((3, 4), (9, 11)))
+    padded = criterion(model, split(padded_sample, [0]))
+    torch.testing.assert_close(alone[0], padded[0], rtol=1e-5, atol=1e-4)
+
+
+def test_filler_and_padding_rows_are_not_counted(task):
+    model, sample = build_model(task), make_sample(task)
+    criterion = build_criterion(task, **HEAVY)
+    table = off_constraint(model)
+    model.train()
+    before = [value.clone() for _, _, value in criterion.penalties(model)]
+    symbols = task.target_dictionary.symbols
+    fillers = [i for i, s in enumerate(symbols) if s.startswith("madeupword")]
+    assert fillers, "the fixture must have made-up words for this test to mean anything"
+    with torch.no_grad():
+        table.U[fillers] += 3.0
+    after = [value for _, _, value in criterion.penalties(model)]
+    torch.testing.assert_close(before, after, rtol=1e-3, atol=1e-4)
+    loss, _, _ = criterion(model, sample)
+    assert torch.isfinite(loss)
+
+
+def test_a_shared_table_is_counted_once_and_separate_tables_each(task):
+    shared = build_model(task)
+    assert len(svd_tables(shared)) == 1
+    separate = build_model(
+        task, share_all_embeddings=False, embedding_tables="all"
+    )
+    assert len(svd_tables(separate)) == 3
+    one = dict((n, v) for n, _, v in build_criterion(task, **HEAVY).penalties(shared))
+    assert set(one) == {"spectrum", "orthogonality"}
+
+
+def test_dummy_batch_stays_finite(task):
+    """fairseq trains idle workers on a dummy batch whose loss it multiplies by zero."""
+    model = build_model(task).train()
+    loss, _, _ = build_criterion(task, **HEAVY)(model, make_sample(task))
+    for gradient in gradients(model, loss * 0).values():
+        assert torch.isfinite(gradient).all()
+
+
+def test_penalties_are_float32_under_autocast(task):
+    model, sample = build_model(task).train(), make_sample(task)
+    off_constraint(model)
+    criterion = build_criterion(task, **HEAVY)
+    exact = dict((n, v) for n, _, v in criterion.penalties(model))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, _, log = criterion(model, sample)
+    for name, value in exact.items():
+        assert log[name].dtype == torch.float32
+        torch.testing.assert_close(log[name] / sample["ntokens"], value.detach())
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"spectrum_weight": -0.1}, "--spectrum-weight"),
+        ({"spectrum_weight": float("inf")}, "--spectrum-weight"),
+        ({"orthogonality_weights": "0.1,0.1,0.1"}, "four numbers"),
+        ({"orthogonality_weights": "0.1,0.1,0,0,0"}, "four numbers"),
+        ({"orthogonality_weights": "a,b,c,d"}, "four numbers"),
+        ({"orthogonality_weights": "0.1,-1,0,0"}, "--orthogonality-weights"),
+        ({"orthogonality_interval": "0"}, "--orthogonality-interval"),
+        ({"orthogonality_interval": "often"}, "--orthogonality-interval"),
+    ],
+)
+def test_bad_weights_are_refused(task, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        build_criterion(task, **options)
+
+
+def test_lazy_orthogonality_keeps_the_summed_gradient(task):
+    """Every third update at three times the weight: the same sum while the table stands still."""
+    model, sample = build_model(task).train(), make_sample(task)
+    table = off_constraint(model)
+    lazy = build_criterion(task, orthogonality_interval="3", **HEAVY)
+    exact = build_criterion(task, orthogonality_interval="1", **HEAVY)
+    sums = []
+    for criterion in (lazy, exact):
+        model.zero_grad()
+        for update in range(6):
+            model.set_num_updates(update)
+            criterion(model, sample)[0].backward()
+        sums.append(table.U.grad.clone())
+    torch.testing.assert_close(sums[0], sums[1], rtol=1e-4, atol=1e-3)
+    model.set_num_updates(1)
+    assert "orthogonality" not in lazy(model, sample)[2] and "spectrum" in lazy(model, sample)[2]
+
+
+def test_the_automatic_interval_is_one_for_subword_vocabularies():
+    assert [interval_for(n) for n in (10, 10_000, 40_000, 65_536, 267_735)] == [1, 1, 1, 2, 8]
+
+
+def test_a_model_without_an_svd_table_is_refused_with_the_way_out(task):
+    model = build_model(task, embedding_type="plain").train()
+    with pytest.raises(ConfigurationError, match="--embedding-type svd"):
+        build_criterion(task)(model, make_sample(task))
+
+
+def test_orthogonality_weights_parse():
+    assert parse_orthogonality_weights("1, 2,0,0.5") == (1.0, 2.0, 0.0, 0.5)
+
+
+def test_tables_are_found_through_a_wrapper(task):
+    wrapped = torch.nn.DataParallel(build_model(task))
+    assert all(isinstance(t, SVDEmbedding) for t in svd_tables(wrapped))
