@@ -1,0 +1,195 @@
+"""Architectures built in the process: presets, sharing, restoring plain checkpoints, refusals."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY
+
+from spectral_fairseq.embeddings.svd import SVDEmbedding
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.plugin.criterions.penalised import svd_tables
+from tests.plugin.conftest import build_model, make_sample, words
+
+TRANSLATION = {
+    "transformer_sc": "transformer",
+    "transformer_sc_iwslt_de_en": "transformer_iwslt_de_en",
+    "transformer_sc_wmt_en_de": "transformer_wmt_en_de",
+    "transformer_sc_vaswani_wmt_en_de_big": "transformer_vaswani_wmt_en_de_big",
+    "transformer_sc_wmt_en_de_big_t2t": "transformer_wmt_en_de_big_t2t",
+}
+LANGUAGE = {"transformer_lm_sc": "transformer_lm", "transformer_lm_sc_gpt": "transformer_lm_gpt"}
+
+
+@pytest.mark.parametrize("ours, theirs", [*TRANSLATION.items(), *LANGUAGE.items()])
+def test_presets_have_the_sizes_of_the_hosts(ours, theirs):
+    filled = {}
+    for arch in (ours, theirs):
+        args = SimpleNamespace()
+        ARCH_CONFIG_REGISTRY[arch](args)
+        filled[arch] = vars(args)
+    shared = {k: v for k, v in filled[ours].items() if k != "embedding_type"}
+    if theirs == "transformer_lm":  # a dataclass arch: the host fills nothing in
+        from fairseq.models.transformer_lm import base_lm_architecture
+
+        args = SimpleNamespace()
+        base_lm_architecture(args)
+        filled[theirs] = vars(args)
+    assert shared == filled[theirs]
+    assert ARCH_MODEL_NAME_REGISTRY[ours] in ("transformer_sc", "transformer_lm_sc")
+
+
+def test_decoder_follows_the_encoder_width_as_in_the_host():
+    args = SimpleNamespace(encoder_embed_dim=64)
+    ARCH_CONFIG_REGISTRY["transformer_sc"](args)
+    assert args.decoder_embed_dim == 64
+
+
+@pytest.mark.parametrize(
+    "options, count, encoder_is_svd",
+    [
+        ({"share_all_embeddings": True}, 1, True),
+        ({"share_all_embeddings": False, "share_decoder_input_output_embed": True}, 1, False),
+        ({"share_all_embeddings": False}, 1, False),
+        (
+            {
+                "share_all_embeddings": False,
+                "share_decoder_input_output_embed": True,
+                "embedding_tables": "all",
+            },
+            2,
+            True,
+        ),
+        ({"share_all_embeddings": False, "embedding_tables": "all"}, 3, True),
+    ],
+)
+def test_sharing(task, options, count, encoder_is_svd):
+    model = build_model(task, **options).eval()
+    assert len(svd_tables(model)) == count
+    assert isinstance(model.encoder.embed_tokens, SVDEmbedding) == encoder_is_svd
+    sample = make_sample(task)
+    logits, _ = model(**sample["net_input"])
+    assert logits.shape == (3, 7, len(task.target_dictionary))
+    # Every parameter takes part in the forward pass, as data-parallel training demands.
+    model.train()
+    model(**sample["net_input"])[0].logsumexp(-1).sum().backward()
+    unused = [n for n, p in model.named_parameters() if p.grad is None]
+    assert not unused
+
+
+def test_output_layer_multiplies_by_the_shared_table(task):
+    model = build_model(task).eval()
+    sample = make_sample(task)
+    features, _ = model(**sample["net_input"], features_only=True)
+    expected = features.double() @ model.decoder.embed_tokens.weight.double().t()
+    logits, _ = model(**sample["net_input"])
+    torch.testing.assert_close(logits.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "sharing",
+    [
+        {"share_all_embeddings": True},
+        {"share_all_embeddings": False, "share_decoder_input_output_embed": True},
+        {"share_all_embeddings": False},
+    ],
+)
+@pytest.mark.parametrize("tables", ["output", "all"])
+def test_a_plain_checkpoint_restores_exactly(task, sharing, tables):
+    plain = build_model(task, "transformer_sc", embedding_type="plain", **sharing).eval()
+    with torch.no_grad():  # after training the padding row of a tied plain table is not zero
+        plain.decoder.output_projection.weight[task.target_dictionary.pad()] += 0.5
+    model = build_model(task, seed=2, embedding_tables=tables, **sharing).eval()
+    model.load_state_dict(plain.state_dict(), strict=True)
+    sample = make_sample(task)
+    expected, actual = (m(**sample["net_input"])[0] for m in (plain, model))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_checkpoint_of_ours_restores_bit_for_bit(task):
+    model, other = build_model(task).eval(), build_model(task, seed=2).eval()
+    other.load_state_dict(model.state_dict(), strict=True)
+    sample = make_sample(task)
+    assert torch.equal(model(**sample["net_input"])[0], other(**sample["net_input"])[0])
+
+
+def test_torchscript_compiles_and_agrees(task):
+    model = build_model(task).eval()
+    sample = make_sample(task)
+    inputs = sample["net_input"]
+    scripted = torch.jit.script(model)
+    expected = model(**inputs)[0]
+    actual = scripted(inputs["src_tokens"], inputs["src_lengths"], inputs["prev_output_tokens"])[0]
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize(
+    "options, flag",
+    [
+        ({"quant_noise_pq": 0.1}, "--quant-noise-pq"),
+        ({"quant_noise_scalar": 0.1}, "--quant-noise-scalar"),
+        ({"adaptive_input": True}, "--adaptive-input"),
+        ({"adaptive_softmax_cutoff": [10, 20]}, "--adaptive-softmax-cutoff"),
+    ],
+)
+def test_what_a_factored_table_cannot_take_is_refused(task, options, flag):
+    with pytest.raises(UnsupportedError, match=flag):
+        build_model(task, **options)
+
+
+def test_a_separate_dictionary_cannot_be_shared(task):
+    task.target_dictionary = words(30)
+    with pytest.raises(ValueError, match="joined dictionary"):
+        build_model(task)
+
+
+def test_fewer_words_than_dimensions_is_refused(task):
+    wide = {"encoder_embed_dim": 64, "decoder_embed_dim": 64, "decoder_output_dim": 64}
+    with pytest.raises(ConfigurationError, match="N >= d"):
+        build_model(task, **wide, decoder_input_dim=64)
+
+
+@pytest.mark.parametrize("c1", ["large", "-1", "0"])
+def test_bad_c1_is_refused(task, c1):
+    with pytest.raises(ConfigurationError, match="--spectrum-c1"):
+        build_model(task, spectrum_c1=c1)
+
+
+def test_pretrained_vectors_fill_the_table(task, tmp_path):
+    """--encoder-embed-path writes into ``weight.data`` on the host: a silent no-op on a product."""
+    path = tmp_path / "vectors.txt"
+    row = [float(i) for i in range(16)]
+    path.write_text("1 16\nw3 " + " ".join(map(str, row)) + "\n")
+    model = build_model(task, encoder_embed_path=str(path))
+    index = task.source_dictionary.index("w3")
+    torch.testing.assert_close(
+        model.encoder.embed_tokens.weight[index], torch.tensor(row), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_language_model(task, shared):
+    options = {"share_decoder_input_output_embed": shared, "decoder_layers": 1}
+    model = build_model(task, "transformer_lm_sc", **options).eval()
+    assert len(svd_tables(model)) == 1
+    tokens = make_sample(task)["target"]
+    logits, _ = model(tokens)
+    assert logits.shape == (*tokens.shape, len(task.target_dictionary))
+    plain = build_model(task, "transformer_lm", **options).eval()
+    model.load_state_dict(plain.state_dict(), strict=True)
+    torch.testing.assert_close(model(tokens)[0], plain(tokens)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_language_model_shared_table_of_another_width_is_refused(task):
+    with pytest.raises(ConfigurationError, match="--decoder-input-dim"):
+        build_model(
+            task, "transformer_lm_sc", share_decoder_input_output_embed=True, decoder_output_dim=8
+        )
+
+
+def test_importing_and_registering_again_changes_nothing():
+    import spectral_fairseq
+
+    before = dict(ARCH_MODEL_REGISTRY)
+    spectral_fairseq.plugin.register()
+    assert before == ARCH_MODEL_REGISTRY
