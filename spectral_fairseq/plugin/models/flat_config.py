@@ -13,6 +13,7 @@ from argparse import Namespace
 from typing import Any, List, Tuple, Type
 
 from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass.utils import merge_with_parent
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import II, DictConfig, OmegaConf
 
@@ -49,8 +50,17 @@ FlatTransformerConfig = dataclasses.make_dataclass(
 )
 
 
-def to_namespace(config: Any) -> Namespace:
-    """The resolved flags of a model node, as fairseq's own architectures expect them."""
+def to_namespace(model: Any, config: Any) -> Namespace:
+    """The resolved flags of a model node, as fairseq's own architectures expect them.
+
+    Under ``fairseq-hydra-train`` a node holds only what the user wrote, because the plugin is not
+    imported yet when the host fills in defaults; they are filled in here.
+
+    Args:
+        model: registered model class.
+        config: model node (DictConfig) or legacy Namespace.
+    """
     if isinstance(config, DictConfig):
+        config = merge_with_parent(getattr(model, "__dataclass")(), config)  # noqa: B009
         return Namespace(**OmegaConf.to_container(config, resolve=True, enum_to_str=True))
     return Namespace(**vars(config))

@@ -48,7 +48,7 @@ class SpectralTransformer(TransformerModelBase):
             UnsupportedError: a feature of the host that the chosen table cannot take.
             ConfigurationError: flags that contradict each other.
         """
-        options = to_namespace(cfg)
+        options = to_namespace(cls, cfg)
         refuse_unsupported(options)
         return super().build_model(TransformerConfig.from_namespace(options), task)
 

@@ -44,7 +44,7 @@ class SpectralTransformerLM(host.TransformerLanguageModel):
             UnsupportedError: a feature of the host that the chosen table cannot take.
             ConfigurationError: flags that contradict each other.
         """
-        options = to_namespace(args)
+        options = to_namespace(cls, args)
         refuse_unsupported(options)
         if str(options.embedding_type) == "plain":
             return super().build_model(options, task)
