@@ -57,6 +57,11 @@ class SVDEmbedding(nn.Module):
         ConfigurationError: fewer counted words than dimensions, or an impossible prior.
     """
 
+    scale: Tensor
+    initial_norm: Tensor
+    prior_shape: Tensor
+    excluded_rows: Tensor
+
     def __init__(
         self,
         num_embeddings: int,
@@ -117,12 +122,13 @@ class SVDEmbedding(nn.Module):
         self._store(u, self.prior(), torch.eye(self.embedding_dim))
 
     @classmethod
-    def from_dense(cls, weight: Tensor, padding_idx: int, **options: Any) -> "SVDEmbedding":
+    def from_dense(cls, weight: Tensor, padding_idx: int, **options: Any) -> SVDEmbedding:
         """The table whose product equals ``weight`` to float precision.
 
         Args:
             weight: shape (N, d).
-            padding_idx: as for the constructor, and so are the ``options``.
+            padding_idx: as for the constructor.
+            **options: the constructor's others.
         """
         table = cls(weight.size(0), weight.size(1), padding_idx, **options)
         table.load_state_dict(table.factor(weight))
@@ -165,7 +171,7 @@ class SVDEmbedding(nn.Module):
         return F.linear(rows * self.sigma, self.V / self.v_scale)
 
     def project(self, features: Tensor) -> Tensor:
-        """Logits W h of ``features`` h, shape (*, d): shape (*, N), through (h V) sigma, then U'."""
+        """Logits W h of ``features`` h, shape (*, d), by way of (h V) sigma: shape (*, N)."""
         return F.linear(torch.matmul(features, self.V / self.v_scale) * self.sigma, self.U)
 
     @property
@@ -210,6 +216,7 @@ class SVDEmbedding(nn.Module):
             state_dict[f"{name}.{key}"] = value
 
     def extra_repr(self) -> str:
+        """What ``print(model)`` shows in the brackets."""
         c1 = "auto" if self.c1 is None else self.c1
         return (
             f"{self.num_embeddings}, {self.embedding_dim}, prior={self.prior_kind}, c1={c1}, "
@@ -234,7 +241,7 @@ class SVDEmbedding(nn.Module):
         grad[self.padding_idx].zero_()
         return grad
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> "SVDEmbedding":
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> SVDEmbedding:
         # .half() and .bfloat16() reach every buffer; these must keep their precision.
         exact = {name: getattr(self, name) for name in ("scale", "initial_norm", "prior_shape")}
         super()._apply(fn, *args, **kwargs)

@@ -15,8 +15,7 @@ from torch.autograd.function import once_differentiable
 
 
 class _Gram(torch.autograd.Function):
-    """M'M. Autograd would take two N x d x d products backward for what one gives:
-    d<G, M'M>/dM = M (G + G')."""
+    """M'M with d<G, M'M>/dM = M (G + G'), one product where autograd's own rule takes two."""
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor) -> Tensor:

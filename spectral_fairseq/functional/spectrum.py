@@ -52,12 +52,14 @@ def prior_spectrum(
     for name, value in (("c1", c1), ("c2", c2), ("gamma", gamma)):
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise ConfigurationError(
-                f"--spectrum-{name} to be a finite number >= 0", repr(value),
+                f"--spectrum-{name} to be a finite number >= 0",
+                repr(value),
                 "Choose a value in that range.",
             )
     if c1 == 0:
         raise ConfigurationError(
-            "--spectrum-c1 to be 'auto' or a positive number", "0",
+            "--spectrum-c1 to be 'auto' or a positive number",
+            "0",
             "With 0 every singular value would be driven to zero; use 'auto'.",
         )
     k = torch.arange(1, dim + 1, dtype=torch.float64)
@@ -67,13 +69,15 @@ def prior_spectrum(
         shape = k**-gamma
     else:
         raise ConfigurationError(
-            f"--spectrum-prior to be one of {', '.join(PRIORS)}", repr(kind),
+            f"--spectrum-prior to be one of {', '.join(PRIORS)}",
+            repr(kind),
             "Correct the flag.",
         )
     if c1 is None:
         if frobenius_norm is None:
             raise ConfigurationError(
-                "frobenius_norm to be given where c1 is chosen automatically", "None",
+                "frobenius_norm to be given where c1 is chosen automatically",
+                "None",
                 "Pass the norm that the table should have, or a number for c1.",
             )
         c1 = frobenius_norm / float(shape.norm())

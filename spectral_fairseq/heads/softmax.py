@@ -6,15 +6,17 @@ from typing import Dict
 
 from torch import Tensor, nn
 
+from spectral_fairseq.embeddings.svd import SVDEmbedding
+
 
 class SoftmaxHead(nn.Module):
     """Logits of hidden states through a table's own product.
 
     Args:
-        table: an embedding table with a ``project`` method; it may be shared with look-ups.
+        table: may be shared with look-ups.
     """
 
-    def __init__(self, table: nn.Module) -> None:
+    def __init__(self, table: SVDEmbedding) -> None:
         super().__init__()
         self.table = table
 

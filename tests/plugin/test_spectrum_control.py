@@ -42,9 +42,7 @@ def gradients(model, loss):
 def test_zero_weights_equal_the_plain_criterion_bit_for_bit(task, label_smoothing):
     model, sample = build_model(task), make_sample(task)
     ours = build_criterion(task, label_smoothing=label_smoothing, **ZERO)
-    plain = build_criterion(
-        task, "label_smoothed_cross_entropy", label_smoothing=label_smoothing
-    )
+    plain = build_criterion(task, "label_smoothed_cross_entropy", label_smoothing=label_smoothing)
     model.train()
     results = [criterion(model, sample) for criterion in (ours, plain)]
     assert torch.equal(results[0][0], results[1][0])
@@ -131,9 +129,7 @@ def test_filler_and_padding_rows_are_not_counted(task):
 def test_a_shared_table_is_counted_once_and_separate_tables_each(task):
     shared = build_model(task)
     assert len(svd_tables(shared)) == 1
-    separate = build_model(
-        task, share_all_embeddings=False, embedding_tables="all"
-    )
+    separate = build_model(task, share_all_embeddings=False, embedding_tables="all")
     assert len(svd_tables(separate)) == 3
     one = dict((n, v) for n, _, v in build_criterion(task, **HEAVY).penalties(shared))
     assert set(one) == {"spectrum", "orthogonality"}

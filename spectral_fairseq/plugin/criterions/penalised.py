@@ -79,7 +79,8 @@ def parse_orthogonality_weights(text: str) -> Tuple[float, float, float, float]:
         l1, l2, l3, l4 = (float(part) for part in str(text).split(","))
     except ValueError:
         raise ConfigurationError(
-            f"{flag} to be four numbers separated by commas, l1,l2,l3,l4", repr(text),
+            f"{flag} to be four numbers separated by commas, l1,l2,l3,l4",
+            repr(text),
             "For example: --orthogonality-weights 0.01,0.01,0,0.",
         ) from None
     for weight in (l1, l2, l3, l4):
@@ -97,7 +98,8 @@ def parse_interval(text: str) -> Optional[int]:
         return None
     if not str(text).isdigit() or int(text) < 1:
         raise ConfigurationError(
-            "--orthogonality-interval to be 'auto' or a whole number >= 1", repr(text),
+            "--orthogonality-interval to be 'auto' or a whole number >= 1",
+            repr(text),
             "Correct it.",
         )
     return int(text)

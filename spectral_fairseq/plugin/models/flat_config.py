@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from argparse import Namespace
-from typing import Any, List, Tuple, Type
+from typing import Any, List, Tuple
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import merge_with_parent
@@ -23,8 +23,10 @@ def _flat_field(name: str, field: dataclasses.Field) -> Tuple[str, Any, Any]:
     if default == II("model.decoder.embed_dim"):
         default = II("model.decoder_embed_dim")
     if default is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
-        return name, field.type, dataclasses.field(
-            default_factory=field.default_factory, metadata=field.metadata
+        return (
+            name,
+            field.type,
+            dataclasses.field(default_factory=field.default_factory, metadata=field.metadata),
         )
     return name, field.type, dataclasses.field(default=default, metadata=field.metadata)
 
@@ -33,7 +35,7 @@ def _is_group(field_type: Any) -> bool:
     return isinstance(field_type, type) and issubclass(field_type, FairseqDataclass)
 
 
-def _flat_fields(config: Type[FairseqDataclass], prefix: str = "") -> List[Tuple[str, Any, Any]]:
+def _flat_fields(config: Any, prefix: str = "") -> List[Tuple[str, Any, Any]]:
     flat: List[Tuple[str, Any, Any]] = []
     for field in dataclasses.fields(config):
         if field.name == "_name":

@@ -69,7 +69,8 @@ def c1_of(options: Any) -> Optional[float]:
         return float(options.spectrum_c1)
     except (TypeError, ValueError):
         raise ConfigurationError(
-            "--spectrum-c1 to be 'auto' or a positive number", repr(options.spectrum_c1),
+            "--spectrum-c1 to be 'auto' or a positive number",
+            repr(options.spectrum_c1),
             "Correct the flag.",
         ) from None
 
@@ -85,10 +86,18 @@ def refuse_unsupported(options: Any) -> None:
     """Refuse what a factored table cannot be combined with, before anything is built.
 
     Raises:
-        UnsupportedError: quantisation noise, adaptive input or character embeddings.
+        UnsupportedError: sharded parameters, quantisation noise, adaptive input or softmax, or
+            character embeddings.
     """
     if str(options.embedding_type) == "plain":
         return
+    if _wrapped_by_fsdp():
+        raise UnsupportedError(
+            f"no fully sharded parameters together with --embedding-type {options.embedding_type}",
+            "--ddp-backend fully_sharded",
+            "The penalties need the whole table outside forward: use --ddp-backend pytorch_ddp "
+            "or legacy_ddp.",
+        )
     unsupported = {
         "--quant-noise-pq": getattr(options, "quant_noise_pq", 0),
         "--quant-noise-scalar": getattr(options, "quant_noise_scalar", 0),
@@ -103,3 +112,12 @@ def refuse_unsupported(options: Any) -> None:
                 f"{flag} {value}",
                 f"Drop {flag}, or use --embedding-type plain.",
             )
+
+
+def _wrapped_by_fsdp() -> bool:
+    """Whether fairseq builds the model inside fairscale's sharding context."""
+    try:
+        from fairscale.nn.wrap.auto_wrap import ConfigAutoWrap
+    except ImportError:  # then the host itself refuses the backend
+        return False
+    return bool(ConfigAutoWrap.in_autowrap_context)

@@ -1,0 +1,269 @@
+"""A training step with spectrum control against the same step of plain fairseq.
+
+    python benchmarks/bench_step.py [--shape iwslt|wikitext103|tiny ...] [--device cpu|cuda]
+
+Time: both models live in one process and take steps in turn, A B A B; the ratio is formed pair by
+pair, and its median is reported. Memory: each model in a process of its own; the peak resident
+set on a CPU, the allocator's peak on a GPU. A step is criterion, backward, clipping and Adam.
+
+Where the orthogonality terms are computed every k-th update only, the spectrum-control time is
+the mean over k updates, from steps with and without them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from types import SimpleNamespace
+from typing import Any, Callable, Dict, List
+
+import torch
+from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, build_criterion
+from fairseq.data import Dictionary
+from fairseq.models import (
+    ARCH_CONFIG_REGISTRY,
+    ARCH_MODEL_NAME_REGISTRY,
+    ARCH_MODEL_REGISTRY,
+    MODEL_DATACLASS_REGISTRY,
+    build_model,
+)
+from omegaconf import OmegaConf
+
+import spectral_fairseq
+from spectral_fairseq.plugin.criterions.penalised import interval_for
+
+SHAPES: Dict[str, Dict[str, Any]] = {
+    "iwslt": {
+        "what": "transformer_iwslt_de_en, N = 10,000, 4,096 target tokens a step",
+        "words": 10_000,
+        "sentences": 128,
+        "length": 32,
+        "archs": ("transformer_iwslt_de_en", "transformer_sc_iwslt_de_en"),
+        "model": {
+            "encoder_embed_dim": 512,
+            "encoder_ffn_embed_dim": 1024,
+            "encoder_layers": 6,
+            "encoder_attention_heads": 4,
+            "decoder_embed_dim": 512,
+            "decoder_ffn_embed_dim": 1024,
+            "decoder_layers": 6,
+            "decoder_attention_heads": 4,
+            "share_all_embeddings": True,
+            "dropout": 0.3,
+        },
+        "budget": {"time": 1.05, "memory": 1.05},
+    },
+    "wikitext103": {
+        "what": "transformer_lm, 4 layers, N = 267,735, d = 410, full tied softmax, 1,024 tokens",
+        "words": 267_735,
+        "sentences": 8,
+        "length": 128,
+        "archs": ("transformer_lm", "transformer_lm_sc"),
+        "model": {
+            "decoder_embed_dim": 410,
+            "decoder_input_dim": 410,
+            "decoder_output_dim": 410,
+            "decoder_ffn_embed_dim": 2100,
+            "decoder_layers": 4,
+            "decoder_attention_heads": 10,
+            "share_decoder_input_output_embed": True,
+        },
+        "budget": {"time": 1.10, "memory": 1.10},
+    },
+}
+SHAPES["tiny"] = {
+    **SHAPES["iwslt"],
+    "what": "the iwslt shape at width 32, to see that the benchmark runs",
+    "words": 1_000,
+    "sentences": 4,
+    "length": 8,
+    "model": {
+        **SHAPES["iwslt"]["model"],
+        "encoder_embed_dim": 32,
+        "decoder_embed_dim": 32,
+        "encoder_ffn_embed_dim": 64,
+        "decoder_ffn_embed_dim": 64,
+    },
+}
+
+
+def vocabulary(words: int) -> Dictionary:
+    dictionary = Dictionary()
+    for index in range(words - len(dictionary)):
+        dictionary.add_symbol(str(index))
+    return dictionary
+
+
+class Step:
+    """One model with its criterion and optimiser; calling it takes a training step."""
+
+    def __init__(self, shape: Dict[str, Any], variant: str, device: str) -> None:
+        torch.manual_seed(1)
+        dictionary = vocabulary(shape["words"])
+        task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+        plain = variant == "plain"
+        self.model = self._build_model(shape, task, shape["archs"][0 if plain else 1])
+        self.model.to(device).train()
+        self.criterion = self._build_criterion(task, plain)
+        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=1e-4, betas=(0.9, 0.98))
+        self.sample = self._sample(shape, device, translation="encoder_layers" in shape["model"])
+
+    @staticmethod
+    def _build_model(shape: Dict[str, Any], task: Any, arch: str) -> torch.nn.Module:
+        options = dict(shape["model"])
+        if arch not in MODEL_DATACLASS_REGISTRY and ARCH_MODEL_NAME_REGISTRY[arch] == "transformer":
+            args = Namespace(**options)  # an argparse-style arch of the host
+            ARCH_CONFIG_REGISTRY[arch](args)
+            return ARCH_MODEL_REGISTRY[arch].build_model(args, task)
+        config = OmegaConf.create(
+            {
+                "model": {"_name": arch, **options},
+                "common": {"tpu": False},
+                "task": {
+                    "add_bos_token": False,
+                    "tokens_per_sample": shape["length"],
+                    "max_target_positions": 1024,
+                },
+            }
+        )
+        return build_model(config.model, task)
+
+    @staticmethod
+    def _build_criterion(task: Any, plain: bool) -> Any:
+        name = "label_smoothed_cross_entropy" if plain else "spectrum_control"
+        config = OmegaConf.structured(CRITERION_DATACLASS_REGISTRY[name])
+        OmegaConf.set_struct(config, False)
+        config = OmegaConf.merge(
+            config, {"_name": name, "sentence_avg": False, "label_smoothing": 0.1}
+        )
+        return build_criterion(config, task)
+
+    @staticmethod
+    def _sample(shape: Dict[str, Any], device: str, translation: bool) -> Dict[str, Any]:
+        size = (shape["sentences"], shape["length"])
+        generator = torch.Generator().manual_seed(2)
+        tokens = torch.randint(4, shape["words"], size, generator=generator).to(device)
+        lengths = torch.full((size[0],), size[1], device=device)
+        inputs = {"src_tokens": tokens, "src_lengths": lengths}
+        if translation:
+            inputs["prev_output_tokens"] = tokens.roll(1, dims=1)
+        return {"ntokens": tokens.numel(), "net_input": inputs, "target": tokens}
+
+    def __call__(self, update: int = 0) -> None:
+        """Take one training step as if it were the ``update``-th."""
+        self.model.set_num_updates(update)
+        self.optimiser.zero_grad()
+        loss, size, _ = self.criterion(self.model, self.sample)
+        (loss / size).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimiser.step()
+
+
+def seconds(step: Callable[[], None], device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    step()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def paired_time(shape: Dict[str, Any], device: str, pairs: int) -> Dict[str, float]:
+    """Median seconds of each variant and the median of the pairwise ratios."""
+    interval = interval_for(shape["words"])
+    plain, control = Step(shape, "plain", device), Step(shape, "spectrum_control", device)
+    plain(), control(0)
+    plain_times: List[float] = []
+    control_times: List[float] = []
+    for _ in range(pairs):
+        plain_times.append(seconds(plain, device))
+        due = seconds(lambda: control(0), device)
+        other = seconds(lambda: control(1), device) if interval > 1 else due
+        control_times.append((due + (interval - 1) * other) / interval)
+    ratios = [c / p for c, p in zip(control_times, plain_times)]
+    return {
+        "plain_s": statistics.median(plain_times),
+        "spectrum_control_s": statistics.median(control_times),
+        "time_ratio": statistics.median(ratios),
+        "time_ratio_min": min(ratios),
+        "time_ratio_max": max(ratios),
+        "interval": interval,
+        "pairs": pairs,
+    }
+
+
+def peak_memory(name: str, variant: str, device: str) -> float:
+    """Peak GB of three steps in a process of its own."""
+    command = [sys.executable, __file__, "--measure-memory", name, variant, "--device", device]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(done.stdout.strip().splitlines()[-1])
+
+
+def measure_memory(name: str, variant: str, device: str) -> float:
+    step = Step(SHAPES[name], variant, device)
+    for _ in range(3):
+        step(0)
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", nargs="+", choices=list(SHAPES), default=["iwslt"])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--measure-memory", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure_memory:
+        print(measure_memory(*args.measure_memory, args.device))
+        return
+    results = {}
+    for name in args.shape:
+        shape = SHAPES[name]
+        print(f"{name}: {shape['what']}, {args.device}", flush=True)
+        figures: Dict[str, Any] = paired_time(shape, args.device, args.pairs)
+        for variant in ("plain", "spectrum_control"):
+            figures[f"{variant}_gb"] = peak_memory(name, variant, args.device)
+        figures["memory_ratio"] = figures["spectrum_control_gb"] / figures["plain_gb"]
+        figures["budget"] = shape["budget"]
+        results[name] = figures
+        print(f"  {'':18}{'plain':>10}{'spectrum control':>18}{'ratio':>8}{'budget':>9}")
+        print(
+            f"  {'seconds a step':18}{figures['plain_s']:10.3f}"
+            f"{figures['spectrum_control_s']:18.3f}{figures['time_ratio']:8.3f}"
+            f"{shape['budget']['time']:9.2f}   (pairs {figures['time_ratio_min']:.3f} to "
+            f"{figures['time_ratio_max']:.3f})"
+        )
+        print(
+            f"  {'peak memory, GB':18}{figures['plain_gb']:10.3f}"
+            f"{figures['spectrum_control_gb']:18.3f}{figures['memory_ratio']:8.3f}"
+            f"{shape['budget']['memory']:9.2f}"
+        )
+    print(
+        json.dumps(
+            {
+                "benchmark": "step",
+                "device": args.device,
+                "threads": torch.get_num_threads(),
+                "results": results,
+                "versions": {
+                    "spectral_fairseq": spectral_fairseq.__version__,
+                    "torch": torch.__version__,
+                    "python": platform.python_version(),
+                },
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
