@@ -5,8 +5,7 @@ and :mod:`spectral_fairseq.functional.orthogonality` keep U and V near orthonorm
 its prior; this module only stores the factors and multiplies by them.
 """
 
-from __future__ import annotations
-
+# No "from __future__ import annotations" here: TorchScript reads the annotations of the buffers.
 import math
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
@@ -122,7 +121,7 @@ class SVDEmbedding(nn.Module):
         self._store(u, self.prior(), torch.eye(self.embedding_dim))
 
     @classmethod
-    def from_dense(cls, weight: Tensor, padding_idx: int, **options: Any) -> SVDEmbedding:
+    def from_dense(cls, weight: Tensor, padding_idx: int, **options: Any) -> "SVDEmbedding":
         """The table whose product equals ``weight`` to float precision.
 
         Args:
@@ -241,7 +240,7 @@ class SVDEmbedding(nn.Module):
         grad[self.padding_idx].zero_()
         return grad
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> SVDEmbedding:
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> "SVDEmbedding":
         # .half() and .bfloat16() reach every buffer; these must keep their precision.
         exact = {name: getattr(self, name) for name in ("scale", "initial_norm", "prior_shape")}
         super()._apply(fn, *args, **kwargs)
