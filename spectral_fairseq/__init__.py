@@ -6,6 +6,7 @@ registers the architectures, criterions, tasks and optimisers; importing it agai
 
 __version__ = "0.1.0"
 
-from spectral_fairseq import plugin
+from spectral_fairseq import compat, plugin
 
+compat.mend_host()
 plugin.register()

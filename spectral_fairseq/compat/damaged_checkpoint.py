@@ -1,0 +1,56 @@
+"""A checkpoint that fairseq cannot read ends in an error that names the file and the remedy."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any, Callable, Dict
+
+from spectral_fairseq.compat.checkpoints import READ_FAILURES, explain_failure, not_fairseq
+from spectral_fairseq.compat.outcome import Outcome, is_ours, mended, not_needed, replace
+from spectral_fairseq.errors import SpectralFairseqError
+
+NAME = "damaged checkpoint"
+DEFECT = (
+    "a truncated, damaged or foreign checkpoint fails with torch's internal error, which names "
+    "neither the file nor what to do."
+)
+
+
+def apply() -> Outcome:
+    """Explain what goes wrong in ``load_checkpoint_to_cpu``."""
+    from fairseq import checkpoint_utils
+
+    if is_ours(checkpoint_utils.load_checkpoint_to_cpu):
+        return not_needed("done before in this process")
+    replace(checkpoint_utils, "load_checkpoint_to_cpu", explain)
+    return mended("fairseq.checkpoint_utils.load_checkpoint_to_cpu raises CheckpointError")
+
+
+def explain(load_checkpoint_to_cpu: Callable[..., Dict[str, Any]]) -> Callable[..., Dict[str, Any]]:
+    """Wrap fairseq's loader so that it raises :class:`CheckpointError`.
+
+    Args:
+        load_checkpoint_to_cpu: the host's function.
+
+    Returns:
+        A function of the same signature. A missing file stays a ``FileNotFoundError``: fairseq
+        looks for the file itself before it loads.
+    """
+
+    @functools.wraps(load_checkpoint_to_cpu)
+    def load_or_explain(path: str, *args: Any, **kwargs: Any) -> Dict[str, Any]:
+        try:
+            state = load_checkpoint_to_cpu(path, *args, **kwargs)
+        except SpectralFairseqError:
+            raise
+        except KeyError as error:
+            # A dictionary without the entries that fairseq upgrades old checkpoints from.
+            raise not_fairseq(path, {"... (no entry " + str(error) + ")": None}) from error
+        except READ_FAILURES as error:
+            if not os.path.isfile(path):  # a remote path: the host's own error says more
+                raise
+            raise explain_failure(path, error) from error
+        return state
+
+    return load_or_explain

@@ -1,0 +1,131 @@
+"""A missing data folder, dictionary or split ends in an error that says what to do."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any, Callable, Tuple
+
+from spectral_fairseq.compat.outcome import Outcome, is_ours, mended, not_needed, replace
+from spectral_fairseq.errors import DataError
+
+NAME = "missing data"
+DEFECT = (
+    "a missing data folder or dictionary fails with a bare path, and a malformed dictionary "
+    "without the name of its file."
+)
+
+_REMEDY = "Check the path, or make the folder with fairseq-preprocess --destdir."
+
+
+class MissingDataError(DataError, FileNotFoundError):
+    """A data folder, dictionary or split that does not exist; still a ``FileNotFoundError``."""
+
+
+def apply() -> Outcome:
+    """Explain failures where fairseq first touches the data."""
+    from fairseq.data import Dictionary, data_utils
+    from fairseq.tasks.language_modeling import LanguageModelingTask
+    from fairseq.tasks.translation import TranslationTask
+
+    if is_ours(Dictionary.add_from_file):
+        return not_needed("done before in this process")
+    replace(data_utils, "infer_language_pair", explain_folder)
+    replace(Dictionary, "add_from_file", explain_dictionary)
+    for task in (TranslationTask, LanguageModelingTask):
+        replace(task, "load_dataset", explain_split)
+    return mended("data folders, dictionaries and splits are named, with the remedy")
+
+
+def explain_folder(infer_language_pair: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``infer_language_pair``, the first to list the data folder.
+
+    Args:
+        infer_language_pair: the host's function.
+
+    Returns:
+        A function of the same signature.
+    """
+
+    @functools.wraps(infer_language_pair)
+    def infer_or_explain(path: str) -> Tuple[Any, Any]:
+        _check_folder(path)
+        source, target = infer_language_pair(path)
+        if source is None or target is None:
+            raise DataError(
+                f"files such as train.de-en.de.idx in the data folder {path}",
+                "none whose name shows the language pair",
+                "Give --source-lang and --target-lang, or make the folder with fairseq-preprocess.",
+            )
+        return source, target
+
+    return infer_or_explain
+
+
+def explain_dictionary(add_from_file: Callable[..., None]) -> Callable[..., None]:
+    """Wrap ``Dictionary.add_from_file``.
+
+    Args:
+        add_from_file: the host's method.
+
+    Returns:
+        A method of the same signature.
+    """
+
+    @functools.wraps(add_from_file)
+    def add_or_explain(self: Any, f: Any) -> None:
+        if not isinstance(f, str):
+            return add_from_file(self, f)
+        try:
+            return add_from_file(self, f)
+        except FileNotFoundError as error:
+            _check_folder(os.path.dirname(f) or ".")
+            raise MissingDataError(
+                f"a dictionary at {f}",
+                "no such file",
+                "Check --source-lang, --target-lang and the data folder; fairseq-preprocess "
+                "writes dict.LANG.txt (dict.txt with --only-source).",
+            ) from error
+        except DataError:
+            raise
+        except (ValueError, RuntimeError) as error:
+            raise DataError(
+                f"lines of a word and its count in the dictionary {f}",
+                str(error),
+                "Make the dictionary again with fairseq-preprocess.",
+            ) from error
+
+    return add_or_explain
+
+
+def explain_split(load_dataset: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a task's ``load_dataset``.
+
+    Args:
+        load_dataset: the host's method.
+
+    Returns:
+        A method of the same signature.
+    """
+
+    @functools.wraps(load_dataset)
+    def load_or_explain(self: Any, split: str, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return load_dataset(self, split, *args, **kwargs)
+        except DataError:
+            raise
+        except FileNotFoundError as error:
+            raise MissingDataError(
+                f"the split '{split}' in the data folder",
+                str(error),
+                "Give the name of a split that exists (--train-subset, --valid-subset, "
+                "--gen-subset), or prepare it with fairseq-preprocess.",
+            ) from error
+
+    return load_or_explain
+
+
+def _check_folder(path: str) -> None:
+    if not os.path.isdir(path):
+        found = "a file" if os.path.exists(path) else "no such folder"
+        raise MissingDataError(f"a folder of preprocessed data at {path}", found, _REMEDY)

@@ -1,0 +1,87 @@
+"""No sentence dropped: the last batch is kept whatever its size."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, List, Optional
+
+import numpy as np
+
+from spectral_fairseq.compat.outcome import Outcome, cannot, mended, not_needed, replace
+
+NAME = "tail batch"
+DEFECT = (
+    "the last batch is dropped unless its length divides --required-batch-size-multiple, so that "
+    "sentences are neither translated nor evaluated."
+)
+
+
+def apply() -> Outcome:
+    """Append what the host's ``batch_by_size`` leaves out."""
+    from fairseq.data import data_utils
+
+    try:
+        kept = _sentences_kept(data_utils.batch_by_size)
+    except ImportError as error:
+        return cannot(f"fairseq's compiled batching is not built: {error}")
+    if kept == 3:
+        return not_needed("this fairseq batches all sentences")
+    # Datasets import data_utils inside their own batch_by_size, so this one name is enough.
+    replace(data_utils, "batch_by_size", keep_tail)
+    if _sentences_kept(data_utils.batch_by_size) != 3:
+        return cannot("this fairseq drops sentences in a way that is not known here")
+    return mended("fairseq.data.data_utils.batch_by_size keeps the last batch")
+
+
+def _sentences_kept(batch_by_size: Callable[..., List[np.ndarray]]) -> int:
+    batches = batch_by_size(
+        np.arange(3),
+        num_tokens_fn=lambda index: 1,
+        max_sentences=2,
+        required_batch_size_multiple=2,
+    )
+    return sum(len(batch) for batch in batches)
+
+
+def keep_tail(batch_by_size: Callable[..., List[np.ndarray]]) -> Callable[..., List[np.ndarray]]:
+    """Wrap a ``batch_by_size`` so that its batches cover all indices.
+
+    The compiled batching cuts the index array into consecutive slices; what the host removes
+    afterwards is therefore exactly the end of the array.
+
+    Args:
+        batch_by_size: the host's function.
+
+    Returns:
+        A function of the same signature.
+    """
+
+    @functools.wraps(batch_by_size)
+    def batch_by_size_keeping_tail(
+        indices: Any,
+        num_tokens_fn: Callable[[int], int],
+        num_tokens_vec: Any = None,
+        max_tokens: Optional[int] = None,
+        max_sentences: Optional[int] = None,
+        required_batch_size_multiple: int = 1,
+        fixed_shapes: Any = None,
+    ) -> List[np.ndarray]:
+        if not isinstance(indices, np.ndarray):
+            indices = np.fromiter(indices, dtype=np.int64, count=-1)
+        if len(indices) == 0:
+            return []  # the host looks at the last batch, which an empty set does not have
+        batches = batch_by_size(
+            indices,
+            num_tokens_fn,
+            num_tokens_vec=num_tokens_vec,
+            max_tokens=max_tokens,
+            max_sentences=max_sentences,
+            required_batch_size_multiple=required_batch_size_multiple,
+            fixed_shapes=fixed_shapes,
+        )
+        if fixed_shapes is not None:
+            return batches
+        batched = sum(len(batch) for batch in batches)
+        return list(batches) + ([indices[batched:]] if batched < len(indices) else [])
+
+    return batch_by_size_keeping_tail

@@ -1,0 +1,79 @@
+"""What is installed: asked here and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from importlib import metadata, util
+from typing import Dict, List, Optional, Tuple
+
+import torch
+
+_FAIRSEQ_DISTRIBUTIONS = ("fairseq", "ve-fairseq", "fairseq-fixed")
+_REPORTED = ("numpy", "omegaconf", "hydra-core", "sacrebleu", "sentencepiece")
+
+
+def torch_release() -> Tuple[int, int]:
+    """Major and minor version of torch."""
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if found is None:
+        raise ValueError(f"torch has the version {torch.__version__!r}, not like 2.6.0")
+    return int(found.group(1)), int(found.group(2))
+
+
+def distribution_version(name: str) -> Optional[str]:
+    """Version of an installed distribution, or None."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def fairseq_flavour() -> Optional[str]:
+    """The distribution that provides the module ``fairseq``, such as 've-fairseq 0.12.3'."""
+    for name in _FAIRSEQ_DISTRIBUTIONS:
+        version = distribution_version(name)
+        if version is not None:
+            return f"{name} {version}"
+    return "of unknown origin" if util.find_spec("fairseq") is not None else None
+
+
+def versions() -> Dict[str, Optional[str]]:
+    """Versions that a report of a problem should show; None where not installed."""
+    found: Dict[str, Optional[str]] = {
+        "spectral-fairseq": distribution_version("spectral-fairseq"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "fairseq": fairseq_flavour(),
+    }
+    found.update({name: distribution_version(name) for name in _REPORTED})
+    return found
+
+
+def cuda_devices() -> List[str]:
+    """Names of the CUDA devices that torch can use."""
+    if not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
+def resolve_user_dir(user_dir: str) -> Optional[str]:
+    """Where fairseq would look for ``--user-dir``, in its order.
+
+    Args:
+        user_dir: the flag's value.
+
+    Returns:
+        The first folder that exists: relative to the working directory, inside the installed
+        fairseq, next to it; or None.
+    """
+    candidates = [os.path.abspath(user_dir)]
+    host = util.find_spec("fairseq")
+    if host is not None and host.origin is not None:
+        home = os.path.dirname(host.origin)
+        candidates += [os.path.join(home, user_dir), os.path.join(home, "..", user_dir)]
+    for candidate in candidates:
+        if os.path.exists(candidate):
+            return os.path.abspath(candidate)
+    return None
