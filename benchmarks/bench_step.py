@@ -37,7 +37,7 @@ from fairseq.models import (
 from omegaconf import OmegaConf
 
 import spectral_fairseq
-from spectral_fairseq.plugin.criterions.penalised import interval_for
+from spectral_fairseq.plugin.criterions.penalties import interval_for
 
 SHAPES: Dict[str, Dict[str, Any]] = {
     "iwslt": {

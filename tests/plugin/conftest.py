@@ -1,5 +1,6 @@
 """Small fairseq objects built in the process: dictionary, task, batch, model, criterion."""
 
+from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
@@ -53,6 +54,16 @@ def build_model(task, arch="transformer_sc", seed=1, **options):
     )
     torch.manual_seed(seed)
     return build_model(config.model, task)
+
+
+def build_host_model(task, arch, seed=1, **options):
+    """A model of the host's own, in its argparse way."""
+    from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+
+    args = Namespace(**{**SIZES, "criterion": None, **options})
+    ARCH_CONFIG_REGISTRY[arch](args)
+    torch.manual_seed(seed)
+    return ARCH_MODEL_REGISTRY[arch].build_model(args, task)
 
 
 def build_criterion(task, name="spectrum_control", **options):

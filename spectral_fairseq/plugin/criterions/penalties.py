@@ -1,0 +1,251 @@
+"""The papers' penalties: their flags, the checks on them, and their values for a model."""
+
+# No "from __future__ import annotations" here: fairseq and omegaconf read the field types.
+import math
+from dataclasses import dataclass, field
+from typing import Any, Callable, List, NamedTuple, Optional, Tuple
+
+import torch
+from fairseq.dataclass import FairseqDataclass
+from torch import Tensor, nn
+
+from spectral_fairseq.embeddings.svd import SVDEmbedding
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.cosine import cosine_penalty
+from spectral_fairseq.functional.counts import smoothed_log_counts
+from spectral_fairseq.functional.d_optimal import d_optimal_penalty
+from spectral_fairseq.functional.orthogonality import orthogonality_penalty
+from spectral_fairseq.functional.singular_values import singular_values
+from spectral_fairseq.functional.spectral_normalization import spectral_normalization_penalty
+from spectral_fairseq.functional.spectrum import spectrum_penalty
+from spectral_fairseq.functional.weight_norm import (
+    log_count_target,
+    row_norms,
+    weight_norm_penalty,
+)
+from spectral_fairseq.plugin.models.tables import uncounted_rows
+from spectral_fairseq.plugin.output_table import factored_table, output_table, svd_tables
+
+# Note [Lazy orthogonality]
+# -------------------------
+# U'U costs N d^2, forward and again backward, which no batch size amortises: at N = 267,735 and
+# d = 410 about a quarter of the softmax of 1,024 tokens. U moves by far less than its own size in
+# a few updates, so for large N the terms are computed every k-th update with k times their
+# weight: the gradient summed over k updates stays the same to first order.
+WORDS_PER_INTERVAL_STEP = 32768
+
+
+@dataclass
+class PenaltyFlags(FairseqDataclass):
+    """A weight for each penalty; a weight of 0 costs nothing."""
+
+    cosreg_weight: float = field(
+        default=0.0,
+        metadata={"help": "gamma: weight of the mean cosine between different words"},
+    )
+    spectrum_weight: float = field(
+        default=0.0,
+        metadata={
+            "help": "lambda_e or lambda_p: weight of sum_k (sigma_k - prior_k)^2 of an SVD table"
+        },
+    )
+    orthogonality_weights: str = field(
+        default="0,0,0,0",
+        metadata={
+            "help": "l1,l2,l3,l4: weights of ||U'U-I||_F^2, ||V'V-I||_F^2, ||U'U-I||_2^2 and "
+            "||V'V-I||_2^2 of an SVD table"
+        },
+    )
+    orthogonality_interval: str = field(
+        default="auto",
+        metadata={
+            "help": "compute the orthogonality terms every k-th update, k times as strong; 'auto' "
+            "is 1 up to 65,535 words and grows with the dictionary"
+        },
+    )
+    weight_norm_weight: float = field(
+        default=0.0,
+        metadata={"help": "rho: weight of sqrt(sum_j (||W_j|| - nu)^2)"},
+    )
+    weight_norm_target: float = field(
+        default=2.0, metadata={"help": "nu: the norm that word vectors are drawn to"}
+    )
+    weight_norm_target_by_count: bool = field(
+        default=False,
+        metadata={
+            "help": "give each word a target of its own, proportional to its smoothed log count, "
+            "with mean nu"
+        },
+    )
+    spectral_normalization_weight: float = field(
+        default=0.0,
+        metadata={"help": "weight of sum_k (1 - sigma_k/sigma_1)^2"},
+    )
+    d_optimal_weight: float = field(default=0.0, metadata={"help": "weight of -sum_k log sigma_k"})
+    adversarial_epsilon: float = field(
+        default=0.0,
+        metadata={"help": "in training a target's logit loses epsilon ||w_y|| ||h||"},
+    )
+
+
+class Penalty(NamedTuple):
+    """One term of the objective: weight times value, value a float32 scalar."""
+
+    name: str
+    weight: float
+    value: Tensor
+
+
+class Penalties:
+    """The penalties that the flags ask for.
+
+    Args:
+        cfg: :class:`PenaltyFlags`.
+        dictionary: target dictionary; its padding and made-up rows are not counted.
+
+    Raises:
+        ConfigurationError: a flag outside its range.
+        DataError: targets by count from a dictionary without counts.
+    """
+
+    NAMES = (
+        "cosine",
+        "spectrum",
+        "orthogonality",
+        "weight_norm",
+        "spectral_normalization",
+        "d_optimal",
+    )
+
+    def __init__(self, cfg: Any, dictionary: Any) -> None:
+        self.cosreg_weight = checked_weight("--cosreg-weight", cfg.cosreg_weight)
+        self.spectrum_weight = checked_weight("--spectrum-weight", cfg.spectrum_weight)
+        self.orthogonality_weights = parse_orthogonality_weights(cfg.orthogonality_weights)
+        self.orthogonality_interval = parse_interval(cfg.orthogonality_interval)
+        self.weight_norm_weight = checked_weight("--weight-norm-weight", cfg.weight_norm_weight)
+        self.spectral_normalization_weight = checked_weight(
+            "--spectral-normalization-weight", cfg.spectral_normalization_weight
+        )
+        self.d_optimal_weight = checked_weight("--d-optimal-weight", cfg.d_optimal_weight)
+        self.num_words = len(dictionary)
+        self.excluded = torch.tensor(uncounted_rows(dictionary))
+        self.target = torch.tensor(checked_weight("--weight-norm-target", cfg.weight_norm_target))
+        if cfg.weight_norm_target_by_count:
+            self.target = log_count_target(
+                smoothed_log_counts(dictionary.count), float(self.target), self.excluded
+            )
+
+    def __call__(self, model: nn.Module) -> List[Penalty]:
+        """The penalties due at this update, in float32 outside autocast.
+
+        Raises:
+            ConfigurationError: the model has not the table that a penalty needs.
+        """
+        due: List[Penalty] = []
+        device = next(model.parameters()).device
+        with torch.autocast(device.type, enabled=False):
+            if self.spectrum_weight or any(self.orthogonality_weights):
+                due.extend(self._of_svd_tables(svd_tables(model)))
+            if self.cosreg_weight or self.weight_norm_weight:
+                due.extend(self._of_vectors(output_table(model, self.num_words).float()))
+            if self.spectral_normalization_weight or self.d_optimal_weight:
+                due.extend(self._of_singular_values(model))
+        return due
+
+    def _of_svd_tables(self, tables: List[SVDEmbedding]) -> List[Penalty]:
+        due = []
+        if self.spectrum_weight:
+            value = _total(lambda t: spectrum_penalty(t.singular_values(), t.prior()), tables)
+            due.append(Penalty("spectrum", self.spectrum_weight, value))
+        # See Note [Lazy orthogonality].
+        interval = self.orthogonality_interval or interval_for(
+            max(table.num_embeddings for table in tables)
+        )
+        if any(self.orthogonality_weights) and tables[0].num_updates % interval == 0:
+            value = _total(
+                lambda t: orthogonality_penalty(*t.grams(), self.orthogonality_weights), tables
+            )
+            due.append(Penalty("orthogonality", float(interval), value))
+        return due
+
+    def _of_vectors(self, weight: Tensor) -> List[Penalty]:
+        due = []
+        excluded = self.excluded.to(weight.device)
+        if self.cosreg_weight:
+            due.append(Penalty("cosine", self.cosreg_weight, cosine_penalty(weight, excluded)))
+        if self.weight_norm_weight:
+            value = weight_norm_penalty(row_norms(weight), self.target.to(weight.device), excluded)
+            due.append(Penalty("weight_norm", self.weight_norm_weight, value))
+        return due
+
+    def _of_singular_values(self, model: nn.Module) -> List[Penalty]:
+        table = factored_table(model)
+        if isinstance(table, SVDEmbedding):
+            sigma = table.singular_values()
+        else:
+            weight = output_table(model, self.num_words).float()
+            sigma = singular_values(weight, self.excluded.to(weight.device))
+        due = []
+        if self.spectral_normalization_weight:
+            value = spectral_normalization_penalty(sigma)
+            due.append(Penalty("spectral_normalization", self.spectral_normalization_weight, value))
+        if self.d_optimal_weight:
+            due.append(Penalty("d_optimal", self.d_optimal_weight, d_optimal_penalty(sigma)))
+        return due
+
+
+def _total(value: Callable[[SVDEmbedding], Tensor], tables: List[SVDEmbedding]) -> Tensor:
+    return torch.stack([value(table) for table in tables]).sum()
+
+
+def checked_weight(flag: str, value: float) -> float:
+    """``value`` as a weight.
+
+    Raises:
+        ConfigurationError: negative, infinite or not a number.
+    """
+    if not (math.isfinite(value) and value >= 0):
+        raise ConfigurationError(f"{flag} to be a finite number >= 0", repr(value), "Correct it.")
+    return value
+
+
+def parse_orthogonality_weights(text: str) -> Tuple[float, float, float, float]:
+    """The four numbers of ``--orthogonality-weights``.
+
+    Raises:
+        ConfigurationError: not four numbers, or one of them no weight.
+    """
+    flag = "--orthogonality-weights"
+    try:
+        l1, l2, l3, l4 = (float(part) for part in str(text).split(","))
+    except ValueError:
+        raise ConfigurationError(
+            f"{flag} to be four numbers separated by commas, l1,l2,l3,l4",
+            repr(text),
+            "For example: --orthogonality-weights 0.01,0.01,0,0.",
+        ) from None
+    for weight in (l1, l2, l3, l4):
+        checked_weight(flag, weight)
+    return l1, l2, l3, l4
+
+
+def parse_interval(text: str) -> Optional[int]:
+    """``--orthogonality-interval`` as a number of updates, ``None`` for ``auto``.
+
+    Raises:
+        ConfigurationError: neither ``auto`` nor a whole number from 1.
+    """
+    if text == "auto":
+        return None
+    if not str(text).isdigit() or int(text) < 1:
+        raise ConfigurationError(
+            "--orthogonality-interval to be 'auto' or a whole number >= 1",
+            repr(text),
+            "Correct it.",
+        )
+    return int(text)
+
+
+def interval_for(num_words: int) -> int:
+    """The automatic ``--orthogonality-interval`` for a dictionary of ``num_words``."""
+    return max(1, num_words // WORDS_PER_INTERVAL_STEP)

@@ -1,0 +1,291 @@
+"""Each penalty's quartet, on our tables and on the host's own architectures."""
+
+import math
+
+import pytest
+import torch
+
+from spectral_fairseq.embeddings.svd import SVDEmbedding
+from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.plugin.criterions.penalties import Penalties
+from spectral_fairseq.plugin.models.tables import uncounted_rows
+from spectral_fairseq.plugin.output_table import output_table
+from tests.plugin.conftest import (
+    build_criterion,
+    build_host_model,
+    build_model,
+    make_sample,
+    split,
+    words,
+)
+
+NOTHING = {"cosreg_weight": 0.0, "weight_norm_weight": 0.0, "spectrum_weight": 0.0}
+NOTHING["orthogonality_weights"] = "0,0,0,0"
+
+# flag -> (key in the logs, its naive form on the counted rows W of the table, float64)
+NAIVE = {
+    "cosreg_weight": (
+        "cosine",
+        lambda w: (
+            (torch.nn.functional.normalize(w) @ torch.nn.functional.normalize(w).t()).sum() - len(w)
+        )
+        / len(w) ** 2,
+    ),
+    "weight_norm_weight": ("weight_norm", lambda w: (w.norm(dim=1) - 2.0).square().sum().sqrt()),
+    "spectral_normalization_weight": (
+        "spectral_normalization",
+        lambda w: (1 - torch.linalg.svdvals(w) / torch.linalg.svdvals(w)[0]).square().sum(),
+    ),
+    "d_optimal_weight": ("d_optimal", lambda w: -torch.linalg.svdvals(w).log().sum()),
+}
+
+HOST = {
+    "transformer shared": ("transformer", {"share_all_embeddings": True}),
+    "transformer separate": ("transformer", {}),
+    "lstm shared": (
+        "lstm",
+        {"share_decoder_input_output_embed": True, "decoder_out_embed_dim": 16},
+    ),
+    "lstm separate": ("lstm", {"decoder_out_embed_dim": 8}),
+    "fconv": (
+        "fconv",
+        {
+            "encoder_layers": "[(16, 3)]",
+            "decoder_layers": "[(16, 3)]",
+            "decoder_attention": "True",
+            "max_source_positions": 64,
+            "max_target_positions": 64,
+            "share_input_output_embed": False,
+            "decoder_out_embed_dim": 16,
+        },
+    ),
+}
+
+
+LONGEST_FIRST = ((6, 2), (5, 4), (3, 7))  # as the host's LSTM wants its source
+
+
+def host_model(task, name):
+    arch, options = HOST[name]
+    return build_host_model(task, arch, **options)
+
+
+def counted(task, weight):
+    excluded = set(uncounted_rows(task.target_dictionary))
+    keep = [i for i in range(weight.size(0)) if i not in excluded]
+    return weight.detach().double()[keep]
+
+
+def gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.fixture
+def encoder_task(task):
+    """With what fairseq's convolutional and recurrent models ask of a task."""
+    task.max_positions = lambda: (64, 64)
+    return task
+
+
+@pytest.mark.parametrize("name", HOST)
+@pytest.mark.parametrize("flag", NAIVE)
+def test_value_on_the_hosts_architectures(encoder_task, name, flag):
+    model = host_model(encoder_task, name).train()
+    sample = make_sample(encoder_task, sizes=LONGEST_FIRST)
+    key, naive = NAIVE[flag]
+    criterion = build_criterion(encoder_task, "mle_cosreg", **{**NOTHING, flag: 0.7})
+    loss, size, log = criterion(model, sample)
+    table = output_table(model, len(encoder_task.target_dictionary))
+    expected = float(naive(counted(encoder_task, table)))
+    assert math.isclose(float(log[key]) / size, expected, rel_tol=2e-4, abs_tol=1e-6)
+    total = float(log["loss"]) + 0.7 * size * expected
+    assert math.isclose(float(loss.detach()), total, rel_tol=1e-4)
+    grads = gradients(model, loss)
+    assert all(torch.isfinite(g).all() for g in grads.values())
+
+
+@pytest.mark.parametrize("flag", NAIVE)
+@pytest.mark.parametrize("embedding_type", ["plain", "svd"])
+def test_value_on_our_tables(task, flag, embedding_type):
+    model = build_model(task, embedding_type=embedding_type).train()
+    key, naive = NAIVE[flag]
+    criterion = build_criterion(task, "mle_cosreg", **{**NOTHING, flag: 0.7})
+    _, size, log = criterion(model, make_sample(task))
+    expected = float(naive(counted(task, output_table(model, len(task.target_dictionary)))))
+    assert math.isclose(float(log[key]) / size, expected, rel_tol=2e-4, abs_tol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["mle_cosreg", "weight_norm", "spectrum_control"])
+def test_zero_weight_equals_the_plain_criterion_bit_for_bit(task, name):
+    model, sample = build_host_model(task, "transformer", share_all_embeddings=True), None
+    sample = make_sample(task)
+    model.train()
+    ours = build_criterion(task, name, label_smoothing=0.1, **NOTHING)
+    plain = build_criterion(task, "label_smoothed_cross_entropy", label_smoothing=0.1)
+    results = [criterion(model, sample) for criterion in (ours, plain)]
+    assert torch.equal(results[0][0], results[1][0]) and results[0][1:] == results[1][1:]
+    first, second = (gradients(model, r[0]) for r in results)
+    assert all(torch.equal(first[key], second[key]) for key in second)
+
+
+ALL = {
+    "cosreg_weight": 0.5,
+    "weight_norm_weight": 0.1,
+    "spectral_normalization_weight": 0.01,
+    "d_optimal_weight": 0.02,
+    "spectrum_weight": 0.1,
+    "orthogonality_weights": "0.1,0.1,0.1,0.1",
+    "adversarial_epsilon": 0.05,
+    "label_smoothing": 0.1,
+}
+
+
+@pytest.mark.parametrize("parts", [[[0], [1, 2]], [[2], [1], [0]]])
+def test_every_penalty_at_once_does_not_depend_on_how_the_batch_is_cut(task, parts):
+    model = build_model(task).double().train()
+    sample = make_sample(task)
+    criterion = build_criterion(task, "weight_norm", **ALL)
+    whole, size, log = criterion(model, sample)
+    assert {f"{n}_size" for n in Penalties.NAMES} <= set(log)
+    reference = gradients(model, whole / size)
+    pieces = [criterion(model, split(sample, rows)) for rows in parts]
+    summed = gradients(model, sum(piece[0] for piece in pieces) / size)
+    for name in reference:
+        torch.testing.assert_close(summed[name], reference[name], rtol=1e-6, atol=1e-7)
+
+
+def test_validation_is_pure_and_dummy_batches_are_finite(task):
+    model, sample = build_model(task), make_sample(task)
+    criterion = build_criterion(task, "weight_norm", **ALL)
+    plain = build_criterion(task, "label_smoothed_cross_entropy", label_smoothing=0.1)
+    model.eval()
+    loss, _, log = criterion(model, sample)
+    assert torch.equal(loss, plain(model, sample)[0])
+    assert not set(Penalties.NAMES) & set(log)
+    model.train()
+    for gradient in gradients(model, criterion(model, sample)[0] * 0).values():
+        assert torch.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("name", ["transformer shared", "lstm shared", "lstm separate"])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_adversarial_softmax(encoder_task, name, label_smoothing):
+    """Trains on lowered target logits; logs what the plain criterion would have logged."""
+    model = host_model(encoder_task, name).train()
+    sample = make_sample(encoder_task, sizes=LONGEST_FIRST)
+    for module in model.modules():  # the host's LSTM drops out by default
+        if hasattr(module, "p"):
+            module.p = 0.0
+    options = {"label_smoothing": label_smoothing, "report_accuracy": True}
+    ours = build_criterion(
+        encoder_task, "mle_cosreg", **{**NOTHING, "adversarial_epsilon": 0.1, **options}
+    )
+    plain = build_criterion(encoder_task, "label_smoothed_cross_entropy", **options)
+    loss, size, log = ours(model, sample)
+    expected, _, plain_log = plain(model, sample)
+    for key in ("loss", "nll_loss"):
+        torch.testing.assert_close(log[key], plain_log[key], rtol=1e-4, atol=1e-4)
+    assert log["n_correct"] == plain_log["n_correct"] and log["total"] == plain_log["total"]
+    assert float(loss.detach()) > float(expected.detach())
+    again, _, _ = plain(model, sample)  # the model is left as it was
+    assert torch.equal(again, expected)
+
+
+def test_adversarial_margin_equals_the_naive_form(task):
+    model, sample = build_model(task).train(), make_sample(task)
+    features, _ = model(**sample["net_input"], features_only=True)
+    logits, _ = model(**sample["net_input"])
+    weight = model.decoder.embed_tokens.weight
+    target = sample["target"]
+    expected = 0.0
+    for row in range(target.size(0)):
+        for step in range(target.size(1)):
+            y = target[row, step]
+            if y == task.target_dictionary.pad():
+                continue
+            z = logits[row, step].double().clone()
+            z[y] -= 0.1 * weight[y].double().norm() * features[row, step].double().norm()
+            expected += float(z.logsumexp(0) - z[y])
+    criterion = build_criterion(task, "mle_cosreg", **{**NOTHING, "adversarial_epsilon": 0.1})
+    assert math.isclose(float(criterion(model, sample)[0].detach()), expected, rel_tol=1e-5)
+
+
+def test_targets_by_count_differ_between_words(task):
+    criterion = build_criterion(task, "weight_norm", weight_norm_target_by_count=True)
+    target = criterion.penalties.target
+    excluded = set(uncounted_rows(task.target_dictionary))
+    kept = [i for i in range(len(target)) if i not in excluded]
+    assert math.isclose(float(target[kept].mean()), 2.0, rel_tol=1e-5)
+    frequent, rare = (task.target_dictionary.index(w) for w in ("w0", "w44"))
+    assert target[frequent] > target[rare]
+
+
+def test_targets_by_count_need_counts(task):
+    task.target_dictionary.count = [1] * len(task.target_dictionary.count)
+    with pytest.raises(DataError, match="fairseq-preprocess"):
+        build_criterion(task, "weight_norm", weight_norm_target_by_count=True)
+
+
+def test_half_precision_parameters_give_float32_penalties(task):
+    model = build_model(task).half().train()
+    for penalty in build_criterion(task, "weight_norm", **ALL).penalties(model):
+        assert penalty.value.dtype == torch.float32 and torch.isfinite(penalty.value)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "cosreg_weight",
+        "weight_norm_weight",
+        "weight_norm_target",
+        "spectral_normalization_weight",
+        "d_optimal_weight",
+        "adversarial_epsilon",
+    ],
+)
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_bad_values_are_refused(task, flag, value):
+    with pytest.raises(ConfigurationError, match="--" + flag.replace("_", "-")):
+        build_criterion(task, "mle_cosreg", **{flag: value})
+
+
+def test_adaptive_softmax_is_refused_with_what_to_do(task):
+    model = build_host_model(task, "transformer", adaptive_softmax_cutoff="20,30").train()
+    with pytest.raises(ConfigurationError, match="--adaptive-softmax-cutoff"):
+        build_criterion(task, "mle_cosreg").penalties(model)
+
+
+def test_a_model_without_an_output_table_is_refused(task):
+    with pytest.raises(ConfigurationError, match="output table"):
+        build_criterion(task, "mle_cosreg").penalties(torch.nn.Linear(3, 3))
+
+
+@pytest.mark.parametrize(
+    "flag, key, falls",
+    [("cosreg_weight", "cosine", True), ("weight_norm_weight", "weight_norm", True)],
+)
+def test_training_with_a_penalty_does_what_its_paper_says(task, flag, key, falls):
+    """Fifty updates on one batch: against the same run without it, its measure is lower."""
+    ends = []
+    for weight in (0.0, 5.0):
+        model = build_host_model(task, "transformer", share_all_embeddings=True).train()
+        criterion = build_criterion(task, "mle_cosreg", **{**NOTHING, flag: weight})
+        probe = build_criterion(task, "mle_cosreg", **{**NOTHING, flag: 1.0})
+        optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
+        for _ in range(50):
+            loss, size, _ = criterion(model, make_sample(task))
+            optimiser.zero_grad()
+            (loss / size).backward()
+            optimiser.step()
+        (penalty,) = probe.penalties(model)
+        assert penalty.name == key
+        ends.append(float(penalty.value.detach()))
+    assert ends[1] < ends[0]
+
+
+def test_tables_of_ours_are_found_under_a_shared_name(task):
+    model = build_model(task, "transformer_lm_sc", share_decoder_input_output_embed=True)
+    assert isinstance(model.decoder.output_projection.table, SVDEmbedding)
+    assert output_table(model, len(words())).shape == (len(words()), 16)
