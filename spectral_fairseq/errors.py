@@ -38,3 +38,7 @@ class CheckpointError(SpectralFairseqError, ValueError):
 
 class DataError(SpectralFairseqError, ValueError):
     """A data folder, dictionary or table whose content cannot be used."""
+
+
+class MissingDataError(DataError, FileNotFoundError):
+    """A data folder, dictionary or split that does not exist; still a ``FileNotFoundError``."""

@@ -40,7 +40,8 @@ def without_tpu(parse_args_and_arch: Callable[..., Any]) -> Callable[..., Any]:
         parsed = parse_args_and_arch(parser, input_args, *more, **kwargs)
         args = parsed[0] if isinstance(parsed, tuple) else parsed
         given = sys.argv[1:] if input_args is None else input_args
-        if args.bf16 and "--tpu" not in given:
+        # fairseq-validate and fairseq-generate parse once more without defaults: no attribute then.
+        if getattr(args, "bf16", False) and "--tpu" not in given:
             args.tpu = False
         return parsed
 

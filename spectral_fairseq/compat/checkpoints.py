@@ -37,6 +37,7 @@ READ_FAILURES = (
     EOFError,
     ImportError,
     LookupError,
+    OSError,
     RuntimeError,
     TypeError,
     ValueError,
@@ -66,11 +67,9 @@ def load_checkpoint(path: Union[str, os.PathLike[str]]) -> Dict[str, Any]:
         )
     try:
         state = _read(file)
-    except OSError as error:
+    except PermissionError as error:
         raise CheckpointError(
-            f"a readable checkpoint at {file}",
-            f"{type(error).__name__}: {error}",
-            "Check the file's permissions and the disk.",
+            f"a readable checkpoint at {file}", str(error), "Check the file's permissions."
         ) from error
     except READ_FAILURES as error:
         raise explain_failure(file, error) from error

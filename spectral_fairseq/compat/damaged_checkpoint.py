@@ -34,15 +34,15 @@ def explain(load_checkpoint_to_cpu: Callable[..., Dict[str, Any]]) -> Callable[.
         load_checkpoint_to_cpu: the host's function.
 
     Returns:
-        A function of the same signature. A missing file stays a ``FileNotFoundError``: fairseq
-        looks for the file itself before it loads.
+        A function of the same signature. Missing and forbidden files keep the system's error,
+        which names them.
     """
 
     @functools.wraps(load_checkpoint_to_cpu)
     def load_or_explain(path: str, *args: Any, **kwargs: Any) -> Dict[str, Any]:
         try:
             state = load_checkpoint_to_cpu(path, *args, **kwargs)
-        except SpectralFairseqError:
+        except (SpectralFairseqError, FileNotFoundError, PermissionError):
             raise
         except KeyError as error:
             # A dictionary without the entries that fairseq upgrades old checkpoints from.

@@ -7,7 +7,7 @@ import os
 from typing import Any, Callable, Tuple
 
 from spectral_fairseq.compat.outcome import Outcome, is_ours, mended, not_needed, replace
-from spectral_fairseq.errors import DataError
+from spectral_fairseq.errors import DataError, MissingDataError
 
 NAME = "missing data"
 DEFECT = (
@@ -16,10 +16,6 @@ DEFECT = (
 )
 
 _REMEDY = "Check the path, or make the folder with fairseq-preprocess --destdir."
-
-
-class MissingDataError(DataError, FileNotFoundError):
-    """A data folder, dictionary or split that does not exist; still a ``FileNotFoundError``."""
 
 
 def apply() -> Outcome:

@@ -27,9 +27,12 @@ NAIVE = {
     "cosreg_weight": (
         "cosine",
         lambda w: (
-            (torch.nn.functional.normalize(w) @ torch.nn.functional.normalize(w).t()).sum() - len(w)
-        )
-        / len(w) ** 2,
+            (
+                (torch.nn.functional.normalize(w) @ torch.nn.functional.normalize(w).t()).sum()
+                - len(w)
+            )
+            / len(w) ** 2
+        ),
     ),
     "weight_norm_weight": ("weight_norm", lambda w: (w.norm(dim=1) - 2.0).square().sum().sqrt()),
     "spectral_normalization_weight": (

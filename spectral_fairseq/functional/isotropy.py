@@ -1,0 +1,178 @@
+"""How evenly the rows of a table fill their space: Z(a), I1, I2, mean cosine, effective rank.
+
+Wang et al., ICLR 2020, section 5.1, after Arora et al., TACL 2016, and Mu and Viswanath, ICLR 2018:
+
+    Z(a) = sum_i exp(<w_i, a>),   a in E, the eigenvectors of W'W
+    I1 = min_E Z / max_E Z,       I2 = sqrt(sum_E (Z - mean Z)^2 / |E|) / mean Z
+
+I1 = 1 and I2 = 0 for a perfectly isotropic table.
+
+Note [Sign and scale of I1 and I2]
+----------------------------------
+An eigenvector's sign is arbitrary, Z(a) and Z(-a) differ, and Z grows with the length of the rows:
+without a convention I1 and I2 are not defined. Ours:
+
+* Sign: E holds both a and -a, 2d directions. Nothing then depends on the eigensolver.
+* Scale: W as it is, as in the paper. A table at half the scale has a larger I1, so only tables of
+  similar row length can be compared; the other natural choice is ``scale = 1 / rms_row_norm(W)``.
+
+:func:`log_partition` gives the two signs as two rows, the first along the rows' mean, so the other
+sign convention, one direction for each eigenvector, is had from the first row alone. A repeated
+eigenvalue leaves its eigenvectors free within their plane; that is inherent in the definition.
+
+Rows that stand for no word (padding, ``madeupword``) are left out by the caller. These are
+measures, not penalties: computed in float64 over blocks of rows, so that no second copy of a large
+table is made, and without a gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Iterator, Tuple
+
+import torch
+from torch import Tensor
+
+from spectral_fairseq.errors import DataError
+from spectral_fairseq.functional.cosine import cosine_penalty
+
+# 16,384 rows of 1,024 dimensions are 134 MB in float64.
+BLOCK_ROWS = 16384
+
+
+def _checked(matrix: Tensor) -> Tensor:
+    if matrix.dim() != 2 or 0 in matrix.shape:
+        raise DataError(
+            "a table of shape (N, d) with N, d >= 1", f"shape {tuple(matrix.shape)}",
+            "Pass the embedding matrix, one row a word.",
+        )
+    return matrix.detach()
+
+
+def _blocks(matrix: Tensor, block_rows: int) -> Iterator[Tensor]:
+    for block in matrix.split(block_rows):  # [b, d]
+        yield block.double()
+
+
+@torch.no_grad()
+def right_singular_system(
+    matrix: Tensor, *, block_rows: int = BLOCK_ROWS
+) -> Tuple[Tensor, Tensor]:
+    """Singular values of W and the eigenvectors of W'W, both from the d x d Gram matrix.
+
+    Unlike :func:`spectral_fairseq.functional.singular_values.singular_values`, which serves
+    penalties, it works in float64 whatever the table's type, and also gives the directions.
+
+    Args:
+        matrix: W, shape (N, d).
+        block_rows: rows converted to float64 at a time.
+
+    Returns:
+        sigma, shape (d,), largest first, zero where it cannot be told from zero (N < d included);
+        A, shape (d, d), whose column k belongs to sigma_k. Both float64.
+
+    Raises:
+        DataError: not a table, or entries that are infinite or not a number.
+    """
+    matrix = _checked(matrix)
+    gram = matrix.new_zeros((matrix.size(1), matrix.size(1)), dtype=torch.float64)
+    for block in _blocks(matrix, block_rows):
+        gram.addmm_(block.t(), block)
+    if not torch.isfinite(gram).all():
+        raise DataError(
+            "a table of finite numbers", "infinity or NaN among its entries",
+            "Training diverged, or the file is damaged: take an earlier checkpoint.",
+        )
+    values, vectors = torch.linalg.eigh(gram)
+    # The entries of the Gram matrix carry the rounding of sums of N products.
+    noise = torch.finfo(torch.float64).eps * max(matrix.shape) * float(values[-1])
+    sigma = torch.where(values > noise, values, torch.zeros_like(values)).sqrt()
+    return sigma.flip(0), vectors.flip(1)
+
+
+@torch.no_grad()
+def log_partition(
+    matrix: Tensor, directions: Tensor, *, scale: float = 1.0, block_rows: int = BLOCK_ROWS
+) -> Tensor:
+    """log Z(a) and log Z(-a) for each direction; in logarithms, so large rows do not overflow.
+
+    Args:
+        matrix: W, shape (N, d).
+        directions: unit vectors as columns, shape (d, m), such as A of
+            :func:`right_singular_system`.
+        scale: factor on W; see Note [Sign and scale of I1 and I2].
+        block_rows: rows converted to float64 at a time.
+
+    Returns:
+        Shape (2, m), float64. Row 0 is for the sign of each direction that has
+        sum_i <w_i, a> >= 0, row 1 for the opposite one.
+
+    Raises:
+        DataError: not a table.
+    """
+    matrix = _checked(matrix)
+    directions = directions.double()
+    total = directions.new_zeros(directions.size(1))  # [m], sum_i <w_i, a>
+    log_z = directions.new_full((2, directions.size(1)), float("-inf"))
+    for block in _blocks(matrix, block_rows):
+        products = scale * (block @ directions)  # [b, m]
+        total += products.sum(0)
+        for sign, row in ((1.0, 0), (-1.0, 1)):
+            log_z[row] = torch.logaddexp(log_z[row], torch.logsumexp(sign * products, 0))
+    return torch.where(total >= 0, log_z, log_z.flip(0))
+
+
+def isotropy_i1(log_z: Tensor) -> Tensor:
+    """I1 = min Z / max Z over all entries of ``log_z`` (any shape): scalar in [0, 1]."""
+    return (log_z.min() - log_z.max()).exp()
+
+
+def isotropy_i2(log_z: Tensor) -> Tensor:
+    """I2 = std Z / mean Z over all entries of ``log_z`` (any shape), dividing by |E|: scalar."""
+    z = (log_z - log_z.max()).exp()  # the factor cancels
+    return z.std(unbiased=False) / z.mean()
+
+
+@torch.no_grad()
+def rms_row_norm(matrix: Tensor) -> float:
+    """sqrt(mean_i ||w_i||^2) of W, shape (N, d)."""
+    matrix = _checked(matrix)
+    total = sum(float(block.square().sum()) for block in _blocks(matrix, BLOCK_ROWS))
+    return (total / matrix.size(0)) ** 0.5
+
+
+@torch.no_grad()
+def mean_cosine(matrix: Tensor) -> float:
+    """Mean cosine over the N (N - 1) ordered pairs of different rows; a zero row's is taken as 0.
+
+    The penalty of :mod:`spectral_fairseq.functional.cosine` divides the same sum by N^2.
+
+    Args:
+        matrix: W, shape (N, d), N >= 2.
+
+    Raises:
+        DataError: fewer than two rows.
+    """
+    matrix = _checked(matrix)
+    count = matrix.size(0)
+    if count < 2:
+        raise DataError(
+            "at least two rows for a mean cosine", f"{count}", "Pass the whole embedding matrix.",
+        )
+    exact = matrix if matrix.dtype == torch.float64 else matrix.float()
+    return float(cosine_penalty(exact)) * count / (count - 1)
+
+
+def effective_rank(sigma: Tensor) -> float:
+    """exp of the entropy of sigma_k / sum sigma (Roy and Vetterli, EUSIPCO 2007).
+
+    Args:
+        sigma: singular values, shape (d,), >= 0.
+
+    Returns:
+        Between 1, one direction only, and d, all alike; 0 for a zero table.
+    """
+    total = sigma.double().sum()
+    if total <= 0:
+        return 0.0
+    share = sigma.double() / total
+    return float(torch.special.entr(share).sum().exp())

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Iterator, List
+
+import pytest
+
+pytest.importorskip("fairseq")
+
+from tests.compat.host import Host  # noqa: E402
+
+SENTENCES = 100
+
+
+@pytest.fixture(scope="session")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """fairseq as installed."""
+    host = Host("bare", tmp_path_factory.mktemp("bare"))
+    yield host
+    host.close()
+
+
+@pytest.fixture(scope="session")
+def mended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """fairseq after mend_host()."""
+    host = Host("mended", tmp_path_factory.mktemp("mended"))
+    yield host
+    host.close()
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory, mended: Host) -> Path:
+    """Preprocessed translation data of 100 pairs, the same for every split."""
+    folder = tmp_path_factory.mktemp("data")
+    rng = random.Random(0)
+    words = [f"w{i}" for i in range(20)]
+    lines = [" ".join(rng.choices(words, k=rng.randint(2, 9))) for _ in range(SENTENCES)]
+    for language in ("de", "en"):
+        (folder / f"text.{language}").write_text("\n".join(lines) + "\n")
+    text = str(folder / "text")
+    prefixes = ["--trainpref", text, "--validpref", text, "--testpref", text]
+    languages = ["-s", "de", "-t", "en"]
+    destination = folder / "bin"
+    mended.cli("fairseq_cli.preprocess", *languages, *prefixes, "--destdir", destination)
+    return destination
+
+
+TINY_MODEL = (
+    "--arch transformer_tiny --encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 8 "
+    "--decoder-embed-dim 8 --encoder-ffn-embed-dim 8 --decoder-ffn-embed-dim 8 "
+    "--encoder-attention-heads 2 --decoder-attention-heads 2"
+).split()
+
+
+def train_arguments(data: Path, save_dir: Path, *more: str) -> List[str]:
+    """Arguments of fairseq-train for a model that trains in a second."""
+    fixed = "--cpu --optimizer adam --lr 1e-3 --batch-size 10 --num-workers 0 --log-format simple"
+    return [str(data), "--save-dir", str(save_dir), *TINY_MODEL, *fixed.split(), *more]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, mended: Host, data: Path) -> Path:
+    """A checkpoint of a legacy arch, trained for an epoch."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    mended.cli("fairseq_cli.train", *train_arguments(data, folder, "--max-epoch", "1"))
+    return folder / "checkpoint_last.pt"

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import List
+
+from tests.compat.host import Host
+
+
+def killed_while_copying(folder: str) -> List[str]:
+    """Overwrite a good file by a copy that dies half way; what the target holds, and its link."""
+    import os
+    import shutil
+    from unittest import mock
+
+    from fairseq.file_io import PathManager
+
+    source, target, link = (os.path.join(folder, n) for n in ("source.pt", "best.pt", "link.pt"))
+    for path, text in ((source, "new new"), (target, "old old")):
+        with open(path, "w") as file:
+            file.write(text)
+    os.symlink(target, link)
+
+    def half(src: str, dst: str) -> None:
+        with open(dst, "w") as file:
+            file.write("new")
+        raise KeyboardInterrupt
+
+    found = []
+    with mock.patch.object(shutil, "copyfile", half):
+        try:
+            PathManager.copy(source, link, overwrite=True)
+        except KeyboardInterrupt:
+            found.append(open(target).read())
+    assert PathManager.copy(source, link, overwrite=True)
+    return found + [open(target).read(), str(os.path.islink(link))]
+
+
+def test_the_old_file_survives(bare: Host, mended: Host, tmp_path: Path) -> None:
+    for name in ("bare", "mended"):
+        (tmp_path / name).mkdir()
+    destroyed = bare.call(killed_while_copying, folder=str(tmp_path / "bare"))
+    kept = mended.call(killed_while_copying, folder=str(tmp_path / "mended"))
+    assert destroyed == ["new", "new new", "True"]
+    assert kept == ["old old", "new new", "True"]
+
+
+def test_saved_checkpoints_are_whole(checkpoint: Path) -> None:
+    folder = checkpoint.parent
+    assert {path.name for path in folder.iterdir()} == {
+        "checkpoint1.pt",
+        "checkpoint_best.pt",
+        "checkpoint_last.pt",
+    }
+    assert checkpoint.read_bytes() == (folder / "checkpoint1.pt").read_bytes()

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.compat.conftest import train_arguments
+from tests.compat.host import Failure, Host
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("torch_xla") is not None, reason="torch_xla is installed"
+)
+
+
+def test_bf16_trains(bare: Host, mended: Host, data: Path, tmp_path: Path) -> None:
+    arguments = train_arguments(data, tmp_path / "saved", "--max-epoch", "1", "--bf16")
+    with pytest.raises(Failure):
+        bare.cli("fairseq_cli.train", *arguments)
+    assert not (tmp_path / "saved" / "checkpoint_last.pt").exists()
+    mended.cli("fairseq_cli.train", *arguments)
+    assert (tmp_path / "saved" / "checkpoint_last.pt").exists()
+
+
+def parsed(flags: list) -> list:
+    from fairseq import options
+
+    parser = options.get_training_parser()
+    args = options.parse_args_and_arch(parser, ["data", "--arch", "lstm"] + flags)
+    return [args.bf16, args.tpu]
+
+
+def test_only_the_implied_tpu_is_undone(mended: Host) -> None:
+    assert mended.call(parsed, flags=["--bf16"]) == [True, False]
+    assert mended.call(parsed, flags=["--bf16", "--tpu"]) == [True, True]
+    assert mended.call(parsed, flags=["--tpu"]) == [False, True]
+    assert mended.call(parsed, flags=[]) == [False, False]
+
+
+def test_validation_parses_without_defaults(mended: Host, data: Path, checkpoint: Path) -> None:
+    flags = ["--task", "translation", "--path", checkpoint, "--cpu", "--batch-size", 16]
+    mended.cli("fairseq_cli.validate", data, *flags)

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import spectral_fairseq
+from spectral_fairseq import compat
+from spectral_fairseq.cli import doctor
+from spectral_fairseq.compat import Mend, Status
+from spectral_fairseq.compat.versions import resolve_user_dir
+
+PACKAGE = Path(spectral_fairseq.__file__).resolve().parent
+
+
+def run(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    doctor.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["doctor", *arguments])
+    return int(args.run(args))
+
+
+def test_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 0
+    text = capsys.readouterr().out
+    assert text.rstrip() == doctor.report()
+    assert text.rstrip().endswith("No problems found.")
+    assert "fully_sharded" in text and "quant-noise" in text and "adaptive-input" in text
+    for mend in compat.mend_host():
+        assert f"[{mend.status.value}] {mend.name}: {mend.defect}" in text
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--format", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["versions"]["torch"] and "0.12" in found["versions"]["fairseq"]
+    assert len(found["mends"]) == len(compat.mend_host())
+    assert found["problems"] == []
+
+
+def test_what_cannot_work_sets_the_exit_status(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = Mend("a name", "A defect.", Status.CANNOT, "a reason")
+    monkeypatch.setattr(doctor, "mend_host", lambda: [broken])
+    assert run() == 1
+    assert "PROBLEM a name: a reason" in capsys.readouterr().out
+
+
+def test_user_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(PACKAGE.parent)
+    assert resolve_user_dir("spectral_fairseq") == os.path.abspath("spectral_fairseq")
+    assert doctor.diagnose()["user_dir"]["is_this_package"]
+    (tmp_path / "spectral_fairseq").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert not doctor.diagnose()["user_dir"]["is_this_package"]
+    assert f"give --user-dir {PACKAGE} instead" in doctor.report()
+    assert resolve_user_dir("no_such_user_dir") is None

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spectral_fairseq.compat.versions import torch_release
+from tests.compat.conftest import train_arguments
+from tests.compat.host import Failure, Host
+
+refused_by_torch = pytest.mark.skipif(
+    torch_release() < (2, 6), reason="this torch refuses nothing by default"
+)
+
+
+def round_trip(content: str) -> Any:
+    """Save and load what fairseq's checkpoints, or its messages between workers, hold."""
+    import argparse
+    import io
+    from collections import OrderedDict
+
+    import numpy as np
+    import torch
+    from fairseq.distributed.utils import _put_tensors_in_obj, _split_tensors_from_obj
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.create({"model": {"lr": [0.5, 1], "name": "x", "flag": True, "none": None}})
+    contents = {
+        "arguments of a legacy arch": argparse.Namespace(arch="lstm", lr=[0.5]),
+        "a score as numpy number": {"best": np.float64(27.5), "n": np.int64(3)},
+        "counts as numpy array": {"_bleu_counts": np.array([1, 2, 3, 4]), "f": np.ones(2, "f4")},
+        "the message on resuming": _split_tensors_from_obj(
+            {"cfg": config, "model": OrderedDict(w=torch.ones(2))}, []
+        ),
+    }
+    buffer = io.BytesIO()
+    torch.save(contents[content], buffer)
+    buffer.seek(0)
+    loaded = torch.load(buffer, map_location="cpu")
+    if content == "the message on resuming":
+        loaded = _put_tensors_in_obj(loaded, [torch.ones(2)])
+        assert loaded["model"]["w"].tolist() == [1.0, 1.0]
+        assert loaded["cfg"] == config
+    else:
+        assert repr(loaded) == repr(contents[content])
+    return True
+
+
+CONTENTS = [
+    "arguments of a legacy arch",
+    "a score as numpy number",
+    "counts as numpy array",
+    "the message on resuming",
+]
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+def test_plain_content_loads(mended: Host, content: str) -> None:
+    assert mended.call(round_trip, content=content)
+
+
+@refused_by_torch
+@pytest.mark.parametrize("content", CONTENTS)
+def test_the_bare_host_refuses_it(bare: Host, content: str) -> None:
+    with pytest.raises(Failure, match="weights_only|Weights only"):
+        bare.call(round_trip, content=content)
+
+
+def load(path: str) -> None:
+    import torch
+
+    torch.load(path)
+
+
+class Payload:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return exec, (f"open({str(self.marker)!r}, 'w')",)
+
+
+@refused_by_torch
+def test_the_safety_stays_on(mended: Host, tmp_path: Path) -> None:
+    marker = tmp_path / "executed"
+    torch.save({"model": {}, "args": Payload(marker)}, tmp_path / "evil.pt")
+    with pytest.raises(Failure, match="exec"):
+        mended.call(load, path=str(tmp_path / "evil.pt"))
+    assert not marker.exists()
+
+
+def updates_in(path: str) -> int:
+    from fairseq import checkpoint_utils
+
+    state = checkpoint_utils.load_checkpoint_to_cpu(path)
+    return int(state["optimizer_history"][-1]["num_updates"])
+
+
+def test_training_resumes_after_eval_bleu(
+    bare: Host, mended: Host, data: Path, tmp_path: Path
+) -> None:
+    bleu = ["--eval-bleu", "--eval-bleu-args", '{"beam": 1, "max_len_b": 3}']
+    bleu += ["--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric"]
+    for epochs, updates in (("1", 13), ("2", 26)):
+        arguments = train_arguments(data, tmp_path, "--max-epoch", epochs, *bleu)
+        mended.cli("fairseq_cli.train", *arguments)
+        assert mended.call(updates_in, path=str(tmp_path / "checkpoint_last.pt")) == updates
+    if torch_release() >= (2, 6):
+        with pytest.raises(Failure, match="weights_only|Weights only"):
+            bare.call(updates_in, path=str(tmp_path / "checkpoint_last.pt"))

@@ -1,0 +1,279 @@
+"""What users type: every registered name trained, evaluated, reloaded, exported; and mishaps."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from spectral_fairseq.compat.checkpoints import load_checkpoint
+from tests.conftest import PACKAGE, TINY_TRANSLATION
+
+TRANSLATION = [
+    "transformer_sc",
+    "transformer_sc_iwslt_de_en",
+    "transformer_sc_wmt_en_de",
+    "transformer_sc_vaswani_wmt_en_de_big",
+    "transformer_sc_wmt_en_de_big_t2t",
+]
+LANGUAGE = ["transformer_lm_sc", "transformer_lm_sc_gpt"]
+SHARED = "--share-all-embeddings"
+SHARED_LM = "--share-decoder-input-output-embed"
+USER_DIR = ("--user-dir", PACKAGE)
+
+
+def hypotheses(output):
+    """Sentence number -> (score, text) of what fairseq-generate printed."""
+    found = re.findall(r"^H-(\d+)\t(\S+)\t(.*)$", output, re.MULTILINE)
+    return {int(number): (float(score), text) for number, score, text in found}
+
+
+def generate(run_cli, data, path, *more, **options):
+    done = run_cli(
+        *("fairseq-generate", data, "--path", path, "--beam", "2", "--batch-size", "3"),
+        *("--cpu", "--source-lang", "de", "--target-lang", "en", "--max-len-b", "12"),
+        *more,
+        **options,
+    )
+    return hypotheses(done.stdout)
+
+
+def perplexity(run_cli, data, path, *more):
+    done = run_cli(
+        *("fairseq-eval-lm", data, "--path", path, "--gen-subset", "valid", "--cpu"),
+        *("--batch-size", "2"),
+        *more,
+    )
+    return float(re.search(r"Perplexity: ([\d.]+)", done.stdout + done.stderr).group(1))
+
+
+@pytest.mark.parametrize("arch", TRANSLATION)
+def test_translation_arch(arch, train, run_cli, tiny_translation_data, tmp_path):
+    folder = train(arch, "spectrum_control", SHARED)
+    log = (folder / "log.txt").read_text()
+    (trained,) = re.findall(r"\| train \| epoch 001 \|(.*)", log)
+    (valid,) = re.findall(r"\| valid \| epoch 001 \|(.*)", log)
+    assert "spectrum" in trained and "orthogonality" in trained
+    assert "spectrum" not in valid and "orthogonality" not in valid
+    best = folder / "checkpoint_best.pt"
+    ours = generate(run_cli, tiny_translation_data, best, *USER_DIR)
+    assert len(ours) == 7  # no sentence dropped, though 7 is no multiple of 8
+    plain = tmp_path / "plain.pt"
+    run_cli("spectral-fairseq", "export", best, plain)
+    exported = generate(run_cli, tiny_translation_data, plain, cwd=tmp_path)  # no plugin
+    assert {k: text for k, (_, text) in exported.items()} == {
+        k: text for k, (_, text) in ours.items()
+    }
+
+
+@pytest.mark.parametrize("arch", LANGUAGE)
+def test_language_model_arch(arch, train, run_cli, tiny_lm_data, tmp_path):
+    folder = train(arch, "spectrum_control", SHARED_LM)
+    best = folder / "checkpoint_best.pt"
+    ours = perplexity(run_cli, tiny_lm_data, best, *USER_DIR)
+    (valid,) = re.findall(
+        r"\| valid \| epoch 001 \|.* ppl ([\d.]+)", (folder / "log.txt").read_text()
+    )
+    assert ours == pytest.approx(float(valid), rel=0.02)
+    plain = tmp_path / "plain.pt"
+    run_cli("spectral-fairseq", "export", best, plain)
+    # Without the plugin the host may drop the last batch; one batch of all sentences cannot be.
+    assert perplexity(
+        run_cli, tiny_lm_data, plain, "--required-batch-size-multiple", "1"
+    ) == pytest.approx(ours, rel=1e-3)
+
+
+def test_interactive_translates_each_line(train, run_cli, tiny_translation_data):
+    best = train("transformer_sc", "spectrum_control", SHARED) / "checkpoint_best.pt"
+    lines = (tiny_translation_data / "test.de").read_text().splitlines()
+    done = run_cli(
+        *("fairseq-interactive", tiny_translation_data, "--path", best, *USER_DIR, "--cpu"),
+        *("--source-lang", "de", "--target-lang", "en", "--max-len-b", "12", "--beam", "2"),
+        *("--input", tiny_translation_data / "test.de", "--buffer-size", "3"),
+        *("--batch-size", "3"),
+    )
+    assert len(hypotheses(done.stdout)) == len(lines)
+    generated = generate(run_cli, tiny_translation_data, best, *USER_DIR)
+    assert {k: t for k, (_, t) in hypotheses(done.stdout).items()} == {
+        k: t for k, (_, t) in generated.items()
+    }
+
+
+def test_validate_repeats_the_training_loops_figures(train, run_cli, tiny_translation_data):
+    folder = train("transformer_sc", "spectrum_control", SHARED)
+    done = run_cli(
+        *("fairseq-validate", tiny_translation_data, "--path", folder / "checkpoint_last.pt"),
+        *(*USER_DIR, "--task", "translation", "--source-lang", "de", "--target-lang", "en"),
+        *("--cpu", "--max-tokens", "96", "--valid-subset", "valid", "--log-format", "simple"),
+    )
+    pattern = r"\bvalid\b.*?\| loss ([\d.]+) \| nll_loss ([\d.]+)"
+    (during,) = re.findall(pattern, (folder / "log.txt").read_text())
+    (after,) = re.findall(pattern, done.stdout + done.stderr)
+    assert during == after
+
+
+def test_ensemble_of_a_plain_and_a_factored_model(train, run_cli, tiny_translation_data):
+    ours = train("transformer_sc", "spectrum_control", SHARED) / "checkpoint_best.pt"
+    plain = train("transformer", "label_smoothed_cross_entropy", SHARED) / "checkpoint_best.pt"
+    both = generate(run_cli, tiny_translation_data, f"{ours}:{plain}", *USER_DIR)
+    assert len(both) == 7
+
+
+@pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 1), reason="no half precision on a CPU"
+)
+def test_half_precision_generation(train, run_cli, tiny_translation_data):
+    best = train("transformer_sc", "spectrum_control", SHARED) / "checkpoint_best.pt"
+    full = generate(run_cli, tiny_translation_data, best, *USER_DIR)
+    half = generate(run_cli, tiny_translation_data, best, *USER_DIR, "--fp16")
+    for number, (score, _) in full.items():
+        assert half[number][0] == pytest.approx(score, rel=0.05)
+
+
+def same_models(first, second):
+    first, second = (load_checkpoint(f / "checkpoint_last.pt")["model"] for f in (first, second))
+    assert first.keys() == second.keys()
+    return all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_resumed_equals_uninterrupted(train):
+    """In the middle of an epoch, with a table that is off its constraint set."""
+    run = ("transformer_sc", "spectrum_control", SHARED, "--max-epoch", 3)
+    run += ("--spectrum-weight", "0.1", "--orthogonality-weights", "0.1,0.1,0.1,0.1")
+    through = train(*run, "--max-update", 7)
+    half = train(*run, "--max-update", 3)
+    resumed = train(*run, "--max-update", 7, "--restore-file", half / "checkpoint_last.pt")
+    assert not same_models(half, through)
+    assert same_models(resumed, through)
+
+
+@pytest.mark.parametrize(
+    "how", [("--finetune-from-model",), ("--reset-optimizer", "--restore-file")]
+)
+def test_a_plain_checkpoint_is_continued_with_a_factored_table(how, train):
+    plain = train("transformer", "label_smoothed_cross_entropy", SHARED) / "checkpoint_last.pt"
+    # A learning rate of zero: what is saved is what was restored.
+    options = ("--lr", "0", "--max-epoch", "9", "--max-update", "5")
+    folder = train("transformer_sc", "spectrum_control", SHARED, *options, *how, plain)
+    before = load_checkpoint(plain)["model"]["decoder.embed_tokens.weight"]
+    after = load_checkpoint(folder / "checkpoint_last.pt")["model"]
+    prefix = "decoder.embed_tokens."
+    dense = (after[prefix + "U"] * after[prefix + "sigma"]) @ (after[prefix + "V"] / 16).t()
+    torch.testing.assert_close(dense, before, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def run_two_workers():
+    """Train with two CPU workers, as docs/compatibility.md describes."""
+
+    def run(data, folder, arch, criterion, *more):
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"),
+            *("--master_port", "29617", "--no-python", "bash", "-c"),
+            f'exec {sys.executable} -m fairseq_cli.train "$@" --distributed-rank $RANK',
+            *("_", data, *USER_DIR, "--save-dir", folder, "--arch", arch),
+            *("--criterion", criterion, "--task", "translation", "--source-lang", "de"),
+            *("--target-lang", "en", *TINY_TRANSLATION, "--seed", "1", "--num-workers", "0"),
+            *("--max-epoch", "1", "--cpu", "--distributed-world-size", "2"),
+            *("--distributed-backend", "gloo", "--distributed-init-method", "env://"),
+            *("--distributed-no-spawn", "--ddp-backend", "legacy_ddp", *more),
+        ]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PACKAGE.parent)}
+        done = subprocess.run(
+            list(map(str, command)), env=env, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+        return folder
+
+    return run
+
+
+@pytest.mark.parametrize("criterion", ["spectrum_control", "mle_cosreg", "weight_norm"])
+def test_two_workers_equal_one_with_update_freq_two(
+    criterion, run_two_workers, train, tiny_translation_data, tmp_path
+):
+    more = ("--batch-size", "6", "--max-tokens", "1000", "--max-update", "3", "--dropout", "0")
+    more += ("--orthogonality-weights", "0.1,0.1,0.1,0.1", "--spectrum-weight", "0.1")
+    more += ("--cosreg-weight", "1", "--weight-norm-weight", "0.1", "--optimizer", "sgd")
+    more += ("--lr", "0.1", "--no-epoch-checkpoints")
+    one = train("transformer_sc", criterion, SHARED, "--update-freq", "2", *more)
+    two = run_two_workers(
+        tiny_translation_data, tmp_path / "two", "transformer_sc", criterion, SHARED, *more
+    )
+    first, second = (load_checkpoint(f / "checkpoint_last.pt")["model"] for f in (one, two))
+    for key in first:
+        torch.testing.assert_close(first[key], second[key], rtol=1e-5, atol=1e-6)
+
+
+def test_hydra_preset_trains_and_its_checkpoint_translates(
+    run_cli, tiny_translation_data, tmp_path
+):
+    root = PACKAGE.parent
+    if not (root / "examples" / "hydra").is_dir():
+        pytest.skip("the presets are part of the source tree")
+    run_cli(
+        *("fairseq-hydra-train", "--config-dir", root / "examples" / "hydra"),
+        *("--config-name", "translation_sc", f"task.data={tiny_translation_data}"),
+        *("task.source_lang=de", "task.target_lang=en", f"common.user_dir={PACKAGE}"),
+        *("common.cpu=true", "model.encoder_embed_dim=16", "model.decoder_embed_dim=16"),
+        *("model.encoder_layers=1", "model.decoder_layers=1", "optimization.max_update=2"),
+        *("dataset.max_tokens=96", f"checkpoint.save_dir={tmp_path}", "dataset.num_workers=0"),
+        cwd=tmp_path,
+    )
+    best = tmp_path / "checkpoint_best.pt"
+    assert len(generate(run_cli, tiny_translation_data, best, *USER_DIR)) == 7
+    model = load_checkpoint(best)["cfg"]["model"]
+    assert model["_name"] == "transformer_sc_iwslt_de_en" and model["spectrum_c1"] == "auto"
+
+
+def failing(run_cli, data, folder, *argv):
+    done = run_cli(
+        *("fairseq-train", data, *USER_DIR, "--save-dir", folder, "--task", "translation"),
+        *("--source-lang", "de", "--target-lang", "en", "--optimizer", "adam", "--lr", "0.001"),
+        *("--max-tokens", "96", "--max-update", "2", "--num-workers", "0"),
+        *(*TINY_TRANSLATION, *argv),
+        rc=None,
+    )
+    assert done.returncode != 0
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (("--arch", "transformer", "--criterion", "spectrum_control"), "--embedding-type svd"),
+        (
+            ("--arch", "transformer_sc", "--criterion", "spectrum_control")
+            + ("--encoder-embed-dim", "64", "--decoder-embed-dim", "64", SHARED),
+            "N >= d",
+        ),
+        (
+            ("--arch", "transformer_sc", "--criterion", "spectrum_control")
+            + ("--spectrum-prior", "linear"),
+            "invalid choice: 'linear'",
+        ),
+        (
+            ("--arch", "transformer_sc", "--criterion", "spectrum_control")
+            + ("--orthogonality-weights", "1,2,3"),
+            "four numbers",
+        ),
+    ],
+)
+def test_bad_input_stops_before_training(argv, message, run_cli, tiny_translation_data, tmp_path):
+    output = failing(run_cli, tiny_translation_data, tmp_path / "saved", *argv)
+    assert message in output
+    assert not list((tmp_path / "saved").glob("*.pt"))
+
+
+def test_a_truncated_checkpoint_is_named_and_left_alone(
+    run_cli, train, tiny_translation_data, tmp_path
+):
+    good = train("transformer_sc", "spectrum_control", SHARED) / "checkpoint_last.pt"
+    bad = tmp_path / "checkpoint_last.pt"
+    bad.write_bytes(good.read_bytes()[:2000])
+    argv = ("--arch", "transformer_sc", "--criterion", "spectrum_control", SHARED)
+    output = failing(run_cli, tiny_translation_data, tmp_path, *argv)
+    assert "CheckpointError" in output and str(bad) in output
+    assert bad.stat().st_size == 2000
