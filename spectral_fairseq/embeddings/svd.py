@@ -30,6 +30,8 @@ from spectral_fairseq.functional.spectrum import prior_spectrum
 # near 1. V is shared by all words: a step on it rotates every vector at once, about as far as a
 # plain table's vectors move one by one, and coherently. v slows that down. docs/spectrum.md has
 # the training curves from which the default v was chosen.
+#
+# v is part of the checkpoint format: what is saved is V'.
 V_SCALE = 16.0
 
 
@@ -88,7 +90,6 @@ class SVDEmbedding(nn.Module):
         self.embedding_dim = embedding_dim
         self.padding_idx = padding_idx
         self.v_scale = V_SCALE
-        self.num_updates = 0
         self.prior_kind, self.c1, self.c2, self.gamma = prior, c1, c2, gamma
         self.U = nn.Parameter(torch.zeros(num_embeddings, embedding_dim))
         self.sigma = nn.Parameter(torch.ones(embedding_dim))
@@ -169,9 +170,17 @@ class SVDEmbedding(nn.Module):
         rows = F.embedding(tokens, self.U, self.padding_idx)  # [*, d]
         return F.linear(rows * self.sigma, self.V / self.v_scale)
 
+    def operands(self, features: Tensor) -> Tuple[Tensor, Tensor]:
+        """(x, M) such that x M' are the logits W h of ``features`` h, shape (*, d).
+
+        x = (h V) sigma, shape (*, d), and M = U, shape (N, d): W is never built.
+        """
+        return torch.matmul(features, self.V / self.v_scale) * self.sigma, self.U
+
     def project(self, features: Tensor) -> Tensor:
-        """Logits W h of ``features`` h, shape (*, d), by way of (h V) sigma: shape (*, N)."""
-        return F.linear(torch.matmul(features, self.V / self.v_scale) * self.sigma, self.U)
+        """Logits W h of ``features`` h, shape (*, d): shape (*, N)."""
+        rows, matrix = self.operands(features)
+        return F.linear(rows, matrix)
 
     @property
     def weight(self) -> Tensor:
@@ -191,10 +200,6 @@ class SVDEmbedding(nn.Module):
         u_gram = gram(self.U.float(), self.excluded_rows) / self.scale.square()
         v_gram = gram(self.V.float()) / self.v_scale**2
         return u_gram, v_gram
-
-    def set_num_updates(self, num_updates: int) -> None:
-        """fairseq's hook, called before each training step."""
-        self.num_updates = num_updates
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
         """fairseq's hook: turn a plain checkpoint's table into factors, in place.

@@ -60,8 +60,10 @@ def adversarial_margin(
     return margin if padding_idx is None else margin.masked_fill(targets.eq(padding_idx), 0.0)
 
 
-def adversarial_logits(logits: Tensor, targets: Tensor, margin: Tensor) -> Tensor:
-    """Logits whose target entries are lowered by ``margin``; the argument is left as it is.
+def adversarial_logits(
+    logits: Tensor, targets: Tensor, margin: Tensor, inplace: bool = False
+) -> Tensor:
+    """Logits whose target entries are lowered by ``margin``.
 
     Whatever loss follows, label smoothing included, is then that of the perturbed output layer.
 
@@ -69,12 +71,17 @@ def adversarial_logits(logits: Tensor, targets: Tensor, margin: Tensor) -> Tenso
         logits: shape (*, N).
         targets: shape (*), each from 0 to N - 1, padding included.
         margin: of :func:`adversarial_margin`, shape (*).
+        inplace: write into ``logits``, which saves a copy of them: right for the fresh result of
+            an output product that nobody else will read.
 
     Returns:
         Shape (*, N), of the dtype of ``logits``.
     """
     index = targets.unsqueeze(-1)  # [*, 1]
-    return logits.scatter_add(-1, index, -margin.unsqueeze(-1).to(logits.dtype))
+    change = -margin.unsqueeze(-1).to(logits.dtype)  # [*, 1]
+    if inplace:
+        return logits.scatter_add_(-1, index, change)
+    return logits.scatter_add(-1, index, change)
 
 
 @torch.no_grad()

@@ -1,31 +1,38 @@
 """The single softmax, p(y | h) = softmax(W h)_y, over a table that may be stored in factors."""
 
-from __future__ import annotations
+# No "from __future__ import annotations" here: TorchScript reads the annotations.
+from typing import Optional, Tuple
 
-from typing import Dict
+from torch import Tensor
 
-from torch import Tensor, nn
+from spectral_fairseq.functional.blockwise import blockwise_cross_entropy
+from spectral_fairseq.heads.base import Head
 
-from spectral_fairseq.embeddings.svd import SVDEmbedding
 
-
-class SoftmaxHead(nn.Module):
+class SoftmaxHead(Head):
     """Logits of hidden states through a table's own product.
 
     Args:
-        table: may be shared with look-ups.
+        table: one of :mod:`spectral_fairseq.embeddings`; it may be shared with look-ups.
     """
-
-    def __init__(self, table: SVDEmbedding) -> None:
-        super().__init__()
-        self.table = table
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits, shape (*, N), of ``features``, shape (*, d)."""
         return self.table.project(features)
 
-    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        """fairseq's hook: a plain checkpoint keeps the output table as ``weight`` of a Linear."""
-        weight = state_dict.pop(f"{name}.weight", None)
-        if weight is not None and f"{name}.table.U" not in state_dict:
-            state_dict[f"{name}.table.weight"] = weight
+    def loss(
+        self,
+        features: Tensor,
+        targets: Tensor,
+        label_smoothing: float = 0.0,
+        ignore_index: Optional[int] = None,
+    ) -> Tuple[Tensor, Tensor]:
+        """As in the base."""
+        rows, matrix = self.table.operands(features.flatten(0, -2))
+        return blockwise_cross_entropy(
+            rows,
+            targets.flatten(),
+            matrix,
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
+        )

@@ -7,7 +7,8 @@ which ``torch.load(weights_only=True)`` refuses. A plain dict is safe, and enoug
 model as attributes. An ``OrderedDict`` is the one type that is safe, is a mapping, and may carry
 attributes: torch allows it for the metadata of state dicts. So each flag of an exported
 translation model is stored as an entry and as an attribute, together with the task's flags, as in
-fairseq's Namespace.
+fairseq's Namespace. A Namespace that the original holds elsewhere, as it does for some multilingual
+tasks, is stored in the same way.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.data import Dictionary
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from omegaconf import OmegaConf
-from torch import Tensor, nn
+from torch import Tensor
 
 from spectral_fairseq.analysis.collapse import collapse_tables
 from spectral_fairseq.errors import CheckpointError, UnsupportedError
@@ -148,7 +149,10 @@ def _host_model(cfg: Mapping[str, Any]) -> str:
 
 
 def _plain_cfg(cfg: Mapping[str, Any], host_name: str) -> Dict[str, Any]:
-    plain = dict(cfg)
+    plain = {
+        name: _with_attributes(vars(node)) if isinstance(node, Namespace) else node
+        for name, node in cfg.items()
+    }
     plain["common"] = {**cfg["common"], "user_dir": None}
     plain["criterion"] = _plain_criterion(cfg["criterion"])
     plain["model"] = _plain_flags(cfg, host_name)
@@ -163,10 +167,15 @@ def _plain_flags(cfg: Mapping[str, Any], host_name: str) -> Dict[str, Any]:
     flags["_name"] = host_name
     if is_lm:
         return flags
+    task = vars(cfg["task"]) if isinstance(cfg["task"], Namespace) else cfg["task"]
+    names = {"task": task.get("_name") or task["task"], "arch": host_name}
+    return _with_attributes({**task, **flags, **names})
+
+
+def _with_attributes(flags: Mapping[str, Any]) -> Dict[str, Any]:
     # See Note [Flags of an exported Transformer].
-    task = dict(cfg["task"])
-    both = OrderedDict({**task, "task": task.pop("_name"), **flags, "arch": host_name})
-    vars(both).update(both)
+    both = OrderedDict(flags)
+    vars(both).update(flags)
     return both
 
 
@@ -220,8 +229,10 @@ def _dictionary(size: int) -> Dictionary:
     return dictionary
 
 
-def _build(checkpoint: Mapping[str, Any], task: Any) -> nn.Module:
-    cfg = {key: dict(node) for key, node in checkpoint["cfg"].items() if isinstance(node, dict)}
+def _build(checkpoint: Mapping[str, Any], task: Any) -> Any:
+    # The model's flags refer to those of the other two.
+    nodes = {name: checkpoint["cfg"].get(name) for name in ("model", "task", "common")}
+    cfg = {name: dict(node) for name, node in nodes.items() if isinstance(node, dict)}
     for name in _EMBEDDING_FILES:
         if cfg["model"].get(name):
             cfg["model"][name] = None
@@ -237,7 +248,7 @@ def _build(checkpoint: Mapping[str, Any], task: Any) -> nn.Module:
     return model.float().eval()
 
 
-def _random_batch(task: Any, model: nn.Module, generator: torch.Generator) -> Dict[str, Tensor]:
+def _random_batch(task: Any, model: Any, generator: torch.Generator) -> Dict[str, Tensor]:
     def tokens(dictionary: Dictionary, length: int, pad_left: bool) -> Tensor:
         rows = torch.randint(dictionary.nspecial, len(dictionary), (3, length), generator=generator)
         for row, padding in enumerate((0, length // 3, length // 2)):

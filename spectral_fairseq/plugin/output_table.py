@@ -97,9 +97,9 @@ def output_layer_replaced(
     decoder: Any = decoder_of(model)
     if not callable(getattr(type(decoder), "output_layer", None)):
         raise ConfigurationError(
-            "a decoder with an output_layer for --adversarial-epsilon",
+            "a decoder with an output_layer for --adversarial-epsilon or --blockwise-loss",
             f"{type(decoder).__name__}, which has none",
-            "Use a transformer, transformer_lm or lstm arch, or drop --adversarial-epsilon.",
+            "Use a transformer, transformer_lm or lstm arch, or drop the flag.",
         )
     decoder.output_layer = wrap(decoder.output_layer)
     try:

@@ -68,6 +68,10 @@ def test_sharing(task, options, count, encoder_is_svd):
     model = build_model(task, **options).eval()
     assert len(svd_tables(model)) == count
     assert isinstance(model.encoder.embed_tokens, SVDEmbedding) == encoder_is_svd
+    tied = options["share_all_embeddings"] or "share_decoder_input_output_embed" in options
+    assert (model.decoder.output_projection.table is model.decoder.embed_tokens) == tied
+    if options["share_all_embeddings"]:
+        assert model.encoder.embed_tokens is model.decoder.embed_tokens
     sample = make_sample(task)
     logits, _ = model(**sample["net_input"])
     assert logits.shape == (3, 7, len(task.target_dictionary))

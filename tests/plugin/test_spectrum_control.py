@@ -161,8 +161,8 @@ def test_penalties_are_float32_under_autocast(task):
         ({"orthogonality_weights": "0.1,0.1,0,0,0"}, "four numbers"),
         ({"orthogonality_weights": "a,b,c,d"}, "four numbers"),
         ({"orthogonality_weights": "0.1,-1,0,0"}, "--orthogonality-weights"),
-        ({"orthogonality_interval": "0"}, "--orthogonality-interval"),
-        ({"orthogonality_interval": "often"}, "--orthogonality-interval"),
+        ({"penalty_interval": "0"}, "--penalty-interval"),
+        ({"penalty_interval": "often"}, "--penalty-interval"),
     ],
 )
 def test_bad_weights_are_refused(task, options, message):
@@ -174,8 +174,8 @@ def test_lazy_orthogonality_keeps_the_summed_gradient(task):
     """Every third update at three times the weight: the same sum while the table stands still."""
     model, sample = build_model(task).train(), make_sample(task)
     table = off_constraint(model)
-    lazy = build_criterion(task, orthogonality_interval="3", **HEAVY)
-    exact = build_criterion(task, orthogonality_interval="1", **HEAVY)
+    lazy = build_criterion(task, penalty_interval="3", **HEAVY)
+    exact = build_criterion(task, penalty_interval="1", **HEAVY)
     sums = []
     for criterion in (lazy, exact):
         model.zero_grad()

@@ -13,7 +13,8 @@ too weak, and its strength would change with the batch.
 """
 
 # No "from __future__ import annotations" here: fairseq and omegaconf read the field types.
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Tuple
 
 import torch
@@ -25,18 +26,23 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
+from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.adversarial import (
     adversarial_logits,
     adversarial_margin,
     unperturbed_nll,
 )
+from spectral_fairseq.functional.blockwise import blockwise_cross_entropy
 from spectral_fairseq.functional.weight_norm import row_norms
+from spectral_fairseq.heads import SoftmaxHead
+from spectral_fairseq.heads.mixture import MixtureHead
 from spectral_fairseq.plugin.criterions.penalties import (
     Penalties,
     PenaltyFlags,
     checked_weight,
 )
 from spectral_fairseq.plugin.output_table import (
+    decoder_of,
     factored_table,
     output_layer_replaced,
     output_table,
@@ -46,6 +52,14 @@ from spectral_fairseq.plugin.output_table import (
 @dataclass
 class PenalisedCriterionConfig(PenaltyFlags, LabelSmoothedCrossEntropyCriterionConfig):
     """The flags of ``label_smoothed_cross_entropy``, and a weight for each penalty."""
+
+    blockwise_loss: bool = field(
+        default=False,
+        metadata={
+            "help": "in training compute a softmax's loss block by block, without holding tokens "
+            "x words; equal up to rounding. Mixtures always do"
+        },
+    )
 
 
 class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
@@ -65,6 +79,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         )
         self.penalties = Penalties(cfg, task.target_dictionary)
         self.adversarial_epsilon = checked_weight("--adversarial-epsilon", cfg.adversarial_epsilon)
+        self.blockwise_loss = cfg.blockwise_loss
 
     @classmethod
     def build_criterion(cls, cfg: Any, task: Any) -> "PenalisedCrossEntropy":
@@ -75,8 +90,11 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         """As ``label_smoothed_cross_entropy``, with the penalties added to the loss in training."""
         if not model.training:
             return super().forward(model, sample, reduce=reduce)
+        blockwise_head = self._blockwise_head(model)
         if self.adversarial_epsilon:
             loss, sample_size, logging_output = self._adversarial(model, sample, reduce)
+        elif blockwise_head is not None and reduce and not self.report_accuracy:
+            loss, sample_size, logging_output = self._blockwise(model, sample, blockwise_head)
         else:
             loss, sample_size, logging_output = super().forward(model, sample, reduce=reduce)
         for penalty in self.penalties(model):
@@ -85,6 +103,68 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             # Not every penalty is there at every update: its own sum of sizes goes along.
             logging_output[penalty.name] = penalty.value.detach() * sample_size
             logging_output[f"{penalty.name}_size"] = sample_size
+        return loss, sample_size, logging_output
+
+    def _blockwise_head(self, model: nn.Module) -> Any:
+        """The head whose own loss is to be taken, or ``None`` for that of the full scores."""
+        head = getattr(decoder_of(model), "output_projection", None)
+        if isinstance(head, MixtureHead):
+            if self.adversarial_epsilon:
+                raise ConfigurationError(
+                    "a single softmax for --adversarial-epsilon",
+                    f"the mixture {type(head).__name__}, which has no one logit for a target",
+                    "Use --output-head softmax, or drop --adversarial-epsilon.",
+                )
+            return head
+        if not self.blockwise_loss:
+            return None
+        return head if isinstance(head, SoftmaxHead) else self._softmax_of_the_host(model)
+
+    def _softmax_of_the_host(self, model: nn.Module) -> Any:
+        weight = output_table(model, self.penalties.num_words)
+        layer = getattr(decoder_of(model), "output_projection", None)
+        if getattr(layer, "bias", None) is not None:
+            raise ConfigurationError(
+                "an output layer without bias for --blockwise-loss",
+                f"a bias in {type(layer).__name__}",
+                "Drop --blockwise-loss.",
+            )
+
+        def loss(features: Tensor, targets: Tensor, eps: float, ignore_index: int) -> Any:
+            return blockwise_cross_entropy(
+                features.flatten(0, -2),
+                targets.flatten(),
+                weight,
+                label_smoothing=eps,
+                ignore_index=ignore_index,
+            )
+
+        return SimpleNamespace(loss=loss)
+
+    def _blockwise(
+        self, model: nn.Module, sample: Any, head: Any
+    ) -> Tuple[Tensor, Any, Dict[str, Any]]:
+        """The same likelihood from the head's own loss, taken where the scores would be made."""
+        target = sample["target"]
+
+        def loss_instead(output_layer: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+            def run(features: Tensor) -> Tensor:
+                skip = self.ignore_prefix_size
+                pair = head.loss(features[:, skip:], target[:, skip:], self.eps, self.padding_idx)
+                return torch.stack(pair)
+
+            return run
+
+        with output_layer_replaced(model, loss_instead):
+            (loss, nll), *_ = model(**sample["net_input"])
+        sample_size = target.size(0) if self.sentence_avg else sample["ntokens"]
+        logging_output = {
+            "loss": loss.detach(),
+            "nll_loss": nll.detach(),
+            "ntokens": sample["ntokens"],
+            "nsentences": target.size(0),
+            "sample_size": sample_size,
+        }
         return loss, sample_size, logging_output
 
     def _adversarial(
@@ -105,7 +185,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
                     features, row_norms(vectors), target, self.adversarial_epsilon, self.padding_idx
                 )
                 margins.append(margin.detach())
-                return adversarial_logits(output_layer(features), target, margin)
+                return adversarial_logits(output_layer(features), target, margin, inplace=True)
 
             return perturbed
 

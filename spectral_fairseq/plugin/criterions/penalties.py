@@ -9,7 +9,7 @@ import torch
 from fairseq.dataclass import FairseqDataclass
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.svd import SVDEmbedding
+from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.cosine import cosine_penalty
 from spectral_fairseq.functional.counts import smoothed_log_counts
@@ -26,12 +26,14 @@ from spectral_fairseq.functional.weight_norm import (
 from spectral_fairseq.plugin.models.tables import uncounted_rows
 from spectral_fairseq.plugin.output_table import factored_table, output_table, svd_tables
 
-# Note [Lazy orthogonality]
-# -------------------------
-# U'U costs N d^2, forward and again backward, which no batch size amortises: at N = 267,735 and
-# d = 410 about a quarter of the softmax of 1,024 tokens. U moves by far less than its own size in
-# a few updates, so for large N the terms are computed every k-th update with k times their
-# weight: the gradient summed over k updates stays the same to first order.
+# Note [Lazy penalties]
+# ---------------------
+# A penalty on a whole table costs the same whatever the batch: at N = 267,735 and d = 410 the N d^2
+# products of U'U, forward and again backward, are about a quarter of the softmax of 1,024 tokens,
+# and a gradient of N d numbers alone is 2 % of such a step. A table moves by far less than its own
+# size in a few updates, so for large N these penalties are computed every k-th update with k times
+# their weight: the gradient summed over k updates stays the same to first order. The spectrum
+# penalty looks at d numbers and is always there.
 WORDS_PER_INTERVAL_STEP = 32768
 
 
@@ -56,11 +58,11 @@ class PenaltyFlags(FairseqDataclass):
             "||V'V-I||_2^2 of an SVD table"
         },
     )
-    orthogonality_interval: str = field(
+    penalty_interval: str = field(
         default="auto",
         metadata={
-            "help": "compute the orthogonality terms every k-th update, k times as strong; 'auto' "
-            "is 1 up to 65,535 words and grows with the dictionary"
+            "help": "compute the penalties on whole tables every k-th update, k times as strong; "
+            "'auto' is 1 up to 65,535 words and grows with the dictionary"
         },
     )
     weight_norm_weight: float = field(
@@ -121,13 +123,14 @@ class Penalties:
         self.cosreg_weight = checked_weight("--cosreg-weight", cfg.cosreg_weight)
         self.spectrum_weight = checked_weight("--spectrum-weight", cfg.spectrum_weight)
         self.orthogonality_weights = parse_orthogonality_weights(cfg.orthogonality_weights)
-        self.orthogonality_interval = parse_interval(cfg.orthogonality_interval)
         self.weight_norm_weight = checked_weight("--weight-norm-weight", cfg.weight_norm_weight)
         self.spectral_normalization_weight = checked_weight(
             "--spectral-normalization-weight", cfg.spectral_normalization_weight
         )
         self.d_optimal_weight = checked_weight("--d-optimal-weight", cfg.d_optimal_weight)
         self.num_words = len(dictionary)
+        # See Note [Lazy penalties].
+        self.interval = parse_interval(cfg.penalty_interval) or interval_for(self.num_words)
         self.excluded = torch.tensor(uncounted_rows(dictionary))
         self.target = torch.tensor(checked_weight("--weight-norm-target", cfg.weight_norm_target))
         if cfg.weight_norm_target_by_count:
@@ -145,46 +148,48 @@ class Penalties:
         device = next(model.parameters()).device
         with torch.autocast(device.type, enabled=False):
             if self.spectrum_weight or any(self.orthogonality_weights):
-                due.extend(self._of_svd_tables(svd_tables(model)))
-            if self.cosreg_weight or self.weight_norm_weight:
-                due.extend(self._of_vectors(output_table(model, self.num_words).float()))
+                tables = svd_tables(model)
+                if self.spectrum_weight:
+                    value = _total(
+                        lambda t: spectrum_penalty(t.singular_values(), t.prior()), tables
+                    )
+                    due.append(Penalty("spectrum", self.spectrum_weight, value))
+            if getattr(model, "num_updates", 0) % self.interval:
+                return due
+            lazy: List[Penalty] = []
+            if any(self.orthogonality_weights):
+                value = _total(
+                    lambda t: orthogonality_penalty(*t.grams(), self.orthogonality_weights), tables
+                )
+                lazy.append(Penalty("orthogonality", 1.0, value))
+            if self.cosreg_weight:
+                weight, excluded = self._output_table(model)
+                lazy.append(Penalty("cosine", self.cosreg_weight, cosine_penalty(weight, excluded)))
+            if self.weight_norm_weight:
+                lazy.append(Penalty("weight_norm", self.weight_norm_weight, self._of_norms(model)))
             if self.spectral_normalization_weight or self.d_optimal_weight:
-                due.extend(self._of_singular_values(model))
-        return due
+                lazy.extend(self._of_singular_values(model))
+        return due + [p._replace(weight=p.weight * self.interval) for p in lazy]
 
-    def _of_svd_tables(self, tables: List[SVDEmbedding]) -> List[Penalty]:
-        due = []
-        if self.spectrum_weight:
-            value = _total(lambda t: spectrum_penalty(t.singular_values(), t.prior()), tables)
-            due.append(Penalty("spectrum", self.spectrum_weight, value))
-        # See Note [Lazy orthogonality].
-        interval = self.orthogonality_interval or interval_for(
-            max(table.num_embeddings for table in tables)
-        )
-        if any(self.orthogonality_weights) and tables[0].num_updates % interval == 0:
-            value = _total(
-                lambda t: orthogonality_penalty(*t.grams(), self.orthogonality_weights), tables
-            )
-            due.append(Penalty("orthogonality", float(interval), value))
-        return due
+    def _output_table(self, model: nn.Module) -> Tuple[Tensor, Tensor]:
+        weight = output_table(model, self.num_words).float()
+        return weight, self.excluded.to(weight.device)
 
-    def _of_vectors(self, weight: Tensor) -> List[Penalty]:
-        due = []
-        excluded = self.excluded.to(weight.device)
-        if self.cosreg_weight:
-            due.append(Penalty("cosine", self.cosreg_weight, cosine_penalty(weight, excluded)))
-        if self.weight_norm_weight:
-            value = weight_norm_penalty(row_norms(weight), self.target.to(weight.device), excluded)
-            due.append(Penalty("weight_norm", self.weight_norm_weight, value))
-        return due
+    def _of_norms(self, model: nn.Module) -> Tensor:
+        table = factored_table(model)
+        if isinstance(table, WeightNormEmbedding):  # knows its norms without building W
+            norms, excluded = table.norms(), table.excluded_rows
+        else:
+            weight, excluded = self._output_table(model)
+            norms = row_norms(weight)
+        return weight_norm_penalty(norms, self.target.to(norms.device), excluded)
 
     def _of_singular_values(self, model: nn.Module) -> List[Penalty]:
         table = factored_table(model)
         if isinstance(table, SVDEmbedding):
             sigma = table.singular_values()
         else:
-            weight = output_table(model, self.num_words).float()
-            sigma = singular_values(weight, self.excluded.to(weight.device))
+            sigma = singular_values(*self._output_table(model))
         due = []
         if self.spectral_normalization_weight:
             value = spectral_normalization_penalty(sigma)
@@ -230,7 +235,7 @@ def parse_orthogonality_weights(text: str) -> Tuple[float, float, float, float]:
 
 
 def parse_interval(text: str) -> Optional[int]:
-    """``--orthogonality-interval`` as a number of updates, ``None`` for ``auto``.
+    """``--penalty-interval`` as a number of updates, ``None`` for ``auto``.
 
     Raises:
         ConfigurationError: neither ``auto`` nor a whole number from 1.
@@ -239,7 +244,7 @@ def parse_interval(text: str) -> Optional[int]:
         return None
     if not str(text).isdigit() or int(text) < 1:
         raise ConfigurationError(
-            "--orthogonality-interval to be 'auto' or a whole number >= 1",
+            "--penalty-interval to be 'auto' or a whole number >= 1",
             repr(text),
             "Correct it.",
         )
@@ -247,5 +252,5 @@ def parse_interval(text: str) -> Optional[int]:
 
 
 def interval_for(num_words: int) -> int:
-    """The automatic ``--orthogonality-interval`` for a dictionary of ``num_words``."""
+    """The automatic ``--penalty-interval`` for a dictionary of ``num_words``."""
     return max(1, num_words // WORDS_PER_INTERVAL_STEP)

@@ -9,8 +9,9 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.functional.spectrum import PRIORS
 
-EMBEDDING_TYPES = ("plain", "svd")
+EMBEDDING_TYPES = ("plain", "svd", "weight-norm")
 EMBEDDING_TABLES = ("output", "all")
+OUTPUT_HEADS = ("softmax", "mos", "moc")
 
 
 @dataclass
@@ -19,7 +20,10 @@ class SpectralOptions(FairseqDataclass):
 
     embedding_type: ChoiceEnum(EMBEDDING_TYPES) = field(  # type: ignore[valid-type]
         default="plain",
-        metadata={"help": "parameterisation of the embedding table: a plain matrix or its SVD"},
+        metadata={
+            "help": "parameterisation of the embedding table: a plain matrix, its singular value "
+            "decomposition, or lengths and directions"
+        },
     )
     embedding_tables: ChoiceEnum(EMBEDDING_TABLES) = field(  # type: ignore[valid-type]
         default="output",
@@ -45,6 +49,28 @@ class SpectralOptions(FairseqDataclass):
     spectrum_gamma: Optional[float] = field(
         default=None,
         metadata={"help": "gamma of the prior; 1 for exponential and 0.5 for polynomial if unset"},
+    )
+    weight_norm_init_sigma: float = field(
+        default=0.5,
+        metadata={"help": "sigma: a weight-norm table's vectors start sigma log(count) long"},
+    )
+    weight_norm_init_range: float = field(
+        default=0.1, metadata={"help": "r: their directions are drawn from [-r, r]"}
+    )
+    weight_norm_gradient_scale: float = field(
+        default=0.1,
+        metadata={"help": "gamma: what the lengths' gradient has fallen to after tau epochs"},
+    )
+    weight_norm_gradient_epochs: float = field(
+        default=100.0, metadata={"help": "tau: epochs over which it falls linearly"}
+    )
+    output_head: ChoiceEnum(OUTPUT_HEADS) = field(  # type: ignore[valid-type]
+        default="softmax",
+        metadata={"help": "one softmax, a mixture of softmaxes or a mixture of contexts"},
+    )
+    mixture_components: int = field(default=15, metadata={"help": "K, experts of the mixture"})
+    mixture_dropout: float = field(
+        default=0.0, metadata={"help": "dropout of the experts' contexts, each apart"}
     )
 
 
@@ -82,18 +108,24 @@ def gamma_of(options: Any) -> float:
     return 1.0 if str(options.spectrum_prior) == "exponential" else 0.5
 
 
+def has_own_output(options: Any) -> bool:
+    """Whether the output layer is one of ours, rather than the host's own."""
+    return str(options.embedding_type) != "plain" or str(options.output_head) != "softmax"
+
+
 def refuse_unsupported(options: Any) -> None:
-    """Refuse what a factored table cannot be combined with, before anything is built.
+    """Refuse what our tables and heads cannot be combined with, before anything is built.
 
     Raises:
         UnsupportedError: sharded parameters, quantisation noise, adaptive input or softmax, or
             character embeddings.
     """
-    if str(options.embedding_type) == "plain":
+    if not has_own_output(options):
         return
+    chosen = f"--embedding-type {options.embedding_type} --output-head {options.output_head}"
     if _wrapped_by_fsdp():
         raise UnsupportedError(
-            f"no fully sharded parameters together with --embedding-type {options.embedding_type}",
+            f"no fully sharded parameters together with {chosen}",
             "--ddp-backend fully_sharded",
             "The penalties need the whole table outside forward: use --ddp-backend pytorch_ddp "
             "or legacy_ddp.",
@@ -108,9 +140,9 @@ def refuse_unsupported(options: Any) -> None:
     for flag, value in unsupported.items():
         if value:
             raise UnsupportedError(
-                f"no {flag} together with --embedding-type {options.embedding_type}",
+                f"no {flag} together with {chosen}",
                 f"{flag} {value}",
-                f"Drop {flag}, or use --embedding-type plain.",
+                f"Drop {flag}, or use --embedding-type plain --output-head softmax.",
             )
 
 

@@ -14,11 +14,12 @@ from spectral_fairseq.plugin.models.decoder import SpectralTransformerDecoder
 from spectral_fairseq.plugin.models.flat_config import FlatTransformerConfig, to_namespace
 from spectral_fairseq.plugin.models.options import (
     SpectralOptions,
+    has_own_output,
     refuse_unsupported,
     with_defaults,
 )
 from spectral_fairseq.plugin.models.presets import add_flags_without_defaults, register_presets
-from spectral_fairseq.plugin.models.tables import build_svd_table
+from spectral_fairseq.plugin.models.tables import build_table
 
 # Our presets carry the names of fairseq's own, whose sizes they take.
 SIZES: Dict[str, Callable[[Any], None]] = {
@@ -57,14 +58,19 @@ class SpectralTransformer(TransformerModelBase):
         cls, cfg: Any, dictionary: Any, embed_dim: int, path: Optional[str] = None
     ) -> nn.Module:
         """fairseq's hook, called once for each table of look-ups."""
-        shared = cfg.share_all_embeddings or cfg.merge_src_tgt_embed
-        if str(cfg.embedding_type) == "svd" and (shared or str(cfg.embedding_tables) == "all"):
-            return build_svd_table(cfg, dictionary, embed_dim, path)
+        shared = cfg.share_all_embeddings or getattr(cfg, "merge_src_tgt_embed", False)
+        if has_own_output(cfg) and (shared or str(cfg.embedding_tables) == "all"):
+            return build_table(cfg, dictionary, embed_dim, path)
         return super().build_embedding(cfg, dictionary, embed_dim, path)
 
     @classmethod
     def build_decoder(cls, cfg: Any, tgt_dict: Any, embed_tokens: Any) -> nn.Module:
         """fairseq's hook."""
+        if has_own_output(cfg) and cfg.share_decoder_input_output_embed:
+            if not hasattr(embed_tokens, "operands"):  # shared two ways, not with the encoder
+                embed_tokens = build_table(
+                    cfg, tgt_dict, cfg.decoder.embed_dim, cfg.decoder.embed_path
+                )
         return SpectralTransformerDecoder(
             cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention
         )
@@ -73,11 +79,20 @@ class SpectralTransformer(TransformerModelBase):
 TransformerSCConfig = with_defaults(
     SpectralTransformerConfig, "TransformerSCConfig", embedding_type="svd"
 )
+TransformerMoSConfig = with_defaults(
+    SpectralTransformerConfig, "TransformerMoSConfig", output_head="mos"
+)
 
 
 @register_model("transformer_sc", dataclass=TransformerSCConfig)
 class TransformerSC(SpectralTransformer):
-    """``--arch transformer_sc*``."""
+    """``--arch transformer_sc*``: SVD tables unless told otherwise."""
+
+
+@register_model("transformer_mos", dataclass=TransformerMoSConfig)
+class TransformerMoS(SpectralTransformer):
+    """``--arch transformer_mos*``: a mixture of softmaxes unless told otherwise."""
 
 
 register_presets("transformer_sc", SIZES)
+register_presets("transformer_mos", SIZES)

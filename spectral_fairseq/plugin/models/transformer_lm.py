@@ -14,11 +14,12 @@ from spectral_fairseq.plugin.models.decoder import SpectralTransformerDecoder
 from spectral_fairseq.plugin.models.flat_config import to_namespace
 from spectral_fairseq.plugin.models.options import (
     SpectralOptions,
+    has_own_output,
     refuse_unsupported,
     with_defaults,
 )
 from spectral_fairseq.plugin.models.presets import add_flags_without_defaults, register_presets
-from spectral_fairseq.plugin.models.tables import build_svd_table
+from spectral_fairseq.plugin.models.tables import build_table
 
 SIZES: Dict[str, Callable[[Any], None]] = {
     "": host.base_lm_architecture,
@@ -46,7 +47,7 @@ class SpectralTransformerLM(host.TransformerLanguageModel):
         """
         options = to_namespace(cls, args)
         refuse_unsupported(options)
-        if str(options.embedding_type) == "plain":
+        if not has_own_output(options):
             return super().build_model(options, task)
         if options.decoder_layers_to_keep:
             options.decoder_layers = len(options.decoder_layers_to_keep.split(","))
@@ -66,19 +67,28 @@ class SpectralTransformerLM(host.TransformerLanguageModel):
     ) -> nn.Module:
         """fairseq's hook."""
         shared = args.share_decoder_input_output_embed
-        if str(args.embedding_type) == "svd" and (shared or str(args.embedding_tables) == "all"):
-            return build_svd_table(args, dictionary, embed_dim, path)
+        if has_own_output(args) and (shared or str(args.embedding_tables) == "all"):
+            return build_table(args, dictionary, embed_dim, path)
         return super().build_embedding(args, dictionary, embed_dim, path)
 
 
 TransformerLMSCConfig = with_defaults(
     SpectralTransformerLMConfig, "TransformerLMSCConfig", embedding_type="svd"
 )
+TransformerLMMoSConfig = with_defaults(
+    SpectralTransformerLMConfig, "TransformerLMMoSConfig", output_head="mos"
+)
 
 
 @register_model("transformer_lm_sc", dataclass=TransformerLMSCConfig)
 class TransformerLMSC(SpectralTransformerLM):
-    """``--arch transformer_lm_sc*``."""
+    """``--arch transformer_lm_sc*``: an SVD table unless told otherwise."""
+
+
+@register_model("transformer_lm_mos", dataclass=TransformerLMMoSConfig)
+class TransformerLMMoS(SpectralTransformerLM):
+    """``--arch transformer_lm_mos``: a mixture of softmaxes unless told otherwise."""
 
 
 register_presets("transformer_lm_sc", SIZES)
+register_presets("transformer_lm_mos", {"": host.base_lm_architecture})

@@ -1,0 +1,173 @@
+"""A mixture of softmaxes against one softmax and against the naive dense mixture.
+
+    python benchmarks/bench_mixture.py [--components 1 5 10 15] [--plot growth.png]
+
+One measurement is the head alone, forward and backward: contexts in, gradients of contexts, prior,
+table out. ``softmax`` is torch's linear and cross entropy; ``softmax-blockwise`` this package's;
+``softmax-torch`` torch's own fused ``linear_cross_entropy``, where there is one; ``dense`` is
+tests/reference/mixture.py; ``mos`` the blockwise loss, ``mos-stock`` a stock criterion's loss of
+the head's log-mixture; names ending in ``-smoothed`` have label smoothing 0.1, those in ``-bf16``
+run under autocast.
+
+Time is paired in one process; memory is the rise of the peak resident set in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Tuple
+
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import harness  # noqa: E402
+from spectral_fairseq.functional.blockwise import blockwise_cross_entropy  # noqa: E402
+from spectral_fairseq.functional.mixture import log_mixture, mixture_cross_entropy  # noqa: E402
+from tests.reference import mixture as reference  # noqa: E402
+
+SMOOTHING = 0.1
+DIMENSION, WORDS, TOKENS, COMPONENTS = 280, 10_000, 1024, 15
+VARIANTS = (
+    "softmax", "softmax-blockwise", "softmax-torch", "softmax-smoothed",
+    "softmax-blockwise-smoothed", "dense", "mos", "mos-stock", "dense-smoothed", "mos-smoothed",
+    "dense-bf16", "mos-bf16",
+)  # fmt: skip
+
+
+def build(variant: str, components: int, words: int, tokens: int) -> Callable[[], None]:
+    """One forward and backward pass of ``variant``, ready to run."""
+    torch.manual_seed(1)
+    smoothing = SMOOTHING if variant.endswith("-smoothed") else 0.0
+    autocast = variant.endswith("-bf16")
+    kind = variant.replace("-smoothed", "").replace("-bf16", "")
+    mixed = not kind.startswith("softmax")
+    shape = (tokens, components, DIMENSION) if mixed else (tokens, DIMENSION)
+    contexts = torch.randn(shape).tanh_().requires_grad_()
+    logits = torch.randn(tokens, components).requires_grad_()
+    table = (torch.randn(words, DIMENSION) * DIMENSION**-0.5).requires_grad_()
+    targets = torch.randint(0, words, (tokens,))
+
+    def loss() -> torch.Tensor:
+        if kind == "softmax":
+            log_p = F.log_softmax(F.linear(contexts, table), -1)
+            return reference.smoothed_nll(log_p, targets, smoothing)[0]
+        if kind == "softmax-blockwise":
+            return blockwise_cross_entropy(contexts, targets, table, label_smoothing=smoothing)[0]
+        if kind == "softmax-torch":
+            return F.linear_cross_entropy(
+                contexts, table, targets, reduction="sum",
+                options=torch.nn.LinearCrossEntropyOptions(),
+            )  # fmt: skip
+        prior = F.log_softmax(logits, -1)
+        if kind == "mos":
+            return mixture_cross_entropy(
+                contexts, prior, targets, table, label_smoothing=smoothing
+            )[0]
+        mix = reference.log_mixture if kind == "dense" else log_mixture
+        return reference.smoothed_nll(mix(contexts, prior, table), targets, smoothing)[0]
+
+    def run() -> None:
+        with torch.autocast("cpu", enabled=autocast, dtype=torch.bfloat16):
+            value = loss()
+        value.backward()
+        contexts.grad = logits.grad = table.grad = None
+
+    return run
+
+
+def measure(
+    variants: List[str], sizes: Tuple[int, int, int], repetitions: int
+) -> List[Dict[str, Any]]:
+    """Rows of time and memory of ``variants`` at (K, N, tokens)."""
+    times = harness.paired_times({v: build(v, *sizes) for v in variants}, repetitions)
+    rows = []
+    for variant in variants:
+        arguments = ["--memory", variant, *map(str, sizes)]
+        rows.append({
+            "variant": variant,
+            "K": sizes[0],
+            "N": sizes[1],
+            "tokens": sizes[2],
+            "seconds": sorted(times[variant])[repetitions // 2],
+            "MiB": harness.in_fresh_process(__file__, arguments),
+            "time/softmax": harness.median_ratio(times[variant], times["softmax"]),
+        })
+    return rows
+
+
+def plot(rows: List[Dict[str, Any]], path: str) -> None:
+    """Time and memory against K, N and tokens."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 3, figsize=(12, 6))
+    fixed = {"K": COMPONENTS, "N": WORDS, "tokens": TOKENS}
+    for column, axis in enumerate(fixed):
+        others = {key: value for key, value in fixed.items() if key != axis}
+        for row, measure_name in enumerate(("seconds", "MiB")):
+            for variant in ("softmax", "dense", "mos"):
+                points = sorted({
+                    (r[axis], r[measure_name])
+                    for r in rows
+                    if r["variant"] == variant and all(r[k] == v for k, v in others.items())
+                })
+                axes[row][column].plot(*zip(*points), marker="o", label=variant)
+            axes[row][column].set_xlabel(axis)
+            axes[row][column].set_ylabel(measure_name)
+    axes[0][0].legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--components", type=int, nargs="+", default=[1, 5, 10, 15])
+    parser.add_argument("--words", type=int, nargs="*", default=[5_000, 20_000])
+    parser.add_argument("--tokens", type=int, nargs="*", default=[256, 2048])
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--plot", help="write the growth with K, N and tokens to this image")
+    parser.add_argument("--memory", nargs=4, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.memory:
+        variant, *sizes = args.memory
+        # A first pass over few tokens loads the kernels, which are not the head's memory.
+        build(variant, int(sizes[0]), int(sizes[1]), 2)()
+        print(harness.extra_memory_mib(build(variant, *map(int, sizes))))
+        return
+
+    largest = max(args.components)
+    variants = list(VARIANTS)
+    if not hasattr(F, "linear_cross_entropy"):
+        variants.remove("softmax-torch")
+    budget = measure(variants, (largest, WORDS, TOKENS), args.repetitions)
+    growth = ["softmax", "dense", "mos"]
+    rows = list(budget)
+    for components in args.components:
+        if components != largest:
+            rows += measure(growth, (components, WORDS, TOKENS), args.repetitions)
+    for words in args.words:
+        rows += measure(growth, (largest, words, TOKENS), args.repetitions)
+    for tokens in args.tokens:
+        rows += measure(growth, (largest, WORDS, tokens), args.repetitions)
+    harness.print_table(rows)
+    if args.plot:
+        plot(rows, args.plot)
+
+    by_name = {row["variant"]: row for row in budget}
+    softmax, dense, mos = (by_name[name] for name in growth)
+    harness.print_result(
+        "mixture",
+        dimension=DIMENSION,
+        rows=rows,
+        speedup_over_dense=dense["seconds"] / mos["seconds"],
+        softmaxes_of_time=mos["time/softmax"],
+        memory_saving_over_dense=dense["MiB"] / mos["MiB"],
+        softmaxes_of_memory=mos["MiB"] / softmax["MiB"],
+    )
+
+
+if __name__ == "__main__":
+    main()

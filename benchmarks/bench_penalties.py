@@ -1,0 +1,113 @@
+"""A training step with each penalty on a plain table against the same step without.
+
+    python benchmarks/bench_penalties.py [--shape iwslt|wikitext103|tiny ...] [--repetitions N]
+
+Two figures for each penalty. ``ratio``: one model takes steps without and with it in turn, A B A
+B, and the median of the ratios is reported. ``share``: the penalty alone, forward, backward and
+the addition to the table's gradient, over the plain step; it resolves a hundredth where the
+ratio's noise does not. The adversarial softmax is no separate term and has the ratio only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from typing import Any, Callable, Dict, List
+
+import torch
+from bench_step import SHAPES, Step
+from harness import median_ratio, paired_times, print_result, print_table
+from torch import Tensor
+
+from spectral_fairseq.functional.adversarial import adversarial_logits, adversarial_margin
+from spectral_fairseq.functional.cosine import cosine_penalty
+from spectral_fairseq.functional.d_optimal import d_optimal_penalty
+from spectral_fairseq.functional.singular_values import singular_values
+from spectral_fairseq.functional.spectral_normalization import spectral_normalization_penalty
+from spectral_fairseq.functional.weight_norm import row_norms, weight_norm_penalty
+
+EXCLUDED = torch.tensor([1])
+PENALTIES: Dict[str, Callable[[Tensor], Tensor]] = {
+    "cosine": lambda w: cosine_penalty(w, EXCLUDED),
+    "weight norm": lambda w: 1e-3 * weight_norm_penalty(row_norms(w), 2.0, EXCLUDED),
+    "spectral normalisation": lambda w: spectral_normalization_penalty(
+        singular_values(w, EXCLUDED)
+    ),
+    "D-optimal": lambda w: 1e-3 * d_optimal_penalty(singular_values(w, EXCLUDED)),
+}
+BUDGETS = {"cosine": 1.01, "weight norm": 1.01, "adversarial softmax": 1.05}
+
+
+class PenalisedStep(Step):
+    """A plain model's step, with what is asked for at the call added to it."""
+
+    def __init__(self, shape: Dict[str, Any]) -> None:
+        super().__init__(shape, "plain", "cpu")
+        self.table = self.model.decoder.output_projection.weight
+
+    def run(self, penalty: Any = None, epsilon: float = 0.0) -> None:
+        """Take one step, the penalty's weight included in it, or the adversary's epsilon."""
+        self.optimiser.zero_grad()
+        net_output = self.model(**self.sample["net_input"], features_only=epsilon > 0)
+        if epsilon:
+            net_output = (self.adversarial(net_output[0], epsilon), *net_output[1:])
+        loss, _ = self.criterion.compute_loss(self.model, net_output, self.sample)
+        loss = loss / self.sample["ntokens"]
+        if penalty is not None:
+            loss = loss + penalty(self.table)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimiser.step()
+
+    def adversarial(self, features: Tensor, epsilon: float) -> Tensor:
+        """Logits of the adversarial softmax."""
+        targets = self.sample["target"]
+        norms = row_norms(self.table[targets])
+        margin = adversarial_margin(features, norms, targets, epsilon, padding_idx=1)
+        logits = self.model.decoder.output_layer(features)
+        return adversarial_logits(logits, targets, margin, inplace=True)
+
+    def alone(self, penalty: Callable[[Tensor], Tensor]) -> None:
+        """The penalty's gradient, added to the one that the last step left."""
+        penalty(self.table).backward()
+
+
+def measure(name: str, repetitions: int) -> List[Dict[str, Any]]:
+    step = PenalisedStep(SHAPES[name])
+    runs: Dict[str, Callable[[], None]] = {"plain": step.run}
+    for label, penalty in PENALTIES.items():
+        runs[label] = lambda penalty=penalty: step.run(penalty)
+    runs["adversarial softmax"] = lambda: step.run(epsilon=0.02)
+    times = paired_times(runs, repetitions)
+    alone = paired_times(
+        {label: lambda p=p: step.alone(p) for label, p in PENALTIES.items()}, repetitions
+    )
+    plain = statistics.median(times["plain"])
+    return [
+        {
+            "shape": name,
+            "penalty": label,
+            "seconds": statistics.median(times[label]),
+            "ratio": median_ratio(times[label], times["plain"]),
+            "share": statistics.median(alone[label]) / plain if label in alone else None,
+            "budget": BUDGETS.get(label),
+        }
+        for label in times
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", nargs="+", choices=list(SHAPES), default=["iwslt"])
+    parser.add_argument("--repetitions", type=int, default=5)
+    args = parser.parse_args()
+    rows = []
+    for name in args.shape:
+        print(f"{name}: {SHAPES[name]['what']}", flush=True)
+        rows.extend(measure(name, args.repetitions))
+    print_table(rows)
+    print_result("penalties", repetitions=args.repetitions, rows=rows)
+
+
+if __name__ == "__main__":
+    main()

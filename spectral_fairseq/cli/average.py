@@ -1,0 +1,126 @@
+"""``spectral-fairseq average``: the average of checkpoints, table by table."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any, List, Optional
+
+from spectral_fairseq.analysis.average import average_checkpoints
+from spectral_fairseq.cli.output import check_output, save_atomically
+from spectral_fairseq.errors import CheckpointError, ConfigurationError
+
+EPOCH_CHECKPOINT = re.compile(r"checkpoint(\d+)\.pt")
+UPDATE_CHECKPOINT = re.compile(r"checkpoint_\d+_(\d+)\.pt")
+
+DESCRIPTION = """\
+Average checkpoints of one training run, of this package or plain. A factored table is averaged
+as the matrix that it stands for and factored again, so the result is a checkpoint of the same
+architecture; averaging the factors themselves would give another matrix. The options are those of
+fairseq's scripts/average_checkpoints.py. The settings are the first checkpoint's; the optimiser
+state is left out.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the subcommand ``average``.
+
+    Args:
+        subparsers: what ``ArgumentParser.add_subparsers`` returned.
+    """
+    parser = subparsers.add_parser(
+        "average", help="average checkpoints, tables rather than factors", description=DESCRIPTION
+    )
+    parser.add_argument(
+        "checkpoints", metavar="CKPT", nargs="*",
+        help="checkpoints, or one folder together with one of the --num options",
+    )  # fmt: skip
+    parser.add_argument(
+        "--inputs", metavar="CKPT", nargs="+", default=[], help="the same, under fairseq's name"
+    )
+    parser.add_argument("--output", metavar="OUT", required=True, help="file to write")
+    last = parser.add_mutually_exclusive_group()
+    last.add_argument(
+        "--num-epoch-checkpoints", "--last", metavar="N", type=int,
+        help="the last N checkpoints of the folder saved at the end of an epoch",
+    )  # fmt: skip
+    last.add_argument(
+        "--num-update-checkpoints", metavar="N", type=int,
+        help="the last N checkpoints of the folder saved after a number of updates",
+    )  # fmt: skip
+    parser.add_argument(
+        "--checkpoint-upper-bound", metavar="N", type=int,
+        help="leave out checkpoints of a later epoch, or after more updates, than this",
+    )  # fmt: skip
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Average the chosen checkpoints.
+
+    Args:
+        args: parsed arguments.
+
+    Returns:
+        Exit status 0; every failure is an error.
+    """
+    paths = chosen_checkpoints(args)
+    out = check_output(args.output, paths, args.overwrite)
+    save_atomically(average_checkpoints(paths), out)
+    print(f"{out}: the average of {', '.join(map(str, paths))}")
+    return 0
+
+
+def chosen_checkpoints(args: argparse.Namespace) -> List[Path]:
+    """The files that the arguments name, of a folder's the newest first.
+
+    Args:
+        args: parsed arguments.
+
+    Raises:
+        ConfigurationError: arguments that contradict each other or name nothing.
+        CheckpointError: the folder holds fewer checkpoints than asked for.
+    """
+    inputs = [Path(name) for name in args.checkpoints + args.inputs]
+    by_epoch = args.num_epoch_checkpoints is not None
+    count: Optional[int] = args.num_epoch_checkpoints if by_epoch else args.num_update_checkpoints
+    bound: Optional[int] = args.checkpoint_upper_bound
+    if count is None:
+        if bound is not None:
+            raise ConfigurationError(
+                "--checkpoint-upper-bound together with one of the --num options", "it alone",
+                "Add --num-epoch-checkpoints N or --num-update-checkpoints N.",
+            )  # fmt: skip
+        if not inputs or any(path.is_dir() for path in inputs):
+            raise ConfigurationError(
+                "checkpoint files to average",
+                "a folder" if inputs else "none",
+                "Name files, or one folder and --num-epoch-checkpoints N.",
+            )
+        return inputs
+    if count < 1:
+        raise ConfigurationError("a number of checkpoints >= 1", str(count), "Correct it.")
+    if len(inputs) != 1 or not inputs[0].is_dir():
+        raise ConfigurationError(
+            "one existing folder together with --num-epoch-checkpoints, --last or "
+            "--num-update-checkpoints",
+            ", ".join(map(str, inputs)) or "none",
+            "Name the --save-dir of the training.",
+        )
+    pattern = EPOCH_CHECKPOINT if by_epoch else UPDATE_CHECKPOINT
+    numbered = [
+        (int(match.group(1)), path)
+        for path in inputs[0].iterdir()
+        for match in [pattern.fullmatch(path.name)]
+        if match and (bound is None or int(match.group(1)) <= bound)
+    ]
+    if len(numbered) < count:
+        what = "epoch" if by_epoch else "update"
+        raise CheckpointError(
+            f"{count} {what} checkpoints in {inputs[0]}", str(len(numbered)),
+            "Ask for fewer, or keep more in training (--keep-last-epochs, "
+            "--keep-interval-updates).",
+        )  # fmt: skip
+    return [path for _, path in sorted(numbered, reverse=True)[:count]]

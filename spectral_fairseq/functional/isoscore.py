@@ -1,0 +1,66 @@
+"""IsoScore: how uniformly a cloud of points uses the dimensions of its space.
+
+Rudman, Gillman, Rayne, Eickhoff: "IsoScore: Measuring the Uniformity of Embedding Space
+Utilization", Findings of ACL 2022, section 4. With lambda the n eigenvalues of the covariance:
+
+    lambda^ = sqrt(n) lambda / ||lambda||              normalised
+    delta   = ||lambda^ - 1|| / sqrt(2 (n - sqrt n))   isotropy defect, 0 to 1
+    phi     = (n - delta^2 (n - sqrt n))^2 / n^2       share of dimensions in use, 1/n to 1
+    score   = (n phi - 1) / (n - 1)
+
+1 for a covariance that is a multiple of the identity, 0 where one direction has all the variance.
+The mean is subtracted: a narrow cone far from the origin may still score high, so read it beside
+the mean cosine. It depends neither on rotation nor on scale.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from spectral_fairseq.errors import DataError
+
+
+def covariance_from_gram(gram: Tensor, row_sum: Tensor, count: int) -> Tensor:
+    """Sample covariance (W'W - N mu mu') / (N - 1), which needs no second pass over the rows.
+
+    Args:
+        gram: W'W, shape (d, d).
+        row_sum: sum_i w_i = N mu, shape (d,).
+        count: N, at least 2.
+
+    Returns:
+        Shape (d, d), float64.
+
+    Raises:
+        DataError: fewer than two rows.
+    """
+    if count < 2:
+        raise DataError("at least two rows for a covariance", str(count), "Pass the whole table.")
+    mean = row_sum.double() / count
+    return (gram.double() - count * torch.outer(mean, mean)) / (count - 1)
+
+
+def isoscore(covariance: Tensor) -> float:
+    """The score of a cloud of points with this covariance.
+
+    Args:
+        covariance: shape (n, n), n >= 2.
+
+    Returns:
+        Between 0 and 1; 0 where all points coincide.
+
+    Raises:
+        DataError: fewer than two dimensions.
+    """
+    dim = covariance.size(0)
+    if dim < 2:
+        raise DataError("points of at least two dimensions for IsoScore", str(dim), "Leave it out.")
+    values = torch.linalg.eigvalsh(covariance.double()).clamp(min=0)
+    length = float(values.norm())
+    if length == 0:
+        return 0.0
+    root = dim**0.5
+    squared_defect = float((root * values / length - 1).square().sum()) / (2 * (dim - root))
+    used = (dim - squared_defect * (dim - root)) ** 2 / dim**2
+    return min(max((dim * used - 1) / (dim - 1), 0.0), 1.0)

@@ -1,0 +1,40 @@
+"""Tell models where training stands: which epoch begins, and which update.
+
+The host tells epochs to tasks, datasets and schedulers but to no module, and passes the number of
+updates on to modules that ask for it without keeping it. Both are restored when training resumes.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable
+
+from fairseq.models import BaseFairseqModel
+from fairseq.trainer import Trainer
+
+from spectral_fairseq.compat.outcome import replace
+
+
+def _telling_epoch(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(begin_epoch)
+    def begin_epoch_and_tell(self: Any, epoch: int) -> Any:
+        result = begin_epoch(self, epoch)
+        for module in self.get_model().modules():
+            if hasattr(module, "set_epoch"):
+                module.set_epoch(epoch)
+        return result
+
+    return begin_epoch_and_tell
+
+
+def _keeping_updates(set_num_updates: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(set_num_updates)
+    def set_and_keep(self: Any, num_updates: int) -> Any:
+        self.num_updates = num_updates
+        return set_num_updates(self, num_updates)
+
+    return set_and_keep
+
+
+replace(Trainer, "begin_epoch", _telling_epoch)
+replace(BaseFairseqModel, "set_num_updates", _keeping_updates)

@@ -1,0 +1,290 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from spectral_fairseq.embeddings.weight_norm import WeightNormEmbedding, gradient_scale
+from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.functional.counts import smoothed_log_counts
+from spectral_fairseq.heads.softmax import SoftmaxHead
+from tests.reference import weight_norm as reference
+
+PAD, FILLERS = 1, (35, 36)
+COUNTS = [1, 1, 1, 1] + [3000 // k for k in range(1, 32)] + [0, 0]
+
+
+def table(n=37, d=5, counts=COUNTS, **options):
+    torch.manual_seed(0)
+    return WeightNormEmbedding(n, d, PAD, FILLERS, counts=counts, **options)
+
+
+def dense(n=37, d=5, seed=1, dtype=torch.float64):
+    weight = torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    weight[PAD] = 0
+    return weight
+
+
+def others(weight):
+    return weight[[k for k in range(weight.size(0)) if k != PAD]]
+
+
+def test_starts_with_norms_in_proportion_to_log_counts():
+    module = table(sigma=0.7, init_range=0.2)
+    expected = 0.7 * smoothed_log_counts(COUNTS)
+    expected[PAD] = 0
+    torch.testing.assert_close(module.weight.norm(dim=1), expected)
+    torch.testing.assert_close(module.norms(), expected)
+    assert 0.19 < float(module.v.abs().max()) <= 0.2
+    assert (module.norms()[list(FILLERS)] > 0).all()
+
+
+def test_without_counts_starts_as_long_as_a_plain_table():
+    module = table(n=1003, d=64, counts=None)
+    plain = torch.empty(1003, 64).uniform_(-0.1, 0.1)
+    ratio = float(others(module.weight).norm(dim=1).mean() / plain.norm(dim=1).mean())
+    assert 0.99 < ratio < 1.01
+
+
+def test_weight_equals_the_naive_form():
+    module = table()
+    naive = others(reference.table(module.g, module.v))
+    torch.testing.assert_close(others(module.weight).double(), naive, rtol=1e-6, atol=1e-7)
+    assert module.weight[PAD].abs().sum() == 0
+
+
+@pytest.mark.parametrize("shape", [(1,), (3, 4), (2, 0)])
+def test_look_up_equals_the_dense_table(shape):
+    module = table()
+    tokens = torch.randint(0, 37, shape)
+    expected = module.weight.double()[tokens]
+    torch.testing.assert_close(module(tokens).double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 5), (4, 5), (5, 5), (3, 7, 5)])
+def test_logits_equal_the_dense_product_for_few_and_for_many_tokens(shape):
+    module = table()
+    features = torch.randn(shape)
+    expected = features.double() @ module.weight.double().t()
+    actual = SoftmaxHead(module)(features)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [2, 9])
+def test_gradients_equal_those_of_the_dense_product(length):
+    module, other = table().double(), table().double()
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(length, 5, generator=generator, dtype=torch.float64)
+    tokens = torch.tensor([[0, 3, 3, PAD]])
+
+    def loss(embedded, logits):
+        return embedded.square().sum() + logits.logsumexp(-1).sum()
+
+    loss(module(tokens), module.project(features)).backward()
+    naive = reference.table(other.g, other.v + F.one_hot(torch.tensor(PAD), 37).unsqueeze(1))
+    naive = naive.index_fill(0, torch.tensor([PAD]), 0.0)
+    loss(naive[tokens], features @ naive.t()).backward()
+    for name in ("g", "v"):
+        expected = getattr(other, name).grad
+        expected[PAD] = 0
+        torch.testing.assert_close(getattr(module, name).grad, expected)
+
+
+@pytest.mark.parametrize("length", [2, 4])
+def test_gradcheck(length):
+    torch.manual_seed(0)
+    module = WeightNormEmbedding(12, 3, PAD, counts=list(range(12))).double()
+    features, tokens = torch.randn(length, 3, dtype=torch.float64), torch.tensor([4, 4, 0])
+
+    def loss(*_):  # gradcheck perturbs the parameters in place
+        # Without the padding column: its gradient is masked on purpose.
+        logits = module.project(features)[:, PAD + 1 :]
+        return logits.exp().sum() + module(tokens).pow(3).sum()
+
+    parameters = (module.g, module.v)
+    assert torch.autograd.gradcheck(loss, parameters, check_undefined_grad=False)
+
+
+def test_look_up_works_on_the_gathered_rows_alone(monkeypatch):
+    module = table()
+    seen = []
+    norm = torch.linalg.vector_norm
+
+    def recorded(values, *args, **kwargs):
+        seen.append(values.shape)
+        return norm(values, *args, **kwargs)
+
+    monkeypatch.setattr(torch.linalg, "vector_norm", recorded)
+    module(torch.tensor([2, 3, 4]))
+    assert seen == [(3, 5)]
+
+
+def test_padding_row_stays_zero_and_fillers_are_trained():
+    weight = dense(dtype=torch.float32)
+    restored = table()
+    restored.load_state_dict(restored.factor(weight))
+    with torch.no_grad():
+        restored.v[PAD] = 0.1  # as an old checkpoint may have it
+    for module in (table(), restored):
+        optimiser = torch.optim.Adam(module.parameters(), lr=0.1)
+        filler = module.weight[FILLERS[0]].detach().clone()
+        for _ in range(5):
+            logits = module.project(module(torch.tensor([2, 3, PAD])))
+            loss = F.cross_entropy(logits, torch.tensor([3, 4, 5]))
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+        assert module.weight[PAD].abs().sum() == 0
+        assert not torch.equal(module.weight[FILLERS[0]], filler)
+
+
+@pytest.mark.parametrize("gamma, tau", [(0.1, 100), (0.0, 3), (1.0, 5), (0.3, 2.5)])
+def test_schedule_equals_equation_10(gamma, tau):
+    for epoch in (0, 1, 2, 3, 50, 100, 101, 1000):
+        expected = reference.gradient_scale(epoch, gamma, tau)
+        assert gradient_scale(epoch, gamma, tau) == pytest.approx(expected, abs=1e-15)
+
+
+def test_schedule_scales_the_gradient_of_the_lengths_alone():
+    gradients = {}
+    for epoch in (0, 5, 30):
+        module = table(gamma=0.2, tau=10)
+        module.set_epoch(epoch)
+        features = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
+        # Looked up and projected: the hook must act once on the sum, not on each use.
+        logits = module.project(features + module(torch.tensor([4] * 7)))
+        F.cross_entropy(logits, torch.tensor([2, 3, 4, 5, 6, 7, 8])).backward()
+        gradients[epoch] = module.g.grad, module.v.grad
+    for epoch, scale in ((5, 0.6), (30, 0.2)):
+        torch.testing.assert_close(gradients[epoch][0], scale * gradients[0][0])
+        assert torch.equal(gradients[epoch][1], gradients[0][1])
+
+
+def test_resumed_schedule_equals_the_uninterrupted_one():
+    def train(module, optimiser, epochs):
+        for epoch in epochs:
+            module.set_epoch(epoch)
+            generator = torch.Generator().manual_seed(epoch)
+            tokens = torch.randint(2, 37, (20,), generator=generator)
+            optimiser.zero_grad()
+            F.cross_entropy(module.project(module(tokens)), tokens.roll(1)).backward()
+            optimiser.step()
+
+    def optimiser_of(module):
+        return torch.optim.Adam(module.parameters(), lr=0.01)
+
+    straight = table(gamma=0.1, tau=4)
+    train(straight, optimiser_of(straight), range(1, 7))
+    first = table(gamma=0.1, tau=4)
+    first_optimiser = optimiser_of(first)
+    train(first, first_optimiser, range(1, 4))
+    second = table(gamma=0.1, tau=4)
+    second_optimiser = optimiser_of(second)
+    second.load_state_dict(first.state_dict())
+    second_optimiser.load_state_dict(first_optimiser.state_dict())
+    train(second, second_optimiser, range(4, 7))
+    assert torch.equal(second.weight, straight.weight)
+
+
+@pytest.mark.parametrize("n, d", [(37, 5), (130, 123)])
+def test_from_a_dense_table_and_back_to_float_precision(n, d):
+    weight = dense(n, d, dtype=torch.float32)
+    module = WeightNormEmbedding.from_dense(weight, PAD, excluded_rows=(n - 1,))
+    torch.testing.assert_close(module.weight, weight, rtol=1e-6, atol=1e-7)
+
+
+def test_a_zero_row_of_a_dense_table_stays_zero_but_can_be_trained():
+    weight = dense(dtype=torch.float32)
+    weight[7] = 0
+    module = WeightNormEmbedding.from_dense(weight, PAD)
+    assert module.weight[7].abs().sum() == 0
+    module.project(torch.ones(8, 5)).sum().backward()
+    assert float(module.g.grad[7]) != 0 and torch.isfinite(module.v.grad).all()
+    assert float(module.g.grad[PAD]) == 0
+
+
+def test_a_plain_checkpoint_becomes_lengths_and_directions_under_each_name():
+    module = table()
+    weight = dense(dtype=torch.float32)
+    state = {"encoder.weight": weight, "decoder.weight": weight.clone(), "other": weight}
+    for name in ("encoder", "decoder"):
+        module.upgrade_state_dict_named(state, name)
+    assert "encoder.weight" not in state and "other" in state
+    for key in module.state_dict():
+        assert torch.equal(state[f"encoder.{key}"], state[f"decoder.{key}"])
+        assert state[f"encoder.{key}"] is not weight
+    module.load_state_dict(
+        {k[len("encoder.") :]: v for k, v in state.items() if k.startswith("encoder.")}
+    )
+    torch.testing.assert_close(module.weight, weight, rtol=1e-6, atol=1e-7)
+    again = dict(state)
+    module.upgrade_state_dict_named(again, "encoder")
+    assert again.keys() == state.keys()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"sigma": 0.0}, "sigma"),
+        ({"init_range": float("inf")}, "r of"),
+        ({"tau": -1.0}, "tau"),
+        ({"gamma": 1.5}, "gamma"),
+        ({"gamma": float("nan")}, "gamma"),
+        ({"counts": [3] * 5}, "5 counts"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        table(**options)
+
+
+def test_a_dictionary_without_counts_and_a_checkpoint_of_another_shape_are_refused():
+    with pytest.raises(DataError, match="dict.txt"):
+        table(counts=[1] * 37)
+    with pytest.raises(ConfigurationError, match="shape"):
+        table().upgrade_state_dict_named({"t.weight": torch.zeros(3, 5)}, "t")
+
+
+def test_parameters_are_contiguous_and_torchscript_gives_the_same_numbers():
+    module = WeightNormEmbedding.from_dense(dense(5, 37, dtype=torch.float32).t(), PAD).eval()
+    for parameter in module.parameters():
+        parameter.view(-1)
+    scripted = torch.jit.script(SoftmaxHead(module))
+    for length in (3, 9):
+        features = torch.randn(length, 5)
+        torch.testing.assert_close(scripted(features), module.project(features))
+    embedded = torch.jit.script(module)(torch.tensor([[3, PAD]]))
+    torch.testing.assert_close(embedded, module(torch.tensor([[3, PAD]])))
+
+
+def test_early_loss_falls_faster_than_from_the_plain_start():
+    """What the paper's Table 2 shows: log-count lengths help a skewed vocabulary at first."""
+    generator = torch.Generator().manual_seed(0)
+    n, d, length = 300, 32, 4000
+    # A Markov chain over words whose frequencies fall like 1/k.
+    preference = torch.randn(n - 2, n - 2, generator=generator).exp()
+    cumulated = (preference / torch.arange(1, n - 1)).cumsum(1)
+    stream = [0]
+    for draw in torch.rand(length, generator=generator):
+        row = cumulated[stream[-1]]
+        stream.append(min(int(torch.searchsorted(row, draw * row[-1])), n - 3))
+    words = torch.tensor(stream) + 2
+
+    def early_loss(embedding, project):
+        torch.manual_seed(1)
+        hidden = torch.nn.Sequential(torch.nn.Linear(d, d), torch.nn.Tanh())
+        optimiser = torch.optim.Adam([*embedding.parameters(), *hidden.parameters()], lr=3e-3)
+        losses = []
+        for tokens, targets in zip(words[:-1].split(100), words[1:].split(100)):
+            loss = F.cross_entropy(project(hidden(embedding(tokens))), targets)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            losses.append(float(loss.detach()))
+        return sum(losses) / len(losses)
+
+    torch.manual_seed(0)
+    counts = words.bincount(minlength=n).tolist()
+    ours = WeightNormEmbedding(n, d, PAD, counts=counts)
+    plain = torch.nn.Embedding(n, d, PAD)
+    torch.nn.init.uniform_(plain.weight, -0.1, 0.1)
+    plain_loss = early_loss(plain, lambda features: F.linear(features, plain.weight))
+    assert early_loss(ours, ours.project) < plain_loss

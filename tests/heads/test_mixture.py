@@ -1,0 +1,176 @@
+"""The mixture heads: closed forms, tied tables, dropout, TorchScript and rank."""
+
+import pytest
+import torch
+from torch import nn
+
+from spectral_fairseq.embeddings import PlainEmbedding, SVDEmbedding, WeightNormEmbedding
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.heads.mixture import MixtureOfContexts, MixtureOfSoftmaxes
+from tests.reference import mixture as reference
+
+PAD, WORDS, DIM, FEATURES = 1, 41, 6, 9
+HEADS = (MixtureOfSoftmaxes, MixtureOfContexts)
+NAIVE = {
+    MixtureOfSoftmaxes: reference.log_mixture,
+    MixtureOfContexts: reference.log_mixture_of_contexts,
+}
+
+
+TABLES = {
+    "plain": lambda: PlainEmbedding(WORDS, DIM, PAD),
+    "svd": lambda: SVDEmbedding(WORDS, DIM, PAD),
+    "weight-norm": lambda: WeightNormEmbedding(WORDS, DIM, PAD),
+}
+
+
+def head(cls, table="plain", components=3, **options):
+    torch.manual_seed(7)
+    built = cls(TABLES[table](), FEATURES, components, **options)
+    if table == "svd":
+        nn.init.uniform_(built.table.sigma, 0.5, 1.5)
+        nn.init.normal_(built.table.V)
+    if built.bias is not None:
+        nn.init.normal_(built.bias)
+    return built
+
+
+def batch():
+    torch.manual_seed(8)
+    targets = torch.randint(2, WORDS, (4, 5))
+    targets[1, 2:] = PAD
+    return torch.randn(4, 5, FEATURES), targets
+
+
+def naive_log_p(module, features):
+    latent = torch.tanh(module.latent(features))
+    contexts = latent.view(*features.shape[:-1], module.components, DIM)
+    prior = module.prior(features).log_softmax(-1)
+    return NAIVE[type(module)](contexts, prior, module.table.weight, module.bias)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("cls", HEADS)
+def test_forward_is_the_normalised_closed_form(cls, table, bias):
+    module, (features, _) = head(cls, table, bias=bias), batch()
+    found = module(features)
+    assert found.shape == (4, 5, WORDS)
+    torch.testing.assert_close(found, naive_log_p(module, features))
+    torch.testing.assert_close(found.log_softmax(-1), found)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("cls", HEADS)
+def test_loss_and_every_gradient_equal_the_naive_form(cls, table, smoothing):
+    module, (features, targets) = head(cls, table, bias=True).double(), batch()
+    features = features.double().requires_grad_()
+    leaves = dict(module.named_parameters(), features=features)
+    loss, nll = module.loss(features, targets, smoothing, PAD)
+    found = torch.autograd.grad(loss, list(leaves.values()))
+    expected_loss, expected_nll = reference.smoothed_nll(
+        naive_log_p(module, features).flatten(0, -2), targets.flatten(), smoothing, PAD
+    )
+    expected = torch.autograd.grad(expected_loss, list(leaves.values()))
+    torch.testing.assert_close(loss, expected_loss)
+    torch.testing.assert_close(nll, expected_nll)
+    for name, ours, theirs in zip(leaves, found, expected):
+        if name == "table.U":  # its hook takes the padding row's gradient away, in both
+            assert ours[PAD].eq(0).all()
+        torch.testing.assert_close(ours, theirs, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("cls", HEADS)
+def test_one_component_is_the_softmax_of_the_latent(cls):
+    module, (features, _) = head(cls, components=1), batch()
+    scores = torch.tanh(module.latent(features)) @ module.table.weight.t()
+    torch.testing.assert_close(module(features), scores.log_softmax(-1))
+
+
+def test_the_table_is_the_embedding_itself():
+    table = PlainEmbedding(WORDS, DIM, PAD)
+    module, (features, targets) = MixtureOfSoftmaxes(table, FEATURES, 2), batch()
+    module.loss(features, targets, 0.0, PAD)[0].backward()
+    assert module.table is table
+    assert table.weight.grad.norm() > 0
+    assert module.prior.bias is None and module.latent.bias is not None
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("table", ["plain", "svd"])
+@pytest.mark.parametrize("cls", HEADS)
+def test_torchscript_gives_the_same(cls, table, bias):
+    module, (features, _) = head(cls, table, bias=bias, dropout=0.3).eval(), batch()
+    torch.testing.assert_close(torch.jit.script(module)(features), module(features))
+
+
+def test_dropout_masks_contexts_and_not_the_prior():
+    module = head(MixtureOfSoftmaxes, dropout=0.5)
+    features = torch.randn(1, 1, FEATURES).expand(200, 1, FEATURES)
+    whole = module.eval().contexts(features)
+    dropped = module.train().contexts(features)
+    kept = dropped != 0
+    torch.testing.assert_close(dropped[kept], 2 * whole[kept])
+    assert 0.4 < kept.float().mean() < 0.6
+    assert not torch.equal(kept[:, :, 0], kept[:, :, 1])  # each expert has its own
+    assert not torch.equal(kept[0], kept[1])
+    assert torch.equal(module.log_prior(features), module.eval().log_prior(features))
+
+
+def test_a_locked_mask_holds_along_time_only():
+    module = head(MixtureOfSoftmaxes, components=4, dropout=0.5, locked_dim=0)
+    kept = module.contexts(torch.randn(50, 3, FEATURES)) != 0  # [time, batch, K, d]
+    assert torch.equal(kept, kept[:1].expand_as(kept))
+    assert len({tuple(kept[0, b, k].tolist()) for b in range(3) for k in range(4)}) > 6
+
+
+def test_loss_under_a_locked_mask_is_that_of_the_masked_forward():
+    module, (features, targets) = head(MixtureOfSoftmaxes, dropout=0.5, locked_dim=0), batch()
+    torch.manual_seed(11)
+    loss, _ = module.loss(features, targets, 0.1, PAD)
+    torch.manual_seed(11)
+    log_p = module(features).flatten(0, -2)
+    expected, _ = reference.smoothed_nll(log_p, targets.flatten(), 0.1, PAD)
+    torch.testing.assert_close(loss, expected)
+
+
+@pytest.mark.parametrize("cls", HEADS)
+def test_a_batch_of_padding_gives_zero_and_reaches_every_parameter(cls):
+    module, (features, targets) = head(cls, dropout=0.2, bias=True), batch()
+    loss, _ = module.loss(features, targets.fill_(PAD), 0.1, PAD)
+    loss.backward()
+    assert loss.item() == 0
+    assert all(p.grad is not None and p.grad.eq(0).all() for p in module.parameters())
+
+
+def rank(log_p):
+    """Rank by the round-off threshold of the paper's section 3.3 (Press 2007)."""
+    singular = torch.linalg.svdvals(log_p)
+    size = log_p.size(0) + log_p.size(1) + 1
+    threshold = 0.5 * size**0.5 * singular[0] * torch.finfo(log_p.dtype).eps
+    return int((singular > threshold).sum())
+
+
+def test_only_the_mixture_of_softmaxes_exceeds_rank_d():
+    """Tables 6 and 7 of the paper in small: log_softmax adds one to the rank of the scores."""
+    torch.manual_seed(0)
+    features = 3 * torch.randn(60, FEATURES, dtype=torch.float64)
+    ranks = {}
+    for cls, components in ((MixtureOfContexts, 3), (MixtureOfSoftmaxes, 1),
+                            (MixtureOfSoftmaxes, 3)):
+        module = head(cls, components=components).double()
+        ranks[cls, components] = rank(module(features).detach())
+    assert ranks[MixtureOfContexts, 3] <= DIM + 1
+    assert ranks[MixtureOfSoftmaxes, 1] <= DIM + 1  # one softmax
+    assert ranks[MixtureOfSoftmaxes, 3] == WORDS
+
+
+@pytest.mark.parametrize("cls", HEADS)
+def test_impossible_options_are_refused(cls):
+    for components in (0, -2):
+        with pytest.raises(ConfigurationError, match="mixture-components"):
+            head(cls, components=components)
+    for dropout in (-0.1, 1.0):
+        with pytest.raises(ConfigurationError, match="mixture-dropout"):
+            head(cls, dropout=dropout)
