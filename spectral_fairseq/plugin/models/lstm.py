@@ -47,6 +47,9 @@ class LSTMMoS(host.LSTMModel):
             ConfigurationError: flags that contradict each other.
         """
         lstm_mos(args)
+        if args.criterion != "adaptive_loss":
+            # The host's preset fills this in for everybody and reads it for that criterion only.
+            args.adaptive_softmax_cutoff = None
         refuse_unsupported(args)
         model = super().build_model(args, task)
         if has_own_output(args):

@@ -1,0 +1,234 @@
+"""Mixture heads and weight-norm tables inside fairseq's models and our criterions."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+from fairseq.trainer import Trainer
+
+from spectral_fairseq.embeddings import PlainEmbedding, SVDEmbedding, WeightNormEmbedding
+from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
+from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample
+
+TABLES = {"plain": PlainEmbedding, "svd": SVDEmbedding, "weight-norm": WeightNormEmbedding}
+NOTHING = {"spectrum_weight": 0.0, "orthogonality_weights": "0,0,0,0"}
+
+
+def mos(task, arch="transformer_mos", **options):
+    return build_model(task, arch, **{"mixture_components": 3, **options})
+
+
+def gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def test_presets_are_registered():
+    for suffix in (
+        "",
+        "_iwslt_de_en",
+        "_wmt_en_de",
+        "_vaswani_wmt_en_de_big",
+        "_wmt_en_de_big_t2t",
+    ):
+        assert ARCH_MODEL_NAME_REGISTRY[f"transformer_mos{suffix}"] == "transformer_mos"
+    assert ARCH_MODEL_NAME_REGISTRY["transformer_lm_mos"] == "transformer_lm_mos"
+    assert ARCH_MODEL_NAME_REGISTRY["lstm_mos"] == "lstm_mos"
+
+
+@pytest.mark.parametrize("head", ["mos", "moc"])
+@pytest.mark.parametrize("embedding_type", TABLES)
+@pytest.mark.parametrize(
+    "sharing",
+    [
+        {"share_all_embeddings": True},
+        {"share_all_embeddings": False, "share_decoder_input_output_embed": True},
+        {"share_all_embeddings": False},
+    ],
+)
+def test_output_is_a_normalised_log_mixture(task, head, embedding_type, sharing):
+    model = mos(task, output_head=head, embedding_type=embedding_type, **sharing).eval()
+    assert isinstance(model.decoder.output_projection.table, TABLES[embedding_type])
+    scores, _ = model(**make_sample(task)["net_input"])
+    assert scores.dtype == torch.float32
+    torch.testing.assert_close(scores.exp().sum(-1), torch.ones(scores.shape[:-1]))
+    lprobs = model.get_normalized_probs((scores, None), log_probs=True)
+    torch.testing.assert_close(lprobs, scores, rtol=0, atol=1e-5)
+    model.train()
+    model(**make_sample(task)["net_input"])[0].sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("head", ["mos", "moc"])
+@pytest.mark.parametrize("embedding_type", TABLES)
+def test_blockwise_training_loss_equals_the_plain_criterions(
+    task, head, embedding_type, label_smoothing
+):
+    model = mos(task, output_head=head, embedding_type=embedding_type).double().train()
+    sample = make_sample(task)
+    options = {"label_smoothing": label_smoothing, "ignore_prefix_size": 1}
+    ours = build_criterion(task, **NOTHING, **options)
+    plain = build_criterion(task, "label_smoothed_cross_entropy", **options)
+    results = [criterion(model, sample) for criterion in (ours, plain)]
+    for key in ("loss", "nll_loss", "ntokens", "sample_size", "nsentences"):
+        torch.testing.assert_close(
+            torch.as_tensor(results[0][2][key]).double(),
+            torch.as_tensor(results[1][2][key]).double(),
+            rtol=1e-6,
+            atol=1e-6,
+        )
+    first, second = (gradients(model, r[0]) for r in results)
+    assert first.keys() == second.keys()
+    for name in second:
+        torch.testing.assert_close(first[name], second[name], rtol=1e-6, atol=1e-6)
+
+
+def test_training_never_makes_the_scores(task, monkeypatch):
+    model = mos(task).train()
+    monkeypatch.setattr(
+        type(model.decoder.output_projection), "forward", lambda *_: pytest.fail("scores made")
+    )
+    build_criterion(task, **NOTHING)(model, make_sample(task))
+    model.eval()
+    with pytest.raises(pytest.fail.Exception):
+        build_criterion(task, **NOTHING)(model, make_sample(task))
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_blockwise_softmax_on_ours_and_on_the_hosts(task, label_smoothing):
+    models = [
+        build_model(task),
+        build_host_model(task, "transformer", share_all_embeddings=True),
+        build_host_model(task, "transformer"),
+    ]
+    for model in models:
+        model.double().train()
+        options = {"label_smoothing": label_smoothing, **NOTHING}
+        dense = build_criterion(task, **options)
+        blockwise = build_criterion(task, blockwise_loss=True, **options)
+        sample = make_sample(task)
+        first, second = (gradients(model, c(model, sample)[0]) for c in (dense, blockwise))
+        for name in first:
+            torch.testing.assert_close(second[name], first[name], rtol=1e-6, atol=1e-6)
+
+
+def test_accuracy_is_reported_from_the_full_scores(task):
+    criterion = build_criterion(task, report_accuracy=True, **NOTHING)
+    _, _, log = criterion(mos(task).train(), make_sample(task))
+    assert log["total"] == 13
+
+
+def test_one_component_mixtures_agree(task):
+    sample = make_sample(task)
+    first, second = (
+        mos(task, mixture_components=1, output_head=head).eval() for head in ("mos", "moc")
+    )
+    second.load_state_dict(first.state_dict())
+    torch.testing.assert_close(
+        first(**sample["net_input"])[0], second(**sample["net_input"])[0], rtol=1e-5, atol=1e-5
+    )
+
+
+def test_torchscript_compiles_and_agrees(task):
+    model = mos(task).eval()
+    inputs = make_sample(task)["net_input"]
+    scripted = torch.jit.script(model)
+    actual = scripted(inputs["src_tokens"], inputs["src_lengths"], inputs["prev_output_tokens"])[0]
+    torch.testing.assert_close(actual, model(**inputs)[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("embedding_type", TABLES)
+def test_own_checkpoint_restores_bit_for_bit(task, embedding_type):
+    model = mos(task, embedding_type=embedding_type).eval()
+    other = mos(task, embedding_type=embedding_type, seed=2).eval()
+    other.load_state_dict(model.state_dict(), strict=True)
+    inputs = make_sample(task)["net_input"]
+    assert torch.equal(model(**inputs)[0], other(**inputs)[0])
+
+
+@pytest.mark.parametrize("embedding_type", TABLES)
+@pytest.mark.parametrize(
+    "sharing", ["share_all_embeddings", "share_decoder_input_output_embed", ""]
+)
+def test_lstm(task, embedding_type, sharing):
+    task.max_positions = lambda: (64, 64)
+    options = {sharing: True} if sharing else {}
+    model = build_host_model(
+        task,
+        "lstm_mos",
+        embedding_type=embedding_type,
+        mixture_components=3,
+        decoder_out_embed_dim=16,
+        dropout=0.0,
+        **options,
+    ).train()
+    sample = make_sample(task, sizes=((6, 2), (5, 4), (3, 7)))
+    tied = model.decoder.output_projection.table is model.decoder.embed_tokens
+    assert tied == bool(sharing)
+    criterion = build_criterion(task, label_smoothing=0.1, **NOTHING)
+    loss, size, _ = criterion(model, sample)
+    assert all(torch.isfinite(g).all() for g in gradients(model, loss).values())
+    unused = [n for n, p in model.named_parameters() if p.grad is None]
+    assert not unused
+    model.eval()
+    scores = model(**sample["net_input"])[0]
+    torch.testing.assert_close(scores.exp().sum(-1), torch.ones(scores.shape[:-1]))
+
+
+def test_language_model(task):
+    model = mos(task, "transformer_lm_mos", share_decoder_input_output_embed=True).eval()
+    tokens = make_sample(task)["target"]
+    scores, _ = model(tokens)
+    torch.testing.assert_close(scores.exp().sum(-1), torch.ones(tokens.shape))
+
+
+@pytest.mark.parametrize("components", [0, -1])
+def test_no_component_is_refused(task, components):
+    with pytest.raises(ConfigurationError, match="--mixture-components"):
+        mos(task, mixture_components=components)
+
+
+def test_adaptive_softmax_is_refused(task):
+    with pytest.raises(UnsupportedError, match="--adaptive-softmax-cutoff"):
+        mos(task, adaptive_softmax_cutoff=[10, 20])
+
+
+def test_adversarial_mixture_is_refused(task):
+    criterion = build_criterion(task, adversarial_epsilon=0.1, **NOTHING)
+    with pytest.raises(ConfigurationError, match="--output-head softmax"):
+        criterion(mos(task).train(), make_sample(task))
+
+
+def test_weight_norm_table_starts_from_the_dictionarys_counts(task):
+    model = build_model(task, embedding_type="weight-norm")
+    table = model.decoder.embed_tokens
+    frequent, rare = (task.target_dictionary.index(w) for w in ("w0", "w44"))
+    assert table.g[frequent] > table.g[rare] > 0
+    task.target_dictionary.count = [1] * len(task.target_dictionary.count)
+    with pytest.raises(DataError, match="fairseq-preprocess"):
+        build_model(task, embedding_type="weight-norm")
+
+
+def test_weight_norm_table_restores_a_plain_checkpoint(task):
+    plain = build_host_model(task, "transformer", share_all_embeddings=True).eval()
+    model = build_model(task, embedding_type="weight-norm").eval()
+    model.load_state_dict(plain.state_dict(), strict=True)
+    inputs = make_sample(task)["net_input"]
+    torch.testing.assert_close(model(**inputs)[0], plain(**inputs)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_trainer_tells_tables_the_epoch(task):
+    """Without it the schedule of equation 10 would never move."""
+    model = build_model(task, embedding_type="weight-norm")
+    trainer = SimpleNamespace(
+        lr_step_begin_epoch=lambda epoch: None,
+        quantizer=None,
+        task=SimpleNamespace(begin_epoch=lambda epoch, model: None),
+        get_model=lambda: model,
+        tpu=False,
+    )
+    Trainer.begin_epoch(trainer, 7)
+    assert model.decoder.embed_tokens.epoch == 7
