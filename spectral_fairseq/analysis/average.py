@@ -8,16 +8,15 @@ may be anything.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
+from typing import Any, Dict, FrozenSet, Mapping, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from spectral_fairseq.analysis.collapse import (
-    SVD_ENTRIES,
-    dense_svd_table,
+    DENSE_FORMS,
+    FACTORED_FORMS,
     entries_by_module,
-    svd_entries,
 )
 from spectral_fairseq.compat.checkpoints import load_checkpoint
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
@@ -71,14 +70,17 @@ def _aliases(model: Mapping[str, Tensor]) -> Dict[str, str]:
     return found
 
 
-def _table_modules(model: Mapping[str, Tensor]) -> List[str]:
-    """Modules that hold an SVD table; of several that share one, the first."""
+def _table_modules(model: Mapping[str, Tensor]) -> Dict[str, FrozenSet[str]]:
+    """Modules that hold a factored table -> its entries; of several that share one, the first."""
     same = _aliases(model)
-    return [
-        module
-        for module, entries in entries_by_module(model).items()
-        if frozenset(entries) == SVD_ENTRIES and same[f"{module}.U"] == f"{module}.U"
-    ]
+    found = {}
+    for module, entries in entries_by_module(model).items():
+        kind = frozenset(entries)
+        if kind in DENSE_FORMS:
+            (first, _) = FACTORED_FORMS[kind]
+            if same[f"{module}.{first}"] == f"{module}.{first}":
+                found[module] = kind
+    return found
 
 
 def _terms(model: Mapping[str, Tensor], like: Any = None) -> Dict[str, Tensor]:
@@ -96,18 +98,20 @@ def _terms(model: Mapping[str, Tensor], like: Any = None) -> Dict[str, Tensor]:
         for key in like
         if like[key].is_floating_point() and same[key] == key
     }
-    for module in _table_modules(like):
-        entries = {entry: model[f"{module}.{entry}"] for entry in SVD_ENTRIES}
-        terms[f"{module}.U"] = dense_svd_table(entries)  # [N, d], in the place of the factor
+    for module, kind in _table_modules(like).items():
+        entries = {entry: model[f"{module}.{entry}"] for entry in kind}
+        (matrix, _) = FACTORED_FORMS[kind]
+        terms[f"{module}.{matrix}"] = DENSE_FORMS[kind](entries)  # [N, d], in a factor's place
     return terms
 
 
 def _stored(means: Dict[str, Tensor], like: Mapping[str, Tensor]) -> Dict[str, Tensor]:
     """The inverse of :func:`_terms`, in the types of ``like``."""
-    for module in _table_modules(like):
+    for module, kind in _table_modules(like).items():
+        (matrix, factors_of) = FACTORED_FORMS[kind]
+        factors = factors_of(means[f"{module}.{matrix}"])
         # The initial norm, to which an automatic c1 refers, is averaged, not taken anew.
-        factors = svd_entries(means[f"{module}.U"])
-        for entry in SVD_ENTRIES - {"initial_norm"}:
+        for entry in kind - {"initial_norm"}:
             means[f"{module}.{entry}"] = factors[entry]
     once = {key: mean.to(like[key].dtype).contiguous() for key, mean in means.items()}
     same = _aliases(like)

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.embeddings.svd import SVDEmbedding
+from spectral_fairseq.embeddings.weight_norm import SHORTEST, WeightNormEmbedding
 from spectral_fairseq.errors import UnsupportedError
 
 # Every dictionary of fairseq starts <s>, <pad>, </s>, <unk>.
 PADDING_ROW = 1
 
 SVD_ENTRIES = frozenset({"U", "sigma", "V", "scale", "initial_norm"})
+WEIGHT_NORM_ENTRIES = frozenset({"g", "v"})
 
 
 def dense_svd_table(entries: Mapping[str, Tensor]) -> Tensor:
@@ -46,9 +48,35 @@ def _empty_svd_table(like: Tensor) -> SVDEmbedding:
         return SVDEmbedding(like.size(0), like.size(1), PADDING_ROW).double()
 
 
+def dense_weight_norm_table(entries: Mapping[str, Tensor]) -> Tensor:
+    """W of a stored weight-norm table, float64, shape (N, d).
+
+    Args:
+        entries: g (N,) and v (N, d), of any floating type.
+    """
+    v = entries["v"].double()
+    lengths = torch.linalg.vector_norm(v, dim=1, keepdim=True)
+    return v * (entries["g"].double().unsqueeze(1) / lengths.clamp(min=SHORTEST))
+
+
 # Entries under one name -> the matrix that they stand for; one line for each kind of table.
 DENSE_FORMS: Dict[FrozenSet[str], Callable[[Mapping[str, Tensor]], Tensor]] = {
     SVD_ENTRIES: dense_svd_table,
+    WEIGHT_NORM_ENTRIES: dense_weight_norm_table,
+}
+
+def weight_norm_entries(weight: Tensor) -> Dict[str, Tensor]:
+    """What a weight-norm table that equals ``weight``, shape (N, d), stores; float64."""
+    dense = weight.double()
+    with torch.random.fork_rng(devices=[]):
+        table = WeightNormEmbedding(dense.size(0), dense.size(1), PADDING_ROW).double()
+    return table.factor(dense)
+
+
+# The inverse: entries -> (the one of shape (N, d), what stores a matrix in this form).
+FACTORED_FORMS: Dict[FrozenSet[str], Tuple[str, Callable[[Tensor], Dict[str, Tensor]]]] = {
+    SVD_ENTRIES: ("U", svd_entries),
+    WEIGHT_NORM_ENTRIES: ("v", weight_norm_entries),
 }
 
 # What plain fairseq itself stores for a table and for an output layer.

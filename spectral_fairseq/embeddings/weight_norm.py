@@ -17,6 +17,10 @@ from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.counts import smoothed_log_counts
 
 
+# A shorter direction is no direction; it also must divide.
+SHORTEST = 1e-12
+
+
 def gradient_scale(epoch: int, gamma: float, tau: float) -> float:
     """Equation 10: what the gradient of the lengths is multiplied by in an epoch.
 
@@ -211,4 +215,4 @@ class WeightNormEmbedding(nn.Module):
 
 def _lengths(v: Tensor) -> Tensor:
     """||v_k|| over the last dimension, kept, and never so short that it cannot divide."""
-    return torch.linalg.vector_norm(v, dim=-1, keepdim=True).clamp(min=1e-12)
+    return torch.linalg.vector_norm(v, dim=-1, keepdim=True).clamp(min=SHORTEST)

@@ -82,6 +82,7 @@ def export_checkpoint(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], Lo
             "a checkpoint with its configuration (cfg.model)", "none",
             "Give a checkpoint that fairseq 0.12 saved in training.",
         )  # fmt: skip
+    _refuse_mixture(cfg)
     host_name = _host_model(cfg)
     plain = {
         "args": None,
@@ -119,6 +120,20 @@ def compare_logits(
     with torch.no_grad():
         expected, found = ours(**batch)[0].float(), plain(**batch)[0].float()
     return LogitCheck((expected - found).abs().max().item(), expected.abs().max().item())
+
+
+def _refuse_mixture(cfg: Mapping[str, Any]) -> None:
+    node = cfg["model"]
+    flags = vars(node) if isinstance(node, Namespace) else node
+    head = flags.get("output_head", "softmax")
+    if head != "softmax":
+        raise UnsupportedError(
+            "a model with one softmax, which plain fairseq can represent",
+            f"--output-head {head}: a mixture, which it cannot",
+            "Translate or score with this checkpoint and --user-dir; for a plain model, translate "
+            "the training source with it and train a plain arch on the result "
+            "(sequence-level distillation).",
+        )
 
 
 def _host_model(cfg: Mapping[str, Any]) -> str:
@@ -225,7 +240,8 @@ def _task_like(model: Mapping[str, Tensor]) -> Any:
 def _dictionary(size: int) -> Dictionary:
     dictionary = Dictionary()
     while len(dictionary) < size:
-        dictionary.add_symbol(str(len(dictionary)))
+        # Counted more than once: weight-norm tables start from counts.
+        dictionary.add_symbol(str(len(dictionary)), n=2)
     return dictionary
 
 

@@ -1,4 +1,4 @@
-"""Tell models where training stands: which epoch begins, and which update.
+"""Tell models where training stands, and let criterions look at them before it starts.
 
 The host tells epochs to tasks, datasets and schedulers but to no module, and passes the number of
 updates on to modules that ask for it without keeping it. Both are restored when training resumes.
@@ -19,6 +19,9 @@ def _telling_epoch(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(begin_epoch)
     def begin_epoch_and_tell(self: Any, epoch: int) -> Any:
         result = begin_epoch(self, epoch)
+        # Here rather than in the first step: the host would dump its state into crash.pt there.
+        if hasattr(self.get_criterion(), "check_model"):
+            self.get_criterion().check_model(self.get_model())
         for module in self.get_model().modules():
             if hasattr(module, "set_epoch"):
                 module.set_epoch(epoch)

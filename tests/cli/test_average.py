@@ -226,3 +226,19 @@ def test_choice_of_files(save_dir):
         choose(files, epochs=2)
     with pytest.raises(ValueError, match="one existing folder"):
         choose([save_dir / "none"], epochs=2)
+
+
+def test_weight_norm_tables_are_averaged_not_factors(train, tmp_path):
+    more = ("--share-all-embeddings", "--embedding-type", "weight-norm", "--max-epoch", "2")
+    folder = train("transformer_sc", "weight_norm", *more, "--max-update", "8")
+    paths = [folder / f"checkpoint{epoch}.pt" for epoch in (1, 2)]
+    out = tmp_path / "average.pt"
+    assert main(["average", *map(str, paths), "--output", str(out)]) == 0
+
+    def dense(path):
+        model = load_checkpoint(path)["model"]
+        g, v = (model[f"decoder.embed_tokens.{name}"].double() for name in ("g", "v"))
+        return v * (g / v.norm(dim=1).clamp(min=1e-12)).unsqueeze(1)
+
+    mean = (dense(paths[0]) + dense(paths[1])) / 2
+    torch.testing.assert_close(dense(out), mean, rtol=1e-5, atol=1e-6)

@@ -19,6 +19,7 @@ TRANSLATION = [
     "transformer_sc_wmt_en_de_big_t2t",
 ]
 LANGUAGE = ["transformer_lm_sc", "transformer_lm_sc_gpt"]
+MIXTURES = [arch.replace("_sc", "_mos") for arch in TRANSLATION]
 SHARED = "--share-all-embeddings"
 SHARED_LM = "--share-decoder-input-output-embed"
 USER_DIR = ("--user-dir", PACKAGE)
@@ -43,7 +44,7 @@ def generate(run_cli, data, path, *more, **options):
 def perplexity(run_cli, data, path, *more):
     done = run_cli(
         *("fairseq-eval-lm", data, "--path", path, "--gen-subset", "valid", "--cpu"),
-        *("--batch-size", "2"),
+        *("--batch-size", "2", "--tokens-per-sample", "16"),
         *more,
     )
     return float(re.search(r"Perplexity: ([\d.]+)", done.stdout + done.stderr).group(1))
@@ -62,10 +63,64 @@ def test_translation_arch(arch, train, run_cli, tiny_translation_data, tmp_path)
     assert len(ours) == 7  # no sentence dropped, though 7 is no multiple of 8
     plain = tmp_path / "plain.pt"
     run_cli("spectral-fairseq", "export", best, plain)
-    exported = generate(run_cli, tiny_translation_data, plain, cwd=tmp_path)  # no plugin
+    # Without the plugin the host drops sentences, unless told to batch one by one.
+    one_by_one = ("--required-batch-size-multiple", "1")
+    exported = generate(run_cli, tiny_translation_data, plain, *one_by_one, cwd=tmp_path)
     assert {k: text for k, (_, text) in exported.items()} == {
         k: text for k, (_, text) in ours.items()
     }
+
+
+@pytest.mark.parametrize("arch", [*MIXTURES, "lstm_mos"])
+def test_mixture_arch(arch, train, run_cli, tiny_translation_data, tmp_path):
+    more = ("--mixture-components", "3", "--mixture-dropout", "0.1")
+    if arch == "lstm_mos":
+        more += (*("--encoder-embed-dim", "16", "--decoder-embed-dim", "16"),)
+        more += (*("--encoder-hidden-size", "16", "--decoder-hidden-size", "16"),)
+        more += (*("--decoder-out-embed-dim", "16"),)
+    best = train(arch, "mle_cosreg", SHARED, *more) / "checkpoint_best.pt"
+    assert len(generate(run_cli, tiny_translation_data, best, *USER_DIR)) == 7
+    refused = run_cli("spectral-fairseq", "export", best, tmp_path / "plain.pt", rc=2)
+    assert "distillation" in refused.stderr and not (tmp_path / "plain.pt").exists()
+
+
+def test_mixture_language_model(train, run_cli, tiny_lm_data):
+    more = ("--mixture-components", "3", SHARED_LM)
+    folder = train("transformer_lm_mos", "weight_norm", *more)
+    log = (folder / "log.txt").read_text()
+    (valid,) = re.findall(r"\| valid \| epoch 001 \|.* ppl ([\d.]+)", log)
+    found = perplexity(run_cli, tiny_lm_data, folder / "checkpoint_best.pt", *USER_DIR)
+    assert found == pytest.approx(float(valid), rel=0.02)
+
+
+def test_weight_norm_table(train, run_cli, tiny_translation_data, tmp_path):
+    more = (SHARED, "--embedding-type", "weight-norm")
+    best = train("transformer_sc", "weight_norm", *more) / "checkpoint_best.pt"
+    ours = generate(run_cli, tiny_translation_data, best, *USER_DIR)
+    plain = tmp_path / "plain.pt"
+    run_cli("spectral-fairseq", "export", best, plain)
+    one_by_one = ("--required-batch-size-multiple", "1")
+    exported = generate(run_cli, tiny_translation_data, plain, *one_by_one, cwd=tmp_path)
+    assert {k: t for k, (_, t) in exported.items()} == {k: t for k, (_, t) in ours.items()}
+
+
+def test_weight_norm_schedule_resumes_in_the_middle(train):
+    """After two of four epochs of one batch each.
+
+    The host composes batches anew for the epoch in which it resumes, and only for that one, so
+    that a run over several batches an epoch does not repeat itself even with its own archs.
+    """
+    run = ("transformer_sc", "weight_norm", SHARED, "--embedding-type", "weight-norm")
+    run += ("--weight-norm-gradient-epochs", "4", "--dropout", "0", "--max-tokens", "10000")
+    run += ("--optimizer", "sgd", "--lr", "0.5", "--max-update", "9")
+    through, half = train(*run, "--max-epoch", 4), train(*run, "--max-epoch", 2)
+    restored = ("--restore-file", half / "checkpoint_last.pt")
+    resumed = train(*run, "--max-epoch", 4, *restored)
+    models = [load_checkpoint(f / "checkpoint_last.pt")["model"] for f in (through, half, resumed)]
+    for key in models[0]:
+        torch.testing.assert_close(models[2][key], models[0][key], rtol=1e-4, atol=1e-6)
+    lengths = "decoder.embed_tokens.g"
+    assert (models[0][lengths] - models[1][lengths]).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("arch", LANGUAGE)

@@ -228,6 +228,7 @@ def test_trainer_tells_tables_the_epoch(task):
         quantizer=None,
         task=SimpleNamespace(begin_epoch=lambda epoch, model: None),
         get_model=lambda: model,
+        get_criterion=lambda: None,
         tpu=False,
     )
     Trainer.begin_epoch(trainer, 7)

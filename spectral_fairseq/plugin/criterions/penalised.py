@@ -86,6 +86,18 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         """fairseq's hook."""
         return cls(cfg, task)
 
+    def check_model(self, model: nn.Module) -> None:
+        """Refuse a model that has not what the flags need, before training starts.
+
+        Raises:
+            ConfigurationError: no table for a penalty, or no output layer that can be replaced.
+        """
+        with torch.no_grad():
+            self.penalties(model)
+        if self.adversarial_epsilon or self._blockwise_head(model) is not None:
+            with output_layer_replaced(model, lambda output_layer: output_layer):
+                pass
+
     def forward(self, model: nn.Module, sample: Any, reduce: bool = True) -> Tuple[Any, Any, Any]:
         """As ``label_smoothed_cross_entropy``, with the penalties added to the loss in training."""
         if not model.training:
