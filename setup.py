@@ -38,7 +38,6 @@ setup(
     },
     entry_points={"console_scripts": ["spectral-fairseq=spectral_fairseq.cli.main:main"]},
     classifiers=[
-        "License :: OSI Approved :: MIT License",
         "Programming Language :: Python :: 3",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],

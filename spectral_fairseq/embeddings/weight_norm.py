@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.counts import smoothed_log_counts
 
-
 # A shorter direction is no direction; it also must divide.
 SHORTEST = 1e-12
 
@@ -213,6 +212,6 @@ class WeightNormEmbedding(nn.Module):
         return grad
 
 
-def _lengths(v: Tensor) -> Tensor:
+def _lengths(v: Tensor, shortest: float = SHORTEST) -> Tensor:
     """||v_k|| over the last dimension, kept, and never so short that it cannot divide."""
-    return torch.linalg.vector_norm(v, dim=-1, keepdim=True).clamp(min=SHORTEST)
+    return torch.linalg.vector_norm(v, dim=-1, keepdim=True).clamp(min=shortest)
