@@ -1,6 +1,6 @@
 """A mixture of softmaxes against one softmax and against the naive dense mixture.
 
-    python benchmarks/bench_mixture.py [--components 1 5 10 15] [--plot growth.png]
+    python -m benchmarks.bench_mixture [--components 1 5 10 15] [--plot growth.png]
 
 One measurement is the head alone, forward and backward: contexts in, gradients of contexts, prior,
 table out. ``softmax`` is torch's linear and cross entropy; ``softmax-blockwise`` this package's;
@@ -15,19 +15,15 @@ Time is paired in one process; memory is the rise of the peak resident set in a 
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks import harness  # noqa: E402
-from spectral_fairseq.functional.blockwise import blockwise_cross_entropy  # noqa: E402
-from spectral_fairseq.functional.mixture import log_mixture, mixture_cross_entropy  # noqa: E402
-from tests.reference import mixture as reference  # noqa: E402
+from benchmarks import harness
+from spectral_fairseq.functional.blockwise import blockwise_cross_entropy
+from spectral_fairseq.functional.mixture import log_mixture, mixture_cross_entropy
+from tests.reference import mixture as reference
 
 SMOOTHING = 0.1
 DIMENSION, WORDS, TOKENS, COMPONENTS = 280, 10_000, 1024, 15
@@ -87,15 +83,17 @@ def measure(
     rows = []
     for variant in variants:
         arguments = ["--memory", variant, *map(str, sizes)]
-        rows.append({
-            "variant": variant,
-            "K": sizes[0],
-            "N": sizes[1],
-            "tokens": sizes[2],
-            "seconds": sorted(times[variant])[repetitions // 2],
-            "MiB": harness.in_fresh_process(__file__, arguments),
-            "time/softmax": harness.median_ratio(times[variant], times["softmax"]),
-        })
+        rows.append(
+            {
+                "variant": variant,
+                "K": sizes[0],
+                "N": sizes[1],
+                "tokens": sizes[2],
+                "seconds": sorted(times[variant])[repetitions // 2],
+                "MiB": harness.in_fresh_process("benchmarks.bench_mixture", arguments),
+                "time/softmax": harness.median_ratio(times[variant], times["softmax"]),
+            }
+        )
     return rows
 
 
@@ -109,11 +107,13 @@ def plot(rows: List[Dict[str, Any]], path: str) -> None:
         others = {key: value for key, value in fixed.items() if key != axis}
         for row, measure_name in enumerate(("seconds", "MiB")):
             for variant in ("softmax", "dense", "mos"):
-                points = sorted({
-                    (r[axis], r[measure_name])
-                    for r in rows
-                    if r["variant"] == variant and all(r[k] == v for k, v in others.items())
-                })
+                points = sorted(
+                    {
+                        (r[axis], r[measure_name])
+                        for r in rows
+                        if r["variant"] == variant and all(r[k] == v for k, v in others.items())
+                    }
+                )
                 axes[row][column].plot(*zip(*points), marker="o", label=variant)
             axes[row][column].set_xlabel(axis)
             axes[row][column].set_ylabel(measure_name)

@@ -1,6 +1,6 @@
 """A training step with each penalty on a plain table against the same step without.
 
-    python benchmarks/bench_penalties.py [--shape iwslt|wikitext103|tiny ...] [--repetitions N]
+    python -m benchmarks.bench_penalties [--shape iwslt|wikitext103|tiny ...] [--repetitions N]
 
 Two figures for each penalty. ``ratio``: one model takes steps without and with it in turn, A B A
 B, and the median of the ratios is reported. ``share``: the penalty alone, forward, backward and
@@ -15,10 +15,10 @@ import statistics
 from typing import Any, Callable, Dict, List
 
 import torch
-from bench_step import SHAPES, Step
-from harness import median_ratio, paired_times, print_result, print_table
 from torch import Tensor
 
+from benchmarks.bench_step import SHAPES, Step
+from benchmarks.harness import median_ratio, paired_times, print_result, print_table
 from spectral_fairseq.functional.adversarial import adversarial_logits, adversarial_margin
 from spectral_fairseq.functional.cosine import cosine_penalty
 from spectral_fairseq.functional.d_optimal import d_optimal_penalty

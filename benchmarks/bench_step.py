@@ -1,6 +1,6 @@
 """A training step with spectrum control against the same step of plain fairseq.
 
-    python benchmarks/bench_step.py [--shape iwslt|wikitext103|tiny ...] [--device cpu|cuda]
+    python -m benchmarks.bench_step [--shape iwslt|wikitext103|tiny ...] [--device cpu|cuda]
 
 Time: both models live in one process and take steps in turn, A B A B; the ratio is formed pair by
 pair, and its median is reported. Memory: each model in a process of its own; the peak resident
@@ -13,16 +13,10 @@ the mean over k updates, from steps with and without them.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import resource
 import statistics
-import subprocess
-import sys
-import time
 from argparse import Namespace
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict
 
 import torch
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, build_criterion
@@ -36,7 +30,8 @@ from fairseq.models import (
 )
 from omegaconf import OmegaConf
 
-import spectral_fairseq
+import spectral_fairseq  # noqa: F401  (registers with fairseq)
+from benchmarks.harness import in_fresh_process, paired_times, peak_resident_mib, print_result
 from spectral_fairseq.plugin.criterions.penalties import interval_for
 
 SHAPES: Dict[str, Dict[str, Any]] = {
@@ -166,31 +161,30 @@ class Step:
         self.optimiser.step()
 
 
-def seconds(step: Callable[[], None], device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 def paired_time(shape: Dict[str, Any], device: str, pairs: int) -> Dict[str, float]:
     """Median seconds of each variant and the median of the pairwise ratios."""
     interval = interval_for(shape["words"])
     plain, control = Step(shape, "plain", device), Step(shape, "spectrum_control", device)
-    plain(), control(0)
-    plain_times: List[float] = []
-    control_times: List[float] = []
-    for _ in range(pairs):
-        plain_times.append(seconds(plain, device))
-        due = seconds(lambda: control(0), device)
-        other = seconds(lambda: control(1), device) if interval > 1 else due
-        control_times.append((due + (interval - 1) * other) / interval)
-    ratios = [c / p for c, p in zip(control_times, plain_times)]
+
+    def synchronised(step: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            step()
+            if device == "cuda":
+                torch.cuda.synchronize()
+
+        return run
+
+    alternatives = {"plain": synchronised(plain), "due": synchronised(control)}
+    if interval > 1:
+        alternatives["other"] = synchronised(lambda: control(1))
+    times = paired_times(alternatives, pairs)
+    others = times.get("other", times["due"])
+    control_times = [
+        (due + (interval - 1) * other) / interval for due, other in zip(times["due"], others)
+    ]
+    ratios = [c / p for c, p in zip(control_times, times["plain"])]
     return {
-        "plain_s": statistics.median(plain_times),
+        "plain_s": statistics.median(times["plain"]),
         "spectrum_control_s": statistics.median(control_times),
         "time_ratio": statistics.median(ratios),
         "time_ratio_min": min(ratios),
@@ -200,20 +194,14 @@ def paired_time(shape: Dict[str, Any], device: str, pairs: int) -> Dict[str, flo
     }
 
 
-def peak_memory(name: str, variant: str, device: str) -> float:
-    """Peak GB of three steps in a process of its own."""
-    command = [sys.executable, __file__, "--measure-memory", name, variant, "--device", device]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return float(done.stdout.strip().splitlines()[-1])
-
-
 def measure_memory(name: str, variant: str, device: str) -> float:
+    """Peak MiB of three steps; to be called in a process of its own."""
     step = Step(SHAPES[name], variant, device)
     for _ in range(3):
         step(0)
     if device == "cuda":
-        return torch.cuda.max_memory_allocated() / 1e9
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+        return torch.cuda.max_memory_allocated() / 2**20
+    return peak_resident_mib()
 
 
 def main() -> None:
@@ -232,8 +220,11 @@ def main() -> None:
         print(f"{name}: {shape['what']}, {args.device}", flush=True)
         figures: Dict[str, Any] = paired_time(shape, args.device, args.pairs)
         for variant in ("plain", "spectrum_control"):
-            figures[f"{variant}_gb"] = peak_memory(name, variant, args.device)
-        figures["memory_ratio"] = figures["spectrum_control_gb"] / figures["plain_gb"]
+            figures[f"{variant}_mib"] = in_fresh_process(
+                "benchmarks.bench_step",
+                ["--measure-memory", name, variant, "--device", args.device],
+            )
+        figures["memory_ratio"] = figures["spectrum_control_mib"] / figures["plain_mib"]
         figures["budget"] = shape["budget"]
         results[name] = figures
         print(f"  {'':18}{'plain':>10}{'spectrum control':>18}{'ratio':>8}{'budget':>9}")
@@ -244,25 +235,11 @@ def main() -> None:
             f"{figures['time_ratio_max']:.3f})"
         )
         print(
-            f"  {'peak memory, GB':18}{figures['plain_gb']:10.3f}"
-            f"{figures['spectrum_control_gb']:18.3f}{figures['memory_ratio']:8.3f}"
+            f"  {'peak memory, MiB':18}{figures['plain_mib']:10.0f}"
+            f"{figures['spectrum_control_mib']:18.0f}{figures['memory_ratio']:8.3f}"
             f"{shape['budget']['memory']:9.2f}"
         )
-    print(
-        json.dumps(
-            {
-                "benchmark": "step",
-                "device": args.device,
-                "threads": torch.get_num_threads(),
-                "results": results,
-                "versions": {
-                    "spectral_fairseq": spectral_fairseq.__version__,
-                    "torch": torch.__version__,
-                    "python": platform.python_version(),
-                },
-            }
-        )
-    )
+    print_result("step", device=args.device, results=results)
 
 
 if __name__ == "__main__":

@@ -57,10 +57,10 @@ def extra_memory_mib(run: Callable[[], None]) -> float:
     return peak_resident_mib() - before
 
 
-def in_fresh_process(script: str, arguments: Sequence[str]) -> float:
-    """Run ``script`` with ``arguments`` in a new interpreter; the number that it prints last."""
+def in_fresh_process(module: str, arguments: Sequence[str]) -> float:
+    """Run ``python -m module`` with ``arguments``; the number that it prints last."""
     done = subprocess.run(
-        [sys.executable, script, *arguments], check=True, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", module, *arguments], check=True, stdout=subprocess.PIPE, text=True
     )
     return float(done.stdout.split()[-1])
 
