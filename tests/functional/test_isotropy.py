@@ -9,6 +9,7 @@ from spectral_fairseq.functional.isotropy import (
     isotropy_i1,
     isotropy_i2,
     log_partition,
+    log_partitions,
     mean_cosine,
     right_singular_system,
     rms_row_norm,
@@ -156,3 +157,27 @@ def test_what_is_no_table_is_refused(matrix, found):
 def test_one_row_has_no_mean_cosine():
     with pytest.raises(DataError, match="two rows"):
         mean_cosine(torch.ones(1, 3))
+
+
+def test_several_scales_at_once():
+    matrix = random_table(53, 7)
+    directions = right_singular_system(matrix)[1]
+    scales = (1.0, 0.1, 250.0)  # the last is beyond what one exponential can hold
+    found = log_partitions(matrix, directions, scales, block_rows=11)
+    for log_z, scale in zip(found, scales):
+        expected = torch.stack([
+            torch.logsumexp(sign * scale * (matrix @ directions), 0) for sign in (1, -1)
+        ])
+        forward = ((matrix @ directions).sum(0) >= 0)
+        expected = torch.where(forward, expected, expected.flip(0))
+        assert torch.allclose(log_z, expected, rtol=1e-12)
+        alone = log_partition(matrix, directions, scale=scale)
+        assert torch.allclose(log_z, alone, rtol=1e-12)
+
+
+@pytest.mark.parametrize("d", [65, 200, 513])
+def test_wide_tables_in_strips(d):
+    matrix = random_table(d + 9, d)
+    sigma, directions = right_singular_system(matrix, block_rows=100)
+    assert torch.allclose(sigma, torch.linalg.svdvals(matrix), rtol=1e-6)
+    assert torch.allclose((matrix @ directions).norm(dim=0), sigma, atol=1e-6)

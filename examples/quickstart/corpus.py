@@ -1,0 +1,141 @@
+"""A corpus that ships with the project: checked, unpacked, cut into subwords, binarised."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any, Dict
+
+from workdir import write_text
+
+from spectral_fairseq.errors import DataError
+
+SPLITS = ("train", "valid", "test")
+RESTORE = "Restore the corpus folder from the project's repository or archive."
+
+
+def sha256(data: bytes) -> str:
+    """Checksum in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def load_manifest(folder: Path) -> Dict[str, Any]:
+    """``corpus.json`` of a corpus folder: names, counts and checksums.
+
+    Raises:
+        DataError: missing or damaged.
+    """
+    path = folder / "corpus.json"
+    try:
+        manifest = json.loads(path.read_text("utf-8"))
+        for key in ("archive", "sha256", "files", "splits", "source_language", "target_language"):
+            manifest[key]
+        return manifest
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"the description of a corpus in {path}", f"{type(error).__name__}: {error}", RESTORE
+        ) from None
+
+
+def unpack(folder: Path, destination: Path) -> Dict[str, Any]:
+    """Unpack a corpus, comparing the archive and each file with their checksums.
+
+    Only the files that the description names are written, under those names.
+
+    Args:
+        folder: holds ``corpus.json`` and the archive.
+        destination: receives ``train.de`` and so on.
+
+    Returns:
+        The archive's checksum and the number of pairs of each split.
+
+    Raises:
+        DataError: something is missing or differs.
+    """
+    manifest = load_manifest(folder)
+    archive = folder / manifest["archive"]
+    try:
+        found = sha256(archive.read_bytes())
+    except OSError as error:
+        raise DataError(f"the archive {archive}", error.strerror or str(error), RESTORE) from None
+    if found != manifest["sha256"]:
+        raise DataError(f"{archive} with SHA-256 {manifest['sha256']}", found, RESTORE)
+    destination.mkdir(parents=True, exist_ok=True)
+    try:
+        with tarfile.open(archive, "r:xz") as tar:
+            for name, entry in manifest["files"].items():
+                member = tar.extractfile(name)
+                data = member.read() if member else b""
+                if sha256(data) != entry["sha256"]:
+                    raise DataError(
+                        f"{name} in {archive} with SHA-256 {entry['sha256']}", sha256(data), RESTORE
+                    )
+                write_text(destination / name, data.decode("utf-8"))
+    except (tarfile.TarError, lzma.LZMAError, EOFError, KeyError) as error:
+        raise DataError(f"a readable archive {archive}", str(error), RESTORE) from None
+    pairs = {split: counts["pairs"] for split, counts in manifest["splits"].items()}
+    return {"sha256": manifest["sha256"], "pairs": pairs}
+
+
+def read_lines(path: Path) -> Any:
+    """Lines of a text file, split at line feeds only."""
+    return path.read_text("utf-8").split("\n")[:-1]
+
+
+def learn_subwords(text: Path, model: Path, vocabulary: int) -> Dict[str, Any]:
+    """A byte-pair encoding shared by both languages; the same text gives the same model.
+
+    Args:
+        text: folder with ``train.*``.
+        model: file to write, ending in ``.model``.
+        vocabulary: number of subwords.
+
+    Raises:
+        DataError: the text is too small for such a vocabulary.
+    """
+    import sentencepiece
+
+    languages = sorted(path for path in text.glob("train.*") if path.suffix != ".doc")
+    partial = model.with_name("partial")
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            input=",".join(map(str, languages)),
+            model_prefix=str(partial),
+            model_type="bpe",
+            vocab_size=vocabulary,
+            character_coverage=1.0,
+            bos_id=-1,  # fairseq adds its own symbols
+            eos_id=-1,
+            num_threads=1,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise DataError(
+            f"text that yields {vocabulary} subwords", str(error).splitlines()[0],
+            "Use a smaller --vocabulary.",
+        ) from None
+    partial.with_suffix(".vocab").replace(model.with_suffix(".vocab"))
+    partial.with_suffix(".model").replace(model)
+    return {"vocabulary": vocabulary}
+
+
+def encode(text: Path, model: Path, destination: Path) -> Dict[str, Any]:
+    """Write every split of ``text`` as subwords separated by blanks."""
+    import sentencepiece
+
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    destination.mkdir(parents=True, exist_ok=True)
+    for path in sorted(text.iterdir()):
+        if path.stem in SPLITS and path.suffix != ".doc":
+            pieces = processor.encode(read_lines(path), out_type=str)
+            write_text(destination / path.name, "".join(" ".join(line) + "\n" for line in pieces))
+    return {}
+
+
+def clear(folder: Path) -> None:
+    """Remove what an interrupted fairseq-preprocess left: it refuses to go on from there."""
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,216 @@
+"""Run fairseq's commands side by side, their output in files and their progress on bars."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Callable, Dict, List, Optional, Sequence, TextIO, Tuple
+
+from tqdm import tqdm
+
+from spectral_fairseq.errors import ConfigurationError, SpectralFairseqError
+
+POLL_SECONDS = 0.3
+GRACE_SECONDS = 10.0
+LINES_SHOWN = 15
+
+# One line of output -> (how far, what to show beside the bar), None for a line of no interest.
+Progress = Callable[[str], Optional[Tuple[int, str]]]
+
+
+class JobFailed(SpectralFairseqError, RuntimeError):
+    """A command of fairseq's ended with an error."""
+
+
+def find_command(name: str) -> str:
+    """Path of an installed command, that of this Python's environment first.
+
+    Raises:
+        ConfigurationError: it is not installed.
+    """
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise ConfigurationError(
+            f"the command {name}", f"none beside {sys.executable} and none on the PATH",
+            "Run `make setup`, and start the quickstart with .venv/bin/python.",
+        )
+    return found
+
+
+@dataclass
+class Job:
+    """A command to run.
+
+    Args:
+        label: shown beside its bar.
+        command: name of an installed command, then its arguments.
+        log: file to which its output is appended.
+        total: length of the bar.
+        unit: what the bar counts.
+        progress: reads the output.
+    """
+
+    label: str
+    command: Sequence[str]
+    log: Path
+    total: int
+    unit: str
+    progress: Progress
+
+
+@dataclass
+class Usage:
+    """How a job ended, and the peak resident memory of its process."""
+
+    exit_status: int
+    peak_bytes: int
+
+
+@dataclass
+class _Running:
+    job: Job
+    process: subprocess.Popen[bytes]
+    output: TextIO
+    position: int
+    tail: List[str] = field(default_factory=list)
+    unfinished: str = ""
+    bar: Optional[tqdm[None]] = None
+    shown: int = -1
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    *,
+    together: bool,
+    threads: int,
+    gpu: bool,
+    lock_fd: int,
+    on_end: Callable[[Job, Usage], None] = lambda job, usage: None,
+) -> None:
+    """Run jobs to their end, all at once or one after the other.
+
+    Whatever goes wrong, no process is left behind.
+
+    Args:
+        jobs: what to run.
+        together: at once.
+        threads: for each process.
+        gpu: let them see the GPU.
+        lock_fd: descriptor that they inherit.
+        on_end: called when a process has ended, successfully or not.
+
+    Raises:
+        JobFailed: a command failed.
+    """
+    env = dict(os.environ, PYTHONUNBUFFERED="1")
+    env.update({name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")})
+    if not gpu:
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    for batch in [list(jobs)] if together else [[job] for job in jobs]:
+        running: List[_Running] = []
+        try:
+            for position, job in enumerate(batch):
+                running.append(_start(job, env, lock_fd, position))
+            _watch(list(running), on_end)
+        finally:
+            _stop(running, on_end)
+
+
+def _start(job: Job, env: Dict[str, str], lock_fd: int, position: int) -> _Running:
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    command = [find_command(job.command[0]), *job.command[1:]]
+    with open(job.log, "ab") as log:
+        before = log.tell()
+        # A session of its own: Ctrl-C reaches this process alone, which then ends the others.
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env,
+            start_new_session=True, pass_fds=(lock_fd,),
+        )
+        output = open(job.log, encoding="utf-8", errors="replace")
+        output.seek(before)  # an interrupted run's output stands above
+    return _Running(job, process, output, position)
+
+
+def _watch(running: List[_Running], on_end: Callable[[Job, Usage], None]) -> None:
+    while running:
+        time.sleep(POLL_SECONDS)
+        for one in list(running):
+            ended = _reap(one, os.WNOHANG, on_end)
+            _show(one)
+            if ended:
+                running.remove(one)
+                _close(one)
+                if one.process.returncode != 0:
+                    raise JobFailed(
+                        f"{one.job.command[0]} ({one.job.label}) to succeed",
+                        f"exit status {one.process.returncode}; the end of {one.job.log}:\n"
+                        + "\n".join(one.tail) + "\n",
+                        "The message above says why; the same command goes on from here.",
+                    )
+
+
+def _reap(one: _Running, options: int, on_end: Callable[[Job, Usage], None]) -> bool:
+    """Whether the process has ended; its resource usage comes with its exit status."""
+    if one.process.returncode is not None:
+        return True
+    pid, status, usage = os.wait4(one.process.pid, options)
+    if pid == 0:
+        return False
+    one.process.returncode = os.waitstatus_to_exitcode(status)
+    in_bytes = 1 if sys.platform == "darwin" else 1024
+    on_end(one.job, Usage(one.process.returncode, usage.ru_maxrss * in_bytes))
+    return True
+
+
+def _show(one: _Running) -> None:
+    *lines, one.unfinished = (one.unfinished + one.output.read()).split("\n")
+    one.tail = (one.tail + [line for line in lines if line.strip()])[-LINES_SHOWN:]
+    latest = None
+    for line in lines:
+        latest = one.job.progress(line) or latest
+    if latest is None:
+        return
+    done, note = latest
+    if sys.stderr.isatty():
+        if one.bar is None:
+            one.bar = tqdm(
+                total=one.job.total, initial=done, desc=f"  {one.job.label:<16}",
+                unit=one.job.unit, position=one.position, dynamic_ncols=True,
+            )
+        one.bar.set_postfix_str(note, refresh=False)
+        one.bar.update(done - one.bar.n)
+    else:  # a line for each tenth: bars would fill a log file
+        tenth = 10 * done // one.job.total
+        if tenth > one.shown:
+            one.shown = tenth
+            print(
+                f"  {one.job.label}: {done} of {one.job.total} {one.job.unit.strip()}  {note}",
+                file=sys.stderr, flush=True,
+            )
+
+
+def _close(one: _Running) -> None:
+    one.output.close()
+    if one.bar is not None:
+        one.bar.close()
+
+
+def _stop(running: Sequence[_Running], on_end: Callable[[Job, Usage], None]) -> None:
+    left = [one for one in running if one.process.returncode is None]
+    for one in left:
+        one.process.terminate()
+    deadline = time.monotonic() + GRACE_SECONDS
+    for one in left:
+        while not _reap(one, os.WNOHANG, on_end):
+            if time.monotonic() > deadline:
+                one.process.kill()
+                _reap(one, 0, on_end)
+                break
+            time.sleep(0.05)
+        _close(one)

@@ -1,0 +1,111 @@
+"""An existing fairseq recipe and the same recipe with spectrum control, on real text, compared.
+
+Prepares the German-English corpus that ships with the project, trains both, translates the test
+set, and prints a table; ``python examples/quickstart/quickstart.py --help`` lists the options. What
+is finished is not done again, so an interrupted run goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any, NoReturn, Optional, Sequence
+
+from settings import UPDATES, Settings
+
+DEFAULT_CORPUS = Path(__file__).resolve().parents[1] / "data" / "opendocs_de_en"
+
+
+def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--work-dir", type=Path, default=Path("quickstart"), metavar="DIR",
+                        help="everything is written here (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N",
+                        help="of both trainings (default: %(default)s)")
+    parser.add_argument("--updates", type=int, metavar="N",
+                        help=f"of both trainings (default: {UPDATES['cpu']}, on a GPU "
+                        f"{UPDATES['cuda']})")
+    parser.add_argument("--cpu", action="store_true", help="leave the GPU alone")
+    parser.add_argument("--one-by-one", action="store_true",
+                        help="on a CPU, train one model after the other, each with all cores, "
+                        "instead of both at once with half of them")
+    parser.add_argument("--corpus", type=Path, default=DEFAULT_CORPUS, metavar="DIR",
+                        help="folder with corpus.json and its archive (default: the one shipped)")
+    parser.add_argument("--vocabulary", type=int, default=Settings.vocabulary, metavar="N",
+                        help="subwords (default: %(default)s)")
+    parser.add_argument("--dim", type=int, default=Settings.dim, metavar="D",
+                        help="of embeddings and layers (default: %(default)s)")
+    return parser.parse_args(argv)
+
+
+def what_next(root: Path) -> str:
+    """Where things are, and what to try now."""
+    best = root / "spectrum_control" / "checkpoints" / "checkpoint_best.pt"
+    beside = Path(sys.executable).with_name("spectral-fairseq")
+    command = os.path.relpath(beside) if beside.exists() else beside.name
+    return f"""
+In {root}/:
+  spectra.png, spectra.svg      the singular values of both tables, with the prior
+  results.json, results.txt     every figure with its options, versions and commands
+  plain/, spectrum_control/     checkpoints, translations (test.en) and logs
+
+Next:
+  {command} export {best} plain.pt
+      a plain checkpoint that fairseq loads without this package
+  your own recipe: add  --user-dir "$({command} user-dir)"  and change two flags,
+      --arch transformer_sc --criterion spectrum_control
+"""
+
+
+def interrupted(signal_number: int, frame: Any) -> NoReturn:
+    """Treat a request to terminate like Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Command-line entry; returns the exit status."""
+    arguments = parse_arguments(argv)
+    signal.signal(signal.SIGTERM, interrupted)
+    logging.disable(logging.INFO)  # fairseq sets the level of every library's log when imported
+    try:
+        # Not at the top: torch and fairseq take seconds to import, and --help needs neither.
+        import pipeline
+
+        from spectral_fairseq.errors import SpectralFairseqError
+    except ModuleNotFoundError as error:
+        print(
+            f"error: expected the Python package {error.name}; found none for {sys.executable}. "
+            "Run `make setup`, and start the quickstart with .venv/bin/python.",
+            file=sys.stderr,
+        )
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    try:
+        table = pipeline.run(arguments)
+        print(f"\n{table}{what_next(arguments.work_dir)}", end="")
+        return 0
+    except SpectralFairseqError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.ENOTDIR):
+            raise
+        print(
+            f"error: expected to write into {arguments.work_dir}; found {error}. "
+            "Make room or give another --work-dir; the same command then goes on.",
+            file=sys.stderr,
+        )
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

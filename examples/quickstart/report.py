@@ -1,0 +1,175 @@
+"""What became of the embedding tables and of the translations: figures, table, picture."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+import torch
+
+import spectral_fairseq
+from spectral_fairseq.embeddings.svd import SVDEmbedding
+from spectral_fairseq.functional.isotropy import (
+    effective_rank,
+    isotropy_i1,
+    isotropy_i2,
+    log_partition,
+    mean_cosine,
+    right_singular_system,
+    rms_row_norm,
+)
+
+PACKAGES = ("torch", "fairseq", "ve-fairseq", "numpy", "sentencepiece", "sacrebleu", "matplotlib")
+
+# Okabe and Ito's blue and vermilion, told apart by lightness and by line style as well.
+STYLES = {
+    "plain": {"color": "#D55E00", "linestyle": "--"},
+    "spectrum_control": {"color": "#0072B2", "linestyle": "-"},
+}
+
+
+def table_figures(checkpoint: Path, binary: Path) -> Dict[str, Any]:
+    """Measures of a checkpoint's output table, over all words.
+
+    Padding and fairseq's filler symbols are no words and are left out.
+
+    Args:
+        checkpoint: of either recipe.
+        binary: fairseq's data folder, with the dictionaries.
+    """
+    from fairseq import checkpoint_utils
+
+    from spectral_fairseq.plugin.models.tables import uncounted_rows
+
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task(
+        [str(checkpoint)], arg_overrides={"data": str(binary)}
+    )
+    embedding = models[0].decoder.embed_tokens
+    table = embedding.weight.detach()
+    counted = torch.ones(len(table), dtype=torch.bool)
+    counted[uncounted_rows(task.target_dictionary)] = False
+    table = table[counted]
+
+    sigma, directions = right_singular_system(table)
+    figures: Dict[str, Any] = {
+        "words": len(table),
+        "dimensions": table.size(1),
+        "mean_cosine": mean_cosine(table),
+        "rms_row_norm": rms_row_norm(table),
+        "sigma_last_to_first": float(sigma[-1] / sigma[0]),
+        "effective_rank": effective_rank(sigma),
+        "singular_values": [round(value, 6) for value in sigma.tolist()],
+    }
+    for convention, scale in (("as_is", 1.0), ("unit_rms_rows", 1 / rms_row_norm(table))):
+        log_z = log_partition(table, directions, scale=scale)
+        figures[f"isotropy_{convention}"] = {
+            "I1_both_signs": float(isotropy_i1(log_z)),
+            "I2_both_signs": float(isotropy_i2(log_z)),
+            "I1_one_sign": float(isotropy_i1(log_z[0])),
+            "I2_one_sign": float(isotropy_i2(log_z[0])),
+        }
+    if isinstance(embedding, SVDEmbedding):
+        figures["prior"] = [round(value, 6) for value in embedding.prior().tolist()]
+    return figures
+
+
+def scores(hypotheses: List[str], references: List[str]) -> Dict[str, Any]:
+    """SacreBLEU and chrF, each with its signature."""
+    from sacrebleu.metrics import BLEU, CHRF
+
+    result: Dict[str, Any] = {}
+    for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
+        score = metric.corpus_score(hypotheses, [references])
+        result[name] = round(score.score, 2)
+        result[f"{name}_signature"] = f"{score.name}|{metric.get_signature()}"
+    return result
+
+
+def versions() -> Dict[str, str]:
+    """Versions of all that could change a figure."""
+    found = {
+        "spectral_fairseq": spectral_fairseq.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu_cores": str(os.cpu_count()),
+    }
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name(0)
+    return found
+
+
+def format_table(results: Dict[str, Dict[str, Any]], labels: Sequence[str], on_gpu: bool) -> str:
+    """The figures of each recipe side by side, as text."""
+    isotropy = "isotropy_as_is"
+    rows = [
+        ("sacreBLEU (up is better)", lambda r: f"{r['bleu']:.1f}"),
+        ("chrF (up is better)", lambda r: f"{r['chrf']:.1f}"),
+        ("validation perplexity", lambda r: f"{r['valid_ppl']:.2f}"),
+        ("I1, both signs (1 = isotropic)", lambda r: f"{r[isotropy]['I1_both_signs']:.4f}"),
+        ("I2, both signs (0 = isotropic)", lambda r: f"{r[isotropy]['I2_both_signs']:.4f}"),
+        ("I1, one sign", lambda r: f"{r[isotropy]['I1_one_sign']:.4f}"),
+        ("I2, one sign", lambda r: f"{r[isotropy]['I2_one_sign']:.4f}"),
+        ("sigma_d / sigma_1", lambda r: f"{r['sigma_last_to_first']:.4f}"),
+        ("mean cosine", lambda r: f"{r['mean_cosine']:.4f}"),
+        ("time per update", lambda r: f"{1000 * r['seconds_per_update']:.0f} ms"),
+        (
+            f"peak memory of the {'GPU' if on_gpu else 'process'}",
+            lambda r: f"{r['peak_bytes'] / 2**20:.0f} MiB",
+        ),
+    ]
+    width = max(len(name) for name, _ in rows) + 2
+    columns = [max(len(label), 10) + 2 for label in labels]
+    lines = [" " * width + "".join(f"{lab:>{col}}" for lab, col in zip(labels, columns))]
+    lines.append("-" * len(lines[0]))
+    for name, show in rows:
+        cells = (f"{show(result):>{col}}" for result, col in zip(results.values(), columns))
+        lines.append(f"{name:<{width}}" + "".join(cells))
+    return "\n".join(lines) + "\n"
+
+
+def draw_spectra(results: Dict[str, Dict[str, Any]], labels: Dict[str, str], folder: Path) -> None:
+    """``spectra.png`` and ``spectra.svg``: each table's sigma_k / sigma_1, with the prior."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "spectra"  # equal figures give equal files
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6.4, 4.0), constrained_layout=True)
+    for recipe, figures in results.items():
+        sigma = torch.tensor(figures["singular_values"])
+        k = range(1, len(sigma) + 1)
+        axes.plot(
+            k, (sigma / sigma[0]).tolist(), linewidth=2, label=labels[recipe],
+            **STYLES[recipe],  # type: ignore[arg-type]
+        )
+    for prior in (figures["prior"] for figures in results.values() if "prior" in figures):
+        axes.plot(
+            range(1, len(prior) + 1), [value / prior[0] for value in prior], color="black",
+            linestyle=":", linewidth=1.5, label="prior of spectrum control", zorder=3,
+        )
+    axes.set_xlabel("k, from the largest singular value to the smallest")
+    axes.set_ylabel(r"$\sigma_k\,/\,\sigma_1$")
+    axes.set_title("Singular values of the embedding table after training", fontsize=11)
+    axes.set_xlim(1, max(len(figures["singular_values"]) for figures in results.values()))
+    axes.set_ylim(0, 1.05)
+    axes.grid(color="0.9")
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.legend(frameon=False)
+    for suffix in ("png", "svg"):
+        path = folder / f"spectra.{suffix}"
+        partial = folder / f"spectra.partial.{suffix}"
+        # Without a date the same figures give the same file.
+        figure.savefig(partial, dpi=200, metadata={"Date": None} if suffix == "svg" else None)
+        partial.replace(path)
+    pyplot.close(figure)

@@ -1,0 +1,131 @@
+"""The one folder that a run writes into: settings, lock, stamps of finished steps, safe writes."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator
+
+from spectral_fairseq.errors import ConfigurationError, DataError
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``path`` whole or not at all: an interruption leaves no half-written file."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, "utf-8")
+    os.replace(partial, path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """As :func:`write_text`, for a JSON value."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+class WorkDir:
+    """A folder in which every step is done once, however often a run is interrupted.
+
+    Args:
+        root: the folder; made when it does not exist.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.lock_fd = -1
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other runs out.
+
+        Started programs inherit the lock's descriptor, so a training that outlived a killed
+        run still holds the lock, and cannot be joined by a second one in the same folder.
+
+        Raises:
+            ConfigurationError: another run is at work here.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.lock_fd = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self.lock_fd)
+            raise ConfigurationError(
+                f"no other run in {self.root}", "one that holds its lock",
+                "Wait for it to end, or give another --work-dir.",
+            ) from None
+        try:
+            yield
+        finally:
+            os.close(self.lock_fd)
+
+    def keep_settings(self, settings: Dict[str, Any]) -> None:
+        """Record the settings, or compare them with those the folder was begun with.
+
+        Raises:
+            ConfigurationError: the folder belongs to a run with other settings, or its record
+                cannot be read.
+        """
+        path = self.root / "settings.json"
+        if not path.exists():
+            write_json(path, settings)
+            return
+        try:
+            before = json.loads(path.read_text("utf-8"))
+        except ValueError:
+            raise ConfigurationError(
+                f"settings in {path}", "a file that is not JSON",
+                "Give another --work-dir, or remove that folder.",
+            ) from None
+        changed = [
+            key for key in {**before, **settings} if before.get(key) != settings.get(key)
+        ]
+        if changed:
+            raise ConfigurationError(
+                f"the settings with which {self.root} was begun",
+                "; ".join(f"{key} {before.get(key)!r} -> {settings.get(key)!r}" for key in changed),
+                "Give another --work-dir, or the same options as before.",
+            )
+
+    def need_space(self, needed: int) -> None:
+        """Check for free space before anything is written.
+
+        Args:
+            needed: bytes.
+
+        Raises:
+            DataError: there is less.
+        """
+        free = shutil.disk_usage(self.root).free
+        if free < needed:
+            raise DataError(
+                f"{needed / 1e6:.0f} MB of free disk space for {self.root}",
+                f"{free / 1e6:.0f} MB", "Free some, or give a --work-dir on another disk.",
+            )
+
+    def is_done(self, name: str) -> bool:
+        """Whether the step was finished, in this run or an earlier one."""
+        return self._stamp(name).exists()
+
+    def result(self, name: str) -> Dict[str, Any]:
+        """What the step returned, with ``seconds``."""
+        return json.loads(self._stamp(name).read_text("utf-8"))
+
+    def mark_done(self, name: str, result: Dict[str, Any]) -> None:
+        """Record a finished step with its result."""
+        self._stamp(name).parent.mkdir(exist_ok=True)
+        write_json(self._stamp(name), result)
+
+    def step(self, name: str, action: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
+        """Run ``action`` unless it was finished before; either way, its result."""
+        if not self.is_done(name):
+            start = time.monotonic()
+            result = action()
+            self.mark_done(name, {**result, "seconds": round(time.monotonic() - start, 1)})
+        return self.result(name)
+
+    def _stamp(self, name: str) -> Path:
+        return self.root / "stamps" / f"{name}.json"

@@ -1,0 +1,346 @@
+"""The quickstart: its parts, and once the whole of it on a few hundred sentences."""
+
+import importlib.util
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+import spectral_fairseq
+from spectral_fairseq.errors import ConfigurationError, DataError
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+if not EXAMPLES.exists():
+    pytest.skip("the examples are not beside these tests", allow_module_level=True)
+sys.path.insert(0, str(EXAMPLES / "quickstart"))
+
+import corpus  # noqa: E402
+import jobs  # noqa: E402
+import pipeline  # noqa: E402
+import quickstart  # noqa: E402
+import recipes  # noqa: E402
+import report  # noqa: E402
+from workdir import WorkDir, write_text  # noqa: E402
+
+PAIRS = {"train": 400, "valid": 12, "test": 7}
+OPTIONS = ("--updates", "60", "--vocabulary", "400", "--dim", "16", "--cpu")
+
+
+# -- the work folder
+
+
+def test_step_is_done_once_and_a_failed_one_again(tmp_path):
+    work, calls = WorkDir(tmp_path), []
+
+    def action():
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError
+        return {"figure": 7}
+
+    with pytest.raises(RuntimeError):
+        work.step("one", action)
+    assert not work.is_done("one")
+    assert work.step("one", action)["figure"] == 7
+    assert WorkDir(tmp_path).step("one", action)["figure"] == 7
+    assert len(calls) == 2
+
+
+def test_other_settings_are_refused_and_named(tmp_path):
+    WorkDir(tmp_path).keep_settings({"seed": 1, "updates": 5})
+    WorkDir(tmp_path).keep_settings({"seed": 1, "updates": 5})
+    with pytest.raises(ConfigurationError, match="seed 1 -> 2") as caught:
+        WorkDir(tmp_path).keep_settings({"seed": 2, "updates": 5})
+    assert "updates" not in str(caught.value)
+    (tmp_path / "settings.json").write_text("{", "utf-8")
+    with pytest.raises(ConfigurationError, match="not JSON"):
+        WorkDir(tmp_path).keep_settings({"seed": 1})
+
+
+def test_second_run_in_the_same_folder_is_refused(tmp_path):
+    with WorkDir(tmp_path).locked():
+        with pytest.raises(ConfigurationError, match="no other run"), WorkDir(tmp_path).locked():
+            pass
+    with WorkDir(tmp_path).locked():
+        pass
+
+
+def test_lack_of_disk_space_is_found_first(tmp_path):
+    WorkDir(tmp_path).need_space(1)
+    with pytest.raises(DataError, match="free disk space"):
+        WorkDir(tmp_path).need_space(10**18)
+
+
+def test_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_text(path, "old")
+
+    def no_replace(source, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", no_replace)
+    with pytest.raises(KeyboardInterrupt):
+        write_text(path, "new")
+    assert path.read_text("utf-8") == "old"
+
+
+# -- running commands
+
+
+def job(script, tmp_path, label="job", progress=lambda line: None):
+    return jobs.Job(label, ["sh", "-c", script], tmp_path / f"{label}.log", 4, " lines", progress)
+
+
+def run(work_jobs, tmp_path, together=True, **options):
+    fd = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR)
+    try:
+        jobs.run_jobs(work_jobs, together=together, threads=3, gpu=False, lock_fd=fd, **options)
+    finally:
+        os.close(fd)
+
+
+def test_jobs_get_their_threads_no_gpu_and_a_log(tmp_path):
+    ended = []
+    script = "echo threads=$OMP_NUM_THREADS cuda=[$CUDA_VISIBLE_DEVICES]; echo error >&2"
+    run([job(script, tmp_path)], tmp_path, on_end=lambda job, usage: ended.append(usage))
+    assert (tmp_path / "job.log").read_text() == "threads=3 cuda=[]\nerror\n"
+    assert ended[0].exit_status == 0
+    assert ended[0].peak_bytes > 100_000
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_failure_shows_the_end_of_the_log_and_stops_the_others(tmp_path, together):
+    ended = {}
+    begin = time.monotonic()
+    with pytest.raises(jobs.JobFailed, match="exit status 3") as caught:
+        run(
+            [job("echo what went wrong; exit 3", tmp_path, "bad"),
+             job("sleep 60", tmp_path, "good")],
+            tmp_path, together, on_end=lambda job, usage: ended.update({job.label: usage}),
+        )
+    assert "what went wrong" in str(caught.value)
+    assert time.monotonic() - begin < 50
+    assert ended["bad"].exit_status == 3
+    if together:
+        assert ended["good"].exit_status == -signal.SIGTERM
+    else:
+        assert "good" not in ended
+
+
+def test_progress_is_read_from_new_lines_only(tmp_path, capsys):
+    (tmp_path / "job.log").write_text("line\n" * 3)  # of an earlier, interrupted run
+    seen = []
+
+    def progress(line):
+        seen.append(line)
+        return len(seen), "note"
+
+    script = "printf 'a\\nb\\n'; sleep 1; printf 'c\\nd\\n'"
+    run([job(script, tmp_path, progress=progress)], tmp_path)
+    assert seen == ["a", "b", "c", "d"]
+    assert "job: 4 of 4 lines  note" in capsys.readouterr().err
+
+
+def test_missing_command_is_named():
+    with pytest.raises(ConfigurationError, match="fairseq-unheard-of"):
+        jobs.find_command("fairseq-unheard-of")
+
+
+# -- reading fairseq's output
+
+
+def record(kind, **figures):
+    values = json.dumps({key: str(value) for key, value in figures.items()})
+    return f"2026-01-01 00:00:00 | INFO | {kind} | {values}"
+
+
+def test_figures_of_an_interrupted_and_resumed_training(tmp_path):
+    path = tmp_path / "train.log"
+    lines = [
+        "anything", record("train_inner", num_updates=10, ups=0.5, ppl=90),
+        record("valid", valid_loss=6, valid_nll_loss=5, valid_ppl=32, valid_num_updates=15),
+        record("train_inner", num_updates=20, ups=0.25, ppl=80), "Traceback", "resumed",
+        record("train_inner", num_updates=20, ups=0.5, ppl=80),
+        record("valid", valid_loss=4, valid_nll_loss=3, valid_ppl=8, valid_num_updates=30),
+        record("valid", valid_loss=4.5, valid_nll_loss=3.5, valid_ppl=11, valid_num_updates=40),
+    ]
+    path.write_text("\n".join(lines), "utf-8")
+    assert recipes.read_training_log(path) == {
+        "valid_ppl": 8.0, "best_update": 30, "updates": 40, "seconds_per_update": 2.0,
+    }
+    path.write_text("no training\n", "utf-8")
+    with pytest.raises(DataError, match="0 timed intervals"):
+        recipes.read_training_log(path)
+
+
+def test_training_progress():
+    progress = recipes.TrainingProgress()
+    assert progress("no record") is None
+    assert progress(record("train_inner", num_updates=10, ppl=90)) == (10, "ppl 90")
+    valid = record("valid", valid_ppl=32, valid_loss=6)
+    assert progress(valid) == (10, "ppl 90, valid ppl 32")
+
+
+def test_translations_are_put_in_order_and_counted(tmp_path):
+    path = tmp_path / "log"
+    path.write_text("H-1\t-1\t_b\nD-1\t-1.0\tb c\nother\nD-0\t-0.5\ta\n", "utf-8")
+    assert recipes.read_translations(path, 2) == ["a", "b c"]
+    with pytest.raises(DataError, match="3 translations"):
+        recipes.read_translations(path, 3)
+
+
+# -- the report
+
+
+def test_scores_carry_signatures():
+    same = report.scores(["The cat sat on the mat."], ["The cat sat on the mat."])
+    assert (same["bleu"], same["chrf"]) == (100, 100)
+    assert "tok:13a" in same["bleu_signature"] and "version:" in same["bleu_signature"]
+    assert same["chrf_signature"].startswith("chrF2|") and "nc:6" in same["chrf_signature"]
+
+
+def test_picture_is_the_same_for_the_same_figures(tmp_path):
+    figures = {
+        "plain": {"singular_values": [4.0, 1.0, 0.5]},
+        "spectrum_control": {"singular_values": [2.0, 1.9, 1.8], "prior": [2.0, 1.95, 1.9]},
+    }
+    pictures = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        report.draw_spectra(figures, {key: key for key in figures}, tmp_path / name)
+        pictures.append((tmp_path / name / "spectra.svg").read_bytes())
+        assert (tmp_path / name / "spectra.png").read_bytes().startswith(b"\x89PNG")
+    assert pictures[0] == pictures[1]
+
+
+# -- the whole
+
+
+@pytest.fixture(scope="module")
+def small_corpus(tmp_path_factory):
+    """The first pairs of the corpus that ships, as a corpus of its own."""
+    source, folder = EXAMPLES / "data" / "opendocs_de_en", tmp_path_factory.mktemp("corpus")
+    manifest = corpus.load_manifest(source)
+    manifest["splits"] = {split: {"pairs": count} for split, count in PAIRS.items()}
+    archive = folder / manifest["archive"]
+    with tarfile.open(source / manifest["archive"]) as whole, tarfile.open(archive, "w:xz") as part:
+        for name in manifest["files"]:
+            lines = whole.extractfile(name).read().split(b"\n")[: PAIRS[Path(name).stem]]
+            data = b"".join(line + b"\n" for line in lines)
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            part.addfile(member, io.BytesIO(data))
+            manifest["files"][name] = {"sha256": corpus.sha256(data)}
+    manifest["sha256"] = corpus.sha256(archive.read_bytes())
+    (folder / "corpus.json").write_text(json.dumps(manifest), "utf-8")
+    return folder
+
+
+def start(cwd, *options):
+    package = str(Path(spectral_fairseq.__file__).resolve().parents[1])
+    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    return subprocess.Popen(
+        [sys.executable, str(EXAMPLES / "quickstart" / "quickstart.py"), *map(str, options)],
+        cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+
+
+def finish(process):
+    out, err = process.communicate()
+    return process.returncode, out, err
+
+
+def wait_for(paths, process):
+    while not all(path.exists() for path in paths):
+        if process.poll() is not None:
+            pytest.fail(f"ended too early: {finish(process)}")
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_interrupted_resumed_and_finished(small_corpus, tmp_path):
+    options = ("--corpus", small_corpus, *OPTIONS)
+    work = tmp_path / "quickstart"
+    folders = [work / "plain", work / "spectrum_control"]
+
+    process = start(tmp_path, *options)
+    wait_for([folder / "checkpoints" / "checkpoint_last.pt" for folder in folders], process)
+    process.send_signal(signal.SIGINT)
+    status, _, err = finish(process)
+    assert (status, "interrupted" in err) == (130, True), err
+    assert not (work / "stamps" / "train.json").exists()
+    with WorkDir(work).locked():  # no training survives, or it would hold the lock
+        pass
+
+    status, out, err = finish(start(tmp_path, *options))
+    assert status == 0, err
+    assert "[2/6] fairseq-preprocess (done before)" in out
+    for name in ("sacreBLEU", "I1, both signs", "sigma_d / sigma_1", "BLEU|", "chrF2|"):
+        assert name in out
+    assert "Traceback" not in err and "DEBUG" not in err
+    for folder in folders:
+        assert "Loaded checkpoint" in (folder / "train.log").read_text("utf-8")
+
+    results = json.loads((work / "results.json").read_text("utf-8"))
+    assert results["settings"]["seed"] == 1
+    assert results["versions"]["spectral_fairseq"] == spectral_fairseq.__version__
+    assert "--user-dir" in results["commands"]["train_plain"]
+    assert set(results["recipes"]) == {"plain", "spectrum_control"}
+    for recipe, figures in results["recipes"].items():
+        assert figures["updates"] == 60
+        assert figures["dimensions"] == 16 and len(figures["singular_values"]) == 16
+        assert 0 < figures["isotropy_as_is"]["I1_both_signs"] < 1
+        assert 0 < figures["sigma_last_to_first"] <= 1
+        assert math.isfinite(figures["valid_ppl"]) and figures["peak_bytes"] > 2**27
+        assert len(corpus.read_lines(work / recipe / "test.en")) == PAIRS["test"]
+    # No symbol but words is counted: the dictionary's 4 own symbols less padding, then subwords.
+    symbols = len((work / "binary" / "dict.en.txt").read_text("utf-8").splitlines())
+    fillers = (work / "binary" / "dict.en.txt").read_text("utf-8").count("madeupword")
+    assert results["recipes"]["plain"]["words"] == symbols - fillers + 3
+    for name in ("spectra.png", "spectra.svg", "results.txt"):
+        assert (work / name).stat().st_size > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["quickstart"]
+
+    before = {path: path.stat().st_mtime_ns for path in work.rglob("*.pt")}
+    status, again, _ = finish(start(tmp_path, *options))
+    assert status == 0
+    assert (work / "results.txt").read_text("utf-8") in again
+    assert {path: path.stat().st_mtime_ns for path in work.rglob("*.pt")} == before
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (("--updates", "0"), "--updates of at least 1"),
+        (("--seed", "-1"), "--seed of at least 0"),
+        (("--dim", "18"), "--dim divisible by 4"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        pipeline.settings_of(quickstart.parse_arguments(options))
+
+
+def test_missing_package_is_named(monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "sacrebleu" else found(name)
+    )
+    with pytest.raises(ConfigurationError, match="package sacrebleu"):
+        pipeline.check_installation()
+
+
+def test_error_is_one_line_before_anything_is_written(tmp_path):
+    status, _, err = finish(start(tmp_path, "--corpus", "nowhere"))
+    assert status == 1
+    assert err.startswith("error: expected") and "corpus.json" in err and len(err.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
