@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from typing import Optional, Sequence
 
 import spectral_fairseq
-from spectral_fairseq.cli import average, doctor, export, user_dir
+from spectral_fairseq.cli import analyze, average, compare, doctor, export, user_dir
 from spectral_fairseq.errors import SpectralFairseqError
 
-SUBCOMMANDS = (doctor, export, average, user_dir)
+SUBCOMMANDS = (analyze, compare, export, average, user_dir, doctor)
 """Modules with ``add_parser(subparsers)``, in the order in which the help shows them."""
 
 
@@ -43,6 +44,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         printed on stderr.
     """
     args = build_parser().parse_args(argv)
+    # Importing fairseq sets the root logger to DEBUG, and with it every other library's.
+    logging.getLogger().setLevel(logging.WARNING)
     try:
         return int(args.run(args))
     except SpectralFairseqError as error:

@@ -9,8 +9,9 @@ For given gamma and c2 the best c1 is linear, <sigma, f> / <f, f> with f the pri
 one (polynomial) or two (exponential) parameters are searched. The search is over grids that
 shrink round their best point: deterministic, without derivatives, and safe where the valley is
 flat. c2 is searched as the decay over the whole spectrum, t = c2 d^gamma, from none at all to
-exp(-40): in (gamma, c2) the valley is bent. Where no decay is best, gamma means nothing and is
-given as 1.
+exp(-40): in (gamma, c2) the valley is bent. The exponential's gamma is at least 0.1: below, it is
+the polynomial decay of rate c2 gamma in disguise, with c1 beyond all bounds. Where no decay is
+best, gamma means nothing and is given as 1.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def fit_exponential(sigma: Tensor) -> Dict[str, float]:
         # t (k/d)^gamma, by logarithms
         return torch.exp(-torch.exp(grid[:, 1:] + grid[:, :1] * (log_rank - log_dim)))  # [g, d]
 
-    (gamma, log_decay), c1, error = _search(sigma, shapes, [(1e-3, _GAMMA[1]), _LOG_DECAY])
+    (gamma, log_decay), c1, error = _search(sigma, shapes, [(0.1, _GAMMA[1]), _LOG_DECAY])
     mean = float(sigma.mean())
     flat_error = float((sigma - mean).norm() / sigma.norm())
     if flat_error <= error * (1 + 1e-6) + 1e-9:

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.functional.accumulated_gram import accumulate_gram, mirror_gram
 
 
 def roundoff_threshold(
@@ -118,8 +119,7 @@ class BlockwiseSpectrum:
             )  # fmt: skip
         self.rows += block.size(0)
         if self._tall:
-            wide = block.double()
-            self._gram.addmm_(wide.t(), wide)
+            accumulate_gram(self._gram, block.double())
         else:
             self._kept.append(block)
 
@@ -131,7 +131,7 @@ class BlockwiseSpectrum:
         """
         if self.rows == 0:
             raise DataError("at least one row", "none", "Check that the data are not empty.")
-        gram = self._gram if self._tall else self._row_gram()
+        gram = mirror_gram(self._gram) if self._tall else self._row_gram()
         if not torch.isfinite(gram).all():
             raise DataError(
                 "finite log-probabilities", "infinity or NaN",

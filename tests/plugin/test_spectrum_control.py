@@ -189,7 +189,7 @@ def test_lazy_orthogonality_keeps_the_summed_gradient(task):
 
 
 def test_the_automatic_interval_is_one_for_subword_vocabularies():
-    assert [interval_for(n) for n in (10, 10_000, 40_000, 65_536, 267_735)] == [1, 1, 1, 2, 8]
+    assert [interval_for(n) for n in (10, 10_000, 40_000, 65_536, 267_735)] == [1, 1, 1, 4, 16]
 
 
 def test_a_model_without_an_svd_table_is_refused_with_the_way_out(task):

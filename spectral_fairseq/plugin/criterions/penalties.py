@@ -34,7 +34,8 @@ from spectral_fairseq.plugin.output_table import factored_table, output_table, s
 # size in a few updates, so for large N these penalties are computed every k-th update with k times
 # their weight: the gradient summed over k updates stays the same to first order. The spectrum
 # penalty looks at d numbers and is always there.
-WORDS_PER_INTERVAL_STEP = 32768
+LARGE_DICTIONARY = 65536
+WORDS_PER_INTERVAL_STEP = 16384
 
 
 @dataclass
@@ -253,4 +254,4 @@ def parse_interval(text: str) -> Optional[int]:
 
 def interval_for(num_words: int) -> int:
     """The automatic ``--penalty-interval`` for a dictionary of ``num_words``."""
-    return max(1, num_words // WORDS_PER_INTERVAL_STEP)
+    return 1 if num_words < LARGE_DICTIONARY else num_words // WORDS_PER_INTERVAL_STEP

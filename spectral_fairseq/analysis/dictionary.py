@@ -1,0 +1,195 @@
+"""A fairseq dictionary (dict.txt) read without fairseq: the words of a table's rows, their counts.
+
+A row for each of <s>, <pad>, </s>, <unk>, then one for each line "<symbol> <count> [flags]".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+from spectral_fairseq.errors import DataError
+
+SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
+FILLER = "madeupword"
+_OVERWRITE = "#fairseq:overwrite"
+
+
+@dataclass
+class WordList:
+    """Words and counts of a table's rows.
+
+    Attributes:
+        path: file it came from.
+        symbols: one a row.
+        counts: one a row; 0 for the special symbols.
+    """
+
+    path: Path
+    symbols: List[str]
+    counts: List[int]
+
+    def uncounted_rows(self) -> List[int]:
+        """Rows that stand for no word: padding, and the ``madeupword`` fillers."""
+        return [
+            row
+            for row, symbol in enumerate(self.symbols)
+            if symbol == "<pad>" or symbol.startswith(FILLER)
+        ]
+
+    def row_of(self, symbol: str) -> Optional[int]:
+        """The row of a word; None if it is not in the dictionary."""
+        return self.symbols.index(symbol) if symbol in self.symbols else None
+
+    @property
+    def has_counts(self) -> bool:
+        """Whether the counts say anything."""
+        return max(self.counts) > 1
+
+
+def read_dictionary(path: Union[str, Path]) -> WordList:
+    """Read dict.txt.
+
+    Args:
+        path: the file.
+
+    Raises:
+        DataError: missing, not text, empty, or with a line that is not "<symbol> <count>".
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise DataError(
+            f"a dictionary at {file}", "a folder" if file.is_dir() else "no such file",
+            "Give dict.txt (or dict.<language>.txt) of the folder made by fairseq-preprocess.",
+        )  # fmt: skip
+    try:
+        lines = file.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"a readable text file in UTF-8 at {file}", str(error), "Make it anew."
+        ) from error
+    symbols, counts = list(SPECIALS), [0] * len(SPECIALS)
+    place = {symbol: row for row, symbol in enumerate(symbols)}
+    for number, line in enumerate(lines, 1):
+        text = line.rstrip()
+        if not text:
+            continue
+        overwrite = text.endswith(_OVERWRITE)
+        if overwrite:
+            text = text[: -len(_OVERWRITE)].rstrip()
+        symbol, space, count = text.rpartition(" ")
+        if not space or not count.isdigit():
+            raise DataError(
+                f"lines '<symbol> <count>' in {file}", f"{line[:60]!r} in line {number}",
+                "Give the dict.txt that fairseq-preprocess wrote.",
+            )  # fmt: skip
+        if symbol in place and not overwrite:
+            raise DataError(
+                f"every symbol once in {file}", f"{symbol!r} again in line {number}",
+                "Remove the second line, or end it with #fairseq:overwrite as fairseq asks.",
+            )  # fmt: skip
+        place[symbol] = len(symbols)
+        symbols.append(symbol)
+        counts.append(int(count))
+    if len(symbols) == len(SPECIALS):
+        raise DataError(
+            f"words in the dictionary {file}", "an empty dictionary",
+            "Give the dict.txt of the training data.",
+        )  # fmt: skip
+    return WordList(file, symbols, counts)
+
+
+def dictionary_files(where: Path, checkpoint: Mapping[str, Any], table: str) -> List[Path]:
+    """Dictionaries in a folder of binarised data that could be a table's.
+
+    Args:
+        where: the folder.
+        checkpoint: whose task says the languages.
+        table: the table's name; an encoder's takes the source language first.
+
+    Returns:
+        Existing files, the likeliest first.
+    """
+    task = checkpoint_settings(checkpoint, "task")
+    languages = [task.get("target_lang"), task.get("source_lang")]
+    if table.startswith("encoder."):
+        languages.reverse()
+    names = [f"dict.{language}.txt" for language in languages if language] + ["dict.txt"]
+    return [where / name for name in names if (where / name).is_file()]
+
+
+def find_dictionary(
+    given: Optional[Union[str, Path]],
+    checkpoint: Mapping[str, Any],
+    table: str,
+    rows: int,
+    path: Any,
+) -> Tuple[Optional[WordList], str]:
+    """The dictionary of a table, if there is one.
+
+    Args:
+        given: value of ``--dict``, a file or a folder of binarised data; None looks in the folder
+            that the checkpoint was trained on, where it still exists.
+        checkpoint: as loaded.
+        table: name of the table.
+        rows: of the table.
+        path: of the checkpoint, for messages.
+
+    Returns:
+        The dictionary or None, and a sentence that says which was taken and why.
+
+    Raises:
+        DataError: ``given`` is unusable, or its size is not the table's.
+    """
+    if given is not None:
+        file = Path(given)
+        if file.is_dir():
+            files = dictionary_files(file, checkpoint, table)
+            if not files:
+                raise DataError(
+                    f"dict.txt or dict.<language>.txt in {file}", "none",
+                    "Name the file itself with --dict.",
+                )  # fmt: skip
+            words = _fitting(files, rows) or read_dictionary(files[0])
+        else:
+            words = read_dictionary(file)
+        if len(words.symbols) != rows:
+            raise DataError(
+                f"a dictionary for the {rows} rows of {table} in {path}",
+                f"{len(words.symbols)} symbols (the four special ones counted) in {words.path}",
+                "Give the dictionary of that checkpoint's training data; for the other side of a "
+                "translation model, choose it with --table.",
+            )
+        return words, "given"
+    recorded = str(checkpoint_settings(checkpoint, "task").get("data") or "").split(":")[0]
+    if not recorded or not Path(recorded).is_dir():
+        return None, "none given, and the training data are not where the checkpoint says"
+    found = _fitting(dictionary_files(Path(recorded), checkpoint, table), rows)
+    if found is None:
+        return None, f"none given, and none of {rows} symbols in the training data's folder"
+    return found, "found in the folder of the training data"
+
+
+def _fitting(files: Sequence[Path], rows: int) -> Optional[WordList]:
+    for file in files:
+        words = read_dictionary(file)
+        if len(words.symbols) == rows:
+            return words
+    return None
+
+
+def checkpoint_settings(checkpoint: Mapping[str, Any], node: str) -> Dict[str, Any]:
+    """A node of a checkpoint's configuration as a dict, from ``cfg`` or an old ``args``.
+
+    Args:
+        checkpoint: as loaded.
+        node: ``task``, ``model``, ...
+    """
+    cfg = checkpoint.get("cfg")
+    found = cfg.get(node) if isinstance(cfg, dict) else None
+    if found is None:
+        found = checkpoint.get("args") or {}
+    if isinstance(found, dict):
+        return dict(found)
+    return dict(vars(found)) if hasattr(found, "__dict__") else {}

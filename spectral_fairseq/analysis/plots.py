@@ -1,0 +1,364 @@
+"""Pictures of a document of results, as in the papers; PNG and SVG, for print and for dark pages.
+
+Colours are those of Okabe and Ito, which the colour-blind can tell apart, and every curve has a
+dash pattern of its own, so that a grey print can be read too.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+
+from spectral_fairseq.analysis.catalogue import ALL, shown
+from spectral_fairseq.analysis.results import Analysed
+from spectral_fairseq.errors import ConfigurationError
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+DARK_COLOURS = ("#56B4E9", "#E69F00", "#1FC79B", "#E79BC4", "#6FA8FF", "#F0E442", "#FFFFFF")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 3)))
+# ``words`` are the ends of cividis between which words are coloured, frequent ones first.
+THEMES: Dict[str, Dict[str, Any]] = {
+    "light": {"ink": "#1a1a1a", "ground": "#ffffff", "grid": "#d0d0d0", "origin": "#C0392B",
+              "words": (0.85, 0.0)},
+    "dark": {"ink": "#e8e8e8", "ground": "#16191d", "grid": "#3a4048", "origin": "#FF6B57",
+             "words": (1.0, 0.35)},
+}  # fmt: skip
+# Curves beyond this are told apart by neither colour nor dashes.
+MOST_CURVES = len(COLOURS)
+MOST_PROJECTIONS = 6
+
+HISTORY = ("i1", "i2", "mean_cosine", "share_of_first", "effective_rank", "isoscore")
+
+
+@dataclass
+class Picture:
+    """One picture.
+
+    Attributes:
+        name: of its files.
+        title: for readers.
+        alt: what it shows, with its main figures, for those who cannot see it.
+        files: ``light.png``, ``light.svg``, ``dark.svg``, ... -> bytes.
+    """
+
+    name: str
+    title: str
+    alt: str
+    files: Dict[str, bytes]
+
+
+def matplotlib_pyplot() -> Any:
+    """matplotlib's pyplot without a screen.
+
+    Raises:
+        ConfigurationError: it is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ConfigurationError(
+            "matplotlib, for pictures and the report", "no such package",
+            "Run pip install 'spectral-fairseq[plots]', or leave out --out.",
+        ) from error  # fmt: skip
+    matplotlib.use("Agg")
+    # fairseq opens the root logger for everything; matplotlib logs each font that it considers.
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
+    logging.getLogger("fontTools").setLevel(logging.WARNING)
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def draw_all(document: Mapping[str, Any], analysed: Sequence[Analysed]) -> List[Picture]:
+    """All pictures that the results have data for.
+
+    Args:
+        document: of :func:`analysis.results.document`.
+        analysed: the checkpoints, in the document's order.
+    """
+    checkpoints = document["checkpoints"]
+    drawn = spread(checkpoints, MOST_CURVES)
+    pictures = [
+        _spectra(drawn),
+        _cosines(drawn),
+        _norms(drawn),
+        _projections(
+            document["options"]["projection"],
+            spread(checkpoints, MOST_PROJECTIONS),
+            spread(analysed, MOST_PROJECTIONS),
+        ),
+    ]
+    if any(one["outputs"] for one in drawn):
+        pictures.append(_log_probability_spectra([one for one in drawn if one["outputs"]]))
+    if len(drawn) < len(checkpoints):
+        for picture in pictures:
+            picture.alt += f" Drawn are some of {len(checkpoints)} checkpoints, evenly spaced."
+    if follows_one_run(checkpoints):
+        pictures.append(_history(checkpoints))
+    return pictures
+
+
+def spread(items: Sequence[Any], most: int) -> List[Any]:
+    """At most ``most`` of the items, the first and the last among them, evenly spaced."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(at * (len(items) - 1) / (most - 1))] for at in range(most)]
+
+
+def follows_one_run(checkpoints: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether there are three checkpoints or more, of increasing numbers of updates."""
+    updates = [one["progress"]["updates"] for one in checkpoints]
+    return len(updates) > 2 and None not in updates and updates == sorted(set(updates))
+
+
+def _render(draw: Callable[[Any, Dict[str, Any]], Any]) -> Dict[str, bytes]:
+    pyplot = matplotlib_pyplot()
+    files: Dict[str, bytes] = {}
+    for theme, colours in THEMES.items():
+        ink, ground = colours["ink"], colours["ground"]
+        style = {
+            "figure.facecolor": ground, "axes.facecolor": ground, "savefig.facecolor": ground,
+            "text.color": ink, "axes.labelcolor": ink, "axes.edgecolor": ink,
+            "xtick.color": ink, "ytick.color": ink, "grid.color": colours["grid"],
+            "axes.grid": True, "axes.axisbelow": True, "font.size": 10,
+            "legend.frameon": True, "legend.facecolor": ground, "legend.edgecolor": ground,
+            "svg.hashsalt": "spectral-fairseq", "axes.spines.top": False,
+            "axes.spines.right": False,
+        }  # fmt: skip
+        palette = {**colours, "curves": COLOURS if theme == "light" else DARK_COLOURS}
+        with pyplot.rc_context(style):
+            figure = draw(pyplot, palette)
+            for kind in ("svg", "png") if theme == "light" else ("svg",):
+                buffer = io.BytesIO()
+                # No date, so that the same results give the same file.
+                figure.savefig(
+                    buffer, format=kind, dpi=160, bbox_inches="tight",
+                    metadata={"Date": None} if kind == "svg" else None,
+                )
+                files[f"{theme}.{kind}"] = buffer.getvalue()
+            pyplot.close(figure)
+    return files
+
+
+def _curve(palette: Dict[str, Any], index: int) -> Dict[str, Any]:
+    return {"color": palette["curves"][index], "linestyle": DASHES[index], "linewidth": 1.8}
+
+
+def _legend(axes: Any) -> None:
+    """Beside the axes, where it covers no curve."""
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0)
+
+
+def _priors(checkpoints: Sequence[Mapping[str, Any]]) -> List[Tuple[int, str, List[float]]]:
+    """Each different normalised prior once: place of its first checkpoint, name, values."""
+    found: List[Tuple[int, str, List[float]]] = []
+    for index, one in enumerate(checkpoints):
+        if one["prior"]:
+            values = [value / one["prior"][0] for value in one["prior"]]
+            if not any(_alike(values, other) for _, _, other in found):
+                found.append((index, f"{one['label']}, prior", values))
+    return found if len(found) != 1 else [(found[0][0], "prior", found[0][2])]
+
+
+def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
+    return len(one) == len(other) and all(abs(a - b) < 1e-3 for a, b in zip(one, other))
+
+
+def _spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
+    def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
+        figure, axes = pyplot.subplots(figsize=(6.4, 4.2))
+        for index, one in enumerate(checkpoints):
+            sigma = one["singular_values"]
+            k = range(1, len(sigma) + 1)
+            axes.plot(k, [s / sigma[0] for s in sigma], label=one["label"],
+                      **_curve(palette, index))  # fmt: skip
+        for index, label, values in _priors(checkpoints):
+            axes.plot(
+                range(1, len(values) + 1), values, label=label, color=palette["curves"][index],
+                linewidth=0.9, marker="o", markersize=3, markevery=max(len(values) // 12, 1),
+                markerfacecolor="none",
+            )  # fmt: skip
+        axes.set(xlabel="k", ylabel=r"$\sigma_k / \sigma_1$", ylim=(0, 1.05), xlim=(1, None))
+        _legend(axes)
+        return figure
+
+    shares = "; ".join(
+        f"{one['label']}: sigma_2/sigma_1 "
+        f"{shown(_ratio(one['singular_values'], 1), 3)}, sigma_d/sigma_1 "
+        f"{shown(_ratio(one['singular_values'], -1), 3)}"
+        for one in checkpoints
+    )
+    alt = f"Singular values divided by the largest, over their rank k. {shares}."
+    return Picture("singular_values", "Normalised singular values", alt, _render(draw))
+
+
+def _ratio(sigma: Sequence[float], at: int) -> float:
+    return sigma[min(at, len(sigma) - 1)] / sigma[0]
+
+
+def _cosines(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
+    def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
+        figure, axes = pyplot.subplots(figsize=(6.4, 4.2))
+        seen = []
+        for index, one in enumerate(checkpoints):
+            edges, counts = one["cosines"]["edges"], one["cosines"]["counts"]
+            width, total = edges[1] - edges[0], sum(counts)
+            density = [count / total / width for count in counts]
+            axes.stairs(density, edges, label=one["label"], baseline=None,
+                        **_curve(palette, index))  # fmt: skip
+            seen += [edge for edge, d in zip(edges, density) if d > 1e-3 * max(density)]
+        axes.axvline(0, color=palette["ink"], linewidth=0.8)
+        axes.set(xlabel="cosine between two words", ylabel="density",
+                 xlim=(min([*seen, -0.05]) - 0.03, max([*seen, 0.05]) + 0.05),
+                 ylim=(0, None))  # fmt: skip
+        _legend(axes)
+        return figure
+
+    means = "; ".join(
+        f"{one['label']}: mean {shown(one['measures']['mean_cosine'], 3)}" for one in checkpoints
+    )
+    alt = f"Distribution of the cosine between pairs of different words. {means}."
+    return Picture("cosines", "Cosines between words", alt, _render(draw))
+
+
+def _norms(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
+    ordered = {one["frequency_order"] for one in checkpoints} == {"counts"}
+
+    def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
+        figure, axes = pyplot.subplots(figsize=(6.4, 4.2))
+        for index, one in enumerate(checkpoints):
+            norms = one["norms"]
+            style = _curve(palette, index)
+            axes.plot(norms["rank"], norms["mean"], label=one["label"], **style)
+            axes.fill_between(norms["rank"], norms["p10"], norms["p90"], alpha=0.18,
+                              color=style["color"], linewidth=0)  # fmt: skip
+        axes.set(xscale="log", ylabel=r"$\|w\|$: mean, 10th to 90th percentile", ylim=(0, None),
+                 xlabel="frequency rank" if ordered else "row of the dictionary")  # fmt: skip
+        _legend(axes)
+        return figure
+
+    ends = "; ".join(
+        f"{one['label']}: from {shown(one['norms']['mean'][0], 3)} for the first to "
+        f"{shown(one['norms']['mean'][-1], 3)} for the last"
+        for one in checkpoints
+    )
+    alt = f"Length of word vectors over the words' rank, logarithmic. {ends}."
+    return Picture("norms", "Row norms by frequency rank", alt, _render(draw))
+
+
+def _projections(
+    kind: str, checkpoints: Sequence[Mapping[str, Any]], analysed: Sequence[Analysed]
+) -> Picture:
+    columns = {1: 1, 2: 2, 4: 2}.get(len(checkpoints), 3)
+    lines = -(-len(checkpoints) // columns)
+
+    def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
+        figure, grid = pyplot.subplots(
+            lines, columns, squeeze=False, figsize=(4.3 * columns + 0.8, 4.0 * lines),
+            layout="constrained",
+        )  # fmt: skip
+        for axes in grid.flat[len(checkpoints) :]:
+            axes.remove()
+        colours = _word_colours(palette)
+        limit = 1.05 * max(float(one.measured.projection.abs().max()) for one in analysed)
+        last = max(int(one.measured.projection_rank.max()) for one in analysed)
+        drawn = None
+        for axes, one, found in zip(grid.flat, checkpoints, analysed):
+            # Frequent words are few, so they are drawn last, above the others.
+            order = found.measured.projection_rank.argsort(descending=True)
+            rank = found.measured.projection_rank[order].double().log10().tolist()
+            x, y = found.measured.projection[order].t().tolist()
+            # Rasterised: thousands of marks would make the SVG heavy.
+            drawn = axes.scatter(x, y, c=rank, cmap=colours, s=7, linewidths=0, rasterized=True,
+                                 vmin=0, vmax=math.log10(max(last, 2)))  # fmt: skip
+            for size, colour in ((5, palette["ground"]), (2, palette["origin"])):
+                axes.plot(0, 0, "+", color=colour, markersize=14, markeredgewidth=size)
+            axes.set(title=one["label"], aspect="equal", xlim=(-limit, limit),
+                     ylim=(-limit, limit))  # fmt: skip
+        bar = figure.colorbar(drawn, ax=list(grid.flat[: len(checkpoints)]), shrink=0.8)
+        counted = {one["frequency_order"] for one in checkpoints} == {"counts"}
+        bar.set_label(f"log10 of the {'frequency rank' if counted else 'row'}")
+        return figure
+
+    how = {
+        "svd": "the first two right singular vectors", "pca": "the first two principal components"
+    }[kind]  # fmt: skip
+    centres = "; ".join(
+        f"{one['label']}: centre at {_centre(found)}" for one, found in zip(checkpoints, analysed)
+    )
+    alt = (
+        f"Words projected on {how}, coloured by frequency; a cross marks the origin. {centres}."
+    )
+    return Picture("projection", "Words in two dimensions", alt, _render(draw))
+
+
+def _word_colours(palette: Dict[str, Any]) -> Any:
+    """cividis, which the colour-blind read as others do, without its end next to the ground."""
+    matplotlib_pyplot()
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    low, high = palette["words"]
+    return ListedColormap([colormaps["cividis"](low + (high - low) * k / 255) for k in range(256)])
+
+
+def _centre(found: Analysed) -> str:
+    x, y = found.measured.projection.mean(0).tolist()
+    return f"({x:.2f}, {y:.2f})"
+
+
+def _log_probability_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
+    def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
+        figure, axes = pyplot.subplots(figsize=(6.4, 4.2))
+        for index, one in enumerate(checkpoints):
+            axes.plot(one["outputs"]["points"],
+                      [100 * share for share in one["outputs"]["cumulative_share"]],
+                      label=one["label"], **_curve(palette, index))  # fmt: skip
+        for index, one in enumerate(checkpoints):
+            axes.axvline(one["outputs"]["threshold"], color=palette["curves"][index],
+                         linewidth=0.8)  # fmt: skip
+        axes.set(xscale="log", xlabel=r"$\sigma / \sigma_1$ of the log-probability matrix",
+                 ylabel="singular values below, %", ylim=(0, 102))  # fmt: skip
+        _legend(axes)
+        return figure
+
+    ranks = "; ".join(
+        f"{one['label']}: rank {shown(one['measures'].get('log_probability_rank'), 6)} of "
+        f"{min(one['outputs']['tokens'], one['outputs']['words'])}"
+        for one in checkpoints
+    )
+    alt = (
+        "Share of singular values below a multiple of the largest, for the matrix of "
+        f"log-probabilities; thin vertical lines mark the threshold of the rank. {ranks}."
+    )
+    return Picture(
+        "log_probabilities", "Singular values of the log-probability matrix", alt, _render(draw)
+    )
+
+
+def _history(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
+    titles = {measure.key: measure.title for measure in ALL}
+
+    def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
+        figure, grid = pyplot.subplots(2, 3, figsize=(10, 5.4), layout="constrained", sharex=True)
+        updates = [one["progress"]["updates"] for one in checkpoints]
+        for axes, key in zip(grid.flat, HISTORY):
+            values = [one["measures"].get(key) for one in checkpoints]
+            axes.plot(updates, [float("nan") if v is None else v for v in values], marker="o",
+                      markersize=4, **_curve(palette, 0))  # fmt: skip
+            axes.set(title=titles[key])
+        for axes in grid[-1]:
+            axes.set(xlabel="updates")
+        return figure
+
+    first, last = checkpoints[0], checkpoints[-1]
+    changes = "; ".join(
+        f"{titles[key]} from {shown(first['measures'].get(key), 3)} to "
+        f"{shown(last['measures'].get(key), 3)}"
+        for key in HISTORY
+    )
+    alt = f"Measures over the updates of one run, {first['label']} to {last['label']}: {changes}."
+    return Picture("history", "One run over its checkpoints", alt, _render(draw))

@@ -1,0 +1,273 @@
+"""From checkpoint files to one JSON-ready document, with the signature of each number."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+import torch
+
+from spectral_fairseq.analysis.dictionary import WordList, checkpoint_settings, find_dictionary
+from spectral_fairseq.analysis.measures import Measured, Options, Step, measure_table
+from spectral_fairseq.analysis.tables import Table, choose_table, extract_table, table_shape
+from spectral_fairseq.compat.checkpoints import load_checkpoint
+from spectral_fairseq.compat.versions import versions
+from spectral_fairseq.errors import CheckpointError, ConfigurationError
+
+SCHEMA = "spectral-fairseq/analysis/1"
+
+# What --spectrum-gamma means where it is not given (plugin/models/options.py).
+DEFAULT_GAMMA = {"exponential": 1.0, "polynomial": 0.5}
+
+EPOCH_FILE = re.compile(r"checkpoint(\d+)\.pt$")
+UPDATE_FILE = re.compile(r"checkpoint_(\d+)_(\d+)\.pt$")
+
+
+@dataclass
+class Analysed:
+    """One checkpoint's results.
+
+    Attributes:
+        result: its entry in the document, ready for JSON.
+        measured: the same with the points of the projection.
+    """
+
+    result: Dict[str, Any]
+    measured: Measured
+
+
+def analyse_checkpoint(
+    path: Union[str, Path],
+    options: Options,
+    *,
+    label: Optional[str] = None,
+    table: Optional[str] = None,
+    dictionary: Optional[Union[str, Path]] = None,
+    step: Step = lambda name: None,
+) -> Analysed:
+    """Measure one checkpoint's table.
+
+    Args:
+        path: the file.
+        options: what is sampled.
+        label: name in tables and pictures; the file's if not given.
+        table: which table, where there are several.
+        dictionary: dict.txt or a folder of binarised data; looked for if not given.
+        step: called with the name of each step as it begins.
+
+    Raises:
+        CheckpointError: unreadable, no table, or several.
+        DataError: a table or dictionary that cannot be used.
+        ConfigurationError: an impossible option.
+    """
+    options.check()
+    step("hash")
+    file_hash = sha256(path)
+    step("load")
+    checkpoint = load_checkpoint(path)
+    checkpoint.pop("last_optimizer_state", None)
+    words, remark = _dictionary_of(checkpoint, path, table, dictionary)
+    chosen = extract_table(
+        checkpoint["model"], path, table, None if words is None else words.uncounted_rows()
+    )
+    checkpoint.pop("model")
+    measured = measure_table(chosen, options, words, prior_of(checkpoint, chosen), step)
+    result = {
+        "path": str(path),
+        "label": label or Path(path).stem,
+        "sha256": file_hash,
+        "arch": _arch(checkpoint),
+        "progress": _progress(checkpoint),
+        "table": {
+            "name": chosen.name,
+            "names": chosen.names,
+            "kind": chosen.kind,
+            "rows": chosen.stored_rows,
+            "words": len(chosen.rows),
+            "dimensions": chosen.weight.size(1),
+            "dtype": chosen.dtype,
+        },
+        "dictionary": {
+            "path": None if words is None else str(words.path),
+            "sha256": None if words is None else sha256(words.path),
+            "remark": remark,
+        },
+        "measures": measured.measures,
+        **measured.details,
+        "outputs": None,
+        "nbest": None,
+    }
+    result["signature"] = signature(result, options)
+    return Analysed(result, measured)
+
+
+def document(command: str, analysed: Sequence[Analysed], options: Options) -> Dict[str, Any]:
+    """The whole document; its schema is :mod:`analysis.schema`.
+
+    Args:
+        command: ``analyze`` or ``compare``.
+        analysed: one for each checkpoint.
+        options: those of all of them.
+    """
+    chosen = dataclasses.asdict(options)
+    chosen["words"] = list(options.words)
+    return finite(
+        {
+            "schema": SCHEMA,
+            "command": command,
+            "versions": versions(),
+            "threads": torch.get_num_threads(),
+            "options": chosen,
+            "checkpoints": [one.result for one in analysed],
+        }
+    )
+
+
+def finite(value: Any) -> Any:
+    """``value`` with None in place of NaN and infinities, for which JSON has no form."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
+
+
+def signature(result: Mapping[str, Any], options: Options) -> str:
+    """Options, seed, versions and checkpoint hash of one checkpoint's numbers, in one line."""
+    table, found = result["table"], versions()
+    dictionary_hash = result["dictionary"]["sha256"]
+    isotropy = "all"
+    if result["isotropy_runs"]:
+        isotropy = f"{options.isotropy_words}x{options.isotropy_runs}"
+    parts = {
+        "table": table["name"],
+        "kind": table["kind"],
+        "words": f"{table['words']}of{table['rows']}",
+        "dim": table["dimensions"],
+        "isotropy": isotropy,
+        "cosines": result["cosines"]["words"],
+        "seed": options.seed,
+        "dict": dictionary_hash[:12] if dictionary_hash else "none",
+        "ckpt": result["sha256"][:12],
+        "version": found["spectral-fairseq"] or "source",
+        "torch": found["torch"],
+    }
+    return "|".join(f"{name}:{value}" for name, value in parts.items())
+
+
+def sha256(path: Union[str, Path]) -> str:
+    """Hash of a file's bytes, hexadecimal; empty for a file that cannot be read."""
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            for block in iter(lambda: file.read(1 << 20), b""):
+                digest.update(block)
+    except OSError:
+        return ""
+    return digest.hexdigest()
+
+
+def labels_for(paths: Sequence[Path], given: Optional[Sequence[str]] = None) -> List[str]:
+    """A different name for each checkpoint, as short as that allows.
+
+    Args:
+        paths: the files.
+        given: names to use instead, one for each.
+
+    Raises:
+        ConfigurationError: not one name for each, or two alike.
+    """
+    if given is not None:
+        if len(given) != len(paths) or len(set(given)) != len(given):
+            raise ConfigurationError(
+                f"{len(paths)} different names in --labels, one for each checkpoint",
+                f"{len(given)}: {', '.join(given)}", "Separate them by commas.",
+            )  # fmt: skip
+        return list(given)
+    for depth in range(1, max(len(path.parts) for path in paths) + 1):
+        labels = ["/".join(path.with_suffix("").parts[-depth:]) for path in paths]
+        if len(set(labels)) == len(labels):
+            return labels
+    return [f"{path.with_suffix('')} ({number})" for number, path in enumerate(paths, 1)]
+
+
+def saved_epochs(folder: Path) -> List[Path]:
+    """The checkpoints that one run saved, in the order of training.
+
+    Args:
+        folder: a --save-dir.
+
+    Returns:
+        ``checkpoint<epoch>.pt`` and ``checkpoint_<epoch>_<updates>.pt``.
+
+    Raises:
+        CheckpointError: there are none.
+    """
+    found = []
+    for path in folder.iterdir():
+        by_epoch, by_update = EPOCH_FILE.fullmatch(path.name), UPDATE_FILE.fullmatch(path.name)
+        if by_update:
+            found.append(((int(by_update.group(1)), int(by_update.group(2))), path))
+        elif by_epoch:
+            # An epoch's own checkpoint comes after those saved within it.
+            found.append(((int(by_epoch.group(1)), 2**62), path))
+    if not found:
+        raise CheckpointError(
+            f"checkpoints of a training run in {folder}",
+            "none named checkpoint<epoch>.pt or checkpoint_<epoch>_<updates>.pt",
+            "Name the --save-dir of a run without --no-epoch-checkpoints, or the files.",
+        )
+    return [path for _, path in sorted(found)]
+
+
+def prior_of(checkpoint: Mapping[str, Any], table: Table) -> Optional[Dict[str, Any]]:
+    """The prior that a table was trained with, from the checkpoint's flags; None if it had none."""
+    model = checkpoint_settings(checkpoint, "model")
+    kind = model.get("spectrum_prior")
+    if table.kind != "svd" or not kind:
+        return None
+    c1, gamma = model.get("spectrum_c1"), model.get("spectrum_gamma")
+    if gamma is None:
+        gamma = DEFAULT_GAMMA[str(kind)]
+    return {
+        "kind": str(kind),
+        "c1": None if c1 in (None, "auto") else float(c1),
+        "c2": float(model.get("spectrum_c2") or 0.0),
+        "gamma": float(gamma),
+    }
+
+
+def _dictionary_of(
+    checkpoint: Mapping[str, Any],
+    path: Any,
+    table: Optional[str],
+    given: Optional[Union[str, Path]],
+) -> Tuple[Optional[WordList], str]:
+    names = choose_table(checkpoint["model"], table, path)
+    rows = table_shape(checkpoint["model"], names[0])[0]
+    return find_dictionary(given, checkpoint, names[0], rows, path)
+
+
+def _arch(checkpoint: Mapping[str, Any]) -> Optional[str]:
+    model = checkpoint_settings(checkpoint, "model")
+    arch = model.get("_name") or model.get("arch")
+    return None if arch is None else str(arch)
+
+
+def _progress(checkpoint: Mapping[str, Any]) -> Dict[str, Optional[int]]:
+    """Epochs and updates done when the checkpoint was saved."""
+    history = checkpoint.get("optimizer_history") or [{}]
+    last = history[-1] if isinstance(history[-1], dict) else {}
+    iterator = (checkpoint.get("extra_state") or {}).get("train_iterator") or {}
+    epoch, updates = iterator.get("epoch"), last.get("num_updates")
+    return {
+        "epoch": int(epoch) if epoch is not None else None,
+        "updates": int(updates) if updates is not None else None,
+    }

@@ -1,0 +1,238 @@
+"""The JSON document's schema (JSON Schema, draft 2020-12): what a program may rely on.
+
+A change that breaks a reader of the document changes the number in ``results.SCHEMA``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional
+
+from spectral_fairseq.analysis.catalogue import ALL
+from spectral_fairseq.analysis.results import SCHEMA
+
+
+def _of(kind: Any, description: str, **more: Any) -> Dict[str, Any]:
+    return {"type": kind, "description": description, **more}
+
+
+def _record(
+    description: str, properties: Dict[str, Any], optional: bool = False
+) -> Dict[str, Any]:
+    return {
+        "type": ["object", "null"] if optional else "object",
+        "description": description,
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def _numbers(description: str) -> Dict[str, Any]:
+    return _of("array", description, items={"type": "number"})
+
+
+def _map(description: str, values: Any) -> Dict[str, Any]:
+    return _of("object", description, additionalProperties=values)
+
+
+_TEXT_OR_NULL = ["string", "null"]
+_NUMBER_OR_NULL = ["number", "null"]
+_INTEGER_OR_NULL = ["integer", "null"]
+
+_CHECKPOINT = _record(
+    "one checkpoint's table",
+    {
+        "path": _of("string", "the file, as given"),
+        "label": _of("string", "its name in tables and pictures"),
+        "sha256": _of("string", "hash of the file", pattern="^[0-9a-f]{64}$"),
+        "signature": _of("string", "options, seed, versions and hashes behind the numbers"),
+        "arch": _of(_TEXT_OR_NULL, "fairseq's name of the architecture"),
+        "progress": _record(
+            "how far training had come",
+            {
+                "epoch": _of(_INTEGER_OR_NULL, "epoch of the training iterator"),
+                "updates": _of(_INTEGER_OR_NULL, "updates of the optimiser"),
+            },
+        ),
+        "table": _record(
+            "what was measured",
+            {
+                "name": _of("string", "module that holds the table"),
+                "names": _of("array", "all modules that share it", items={"type": "string"}),
+                "kind": _of("string", "how it is stored", enum=["plain", "svd", "weight-norm"]),
+                "rows": _of("integer", "rows stored"),
+                "words": _of("integer", "rows measured: padding and made-up words left out"),
+                "dimensions": _of("integer", "d"),
+                "dtype": _of("string", "type of the stored numbers"),
+            },
+        ),
+        "dictionary": _record(
+            "words and counts of the rows",
+            {
+                "path": _of(_TEXT_OR_NULL, "file; null for none"),
+                "sha256": _of(_TEXT_OR_NULL, "its hash"),
+                "remark": _of("string", "where it came from, or why there is none"),
+            },
+        ),
+        "measures": {
+            **_map("each measure; null or missing where it does not apply", False),
+            "properties": {m.key: _of(_NUMBER_OR_NULL, m.meaning) for m in ALL},
+        },
+        "singular_values": _numbers("true singular values of the table, largest first"),
+        "prior": _of(
+            ["array", "null"], "singular values of the prior it was trained with",
+            items={"type": "number"},
+        ),
+        "fits": _map(
+            "exponential and polynomial decay fitted to the singular values",
+            _map("parameters", {"type": "number"}),
+        ),
+        "isotropy_runs": _record(
+            "I1 and I2 of each sample; null where all words were taken",
+            {
+                "words": _of("integer", "words of a sample"),
+                "values": _map("measure -> one value a sample", _numbers("values")),
+            },
+            optional=True,
+        ),
+        "cosines": _record(
+            "histogram of the cosines between the sampled words",
+            {
+                "edges": _numbers("of the bins"),
+                "counts": _of("array", "pairs in each bin", items={"type": "integer"}),
+                "words": _of("integer", "words sampled"),
+            },
+        ),
+        "norms": _record(
+            "row norms in bins of frequency rank",
+            {
+                "rank": _numbers("geometric middle of each bin"),
+                "mean": _numbers("mean norm"),
+                "p10": _numbers("10th percentile"),
+                "p90": _numbers("90th percentile"),
+            },
+        ),
+        "frequency_order": _of(
+            "string", "what the ranks come from: counts, or the order of the rows",
+            enum=["counts", "rows"],
+        ),
+        "neighbours": _map(
+            "word -> its nearest neighbours by cosine",
+            _of("array", "nearest first", items=_record(
+                "a neighbour",
+                {"word": _of("string", "spelling"), "cosine": _of("number", "cosine")},
+            )),
+        ),
+        "outputs": _record(
+            "what the model predicts on data; null where none were given",
+            {
+                "data": _of("string", "folder of binarised data"),
+                "subset": _of("string", "its subset"),
+                "tokens": _of("integer", "m: contexts, the first ones of the subset"),
+                "words": _of("integer", "n: words of the dictionary, all rows"),
+                "threshold": _of("number", "of the rank: sigma/sigma_1 above it counts"),
+                "points": _numbers("x, between 0 and 1"),
+                "cumulative_share": _numbers("share of singular values <= x sigma_1"),
+            },
+            optional=True,
+        ),
+        "nbest": _record(
+            "n-best lists behind the BLEU measures; null where none were given",
+            {
+                "file": _of("string", "output of fairseq-generate"),
+                "sentences": _of("integer", "sentences"),
+                "hypotheses": _record(
+                    "of a sentence",
+                    {"least": _of("integer", "fewest"), "most": _of("integer", "most")},
+                ),
+                "references": _of("integer", "of a sentence, at most"),
+                "signature": _of("string", "sacrebleu's, of the highest order"),
+            },
+            optional=True,
+        ),
+    },
+)  # fmt: skip
+
+DOCUMENT: Dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "title": "Measures of embedding tables",
+    **_record(
+        "what spectral-fairseq analyze and compare write",
+        {
+            "schema": _of("string", "version of this schema", const=SCHEMA),
+            "command": _of("string", "which subcommand", enum=["analyze", "compare"]),
+            "versions": _map("of the software; null where not installed", {"type": _TEXT_OR_NULL}),
+            "threads": _of("integer", "threads that the numbers were computed with"),
+            "options": _record(
+                "what decides the samples",
+                {
+                    "seed": _of("integer", "of all samples"),
+                    "isotropy_words": _of("integer", "words of a sample for I1, I2; 0 is all"),
+                    "isotropy_runs": _of("integer", "samples averaged"),
+                    "cosine_words": _of("integer", "words whose pairs are counted, at most"),
+                    "projection_words": _of("integer", "words drawn, at most"),
+                    "projection": _of("string", "kind of projection", enum=["svd", "pca"]),
+                    "neighbours": _of("integer", "neighbours of a word"),
+                    "words": _of("array", "asked for", items={"type": "string"}),
+                },
+            ),
+            "checkpoints": _of("array", "in the order given", items=_CHECKPOINT, minItems=1),
+        },
+    ),
+}
+
+_TYPES: Dict[str, Any] = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "null": type(None),
+}
+
+
+def violations(value: Any, schema: Optional[Dict[str, Any]] = None, where: str = "$") -> List[str]:
+    """Where a document departs from the schema; the keywords used above and no others.
+
+    Args:
+        value: parsed JSON.
+        schema: :data:`DOCUMENT` if not given.
+        where: path of ``value``, for the messages.
+    """
+    schema = DOCUMENT if schema is None else schema
+    kinds = schema.get("type", [])
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if kinds and not any(_is_a(value, kind) for kind in kinds):
+        return [f"{where}: a {type(value).__name__}, not {' or '.join(kinds)}"]
+    found = []
+    if "enum" in schema and value not in schema["enum"]:
+        found.append(f"{where}: {value!r} is none of {schema['enum']}")
+    if "const" in schema and value != schema["const"]:
+        found.append(f"{where}: {value!r} is not {schema['const']!r}")
+    if isinstance(value, dict):
+        found += _object_violations(value, schema, where)
+    if isinstance(value, list):
+        if len(value) < schema.get("minItems", 0):
+            found.append(f"{where}: fewer than {schema['minItems']} items")
+        for index, item in enumerate(value):
+            found += violations(item, schema.get("items", {}), f"{where}[{index}]")
+    return found
+
+
+def _object_violations(value: Dict[str, Any], schema: Dict[str, Any], where: str) -> List[str]:
+    known = schema.get("properties", {})
+    found = [f"{where}: no {key}" for key in schema.get("required", []) if key not in value]
+    for key, item in value.items():
+        inner = known.get(key, schema.get("additionalProperties", {}))
+        if inner is False:
+            found.append(f"{where}: {key} is not in the schema")
+        else:
+            found += violations(item, inner, f"{where}.{key}")
+    return found
+
+
+def _is_a(value: Any, kind: str) -> bool:
+    # JSON's true and false are no numbers, though Python's are.
+    if isinstance(value, bool):
+        return kind == "boolean"
+    return isinstance(value, _TYPES[kind])

@@ -1,0 +1,118 @@
+"""Precision and recall of smoothed sentence-level BLEU over n-best lists.
+
+Yang et al., ICLR 2018, table 4, after Zhao, Zhao, Eskenazi, ACL 2017, section 5.2. For a context
+with references r_1..r_M and hypotheses h_1..h_N,
+
+    precision = 1/N sum_i max_j BLEU(r_j, h_i),      recall = 1/M sum_j max_i BLEU(r_j, h_i),
+
+averaged over contexts. BLEU-n is sacrebleu's sentence BLEU up to n-grams of order n, smoothed
+(method ``exp``: method 3 of Chen and Cherry 2014), as a fraction; ``effective_order`` leaves out
+orders longer than the sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Dict, List, Sequence, Tuple, Union
+
+from sacrebleu.metrics import BLEU
+
+from spectral_fairseq.errors import DataError
+
+ORDERS = (1, 2, 3, 4)
+
+
+def nbest_bleu(
+    contexts: Sequence[Tuple[Sequence[str], Sequence[str]]],
+    tokenize: str = "none",
+    smooth_method: str = "exp",
+) -> Tuple[Dict[str, float], str]:
+    """Precision and recall for every order of :data:`ORDERS`.
+
+    Args:
+        contexts: for each, its references and its hypotheses, none of the two empty.
+        tokenize: sacrebleu's tokeniser; ``none`` for text that is tokenised already.
+        smooth_method: sacrebleu's.
+
+    Returns:
+        ``bleu_<n>_precision`` and ``bleu_<n>_recall``, 0 to 1, and sacrebleu's signature.
+
+    Raises:
+        DataError: no context, or one without a reference or a hypothesis.
+    """
+    if not contexts or any(not refs or not hyps for refs, hyps in contexts):
+        raise DataError(
+            "at least one reference and one hypothesis for every sentence",
+            f"{len(contexts)} sentences, some without" if contexts else "no sentence",
+            "Give the whole output of fairseq-generate.",
+        )
+    found: Dict[str, float] = {}
+    signature = ""
+    for order in ORDERS:
+        metric = BLEU(
+            max_ngram_order=order, tokenize=tokenize, smooth_method=smooth_method,
+            effective_order=True, force=True,
+        )  # fmt: skip
+        precision = recall = 0.0
+        for references, hypotheses in contexts:
+            scores = [  # [hypotheses][references]
+                [metric.sentence_score(h, [r]).score / 100 for r in references] for h in hypotheses
+            ]
+            precision += sum(map(max, scores)) / len(hypotheses)
+            recall += sum(max(column) for column in zip(*scores)) / len(references)
+        found[f"bleu_{order}_precision"] = precision / len(contexts)
+        found[f"bleu_{order}_recall"] = recall / len(contexts)
+        signature = str(metric.get_signature())
+    return found, signature
+
+
+def read_generated(path: Union[str, Path]) -> List[Tuple[List[str], List[str]]]:
+    """References and hypotheses of the output of ``fairseq-generate --nbest N``.
+
+    Args:
+        path: its stdout, or ``generate-<subset>.txt`` of ``--results-path``.
+
+    Returns:
+        For each sentence (its T lines, its H lines), in the order of sentence numbers.
+
+    Raises:
+        DataError: unreadable, or without T and H lines.
+    """
+    file = Path(path)
+    try:
+        text = file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"the output of fairseq-generate in {file}", str(error), "Check the path."
+        ) from error
+    references: Dict[int, List[str]] = {}
+    hypotheses: Dict[int, List[str]] = {}
+    for line in text.splitlines():
+        match = re.match(r"([TH])-(\d+)\t(.*)$", line)
+        if match is None:
+            continue
+        kind, number, rest = match.group(1), int(match.group(2)), match.group(3)
+        if kind == "T":
+            references.setdefault(number, []).append(rest)
+        else:
+            hypotheses.setdefault(number, []).append(rest.partition("\t")[2])
+    if not hypotheses or hypotheses.keys() != references.keys():
+        raise DataError(
+            f"lines T-<n> and H-<n> for every sentence in {file}",
+            f"{len(references)} sentences with T lines, {len(hypotheses)} with H lines",
+            "Give the output of fairseq-generate without --quiet, on data that have targets.",
+        )
+    return [(references[number], hypotheses[number]) for number in sorted(references)]
+
+
+def bleu_details(contexts: Sequence[Tuple[Any, Any]], signature: str, path: Any) -> Dict[str, Any]:
+    """What the report says about the n-best lists beside their scores."""
+    sizes = [len(hypotheses) for _, hypotheses in contexts]
+    return {
+        "file": str(path),
+        "sentences": len(contexts),
+        "hypotheses": {"least": min(sizes), "most": max(sizes)},
+        "references": max(len(references) for references, _ in contexts),
+        "signature": signature,
+    }

@@ -1,0 +1,46 @@
+"""Checkpoints with a table that the test chose, saved as fairseq saves them."""
+
+import torch
+
+from spectral_fairseq.embeddings.svd import SVDEmbedding
+from spectral_fairseq.embeddings.weight_norm import WeightNormEmbedding
+
+NAME = "decoder.embed_tokens"
+
+
+def entries(weight, kind="plain", name=NAME):
+    """A checkpoint's entries for a table of any kind that equals ``weight``."""
+    if kind == "plain":
+        return {f"{name}.weight": weight}
+    table = {"svd": SVDEmbedding, "weight-norm": WeightNormEmbedding}[kind]
+    stored = table.from_dense(weight, 1).state_dict()
+    return {f"{name}.{key}": value for key, value in stored.items()}
+
+
+def with_padding(rows):
+    """``rows``, one a word, with fairseq's zero padding row put in as row 1."""
+    return torch.cat([rows[:1], torch.zeros_like(rows[:1]), rows[1:]])
+
+
+def save(path, tensors, updates=None, **cfg):
+    """Write a checkpoint; ``cfg`` are its configuration's nodes."""
+    history = [{"num_updates": updates}] if updates is not None else []
+    torch.save(
+        {"args": None, "cfg": cfg or None, "model": tensors, "optimizer_history": history,
+         "extra_state": {"train_iterator": {"epoch": 2}}},
+        path,
+    )  # fmt: skip
+    return path
+
+
+def save_dictionary(path, count, prefix="w"):
+    """dict.txt of ``count`` words beside the four special symbols, counts falling."""
+    lines = [f"{prefix}{index} {1000 // (index + 1) + 1}\n" for index in range(count)]
+    path.write_text("".join(lines), "utf-8")
+    return path
+
+
+def cone(n=60, d=6, spread=0.3, seed=0):
+    """A Gaussian cloud away from the origin."""
+    torch.manual_seed(seed)
+    return spread * torch.randn(n, d) + torch.randn(d)

@@ -1,0 +1,219 @@
+"""Known answers on hand-made tables, invariances, and agreement with numpy and naive forms."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from spectral_fairseq.analysis.catalogue import ALL
+from spectral_fairseq.analysis.dictionary import read_dictionary
+from spectral_fairseq.analysis.measures import (
+    STEPS,
+    Options,
+    frequency_order,
+    measure_table,
+    sample_rows,
+)
+from spectral_fairseq.analysis.tables import Table, extract_table
+from spectral_fairseq.errors import ConfigurationError, DataError
+from tests.analysis.checkpoints import cone, entries, save_dictionary, with_padding
+from tests.reference import isoscore as naive_isoscore
+from tests.reference import isotropy as naive
+
+# The histogram's statistics move by up to a bin where a cosine lies on an edge.
+BINNED = {"cosine_std", "cosine_p05", "cosine_p50", "cosine_p95"}
+
+
+def table_of(rows):
+    """A table without padding, in the rows' own precision."""
+    return Table("t", ["t"], "plain", rows, torch.arange(len(rows)), len(rows), str(rows.dtype))
+
+
+def measured(rows, **options):
+    return measure_table(table_of(rows), Options(**options))
+
+
+def test_signed_identity_blocks_are_isotropic():
+    eye = torch.eye(5, dtype=torch.float64)
+    found = measured(torch.cat([2 * eye, -2 * eye])).measures
+    assert found["i1"] == pytest.approx(1) and found["i2"] == pytest.approx(0, abs=1e-9)
+    assert (found["i1_one_sign"], found["i1_unit_scale"]) == pytest.approx((1, 1))
+    assert found["mean_cosine"] == pytest.approx(-1 / 9)
+    assert found["isoscore"] == pytest.approx(1)
+    assert (found["effective_rank"], found["stable_rank"]) == pytest.approx((5, 5))
+    assert found["share_of_first"] == pytest.approx(1 / 5)
+    assert (found["sigma_max"], found["sigma_min"]) == pytest.approx((8**0.5, 8**0.5))
+    assert found["norm_std"] == pytest.approx(0, abs=1e-12)
+    assert found["exponential_c2"] == 0 and found["exponential_c1"] == pytest.approx(8**0.5)
+
+
+def test_a_cone_is_not():
+    narrow = measured(cone(300, 8, spread=0.05)).measures
+    wide = measured(cone(300, 8, spread=3.0)).measures
+    assert narrow["mean_cosine"] > 0.95 > 0.3 > wide["mean_cosine"]
+    assert narrow["share_of_first"] > 0.7 > 0.3 > wide["share_of_first"]
+    assert narrow["i1_unit_scale"] < 0.3 < 0.5 < wide["i1_unit_scale"]
+    assert narrow["stable_rank"] < 1.1 and wide["effective_rank"] > 7.5
+
+
+def test_a_gaussian_table():
+    torch.manual_seed(0)
+    n, d = 4000, 16
+    found = measured(torch.randn(n, d) / d**0.5).measures
+    assert abs(found["mean_cosine"]) < 1e-3
+    assert found["cosine_std"] == pytest.approx(d**-0.5, rel=0.05)
+    assert found["isoscore"] > 0.98 and found["effective_rank"] > 15.9
+    assert found["i1"] > 0.95 and found["i2"] < 0.02
+    assert found["sigma_max"] == pytest.approx((n / d) ** 0.5, rel=0.1)
+
+
+def test_one_zero_row():
+    rows = cone().double()
+    rows[7] = 0
+    found = measured(rows).measures
+    assert found["norm_min"] == 0
+    assert found["mean_cosine"] == pytest.approx(naive.mean_cosine(rows))
+    assert all(value is None or math.isfinite(value) for value in found.values())
+
+
+def test_naive_forms_and_numpy():
+    rows = cone(37, 5).double()
+    result = measured(rows)
+    found = result.measures
+    z = naive.partitions_both_signs(rows)
+    assert (found["i1"], found["i2"]) == pytest.approx((naive.i1(z), naive.i2(z)))
+    unit = rows / rows.square().sum(1).mean().sqrt()
+    z = naive.partitions_both_signs(unit)
+    assert (found["i1_unit_scale"], found["i2_unit_scale"]) == pytest.approx(
+        (naive.i1(z), naive.i2(z))
+    )
+    # One sign: along the rows' mean.
+    _, _, axes = torch.linalg.svd(rows)
+    z = [naive.partition(rows, a if rows.sum(0) @ a >= 0 else -a) for a in axes]
+    assert (found["i1_one_sign"], found["i2_one_sign"]) == pytest.approx((naive.i1(z), naive.i2(z)))
+    assert found["isoscore"] == pytest.approx(naive_isoscore.isoscore(rows))
+    assert found["mean_cosine"] == pytest.approx(naive.mean_cosine(rows))
+    np.testing.assert_allclose(
+        result.details["singular_values"], np.linalg.svd(rows.numpy(), compute_uv=False), rtol=1e-9
+    )
+
+
+@pytest.mark.parametrize("n, d", [(61, 7), (29, 3)])
+def test_rotation_and_permutation_change_nothing(n, d):
+    rows = cone(n, d).double()
+    torch.manual_seed(5)
+    rotation, _ = torch.linalg.qr(torch.randn(d, d, dtype=torch.float64))
+    plain = measured(rows).measures
+    for other in (rows @ rotation, rows[torch.randperm(n)]):
+        found = measured(other).measures
+        assert found.keys() == plain.keys()
+        for key, value in plain.items():
+            slack = {"abs": 0.02} if key in BINNED else {"rel": 1e-6, "abs": 1e-9}
+            assert found[key] == pytest.approx(value, **slack), key
+
+
+def test_every_measure_is_in_the_catalogue(tmp_path):
+    words = read_dictionary(save_dictionary(tmp_path / "dict.txt", 57))
+    table = extract_table(entries(with_padding(cone(60)), "svd"), "x.pt")
+    prior = {"kind": "exponential", "c1": None, "c2": 0.1, "gamma": 1.0}
+    found = measure_table(table, Options(), words, prior).measures
+    of_data = {m.key for m in ALL if m.key.startswith(("bleu", "log_prob", "expected"))}
+    assert set(found) == {m.key for m in ALL} - of_data
+    assert len({m.key for m in ALL}) == len(ALL)
+    assert found["stored_sigma_error"] < 1e-4 and found["prior_error"] > 0.01
+
+
+def test_samples_average_seeded_runs():
+    rows = cone(500, 4).double()
+    result = measured(rows, isotropy_words=100, isotropy_runs=3, seed=7)
+    runs = result.details["isotropy_runs"]
+    assert runs["words"] == 100 and len(set(runs["values"]["i1"])) == 3
+    for run, value in enumerate(runs["values"]["i2"]):
+        sample = measured(rows[sample_rows(500, 100, 7 + run)]).measures
+        assert value == pytest.approx(sample["i2"])
+    assert result.measures["i1"] == pytest.approx(sum(runs["values"]["i1"]) / 3)
+    again = measured(rows, isotropy_words=100, isotropy_runs=3, seed=7)
+    assert again.measures == result.measures
+    assert measured(rows, isotropy_words=100, seed=8).measures["i1"] != result.measures["i1"]
+    whole = measured(rows, isotropy_words=500)
+    assert whole.details["isotropy_runs"] is None
+    assert whole.measures["i1"] == measured(rows).measures["i1"]
+
+
+def test_sample_rows_are_distinct_and_uniform():
+    hits = torch.zeros(10)
+    for seed in range(400):
+        rows = sample_rows(10, 3, seed)
+        assert len(set(rows.tolist())) == 3
+        hits[rows] += 1
+    assert (hits / 400 - 0.3).abs().max() < 0.1
+
+
+def test_norms_follow_frequency(tmp_path):
+    words = read_dictionary(save_dictionary(tmp_path / "dict.txt", 57))
+    counts = torch.tensor(words.counts).clamp(min=1).double()
+    directions = torch.nn.functional.normalize(cone(61).double())
+    weight = directions * counts.log1p().unsqueeze(1) * 0.5
+    table = extract_table(entries(weight), "x.pt")
+    found = measure_table(table, Options(), words)
+    assert found.measures["norm_count_pearson"] == pytest.approx(1)
+    # Rounding makes unequal norms of equal counts.
+    assert found.measures["norm_count_spearman"] == pytest.approx(1, abs=1e-2)
+    assert found.measures["norm_count_slope"] == pytest.approx(0.5)
+    curve = found.details["norms"]
+    assert curve["mean"] == sorted(curve["mean"], reverse=True)
+    assert found.details["frequency_order"] == "counts"
+    order = frequency_order(table, words)
+    assert table.rows[order[0]] == 4 and len(order.unique()) == 60
+    # A dictionary without counts says nothing.
+    words.counts = [1] * 61
+    assert "norm_count_pearson" not in measure_table(table, Options(), words).measures
+
+
+def test_neighbours(tmp_path):
+    words = read_dictionary(save_dictionary(tmp_path / "dict.txt", 57))
+    weight = with_padding(cone())
+    weight[10] = weight[20] * 3
+    table = extract_table(entries(weight), "x.pt", excluded=words.uncounted_rows())
+    found = measure_table(table, Options(words=("w6", "w16"), neighbours=2), words)
+    near = found.details["neighbours"]
+    assert near["w6"][0] == {"word": "w16", "cosine": pytest.approx(1)}
+    assert near["w16"][0]["word"] == "w6" and len(near["w6"]) == 2
+    with pytest.raises(DataError, match="'w'.*w0"):
+        measure_table(table, Options(words=("w",)), words)
+    with pytest.raises(DataError, match="<pad>"):
+        measure_table(table, Options(words=("<pad>",)), words)
+    with pytest.raises(ConfigurationError, match="--dict"):
+        measure_table(table, Options(words=("w6",)))
+
+
+def test_projection_keeps_the_first_two_coordinates():
+    rows = torch.diag(torch.tensor([1.0, 5.0, 3.0])).repeat(4, 1).double()
+    rows[0:3] *= -0.5
+    found = measured(rows, projection="svd")
+    norms = found.projection.norm(dim=0)
+    expected = torch.tensor(found.details["singular_values"][:2], dtype=torch.float64)
+    torch.testing.assert_close(norms, expected)
+    assert found.projection_rank.tolist() == list(range(1, 13))
+    centred = measured(rows + 9, projection="pca").projection
+    torch.testing.assert_close(centred.mean(0), torch.zeros(2, dtype=torch.float64), atol=1e-9,
+                               rtol=0)  # fmt: skip
+    assert measured(rows, projection_words=5).projection.shape == (5, 2)
+
+
+def test_steps_and_impossible_input():
+    begun = []
+    measure_table(table_of(cone()), Options(), step=begun.append)
+    assert tuple(begun) == STEPS
+    with pytest.raises(DataError, match="zeros only"):
+        measured(torch.zeros(9, 3))
+    for name in ("isotropy_words", "isotropy_runs", "cosine_words", "neighbours", "seed"):
+        with pytest.raises(ConfigurationError, match=f"--{name.replace('_', '-')}"):
+            dataclasses.replace(Options(), **{name: -1}).check()
+
+
+def test_one_dimension():
+    found = measured(torch.tensor([[1.0], [2.0], [-1.0]])).measures
+    assert found["isoscore"] is None and found["effective_rank"] == pytest.approx(1)

@@ -1,0 +1,253 @@
+"""Pictures and page, the page in a real headless browser, and files that are never half-written."""
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree
+from html import unescape
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from spectral_fairseq.analysis import plots, write  # noqa: E402
+from spectral_fairseq.analysis.measures import Options  # noqa: E402
+from spectral_fairseq.analysis.plots import draw_all, spread  # noqa: E402
+from spectral_fairseq.analysis.render import as_latex, as_text, escaped  # noqa: E402
+from spectral_fairseq.analysis.report import as_html  # noqa: E402
+from spectral_fairseq.analysis.results import analyse_checkpoint, document  # noqa: E402
+from spectral_fairseq.analysis.write import check_folder, write_results  # noqa: E402
+from spectral_fairseq.errors import ConfigurationError  # noqa: E402
+from tests.analysis.checkpoints import (  # noqa: E402
+    cone,
+    entries,
+    save,
+    save_dictionary,
+    with_padding,
+)
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+HEADLESS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--virtual-time-budget=5000", "--window-size=1200,900",
+)  # fmt: skip
+# A name that is markup would break the page if it were not escaped.
+NASTY = "<b>&\"run_1%"
+
+# Runs in the page after it has loaded, and leaves what it saw in a <pre>.
+PROBE = """
+<script>
+addEventListener("load", async () => {
+  const parts = colour => colour.match(/[\\d.]+/g).map(Number);
+  const light = colour => { const [r, g, b] = parts(colour).map(v => v / 255)
+    .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const ground = element => { for (let e = element; e; e = e.parentElement) {
+    const colour = getComputedStyle(e).backgroundColor;
+    if (parts(colour)[3] !== 0) return colour; } return "rgb(255,255,255)"; };
+  let contrast = 99;
+  for (const e of document.querySelectorAll("main *")) {
+    if (![...e.childNodes].some(n => n.nodeType === 3 && n.data.trim())) continue;
+    const pair = [light(getComputedStyle(e).color), light(ground(e))].sort((a, b) => b - a);
+    contrast = Math.min(contrast, (pair[0] + 0.05) / (pair[1] + 0.05));
+  }
+  const images = [...document.images];
+  await Promise.all(images.map(i => i.decode().catch(() => 0)));
+  const link = document.getElementById("download");
+  const raw = new TextDecoder().decode(
+    Uint8Array.from(atob(link.href.split(",")[1]), c => c.charCodeAt(0)));
+  const out = document.createElement("pre");
+  out.id = "probe";
+  out.textContent = JSON.stringify({
+    contrast, dark: matchMedia("(prefers-color-scheme: dark)").matches,
+    images: images.map(i => [i.naturalWidth, i.alt.length, i.currentSrc.length]),
+    fetched: performance.getEntriesByType("resource").map(r => r.name)
+      .filter(n => !n.startsWith("data:")),
+    download: link.download, schema: JSON.parse(raw).schema,
+    labels: JSON.parse(raw).checkpoints.map(c => c.label),
+    heads: [...document.querySelectorAll("thead th")].map(h => h.textContent),
+    rows: document.querySelectorAll("tbody th[scope=row]").length,
+    wide: document.documentElement.scrollWidth > innerWidth,
+    stray: document.querySelectorAll("main b").length,
+  });
+  document.body.append(out);
+});
+</script>
+"""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Four checkpoints of one run, one of which has everything a report can show."""
+    folder = tmp_path_factory.mktemp("run")
+    save_dictionary(folder / "dict.txt", 57)
+    options = Options(words=("w3", "w5"), neighbours=3)
+    analysed = []
+    for epoch, kind in enumerate(("plain", "svd", "weight-norm", "plain"), 1):
+        weight = with_padding(cone(spread=1 / epoch))
+        path = save(
+            folder / f"checkpoint{epoch}.pt", entries(weight, kind), updates=100 * epoch,
+            model={"_name": "transformer_sc", "spectrum_prior": "exponential"},
+        )  # fmt: skip
+        label = NASTY if epoch == 2 else f"epoch {epoch}"
+        analysed.append(analyse_checkpoint(path, options, label=label, dictionary=folder))
+    one = analysed[0].result
+    one["measures"].update(log_probability_rank=17.0, expected_pairwise_kl=1.5, bleu_1_recall=0.25)
+    one["outputs"] = {
+        "data": "bin", "subset": "valid", "tokens": 40, "words": 61, "threshold": 6e-7,
+        "points": [1e-6, 1e-3, 1.0], "cumulative_share": [0.2, 0.6, 1.0],
+    }  # fmt: skip
+    one["nbest"] = {
+        "file": "gen.txt", "sentences": 2, "hypotheses": {"least": 2, "most": 5}, "references": 1,
+        "signature": "nrefs:1|case:mixed",
+    }  # fmt: skip
+    return document("compare", analysed, options), analysed
+
+
+@pytest.fixture(scope="module")
+def pictures(results):
+    return draw_all(*results)
+
+
+def browse(page, tmp_path, scheme, *more):
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        pytest.skip("no browser: install chromium")
+    # 0 is dark and 1 is light in Chromium's own numbering.
+    scheme_flag = f"--blink-settings=preferredColorScheme={int(scheme == 'light')}"
+    profile = tmp_path / "profile"
+    done = subprocess.run(
+        [program, *HEADLESS, scheme_flag, f"--user-data-dir={profile}", *more, page.as_uri()],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_in_a_browser(results, pictures, tmp_path, scheme):
+    html = as_html(results[0], pictures)
+    # The policy forbids scripts; the probe needs one.
+    html = html.replace("default-src 'none'", "default-src 'none'; script-src 'unsafe-inline'")
+    page = tmp_path / "probed.html"
+    page.write_text(html.replace("</body>", PROBE + "</body>"), "utf-8")
+    text = browse(page, tmp_path, scheme, "--dump-dom")
+    found = re.search(r'<pre id="probe">(.*?)</pre>', text, re.DOTALL)
+    assert found, text[-2000:]
+    seen = json.loads(unescape(found.group(1)))
+    assert seen["dark"] is (scheme == "dark")
+    assert seen["contrast"] >= 4.5  # WCAG AA
+    assert seen["fetched"] == [] and seen["stray"] == 0
+    assert len(seen["images"]) == 6
+    for index, (width, alt, source) in enumerate(seen["images"]):
+        data = pictures[index].files[f"{scheme}.svg"]
+        assert width > 100 and alt > 60
+        assert source == len("data:image/svg+xml;base64,") + len(base64.b64encode(data))
+    labels = [one["label"] for one in results[0]["checkpoints"]]
+    assert seen["labels"] == labels and seen["heads"] == ["measure", *labels]
+    assert seen["download"] == "analysis.json" and seen["schema"] == results[0]["schema"]
+    assert seen["rows"] > 35 and not seen["wide"]
+
+
+def test_the_page_refers_to_nothing_outside(results, pictures):
+    html = as_html(results[0], pictures)
+    outside = [
+        url for url in re.findall(r'(?:src|href|srcset|url)\s*[=(]\s*"?([^">)\s]+)', html)
+        if not url.startswith(("data:", "#"))
+    ]  # fmt: skip
+    assert outside == [] and "<script" not in html and "default-src 'none'" in html
+    raw = re.search(r'href="data:application/json;base64,([^"]+)"', html).group(1)
+    assert json.loads(base64.b64decode(raw)) == results[0]
+    for one in results[0]["checkpoints"]:
+        assert one["sha256"] in html
+    assert "nrefs:1|case:mixed" in html and "first 40 tokens" in html
+
+
+def test_pictures_are_whole_and_say_what_they_show(results, pictures):
+    names = [picture.name for picture in pictures]
+    assert names == [
+        "singular_values", "cosines", "norms", "projection", "log_probabilities", "history",
+    ]  # fmt: skip
+    for picture in pictures:
+        assert set(picture.files) == {"light.png", "light.svg", "dark.svg"}
+        assert picture.files["light.png"].startswith(b"\x89PNG")
+        for theme in ("light", "dark"):
+            xml.etree.ElementTree.fromstring(picture.files[f"{theme}.svg"])
+        assert picture.files["light.svg"] != picture.files["dark.svg"]
+        assert re.search(r"\d", picture.alt)
+    assert f"{results[0]['checkpoints'][0]['measures']['mean_cosine']:.3g}" in pictures[1].alt
+
+
+def test_history_needs_one_run(results):
+    checkpoints = results[0]["checkpoints"]
+    assert plots.follows_one_run(checkpoints)
+    assert not plots.follows_one_run(checkpoints[:2])
+    assert not plots.follows_one_run(checkpoints[::-1])
+    unknown = {**checkpoints[0], "progress": {"epoch": None, "updates": None}}
+    assert not plots.follows_one_run([unknown, *checkpoints[1:]])
+
+
+def test_many_checkpoints_are_drawn_in_part(results):
+    found, analysed = results
+    many = {**found, "checkpoints": found["checkpoints"] * 3}
+    drawn = draw_all(many, list(analysed) * 3)
+    assert "some of 12 checkpoints" in drawn[0].alt
+    assert spread(list(range(12)), 7) == [0, 2, 4, 6, 7, 9, 11]
+    assert spread([1, 2], 7) == [1, 2]
+
+
+def test_text_and_latex(results):
+    text, latex = as_text(results[0]), as_latex(results[0])
+    (line,) = [line for line in text.splitlines() if line.startswith("  I1 ")]
+    values = [one["measures"]["i1"] for one in results[0]["checkpoints"]]
+    assert line.split()[1:] == [f"{value:.4g}" for value in values]
+    (line,) = [line for line in latex.splitlines() if line.startswith("$I_1$ ")]
+    assert line == f"$I_1$ & {' & '.join(f'${value:.4g}$' for value in values)} \\\\"
+    assert r"<b>\&" in latex and r"run\_1\%" in latex and "rank of $\\log P$ & $17$ & --" in latex
+    for output in (text, latex):
+        assert all(one["signature"] in output for one in results[0]["checkpoints"])
+    assert "Neighbours of w3" in text
+    assert escaped("\u2581the^") == r"\textvisiblespace{}the\textasciicircum{}"
+
+
+def test_scientific_numbers_in_latex(results):
+    one = {**results[0]["checkpoints"][0], "measures": {"i1": 1.5e-7, "i2": -2.5e12}}
+    latex = as_latex({"checkpoints": [one]})
+    assert r"$1.5\cdot10^{-7}$" in latex and r"$-2.5\cdot10^{12}$" in latex
+
+
+def test_all_files_or_none(results, pictures, tmp_path, monkeypatch):
+    out = tmp_path / "report"
+    files = write_results(check_folder(out, False), results[0], pictures)
+    assert sorted(files) == sorted(path.name for path in out.iterdir())
+    assert len(files) == 2 * len(pictures) + 4
+    assert json.loads((out / "analysis.json").read_text("utf-8")) == results[0]
+    with pytest.raises(ConfigurationError, match="--overwrite"):
+        check_folder(out, False)
+    kept = (out / write.PAGE).read_bytes()
+    (out / "notes").write_text("mine")
+
+    def fail(*unused):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(write, "as_html", fail)
+    with pytest.raises(OSError):
+        write_results(check_folder(out, True), results[0], pictures)
+    with pytest.raises(OSError):
+        write_results(check_folder(tmp_path / "new", False), results[0], pictures)
+    monkeypatch.undo()
+    monkeypatch.setattr(write.Path, "write_bytes", fail)
+    with pytest.raises(OSError):
+        write_results(check_folder(tmp_path / "new", False), results[0], pictures)
+    assert [path.name for path in tmp_path.iterdir()] == ["report"]
+    assert (out / write.PAGE).read_bytes() == kept and (out / "notes").read_text() == "mine"
+
+
+def test_folders_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    for wrong in (tmp_path / "file", tmp_path / "no" / "such"):
+        with pytest.raises(ConfigurationError):
+            check_folder(wrong, True)

@@ -1,0 +1,145 @@
+"""The JSON document: its schema, its signatures, what stands in a checkpoint beside the table."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from spectral_fairseq.analysis.measures import Options
+from spectral_fairseq.analysis.results import (
+    DEFAULT_GAMMA,
+    analyse_checkpoint,
+    document,
+    finite,
+    labels_for,
+    prior_of,
+    saved_epochs,
+    sha256,
+)
+from spectral_fairseq.analysis.schema import DOCUMENT, violations
+from spectral_fairseq.analysis.tables import extract_table
+from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from tests.analysis.checkpoints import cone, entries, save, save_dictionary, with_padding
+
+SC = {"_name": "transformer_sc", "spectrum_prior": "polynomial", "spectrum_c1": "auto",
+      "spectrum_c2": 0.0005, "spectrum_gamma": None}  # fmt: skip
+
+
+@pytest.fixture
+def svd_checkpoint(tmp_path):
+    save_dictionary(tmp_path / "dict.txt", 57)
+    return save(
+        tmp_path / "checkpoint_best.pt", entries(with_padding(cone()), "svd"), updates=1200,
+        model=SC, task={"data": str(tmp_path)},
+    )  # fmt: skip
+
+
+def test_the_document_follows_its_schema(svd_checkpoint, tmp_path):
+    other = save(tmp_path / "plain.pt", entries(with_padding(cone())))
+    options = Options(words=("w3",), isotropy_words=20, isotropy_runs=2)
+    analysed = [analyse_checkpoint(svd_checkpoint, options)]
+    analysed.append(analyse_checkpoint(other, options, dictionary=tmp_path, label="other"))
+    found = document("analyze", analysed, options)
+    again = json.loads(json.dumps(found, allow_nan=False))
+    assert again == found and violations(again) == []
+    one = found["checkpoints"][0]
+    assert one["arch"] == "transformer_sc" and one["progress"] == {"epoch": 2, "updates": 1200}
+    assert one["dictionary"]["remark"] == "found in the folder of the training data"
+    assert one["sha256"] == sha256(svd_checkpoint) and one["label"] == "checkpoint_best"
+    assert len(one["prior"]) == 6 and found["checkpoints"][1]["prior"] is None
+
+
+@pytest.mark.parametrize(
+    "spoil, where",
+    [(lambda d: d.pop("versions"), "no versions"),
+     (lambda d: d.update(extra=1), "extra is not in the schema"),
+     (lambda d: d.update(schema="other"), "is not 'spectral"),
+     (lambda d: d.update(checkpoints=[]), "fewer than 1"),
+     (lambda d: d["options"].update(seed="1"), "a str, not integer"),
+     (lambda d: d["options"].update(seed=True), "a bool, not integer"),
+     (lambda d: d["checkpoints"][0]["table"].update(kind="other"), "is none of"),
+     (lambda d: d["checkpoints"][0]["measures"].update(i9=1.0), "i9 is not in the schema"),
+     (lambda d: d["checkpoints"][0]["singular_values"].append(None), r"singular_values\[6\]")],
+)  # fmt: skip
+def test_the_schema_finds_departures(svd_checkpoint, spoil, where):
+    found = document("analyze", [analyse_checkpoint(svd_checkpoint, Options())], Options())
+    spoil(found)
+    (message,) = violations(found)
+    assert re.search(where, message)
+
+
+def test_everything_in_the_schema_is_described():
+    def walk(node, where):
+        for key, inner in node.get("properties", {}).items():
+            assert inner.get("description"), f"{where}.{key}"
+            walk(inner, f"{where}.{key}")
+        if "items" in node:
+            walk(node["items"], f"{where}[]")
+
+    walk(DOCUMENT, "$")
+
+
+def test_signatures_name_what_decides_the_numbers(svd_checkpoint, tmp_path):
+    options = Options(seed=3, isotropy_words=20, isotropy_runs=2)
+    line = analyse_checkpoint(svd_checkpoint, options).result["signature"]
+    parts = dict(part.split(":", 1) for part in line.split("|"))
+    assert parts["seed"] == "3" and parts["isotropy"] == "20x2" and parts["words"] == "60of61"
+    assert parts["ckpt"] == sha256(svd_checkpoint)[:12]
+    assert parts["dict"] == sha256(tmp_path / "dict.txt")[:12]
+    assert parts["torch"] == torch.__version__ and parts["kind"] == "svd"
+    assert "isotropy:all" in analyse_checkpoint(svd_checkpoint, Options()).result["signature"]
+
+
+def test_the_same_file_gives_the_same_numbers(svd_checkpoint):
+    options = Options(isotropy_words=20, cosine_words=30)
+    one, other = (analyse_checkpoint(svd_checkpoint, options).result for _ in range(2))
+    assert one == other
+
+
+def test_the_prior_is_that_of_the_training(svd_checkpoint):
+    from spectral_fairseq.plugin.models.options import gamma_of
+
+    model = entries(with_padding(cone()), "svd")
+    table = extract_table(model, "x.pt")
+    for kind in DEFAULT_GAMMA:
+        flags = {**SC, "spectrum_prior": kind}
+        prior = prior_of({"cfg": {"model": flags}}, table)
+        assert prior["gamma"] == gamma_of(type("Options", (), flags))
+        assert prior == {"kind": kind, "c1": None, "c2": 0.0005, "gamma": prior["gamma"]}
+    flags = {**SC, "spectrum_c1": "7.5", "spectrum_gamma": 0.3}
+    assert prior_of({"cfg": {"model": flags}}, table)["c1"] == 7.5
+    assert prior_of({"cfg": {"model": flags}}, table)["gamma"] == 0.3
+    assert prior_of({"cfg": {"model": {}}}, table) is None
+    table.kind = "plain"
+    assert prior_of({"cfg": {"model": SC}}, table) is None
+
+
+def test_labels():
+    paths = [Path("runs/a/checkpoint_best.pt"), Path("runs/b/checkpoint_best.pt")]
+    assert labels_for(paths) == ["a/checkpoint_best", "b/checkpoint_best"]
+    assert labels_for(paths[:1]) == ["checkpoint_best"]
+    assert len(set(labels_for([paths[0], paths[0]]))) == 2
+    assert labels_for(paths, ["x", "y"]) == ["x", "y"]
+    for wrong in (["x"], ["x", "x"]):
+        with pytest.raises(ConfigurationError, match="2 different names"):
+            labels_for(paths, wrong)
+
+
+def test_a_run_is_followed_in_the_order_of_training(tmp_path):
+    for name in ("checkpoint2.pt", "checkpoint10.pt", "checkpoint_2_900.pt", "checkpoint_1_50.pt",
+                 "checkpoint1.pt", "checkpoint_best.pt", "checkpoint_last.pt"):  # fmt: skip
+        (tmp_path / name).touch()
+    assert [path.stem for path in saved_epochs(tmp_path)] == [
+        "checkpoint_1_50", "checkpoint1", "checkpoint_2_900", "checkpoint2", "checkpoint10",
+    ]  # fmt: skip
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="none named"):
+        saved_epochs(tmp_path / "empty")
+
+
+def test_what_json_has_no_form_for():
+    assert finite({"a": [1.0, float("nan")], "b": (float("inf"), "x", None)}) == {
+        "a": [1.0, None], "b": [None, "x", None],
+    }  # fmt: skip

@@ -1,0 +1,52 @@
+"""``spectral-fairseq compare``: side by side, and one run over its saved epochs."""
+
+import json
+
+import pytest
+
+from spectral_fairseq.analysis.schema import violations
+from spectral_fairseq.cli.main import main
+from tests.analysis.checkpoints import cone, entries, save, with_padding
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for epoch in (1, 2, 10):
+        weight = with_padding(cone(spread=1 / epoch))
+        save(folder / f"checkpoint{epoch}.pt", entries(weight, "svd"), updates=100 * epoch)
+    save(folder / "checkpoint_last.pt", entries(with_padding(cone())), updates=1000)
+    return folder
+
+
+def test_a_run_over_its_epochs(run_folder, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "report"
+    assert main(["compare", str(run_folder), "--out", str(out), "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert violations(found) == [] and found["command"] == "compare"
+    assert [one["label"] for one in found["checkpoints"]] == [
+        "checkpoint1", "checkpoint2", "checkpoint10",
+    ]  # fmt: skip
+    cosines = [one["measures"]["mean_cosine"] for one in found["checkpoints"]]
+    assert cosines == sorted(cosines)  # each is a narrower cone
+    assert (out / "history.png").exists()
+    assert "One run over its checkpoints" in (out / "report.html").read_text("utf-8")
+
+
+def test_files_side_by_side(run_folder, capsys):
+    paths = [str(run_folder / name) for name in ("checkpoint1.pt", "checkpoint_last.pt")]
+    assert main(["compare", *paths, "--labels", "svd,plain"]) == 0
+    text = capsys.readouterr().out
+    assert text.split("\n")[0].split() == ["svd", "plain"]
+    (line,) = [line for line in text.splitlines() if "||U'U - I||_F" in line]
+    assert line.split()[-1] == "–"
+
+
+@pytest.mark.parametrize("names", [["checkpoint1.pt"], ["empty"]])
+def test_nothing_to_compare(names, run_folder, capsys):
+    (run_folder / "empty").mkdir()
+    assert main(["compare", *(str(run_folder / name) for name in names)]) == 2
+    error = capsys.readouterr().err
+    assert "two or more" in error or "none named" in error
