@@ -67,6 +67,7 @@ test: setup
 
 lint: $(VENV)/.lint
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/mypy examples/quickstart
 

@@ -115,7 +115,8 @@ def learn_subwords(text: Path, model: Path, vocabulary: int) -> Dict[str, Any]:
         )
     except RuntimeError as error:
         raise DataError(
-            f"text that yields {vocabulary} subwords", str(error).splitlines()[0],
+            f"text that yields {vocabulary} subwords",
+            str(error).splitlines()[0],
             "Use a smaller --vocabulary.",
         ) from None
     partial.with_suffix(".vocab").replace(model.with_suffix(".vocab"))

@@ -37,7 +37,8 @@ def find_command(name: str) -> str:
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
         raise ConfigurationError(
-            f"the command {name}", f"none beside {sys.executable} and none on the PATH",
+            f"the command {name}",
+            f"none beside {sys.executable} and none on the PATH",
             "Run `make setup`, and start the quickstart with .venv/bin/python.",
         )
     return found
@@ -129,8 +130,13 @@ def _start(job: Job, env: Dict[str, str], lock_fd: int, position: int) -> _Runni
         before = log.tell()
         # A session of its own: Ctrl-C reaches this process alone, which then ends the others.
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env,
-            start_new_session=True, pass_fds=(lock_fd,),
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=env,
+            start_new_session=True,
+            pass_fds=(lock_fd,),
         )
         output = open(job.log, encoding="utf-8", errors="replace")
         output.seek(before)  # an interrupted run's output stands above
@@ -150,7 +156,8 @@ def _watch(running: List[_Running], on_end: Callable[[Job, Usage], None]) -> Non
                     raise JobFailed(
                         f"{one.job.command[0]} ({one.job.label}) to succeed",
                         f"exit status {one.process.returncode}; the end of {one.job.log}:\n"
-                        + "\n".join(one.tail) + "\n",
+                        + "\n".join(one.tail)
+                        + "\n",
                         "The message above says why; the same command goes on from here.",
                     )
 
@@ -180,8 +187,12 @@ def _show(one: _Running) -> None:
     if sys.stderr.isatty():
         if one.bar is None:
             one.bar = tqdm(
-                total=one.job.total, initial=done, desc=f"  {one.job.label:<16}",
-                unit=one.job.unit, position=one.position, dynamic_ncols=True,
+                total=one.job.total,
+                initial=done,
+                desc=f"  {one.job.label:<16}",
+                unit=one.job.unit,
+                position=one.position,
+                dynamic_ncols=True,
             )
         one.bar.set_postfix_str(note, refresh=False)
         one.bar.update(done - one.bar.n)
@@ -191,7 +202,8 @@ def _show(one: _Running) -> None:
             one.shown = tenth
             print(
                 f"  {one.job.label}: {done} of {one.job.total} {one.job.unit.strip()}  {note}",
-                file=sys.stderr, flush=True,
+                file=sys.stderr,
+                flush=True,
             )
 
 

@@ -44,8 +44,10 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     device = "cuda" if torch.cuda.is_available() and not arguments.cpu else "cpu"
     updates = UPDATES[device] if arguments.updates is None else arguments.updates
     for flag, value, least in (
-        ("--updates", updates, 1), ("--vocabulary", arguments.vocabulary, 1),
-        ("--dim", arguments.dim, Settings.attention_heads), ("--seed", arguments.seed, 0),
+        ("--updates", updates, 1),
+        ("--vocabulary", arguments.vocabulary, 1),
+        ("--dim", arguments.dim, Settings.attention_heads),
+        ("--seed", arguments.seed, 0),
     ):
         if value < least:
             raise ConfigurationError(f"{flag} of at least {least}", str(value), "Correct it.")
@@ -54,9 +56,12 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
             f"--dim divisible by {Settings.attention_heads}", str(arguments.dim), "Correct it."
         )
     return Settings(
-        seed=arguments.seed, updates=updates, device=device,
+        seed=arguments.seed,
+        updates=updates,
+        device=device,
         corpus=corpus.load_manifest(arguments.corpus)["sha256"],
-        vocabulary=arguments.vocabulary, dim=arguments.dim,
+        vocabulary=arguments.vocabulary,
+        dim=arguments.dim,
     )
 
 
@@ -71,7 +76,8 @@ def check_installation() -> None:
     for module in ("sentencepiece", "sacrebleu", "matplotlib"):
         if importlib.util.find_spec(module) is None:
             raise ConfigurationError(
-                f"the Python package {module}", f"none for {sys.executable}",
+                f"the Python package {module}",
+                f"none for {sys.executable}",
                 "Run `make setup`, and start the quickstart with .venv/bin/python.",
             )
 
@@ -99,9 +105,7 @@ class Quickstart:
         self.together = cores > 1 and not (self.gpu or arguments.one_by_one)
         self.threads = max(1, cores // 2) if self.together else cores
         self.commands: Dict[str, List[str]] = {
-            "preprocess": preprocess_command(
-                self.source, self.target, self.subwords, self.binary
-            )
+            "preprocess": preprocess_command(self.source, self.target, self.subwords, self.binary)
         }
         for recipe in RECIPES:
             checkpoints = self.root / recipe / "checkpoints"
@@ -109,7 +113,10 @@ class Quickstart:
                 recipe, settings, self.source, self.target, self.binary, checkpoints
             )
             self.commands[f"translate_{recipe}"] = generate_command(
-                settings, self.source, self.target, self.binary,
+                settings,
+                self.source,
+                self.target,
+                self.binary,
                 checkpoints / "checkpoint_best.pt",
             )
 
@@ -127,8 +134,10 @@ class Quickstart:
         work.step("preprocess", self.preprocess)
         how = "at once" if self.together else "one after the other"
         self.say(
-            3, f"fairseq-train, {self.settings.updates} updates, both recipes {how} on the "
-            f"{'GPU' if self.gpu else 'CPU'}", "train",
+            3,
+            f"fairseq-train, {self.settings.updates} updates, both recipes {how} on the "
+            f"{'GPU' if self.gpu else 'CPU'}",
+            "train",
         )
         work.step("train", self.train)
         self.say(4, f"fairseq-generate, {self.test_pairs} sentences", "translate")
@@ -147,7 +156,11 @@ class Quickstart:
         """Binarise."""
         corpus.clear(self.binary)
         job = Job(
-            "preprocess", self.commands["preprocess"], self.root / "preprocess.log", 1, " step",
+            "preprocess",
+            self.commands["preprocess"],
+            self.root / "preprocess.log",
+            1,
+            " step",
             lambda line: None,
         )
         self.run_jobs([job])
@@ -158,10 +171,16 @@ class Quickstart:
         jobs = []
         for recipe, label in LABELS.items():
             if not self.work.is_done(f"train_{recipe}"):
-                jobs.append(Job(
-                    label, self.commands[f"train_{recipe}"], self.root / recipe / "train.log",
-                    self.settings.updates, " updates", TrainingProgress(),
-                ))
+                jobs.append(
+                    Job(
+                        label,
+                        self.commands[f"train_{recipe}"],
+                        self.root / recipe / "train.log",
+                        self.settings.updates,
+                        " updates",
+                        TrainingProgress(),
+                    )
+                )
         self.run_jobs(jobs, on_end=self.training_ended)
         return {}
 
@@ -189,10 +208,16 @@ class Quickstart:
             log = self.root / recipe / "translate.log"
             if log.exists():
                 log.unlink()  # of an interrupted run
-            jobs.append(Job(
-                label, self.commands[f"translate_{recipe}"], log, self.test_pairs, " sentences",
-                TranslationProgress(),
-            ))
+            jobs.append(
+                Job(
+                    label,
+                    self.commands[f"translate_{recipe}"],
+                    log,
+                    self.test_pairs,
+                    " sentences",
+                    TranslationProgress(),
+                )
+            )
         self.run_jobs(jobs)
         for recipe in RECIPES:
             lines = read_translations(self.root / recipe / "translate.log", self.test_pairs)
@@ -227,17 +252,26 @@ class Quickstart:
         seconds = sum(
             self.work.result(step)["seconds"]
             for step in (
-                "unpack", "learn_subwords", "encode", "preprocess", "train", "translate", "measure"
+                "unpack",
+                "learn_subwords",
+                "encode",
+                "preprocess",
+                "train",
+                "translate",
+                "measure",
             )
         )
-        write_json(self.root / "results.json", {
-            "settings": asdict(self.settings),
-            "together": self.together,
-            "threads": self.threads,
-            "seconds": round(seconds, 1),
-            **measured,
-            "commands": self.commands,
-        })
+        write_json(
+            self.root / "results.json",
+            {
+                "settings": asdict(self.settings),
+                "together": self.together,
+                "threads": self.threads,
+                "seconds": round(seconds, 1),
+                **measured,
+                "commands": self.commands,
+            },
+        )
         report.draw_spectra(recipes, LABELS, self.root)
         first = next(iter(recipes.values()))
         text = (
@@ -253,8 +287,12 @@ class Quickstart:
     def run_jobs(self, jobs: Sequence[Job], **options: Any) -> None:
         """Jobs with this run's threads and device."""
         run_jobs(
-            jobs, together=self.together, threads=self.threads, gpu=self.gpu,
-            lock_fd=self.work.lock_fd, **options,
+            jobs,
+            together=self.together,
+            threads=self.threads,
+            gpu=self.gpu,
+            lock_fd=self.work.lock_fd,
+            **options,
         )
 
 

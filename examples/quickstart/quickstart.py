@@ -24,23 +24,50 @@ DEFAULT_CORPUS = Path(__file__).resolve().parents[1] / "data" / "opendocs_de_en"
 def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--work-dir", type=Path, default=Path("quickstart"), metavar="DIR",
-                        help="everything is written here (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, metavar="N",
-                        help="of both trainings (default: %(default)s)")
-    parser.add_argument("--updates", type=int, metavar="N",
-                        help=f"of both trainings (default: {UPDATES['cpu']}, on a GPU "
-                        f"{UPDATES['cuda']})")
+    parser.add_argument(
+        "--work-dir",
+        type=Path,
+        default=Path("quickstart"),
+        metavar="DIR",
+        help="everything is written here (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, metavar="N", help="of both trainings (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--updates",
+        type=int,
+        metavar="N",
+        help=f"of both trainings (default: {UPDATES['cpu']}, on a GPU {UPDATES['cuda']})",
+    )
     parser.add_argument("--cpu", action="store_true", help="leave the GPU alone")
-    parser.add_argument("--one-by-one", action="store_true",
-                        help="on a CPU, train one model after the other, each with all cores, "
-                        "instead of both at once with half of them")
-    parser.add_argument("--corpus", type=Path, default=DEFAULT_CORPUS, metavar="DIR",
-                        help="folder with corpus.json and its archive (default: the one shipped)")
-    parser.add_argument("--vocabulary", type=int, default=Settings.vocabulary, metavar="N",
-                        help="subwords (default: %(default)s)")
-    parser.add_argument("--dim", type=int, default=Settings.dim, metavar="D",
-                        help="of embeddings and layers (default: %(default)s)")
+    parser.add_argument(
+        "--one-by-one",
+        action="store_true",
+        help="on a CPU, train one model after the other, each with all cores, "
+        "instead of both at once with half of them",
+    )
+    parser.add_argument(
+        "--corpus",
+        type=Path,
+        default=DEFAULT_CORPUS,
+        metavar="DIR",
+        help="folder with corpus.json and its archive (default: the one shipped)",
+    )
+    parser.add_argument(
+        "--vocabulary",
+        type=int,
+        default=Settings.vocabulary,
+        metavar="N",
+        help="subwords (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--dim",
+        type=int,
+        default=Settings.dim,
+        metavar="D",
+        help="of embeddings and layers (default: %(default)s)",
+    )
     return parser.parse_args(argv)
 
 

@@ -33,10 +33,22 @@ USER_DIR = str(Path(spectral_fairseq.__file__).resolve().parent)
 def preprocess_command(source: str, target: str, text: Path, binary: Path) -> List[str]:
     """``fairseq-preprocess`` with one dictionary for both languages."""
     return [
-        "fairseq-preprocess", "--source-lang", source, "--target-lang", target,
-        "--trainpref", f"{text}/train", "--validpref", f"{text}/valid",
-        "--testpref", f"{text}/test", "--joined-dictionary", "--destdir", str(binary),
-        "--workers", "2",
+        "fairseq-preprocess",
+        "--source-lang",
+        source,
+        "--target-lang",
+        target,
+        "--trainpref",
+        f"{text}/train",
+        "--validpref",
+        f"{text}/valid",
+        "--testpref",
+        f"{text}/test",
+        "--joined-dictionary",
+        "--destdir",
+        str(binary),
+        "--workers",
+        "2",
     ]
 
 
@@ -45,24 +57,67 @@ def train_command(
 ) -> List[str]:
     """``fairseq-train`` for one recipe; it goes on from ``checkpoint_last.pt`` if there is one."""
     command = [
-        "fairseq-train", str(binary), "--user-dir", USER_DIR, *RECIPES[recipe][1],
-        "--source-lang", source, "--target-lang", target, "--share-all-embeddings",
-        "--label-smoothing", str(s.label_smoothing), "--dropout", str(s.dropout),
+        "fairseq-train",
+        str(binary),
+        "--user-dir",
+        USER_DIR,
+        *RECIPES[recipe][1],
+        "--source-lang",
+        source,
+        "--target-lang",
+        target,
+        "--share-all-embeddings",
+        "--label-smoothing",
+        str(s.label_smoothing),
+        "--dropout",
+        str(s.dropout),
     ]
     for side in ("encoder", "decoder"):
         command += [
-            f"--{side}-embed-dim", str(s.dim), f"--{side}-ffn-embed-dim", str(s.ffn_dim),
-            f"--{side}-layers", str(s.layers), f"--{side}-attention-heads", str(s.attention_heads),
+            f"--{side}-embed-dim",
+            str(s.dim),
+            f"--{side}-ffn-embed-dim",
+            str(s.ffn_dim),
+            f"--{side}-layers",
+            str(s.layers),
+            f"--{side}-attention-heads",
+            str(s.attention_heads),
         ]
     command += [
-        "--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--lr", str(s.learning_rate),
-        "--lr-scheduler", "inverse_sqrt", "--warmup-updates", str(s.warmup_updates),
-        "--clip-norm", str(s.clip_norm), "--max-tokens", str(s.max_tokens),
-        "--max-update", str(s.updates), "--seed", str(s.seed), "--save-dir", str(checkpoints),
+        "--optimizer",
+        "adam",
+        "--adam-betas",
+        "(0.9, 0.98)",
+        "--lr",
+        str(s.learning_rate),
+        "--lr-scheduler",
+        "inverse_sqrt",
+        "--warmup-updates",
+        str(s.warmup_updates),
+        "--clip-norm",
+        str(s.clip_norm),
+        "--max-tokens",
+        str(s.max_tokens),
+        "--max-update",
+        str(s.updates),
+        "--seed",
+        str(s.seed),
+        "--save-dir",
+        str(checkpoints),
         # An interruption costs at most 200 updates; fairseq validates whenever it saves.
-        "--no-epoch-checkpoints", "--save-interval-updates", "200", "--keep-interval-updates", "1",
-        "--num-workers", "0", "--log-format", "json", "--log-interval", "10",
-        "--distributed-world-size", "1",
+        "--no-epoch-checkpoints",
+        "--save-interval-updates",
+        "200",
+        "--keep-interval-updates",
+        "1",
+        "--num-workers",
+        "0",
+        "--log-format",
+        "json",
+        "--log-interval",
+        "10",
+        "--distributed-world-size",
+        "1",
     ]
     return command + (["--cpu"] if s.device == "cpu" else [])
 
@@ -72,10 +127,28 @@ def generate_command(
 ) -> List[str]:
     """``fairseq-generate`` on the test split, subwords joined again."""
     command = [
-        "fairseq-generate", str(binary), "--user-dir", USER_DIR, "--path", str(checkpoint),
-        "--source-lang", source, "--target-lang", target, "--gen-subset", "test",
-        "--beam", str(s.beam), "--batch-size", "32", "--remove-bpe", "sentencepiece",
-        "--num-workers", "0", "--distributed-world-size", "1",
+        "fairseq-generate",
+        str(binary),
+        "--user-dir",
+        USER_DIR,
+        "--path",
+        str(checkpoint),
+        "--source-lang",
+        source,
+        "--target-lang",
+        target,
+        "--gen-subset",
+        "test",
+        "--beam",
+        str(s.beam),
+        "--batch-size",
+        "32",
+        "--remove-bpe",
+        "sentencepiece",
+        "--num-workers",
+        "0",
+        "--distributed-world-size",
+        "1",
     ]
     return command + (["--cpu"] if s.device == "cpu" else [])
 
@@ -167,7 +240,8 @@ def read_translations(path: Path, count: int) -> List[str]:
             found[int(name[2:])] = text
     if sorted(found) != list(range(count)):
         raise DataError(
-            f"{count} translations in {path}", f"{len(found)}",
+            f"{count} translations in {path}",
+            f"{len(found)}",
             "Run `spectral-fairseq doctor` to see what became of the host's known defects.",
         )
     return [found[index] for index in range(count)]

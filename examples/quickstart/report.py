@@ -148,13 +148,21 @@ def draw_spectra(results: Dict[str, Dict[str, Any]], labels: Dict[str, str], fol
         sigma = torch.tensor(figures["singular_values"])
         k = range(1, len(sigma) + 1)
         axes.plot(
-            k, (sigma / sigma[0]).tolist(), linewidth=2, label=labels[recipe],
+            k,
+            (sigma / sigma[0]).tolist(),
+            linewidth=2,
+            label=labels[recipe],
             **STYLES[recipe],  # type: ignore[arg-type]
         )
     for prior in (figures["prior"] for figures in results.values() if "prior" in figures):
         axes.plot(
-            range(1, len(prior) + 1), [value / prior[0] for value in prior], color="black",
-            linestyle=":", linewidth=1.5, label="prior of spectrum control", zorder=3,
+            range(1, len(prior) + 1),
+            [value / prior[0] for value in prior],
+            color="black",
+            linestyle=":",
+            linewidth=1.5,
+            label="prior of spectrum control",
+            zorder=3,
         )
     axes.set_xlabel("k, from the largest singular value to the smallest")
     axes.set_ylabel(r"$\sigma_k\,/\,\sigma_1$")

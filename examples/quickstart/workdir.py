@@ -54,7 +54,8 @@ class WorkDir:
         except OSError:
             os.close(self.lock_fd)
             raise ConfigurationError(
-                f"no other run in {self.root}", "one that holds its lock",
+                f"no other run in {self.root}",
+                "one that holds its lock",
                 "Wait for it to end, or give another --work-dir.",
             ) from None
         try:
@@ -77,12 +78,11 @@ class WorkDir:
             before = json.loads(path.read_text("utf-8"))
         except ValueError:
             raise ConfigurationError(
-                f"settings in {path}", "a file that is not JSON",
+                f"settings in {path}",
+                "a file that is not JSON",
                 "Give another --work-dir, or remove that folder.",
             ) from None
-        changed = [
-            key for key in {**before, **settings} if before.get(key) != settings.get(key)
-        ]
+        changed = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
         if changed:
             raise ConfigurationError(
                 f"the settings with which {self.root} was begun",
@@ -103,7 +103,8 @@ class WorkDir:
         if free < needed:
             raise DataError(
                 f"{needed / 1e6:.0f} MB of free disk space for {self.root}",
-                f"{free / 1e6:.0f} MB", "Free some, or give a --work-dir on another disk.",
+                f"{free / 1e6:.0f} MB",
+                "Free some, or give a --work-dir on another disk.",
             )
 
     def is_done(self, name: str) -> bool:

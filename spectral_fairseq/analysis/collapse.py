@@ -65,6 +65,7 @@ DENSE_FORMS: Dict[FrozenSet[str], Callable[[Mapping[str, Tensor]], Tensor]] = {
     WEIGHT_NORM_ENTRIES: dense_weight_norm_table,
 }
 
+
 def weight_norm_entries(weight: Tensor) -> Dict[str, Tensor]:
     """What a weight-norm table that equals ``weight``, shape (N, d), stores; float64."""
     dense = weight.double()

@@ -135,7 +135,10 @@ def _render(draw: Callable[[Any, Dict[str, Any]], Any]) -> Dict[str, bytes]:
                 buffer = io.BytesIO()
                 # No date, so that the same results give the same file.
                 figure.savefig(
-                    buffer, format=kind, dpi=160, bbox_inches="tight",
+                    buffer,
+                    format=kind,
+                    dpi=160,
+                    bbox_inches="tight",
                     metadata={"Date": None} if kind == "svg" else None,
                 )
                 files[f"{theme}.{kind}"] = buffer.getvalue()
@@ -289,9 +292,7 @@ def _projections(
     centres = "; ".join(
         f"{one['label']}: centre at {_centre(found)}" for one, found in zip(checkpoints, analysed)
     )
-    alt = (
-        f"Words projected on {how}, coloured by frequency; a cross marks the origin. {centres}."
-    )
+    alt = f"Words projected on {how}, coloured by frequency; a cross marks the origin. {centres}."
     return Picture("projection", "Words in two dimensions", alt, _render(draw))
 
 

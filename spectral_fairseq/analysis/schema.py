@@ -15,9 +15,7 @@ def _of(kind: Any, description: str, **more: Any) -> Dict[str, Any]:
     return {"type": kind, "description": description, **more}
 
 
-def _record(
-    description: str, properties: Dict[str, Any], optional: bool = False
-) -> Dict[str, Any]:
+def _record(description: str, properties: Dict[str, Any], optional: bool = False) -> Dict[str, Any]:
     return {
         "type": ["object", "null"] if optional else "object",
         "description": description,

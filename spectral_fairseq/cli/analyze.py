@@ -85,9 +85,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=int, default=default.seed, help="of all samples (%(default)s)"
     )
-    data = parser.add_argument_group(
-        "predictions", "the model is built by fairseq and run on data"
-    )
+    data = parser.add_argument_group("predictions", "the model is built by fairseq and run on data")
     data.add_argument("--data", metavar="DIR", help="binarised data; measures rank and KL of log P")
     data.add_argument(
         "--gen-subset", metavar="NAME", default="valid", help="subset of DIR (%(default)s)"

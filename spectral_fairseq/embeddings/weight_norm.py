@@ -77,16 +77,19 @@ class WeightNormEmbedding(nn.Module):
             if not (math.isfinite(value) and value > low):
                 raise ConfigurationError(
                     f"{name} of the weight-norm initialisation to be a finite number above 0",
-                    repr(value), "Correct it.",
+                    repr(value),
+                    "Correct it.",
                 )
         if not 0 <= gamma <= 1:
             raise ConfigurationError(
-                "gamma of the weight-norm schedule to lie between 0 and 1", repr(gamma),
+                "gamma of the weight-norm schedule to lie between 0 and 1",
+                repr(gamma),
                 "Correct it: 1 keeps the gradient as it is, 0 stops it after tau epochs.",
             )
         if counts is not None and len(counts) != num_embeddings:
             raise ConfigurationError(
-                f"one count for each of the {num_embeddings} rows", f"{len(counts)} counts",
+                f"one count for each of the {num_embeddings} rows",
+                f"{len(counts)} counts",
                 "Pass the counts of the dictionary that the table is for.",
             )
         self.num_embeddings = num_embeddings

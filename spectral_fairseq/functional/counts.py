@@ -33,7 +33,8 @@ def smoothed_log_counts(counts: Sequence[float]) -> Tensor:
     wrong = next((c for c in counts if not (math.isfinite(c) and c >= 0)), None)
     if wrong is not None:
         raise DataError(
-            "finite word counts >= 0 in the dictionary", f"a count of {wrong!r}",
+            "finite word counts >= 0 in the dictionary",
+            f"a count of {wrong!r}",
             "Make the dictionary anew with fairseq-preprocess.",
         )
     if max(counts, default=0) <= 1:

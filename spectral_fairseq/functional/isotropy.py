@@ -46,7 +46,8 @@ _SAFE_EXPONENT = 300.0
 def _checked(matrix: Tensor) -> Tensor:
     if matrix.dim() != 2 or 0 in matrix.shape:
         raise DataError(
-            "a table of shape (N, d) with N, d >= 1", f"shape {tuple(matrix.shape)}",
+            "a table of shape (N, d) with N, d >= 1",
+            f"shape {tuple(matrix.shape)}",
             "Pass the embedding matrix, one row a word.",
         )
     return matrix.detach()
@@ -58,9 +59,7 @@ def _blocks(matrix: Tensor, block_rows: int) -> Iterator[Tensor]:
 
 
 @torch.no_grad()
-def right_singular_system(
-    matrix: Tensor, *, block_rows: int = BLOCK_ROWS
-) -> Tuple[Tensor, Tensor]:
+def right_singular_system(matrix: Tensor, *, block_rows: int = BLOCK_ROWS) -> Tuple[Tensor, Tensor]:
     """Singular values of W and the eigenvectors of W'W, both from the d x d Gram matrix.
 
     Unlike :func:`spectral_fairseq.functional.singular_values.singular_values`, which serves
@@ -84,7 +83,8 @@ def right_singular_system(
     mirror_gram(gram)
     if not torch.isfinite(gram).all():
         raise DataError(
-            "a table of finite numbers", "infinity or NaN among its entries",
+            "a table of finite numbers",
+            "infinity or NaN among its entries",
             "Training diverged, or the file is damaged: take an earlier checkpoint.",
         )
     values, vectors = torch.linalg.eigh(gram)
@@ -195,7 +195,9 @@ def mean_cosine(matrix: Tensor) -> float:
     count = matrix.size(0)
     if count < 2:
         raise DataError(
-            "at least two rows for a mean cosine", f"{count}", "Pass the whole embedding matrix.",
+            "at least two rows for a mean cosine",
+            f"{count}",
+            "Pass the whole embedding matrix.",
         )
     exact = matrix if matrix.dtype == torch.float64 else matrix.float()
     return float(cosine_penalty(exact)) * count / (count - 1)

@@ -71,9 +71,7 @@ def weight_norm_penalty(
     return (residual.square().sum() + eps).sqrt()
 
 
-def log_count_target(
-    log_counts: Tensor, mean: float, excluded: Optional[Tensor] = None
-) -> Tensor:
+def log_count_target(log_counts: Tensor, mean: float, excluded: Optional[Tensor] = None) -> Tensor:
     """A target norm for each word, proportional to its log count.
 
     Args:

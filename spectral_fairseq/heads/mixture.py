@@ -161,8 +161,13 @@ class MixtureOfSoftmaxes(MixtureHead):
         """As in the base."""
         contexts, matrix = self.table.operands(contexts)
         return mixture_cross_entropy(
-            contexts, log_prior, targets, matrix, self.bias,
-            label_smoothing=label_smoothing, ignore_index=ignore_index,
+            contexts,
+            log_prior,
+            targets,
+            matrix,
+            self.bias,
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
         )
 
 
@@ -189,6 +194,10 @@ class MixtureOfContexts(MixtureHead):
         """As in the base."""
         mixed, matrix = self.table.operands(mixture_of_contexts(contexts, log_prior))
         return blockwise_cross_entropy(
-            mixed, targets, matrix, self.bias,
-            label_smoothing=label_smoothing, ignore_index=ignore_index,
+            mixed,
+            targets,
+            matrix,
+            self.bias,
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
         )

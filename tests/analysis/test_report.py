@@ -35,7 +35,7 @@ HEADLESS = (
     "--virtual-time-budget=5000", "--window-size=1200,900",
 )  # fmt: skip
 # A name that is markup would break the page if it were not escaped.
-NASTY = "<b>&\"run_1%"
+NASTY = '<b>&"run_1%'
 
 # Runs in the page after it has loaded, and leaves what it saw in a <pre>.
 PROBE = """

@@ -274,9 +274,7 @@ def test_training_goes_on_without_the_plugin(option, train, tiny_translation_dat
 
 
 @pytest.mark.parametrize("beam", [1, 4])
-def test_ctranslate2_translates_the_same(
-    beam, train, tiny_translation_data, run_cli, tmp_path
-):
+def test_ctranslate2_translates_the_same(beam, train, tiny_translation_data, run_cli, tmp_path):
     ctranslate2 = pytest.importorskip("ctranslate2")
     # Trained long enough that no two translations are about equally likely.
     folder = train(

@@ -155,7 +155,8 @@ def test_subwords_are_deterministic_and_reversible(tmp_path):
     assert "Q" not in vocabulary
     corpus.encode(text, tmp_path / "first.model", tmp_path / "subwords")
     assert sorted(path.name for path in (tmp_path / "subwords").iterdir()) == [
-        "train.de", "train.en",
+        "train.de",
+        "train.en",
     ]
     encoded = corpus.read_lines(tmp_path / "subwords" / "train.de")
     decoded = [line.replace(" ", "").replace("\u2581", " ").strip() for line in encoded]

@@ -122,9 +122,13 @@ def test_failure_shows_the_end_of_the_log_and_stops_the_others(tmp_path, togethe
     begin = time.monotonic()
     with pytest.raises(jobs.JobFailed, match="exit status 3") as caught:
         run(
-            [job("echo what went wrong; exit 3", tmp_path, "bad"),
-             job("sleep 60", tmp_path, "good")],
-            tmp_path, together, on_end=lambda job, usage: ended.update({job.label: usage}),
+            [
+                job("echo what went wrong; exit 3", tmp_path, "bad"),
+                job("sleep 60", tmp_path, "good"),
+            ],
+            tmp_path,
+            together,
+            on_end=lambda job, usage: ended.update({job.label: usage}),
         )
     assert "what went wrong" in str(caught.value)
     assert time.monotonic() - begin < 50
@@ -165,16 +169,22 @@ def record(kind, **figures):
 def test_figures_of_an_interrupted_and_resumed_training(tmp_path):
     path = tmp_path / "train.log"
     lines = [
-        "anything", record("train_inner", num_updates=10, ups=0.5, ppl=90),
+        "anything",
+        record("train_inner", num_updates=10, ups=0.5, ppl=90),
         record("valid", valid_loss=6, valid_nll_loss=5, valid_ppl=32, valid_num_updates=15),
-        record("train_inner", num_updates=20, ups=0.25, ppl=80), "Traceback", "resumed",
+        record("train_inner", num_updates=20, ups=0.25, ppl=80),
+        "Traceback",
+        "resumed",
         record("train_inner", num_updates=20, ups=0.5, ppl=80),
         record("valid", valid_loss=4, valid_nll_loss=3, valid_ppl=8, valid_num_updates=30),
         record("valid", valid_loss=4.5, valid_nll_loss=3.5, valid_ppl=11, valid_num_updates=40),
     ]
     path.write_text("\n".join(lines), "utf-8")
     assert recipes.read_training_log(path) == {
-        "valid_ppl": 8.0, "best_update": 30, "updates": 40, "seconds_per_update": 2.0,
+        "valid_ppl": 8.0,
+        "best_update": 30,
+        "updates": 40,
+        "seconds_per_update": 2.0,
     }
     path.write_text("no training\n", "utf-8")
     with pytest.raises(DataError, match="0 timed intervals"):
@@ -249,7 +259,10 @@ def start(cwd, *options):
     path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
         [sys.executable, str(EXAMPLES / "quickstart" / "quickstart.py"), *map(str, options)],
-        cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
     )
 

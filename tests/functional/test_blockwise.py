@@ -39,8 +39,13 @@ def relative(found, expected):
 def test_equals_the_naive_form_in_float64(smoothing, tokens, block):
     contexts, targets, matrix, bias = inputs(tokens + 1)
     loss, nll = blockwise_cross_entropy(
-        contexts, targets, matrix, bias,
-        label_smoothing=smoothing, ignore_index=PAD, block_elements=block,
+        contexts,
+        targets,
+        matrix,
+        bias,
+        label_smoothing=smoothing,
+        ignore_index=PAD,
+        block_elements=block,
     )
     (3 * loss).backward()
     expected_loss, expected_nll, gradients = naive(contexts, targets, matrix, bias, smoothing)
@@ -57,8 +62,12 @@ def test_gradcheck(smoothing):
 
     def loss(*leaves):
         return blockwise_cross_entropy(
-            leaves[0], targets, *leaves[1:],
-            label_smoothing=smoothing, ignore_index=PAD, block_elements=22,
+            leaves[0],
+            targets,
+            *leaves[1:],
+            label_smoothing=smoothing,
+            ignore_index=PAD,
+            block_elements=22,
         )[0]
 
     assert torch.autograd.gradcheck(loss, (contexts, matrix, bias))

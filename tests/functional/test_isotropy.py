@@ -165,10 +165,10 @@ def test_several_scales_at_once():
     scales = (1.0, 0.1, 250.0)  # the last is beyond what one exponential can hold
     found = log_partitions(matrix, directions, scales, block_rows=11)
     for log_z, scale in zip(found, scales):
-        expected = torch.stack([
-            torch.logsumexp(sign * scale * (matrix @ directions), 0) for sign in (1, -1)
-        ])
-        forward = ((matrix @ directions).sum(0) >= 0)
+        expected = torch.stack(
+            [torch.logsumexp(sign * scale * (matrix @ directions), 0) for sign in (1, -1)]
+        )
+        forward = (matrix @ directions).sum(0) >= 0
         expected = torch.where(forward, expected, expected.flip(0))
         assert torch.allclose(log_z, expected, rtol=1e-12)
         alone = log_partition(matrix, directions, scale=scale)

@@ -41,8 +41,14 @@ def blockwise_loss(leaves, targets, smoothing, block=None):
     contexts, logits, matrix, bias = leaves
     prior = logits.float() if logits.dtype != torch.float64 else logits
     return mixture_cross_entropy(
-        contexts, prior.log_softmax(-1), targets, matrix, bias,
-        label_smoothing=smoothing, ignore_index=PAD, block_elements=block,
+        contexts,
+        prior.log_softmax(-1),
+        targets,
+        matrix,
+        bias,
+        label_smoothing=smoothing,
+        ignore_index=PAD,
+        block_elements=block,
     )
 
 
@@ -89,9 +95,7 @@ def test_log_mixture_and_its_gradients(monkeypatch, scale, bound):
     shaped = contexts.view(2, 3, 4, 5)
     found = log_mixture(shaped, logits.view(2, 3, 4).log_softmax(-1), matrix, bias)
     doubles = [leaf.detach().clone().requires_grad_() for leaf in leaves]
-    expected = reference.log_mixture(
-        doubles[0], doubles[1].log_softmax(-1), doubles[2], doubles[3]
-    )
+    expected = reference.log_mixture(doubles[0], doubles[1].log_softmax(-1), doubles[2], doubles[3])
     assert (expected.min() < -80) == (scale > 1)
     torch.testing.assert_close(found, expected.view(2, 3, 31))
     upstream = torch.randn(6, 31, dtype=torch.float64)

@@ -157,8 +157,11 @@ def test_only_the_mixture_of_softmaxes_exceeds_rank_d():
     torch.manual_seed(0)
     features = 3 * torch.randn(60, FEATURES, dtype=torch.float64)
     ranks = {}
-    for cls, components in ((MixtureOfContexts, 3), (MixtureOfSoftmaxes, 1),
-                            (MixtureOfSoftmaxes, 3)):
+    for cls, components in (
+        (MixtureOfContexts, 3),
+        (MixtureOfSoftmaxes, 1),
+        (MixtureOfSoftmaxes, 3),
+    ):
         module = head(cls, components=components).double()
         ranks[cls, components] = rank(module(features).detach())
     assert ranks[MixtureOfContexts, 3] <= DIM + 1

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from fairseq.logging import metrics
 
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, DataError
@@ -292,3 +293,26 @@ def test_tables_of_ours_are_found_under_a_shared_name(task):
     model = build_model(task, "transformer_lm_sc", share_decoder_input_output_embed=True)
     assert isinstance(model.decoder.output_projection.table, SVDEmbedding)
     assert output_table(model, len(words())).shape == (len(words()), 16)
+
+
+def test_spectrum_is_logged_once_in_a_validation(task):
+    model, sample = build_model(task), make_sample(task)
+    criterion = build_criterion(task, "mle_cosreg", log_spectrum_interval=10)
+    model.train()
+    assert "table_sigma_max" not in criterion(model, sample)[2]
+    model.eval()
+    logs = [criterion(model, sample)[2] for _ in range(2)]
+    table = counted(task, output_table(model, len(task.target_dictionary)))
+    assert math.isclose(
+        logs[0]["table_sigma_max"], float(torch.linalg.svdvals(table)[0]), rel_tol=1e-4
+    )
+    assert "table_sigma_max" not in logs[1]
+    model.set_num_updates(9)
+    assert "table_sigma_max" not in criterion(model, sample)[2]
+    model.set_num_updates(10)
+    assert "table_sigma_max" in criterion(model, sample)[2]
+    with metrics.aggregate() as aggregated:
+        criterion.reduce_metrics([logs[0], logs[0], logs[1]])  # two workers, three batches
+    values = aggregated.get_smoothed_values()
+    assert math.isclose(values["table_sigma_max"], logs[0]["table_sigma_max"], abs_tol=1e-5)
+    assert "ppl" in values and "tables_measured" not in values

@@ -6,9 +6,7 @@ import torch
 
 
 def partition(matrix, direction):
-    return sum(
-        math.exp(sum(float(w) * float(a) for w, a in zip(row, direction))) for row in matrix
-    )
+    return sum(math.exp(sum(float(w) * float(a) for w, a in zip(row, direction))) for row in matrix)
 
 
 def partitions_both_signs(matrix):

@@ -13,6 +13,7 @@ too weak, and its strength would change with the batch.
 """
 
 # No "from __future__ import annotations" here: fairseq and omegaconf read the field types.
+import math
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Tuple
@@ -33,6 +34,12 @@ from spectral_fairseq.functional.adversarial import (
     unperturbed_nll,
 )
 from spectral_fairseq.functional.blockwise import blockwise_cross_entropy
+from spectral_fairseq.functional.cosine import cosine_penalty
+from spectral_fairseq.functional.orthogonality import gram
+from spectral_fairseq.functional.spectrum_measures import (
+    singular_values_of_gram,
+    spectrum_measures,
+)
 from spectral_fairseq.functional.weight_norm import row_norms
 from spectral_fairseq.heads import SoftmaxHead
 from spectral_fairseq.heads.mixture import MixtureHead
@@ -48,6 +55,9 @@ from spectral_fairseq.plugin.output_table import (
     output_table,
 )
 
+# How many workers measured their table, which is the same one, so that sums can be divided.
+TABLES = "tables_measured"
+
 
 @dataclass
 class PenalisedCriterionConfig(PenaltyFlags, LabelSmoothedCrossEntropyCriterionConfig):
@@ -58,6 +68,13 @@ class PenalisedCriterionConfig(PenaltyFlags, LabelSmoothedCrossEntropyCriterionC
         metadata={
             "help": "in training compute a softmax's loss block by block, without holding tokens "
             "x words; equal up to rounding. Mixtures always do"
+        },
+    )
+    log_spectrum_interval: int = field(
+        default=0,
+        metadata={
+            "help": "log measures of the output table's spectrum in validation, whenever that many "
+            "updates have passed since the last time; 0 for never"
         },
     )
 
@@ -80,6 +97,10 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         self.penalties = Penalties(cfg, task.target_dictionary)
         self.adversarial_epsilon = checked_weight("--adversarial-epsilon", cfg.adversarial_epsilon)
         self.blockwise_loss = cfg.blockwise_loss
+        self.log_spectrum_interval = checked_weight(
+            "--log-spectrum-interval", cfg.log_spectrum_interval
+        )
+        self._measured_at = -math.inf
 
     @classmethod
     def build_criterion(cls, cfg: Any, task: Any) -> "PenalisedCrossEntropy":
@@ -101,7 +122,9 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     def forward(self, model: nn.Module, sample: Any, reduce: bool = True) -> Tuple[Any, Any, Any]:
         """As ``label_smoothed_cross_entropy``, with the penalties added to the loss in training."""
         if not model.training:
-            return super().forward(model, sample, reduce=reduce)
+            loss, sample_size, logging_output = super().forward(model, sample, reduce=reduce)
+            logging_output.update(self._spectrum_of(model))
+            return loss, sample_size, logging_output
         blockwise_head = self._blockwise_head(model)
         if self.adversarial_epsilon:
             loss, sample_size, logging_output = self._adversarial(model, sample, reduce)
@@ -116,6 +139,21 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             logging_output[penalty.name] = penalty.value.detach() * sample_size
             logging_output[f"{penalty.name}_size"] = sample_size
         return loss, sample_size, logging_output
+
+    @torch.no_grad()
+    def _spectrum_of(self, model: nn.Module) -> Dict[str, float]:
+        """Measures of the output table if they are due; once in a validation."""
+        now = getattr(model, "num_updates", 0)
+        if not self.log_spectrum_interval or now - self._measured_at < self.log_spectrum_interval:
+            return {}
+        self._measured_at = now
+        weight, excluded = self.penalties.output_table(model)
+        sigma = singular_values_of_gram(gram(weight, excluded), weight.size(0) - excluded.numel())
+        measures = {
+            "mean_cosine": float(cosine_penalty(weight, excluded)),
+            **spectrum_measures(sigma),
+        }
+        return {**{f"table_{name}": value for name, value in measures.items()}, TABLES: 1}
 
     def _blockwise_head(self, model: nn.Module) -> Any:
         """The head whose own loss is to be taken, or ``None`` for that of the full scores."""
@@ -252,3 +290,9 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             if size > 0:
                 total = sum(log.get(name, 0) for log in logging_outputs)
                 metrics.log_scalar(name, total / size, size, round=5)
+        measured = sum(log.get(TABLES, 0) for log in logging_outputs)
+        if measured:
+            keys = {key for log in logging_outputs for key in log if key.startswith("table_")}
+            for key in sorted(keys):
+                total = sum(log.get(key, 0) for log in logging_outputs)
+                metrics.log_scalar(key, total / measured, round=5)

@@ -164,7 +164,7 @@ class Penalties:
                 )
                 lazy.append(Penalty("orthogonality", 1.0, value))
             if self.cosreg_weight:
-                weight, excluded = self._output_table(model)
+                weight, excluded = self.output_table(model)
                 lazy.append(Penalty("cosine", self.cosreg_weight, cosine_penalty(weight, excluded)))
             if self.weight_norm_weight:
                 lazy.append(Penalty("weight_norm", self.weight_norm_weight, self._of_norms(model)))
@@ -172,7 +172,8 @@ class Penalties:
                 lazy.extend(self._of_singular_values(model))
         return due + [p._replace(weight=p.weight * self.interval) for p in lazy]
 
-    def _output_table(self, model: nn.Module) -> Tuple[Tensor, Tensor]:
+    def output_table(self, model: nn.Module) -> Tuple[Tensor, Tensor]:
+        """The table in float32, shape (N, d), and the rows of it that are not counted."""
         weight = output_table(model, self.num_words).float()
         return weight, self.excluded.to(weight.device)
 
@@ -181,7 +182,7 @@ class Penalties:
         if isinstance(table, WeightNormEmbedding):  # knows its norms without building W
             norms, excluded = table.norms(), table.excluded_rows
         else:
-            weight, excluded = self._output_table(model)
+            weight, excluded = self.output_table(model)
             norms = row_norms(weight)
         return weight_norm_penalty(norms, self.target.to(norms.device), excluded)
 
@@ -190,7 +191,7 @@ class Penalties:
         if isinstance(table, SVDEmbedding):
             sigma = table.singular_values()
         else:
-            sigma = singular_values(*self._output_table(model))
+            sigma = singular_values(*self.output_table(model))
         due = []
         if self.spectral_normalization_weight:
             value = spectral_normalization_penalty(sigma)
