@@ -1,0 +1,90 @@
+"""Beam search of a mixture of softmaxes against a single softmax.
+
+    python -m benchmarks.bench_decoding [--components 1 5 15] [--words N] [--repetitions N]
+
+Both translate the same random sentences with fairseq's own generator, beam 5, to the same fixed
+length, A B A B in one process; weights are random, so only the time means anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from types import SimpleNamespace
+from typing import Any, Callable, Dict
+
+import torch
+from fairseq.models import build_model
+from fairseq.sequence_generator import SequenceGenerator
+from omegaconf import OmegaConf
+
+import spectral_fairseq  # noqa: F401  (registers with fairseq)
+from benchmarks.bench_step import vocabulary
+from benchmarks.harness import median_ratio, paired_times, print_result, print_table
+
+SENTENCES, LENGTH, BEAM = 16, 20, 5
+
+
+def generate(dictionary: Any, head: str, components: int, dim: int) -> Callable[[], None]:
+    torch.manual_seed(1)
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    sizes = {f"{side}_embed_dim": dim for side in ("encoder", "decoder")}
+    sizes.update({f"{side}_ffn_embed_dim": 2 * dim for side in ("encoder", "decoder")})
+    sizes.update({f"{side}_layers": 6 for side in ("encoder", "decoder")})
+    config = OmegaConf.create(
+        {
+            "model": {
+                "_name": "transformer_mos",
+                "output_head": head,
+                "mixture_components": components,
+                "share_all_embeddings": True,
+                **sizes,
+            }
+        }
+    )
+    model = build_model(config.model, task).eval()
+    generator = SequenceGenerator(
+        [model], dictionary, beam_size=BEAM, max_len_a=0, max_len_b=LENGTH, min_len=LENGTH
+    )
+    source = torch.randint(4, len(dictionary), (SENTENCES, LENGTH))
+    sample = {
+        "net_input": {
+            "src_tokens": source,
+            "src_lengths": torch.full((SENTENCES,), LENGTH),
+        }
+    }
+
+    def run() -> None:
+        generator.forward(sample)
+
+    return run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--components", type=int, nargs="+", default=[1, 5, 15])
+    parser.add_argument("--words", type=int, default=10_000)
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--repetitions", type=int, default=3)
+    args = parser.parse_args()
+    dictionary = vocabulary(args.words)
+    alternatives: Dict[str, Callable[[], None]] = {
+        "softmax": generate(dictionary, "softmax", 1, args.dim)
+    }
+    for components in args.components:
+        alternatives[f"mos, K = {components}"] = generate(dictionary, "mos", components, args.dim)
+    times = paired_times(alternatives, args.repetitions)
+    rows = [
+        {
+            "output": name,
+            "tokens/s": SENTENCES * LENGTH / statistics.median(seconds),
+            "times softmax": median_ratio(seconds, times["softmax"]),
+        }
+        for name, seconds in times.items()
+    ]
+    print_table(rows)
+    print_result("decoding", words=args.words, dim=args.dim, beam=BEAM, rows=rows)
+
+
+if __name__ == "__main__":
+    main()
