@@ -230,7 +230,7 @@ def test_choice_of_files(save_dir):
 
 def test_weight_norm_tables_are_averaged_not_factors(train, tmp_path):
     more = ("--share-all-embeddings", "--embedding-type", "weight-norm", "--max-epoch", "2")
-    folder = train("transformer_sc", "weight_norm", *more, "--max-update", "8")
+    folder = train("transformer_sc", "weight_norm", *more, "--max-update", "20")
     paths = [folder / f"checkpoint{epoch}.pt" for epoch in (1, 2)]
     out = tmp_path / "average.pt"
     assert main(["average", *map(str, paths), "--output", str(out)]) == 0
