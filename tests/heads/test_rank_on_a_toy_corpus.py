@@ -26,7 +26,7 @@ def corpus():
     return torch.arange(CONTEXTS).repeat_interleave(60), words.flatten()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def trained(kind):
     """(rank of the log-probability matrix, training NLL per word) of one head."""
     torch.manual_seed(3)
