@@ -10,9 +10,8 @@ import tarfile
 from pathlib import Path
 from typing import Any, Dict
 
-from workdir import write_text
-
 from spectral_fairseq.errors import DataError
+from workdir import write_text
 
 SPLITS = ("train", "valid", "test")
 RESTORE = "Restore the corpus folder from the project's repository or archive."

@@ -11,9 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
+import torch
+
 import corpus
 import report
-import torch
 from jobs import Job, Usage, find_command, run_jobs
 from recipes import (
     RECIPES,
@@ -26,9 +27,8 @@ from recipes import (
     train_command,
 )
 from settings import UPDATES, Settings
-from workdir import WorkDir, write_json, write_text
-
 from spectral_fairseq.errors import ConfigurationError
+from workdir import WorkDir, write_json, write_text
 
 DISK_SPACE = 400_000_000  # bytes: two checkpoints and one being written for each of the models
 STEPS = 6

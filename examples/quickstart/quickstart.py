@@ -103,7 +103,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     try:
         # Not at the top: torch and fairseq take seconds to import, and --help needs neither.
         import pipeline
-
         from spectral_fairseq.errors import SpectralFairseqError
     except ModuleNotFoundError as error:
         print(

@@ -10,9 +10,8 @@ import re
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-from settings import Settings
-
 import spectral_fairseq
+from settings import Settings
 from spectral_fairseq.errors import DataError
 
 # recipe -> (label, the flags in which it differs)
