@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spectral_fairseq.embeddings.factored import FactoredEmbedding
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.orthogonality import gram
 from spectral_fairseq.functional.spectrum import prior_spectrum
@@ -35,7 +36,7 @@ from spectral_fairseq.functional.spectrum import prior_spectrum
 V_SCALE = 16.0
 
 
-class SVDEmbedding(nn.Module):
+class SVDEmbedding(FactoredEmbedding):
     """Look-up table and output projection that share W = U diag(sigma) V', never built in training.
 
     Shapes: U (N, d), sigma (d,), V (d, d), for N words (padding and made-up rows are stored but
@@ -201,24 +202,6 @@ class SVDEmbedding(nn.Module):
         v_gram = gram(self.V.float()) / self.v_scale**2
         return u_gram, v_gram
 
-    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        """fairseq's hook: turn a plain checkpoint's table into factors, in place.
-
-        Called once for each name under which a shared table appears; the factorisation is
-        deterministic, so all of them receive the same factors.
-        """
-        weight = state_dict.pop(f"{name}.weight", None)
-        if weight is None or f"{name}.U" in state_dict:
-            return
-        if weight.shape != self.U.shape:
-            raise ConfigurationError(
-                f"a checkpoint table of shape {tuple(self.U.shape)} for {name}",
-                f"one of shape {tuple(weight.shape)}",
-                "Use the dictionary and the embedding dimension of that checkpoint.",
-            )
-        for key, value in self.factor(weight).items():
-            state_dict[f"{name}.{key}"] = value
-
     def extra_repr(self) -> str:
         """What ``print(model)`` shows in the brackets."""
         c1 = "auto" if self.c1 is None else self.c1
@@ -238,12 +221,6 @@ class SVDEmbedding(nn.Module):
         self.U.copy_(u * self.scale)
         self.sigma.copy_(sigma / self.scale)
         self.V.copy_(v * self.v_scale)
-
-    def _without_padding(self, grad: Tensor) -> Tensor:
-        # The tied softmax gives the padding row a gradient that the look-up does not. In place,
-        # which saves a copy of the table: the products above make this gradient for U alone.
-        grad[self.padding_idx].zero_()
-        return grad
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> "SVDEmbedding":
         # .half() and .bfloat16() reach every buffer; these must keep their precision.

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spectral_fairseq.embeddings.factored import FactoredEmbedding
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.counts import smoothed_log_counts
 
@@ -34,7 +35,7 @@ def gradient_scale(epoch: int, gamma: float, tau: float) -> float:
     return 1 - (1 - gamma) * min(epoch / tau, 1.0)
 
 
-class WeightNormEmbedding(nn.Module):
+class WeightNormEmbedding(FactoredEmbedding):
     """Look-up table and output projection that share W_k = g_k v_k / ||v_k||.
 
     Shapes: g (N,), v (N, d), for N words and d dimensions.
@@ -183,20 +184,6 @@ class WeightNormEmbedding(nn.Module):
         """
         self.epoch = epoch
 
-    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        """fairseq's hook: turn a plain checkpoint's table into lengths and directions, in place."""
-        weight = state_dict.pop(f"{name}.weight", None)
-        if weight is None or f"{name}.v" in state_dict:
-            return
-        if weight.shape != self.v.shape:
-            raise ConfigurationError(
-                f"a checkpoint table of shape {tuple(self.v.shape)} for {name}",
-                f"one of shape {tuple(weight.shape)}",
-                "Use the dictionary and the embedding dimension of that checkpoint.",
-            )
-        for key, value in self.factor(weight).items():
-            state_dict[f"{name}.{key}"] = value
-
     def extra_repr(self) -> str:
         """What ``print(model)`` shows in the brackets."""
         return (
@@ -207,11 +194,6 @@ class WeightNormEmbedding(nn.Module):
     def _scheduled(self, grad: Tensor) -> Tensor:
         grad = grad * gradient_scale(self.epoch, self.gamma, self.tau)
         grad[self.padding_idx] = 0
-        return grad
-
-    def _without_padding(self, grad: Tensor) -> Tensor:
-        # In place, which saves a copy of the table, as in SVDEmbedding.
-        grad[self.padding_idx].zero_()
         return grad
 
 
