@@ -19,6 +19,7 @@ from torch.jit import Final
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.blockwise import blockwise_cross_entropy
+from spectral_fairseq.functional.locked_dropout import locked_dropout
 from spectral_fairseq.functional.mixture import (
     log_mixture,
     log_mixture_scripted,
@@ -91,13 +92,10 @@ class MixtureHead(Head):
     def contexts(self, features: Tensor) -> Tensor:
         """h_k of ``features``, shape (*, d_h): shape (*, K, d)."""
         latent = torch.tanh(self.latent(features))  # [*, K d]
-        if self.training and self.dropout > 0.0:
-            locked_dim = self.locked_dim
-            if locked_dim is None:
-                latent = F.dropout(latent, self.dropout, True)
-            else:
-                one_step = latent.detach().narrow(locked_dim, 0, 1)  # [1, B, K d]
-                latent = latent * F.dropout(torch.ones_like(one_step), self.dropout, True)
+        if self.locked_dim is None:
+            latent = F.dropout(latent, self.dropout, self.training)
+        else:
+            latent = locked_dropout(latent, self.dropout, self.locked_dim, self.training)
         return latent.view(list(latent.shape[:-1]) + [self.components, self.context_dim])
 
     def loss(

@@ -1,9 +1,11 @@
-"""The single softmax, p(y | h) = softmax(W h)_y, over a table that may be stored in factors."""
+"""The single softmax, p(y | h) = softmax(W h + b)_y, over a table that may be stored in factors."""
 
 # No "from __future__ import annotations" here: TorchScript reads the annotations.
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
-from torch import Tensor
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from spectral_fairseq.functional.blockwise import blockwise_cross_entropy
 from spectral_fairseq.heads.base import Head
@@ -14,11 +16,22 @@ class SoftmaxHead(Head):
 
     Args:
         table: one of :mod:`spectral_fairseq.embeddings`; it may be shared with look-ups.
+        bias: give the logits a bias b, shape (N,), zero at the start.
     """
+
+    bias: Optional[Tensor]
+
+    def __init__(self, table: Any, *, bias: bool = False) -> None:
+        super().__init__(table)
+        if bias:
+            self.bias = nn.Parameter(torch.zeros(table.num_embeddings))
+        else:
+            self.register_parameter("bias", None)
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits, shape (*, N), of ``features``, shape (*, d)."""
-        return self.table.project(features)
+        rows, matrix = self.table.operands(features)
+        return F.linear(rows, matrix, self.bias)
 
     def loss(
         self,
@@ -33,6 +46,7 @@ class SoftmaxHead(Head):
             rows,
             targets.flatten(),
             matrix,
+            self.bias,
             label_smoothing=label_smoothing,
             ignore_index=ignore_index,
         )

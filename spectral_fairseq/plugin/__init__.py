@@ -10,6 +10,7 @@ PARTS = (
     "spectral_fairseq.plugin.criterions.mle_cosreg",
     "spectral_fairseq.plugin.criterions.spectrum_control",
     "spectral_fairseq.plugin.criterions.weight_norm",
+    "spectral_fairseq.plugin.models.awd_lstm",
     "spectral_fairseq.plugin.models.lstm",
     "spectral_fairseq.plugin.models.transformer",
     "spectral_fairseq.plugin.models.transformer_lm",

@@ -22,6 +22,8 @@ def _telling_epoch(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
         # Here rather than in the first step: the host would dump its state into crash.pt there.
         if hasattr(self.get_criterion(), "check_model"):
             self.get_criterion().check_model(self.get_model())
+        if hasattr(self.get_model(), "check_criterion"):
+            self.get_model().check_criterion(self.get_criterion())
         for module in self.get_model().modules():
             if hasattr(module, "set_epoch"):
                 module.set_epoch(epoch)

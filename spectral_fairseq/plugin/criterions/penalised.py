@@ -16,7 +16,7 @@ too weak, and its strength would change with the batch.
 import math
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 import torch
 from fairseq.criterions.label_smoothed_cross_entropy import (
@@ -44,8 +44,10 @@ from spectral_fairseq.functional.weight_norm import row_norms
 from spectral_fairseq.heads import SoftmaxHead
 from spectral_fairseq.heads.mixture import MixtureHead
 from spectral_fairseq.plugin.criterions.penalties import (
+    ACTIVATION_PENALTIES,
     Penalties,
     PenaltyFlags,
+    activation_penalties,
     checked_weight,
 )
 from spectral_fairseq.plugin.output_table import (
@@ -54,6 +56,23 @@ from spectral_fairseq.plugin.output_table import (
     output_layer_replaced,
     output_table,
 )
+
+
+class Likelihood(NamedTuple):
+    """What the model makes of a batch, before any penalty.
+
+    Args:
+        loss: to be differentiated; a scalar if reduced.
+        logged_loss: what the logs show for it.
+        logged_nll: the negative log-likelihood, without label smoothing.
+        net_output: of the model; its first entry need not be scores.
+    """
+
+    loss: Tensor
+    logged_loss: Tensor
+    logged_nll: Tensor
+    net_output: Any
+
 
 # How many workers measured their table, which is the same one, so that sums can be divided.
 TABLES = "tables_measured"
@@ -125,20 +144,36 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             loss, sample_size, logging_output = super().forward(model, sample, reduce=reduce)
             logging_output.update(self._spectrum_of(model))
             return loss, sample_size, logging_output
-        blockwise_head = self._blockwise_head(model)
-        if self.adversarial_epsilon:
-            loss, sample_size, logging_output = self._adversarial(model, sample, reduce)
-        elif blockwise_head is not None and reduce and not self.report_accuracy:
-            loss, sample_size, logging_output = self._blockwise(model, sample, blockwise_head)
-        else:
-            loss, sample_size, logging_output = super().forward(model, sample, reduce=reduce)
-        for penalty in self.penalties(model):
+        likelihood = self._likelihood(model, sample, reduce)
+        loss = likelihood.loss
+        sample_size = sample["target"].size(0) if self.sentence_avg else sample["ntokens"]
+        logging_output = {
+            "loss": likelihood.logged_loss,
+            "nll_loss": likelihood.logged_nll,
+            "ntokens": sample["ntokens"],
+            "nsentences": sample["target"].size(0),
+            "sample_size": sample_size,
+        }
+        if self.report_accuracy:
+            n_correct, total = self.compute_accuracy(model, likelihood.net_output, sample)
+            logging_output["n_correct"], logging_output["total"] = int(n_correct), int(total)
+        for penalty in self.penalties(model) + activation_penalties(likelihood.net_output):
             # See Note [The scale of a penalty].
             loss = loss + penalty.weight * penalty.value * sample_size
             # Not every penalty is there at every update: its own sum of sizes goes along.
             logging_output[penalty.name] = penalty.value.detach() * sample_size
             logging_output[f"{penalty.name}_size"] = sample_size
         return loss, sample_size, logging_output
+
+    def _likelihood(self, model: nn.Module, sample: Any, reduce: bool) -> "Likelihood":
+        blockwise_head = self._blockwise_head(model)
+        if self.adversarial_epsilon:
+            return self._adversarial(model, sample, reduce)
+        if blockwise_head is not None and reduce and not self.report_accuracy:
+            return self._blockwise(model, sample, blockwise_head)
+        net_output = model(**sample["net_input"])
+        loss, nll = self.compute_loss(model, net_output, sample, reduce=reduce)
+        return Likelihood(loss, loss.detach(), nll.detach(), net_output)
 
     @torch.no_grad()
     def _spectrum_of(self, model: nn.Module) -> Dict[str, float]:
@@ -191,9 +226,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
 
         return SimpleNamespace(loss=loss)
 
-    def _blockwise(
-        self, model: nn.Module, sample: Any, head: Any
-    ) -> Tuple[Tensor, Any, Dict[str, Any]]:
+    def _blockwise(self, model: nn.Module, sample: Any, head: Any) -> "Likelihood":
         """The same likelihood from the head's own loss, taken where the scores would be made."""
         target = sample["target"]
 
@@ -206,20 +239,11 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             return run
 
         with output_layer_replaced(model, loss_instead):
-            (loss, nll), *_ = model(**sample["net_input"])
-        sample_size = target.size(0) if self.sentence_avg else sample["ntokens"]
-        logging_output = {
-            "loss": loss.detach(),
-            "nll_loss": nll.detach(),
-            "ntokens": sample["ntokens"],
-            "nsentences": target.size(0),
-            "sample_size": sample_size,
-        }
-        return loss, sample_size, logging_output
+            net_output = model(**sample["net_input"])
+        loss, nll = net_output[0]
+        return Likelihood(loss, loss.detach(), nll.detach(), net_output)
 
-    def _adversarial(
-        self, model: nn.Module, sample: Any, reduce: bool
-    ) -> Tuple[Tensor, Any, Dict[str, Any]]:
+    def _adversarial(self, model: nn.Module, sample: Any, reduce: bool) -> "Likelihood":
         """The likelihood under the worst target vectors; the logs keep the plain one."""
         target = sample["target"]
         margins: List[Tensor] = []
@@ -252,19 +276,12 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             margin[:, self.ignore_prefix_size :].reshape(-1, 1),
             vocabulary=lprobs.size(-1),
         )
-        sample_size = target.size(0) if self.sentence_avg else sample["ntokens"]
-        logging_output = {
-            "loss": plain_loss.sum() if reduce else plain_loss,
-            "nll_loss": plain_nll.sum() if reduce else plain_nll,
-            "ntokens": sample["ntokens"],
-            "nsentences": target.size(0),
-            "sample_size": sample_size,
-        }
+        if reduce:
+            loss, plain_loss, plain_nll = loss.sum(), plain_loss.sum(), plain_nll.sum()
         if self.report_accuracy:
             logits = adversarial_logits(net_output[0].detach(), target, -margin)
-            n_correct, total = self.compute_accuracy(model, (logits, *net_output[1:]), sample)
-            logging_output["n_correct"], logging_output["total"] = int(n_correct), int(total)
-        return loss.sum() if reduce else loss, sample_size, logging_output
+            net_output = (logits, *net_output[1:])
+        return Likelihood(loss, plain_loss, plain_nll, net_output)
 
     def _without_margin(
         self, loss: Tensor, nll: Tensor, margin: Tensor, vocabulary: int
@@ -285,7 +302,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     def reduce_metrics(cls, logging_outputs: List[Dict[str, Any]]) -> None:
         """fairseq's hook: the likelihood's metrics, then each penalty's R."""
         super().reduce_metrics(logging_outputs)
-        for name in Penalties.NAMES:
+        for name in (*Penalties.NAMES, *ACTIVATION_PENALTIES):
             size = sum(log.get(f"{name}_size", 0) for log in logging_outputs)
             if size > 0:
                 total = sum(log.get(name, 0) for log in logging_outputs)

@@ -99,6 +99,10 @@ class Penalty(NamedTuple):
     value: Tensor
 
 
+ACTIVATION_PENALTIES = ("activation", "temporal_activation")
+"""Names of the penalties that a model puts on its own activations."""
+
+
 class Penalties:
     """The penalties that the flags ask for.
 
@@ -199,6 +203,13 @@ class Penalties:
         if self.d_optimal_weight:
             due.append(Penalty("d_optimal", self.d_optimal_weight, d_optimal_penalty(sigma)))
         return due
+
+
+def activation_penalties(net_output: Any) -> List[Penalty]:
+    """The penalties that a recurrent model puts on its own activations, with its own weights."""
+    extra = net_output[1] if len(net_output) > 1 else None
+    penalties = extra.get("activation_penalties") if isinstance(extra, dict) else None
+    return [Penalty(name, weight, value) for name, (weight, value) in (penalties or {}).items()]
 
 
 def _total(value: Callable[[SVDEmbedding], Tensor], tables: List[SVDEmbedding]) -> Tensor:

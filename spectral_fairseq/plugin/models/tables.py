@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, List, Optional
 
 from fairseq import utils
@@ -21,7 +22,13 @@ def uncounted_rows(dictionary: Any) -> List[int]:
     ]
 
 
-def build_table(options: Any, dictionary: Any, dim: int, path: Optional[str] = None) -> Any:
+def build_table(
+    options: Any,
+    dictionary: Any,
+    dim: int,
+    path: Optional[str] = None,
+    init_range: Optional[float] = None,
+) -> Any:
     """The table that ``--embedding-type`` names, one of :mod:`spectral_fairseq.embeddings`.
 
     Args:
@@ -29,12 +36,15 @@ def build_table(options: Any, dictionary: Any, dim: int, path: Optional[str] = N
         dictionary: fairseq dictionary.
         dim: d.
         path: file of pre-trained vectors, as for ``--encoder-embed-path``.
+        init_range: r, where the usual initialisation of an architecture is uniform in [-r, r]
+            rather than fairseq's rows of norm 1. An SVD table starts with the Frobenius norm of
+            such a table; a weight-norm table has an initialisation of its own.
 
     Raises:
         ConfigurationError: options outside their range, or fewer words than an SVD needs.
         DataError: a dictionary without the counts that a weight-norm table starts from.
     """
-    table: Any = _EMPTY_TABLES[str(options.embedding_type)](options, dictionary, dim)
+    table: Any = _EMPTY_TABLES[str(options.embedding_type)](options, dictionary, dim, init_range)
     if path:
         # The host writes into ``weight.data``, which for a computed weight would go nowhere.
         dense = nn.Embedding(len(dictionary), dim, _weight=table.weight.detach().clone())
@@ -46,7 +56,13 @@ def build_table(options: Any, dictionary: Any, dim: int, path: Optional[str] = N
     return table
 
 
-def _svd(options: Any, dictionary: Any, dim: int) -> SVDEmbedding:
+def _svd(
+    options: Any, dictionary: Any, dim: int, init_range: Optional[float] = None
+) -> SVDEmbedding:
+    norm = None
+    if init_range is not None:
+        counted = len(dictionary) - len(uncounted_rows(dictionary))
+        norm = init_range * math.sqrt(counted * dim / 3)  # the variance is r^2 / 3
     return SVDEmbedding(
         len(dictionary),
         dim,
@@ -56,10 +72,13 @@ def _svd(options: Any, dictionary: Any, dim: int) -> SVDEmbedding:
         c1=c1_of(options),
         c2=options.spectrum_c2,
         gamma=gamma_of(options),
+        frobenius_norm=norm,
     )
 
 
-def _weight_norm(options: Any, dictionary: Any, dim: int) -> WeightNormEmbedding:
+def _weight_norm(
+    options: Any, dictionary: Any, dim: int, _: Optional[float] = None
+) -> WeightNormEmbedding:
     return WeightNormEmbedding(
         len(dictionary),
         dim,
@@ -73,15 +92,27 @@ def _weight_norm(options: Any, dictionary: Any, dim: int) -> WeightNormEmbedding
     )
 
 
-def _plain(options: Any, dictionary: Any, dim: int) -> PlainEmbedding:
-    return PlainEmbedding(len(dictionary), dim, dictionary.pad())
+def _plain(
+    options: Any, dictionary: Any, dim: int, init_range: Optional[float] = None
+) -> PlainEmbedding:
+    table = PlainEmbedding(len(dictionary), dim, dictionary.pad())
+    if init_range is not None:
+        nn.init.uniform_(table.weight, -init_range, init_range)
+        nn.init.zeros_(table.weight[dictionary.pad()])
+    return table
 
 
 _EMPTY_TABLES = {"plain": _plain, "svd": _svd, "weight-norm": _weight_norm}
 
 
 def build_head(
-    options: Any, dictionary: Any, dim: int, shared: Optional[nn.Module] = None
+    options: Any,
+    dictionary: Any,
+    dim: int,
+    shared: Optional[nn.Module] = None,
+    *,
+    bias: bool = False,
+    locked_dim: Optional[int] = None,
 ) -> nn.Module:
     """The output layer that ``--output-head`` names.
 
@@ -90,6 +121,8 @@ def build_head(
         dictionary: target dictionary.
         dim: d_h, of the decoder's features.
         shared: the look-up table to share; ``None`` makes a table of width ``dim``.
+        bias: give the scores a bias.
+        locked_dim: axis along which a mixture's dropout mask holds.
 
     Raises:
         ConfigurationError: a shared table of another width than a softmax needs, or K < 1.
@@ -98,7 +131,14 @@ def build_head(
     kind = str(options.output_head)
     if kind != "softmax":
         mixture = {"mos": MixtureOfSoftmaxes, "moc": MixtureOfContexts}[kind]
-        return mixture(table, dim, options.mixture_components, options.mixture_dropout)
+        return mixture(
+            table,
+            dim,
+            options.mixture_components,
+            options.mixture_dropout,
+            bias=bias,
+            locked_dim=locked_dim,
+        )
     if table.embedding_dim != dim:
         raise ConfigurationError(
             "a shared table as wide as the decoder's output",
@@ -106,4 +146,4 @@ def build_head(
             "Give --decoder-input-dim and --decoder-output-dim the same value, or do not share "
             "the embeddings.",
         )
-    return SoftmaxHead(table)
+    return SoftmaxHead(table, bias=bias)

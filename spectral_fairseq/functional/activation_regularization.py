@@ -1,0 +1,47 @@
+"""Activation regularisation of a recurrent network's outputs.
+
+Merity, McCann, Socher, 2017 (Revisiting Activation Regularization for Language RNNs), with the
+means of squares that the AWD-LSTM was trained with. For outputs h_t, t = 1..T, of d_h dimensions,
+
+    AR  = mean(h_t^2),             h after output dropout, over positions, streams and dimensions
+    TAR = mean((h_{t+1} - h_t)^2), h before output dropout, likewise
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+
+def activation_regularization(dropped: Tensor, counted: Optional[Tensor] = None) -> Tensor:
+    """AR, a scalar in float32 at least.
+
+    Args:
+        dropped: h after dropout, shape (B, T, d_h).
+        counted: shape (B, T), true where there is no padding; ``None`` counts every position.
+    """
+    return _mean_of_squares(dropped, counted)
+
+
+def temporal_activation_regularization(raw: Tensor, counted: Optional[Tensor] = None) -> Tensor:
+    """TAR, a scalar in float32 at least; 0 for segments of one position.
+
+    Args:
+        raw: h before dropout, shape (B, T, d_h).
+        counted: shape (B, T), true where there is no padding; a difference counts where both of
+            its positions do.
+    """
+    if counted is not None:
+        counted = counted[:, 1:] & counted[:, :-1]
+    return _mean_of_squares(raw[:, 1:] - raw[:, :-1], counted)
+
+
+def _mean_of_squares(values: Tensor, counted: Optional[Tensor]) -> Tensor:
+    exact = values if values.dtype == torch.float64 else values.float()
+    squares = exact.square()
+    if counted is None:
+        return squares.sum() / max(squares.numel(), 1)
+    positions = counted.sum().clamp(min=1)
+    return (squares.sum(-1) * counted).sum() / (positions * values.size(-1))

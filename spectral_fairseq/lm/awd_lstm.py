@@ -1,0 +1,184 @@
+"""AWD-LSTM: the recurrent network from tokens to the features that an output layer takes.
+
+Merity, Keskar, Socher, ICLR 2018 (Regularizing and Optimizing LSTM Language Models). Three or more
+LSTM layers with
+
+- DropConnect on the hidden-to-hidden weights: one mask a layer, drawn anew for every segment;
+- locked dropout after the look-up, between layers and on the output: a mask holds over a segment;
+- word dropout on the look-up only, never on the table that the output layer shares.
+
+Yang et al., ICLR 2018, put a mixture of softmaxes on the same network with a last layer of a width
+of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, NamedTuple, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.locked_dropout import locked_dropout
+from spectral_fairseq.functional.word_dropout import word_dropout
+
+TIME = 1  # of (streams, time, dimensions)
+
+# Hidden and cell state, each of shape (1, B, width), for every layer.
+State = List[Tuple[Tensor, Tensor]]
+
+
+class Features(NamedTuple):
+    """What the network computes for a segment.
+
+    Args:
+        dropped: the last layer's outputs after output dropout, shape (B, T, d_h): what the output
+            layer takes.
+        raw: the same before output dropout.
+        state: to continue the streams with; still attached to the graph.
+    """
+
+    dropped: Tensor
+    raw: Tensor
+    state: State
+
+
+class WeightDropLSTM(nn.Module):
+    """One LSTM layer whose hidden-to-hidden weights are dropped while it trains.
+
+    The dropped matrix is an argument of a functional LSTM and never stored in the module: the
+    parameter stays one parameter, in training, in evaluation and in checkpoints.
+
+    Args:
+        input_dim: of each step.
+        width: of the outputs, and of hidden and cell state.
+        weight_drop: probability that an entry of the hidden-to-hidden matrix is 0 for a segment.
+    """
+
+    def __init__(self, input_dim: int, width: int, weight_drop: float) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(input_dim, width)
+        self.weight_drop = weight_drop
+
+    def forward(
+        self, steps: Tensor, state: Optional[Tuple[Tensor, Tensor]]
+    ) -> Tuple[Tensor, Tuple[Tensor, Tensor]]:
+        """Outputs, shape (T, B, width), and the state after the last of ``steps``, (T, B, d)."""
+        if not self.training or self.weight_drop == 0.0:
+            return self.lstm(steps, state)
+        lstm: Any = self.lstm
+        if state is None:
+            zeros = steps.new_zeros(1, steps.size(1), lstm.hidden_size)
+            state = (zeros, zeros)
+        # DropConnect scales what is kept, as dropout does.
+        recurrent = F.dropout(lstm.weight_hh_l0, self.weight_drop, True)
+        weights = [lstm.weight_ih_l0, recurrent, lstm.bias_ih_l0, lstm.bias_hh_l0]
+        outputs, hidden, cell = torch.lstm(
+            steps, state, weights, True, 1, 0.0, True, False, False
+        )  # biases, layers, dropout between layers, training, both directions, batch first
+        return outputs, (hidden, cell)
+
+
+class AWDLSTM(nn.Module):
+    """Look-up, LSTM layers and their dropouts.
+
+    Args:
+        embed_tokens: one of :mod:`spectral_fairseq.embeddings`, N x d; it may be shared with an
+            output layer.
+        hidden_dim: width of every layer but the last.
+        last_dim: d_h, width of the last layer; d for a tied softmax.
+        layers: 1 or more.
+        dropout: on the last layer's outputs.
+        input_dropout: on embedded words, locked.
+        hidden_dropout: between layers, locked.
+        word_dropout: of word types from the look-up.
+        weight_drop: of each layer's hidden-to-hidden matrix.
+
+    Raises:
+        ConfigurationError: no layer, a width below 1, or a probability outside [0, 1).
+    """
+
+    def __init__(
+        self,
+        embed_tokens: Any,
+        hidden_dim: int,
+        last_dim: int,
+        layers: int,
+        *,
+        dropout: float = 0.0,
+        input_dropout: float = 0.0,
+        hidden_dropout: float = 0.0,
+        word_dropout: float = 0.0,
+        weight_drop: float = 0.0,
+    ) -> None:
+        super().__init__()
+        for name, size in (
+            ("layers", layers), ("hidden dimensions", hidden_dim), ("output dimensions", last_dim)
+        ):  # fmt: skip
+            if size < 1:
+                raise ConfigurationError(f"1 or more {name}", repr(size), "Give more.")
+        for name, p in (
+            ("dropout", dropout),
+            ("input dropout", input_dropout),
+            ("hidden dropout", hidden_dropout),
+            ("word dropout", word_dropout),
+            ("weight drop", weight_drop),
+        ):
+            if not 0.0 <= p < 1.0:
+                raise ConfigurationError(f"{name} in [0, 1)", repr(p), "Choose a value there.")
+        self.embed_tokens = embed_tokens
+        self.dropout = dropout
+        self.input_dropout = input_dropout
+        self.hidden_dropout = hidden_dropout
+        self.word_dropout = word_dropout
+        widths = [embed_tokens.embedding_dim] + [hidden_dim] * (layers - 1) + [last_dim]
+        self.layers = nn.ModuleList(
+            WeightDropLSTM(before, after, weight_drop) for before, after in zip(widths, widths[1:])
+        )
+
+    @property
+    def output_dim(self) -> int:
+        """d_h, the width of the features."""
+        last: Any = self.layers[-1]
+        return last.lstm.hidden_size
+
+    def forward(self, tokens: Tensor, state: Optional[State] = None) -> Features:
+        """Features of a segment.
+
+        Args:
+            tokens: shape (B, T), each row a stream of its own.
+            state: that the streams' last segment left; ``None`` starts them.
+
+        Raises:
+            ConfigurationError: a state of another number of streams or layers.
+        """
+        if state is not None:
+            self._check_state(state, tokens.size(0))
+        embedded = self.embed_tokens(tokens)  # [B, T, d]
+        embedded = word_dropout(
+            embedded, tokens, self.embed_tokens.num_embeddings, self.word_dropout, self.training
+        )
+        steps = locked_dropout(embedded, self.input_dropout, TIME, self.training).transpose(0, 1)
+        after: State = []
+        for index, layer in enumerate(self.layers):
+            if index > 0:
+                steps = locked_dropout(steps, self.hidden_dropout, 0, self.training)
+            steps, layer_state = layer(steps, None if state is None else state[index])  # [T, B, *]
+            after.append(layer_state)
+        raw = steps.transpose(0, 1).contiguous()  # [B, T, d_h]
+        return Features(locked_dropout(raw, self.dropout, TIME, self.training), raw, after)
+
+    def _check_state(self, state: State, streams: int) -> None:
+        if len(state) != len(self.layers) or state[0][0].size(1) != streams:
+            raise ConfigurationError(
+                f"a carried state of {len(self.layers)} layers and {streams} streams",
+                f"one of {len(state)} layers and {state[0][0].size(1)} streams",
+                "Give each batch of streams a carry of its own, and reset it where the number "
+                "of streams changes.",
+            )
+
+
+def detached(state: State) -> State:
+    """``state`` cut off from the segment's graph: back-propagation is truncated there."""
+    return [(hidden.detach(), cell.detach()) for hidden, cell in state]
