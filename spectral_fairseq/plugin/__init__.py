@@ -14,6 +14,10 @@ PARTS = (
     "spectral_fairseq.plugin.models.lstm",
     "spectral_fairseq.plugin.models.transformer",
     "spectral_fairseq.plugin.models.transformer_lm",
+    "spectral_fairseq.plugin.optim.nt_asgd",
+    "spectral_fairseq.plugin.optim.nt_asgd_schedule",
+    "spectral_fairseq.plugin.optim.nt_asgd_trainer",
+    "spectral_fairseq.plugin.tasks.stateful_language_modeling",
 )
 
 

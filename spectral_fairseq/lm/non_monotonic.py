@@ -1,0 +1,60 @@
+"""The non-monotonic criterion: has the validation loss stopped to improve?
+
+Merity, Keskar, Socher, ICLR 2018 (Regularizing and Optimizing LSTM Language Models), algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import List, Sequence
+
+from spectral_fairseq.errors import ConfigurationError
+
+
+class NonMonotonicTrigger:
+    """Fires when the loss is above the best one of more than ``interval`` checks ago.
+
+    With v_1, v_2, ... the losses and n the interval, check t fires where t - 1 > n and
+    v_t > min(v_1, ..., v_{t-1-n}): the last n losses before v_t do not count, so noise of a few
+    checks does not fire it. A loss that is not a number counts as infinite.
+
+    Args:
+        interval: n, in checks (epochs, where the loss is computed once an epoch); 5 in the paper.
+        history: losses seen before, oldest first, where training is resumed.
+
+    Raises:
+        ConfigurationError: the interval is negative.
+    """
+
+    def __init__(self, interval: int = 5, history: Sequence[float] = ()) -> None:
+        if interval < 0:
+            raise ConfigurationError(
+                "a non-monotonic interval of 0 or more epochs",
+                f"{interval}",
+                "Correct --nt-asgd-interval; the paper's is 5.",
+            )
+        self.interval = interval
+        self.history: List[float] = list(history)
+
+    @property
+    def reference(self) -> float:
+        """The loss that the next one must exceed to fire; infinite while there is none."""
+        return min(self.history[: max(0, len(self.history) - self.interval)], default=math.inf)
+
+    def check(self, loss: float) -> bool:
+        """Record the next loss.
+
+        Args:
+            loss: of the validation set; lower is better.
+
+        Returns:
+            Whether the criterion fires on it.
+        """
+        loss = math.inf if math.isnan(loss) else float(loss)
+        fires = loss > self.reference
+        self.history.append(loss)
+        return fires
+
+    def restart(self) -> None:
+        """Forget all losses."""
+        self.history = []

@@ -1,0 +1,1 @@
+"""Optimisers and their schedules, registered with fairseq."""

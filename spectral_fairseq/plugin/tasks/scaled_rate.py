@@ -1,0 +1,25 @@
+"""One update with another learning rate."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Iterator
+
+
+@contextlib.contextmanager
+def scaled_rate(optimizer: Any, factor: float) -> Iterator[None]:
+    """Multiply all learning rates, and put the old ones back whatever happens.
+
+    Args:
+        optimizer: fairseq's, wrapped for half precision or not.
+        factor: what to multiply with.
+    """
+    groups = list(optimizer.param_groups)
+    rates = [group["lr"] for group in groups]
+    for group, rate in zip(groups, rates):
+        group["lr"] = rate * factor
+    try:
+        yield
+    finally:
+        for group, rate in zip(groups, rates):
+            group["lr"] = rate

@@ -1,0 +1,64 @@
+"""How long the segments are for which gradients are propagated back through time (BPTT).
+
+"Regularizing and Optimizing LSTM Language Models", section 5: lengths drawn anew for every update
+let each token's gradient reach back a different way in each epoch.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, List
+
+import numpy as np
+
+SHORTEST = 5
+FULL_LENGTH_PROBABILITY = 0.95
+STANDARD_DEVIATION = 5.0
+
+
+def fixed_lengths(total: int, length: int) -> List[int]:
+    """Cut a stream into segments of one length.
+
+    Args:
+        total: tokens of the stream.
+        length: tokens of a segment.
+
+    Returns:
+        Lengths that sum to ``total``: all ``length``, but for the last one.
+    """
+    return _cut(total, min(length, SHORTEST), lambda: length)
+
+
+def sampled_lengths(total: int, length: int, generator: np.random.Generator) -> List[int]:
+    """Cut a stream into segments whose length is drawn for each of them.
+
+    ``max(5, floor(x))`` with ``x ~ N(b, 5^2)``, where ``b`` is ``length`` with probability 0.95
+    and half of it otherwise.
+
+    Args:
+        total: tokens of the stream.
+        length: L, the usual length.
+        generator: what to draw from.
+
+    Returns:
+        Lengths that sum to ``total``.
+    """
+
+    def draw() -> int:
+        base = length if generator.random() < FULL_LENGTH_PROBABILITY else length / 2
+        return max(SHORTEST, int(generator.normal(base, STANDARD_DEVIATION)))
+
+    return _cut(total, SHORTEST, draw)
+
+
+def _cut(total: int, shortest: int, draw: Callable[[], int]) -> List[int]:
+    # A rest below `shortest` joins the segment before it: a whole update from a token or two
+    # would be noise, and streams that are one token shorter than others would have none in it.
+    lengths = []
+    left = total
+    while left > 0:
+        length = min(draw(), left)
+        if left - length < max(2, shortest):
+            length = left
+        lengths.append(length)
+        left -= length
+    return lengths

@@ -1,0 +1,106 @@
+"""A corpus cut into parallel streams, and those into segments."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Sequence
+
+import numpy as np
+import torch
+from fairseq.data import FairseqDataset
+
+from spectral_fairseq.errors import DataError
+from spectral_fairseq.plugin.tasks.corpus import Corpus
+
+# Note [Streams, slots and workers]
+# An update reads the same stretch of all streams: from `batch_size` streams in each micro-batch,
+# `slots` micro-batches one after the other (--update-freq) on each of `workers` workers. Streams
+# that are read together form a group, and group g = slot * workers + worker. So the host's way of
+# dealing out batches, one to each worker in turn, gives every worker its own groups; one worker
+# with two slots goes through the same groups as two workers with one; and a state that is stored
+# by group serves any such division.
+
+
+class Streams(FairseqDataset):
+    """Micro-batches in the order in which an epoch goes through them.
+
+    Item ``segment * groups + group`` is the micro-batch of one group of streams. See
+    Note [Streams, slots and workers].
+
+    Args:
+        corpus: what to cut.
+        batch_size: B, streams of a micro-batch.
+        slots: micro-batches a worker takes in one update.
+        workers: workers that share the corpus.
+        pad: index of the padding word.
+        trim: leave out the last tokens if the streams cannot have equally many, as training
+            does; else some streams are one token longer than others, and no token is left out.
+
+    Raises:
+        DataError: fewer tokens than streams.
+    """
+
+    def __init__(
+        self, corpus: Corpus, batch_size: int, slots: int, workers: int, pad: int, trim: bool
+    ) -> None:
+        self.batch_size, self.slots, self.workers = batch_size, slots, workers
+        self.groups = slots * workers
+        count = self.groups * batch_size
+        if len(corpus) < count:
+            raise DataError(
+                f"at least one token for each of {count} streams (batch size {batch_size} x "
+                f"--update-freq {slots} x {workers} workers)",
+                f"a corpus of {len(corpus)} tokens",
+                "Lower --batch-size or --update-freq.",
+            )
+        self._tokens = corpus.tokens
+        self._pad = pad
+        self.trimmed = len(corpus) % count if trim else 0
+        # Where each stream starts, and where the last one ends: shape (count + 1,).
+        self._bounds = torch.arange(count + 1) * (len(corpus) - self.trimmed) // count
+        self.length = int((self._bounds[1:] - self._bounds[:-1]).max())
+        self.cut([self.length])
+
+    def cut(self, lengths: Sequence[int]) -> None:
+        """Choose the segments.
+
+        Args:
+            lengths: of every segment; they sum to :attr:`length`, that of the longest stream.
+        """
+        if sum(lengths) != self.length:
+            raise ValueError(f"segments of {sum(lengths)} tokens, streams of {self.length}")
+        self.lengths = list(lengths)
+        self.starts = [0, *np.cumsum(self.lengths[:-1]).tolist()]
+
+    def __len__(self) -> int:
+        """Number of micro-batches, those of all workers together."""
+        return len(self.lengths) * self.groups
+
+    def __getitem__(self, index: int) -> Dict[str, Any]:
+        """One micro-batch, shapes (B, T).
+
+        ``segment`` and ``slot`` say whose state it continues.
+        """
+        segment, group = divmod(index, self.groups)
+        rows = torch.arange(group * self.batch_size, (group + 1) * self.batch_size)
+        steps = torch.arange(self.lengths[segment]) + self.starts[segment]
+        positions = self._bounds[rows, None] + steps  # [B, T]
+        outside = positions >= self._bounds[rows + 1, None]
+        positions = positions.masked_fill(outside, 0)
+        # tokens[i] is read and tokens[i + 1] predicted: the corpus starts with one more.
+        source = self._tokens[positions].long().masked_fill(outside, self._pad)
+        target = self._tokens[positions + 1].long().masked_fill(outside, self._pad)
+        lengths = outside.logical_not().sum(dim=1)
+        return {
+            "id": rows + segment * self.groups * self.batch_size,
+            "nsentences": self.batch_size,
+            "ntokens": int(lengths.sum()),
+            "net_input": {"src_tokens": source, "src_lengths": lengths},
+            "target": target,
+            "segment": segment,
+            "slot": group // self.workers,
+        }
+
+    def collater(self, samples: List[Dict[str, Any]]) -> Dict[str, Any]:
+        """An item is a whole micro-batch already."""
+        (sample,) = samples
+        return sample

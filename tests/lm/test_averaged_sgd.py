@@ -1,0 +1,182 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.lm.averaged_sgd import AveragedSGD
+from tests.reference import averaged_sgd as reference
+
+STEPS, START, DECAY = 9, 4, 0.05
+# Another rate at every step: the rate of the step before would give another result.
+RATES = [0.3 - 0.02 * t for t in range(STEPS)]
+
+
+def problem(dtype=torch.float64, seed=0):
+    """A parameter and, for every step, the gradient of a random quadratic."""
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randn(5, 3, generator=generator, dtype=torch.float64).to(dtype)
+    targets = [torch.randn(5, 3, generator=generator, dtype=torch.float64) for _ in range(STEPS)]
+    gradients = [lambda w, target=target: w - target.to(w.dtype) for target in targets]
+    return nn.Parameter(start.clone()), gradients
+
+
+def advance(optimizer, parameter, gradients, rates, start=None, first=0):
+    for t, (gradient, rate) in enumerate(zip(gradients, rates), first):
+        if t == start:
+            optimizer.start_averaging()
+        parameter.grad = gradient(parameter.detach())
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+
+
+@pytest.mark.parametrize("start", [None, 0, START, STEPS - 1])
+def test_average_equals_the_sum_written_out(start):
+    parameter, gradients = problem()
+    weights, average = reference.run(parameter.detach(), gradients, RATES, DECAY, start)
+    optimizer = AveragedSGD([parameter], lr=1.0, weight_decay=DECAY)
+    advance(optimizer, parameter, gradients, RATES, start)
+    torch.testing.assert_close(parameter.detach(), weights, rtol=1e-12, atol=1e-12)
+    assert optimizer.use_averages() is (start is not None)
+    torch.testing.assert_close(parameter.detach(), average, rtol=1e-12, atol=1e-12)
+    assert optimizer.averaged == (0 if start is None else STEPS - start)
+
+
+def test_before_averaging_it_is_plain_sgd_bit_for_bit():
+    ours, gradients = problem(torch.float32)
+    theirs = nn.Parameter(ours.detach().clone())
+    advance(AveragedSGD([ours], 1.0, DECAY), ours, gradients, RATES)
+    sgd = torch.optim.SGD([theirs], lr=1.0, weight_decay=DECAY)
+    for gradient, rate in zip(gradients, RATES):
+        theirs.grad = gradient(theirs.detach())
+        sgd.param_groups[0]["lr"] = rate
+        sgd.step()
+    assert torch.equal(ours, theirs)
+
+
+def test_equals_torch_asgd_but_for_the_iterate_that_it_leaves_out():
+    """At a constant rate; torch's average of n steps is that of the last n - 1."""
+    ours, gradients = problem()
+    theirs = nn.Parameter(ours.detach().clone())
+    optimizer = AveragedSGD([ours], 0.1, DECAY)
+    asgd = torch.optim.ASGD([theirs], lr=0.1, t0=0, lambd=0.0, weight_decay=DECAY)
+    first = None
+    for t, gradient in enumerate(gradients):
+        advance(optimizer, ours, [gradient], [0.1], start=0, first=t)
+        first = ours.detach().clone() if first is None else first
+        theirs.grad = gradient(theirs.detach())
+        asgd.step()
+    torch.testing.assert_close(ours, theirs)
+    optimizer.use_averages()
+    left_out = (ours.detach() * STEPS - first) / (STEPS - 1)
+    torch.testing.assert_close(left_out, asgd.state[theirs]["ax"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sixteen_bit_weights_have_a_float32_average(dtype):
+    parameter, gradients = problem(dtype)
+    optimizer = AveragedSGD([parameter], 1.0)
+    kept = []
+    for t, gradient in enumerate(gradients):
+        advance(optimizer, parameter, [gradient], [RATES[t]], start=0, first=t)
+        kept.append(parameter.detach().double())
+    average = optimizer.state[parameter]["average"]
+    assert average.dtype == torch.float32
+    mean = sum(kept) / STEPS
+    torch.testing.assert_close(average.double(), mean, rtol=1e-6, atol=1e-6)
+    assert (average - average.to(dtype)).abs().max() > 1e-5  # more than the type can hold
+    optimizer.use_averages()
+    assert torch.equal(parameter, average.to(dtype))
+
+
+def test_swapping_is_in_place_and_exact():
+    parameter, gradients = problem(torch.float32)
+    optimizer = AveragedSGD([parameter], 1.0)
+    advance(optimizer, parameter, gradients, RATES, start=2)
+    storage, before = parameter.data_ptr(), parameter.detach().clone()
+    assert optimizer.use_averages() and not optimizer.use_averages()
+    assert not torch.equal(parameter, before) and optimizer.averages_in_use
+    assert optimizer.use_iterates() and not optimizer.use_iterates()
+    assert torch.equal(parameter, before) and not optimizer.averages_in_use
+    assert parameter.data_ptr() == storage
+
+
+def test_a_step_from_the_averages_is_refused():
+    parameter, gradients = problem()
+    optimizer = AveragedSGD([parameter], 1.0)
+    advance(optimizer, parameter, gradients, RATES, start=2)
+    optimizer.use_averages()
+    with pytest.raises(ConfigurationError, match="use_iterates"):
+        optimizer.step()
+
+
+def test_a_parameter_without_gradient_keeps_its_value_and_counts():
+    """It has one gradient in four steps: its other iterates enter the average all the same."""
+    idle, busy = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    optimizer = AveragedSGD([idle, busy], lr=1.0)
+    optimizer.start_averaging()
+    for t in range(4):
+        idle.grad = torch.ones(2) if t == 2 else None
+        busy.grad = torch.ones(2)
+        optimizer.step()
+    optimizer.use_averages()
+    torch.testing.assert_close(idle.detach(), torch.full((2,), (1 + 1 + 0 + 0) / 4))
+    torch.testing.assert_close(busy.detach(), torch.full((2,), (0 - 1 - 2 - 3) / 4))
+
+
+def test_shared_parameters_are_averaged_once():
+    table = nn.Embedding(4, 3)
+    output = nn.Linear(3, 4, bias=False)
+    output.weight = table.weight
+    model = nn.Sequential(table, output)
+    optimizer = AveragedSGD(model.parameters(), lr=0.5)
+    optimizer.start_averaging()
+    kept = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.tensor([1, 2])).logsumexp(-1).sum().backward()
+        optimizer.step()
+        kept.append(table.weight.detach().clone())
+    optimizer.use_averages()
+    assert output.weight is table.weight
+    torch.testing.assert_close(table.weight.detach(), sum(kept) / 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("cut", [2, START, 7])
+@pytest.mark.parametrize("averages_saved", [True, False])
+def test_resumed_equals_uninterrupted(cut, averages_saved, dtype):
+    parameter, gradients = problem(dtype)
+    through = AveragedSGD([parameter], 1.0, DECAY)
+    resumed_parameter = nn.Parameter(parameter.detach().clone())
+    advance(through, parameter, gradients, RATES, START)
+    first = AveragedSGD([resumed_parameter], 1.0, DECAY)
+    advance(first, resumed_parameter, gradients[:cut], RATES[:cut], START)
+    if averages_saved:
+        first.use_averages()
+    weights, state = resumed_parameter.detach().clone(), copy.deepcopy(first.state_dict())
+
+    parameters = nn.Parameter(weights)
+    second = AveragedSGD([parameters], 1.0, DECAY)
+    second.load_state_dict(state)
+    second.use_iterates()
+    advance(second, parameters, gradients[cut:], RATES[cut:], START, first=cut)
+    assert torch.equal(parameters, parameter)
+    assert second.averaged == through.averaged == STEPS - START
+    average = through.state[parameter]["average"]
+    assert torch.equal(second.state[parameters]["average"], average)
+    assert average.dtype == torch.float32
+
+
+def test_another_optimisers_state_is_refused():
+    parameter, _ = problem()
+    with pytest.raises(CheckpointError, match="--reset-optimizer"):
+        AveragedSGD([parameter], 1.0).load_state_dict(torch.optim.Adam([parameter]).state_dict())
+
+
+def test_negative_rates_are_refused():
+    parameter, _ = problem()
+    with pytest.raises(ConfigurationError, match="--lr"):
+        AveragedSGD([parameter], lr=-1.0)

@@ -1,0 +1,492 @@
+"""The task: states of its own for training and validation, exact counts, resuming, errors."""
+
+import logging
+from argparse import Namespace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.models import FairseqDecoder, FairseqLanguageModel, register_model
+from fairseq.optim.fairseq_optimizer import FairseqOptimizer
+from torch import nn
+
+from spectral_fairseq.errors import (
+    ConfigurationError,
+    DataError,
+    MissingDataError,
+    UnsupportedError,
+)
+from spectral_fairseq.plugin.tasks.corpus import Corpus
+from spectral_fairseq.plugin.tasks.stateful_language_modeling import (
+    StatefulLanguageModelingConfig,
+    StatefulLanguageModelingTask,
+)
+from tests.plugin.conftest import build_criterion, words
+
+LOGGER = "spectral_fairseq.plugin.tasks.stateful_language_modeling"
+
+
+class Memory(FairseqDecoder):
+    stateful = True
+
+    def __init__(self, dictionary):
+        super().__init__(dictionary)
+        self.table = nn.Embedding(len(dictionary), 6)
+        self.lstm = nn.LSTM(6, 6, batch_first=True)
+        self.output = nn.Linear(6, len(dictionary))
+
+    def forward(self, prev_output_tokens, src_lengths=None, carry=None, **_):
+        state = None if carry is None else carry.state
+        features, state = self.lstm(self.table(prev_output_tokens), state)
+        if carry is not None:
+            carry.state = tuple(tensor.detach() for tensor in state)
+        return self.output(features), {"features": features}
+
+
+@register_model("memory_of_test")
+class MemoryLanguageModel(FairseqLanguageModel):
+    stateful = True
+
+    @classmethod
+    def build_model(cls, args, task):
+        return cls(Memory(task.target_dictionary))
+
+    def get_normalized_probs(self, net_output, log_probs, sample=None):
+        return torch.log_softmax(net_output[0], dim=-1)  # the host's is in single precision
+
+
+def sentences(tokens, seed=3):
+    generator = torch.Generator().manual_seed(seed)
+    corpus = torch.randint(4, 49, (tokens,), generator=generator)
+    corpus[6::7] = 2
+    return list(corpus.split(7))
+
+
+def build_task(**options):
+    options = {
+        "data": "unused",
+        "tokens_per_sample": 5,
+        "variable_bptt": False,
+        "update_freq": [1],
+        "dataset_impl": None,
+        **options,
+    }
+    task = StatefulLanguageModelingTask(Namespace(**options), words())
+    task.datasets = {
+        "train": Corpus(sentences(125), task.dictionary.eos()),
+        "valid": Corpus(sentences(61, seed=4), task.dictionary.eos()),
+        "valid1": Corpus(sentences(40, seed=5), task.dictionary.eos()),
+    }
+    return task
+
+
+def build_model(task):
+    torch.manual_seed(1)
+    return MemoryLanguageModel.build_model(None, task).double()
+
+
+def batches(task, split="train", size=3, epoch=1, **more):
+    iterator = task.get_batch_iterator(
+        task.dataset(split), max_sentences=size, epoch=epoch, seed=1, **more
+    )
+    return iterator
+
+
+def training_batches(task, **more):
+    with task.for_training():
+        return batches(task, **more)
+
+
+class Backward:
+    def backward(self, loss):
+        loss.backward()
+
+
+def train(task, model, samples):
+    criterion = build_criterion(task, "cross_entropy")
+    return [
+        float(task.train_step(sample, model, criterion, Backward(), 0)[0].detach())
+        for sample in samples
+    ]
+
+
+def validate(task, model, split="valid", size=3):
+    """Negative log-likelihood and number of tokens, both summed."""
+    criterion = build_criterion(task, "cross_entropy")
+    itr = batches(task, split, size).next_epoch_itr()
+    losses, counts, logs = zip(*(task.valid_step(sample, model, criterion) for sample in itr))
+    assert sum(log["ntokens"] for log in logs) == sum(counts)
+    return float(sum(losses)), sum(counts)
+
+
+@torch.no_grad()
+def one_pass(task, model, split, size):
+    """The same streams without segments and batches."""
+    tokens = task.dataset(split).tokens.long()
+    bounds = [stream * (len(tokens) - 1) // size for stream in range(size + 1)]
+    total = 0.0
+    for begin, end in zip(bounds, bounds[1:]):
+        scores = model(tokens[begin:end][None])[0][0]
+        total += float(nn.functional.cross_entropy(scores, tokens[begin + 1 : end + 1].clone())) * (
+            end - begin
+        )
+    return total
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("length", [1, 4, 5, 100])
+def test_perplexity_is_that_of_one_pass(length, size):
+    task = build_task(tokens_per_sample=length)
+    model = build_model(task).eval()
+    loss, count = validate(task, model, size=size)
+    assert count == 61
+    assert loss == pytest.approx(one_pass(task, model, "valid", size), rel=1e-12)
+
+
+def test_validation_starts_afresh_and_leaves_training_alone():
+    task = build_task(update_freq=[2])
+    model = build_model(task)
+    itr = training_batches(task).next_epoch_itr()
+    samples = list(itr)
+    task.begin_epoch(1, model)
+    undisturbed = train(task, model, samples)
+    task.begin_epoch(1, model)
+    disturbed = []
+    found = []
+    for update in range(0, len(samples), 2):
+        disturbed += train(task, model, samples[update : update + 2])
+        task.begin_valid_epoch(1, model)
+        found.append((validate(task, model), validate(task, model, "valid1", 4)))
+    assert disturbed == undisturbed
+    assert set(found) == {found[0]}
+    assert found[0][1][0] == pytest.approx(one_pass(task, model, "valid1", 4), rel=1e-12)
+
+
+def test_slots_have_states_of_their_own():
+    """Two slots of three streams read what six streams read at once, at any segment."""
+    two, one = build_task(update_freq=[2]), build_task()
+    model = build_model(two)
+    pairs = train(two, model, training_batches(two).next_epoch_itr())
+    whole = train(one, model, training_batches(one, size=6).next_epoch_itr())
+    assert len(whole) == 4
+    assert [a + b for a, b in zip(pairs[::2], pairs[1::2])] == pytest.approx(whole, rel=1e-12)
+
+
+def test_update_freq_by_epoch():
+    task = build_task(update_freq=[1, 2, 4])
+    counts = [training_batches(task, epoch=epoch).streams.slots for epoch in (1, 2, 3, 4)]
+    assert counts == [1, 2, 4, 4]
+
+
+def test_a_batch_that_is_fed_again_starts_where_it_started():
+    task = build_task()
+    model = build_model(task)
+    samples = list(training_batches(task).next_epoch_itr())
+    once = train(task, model, samples)
+    assert train(task, model, [s for s in samples for _ in range(2)])[::2] == once
+
+
+def test_stand_in_batches_touch_no_state():
+    task = build_task()
+    model, criterion = build_model(task), build_criterion(task, "cross_entropy")
+    samples = list(training_batches(task).next_epoch_itr())
+    expected = train(task, model, samples)
+    found = train(task, model, samples[:2])
+    task.train_step(samples[4], model, criterion, Backward(), 0, ignore_grad=True)
+    assert found + train(task, model, samples[2:]) == expected
+
+
+def test_the_split_does_not_say_that_it_is_for_training():
+    """Validating on the training split counts all of it, whatever training leaves out."""
+    task = build_task(update_freq=[2], variable_bptt=True, tokens_per_sample=10)
+    training_batches(task, size=8)
+    assert validate(task, build_model(task), "train", 8)[1] == 125
+
+
+def test_lengths_follow_seed_and_epoch():
+    task = build_task(variable_bptt=True, tokens_per_sample=10)
+
+    def lengths(**more):
+        return training_batches(task, size=1, **more).streams.lengths
+
+    assert lengths() == lengths(num_shards=1, shard_id=0)
+    assert lengths(epoch=2) == lengths(epoch=2) != lengths()
+    assert batches(task, size=1).streams.lengths == [10] * 12 + [5]
+    shards = [training_batches(task, num_shards=2, shard_id=shard) for shard in (0, 1)]
+    assert shards[0].streams.lengths == shards[1].streams.lengths
+
+
+class Optimizer(FairseqOptimizer):
+    def __init__(self, broken=False):
+        self.used, self.broken = [], broken
+        groups = [{"params": [nn.Parameter(torch.ones(1))], "lr": lr} for lr in (2.0, 3.0)]
+        self._optimizer = torch.optim.SGD(groups, lr=1.0)
+
+    def step(self, **_):
+        self.used.append([group["lr"] for group in self.param_groups])
+        if self.broken:
+            raise OverflowError
+
+    def backward(self, loss):
+        loss.backward()
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_learning_rate_follows_the_length(broken):
+    task = build_task(variable_bptt=True, tokens_per_sample=10)
+    model, criterion = build_model(task), build_criterion(task, "cross_entropy")
+    optimizer = Optimizer(broken)
+    iterator = training_batches(task)
+    for sample in iterator.next_epoch_itr():
+        task.train_step(sample, model, criterion, optimizer, 0)
+        try:
+            task.optimizer_step(optimizer, model, 0)
+        except OverflowError:
+            assert broken
+        assert [group["lr"] for group in optimizer.param_groups] == [2.0, 3.0]
+    lengths = iterator.streams.lengths
+    assert len(set(lengths)) > 1
+    assert optimizer.used == [[2.0 * (n / 10), 3.0 * (n / 10)] for n in lengths]
+
+
+@pytest.mark.parametrize("kind", ["FP16Optimizer", "MemoryEfficientFP16Optimizer"])
+def test_learning_rate_of_half_precision_optimizers(kind):
+    from fairseq.optim import fp16_optimizer
+    from omegaconf import OmegaConf
+
+    from spectral_fairseq.plugin.tasks.scaled_rate import scaled_rate
+
+    common = {
+        "fp16_scale_window": None,
+        "fp16_init_scale": 4,
+        "fp16_scale_tolerance": 0.0,
+        "threshold_loss_scale": None,
+        "min_loss_scale": 1e-4,
+        "fp16_no_flatten_grads": True,
+        "model_parallel_size": 1,
+    }
+    config = OmegaConf.create(
+        {
+            "common": common,
+            "optimization": {"update_freq": [1]},
+            "distributed_training": {"distributed_world_size": 1},
+            "optimizer": {"_name": "nag", "lr": [3.0], "momentum": 0.0, "weight_decay": 0.0},
+        }
+    )
+    weight = nn.Parameter(torch.zeros(1, dtype=torch.float16))
+    optimizer = getattr(fp16_optimizer, kind).build_optimizer(config, [weight])
+    optimizer.zero_grad()  # sets the factor that undoes the loss scale
+    optimizer.backward(weight.sum())
+    with scaled_rate(optimizer, 0.5):
+        assert optimizer.get_lr() == 1.5
+        optimizer.step()
+    assert optimizer.get_lr() == 3.0
+    assert float(weight.detach()) == -1.5
+
+
+def saved(iterator):
+    """The state of an iterator in the middle of an epoch, through a file."""
+    iterator.gathered = iterator.carries.states(iterator.streams.slots)
+    iterator.precision = "torch.float64"
+    return iterator.state_dict()
+
+
+def through_a_file(state, folder):
+    torch.save(state, folder / "state.pt")
+    try:
+        return torch.load(folder / "state.pt", weights_only=True)
+    except TypeError:  # torch < 1.13
+        return torch.load(folder / "state.pt")
+
+
+def interrupted(folder, updates, epoch=2, size=3, **options):
+    """Losses of an epoch, and the state after so many updates of it."""
+    task = build_task(**options)
+    model = build_model(task)
+    iterator = training_batches(task, epoch=epoch, size=size)
+    itr = iterator.next_epoch_itr()
+    task.begin_epoch(epoch, model)
+    slots = iterator.streams.slots
+    losses = train(task, model, [next(itr) for _ in range(updates * slots)])
+    state = through_a_file(saved(iterator), folder)
+    return losses + train(task, model, itr), state
+
+
+def resumed(state, size=3, **options):
+    task = build_task(**options)
+    model = build_model(task)
+    iterator = training_batches(task, epoch=state["epoch"], size=size)
+    iterator.load_state_dict(state)
+    itr = iterator.next_epoch_itr()
+    task.begin_epoch(iterator.epoch, model)
+    return train(task, model, itr), iterator
+
+
+@pytest.mark.parametrize("variable", [False, True])
+def test_resumed_epoch_equals_the_uninterrupted_one(variable, tmp_path, caplog):
+    options = {"update_freq": [2], "variable_bptt": variable, "tokens_per_sample": 10}
+    through, state = interrupted(tmp_path, 1, size=2, **options)
+    losses, _ = resumed(state, size=2, **options)
+    assert 0 < len(losses) == len(through) - 2
+    assert losses == through[2:]
+    assert "afresh" not in caplog.text
+
+
+def test_states_follow_their_streams_to_other_workers(tmp_path):
+    """Saved by one worker with two slots, continued by two workers."""
+    through, state = interrupted(tmp_path, 2, update_freq=[2])
+    for worker in (0, 1):
+        task = build_task()
+        iterator = training_batches(task, epoch=2, num_shards=2, shard_id=worker)
+        iterator.load_state_dict(state)
+        assert iterator.iterations_in_epoch == 2
+        losses = train(task, build_model(task), iterator.next_epoch_itr())
+        assert losses == through[4 + worker :: 2]
+
+
+@pytest.mark.parametrize(
+    "changed, key",
+    [
+        ({"size": 2}, "batch_size was 3, is 2"),
+        ({"update_freq": [1]}, "groups was 2, is 1"),
+        ({"update_freq": [4]}, "groups was 2, is 4"),
+        ({"tokens_per_sample": 7}, "start was 10, is 14"),
+        ({"variable_bptt": True, "tokens_per_sample": 10}, "start was 10, is"),
+    ],
+)
+def test_other_streams_start_afresh_at_the_same_share(changed, key, tmp_path, caplog):
+    _, state = interrupted(tmp_path, 2, update_freq=[2])
+    with caplog.at_level(logging.WARNING):
+        losses, iterator = resumed(state, **{"update_freq": [2], **changed})
+    assert "the streams start afresh" in caplog.text and key in caplog.text
+    slots, starts = iterator.streams.slots, iterator.streams.starts
+    share = 10 / 20  # two of four segments
+    assert len(losses) == slots * max(1, sum(s >= share * iterator.streams.length for s in starts))
+    task = build_task(**{"update_freq": [2], **{k: v for k, v in changed.items() if k != "size"}})
+    model = build_model(task)
+    fresh = training_batches(task, epoch=2, size=changed.get("size", 3))
+    samples = list(fresh.next_epoch_itr())[-len(losses) :]
+    assert losses[:slots] == train(task, model, samples[:slots])
+
+
+def test_positions_without_states(tmp_path, caplog):
+    through, state = interrupted(tmp_path, 2)
+    with caplog.at_level(logging.WARNING):
+        losses, _ = resumed({**state, "streams": {**state["streams"], "states": None}})
+        assert "no carried states" in caplog.text and len(losses) == len(through) - 2
+        del state["streams"]
+        losses, iterator = resumed(state)
+    assert "another task" in caplog.text and losses == through and iterator.epoch == 2
+
+
+def test_another_precision_starts_afresh(tmp_path, caplog):
+    _, state = interrupted(tmp_path, 2)
+    task = build_task()
+    iterator = training_batches(task, epoch=2)
+    iterator.load_state_dict(state)
+    iterator.next_epoch_itr()
+    with caplog.at_level(logging.WARNING, LOGGER):
+        task.begin_epoch(2, build_model(task).float())
+    assert "saved in torch.float64" in caplog.text
+    assert iterator.carries.states(1) == [None]
+
+
+def test_what_training_leaves_out_is_said_once(caplog):
+    task = build_task()
+    with caplog.at_level(logging.INFO, LOGGER):
+        for epoch in (1, 2, 3):
+            training_batches(task, epoch=epoch)
+    assert caplog.text.count("2 of 125 tokens are left out") == 1
+
+
+def test_fewer_streams_where_the_corpus_is_short(caplog):
+    task = build_task()
+    model = build_model(task)
+    with caplog.at_level(logging.INFO, LOGGER):
+        loss, count = validate(task, model, size=100)
+    assert count == 61 and "in 61 streams instead of 100" in caplog.text
+    with pytest.raises(DataError, match="each of 200 streams"):
+        training_batches(task, size=200)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"max_sentences": None, "max_tokens": 100}, "--max-tokens 100 alone"),
+        ({"max_sentences": None}, "Add --batch-size"),
+        ({"max_sentences": 3, "max_tokens": 14}, "3 x 5"),
+        ({"max_sentences": 3, "max_positions": 4}, "limit of 4"),
+        ({"max_sentences": 3, "max_positions": (8, 4)}, "limit of 4"),
+    ],
+)
+def test_batches_that_cannot_be_made(options, message):
+    task = build_task()
+    with pytest.raises(ConfigurationError, match=message):
+        task.get_batch_iterator(task.dataset("train"), **options)
+
+
+def setup_options(**options):
+    fields = StatefulLanguageModelingConfig.__dataclass_fields__
+    defaults = {name: field.default for name, field in fields.items()}
+    return SimpleNamespace(**{**defaults, "data": "x", **options})
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"tokens_per_sample": 0}, "--tokens-per-sample of at least 1;"),
+        ({"tokens_per_sample": 9, "variable_bptt": True}, "of at least 10 with --variable-bptt"),
+        ({"data": None}, "a data folder"),
+        ({"add_bos_token": True}, "--add-bos-token"),
+    ],
+)
+def test_options_that_cannot_be_trained(options, message):
+    with pytest.raises((ConfigurationError, UnsupportedError), match=message):
+        StatefulLanguageModelingTask.setup_task(setup_options(**options))
+
+
+def test_missing_folder_and_split(tiny_lm_data):
+    task = build_task(data=str(tiny_lm_data))
+    with pytest.raises(MissingDataError, match="the split 'dev' in the data folder"):
+        task.load_dataset("dev")
+    task.args.data = f"{tiny_lm_data}:{tiny_lm_data / 'none'}"
+    task.load_dataset("valid")  # only the first folder is asked for it
+    with task.for_training(), pytest.raises(MissingDataError, match="data folder .*none"):
+        task.load_dataset("train", epoch=1)
+    with pytest.raises(MissingDataError, match="no such folder"):
+        StatefulLanguageModelingTask.setup_task(setup_options(data="/none"))
+
+
+def test_folders_take_turns(tiny_lm_data):
+    task = build_task(data=f"{tiny_lm_data}:{tiny_lm_data}")
+    assert task.has_sharded_data("train")
+    text = (tiny_lm_data / "train.txt").read_text().replace("\n", " </s> ").split()
+    task.dictionary = task.dictionary.load(str(tiny_lm_data / "dict.txt"))
+    for epoch in (1, 2, 3):
+        task.load_dataset("train", epoch=epoch, combine=True)
+        corpus = task.dataset("train")
+        assert [task.dictionary[int(token)] for token in corpus.tokens] == ["</s>", *text]
+        assert len(corpus) == len(text) and int(corpus[0]) == int(corpus.tokens[1])
+
+
+def test_a_model_without_state_is_refused(tiny_lm_data):
+    """With the options that the host makes of a command line, all of which must resolve."""
+    from fairseq import options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from omegaconf import OmegaConf
+
+    parser = options.get_training_parser()
+    flags = ["--task", "stateful_language_modeling", "--arch", "transformer_lm"]
+    args = options.parse_args_and_arch(parser, [str(tiny_lm_data), *flags, "--update-freq", "2,4"])
+    config = convert_namespace_to_omegaconf(args)
+    OmegaConf.to_container(config, resolve=True)
+    task = StatefulLanguageModelingTask.setup_task(config.task)
+    assert (task._slots(1), task._slots(2), task._slots(3)) == (2, 4, 4)
+    with pytest.raises(ConfigurationError, match="--arch transformer_lm.*awd_lstm_wt2"):
+        task.build_model(config.model)
+
+
+def test_the_hosts_scorer_is_refused():
+    task = build_task()
+    with pytest.raises(UnsupportedError, match="Leave --task out"):
+        task.eval_lm_dataloader(task.dataset("valid"), batch_size=1)

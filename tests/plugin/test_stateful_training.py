@@ -1,0 +1,142 @@
+"""The task through the command line: resuming, workers, and the trained checkpoint's use."""
+
+import logging
+import math
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from spectral_fairseq.compat.checkpoints import load_checkpoint
+from tests.conftest import PACKAGE
+
+pytestmark = pytest.mark.slow
+
+TINY = ("--task", "stateful_language_modeling", "--cpu", "--tokens-per-sample", "10")
+TINY += ("--decoder-embed-dim", "12", "--decoder-hidden-size", "14", "--decoder-layers", "2")
+TINY += ("--optimizer", "sgd", "--lr", "5", "--max-update", "100", "--max-epoch", "2")
+NO_DROPOUT = [("--dropout", "0"), ("--input-dropout", "0"), ("--hidden-dropout", "0")]
+NO_DROPOUT += [("--word-dropout", "0"), ("--weight-drop", "0")]
+NO_DROPOUT = tuple(word for option in NO_DROPOUT for word in option)
+ARCH, CRITERION = "awd_lstm_wt2", "mle_cosreg"
+
+
+def train_task(train, *more):
+    return train(ARCH, CRITERION, *TINY, *more)
+
+
+def model_of(path):
+    return load_checkpoint(path)["model"]
+
+
+def figures(folder, kind):
+    """What was logged after each epoch, without times."""
+    log = (folder / "log.txt").read_text("utf-8")
+    lines = re.findall(rf"\| {kind} \| epoch (.*)", log)
+    return [re.findall(r"\b(loss|ppl|wpb|bsz|lr|num_updates) ([\d.]+)", line) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def through(train):
+    """Two epochs of several updates, with a checkpoint in the middle of the second one."""
+    more = ("--batch-size", "3", "--batch-size-valid", "2", "--update-freq", "2")
+    more += ("--variable-bptt", "--save-interval-updates", "2")
+    return train_task(train, *more)
+
+
+def interrupted(folder):
+    """The first checkpoint in the middle of the second epoch."""
+    return min(folder.glob("checkpoint_2_*.pt"), key=lambda path: int(path.stem.split("_")[-1]))
+
+
+def test_resumed_equals_uninterrupted(through, train):
+    """In the second epoch, with dropout and drawn lengths: every parameter bit for bit."""
+    half = interrupted(through)
+    state = load_checkpoint(half)["extra_state"]["train_iterator"]
+    assert len(state["streams"]["states"]) == 2 and state["epoch"] == 2
+    more = ("--batch-size", "3", "--batch-size-valid", "2", "--update-freq", "2")
+    more += ("--variable-bptt", "--restore-file", half)
+    resumed = train_task(train, *more)
+    expected, found = (model_of(f / "checkpoint_last.pt") for f in (through, resumed))
+    before = model_of(half)
+    assert any(not torch.equal(before[key], expected[key]) for key in before)
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    assert figures(resumed, "valid")[-1] == figures(through, "valid")[-1]
+    assert figures(resumed, "train")[-1] == figures(through, "train")[-1]
+    assert "afresh" not in (resumed / "log.txt").read_text("utf-8")
+
+
+def test_logs(through, tiny_lm_data):
+    log = (through / "log.txt").read_text("utf-8")
+    tokens = len((tiny_lm_data / "train.txt").read_text("utf-8").replace("\n", " \n ").split(" "))
+    (said,) = re.findall(r"training on 6 streams of (\d+) tokens; (\d+) of (\d+) tokens", log)
+    length, trimmed, total = map(int, said)
+    assert total == 6 * length + trimmed and trimmed < 6 and abs(total - tokens) <= 1
+    inner = re.findall(r"train_inner \| epoch (\d+).*? wpb=([\d.]+), bsz=6, .* lr=([\d.]+),", log)
+    for epoch in ("001", "002"):
+        assert sum(float(wpb) for e, wpb, _ in inner if e == epoch) == 6 * length
+    assert {rate for _, _, rate in inner} == {"5"}
+
+
+def test_validate_repeats_the_training_loops_figures(through, tiny_lm_data, monkeypatch, capsys):
+    """In this process: what fairseq-validate and fairseq-eval-lm do after their start-up."""
+    from fairseq_cli import eval_lm, validate
+
+    root = logging.getLogger()  # the host replaces its handlers
+    monkeypatch.setattr(root, "handlers", list(root.handlers))
+    path = str(through / "checkpoint_last.pt")
+    common = ["--path", path, "--cpu", "--num-workers", "0", "--batch-size", "2"]
+    common += ["--user-dir", str(PACKAGE), "--log-format", "simple"]
+    task = ["--task", "stateful_language_modeling", "--valid-subset", "valid"]
+    outputs = []
+    for program, more in ((validate, task), (eval_lm, ["--gen-subset", "valid"])):
+        monkeypatch.setattr(sys, "argv", ["fairseq", str(tiny_lm_data), *common, *more])
+        program.cli_main()
+        outputs.append(capsys.readouterr().out)
+    during = dict(figures(through, "valid")[-1])
+    (found,) = re.findall(r"valid on 'valid' subset .*?loss ([\d.]+) .*ppl ([\d.]+)", outputs[0])
+    assert found == (during["loss"], during["ppl"])
+    (perplexity,) = re.findall(r"Perplexity: ([\d.]+)", outputs[1])
+    assert math.isfinite(float(perplexity))
+
+
+def test_two_workers_equal_one_with_two_slots(train, tiny_lm_data, tmp_path):
+    """And a checkpoint of the two is continued by the one, carried states included."""
+    more = (*NO_DROPOUT, "--variable-bptt", "--save-interval-updates", "2")
+    two = tmp_path / "two"
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"),
+        *("--master_port", "29631", "--no_python", "bash", "-c"),
+        f'exec {sys.executable} -m fairseq_cli.train "$@" --distributed-rank $RANK',
+        *("_", tiny_lm_data, "--user-dir", PACKAGE, "--save-dir", two, "--arch", ARCH),
+        *("--criterion", CRITERION, "--seed", "1", "--num-workers", "0", *TINY, *more),
+        *("--batch-size", "3", "--batch-size-valid", "2", "--log-format", "simple"),
+        *("--distributed-world-size", "2", "--distributed-backend", "gloo"),
+        *("--distributed-init-method", "env://", "--distributed-no-spawn"),
+        *("--ddp-backend", "legacy_ddp", "--data-buffer-size", "0"),
+    ]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PACKAGE.parent)}
+    done = subprocess.run(
+        list(map(str, command)), env=env, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    (two / "log.txt").write_text(done.stdout + done.stderr, "utf-8")
+
+    half = interrupted(two)
+    streams = load_checkpoint(half)["extra_state"]["train_iterator"]["streams"]
+    assert len(streams["states"]) == 2
+    more += ("--batch-size", "3", "--batch-size-valid", "4", "--update-freq", "2")
+    one = train_task(train, *more, "--restore-file", half)
+    assert "afresh" not in (one / "log.txt").read_text("utf-8")
+    found, expected = (model_of(f / "checkpoint_last.pt") for f in (one, two))
+    before = model_of(half)
+    assert any((before[key] - expected[key]).abs().max() > 1e-3 for key in before)
+    for key in expected:
+        torch.testing.assert_close(found[key], expected[key], rtol=1e-4, atol=1e-6)
+    pairs = zip(figures(one, "valid")[-1:], figures(two, "valid")[-1:])
+    for one_worker, two_workers in pairs:
+        first, second = dict(one_worker), dict(two_workers)
+        assert float(first["loss"]) == pytest.approx(float(second["loss"]), abs=2e-3)
