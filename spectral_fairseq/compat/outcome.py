@@ -47,11 +47,11 @@ def cannot(detail: str) -> Outcome:
 
 def is_ours(function: Any) -> bool:
     """Whether ``function`` was put in place by :func:`replace`."""
-    return bool(getattr(function, _MARK, False))
+    return bool(getattr(function, _MARK, ()))
 
 
 def replace(owner: Any, name: str, wrap: Callable[[Any], Any], kind: Any = None) -> None:
-    """Put ``wrap(original)`` in the place of ``owner.name``, once.
+    """Put ``wrap(original)`` in the place of ``owner.name``, once for each ``wrap``.
 
     Args:
         owner: module or class that holds the function.
@@ -61,8 +61,10 @@ def replace(owner: Any, name: str, wrap: Callable[[Any], Any], kind: Any = None)
         kind: ``staticmethod`` or ``classmethod`` where the original is one.
     """
     original = getattr(owner, name)
-    if is_ours(original):
+    # A name rather than the object: a module that is imported anew makes new objects.
+    wrapped_by, mine = getattr(original, _MARK, ()), f"{wrap.__module__}.{wrap.__qualname__}"
+    if mine in wrapped_by:
         return
     replacement = wrap(original.__func__ if kind is classmethod else original)
-    setattr(replacement, _MARK, True)
+    setattr(replacement, _MARK, (*wrapped_by, mine))
     setattr(owner, name, replacement if kind is None else kind(replacement))

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import argparse
 import collections
+import re
+import zipfile
 from pathlib import Path
 from typing import Any, Dict
 
@@ -16,13 +18,18 @@ from spectral_fairseq.errors import CheckpointError
 from tests.compat.test_safe_globals import Payload
 
 
-@pytest.fixture(params=["torch's reader", "own reader"], autouse=True)
-def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both readers of Note [Two safe readers], the second also on a new torch."""
+@pytest.fixture(params=["torch's reader", "own reader, mapped", "own reader"], autouse=True)
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The readers of Note [Two safe readers], the second also on a new torch."""
     if request.param == "own reader":
         monkeypatch.setattr(checkpoints, "torch_release", lambda: (1, 12))
+    elif torch_release() < (2, 1):
+        pytest.skip("this torch maps no files")
+    elif request.param == "own reader, mapped":
+        monkeypatch.setattr(checkpoints, "torch_release", lambda: (2, 1))
     elif torch_release() < (2, 6):
         pytest.skip("this torch has no reader of its own that is safe")
+    return str(request.param)
 
 
 def content() -> Dict[str, Any]:
@@ -60,6 +67,51 @@ def test_what_was_saved_is_loaded(tmp_path: Path, zipped: bool) -> None:
 def test_a_checkpoint_of_fairseq_train(checkpoint: Path) -> None:
     state = load_checkpoint(checkpoint)
     assert state["model"]["encoder.embed_tokens.weight"].shape[1] == 8
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's accounts")
+def test_optimiser_state_is_not_read(tmp_path: Path, reader: str) -> None:
+    path = tmp_path / "checkpoint.pt"
+    state = {"exp_avg": torch.ones(5_000_000)}  # 20 MB
+    torch.save({"model": {"w": torch.ones(3)}, "last_optimizer_state": state}, path)
+    del state
+    before = resident_bytes()
+    loaded = load_checkpoint(path)
+    grown = resident_bytes() - before
+    assert (grown < 5e6) is (reader != "own reader")
+    assert loaded["last_optimizer_state"]["exp_avg"].sum() == 5_000_000
+
+
+def resident_bytes() -> int:
+    found = re.search(r"VmRSS:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return 1024 * int(found.group(1))
+
+
+def test_changing_a_tensor_leaves_the_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    torch.save(content(), path)
+    before = path.read_bytes()
+    load_checkpoint(path)["model"]["w"].zero_()
+    assert path.read_bytes() == before
+
+
+def test_a_replaced_file_leaves_the_loaded_tensors_alone(tmp_path: Path) -> None:
+    path, other = tmp_path / "checkpoint.pt", tmp_path / "other.pt"
+    torch.save(content(), path)
+    loaded = load_checkpoint(path)
+    other.write_bytes(b"short")
+    other.replace(path)
+    assert torch.equal(loaded["model"]["w"], content()["model"]["w"])
+
+
+def test_a_compressed_archive(tmp_path: Path) -> None:
+    path, packed = tmp_path / "checkpoint.pt", tmp_path / "packed.pt"
+    torch.save({"model": {"w": torch.zeros(1000)}}, path)
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(packed, "w") as smaller:
+        for entry in archive.infolist():
+            smaller.writestr(entry.filename, archive.read(entry), zipfile.ZIP_DEFLATED)
+    assert torch.equal(load_checkpoint(packed)["model"]["w"], torch.zeros(1000))
 
 
 def test_missing(tmp_path: Path) -> None:

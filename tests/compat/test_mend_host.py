@@ -6,7 +6,7 @@ import pytest
 
 from spectral_fairseq import compat
 from spectral_fairseq.compat import Status, mend_host, tail_batch
-from spectral_fairseq.compat.outcome import not_needed
+from spectral_fairseq.compat.outcome import not_needed, replace
 from tests.compat.host import Host
 
 
@@ -65,3 +65,20 @@ def test_without_fairseq_nothing_can_be_mended(untried: pytest.MonkeyPatch) -> N
     untried.setattr(compat, "_why_not_importable", lambda: "no fairseq")
     untried.setattr(tail_batch, "apply", lambda: not_needed("not asked"))
     assert {(mend.status, mend.detail) for mend in mend_host()} == {(Status.CANNOT, "no fairseq")}
+
+
+def test_two_hooks_on_one_function_both_stay_and_each_is_applied_once():
+    class Host:
+        def work(self):
+            return ["host"]
+
+    def first(original):
+        return lambda self: [*original(self), "first"]
+
+    def second(original):
+        return lambda self: [*original(self), "second"]
+
+    for _ in range(2):
+        replace(Host, "work", first)
+        replace(Host, "work", second)
+    assert Host().work() == ["host", "first", "second"]
