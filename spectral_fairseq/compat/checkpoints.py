@@ -5,6 +5,14 @@ From torch 2.6 on, ``torch.load(weights_only=True)`` with an allow-list reads ev
 that fairseq writes. Before that it is missing (1.12), has no allow-list (up to 2.3), or is
 unsafe for old archive formats (up to 2.5); there the same allow-list drives an unpickler of our
 own, which torch accepts as ``pickle_module``.
+
+# Note [Mapped, not read]
+Adam's moments make a checkpoint three times its model, and nothing here needs them. From torch
+2.1 on, tensors can be mapped from the file: only the pages that are used are read, and the system
+may drop them again. The mapping is private, so changing a tensor never changes the file. Archives
+of the older format and compressed ones cannot be mapped (torch would take compressed bytes for
+numbers) and are read as a whole. A file that is cut short in place while it is mapped ends the
+process; fairseq and this package replace checkpoints by renaming, which leaves the mapping intact.
 """
 
 from __future__ import annotations
@@ -46,7 +54,7 @@ READ_FAILURES = (
 
 
 def load_checkpoint(path: Union[str, os.PathLike[str]]) -> Dict[str, Any]:
-    """Read a fairseq checkpoint onto the CPU.
+    """Read a fairseq checkpoint onto the CPU; see Note [Mapped, not read].
 
     Args:
         path: the file.
@@ -140,10 +148,20 @@ def _first_line(error: BaseException) -> str:
 
 def _read(file: Path) -> Any:
     # See Note [Two safe readers].
+    options: Dict[str, Any] = {"map_location": "cpu"}
+    if torch_release() >= (2, 1) and _can_be_mapped(file):
+        options["mmap"] = True
     if torch_release() < (2, 6):
-        return torch.load(file, map_location="cpu", pickle_module=_restricted_pickle())
+        return torch.load(str(file), pickle_module=_restricted_pickle(), **options)
     torch.serialization.add_safe_globals(list(allowed_globals()))
-    return torch.load(file, map_location="cpu", weights_only=True)
+    return torch.load(str(file), weights_only=True, **options)
+
+
+def _can_be_mapped(file: Path) -> bool:
+    if not zipfile.is_zipfile(file):
+        return False
+    with zipfile.ZipFile(file) as archive:
+        return all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
 
 
 def _restricted_pickle() -> Any:

@@ -61,8 +61,9 @@ def replace(owner: Any, name: str, wrap: Callable[[Any], Any], kind: Any = None)
         kind: ``staticmethod`` or ``classmethod`` where the original is one.
     """
     original = getattr(owner, name)
+    hook = getattr(wrap, "func", wrap)  # of a functools.partial
     # A name rather than the object: a module that is imported anew makes new objects.
-    wrapped_by, mine = getattr(original, _MARK, ()), f"{wrap.__module__}.{wrap.__qualname__}"
+    wrapped_by, mine = getattr(original, _MARK, ()), f"{hook.__module__}.{hook.__qualname__}"
     if mine in wrapped_by:
         return
     replacement = wrap(original.__func__ if kind is classmethod else original)
