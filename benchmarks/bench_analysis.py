@@ -1,11 +1,16 @@
 """Time and memory of measuring a large table, as ``spectral-fairseq analyze`` does.
 
     python -m benchmarks.bench_analysis [--rows 267735] [--dim 1024] [--threads 2] [--kind plain]
+    python -m benchmarks.bench_analysis --log-probabilities 80000 10000 [--threads 2]
 
 A synthetic checkpoint is written to a temporary folder (a cone: a Gaussian table with a common
 direction), then hashed, read and measured in a fresh process: all words for I1 and I2 by three
 conventions, singular values, cosines, fits, norms. Budget at the default size: 60 s and 4 GiB on
 two cores.
+
+With --log-probabilities it is the spectrum, the rank and the pairwise divergence of that many
+tokens x words: those of a softmax over 280 dimensions, made block by block, so that the rank must
+be 281. Budget: 8 GiB.
 """
 
 from __future__ import annotations
@@ -17,15 +22,22 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Sequence
 
 import torch
 
 from benchmarks.harness import peak_resident_mib, print_result, print_table
 from spectral_fairseq.analysis.measures import Options
+from spectral_fairseq.analysis.progress import Progress
 from spectral_fairseq.analysis.results import analyse_checkpoint
+from spectral_fairseq.functional.divergence import ExpectedPairwiseKL
+from spectral_fairseq.functional.rank import BlockwiseSpectrum, empirical_rank
 
 BUDGET = {"seconds": 60.0, "mib": 4096.0}
+LOG_PROBABILITY_BUDGET = {"mib": 8192.0}
+DIMENSIONS = 280
+# About 64 MiB of float64 at 10,000 words, as plugin/model_outputs.py hands them over.
+BLOCK_TOKENS = 838
 
 
 def write_checkpoint(path: Path, rows: int, dim: int, kind: str) -> None:
@@ -43,23 +55,52 @@ def write_checkpoint(path: Path, rows: int, dim: int, kind: str) -> None:
     torch.save({"args": None, "cfg": None, "model": model}, path)
 
 
+class _Steps(Progress):
+    """Seconds of each step."""
+
+    def __init__(self) -> None:
+        self.seconds: Dict[str, float] = {}
+        self._name, self._since = "", 0.0
+
+    def begin(self, step: str, units: float = 1) -> None:
+        now = time.perf_counter()
+        if self._name:
+            self.seconds[self._name] = round(now - self._since, 2)
+        self._name, self._since = step, now
+
+
 def measure(path: str, threads: int, words: int) -> None:
     torch.set_num_threads(threads)
     started = time.perf_counter()
-    last, name, steps = started, "", {}
-
-    def step(begun: str) -> None:
-        nonlocal last, name
-        now = time.perf_counter()
-        if name:
-            steps[name] = round(now - last, 2)
-        last, name = now, begun
-
-    analyse_checkpoint(path, Options(isotropy_words=words), step=step)
-    step("end")
+    heard = _Steps()
+    analyse_checkpoint(path, Options(isotropy_words=words), progress=heard)
+    heard.begin("end")
     seconds = time.perf_counter() - started
     figures = {"seconds": seconds, "cpu_seconds": time.process_time(), "mib": peak_resident_mib()}
-    print(json.dumps({**figures, "steps": steps}))
+    print(json.dumps({**figures, "steps": heard.seconds}))
+
+
+def measure_log_probabilities(tokens: int, words: int, threads: int) -> None:
+    torch.set_num_threads(threads)
+    torch.manual_seed(1)
+    table = torch.randn(words, DIMENSIONS).t()
+    heard = _Steps()
+    started = time.perf_counter()
+    spectrum, divergence = BlockwiseSpectrum(tokens, words), ExpectedPairwiseKL(words)
+    heard.begin("log-probabilities and Gram matrix")
+    for start in range(0, tokens, BLOCK_TOKENS):
+        hidden = torch.randn(min(BLOCK_TOKENS, tokens - start), DIMENSIONS) / DIMENSIONS**0.5
+        block = (3 * hidden @ table).log_softmax(1)
+        spectrum.add(block)
+        divergence.add(block)
+    heard.begin("eigenvalues")
+    sigma = spectrum.singular_values()
+    heard.begin("end")
+    print(json.dumps({
+        "seconds": time.perf_counter() - started, "cpu_seconds": time.process_time(),
+        "mib": peak_resident_mib(), "rank": empirical_rank(sigma, tokens, words),
+        "expected_pairwise_kl": divergence.value(), "steps": heard.seconds,
+    }))  # fmt: skip
 
 
 def main() -> None:
@@ -69,25 +110,52 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--kind", choices=("plain", "svd"), default="plain")
     parser.add_argument("--isotropy-words", type=int, default=0)
+    parser.add_argument(
+        "--log-probabilities", metavar=("TOKENS", "WORDS"), nargs=2, type=int,
+        help="measure a matrix of log-probabilities instead of a table",
+    )  # fmt: skip
     parser.add_argument("--measure", metavar="CKPT", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.measure and args.log_probabilities:
+        tokens, words = args.log_probabilities
+        measure_log_probabilities(tokens, words, args.threads)
+        return
     if args.measure:
         measure(args.measure, args.threads, args.isotropy_words)
+        return
+    if args.log_probabilities:
+        tokens, words = args.log_probabilities
+        found = in_child(["--measure", "none", "--log-probabilities", str(tokens), str(words),
+                          "--threads", str(args.threads)])  # fmt: skip
+        report(
+            found, {"tokens": tokens, "words": words, "torch_threads": args.threads},
+            LOG_PROBABILITY_BUDGET,
+        )  # fmt: skip
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint.pt"
         write_checkpoint(path, args.rows, args.dim, args.kind)
         options = ["--measure", str(path), "--threads", str(args.threads),
                    "--isotropy-words", str(args.isotropy_words)]  # fmt: skip
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.bench_analysis", *options],
-            check=True, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        found: Dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    print_table([{"step": name, "seconds": seconds} for name, seconds in found["steps"].items()])
+        found = in_child(options)
     sizes = {"rows": args.rows, "dim": args.dim, "kind": args.kind, "torch_threads": args.threads,
              "isotropy_words": args.isotropy_words}  # fmt: skip
-    print_result("analysis", **sizes, **found, budget=BUDGET)
+    report(found, sizes, BUDGET)
+
+
+def in_child(options: Sequence[str]) -> Dict[str, Any]:
+    """Measure in a process that has done nothing else; what it found."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.bench_analysis", *options],
+        check=True, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    found: Dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def report(found: Dict[str, Any], sizes: Dict[str, Any], budget: Dict[str, float]) -> None:
+    print_table([{"step": name, "seconds": seconds} for name, seconds in found["steps"].items()])
+    print_result("analysis", **sizes, **found, budget=budget)
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def find_dictionary(
 
     Args:
         given: value of ``--dict``, a file or a folder of binarised data; None looks in the folder
-            that the checkpoint was trained on, where it still exists.
+            that the checkpoint was trained on, where it can still be found.
         checkpoint: as loaded.
         table: name of the table.
         rows: of the table.
@@ -163,12 +163,29 @@ def find_dictionary(
             )
         return words, "given"
     recorded = str(checkpoint_settings(checkpoint, "task").get("data") or "").split(":")[0]
-    if not recorded or not Path(recorded).is_dir():
-        return None, "none given, and the training data are not where the checkpoint says"
-    found = _fitting(dictionary_files(Path(recorded), checkpoint, table), rows)
-    if found is None:
-        return None, f"none given, and none of {rows} symbols in the training data's folder"
-    return found, "found in the folder of the training data"
+    folders = _training_folders(recorded, path)
+    if not folders:
+        return None, (
+            f"none given, and the training data are not at {recorded!r}, where the checkpoint says"
+            if recorded
+            else "none given, and the checkpoint does not say where its data are"
+        )
+    for folder in folders:
+        found = _fitting(dictionary_files(folder, checkpoint, table), rows)
+        if found is not None:
+            return found, "found in the folder of the training data"
+    return None, f"none given, and none of {rows} symbols in the training data's folder"
+
+
+def _training_folders(recorded: str, path: Any) -> List[Path]:
+    """Where the data may be: a relative path was relative to where the training was started.
+
+    That was, as a rule, the working directory of now, or a folder above the checkpoint's.
+    """
+    if not recorded:
+        return []
+    folders = [Path(recorded), *(parent / recorded for parent in Path(path).absolute().parents[:4])]
+    return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
 
 
 def _fitting(files: Sequence[Path], rows: int) -> Optional[WordList]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from spectral_fairseq.analysis.dictionary import WordList
+from spectral_fairseq.analysis.progress import Progress
 from spectral_fairseq.analysis.tables import Table
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.correlation import pearson, slope, spearman
@@ -18,6 +19,7 @@ from spectral_fairseq.functional.counts import smoothed_log_counts
 from spectral_fairseq.functional.decay_fit import fit_exponential, fit_polynomial
 from spectral_fairseq.functional.isoscore import covariance_from_gram, isoscore
 from spectral_fairseq.functional.isotropy import (
+    NARROW_ROW_NORM,
     isotropy_i1,
     isotropy_i2,
     log_partitions,
@@ -93,16 +95,12 @@ class Measured:
     projection_rank: Tensor
 
 
-Step = Callable[[str], None]
-STEPS = ("singular values", "partition function", "cosines", "decay fits", "norms and neighbours")
-
-
 def measure_table(
     table: Table,
     options: Options,
     words: Optional[WordList] = None,
     prior: Optional[Dict[str, Any]] = None,
-    step: Step = lambda name: None,
+    progress: Optional[Progress] = None,
 ) -> Measured:
     """Measure one table.
 
@@ -111,19 +109,20 @@ def measure_table(
         options: what is sampled, and how.
         words: the dictionary of the table's rows.
         prior: arguments of the prior the table was trained with, for ``prior_spectrum``.
-        step: called with each of :data:`STEPS` as it begins.
+        progress: follows the steps.
 
     Raises:
         DataError: a table that cannot be measured, or words that are not in the dictionary.
     """
     options.check()
+    progress = progress or Progress()
     queries = _query_rows(table, options, words)
     weight = table.weight
     count, dim = weight.shape
     measures: Dict[str, Optional[float]] = {}
 
-    step(STEPS[0])
-    sigma, directions = right_singular_system(weight)
+    progress.begin("singular values", count)
+    sigma, directions = right_singular_system(weight, progress=progress.advance)
     if float(sigma[0]) == 0:
         raise DataError(
             f"word vectors in {table.name}", "zeros only", "Choose a trained checkpoint or table."
@@ -133,17 +132,17 @@ def measure_table(
     covariance = covariance_from_gram(gram, _row_sum(weight), count)
     measures["isoscore"] = isoscore(covariance) if dim > 1 else None
 
-    step(STEPS[1])
-    isotropy, runs = _isotropy(weight, sigma, directions, options)
+    norms = row_norms(weight).double()
+    isotropy, runs = _isotropy(weight, sigma, directions, float(norms.max()), options, progress)
     measures.update(isotropy)
 
-    step(STEPS[2])
+    progress.begin("cosines")
     measures["mean_cosine"] = mean_cosine(weight)
     sampled = sample_rows(count, options.cosine_words, options.seed)
     edges, counts = cosine_histogram(weight[sampled], COSINE_BINS)
     measures.update(_cosine_statistics(weight[sampled], edges, counts))
 
-    step(STEPS[3])
+    progress.begin("decay fits")
     fits: Dict[str, Any] = {}
     if dim > 1:
         fits = {"exponential": fit_exponential(sigma), "polynomial": fit_polynomial(sigma)}
@@ -151,8 +150,7 @@ def measure_table(
         for name, value in fit.items():
             measures[f"{kind}_{name.replace('relative_', '')}"] = value
 
-    step(STEPS[4])
-    norms = row_norms(weight).double()
+    progress.begin("norms and neighbours")
     measures.update(_norm_statistics(norms, table, words))
     measures.update(table.orthogonality)
     prior_sigma = _prior(prior, table, dim)
@@ -199,24 +197,38 @@ def frequency_order(table: Table, words: Optional[WordList]) -> Tensor:
 
 
 def _isotropy(
-    weight: Tensor, sigma: Tensor, directions: Tensor, options: Options
+    weight: Tensor,
+    sigma: Tensor,
+    directions: Tensor,
+    longest: float,
+    options: Options,
+    progress: Progress,
 ) -> Tuple[Dict[str, Optional[float]], Optional[Dict[str, Any]]]:
-    count = weight.size(0)
-    if not options.isotropy_words or options.isotropy_words >= count:
-        return _isotropy_of(weight, sigma, directions), None
+    count, wanted = weight.size(0), options.isotropy_words
+    if not wanted or wanted >= count:
+        progress.begin("partition function", count)
+        return _isotropy_of(weight, sigma, directions, torch.float64, progress), None
+    # See functional/isotropy.py, Note [Z in float32].
+    narrow = weight.dtype == torch.float32 and longest <= NARROW_ROW_NORM
+    dtype = torch.float32 if narrow else torch.float64
+    progress.begin("partition function", 2 * wanted * options.isotropy_runs)
     runs: List[Dict[str, Optional[float]]] = []
     for run in range(options.isotropy_runs):
-        sample = weight[sample_rows(count, options.isotropy_words, options.seed + run)]
-        runs.append(_isotropy_of(sample, *right_singular_system(sample)))
+        sample = weight[sample_rows(count, wanted, options.seed + run)]
+        system = right_singular_system(sample, progress=progress.advance)
+        runs.append(_isotropy_of(sample, *system, dtype, progress))
     values = {key: [float(run[key] or 0.0) for run in runs] for key in runs[0]}
     means: Dict[str, Optional[float]] = {key: sum(v) / len(v) for key, v in values.items()}
-    return means, {"words": options.isotropy_words, "values": values}
+    return means, {"words": wanted, "values": values}
 
 
-def _isotropy_of(weight: Tensor, sigma: Tensor, directions: Tensor) -> Dict[str, Optional[float]]:
+def _isotropy_of(
+    weight: Tensor, sigma: Tensor, directions: Tensor, dtype: torch.dtype, progress: Progress
+) -> Dict[str, Optional[float]]:
     """I1 and I2 by each convention of isotropy.py, Note [Sign and scale of I1 and I2]."""
     root_mean_square = float(sigma.norm()) / math.sqrt(weight.size(0))
-    as_is, unit = log_partitions(weight, directions, (1.0, 1 / root_mean_square))
+    scales = (1.0, 1 / root_mean_square)
+    as_is, unit = log_partitions(weight, directions, scales, dtype=dtype, progress=progress.advance)
     found: Dict[str, Optional[float]] = {}
     for suffix, log_z in (("", as_is), ("_one_sign", as_is[0]), ("_unit_scale", unit)):
         found[f"i1{suffix}"] = float(isotropy_i1(log_z))
@@ -325,10 +337,11 @@ def _query_rows(table: Table, options: Options, words: Optional[WordList]) -> Di
     for word in options.words:
         row = words.row_of(word) if words is not None else None
         if row is None or row not in place:
-            near = [s for s in (words.symbols if words else []) if word in s][:5]
+            bare = word.strip("@\u2581") or word
+            near = [s for s in (words.symbols if words else []) if bare in s][:5]
             raise DataError(
                 f"the word {word!r} in {words.path if words else 'the dictionary'}",
-                f"only words that contain it: {', '.join(near)}" if near else "nothing like it",
+                f"only words such as {', '.join(near)}" if near else "nothing like it",
                 "Words are spelled as in dict.txt: with subword marks such as @@ or \u2581.",
             )
         found[word] = place[row]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import logging
-import math
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
@@ -272,18 +271,20 @@ def _projections(
         for axes, one, found in zip(grid.flat, checkpoints, analysed):
             # Frequent words are few, so they are drawn last, above the others.
             order = found.measured.projection_rank.argsort(descending=True)
-            rank = found.measured.projection_rank[order].double().log10().tolist()
+            rank = found.measured.projection_rank[order].tolist()
             x, y = found.measured.projection[order].t().tolist()
             # Rasterised: thousands of marks would make the SVG heavy.
             drawn = axes.scatter(x, y, c=rank, cmap=colours, s=7, linewidths=0, rasterized=True,
-                                 vmin=0, vmax=math.log10(max(last, 2)))  # fmt: skip
+                                 norm=_rank_scale(last))  # fmt: skip
             for size, colour in ((5, palette["ground"]), (2, palette["origin"])):
                 axes.plot(0, 0, "+", color=colour, markersize=14, markeredgewidth=size)
             axes.set(title=one["label"], aspect="equal", xlim=(-limit, limit),
                      ylim=(-limit, limit))  # fmt: skip
         bar = figure.colorbar(drawn, ax=list(grid.flat[: len(checkpoints)]), shrink=0.8)
         counted = {one["frequency_order"] for one in checkpoints} == {"counts"}
-        bar.set_label(f"log10 of the {'frequency rank' if counted else 'row'}")
+        ticks = [10**power for power in range(10) if 10**power < last / 2] + [last]
+        bar.set_ticks(ticks, labels=[f"{tick:,}" for tick in ticks])
+        bar.set_label("frequency rank" if counted else "row of the dictionary")
         return figure
 
     how = {
@@ -294,6 +295,18 @@ def _projections(
     )
     alt = f"Words projected on {how}, coloured by frequency; a cross marks the origin. {centres}."
     return Picture("projection", "Words in two dimensions", alt, _render(draw))
+
+
+def _rank_scale(last: int) -> Any:
+    """Ranks from 1 to ``last`` on 0 to 1.
+
+    Nine words in ten have a rank within a factor of ten of the last, where a logarithm sees one
+    colour, and the few frequent words differ by orders of magnitude, where a linear scale does:
+    a power shows both.
+    """
+    from matplotlib.colors import PowerNorm
+
+    return PowerNorm(0.4, vmin=1, vmax=max(last, 2))
 
 
 def _word_colours(palette: Dict[str, Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 import torch
 
 from spectral_fairseq.analysis.dictionary import WordList, checkpoint_settings, find_dictionary
-from spectral_fairseq.analysis.measures import Measured, Options, Step, measure_table
+from spectral_fairseq.analysis.measures import Measured, Options, measure_table
+from spectral_fairseq.analysis.progress import Progress
 from spectral_fairseq.analysis.tables import Table, choose_table, extract_table, table_shape
 from spectral_fairseq.compat.checkpoints import load_checkpoint
 from spectral_fairseq.compat.versions import versions
@@ -48,7 +50,7 @@ def analyse_checkpoint(
     label: Optional[str] = None,
     table: Optional[str] = None,
     dictionary: Optional[Union[str, Path]] = None,
-    step: Step = lambda name: None,
+    progress: Optional[Progress] = None,
 ) -> Analysed:
     """Measure one checkpoint's table.
 
@@ -58,7 +60,7 @@ def analyse_checkpoint(
         label: name in tables and pictures; the file's if not given.
         table: which table, where there are several.
         dictionary: dict.txt or a folder of binarised data; looked for if not given.
-        step: called with the name of each step as it begins.
+        progress: follows the steps.
 
     Raises:
         CheckpointError: unreadable, no table, or several.
@@ -66,9 +68,10 @@ def analyse_checkpoint(
         ConfigurationError: an impossible option.
     """
     options.check()
-    step("hash")
-    file_hash = sha256(path)
-    step("load")
+    progress = progress or Progress()
+    progress.begin("hash", os.path.getsize(path) if os.path.isfile(path) else 1)
+    file_hash = sha256(path, progress)
+    progress.begin("load")
     checkpoint = load_checkpoint(path)
     checkpoint.pop("last_optimizer_state", None)
     words, remark = _dictionary_of(checkpoint, path, table, dictionary)
@@ -76,7 +79,7 @@ def analyse_checkpoint(
         checkpoint["model"], path, table, None if words is None else words.uncounted_rows()
     )
     checkpoint.pop("model")
-    measured = measure_table(chosen, options, words, prior_of(checkpoint, chosen), step)
+    measured = measure_table(chosen, options, words, prior_of(checkpoint, chosen), progress)
     result = {
         "path": str(path),
         "label": label or Path(path).stem,
@@ -162,13 +165,20 @@ def signature(result: Mapping[str, Any], options: Options) -> str:
     return "|".join(f"{name}:{value}" for name, value in parts.items())
 
 
-def sha256(path: Union[str, Path]) -> str:
-    """Hash of a file's bytes, hexadecimal; empty for a file that cannot be read."""
+def sha256(path: Union[str, Path], progress: Optional[Progress] = None) -> str:
+    """Hash of a file's bytes, hexadecimal; empty for a file that cannot be read.
+
+    Args:
+        path: the file.
+        progress: told of the bytes that are done.
+    """
     digest = hashlib.sha256()
     try:
         with open(path, "rb") as file:
             for block in iter(lambda: file.read(1 << 20), b""):
                 digest.update(block)
+                if progress is not None:
+                    progress.advance(len(block))
     except OSError:
         return ""
     return digest.hexdigest()

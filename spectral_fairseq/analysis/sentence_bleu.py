@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from sacrebleu.metrics import BLEU
 
+from spectral_fairseq.analysis.progress import Progress
 from spectral_fairseq.errors import DataError
 
 ORDERS = (1, 2, 3, 4)
@@ -27,6 +28,7 @@ def nbest_bleu(
     contexts: Sequence[Tuple[Sequence[str], Sequence[str]]],
     tokenize: str = "none",
     smooth_method: str = "exp",
+    progress: Optional[Progress] = None,
 ) -> Tuple[Dict[str, float], str]:
     """Precision and recall for every order of :data:`ORDERS`.
 
@@ -34,6 +36,7 @@ def nbest_bleu(
         contexts: for each, its references and its hypotheses, none of the two empty.
         tokenize: sacrebleu's tokeniser; ``none`` for text that is tokenised already.
         smooth_method: sacrebleu's.
+        progress: told of the contexts that are done, once for every order.
 
     Returns:
         ``bleu_<n>_precision`` and ``bleu_<n>_recall``, 0 to 1, and sacrebleu's signature.
@@ -61,6 +64,8 @@ def nbest_bleu(
             ]
             precision += sum(map(max, scores)) / len(hypotheses)
             recall += sum(max(column) for column in zip(*scores)) / len(references)
+            if progress is not None:
+                progress.advance(1)
         found[f"bleu_{order}_precision"] = precision / len(contexts)
         found[f"bleu_{order}_recall"] = recall / len(contexts)
         signature = str(metric.get_signature())

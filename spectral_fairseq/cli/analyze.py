@@ -6,16 +6,17 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, List, Sequence
 
 from tqdm import tqdm
 
-from spectral_fairseq.analysis.measures import STEPS, Options
+from spectral_fairseq.analysis.measures import Options
 from spectral_fairseq.analysis.plots import draw_all, matplotlib_pyplot
+from spectral_fairseq.analysis.progress import SHARES, Progress
 from spectral_fairseq.analysis.render import as_latex, as_text
 from spectral_fairseq.analysis.results import Analysed, analyse_checkpoint, document, labels_for
 from spectral_fairseq.analysis.schema import DOCUMENT
-from spectral_fairseq.analysis.sentence_bleu import bleu_details, nbest_bleu, read_generated
+from spectral_fairseq.analysis.sentence_bleu import ORDERS, bleu_details, nbest_bleu, read_generated
 from spectral_fairseq.analysis.write import PAGE, check_folder, write_results
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.plugin.model_outputs import measure_outputs
@@ -204,32 +205,68 @@ def _analyse(
     args: argparse.Namespace, paths: Sequence[Path], labels: Sequence[str], options: Options
 ) -> List[Analysed]:
     nbest = [read_generated(name) for name in args.nbest]  # fails before any long work
-    steps = len(paths) * (2 + len(STEPS) + bool(args.data) + bool(args.nbest))
+    unused = {"predictions": not args.data, "BLEU of the n best": not nbest}
+    total = len(paths) * sum(share for name, share in SHARES.items() if not unused.get(name))
     disable = True if args.no_progress else None  # None: off where stderr is no terminal
     found: List[Analysed] = []
-    with tqdm(total=steps, disable=disable, unit="step", file=sys.stderr, leave=False) as bar:
-        begun: Dict[str, bool] = {}
-
-        def step(name: str) -> None:
-            if begun:
-                bar.update()
-            begun[name] = True
-            bar.set_description(f"{labels[len(found)]}: {name}")
-
+    with tqdm(
+        total=total, disable=disable, file=sys.stderr, leave=False, dynamic_ncols=True,
+        bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
+    ) as bar:  # fmt: skip
         for index, (path, label) in enumerate(zip(paths, labels)):
+            place = f" ({index + 1}/{len(paths)})" if len(paths) > 1 else ""
+            progress = _Bar(bar, label + place)
             one = analyse_checkpoint(
-                path, options, label=label, table=args.table, dictionary=args.dictionary, step=step
+                path,
+                options,
+                label=label,
+                table=args.table,
+                dictionary=args.dictionary,
+                progress=progress,
             )
             if args.data:
-                step("predictions")
-                measures, details = measure_outputs(path, args.data, args.gen_subset, args.tokens)
+                # The spectrum of the collected rows comes after the last of them.
+                progress.begin("predictions", 1.3 * args.tokens)
+                measures, details = measure_outputs(
+                    path, args.data, args.gen_subset, args.tokens, progress.advance
+                )
                 one.result["measures"].update(measures)
                 one.result["outputs"] = details
             if nbest:
-                step("BLEU of the n best")
-                scores, signature = nbest_bleu(nbest[index], args.nbest_tokenize)
+                progress.begin("BLEU of the n best", len(ORDERS) * len(nbest[index]))
+                scores, signature = nbest_bleu(nbest[index], args.nbest_tokenize, progress=progress)
                 one.result["measures"].update(scores)
                 one.result["nbest"] = bleu_details(nbest[index], signature, args.nbest[index])
+            progress.end()
             found.append(one)
-        bar.update()
     return found
+
+
+class _Bar(Progress):
+    """One checkpoint's part of a bar over all of them.
+
+    Args:
+        bar: counts the shares of all steps of all checkpoints.
+        label: of the checkpoint.
+    """
+
+    def __init__(self, bar: Any, label: str) -> None:
+        self._bar = bar
+        self._label = label
+        self._per_unit = self._left = 0.0
+
+    def begin(self, step: str, units: float = 1) -> None:
+        self.end()
+        self._bar.set_description_str(f"{self._label}: {step}")
+        self._left = SHARES[step]
+        self._per_unit = self._left / max(units, 1)
+
+    def advance(self, units: float) -> None:
+        done = min(units * self._per_unit, self._left)
+        self._left -= done
+        self._bar.update(done)
+
+    def end(self) -> None:
+        """The last step has ended."""
+        self._bar.update(self._left)
+        self._left = 0.0

@@ -71,3 +71,19 @@ def test_none(tmp_path):
     assert words is None and "none given" in remark
     with pytest.raises(DataError, match="none"):
         find_dictionary(tmp_path, {}, "t", 5, "x.pt")
+
+
+def test_data_by_a_path_relative_to_where_the_training_started(tmp_path, monkeypatch):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "data").mkdir()
+    save_dictionary(tmp_path / "data" / "dict.txt", 3)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    checkpoint = {"cfg": {"task": {"data": "data"}}}
+    path = tmp_path / "run" / "checkpoints" / "checkpoint_best.pt"
+    words, _ = find_dictionary(None, checkpoint, "t", 7, path)
+    assert words.path == tmp_path / "data" / "dict.txt"
+    assert find_dictionary(None, checkpoint, "t", 8, path)[0] is None
+    checkpoint["cfg"]["task"]["data"] = "absent"
+    words, remark = find_dictionary(None, checkpoint, "t", 7, path)
+    assert words is None and "'absent'" in remark

@@ -10,12 +10,12 @@ import torch
 from spectral_fairseq.analysis.catalogue import ALL
 from spectral_fairseq.analysis.dictionary import read_dictionary
 from spectral_fairseq.analysis.measures import (
-    STEPS,
     Options,
     frequency_order,
     measure_table,
     sample_rows,
 )
+from spectral_fairseq.analysis.progress import SHARES, Progress
 from spectral_fairseq.analysis.tables import Table, extract_table
 from spectral_fairseq.errors import ConfigurationError, DataError
 from tests.analysis.checkpoints import cone, entries, save_dictionary, with_padding
@@ -203,10 +203,42 @@ def test_projection_keeps_the_first_two_coordinates():
     assert measured(rows, projection_words=5).projection.shape == (5, 2)
 
 
-def test_steps_and_impossible_input():
-    begun = []
-    measure_table(table_of(cone()), Options(), step=begun.append)
-    assert tuple(begun) == STEPS
+class Recorded(Progress):
+    def __init__(self):
+        self.units, self.done = {}, {}
+
+    def begin(self, step, units=1):
+        self.step = step
+        self.units[step], self.done[step] = units, 0
+
+    def advance(self, units):
+        self.done[self.step] += units
+
+
+@pytest.mark.parametrize("sampled", [{}, {"isotropy_words": 20, "isotropy_runs": 3}])
+def test_progress_goes_by_rows(sampled):
+    heard = Recorded()
+    measure_table(table_of(cone()), Options(**sampled), progress=heard)
+    assert list(heard.units) == list(SHARES)[2:7]
+    for step in ("singular values", "partition function"):
+        assert heard.done[step] == heard.units[step] > 1
+
+
+def test_a_sample_in_float32_is_as_good():
+    """Note [Z in float32]; the rows of float64 are measured in float64."""
+    torch.manual_seed(3)
+    rows = cone(900, 24) + torch.randn(900, 24) * torch.linspace(2, 0.1, 24)
+    options = {"isotropy_words": 500, "isotropy_runs": 2}
+    narrow, wide = measured(rows, **options).measures, measured(rows.double(), **options).measures
+    for key in (key for key in wide if key.startswith(("i1", "i2"))):
+        assert narrow[key] == pytest.approx(wide[key], rel=1e-5), key
+    long = 100 * rows  # exponents that float32 cannot hold
+    narrow, wide = measured(long, **options).measures, measured(long.double(), **options).measures
+    for key in (key for key in wide if key.startswith(("i1", "i2"))):
+        assert narrow[key] == pytest.approx(wide[key], rel=1e-9), key
+
+
+def test_impossible_input():
     with pytest.raises(DataError, match="zeros only"):
         measured(torch.zeros(9, 3))
     for name in ("isotropy_words", "isotropy_runs", "cosine_words", "neighbours", "seed"):

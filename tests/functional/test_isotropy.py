@@ -181,3 +181,20 @@ def test_wide_tables_in_strips(d):
     sigma, directions = right_singular_system(matrix, block_rows=100)
     assert torch.allclose(sigma, torch.linalg.svdvals(matrix), rtol=1e-6)
     assert torch.allclose((matrix @ directions).norm(dim=0), sigma, atol=1e-6)
+
+
+def test_z_in_float32_keeps_five_digits():
+    matrix = 5 * random_table(5000, 7, dtype=torch.float32)
+    directions = right_singular_system(matrix)[1]
+    scales = (1.0, 0.1, 40.0)  # the last is beyond what one exponential of float32 can hold
+    exact = log_partitions(matrix, directions, scales)
+    narrow = log_partitions(matrix, directions, scales, dtype=torch.float32)
+    assert not torch.equal(narrow, exact)
+    assert torch.allclose(narrow, exact, rtol=1e-6, atol=1e-5)
+
+
+def test_progress_counts_rows():
+    matrix, heard = random_table(53, 7), []
+    _, directions = right_singular_system(matrix, block_rows=20, progress=heard.append)
+    log_partitions(matrix, directions, (1.0,), block_rows=30, progress=heard.append)
+    assert heard == [20, 20, 13, 30, 23]
