@@ -4,7 +4,12 @@
 registers the architectures, criterions, tasks and optimisers; importing it again does nothing.
 """
 
+import logging
+
 __version__ = "0.1.0"
+
+# At every import the host asks, in the logs, for a package that its speech tasks would use.
+logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
 from spectral_fairseq import compat, plugin
 
