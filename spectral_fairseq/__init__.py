@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 # At every import the host asks, in the logs, for a package that its speech tasks would use.
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
-from spectral_fairseq import compat, plugin
+from spectral_fairseq import compat, plugin  # noqa: E402  (fairseq comes in here)
 
 compat.mend_host()
 plugin.register()
