@@ -8,10 +8,10 @@ import sys
 from typing import Optional, Sequence
 
 import spectral_fairseq
-from spectral_fairseq.cli import analyze, average, compare, doctor, export, user_dir
+from spectral_fairseq.cli import analyze, average, compare, doctor, evaluate_lm, export, user_dir
 from spectral_fairseq.errors import SpectralFairseqError
 
-SUBCOMMANDS = (analyze, compare, export, average, user_dir, doctor)
+SUBCOMMANDS = (analyze, compare, export, average, evaluate_lm, user_dir, doctor)
 """Modules with ``add_parser(subparsers)``, in the order in which the help shows them."""
 
 

@@ -1,0 +1,151 @@
+"""Grid search over the cache's and dynamic evaluation's numbers, on a validation corpus.
+
+The cache costs one pass of the model whatever its grid, because theta and lambda only mix what
+the model has computed. Dynamic evaluation changes the model itself: one pass for each point.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Sequence
+
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.dynamic_update import DynamicRates
+from spectral_fairseq.lm.dynamic_evaluation import (
+    DynamicEvaluation,
+    GradientStatistics,
+    check_rates,
+)
+from spectral_fairseq.lm.evaluation import (
+    CacheGrid,
+    Corpus,
+    Progress,
+    Reader,
+    evaluate,
+    perplexity,
+)
+
+CACHE_THETAS = (0.1, 0.2, 0.3, 0.5, 0.662, 0.8, 1.0, 1.3)
+CACHE_WEIGHTS = (0.02, 0.05, 0.1, 0.1279, 0.15, 0.2, 0.25, 0.3, 0.4)
+"""Around the values published for AWD-LSTM: (1.0, 0.1) on PTB, (0.662, 0.1279) on WikiText-2."""
+
+DYNAMIC_SEGMENT = 5
+DYNAMIC_RATES = (3e-5, 4e-5, 5e-5, 6e-5, 7e-5, 1e-4)
+DYNAMIC_DECAYS = (0.001, 0.002, 0.003, 0.005)
+"""The grid of the authors' code for segments of 5 tokens; both axes scale with the segment."""
+
+
+@dataclass
+class GridPoint:
+    """One trial.
+
+    Attributes:
+        values: name of each number searched -> its value.
+        perplexity: on the validation corpus; infinite where the model diverged.
+    """
+
+    values: Dict[str, float]
+    perplexity: float
+
+
+@dataclass
+class GridSearch:
+    """All trials of one search.
+
+    Attributes:
+        method: ``cache`` or ``dynamic``.
+        tokens: of the validation corpus, that each point was tried on.
+        points: in the order of the grid, the first axis outermost.
+    """
+
+    method: str
+    tokens: int
+    points: List[GridPoint]
+
+    @property
+    def best(self) -> GridPoint:
+        """The point of lowest perplexity; the first of several.
+
+        Raises:
+            ConfigurationError: the model diverged at every point.
+        """
+        best = min(self.points, key=lambda point: point.perplexity)
+        if not math.isfinite(best.perplexity):
+            raise ConfigurationError(
+                f"a finite perplexity somewhere on the grid of {self.method} evaluation",
+                "none", "Search smaller values.",
+            )  # fmt: skip
+        return best
+
+
+def check_dynamic_grid(rates: Sequence[float], decays: Sequence[float], epsilon: float) -> None:
+    """Refuse a grid with an impossible point.
+
+    Raises:
+        ConfigurationError: an empty axis, or a value outside its range.
+    """
+    if not rates or not decays:
+        raise ConfigurationError(
+            "a grid with a value on each axis", "an empty list", "Give at least one value."
+        )
+    for rate in rates:
+        for decay in decays:
+            check_rates(DynamicRates(rate, decay, epsilon))
+
+
+def search_cache(
+    reader: Reader,
+    corpus: Corpus,
+    grid: CacheGrid,
+    dynamic: Optional[DynamicEvaluation] = None,
+    progress: Progress = lambda tokens: None,
+) -> GridSearch:
+    """Every theta with every lambda, in one pass.
+
+    Args:
+        reader: the model.
+        corpus: for validation.
+        grid: what to try.
+        dynamic: adapt the model meanwhile; it is left as it was.
+        progress: called after each segment.
+    """
+    if dynamic is None:
+        found = evaluate(reader, corpus, cache=grid, progress=progress)
+    else:
+        with dynamic:
+            found = evaluate(reader, corpus, cache=grid, update=dynamic.update, progress=progress)
+    points = [
+        GridPoint({"theta": theta, "lambda": weight}, perplexity(nll, found.tokens))
+        for theta, row in zip(grid.thetas, found.cached)
+        for weight, nll in zip(grid.weights, row)
+    ]
+    return GridSearch("cache", found.tokens, points)
+
+
+def search_dynamic(
+    reader: Reader,
+    corpus: Corpus,
+    statistics: GradientStatistics,
+    rates: Sequence[DynamicRates],
+    labels: Sequence[Dict[str, float]],
+    progress: Progress = lambda tokens: None,
+) -> GridSearch:
+    """Every given point in turn, each from the trained weights.
+
+    Args:
+        reader: the model; it is left as it was.
+        corpus: for validation.
+        statistics: of the training corpus.
+        rates: the points.
+        labels: the values by which each point is to be known.
+        progress: called after each segment of each point.
+    """
+    points, tokens = [], 0
+    for point, label in zip(rates, labels):
+        dynamic: Any = DynamicEvaluation(reader.model, statistics, point)
+        with dynamic:
+            found = evaluate(reader, corpus, update=dynamic.update, progress=progress)
+        tokens = found.tokens
+        points.append(GridPoint(label, perplexity(found.nll, tokens)))
+    return GridSearch("dynamic", tokens, points)

@@ -1,0 +1,101 @@
+import math
+
+import pytest
+import torch
+
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.cache import cache_probability, interpolate
+from tests.reference import cache as reference
+
+
+def stream(length, dim=4, words=5, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(length, dim, generator=generator, dtype=torch.float64)
+    targets = torch.randint(words, (length,), generator=generator)
+    scores = torch.randn(length, words, generator=generator, dtype=torch.float64)
+    return features, targets, torch.log_softmax(scores, -1)
+
+
+def of_targets(log_model, targets):
+    return log_model.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+
+
+@pytest.mark.parametrize("window", [1, 2, 7, 22, 23, 100])
+@pytest.mark.parametrize("before", [0, 1, 11])
+def test_a_block_equals_the_naive_loop(window, before):
+    rows = [stream(23, seed=seed) for seed in (0, 1, 2)]
+    features, targets, log_model = (torch.stack(one) for one in zip(*rows))
+    thetas, weights = (0.0, 0.662, 3.0), (0.0, 0.1279, 0.9)
+    found, seen = cache_probability(
+        features[:, before:], features, targets, targets[:, before:], window, thetas
+    )
+    assert found.shape == (3, 3, 23 - before)
+    for weight in weights:
+        mixed = interpolate(of_targets(log_model, targets)[:, before:], found, seen, weight)
+        for k, theta in enumerate(thetas):
+            for b, (h, x, log_p) in enumerate(rows):
+                naive = reference.log_probabilities(log_p, h, x, window, theta, weight)[before:]
+                expected = torch.tensor(naive, dtype=torch.float64)
+                torch.testing.assert_close(mixed[k, b], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_probabilities_over_all_words_sum_to_one():
+    features, targets, _ = stream(9)
+    found = [
+        cache_probability(
+            features[None, -1:], features[None], targets[None], torch.tensor([[word]]), 6, [1.3]
+        )[0]
+        for word in range(5)
+    ]
+    assert float(sum(found)) == pytest.approx(1.0, rel=1e-12)
+
+
+def test_float32_with_scores_that_overflow_an_exponential():
+    features, targets, log_model = stream(40)
+    features = 8 * features
+    found, seen = cache_probability(
+        features[None].float(), features[None].float(), targets[None], targets[None], 16, [4.0]
+    )
+    mixed = interpolate(of_targets(log_model, targets)[None].float(), found, seen, 0.3)
+    assert float((4.0 * features @ features.t()).max()) > 500
+    scaled = reference_in_log_space(features, targets, log_model, 16, 4.0, 0.3)
+    torch.testing.assert_close(mixed[0, 0].double(), scaled, rtol=1e-4, atol=1e-5)
+
+
+def reference_in_log_space(features, targets, log_model, window, theta, weight):
+    result = []
+    for t, word in enumerate(targets.tolist()):
+        past = list(range(max(0, t - window), t))
+        model = log_model[t, word]
+        if past:
+            shares = torch.softmax(theta * features[past] @ features[t], 0)
+            cache = shares[targets[past] == word].sum()
+            model = torch.log((1 - weight) * model.exp() + weight * cache)
+        result.append(model)
+    return torch.stack(result)
+
+
+def test_no_weight_is_the_model_to_the_last_bit():
+    features, targets, log_model = stream(12)
+    found, seen = cache_probability(
+        features[None], features[None], targets[None], targets[None], 4, [1.0]
+    )
+    plain = of_targets(log_model, targets)[None]
+    assert torch.equal(interpolate(plain, found[0], seen, 0.0), plain)
+
+
+def test_the_first_token_sees_nothing_and_keeps_the_models_probability():
+    features, targets, log_model = stream(1)
+    found, seen = cache_probability(
+        features[None], features[None], targets[None], targets[None], 4, [1.0]
+    )
+    assert seen.tolist() == [False] and found.item() == 0.0
+    plain = of_targets(log_model, targets)[None]
+    assert torch.equal(interpolate(plain, found[0], seen, 0.5), plain)
+
+
+@pytest.mark.parametrize("weight", [1.0, -0.1, math.nan])
+def test_a_lambda_outside_its_range_is_refused(weight):
+    log_model, seen = torch.zeros(1, 1), torch.tensor([True])
+    with pytest.raises(ConfigurationError, match="lambda"):
+        interpolate(log_model, torch.zeros(1, 1), seen, weight)

@@ -1,0 +1,178 @@
+import pytest
+import torch
+
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.dynamic_update import DynamicRates
+from spectral_fairseq.lm.carry import Carry
+from spectral_fairseq.lm.dynamic_evaluation import (
+    DynamicEvaluation,
+    GradientStatistics,
+    adapted_parameters,
+    gradient_statistics,
+)
+from spectral_fairseq.lm.evaluation import CacheGrid, StreamReader, evaluate
+from tests.lm.tiny_stateful import PADDING, START, corpus, tiny_model
+from tests.reference import cache as cache_reference
+from tests.reference import dynamic_evaluation as reference
+
+RATES = DynamicRates(rate=0.02, decay=0.3, epsilon=1e-3)
+
+
+def reader(model, streams=1, segment=5):
+    return StreamReader(model, PADDING, START, streams, segment)
+
+
+def pieces(tokens, streams, segment):
+    """(inputs, targets) of each segment, written out for equal streams."""
+    inputs = torch.cat([torch.tensor([START]), tokens[:-1].long()])
+    inputs, targets = (one.view(streams, -1) for one in (inputs, tokens.long()))
+    for start in range(0, targets.size(1), segment):
+        yield inputs[:, start : start + segment], targets[:, start : start + segment]
+
+
+def loss_of(model, inputs, targets, carry):
+    scores, extra = model(inputs, carry=carry)
+    log_model = torch.log_softmax(scores, -1)
+    loss = torch.nn.functional.nll_loss(log_model.flatten(0, 1), targets.flatten())
+    return loss, log_model, extra["features"]
+
+
+def naive_statistics(model, tokens, streams, segment, batches=None):
+    gradients, carry = [], Carry()
+    for inputs, targets in list(pieces(tokens, streams, segment))[:batches]:
+        loss = loss_of(model, inputs, targets, carry)[0]
+        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
+    return reference.root_mean_squares(gradients)
+
+
+def naive_evaluation(model, tokens, segment, rms, rates):
+    """Summed nll, and what a cache over the adapting model needs."""
+    parameters, carry = list(model.parameters()), Carry()
+    trained = [one.detach().clone() for one in parameters]
+    nll, log_models, features = 0.0, [], []
+    for inputs, targets in pieces(tokens, 1, segment):
+        loss, log_model, states = loss_of(model, inputs, targets, carry)
+        nll += float(loss.detach()) * targets.numel()
+        log_models.append(log_model[0].detach())
+        features.append(states[0].detach())
+        gradients = torch.autograd.grad(loss, parameters)
+        new = reference.update(
+            [one.detach() for one in parameters], trained, gradients, rms, *rates
+        )
+        for parameter, value in zip(parameters, new):
+            parameter.data = value
+    for parameter, value in zip(parameters, trained):
+        parameter.data = value
+    return nll, torch.cat(log_models), torch.cat(features)
+
+
+@pytest.mark.parametrize("batches", [None, 3])
+def test_statistics_equal_their_naive_form(batches):
+    model, tokens = tiny_model(), corpus(60)
+    found = gradient_statistics(reader(model, 4, 4), tokens, batches)
+    expected = naive_statistics(model, tokens, 4, 4, batches)
+    assert found.batches == (batches or 4)
+    assert found.mean == pytest.approx(float(sum(r.mean() for r in expected) / len(expected)))
+    for one, other in zip(found.rms, expected):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("segment", [5, 7])
+@pytest.mark.parametrize("rates", [RATES, DynamicRates(0.05, 2.0, 1e-2)])
+def test_equals_the_naive_loop_with_the_cache_beside_it(segment, rates):
+    model, tokens = tiny_model(), corpus(41, seed=5)
+    statistics = gradient_statistics(reader(model, 4, segment), corpus(60))
+    grid = CacheGrid(8, (0.0, 0.8), (0.1, 0.4))
+    with DynamicEvaluation(model, statistics, rates) as dynamic:
+        found = evaluate(reader(model, 1, segment), tokens, cache=grid, update=dynamic.update)
+    rms = naive_statistics(model, corpus(60), 4, segment)
+    nll, log_model, features = naive_evaluation(model, tokens, segment, rms, rates)
+    static = evaluate(reader(model, 1, segment), tokens).nll
+    assert found.nll == pytest.approx(nll, rel=1e-10)
+    assert abs(nll - static) > 1e-3 * static  # it did adapt
+    for theta, row in zip(grid.thetas, found.cached):
+        for weight, cached in zip(grid.weights, row):
+            naive = cache_reference.log_probabilities(log_model, features, tokens, 8, theta, weight)
+            assert cached == pytest.approx(-sum(naive), rel=1e-10)
+
+
+def test_the_first_segment_is_scored_before_the_model_adapts():
+    model, tokens = tiny_model(), corpus(5)
+    statistics = gradient_statistics(reader(model, 4), corpus(60))
+    with DynamicEvaluation(model, statistics, RATES) as dynamic:
+        found = evaluate(reader(model), tokens, update=dynamic.update)
+    assert found.nll == evaluate(reader(model), tokens).nll
+
+
+def test_trained_weights_come_back_bit_by_bit_even_after_an_error():
+    model = tiny_model()
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    statistics = gradient_statistics(reader(model, 4), corpus(60))
+
+    def stop(count):
+        assert not torch.equal(model.embed.weight, before["embed.weight"])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        with DynamicEvaluation(model, statistics, RATES) as dynamic:
+            evaluate(reader(model), corpus(30), update=dynamic.update, progress=stop)
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_shared_table_is_adapted_once_and_a_frozen_parameter_not_at_all():
+    model = tiny_model()
+    assert model.output.weight is model.embed.weight
+    names = [name for name, _ in model.named_parameters()]
+    assert len(adapted_parameters(model)) == len(names)
+    model.output.bias.requires_grad_(False)
+    assert len(adapted_parameters(model)) == len(names) - 1
+    statistics = gradient_statistics(reader(model, 4), corpus(60))
+    bias = model.output.bias.clone()
+    with DynamicEvaluation(model, statistics, RATES) as dynamic:
+        evaluate(
+            reader(model), corpus(30), update=dynamic.update,
+            progress=lambda count: torch.testing.assert_close(model.output.bias, bias),
+        )  # fmt: skip
+
+
+def test_a_parameter_without_a_gradient_stays():
+    model = tiny_model()
+    model.unused = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    statistics = gradient_statistics(reader(model, 4), corpus(60))
+    with DynamicEvaluation(model, statistics, RATES) as dynamic:
+        evaluate(reader(model), corpus(30), update=dynamic.update)
+        assert torch.equal(model.unused, torch.ones(3, dtype=torch.float64))
+
+
+def test_dropout_stays_off_and_the_run_repeats():
+    model = tiny_model(dropout=0.5)
+    statistics = gradient_statistics(reader(model, 4), corpus(60))
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        with DynamicEvaluation(model, statistics, RATES) as dynamic:
+            found.append(evaluate(reader(model), corpus(30), update=dynamic.update).nll)
+    assert found[0] == found[1] and not model.training
+
+
+def test_gradients_flow_even_where_the_caller_switched_them_off():
+    model = tiny_model()
+    with torch.no_grad():
+        statistics = gradient_statistics(reader(model, 4), corpus(60))
+        with DynamicEvaluation(model, statistics, RATES) as dynamic:
+            evaluate(reader(model), corpus(30), update=dynamic.update)
+
+
+@pytest.mark.parametrize(
+    "rates", [(-1.0, 0.1, 1e-3), (0.1, -0.1, 1e-3), (0.1, 0.1, 0.0), (float("nan"), 0.1, 1e-3)]
+)
+def test_impossible_rates_are_refused(rates):
+    statistics = GradientStatistics([], 1.0, 1)
+    with pytest.raises(ConfigurationError, match="dynamic evaluation"):
+        DynamicEvaluation(tiny_model(), statistics, DynamicRates(*rates))
+
+
+def test_no_batch_is_refused():
+    with pytest.raises(ConfigurationError, match="at least one batch"):
+        gradient_statistics(reader(tiny_model(), 4), corpus(60), 0)

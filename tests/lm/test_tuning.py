@@ -1,0 +1,71 @@
+import pytest
+import torch
+
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.dynamic_update import DynamicRates
+from spectral_fairseq.lm.dynamic_evaluation import DynamicEvaluation, gradient_statistics
+from spectral_fairseq.lm.evaluation import CacheGrid, evaluate, perplexity
+from spectral_fairseq.lm.tuning import (
+    GridPoint,
+    GridSearch,
+    check_dynamic_grid,
+    search_cache,
+    search_dynamic,
+)
+from tests.lm.test_dynamic_evaluation import reader
+from tests.lm.tiny_stateful import corpus, tiny_model
+
+
+def test_a_cache_is_searched_in_one_pass_of_the_model():
+    model, tokens = tiny_model(), corpus(50)
+    grid = CacheGrid(9, (0.0, 0.5, 1.0), (0.05, 0.3))
+    search = search_cache(reader(model), tokens, grid)
+    assert model.forwards == 10 and search.tokens == 50
+    assert [tuple(one.values.values()) for one in search.points] == [
+        (theta, weight) for theta in grid.thetas for weight in grid.weights
+    ]
+    for point in search.points:
+        alone = CacheGrid(9, [point.values["theta"]], [point.values["lambda"]])
+        nll = evaluate(reader(model), tokens, cache=alone).cached[0][0]
+        assert point.perplexity == pytest.approx(perplexity(nll, 50), rel=1e-12)
+    assert search.best.perplexity == min(one.perplexity for one in search.points)
+
+
+def test_trials_of_dynamic_evaluation_do_not_disturb_each_other():
+    model, tokens = tiny_model(), corpus(50)
+    before = [one.clone() for one in model.parameters()]
+    statistics = gradient_statistics(reader(model, 4), corpus(60))
+    rates = [DynamicRates(eta, decay, 1e-3) for eta in (1e-3, 2e-2) for decay in (0.0, 0.5)]
+    labels = [{"rate": one.rate, "decay": one.decay} for one in rates]
+    search = search_dynamic(reader(model), tokens, statistics, rates, labels)
+    for point, one in zip(search.points, rates):
+        with DynamicEvaluation(model, statistics, one) as dynamic:
+            nll = evaluate(reader(model), tokens, update=dynamic.update).nll
+        assert point.perplexity == perplexity(nll, 50)
+    assert len({point.perplexity for point in search.points}) == 4
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), before))
+
+
+def test_a_cache_can_be_searched_on_an_adapting_model():
+    model, tokens = tiny_model(), corpus(50)
+    statistics = gradient_statistics(reader(model, 4), corpus(60))
+    dynamic = DynamicEvaluation(model, statistics, DynamicRates(0.02, 0.3, 1e-3))
+    grid = CacheGrid(9, (0.5,), (0.2,))
+    found = search_cache(reader(model), tokens, grid, dynamic).best
+    with dynamic:
+        nll = evaluate(reader(model), tokens, cache=grid, update=dynamic.update).cached[0][0]
+    assert found.perplexity == perplexity(nll, 50)
+    assert found.perplexity != search_cache(reader(model), tokens, grid).best.perplexity
+
+
+def test_a_diverged_point_is_never_the_best():
+    points = [GridPoint({"rate": 1.0}, float("inf")), GridPoint({"rate": 0.1}, 50.0)]
+    assert GridSearch("dynamic", 9, points).best.values == {"rate": 0.1}
+    with pytest.raises(ConfigurationError, match="smaller"):
+        _ = GridSearch("dynamic", 9, points[:1]).best
+
+
+def test_impossible_grids_are_refused():
+    for rates, decays in (([], [0.1]), ([0.1], []), ([-0.1], [0.1])):
+        with pytest.raises(ConfigurationError):
+            check_dynamic_grid(rates, decays, 1e-3)
