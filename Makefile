@@ -15,6 +15,8 @@ VERSION_OK := import sys; sys.exit(not (3, 9) <= sys.version_info[:2] <= (3, 12)
 # Only looked for where an environment has to be made.
 FIND_PYTHON = for p in python3 python3.11 python3.12 python3.10 python3.9; do \
 	"$$p" -c '$(VERSION_OK)' 2>/dev/null && { command -v "$$p"; break; }; done
+# Where the examples' scripts find each other; two folders have a methods.py, so mypy runs twice.
+EXAMPLES := examples/common:examples
 LEGACY = $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 11))'
 
 .PHONY: setup quickstart test lint clean
@@ -69,7 +71,9 @@ lint: $(VENV)/.lint
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/mypy examples/quickstart
+	@MYPYPATH=$(EXAMPLES) $(BIN)/mypy examples/common examples/quickstart examples/tables.py \
+	  examples/translation_opendocs_de_en
+	@MYPYPATH=$(EXAMPLES) $(BIN)/mypy examples/lm_sotu
 
 clean:
 	rm -rf "$(VENV)" build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -8,17 +8,19 @@ is finished is not done again, so an interrupted run goes on where it was.
 from __future__ import annotations
 
 import argparse
-import errno
-import logging
 import os
-import signal
 import sys
 from pathlib import Path
-from typing import Any, NoReturn, Optional, Sequence
+from typing import Optional, Sequence
 
-from settings import UPDATES, Settings
+EXAMPLES = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(EXAMPLES / "common"))
 
-DEFAULT_CORPUS = Path(__file__).resolve().parents[1] / "data" / "opendocs_de_en"
+from command_line import exit_status  # noqa: E402
+from recipes import UPDATES  # noqa: E402
+from settings import TranslationSettings  # noqa: E402
+
+DEFAULT_CORPUS = EXAMPLES / "data" / "opendocs_de_en"
 
 
 def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
@@ -52,19 +54,20 @@ def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         type=Path,
         default=DEFAULT_CORPUS,
         metavar="DIR",
-        help="folder with corpus.json and its archive (default: the one shipped)",
+        help="folder with corpus.json and its archive, or with train.de, train.en and so on "
+        "(default: the one shipped)",
     )
     parser.add_argument(
         "--vocabulary",
         type=int,
-        default=Settings.vocabulary,
+        default=TranslationSettings.vocabulary,
         metavar="N",
         help="subwords (default: %(default)s)",
     )
     parser.add_argument(
         "--dim",
         type=int,
-        default=Settings.dim,
+        default=TranslationSettings.dim,
         metavar="D",
         help="of embeddings and layers (default: %(default)s)",
     )
@@ -90,47 +93,16 @@ Next:
 """
 
 
-def interrupted(signal_number: int, frame: Any) -> NoReturn:
-    """Treat a request to terminate like Ctrl-C."""
-    raise KeyboardInterrupt
-
-
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Command-line entry; returns the exit status."""
     arguments = parse_arguments(argv)
-    signal.signal(signal.SIGTERM, interrupted)
-    logging.disable(logging.INFO)  # fairseq sets the level of every library's log when imported
-    try:
-        # Not at the top: torch and fairseq take seconds to import, and --help needs neither.
-        import pipeline
-        from spectral_fairseq.errors import SpectralFairseqError
-    except ModuleNotFoundError as error:
-        print(
-            f"error: expected the Python package {error.name}; found none for {sys.executable}. "
-            "Run `make setup`, and start the quickstart with .venv/bin/python.",
-            file=sys.stderr,
-        )
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    try:
-        table = pipeline.run(arguments)
-        print(f"\n{table}{what_next(arguments.work_dir)}", end="")
-        return 0
-    except SpectralFairseqError as error:
-        print(f"error: {error}", file=sys.stderr)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.ENOTDIR):
-            raise
-        print(
-            f"error: expected to write into {arguments.work_dir}; found {error}. "
-            "Make room or give another --work-dir; the same command then goes on.",
-            file=sys.stderr,
-        )
-    except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on from here", file=sys.stderr)
-        return 130
-    return 1
+
+    def action() -> str:
+        import pipeline  # not at the top: torch and fairseq take seconds to import
+
+        return f"\n{pipeline.run(arguments)}{what_next(arguments.work_dir)}"
+
+    return exit_status(action, arguments.work_dir)
 
 
 if __name__ == "__main__":

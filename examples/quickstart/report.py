@@ -1,109 +1,17 @@
-"""What became of the embedding tables and of the translations: figures, table, picture."""
+"""The figures of both recipes as a table and as a picture."""
 
 from __future__ import annotations
 
-import os
-import platform
-from importlib import metadata
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, Sequence
 
 import torch
-
-import spectral_fairseq
-from spectral_fairseq.embeddings.svd import SVDEmbedding
-from spectral_fairseq.functional.isotropy import (
-    effective_rank,
-    isotropy_i1,
-    isotropy_i2,
-    log_partition,
-    mean_cosine,
-    right_singular_system,
-    rms_row_norm,
-)
-
-PACKAGES = ("torch", "fairseq", "ve-fairseq", "numpy", "sentencepiece", "sacrebleu", "matplotlib")
 
 # Okabe and Ito's blue and vermilion, told apart by lightness and by line style as well.
 STYLES = {
     "plain": {"color": "#D55E00", "linestyle": "--"},
     "spectrum_control": {"color": "#0072B2", "linestyle": "-"},
 }
-
-
-def table_figures(checkpoint: Path, binary: Path) -> Dict[str, Any]:
-    """Measures of a checkpoint's output table, over all words.
-
-    Padding and fairseq's filler symbols are no words and are left out.
-
-    Args:
-        checkpoint: of either recipe.
-        binary: fairseq's data folder, with the dictionaries.
-    """
-    from fairseq import checkpoint_utils
-
-    from spectral_fairseq.plugin.models.tables import uncounted_rows
-
-    models, _, task = checkpoint_utils.load_model_ensemble_and_task(
-        [str(checkpoint)], arg_overrides={"data": str(binary)}
-    )
-    embedding = models[0].decoder.embed_tokens
-    table = embedding.weight.detach()
-    counted = torch.ones(len(table), dtype=torch.bool)
-    counted[uncounted_rows(task.target_dictionary)] = False
-    table = table[counted]
-
-    sigma, directions = right_singular_system(table)
-    figures: Dict[str, Any] = {
-        "words": len(table),
-        "dimensions": table.size(1),
-        "mean_cosine": mean_cosine(table),
-        "rms_row_norm": rms_row_norm(table),
-        "sigma_last_to_first": float(sigma[-1] / sigma[0]),
-        "effective_rank": effective_rank(sigma),
-        "singular_values": [round(value, 6) for value in sigma.tolist()],
-    }
-    for convention, scale in (("as_is", 1.0), ("unit_rms_rows", 1 / rms_row_norm(table))):
-        log_z = log_partition(table, directions, scale=scale)
-        figures[f"isotropy_{convention}"] = {
-            "I1_both_signs": float(isotropy_i1(log_z)),
-            "I2_both_signs": float(isotropy_i2(log_z)),
-            "I1_one_sign": float(isotropy_i1(log_z[0])),
-            "I2_one_sign": float(isotropy_i2(log_z[0])),
-        }
-    if isinstance(embedding, SVDEmbedding):
-        figures["prior"] = [round(value, 6) for value in embedding.prior().tolist()]
-    return figures
-
-
-def scores(hypotheses: List[str], references: List[str]) -> Dict[str, Any]:
-    """SacreBLEU and chrF, each with its signature."""
-    from sacrebleu.metrics import BLEU, CHRF
-
-    result: Dict[str, Any] = {}
-    for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
-        score = metric.corpus_score(hypotheses, [references])
-        result[name] = round(score.score, 2)
-        result[f"{name}_signature"] = f"{score.name}|{metric.get_signature()}"
-    return result
-
-
-def versions() -> Dict[str, str]:
-    """Versions of all that could change a figure."""
-    found = {
-        "spectral_fairseq": spectral_fairseq.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpu_cores": str(os.cpu_count()),
-    }
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    if torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name(0)
-    return found
 
 
 def format_table(results: Dict[str, Dict[str, Any]], labels: Sequence[str], on_gpu: bool) -> str:

@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FOLDER = EXAMPLES / "data" / "opendocs_de_en"
 if not EXAMPLES.exists():
     pytest.skip("the examples are not beside these tests", allow_module_level=True)
-sys.path.insert(0, str(EXAMPLES / "quickstart"))
+sys.path.insert(0, str(EXAMPLES / "common"))
 
 import corpus  # noqa: E402
 

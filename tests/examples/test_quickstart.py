@@ -20,14 +20,17 @@ from spectral_fairseq.errors import ConfigurationError, DataError
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 if not EXAMPLES.exists():
     pytest.skip("the examples are not beside these tests", allow_module_level=True)
-sys.path.insert(0, str(EXAMPLES / "quickstart"))
+sys.path[:0] = [str(EXAMPLES / "common"), str(EXAMPLES / "quickstart")]
 
 import corpus  # noqa: E402
+import fairseq_log  # noqa: E402
 import jobs  # noqa: E402
+import machine  # noqa: E402
+import measures  # noqa: E402
 import pipeline  # noqa: E402
 import quickstart  # noqa: E402
-import recipes  # noqa: E402
 import report  # noqa: E402
+import translation  # noqa: E402
 from workdir import WorkDir, write_text  # noqa: E402
 
 PAIRS = {"train": 400, "valid": 12, "test": 7}
@@ -99,10 +102,10 @@ def job(script, tmp_path, label="job", progress=lambda line: None):
     return jobs.Job(label, ["sh", "-c", script], tmp_path / f"{label}.log", 4, " lines", progress)
 
 
-def run(work_jobs, tmp_path, together=True, **options):
+def run(work_jobs, tmp_path, at_once=2, **options):
     fd = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR)
     try:
-        jobs.run_jobs(work_jobs, together=together, threads=3, gpu=False, lock_fd=fd, **options)
+        jobs.run_jobs(work_jobs, at_once=at_once, threads=3, gpu=False, lock_fd=fd, **options)
     finally:
         os.close(fd)
 
@@ -116,8 +119,8 @@ def test_jobs_get_their_threads_no_gpu_and_a_log(tmp_path):
     assert ended[0].peak_bytes > 100_000
 
 
-@pytest.mark.parametrize("together", [True, False])
-def test_failure_shows_the_end_of_the_log_and_stops_the_others(tmp_path, together):
+@pytest.mark.parametrize("at_once", [2, 1])
+def test_failure_shows_the_end_of_the_log_and_stops_the_others(tmp_path, at_once):
     ended = {}
     begin = time.monotonic()
     with pytest.raises(jobs.JobFailed, match="exit status 3") as caught:
@@ -127,16 +130,24 @@ def test_failure_shows_the_end_of_the_log_and_stops_the_others(tmp_path, togethe
                 job("sleep 60", tmp_path, "good"),
             ],
             tmp_path,
-            together,
+            at_once,
             on_end=lambda job, usage: ended.update({job.label: usage}),
         )
     assert "what went wrong" in str(caught.value)
     assert time.monotonic() - begin < 50
     assert ended["bad"].exit_status == 3
-    if together:
+    if at_once == 2:
         assert ended["good"].exit_status == -signal.SIGTERM
     else:
         assert "good" not in ended
+
+
+def test_no_more_jobs_run_at_once_than_asked_for(tmp_path):
+    script = "mkdir running-$$; ls -d running-* | wc -l; sleep 0.5; rmdir running-$$"
+    names = [f"job{index}" for index in range(5)]
+    run([job(f"cd {tmp_path}; {script}", tmp_path, name) for name in names], tmp_path, at_once=2)
+    seen = [int((tmp_path / f"{name}.log").read_text()) for name in names]
+    assert max(seen) == 2 and len(seen) == 5
 
 
 def test_progress_is_read_from_new_lines_only(tmp_path, capsys):
@@ -180,7 +191,7 @@ def test_figures_of_an_interrupted_and_resumed_training(tmp_path):
         record("valid", valid_loss=4.5, valid_nll_loss=3.5, valid_ppl=11, valid_num_updates=40),
     ]
     path.write_text("\n".join(lines), "utf-8")
-    assert recipes.read_training_log(path) == {
+    assert fairseq_log.read_training_log(path) == {
         "valid_ppl": 8.0,
         "best_update": 30,
         "updates": 40,
@@ -188,11 +199,11 @@ def test_figures_of_an_interrupted_and_resumed_training(tmp_path):
     }
     path.write_text("no training\n", "utf-8")
     with pytest.raises(DataError, match="0 timed intervals"):
-        recipes.read_training_log(path)
+        fairseq_log.read_training_log(path)
 
 
 def test_training_progress():
-    progress = recipes.TrainingProgress()
+    progress = fairseq_log.TrainingProgress()
     assert progress("no record") is None
     assert progress(record("train_inner", num_updates=10, ppl=90)) == (10, "ppl 90")
     valid = record("valid", valid_ppl=32, valid_loss=6)
@@ -202,16 +213,16 @@ def test_training_progress():
 def test_translations_are_put_in_order_and_counted(tmp_path):
     path = tmp_path / "log"
     path.write_text("H-1\t-1\t_b\nD-1\t-1.0\tb c\nother\nD-0\t-0.5\ta\n", "utf-8")
-    assert recipes.read_translations(path, 2) == ["a", "b c"]
+    assert translation.read_translations(path, 2) == ["a", "b c"]
     with pytest.raises(DataError, match="3 translations"):
-        recipes.read_translations(path, 3)
+        translation.read_translations(path, 3)
 
 
 # -- the report
 
 
 def test_scores_carry_signatures():
-    same = report.scores(["The cat sat on the mat."], ["The cat sat on the mat."])
+    same = measures.scores(["The cat sat on the mat."], ["The cat sat on the mat."])
     assert (same["bleu"], same["chrf"]) == (100, 100)
     assert "tok:13a" in same["bleu_signature"] and "version:" in same["bleu_signature"]
     assert same["chrf_signature"].startswith("chrF2|") and "nc:6" in same["chrf_signature"]
@@ -349,7 +360,7 @@ def test_missing_package_is_named(monkeypatch):
         importlib.util, "find_spec", lambda name: None if name == "sacrebleu" else found(name)
     )
     with pytest.raises(ConfigurationError, match="package sacrebleu"):
-        pipeline.check_installation()
+        machine.check_installation()
 
 
 def test_error_is_one_line_before_anything_is_written(tmp_path):

@@ -1,17 +1,16 @@
-"""The numbers of the job: sizes, updates, optimiser. Quick to import."""
+"""The numbers of a translation job: sizes, updates, optimiser. Quick to import."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Chosen so that the whole job takes at most 15 minutes on two CPU cores; a GPU gets through more
-# in less. One number for both recipes: their tables are compared after equal work.
-UPDATES = {"cpu": 2000, "cuda": 8000}
-
 
 @dataclass(frozen=True)
-class Settings:
-    """All that decides the result; a work folder belongs to one setting of these."""
+class TranslationSettings:
+    """All that decides a result besides a recipe's own flags.
+
+    A work folder belongs to one setting of these.
+    """
 
     seed: int
     updates: int

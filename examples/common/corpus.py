@@ -1,4 +1,4 @@
-"""A corpus that ships with the project: checked, unpacked, cut into subwords, binarised."""
+"""A parallel corpus, packed with checksums or as plain files: checked, cut into subwords."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from spectral_fairseq.errors import DataError
 from workdir import write_text
 
 SPLITS = ("train", "valid", "test")
+SOURCE, TARGET = "de", "en"  # of a folder without a description
 RESTORE = "Restore the corpus folder from the project's repository or archive."
 
 
@@ -23,12 +24,17 @@ def sha256(data: bytes) -> str:
 
 
 def load_manifest(folder: Path) -> Dict[str, Any]:
-    """``corpus.json`` of a corpus folder: names, counts and checksums.
+    """What a corpus folder holds: names, counts and checksums.
+
+    They are read from ``corpus.json``. A folder without one, but with ``train.de``, ``train.en``
+    and so on in plain text, is described in the same form, with ``archive`` None.
 
     Raises:
         DataError: missing or damaged.
     """
     path = folder / "corpus.json"
+    if not path.exists() and (folder / f"train.{SOURCE}").exists():
+        return describe(folder)
     try:
         manifest = json.loads(path.read_text("utf-8"))
         for key in ("archive", "sha256", "files", "splits", "source_language", "target_language"):
@@ -40,23 +46,73 @@ def load_manifest(folder: Path) -> Dict[str, Any]:
         ) from None
 
 
+def describe(folder: Path) -> Dict[str, Any]:
+    """The description of a folder of plain text files.
+
+    Raises:
+        DataError: a file is missing, or two languages differ in their number of lines.
+    """
+    files: Dict[str, Any] = {}
+    pairs: Dict[str, int] = {}
+    for split in SPLITS:
+        counts = {}
+        for language in (SOURCE, TARGET):
+            name = f"{split}.{language}"
+            try:
+                data = (folder / name).read_bytes()
+            except OSError as error:
+                raise DataError(
+                    f"the file {folder / name}",
+                    error.strerror or str(error),
+                    f"A corpus folder holds train, valid and test, each as .{SOURCE} and .{TARGET}",
+                ) from None
+            files[name] = {"sha256": sha256(data), "bytes": len(data)}
+            counts[language] = data.count(b"\n")
+        if counts[SOURCE] != counts[TARGET]:
+            raise DataError(
+                f"{split}.{SOURCE} and {split}.{TARGET} in {folder} with equally many lines",
+                f"{counts[SOURCE]} and {counts[TARGET]}",
+                "Line k of one must translate line k of the other.",
+            )
+        pairs[split] = counts[SOURCE]
+    together = "".join(f"{name} {entry['sha256']}\n" for name, entry in files.items())
+    return {
+        "archive": None,
+        "sha256": sha256(together.encode()),
+        "source_language": SOURCE,
+        "target_language": TARGET,
+        "files": files,
+        "splits": {split: {"pairs": count} for split, count in pairs.items()},
+    }
+
+
 def unpack(folder: Path, destination: Path) -> Dict[str, Any]:
-    """Unpack a corpus, comparing the archive and each file with their checksums.
+    """Unpack or copy a corpus, comparing the archive and each file with their checksums.
 
     Only the files that the description names are written, under those names.
 
     Args:
-        folder: holds ``corpus.json`` and the archive.
+        folder: see :func:`load_manifest`.
         destination: receives ``train.de`` and so on.
 
     Returns:
-        The archive's checksum and the number of pairs of each split.
+        The corpus's checksum and the number of pairs of each split.
 
     Raises:
         DataError: something is missing or differs.
     """
     manifest = load_manifest(folder)
-    archive = folder / manifest["archive"]
+    if manifest["archive"] is None:
+        destination.mkdir(parents=True, exist_ok=True)
+        for name in manifest["files"]:
+            write_text(destination / name, (folder / name).read_text("utf-8"))
+    else:
+        _extract(manifest, folder / manifest["archive"], destination)
+    pairs = {split: counts["pairs"] for split, counts in manifest["splits"].items()}
+    return {"sha256": manifest["sha256"], "pairs": pairs}
+
+
+def _extract(manifest: Dict[str, Any], archive: Path, destination: Path) -> None:
     try:
         found = sha256(archive.read_bytes())
     except OSError as error:
@@ -76,8 +132,6 @@ def unpack(folder: Path, destination: Path) -> Dict[str, Any]:
                 write_text(destination / name, data.decode("utf-8"))
     except (tarfile.TarError, lzma.LZMAError, EOFError, KeyError) as error:
         raise DataError(f"a readable archive {archive}", str(error), RESTORE) from None
-    pairs = {split: counts["pairs"] for split, counts in manifest["splits"].items()}
-    return {"sha256": manifest["sha256"], "pairs": pairs}
 
 
 def read_lines(path: Path) -> Any:

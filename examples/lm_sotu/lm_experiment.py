@@ -1,0 +1,225 @@
+"""The steps of both commands: prepare, train, evaluate, tabulate; each of them once."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, replace
+from typing import Any, Dict, List, Sequence
+
+import measures
+import sotu
+import tables
+from language_model_job import LanguageModelRun, PreparedText
+from lm_settings import LanguageModelSettings
+from machine import available_cores, check_installation, device
+from methods import METHODS
+from spectral_fairseq.errors import ConfigurationError
+from workdir import WorkDir, write_json, write_text
+from workers import Workers
+
+DISK_SPACE = 60_000_000  # bytes: text and binary data
+CHECKPOINT_BYTES = 150  # of each parameter of the tables: two checkpoints and one being written
+TRIGRAM = {"valid": 125.0, "test": 111.0}
+"""Perplexities of an interpolated Kneser-Ney trigram model on the same text."""
+
+
+def settings_of(arguments: argparse.Namespace, seed: int) -> LanguageModelSettings:
+    """The settings that the command line asks for on this machine.
+
+    Raises:
+        ConfigurationError: a number that makes no sense.
+    """
+    for flag, value, least in (
+        ("seed", seed, 0),
+        ("epochs", arguments.epochs, 1),
+        ("dim", arguments.dim, 1),
+        ("hidden", arguments.hidden, 1),
+    ):
+        if value < least:
+            raise ConfigurationError(f"--{flag} of at least {least}", str(value), "Correct it.")
+    return LanguageModelSettings(
+        seed=seed,
+        epochs=arguments.epochs,
+        device=device(arguments.cpu),
+        corpus=sotu.TEXT_SHA256["train.tokens"],
+        dim=arguments.dim,
+        hidden=arguments.hidden,
+    )
+
+
+def _keep(work: WorkDir, settings: LanguageModelSettings) -> None:
+    common = asdict(settings)
+    del common["seed"]
+    work.keep_settings(common)
+
+
+def train(runs: Sequence[LanguageModelRun], workers: Workers) -> None:
+    """Train those that are not trained."""
+    due = {run.label: run for run in runs if not run.is_trained()}
+    workers.run(
+        [run.training() for run in due.values()],
+        on_end=lambda job, usage: due[job.label].training_ended(usage),
+    )
+
+
+def _tokens(prepared: Dict[str, Any]) -> int:
+    return prepared["tokens"]["train"] + prepared["lines"]["train"]
+
+
+def compare(arguments: argparse.Namespace) -> str:
+    """Every method with every seed; returns the table."""
+    check_installation()
+    work = WorkDir(arguments.work_dir)
+    of_seed = {seed: settings_of(arguments, seed) for seed in arguments.seeds}
+    with work.locked():
+        settings = next(iter(of_seed.values()))
+        _keep(work, settings)
+        workers = Workers(work, settings.device, arguments.at_once)
+        data = PreparedText(work, arguments.wheel)
+        print("[1/4] corpus", flush=True)
+        tokens = _tokens(data.prepare(workers))
+        # Seed by seed, so that methods are compared as early as possible.
+        runs = [
+            LanguageModelRun(
+                f"{method} {seed}",
+                METHODS[method],
+                of_seed[seed],
+                data,
+                work.root / method / f"seed-{seed}",
+                tokens,
+            )
+            for seed in of_seed
+            for method in arguments.methods
+        ]
+        trained = sum(run.is_trained() for run in runs)
+        print(f"[2/4] fairseq-train, {len(runs)} runs, {trained} done before", flush=True)
+        train(runs, workers)
+        left = [run for run in runs if not (run.folder / "figures.json").exists()]
+        print(f"[3/4] spectral-fairseq evaluate-lm, {len(left)} runs", flush=True)
+        workers.run([run.evaluation("test", "--gen-subset", "test") for run in left])
+        print("[4/4] measures", flush=True)
+        for run in left:
+            (figure,) = run.perplexity("test").values()
+            write_json(
+                run.folder / "figures.json",
+                {
+                    "test_ppl": figure["perplexity"],
+                    **run.figures(),
+                    "versions": measures.versions(),
+                    "settings": asdict(run.settings),
+                    "train_command": run.train_command,
+                },
+            )
+        table = tables.markdown(tables.read(work.root), baseline="awd_lstm")
+        write_text(work.root / "table.md", table)
+        return table
+
+
+def train_and_evaluate(arguments: argparse.Namespace) -> str:
+    """One model from nothing to all its perplexities; returns the table."""
+    check_installation()
+    work = WorkDir(arguments.work_dir)
+    settings = settings_of(arguments, arguments.seed)
+    with work.locked():
+        work.need_space(DISK_SPACE + CHECKPOINT_BYTES * sotu_parameters(settings))
+        work.keep_settings(
+            {
+                **asdict(settings),
+                "method": arguments.method,
+                "fine_tuning_epochs": arguments.fine_tuning_epochs,
+            }
+        )
+        # One process with all cores; evaluations share them.
+        alone = Workers(work, settings.device, 1)
+        data = PreparedText(work, arguments.wheel)
+        print("[1/4] corpus", flush=True)
+        tokens = _tokens(data.prepare(alone))
+        flags = METHODS[arguments.method]
+        trained = LanguageModelRun("SGD", flags, settings, data, work.root / "trained", tokens)
+        print(f"[2/4] fairseq-train, {settings.epochs} epochs of SGD", flush=True)
+        train([trained], alone)
+        tuned = LanguageModelRun(
+            "averaged SGD",
+            (
+                *flags,
+                *("--nt-asgd-from-start", "--nt-asgd-stop"),
+                *("--finetune-from-model", str(trained.best)),
+            ),
+            replace(settings, epochs=arguments.fine_tuning_epochs),
+            data,
+            work.root / "fine-tuned",
+            tokens,
+        )
+        print(f"[3/4] {tuned.settings.epochs} epochs of averaged SGD", flush=True)
+        train([tuned], alone)
+        print("[4/4] spectral-fairseq evaluate-lm", flush=True)
+        evaluate(trained, tuned, Workers(work, settings.device, available_cores()), arguments)
+        text = report(trained, tuned)
+        write_text(work.root / "results.txt", text)
+        return text
+
+
+def sotu_parameters(s: LanguageModelSettings) -> int:
+    """About how many numbers the model has."""
+    return 16_400 * s.dim + 4 * s.hidden * (s.dim + 4 * s.hidden)
+
+
+EVALUATIONS: Dict[str, Sequence[str]] = {
+    "plain": (),
+    "cache": ("--cache", "--tune"),
+    "dynamic": ("--dynamic", "--segment", "20", "--dynamic-batches", "200", "--tune"),
+}
+
+
+def evaluate(
+    trained: LanguageModelRun,
+    tuned: LanguageModelRun,
+    workers: Workers,
+    arguments: argparse.Namespace,
+) -> None:
+    """Every perplexity that is not measured yet."""
+    jobs: List[Any] = []
+    for run in (trained, tuned):
+        for name, flags in EVALUATIONS.items():
+            if run is trained and name != "plain":
+                continue
+            for split in ("valid", "test"):
+                stamp = f"evaluate_{run.folder.name}_{name}_{split}"
+                if run.data.work.is_done(stamp):
+                    continue
+                extra = ("--tune-tokens", str(arguments.tune_tokens)) if name == "dynamic" else ()
+                jobs.append(
+                    (
+                        run.evaluation(f"{name}-{split}", "--gen-subset", split, *flags, *extra),
+                        stamp,
+                    )
+                )
+    stamps = {id(job): stamp for job, stamp in jobs}
+
+    def ended(job: Any, usage: Any) -> None:
+        if usage.exit_status == 0:
+            trained.data.work.mark_done(stamps[id(job)], {})
+
+    workers.run([job for job, _ in jobs], on_end=ended)
+
+
+def report(trained: LanguageModelRun, tuned: LanguageModelRun) -> str:
+    """The table of perplexities, with how each was measured."""
+    rows = [("Kneser-Ney trigram", TRIGRAM["valid"], TRIGRAM["test"])]
+    signatures = []
+    for label, run, name in (
+        ("AWD-LSTM", trained, "plain"),
+        ("fine-tuned", tuned, "plain"),
+        ("fine-tuned, cache", tuned, "cache"),
+        ("fine-tuned, dynamic evaluation", tuned, "dynamic"),
+    ):
+        found = []
+        for split in ("valid", "test"):
+            # The last figure is that of the method; the plain one stands before it.
+            figure = list(run.perplexity(f"{name}-{split}").values())[-1]
+            found.append(figure["perplexity"])
+        signatures.append(f"{label}: {figure['signature']}")
+        rows.append((label, *found))
+    lines = ["| | valid | test |", "|---|---:|---:|"]
+    lines += [f"| {label} | {valid:.2f} | {test:.2f} |" for label, valid, test in rows]
+    return "\n".join([*lines, "", *signatures]) + "\n"

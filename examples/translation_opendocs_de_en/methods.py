@@ -1,0 +1,50 @@
+"""The plain recipe and each method, as the flags in which they differ. Quick to import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Tuple
+
+# An adversary or a mixture needs one of our criterions, with no penalty of its own.
+NO_PENALTY = ("--criterion", "mle_cosreg", "--cosreg-weight", "0")
+PLAIN_LOSS = ("--criterion", "label_smoothed_cross_entropy")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the table.
+
+    Args:
+        label: what the table calls it.
+        flags: what it adds to the common recipe.
+    """
+
+    label: str
+    flags: Tuple[str, ...]
+
+
+METHODS: Dict[str, Method] = {
+    "plain": Method("plain", ("--arch", "transformer", *PLAIN_LOSS)),
+    "spectrum_control": Method(
+        "spectrum control",
+        ("--arch", "transformer_sc", "--criterion", "spectrum_control"),
+    ),
+    "cosreg": Method(
+        "cosine regularisation", ("--arch", "transformer", "--criterion", "mle_cosreg")
+    ),
+    "weight_norm": Method(
+        "weight-norm regularisation", ("--arch", "transformer", "--criterion", "weight_norm")
+    ),
+    "weight_norm_init": Method(
+        "weight-norm initialisation",
+        ("--arch", "transformer_sc", "--embedding-type", "weight-norm", *PLAIN_LOSS),
+    ),
+    "adversarial": Method(
+        "adversarial softmax, 0.01",
+        ("--arch", "transformer", *NO_PENALTY, "--adversarial-epsilon", "0.01"),
+    ),
+    "mos": Method(
+        "mixture of 4 softmaxes",
+        ("--arch", "transformer_mos", "--mixture-components", "4", *NO_PENALTY),
+    ),
+}

@@ -1,0 +1,103 @@
+"""The comparison of methods: once as a whole on a few hundred pairs of plain text."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import spectral_fairseq
+from spectral_fairseq.errors import DataError
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+if not EXAMPLES.exists():
+    pytest.skip("the examples are not beside these tests", allow_module_level=True)
+FOLDER = EXAMPLES / "translation_opendocs_de_en"
+sys.path[:0] = [str(EXAMPLES / "common"), str(EXAMPLES), str(FOLDER)]
+
+import corpus  # noqa: E402
+from methods import METHODS  # noqa: E402
+
+PAIRS = {"train": 400, "valid": 12, "test": 7}
+
+
+@pytest.fixture(scope="module")
+def plain_text(tmp_path_factory):
+    """The first pairs of the corpus that ships, as files."""
+    folder, whole = tmp_path_factory.mktemp("corpus"), tmp_path_factory.mktemp("whole")
+    corpus.unpack(EXAMPLES / "data" / "opendocs_de_en", whole)
+    for split, count in PAIRS.items():
+        for language in ("de", "en"):
+            lines = corpus.read_lines(whole / f"{split}.{language}")[:count]
+            text = "".join(f"{line}\n" for line in lines)
+            (folder / f"{split}.{language}").write_text(text, "utf-8")
+    (folder / "train.src").write_text("not part of the corpus\n")
+    return folder
+
+
+def test_plain_text_is_a_corpus(plain_text, tmp_path):
+    found = corpus.unpack(plain_text, tmp_path / "text")
+    assert found["pairs"] == PAIRS
+    assert not (tmp_path / "text" / "train.src").exists()
+    before = found["sha256"]
+    line = (plain_text / "test.en").read_text("utf-8")
+    changed = tmp_path / "changed"
+    corpus.unpack(plain_text, changed)
+    (changed / "test.en").write_text(line.replace("a", "b", 1), "utf-8")
+    assert corpus.load_manifest(changed)["sha256"] != before
+    (changed / "test.en").write_text(line + "one more\n", "utf-8")
+    with pytest.raises(DataError, match="equally many lines"):
+        corpus.load_manifest(changed)
+    (changed / "valid.de").unlink()
+    with pytest.raises(DataError, match=r"valid\.de"):
+        corpus.load_manifest(changed)
+
+
+def test_flags_of_every_method_are_known():
+    from fairseq import options
+    from fairseq.criterions import CRITERION_REGISTRY
+
+    for method in METHODS.values():
+        arguments = ["data", *method.flags, "--optimizer", "adam"]
+        parsed = options.parse_args_and_arch(options.get_training_parser(), arguments)
+        assert parsed.criterion in CRITERION_REGISTRY
+
+
+def run(cwd, *options):
+    package = str(Path(spectral_fairseq.__file__).resolve().parents[1])
+    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    return subprocess.run(
+        [sys.executable, str(FOLDER / "run.py"), *map(str, options)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+
+
+@pytest.mark.slow
+def test_methods_are_added_to_a_finished_comparison(plain_text, tmp_path):
+    common = ("--corpus", plain_text, "--work-dir", "work", "--updates", "12", "--vocabulary")
+    common += ("400", "--dim", "16", "--layers", "1", "--cpu", "--seeds", "1", "--methods")
+    first = run(tmp_path, *common, "plain")
+    assert first.returncode == 0, first.stderr
+    work = tmp_path / "work"
+    before = {path: path.stat().st_mtime_ns for path in work.rglob("checkpoint_best.pt")}
+    assert len(before) == 1
+
+    second = run(tmp_path, *common, "plain", "mos")
+    assert second.returncode == 0, second.stderr
+    assert "2 runs, 1 done before" in second.stdout and "fairseq-generate, 1 runs" in second.stdout
+    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+    table = (work / "table.md").read_text("utf-8")
+    assert "| plain | 1 |" in table and "| mos | 1 |" in table and table in second.stdout
+    figures = json.loads((work / "mos" / "seed-1" / "figures.json").read_text("utf-8"))
+    assert figures["updates"] == 12 and "transformer_mos" in figures["train_command"]
+    assert [path.name for path in (work / "mos" / "seed-1" / "checkpoints").iterdir()] == [
+        "checkpoint_best.pt"
+    ]
+
+    other = run(tmp_path, *common, "plain", "--dim", 32)
+    assert other.returncode == 1 and "dim 16 -> 32" in other.stderr

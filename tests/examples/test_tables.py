@@ -1,0 +1,92 @@
+"""The table of results: means and spreads, differences seed by seed, what cannot be compared."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from spectral_fairseq.errors import DataError
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+if not EXAMPLES.exists():
+    pytest.skip("the examples are not beside these tests", allow_module_level=True)
+sys.path[:0] = [str(EXAMPLES / "common"), str(EXAMPLES)]
+
+import tables  # noqa: E402
+
+SIGNATURE = "BLEU|tok:13a"
+
+
+def add(folder, method, seed, **figures):
+    path = folder / method / f"seed-{seed}"
+    path.mkdir(parents=True)
+    (path / "figures.json").write_text(json.dumps({"bleu_signature": SIGNATURE, **figures}))
+    return path
+
+
+@pytest.fixture
+def runs(tmp_path):
+    for method, scores in {"plain": (10.0, 12.0), "sc": (11.5, 12.5)}.items():
+        for seed, score in enumerate(scores, 1):
+            add(tmp_path, method, seed, bleu=score, isotropy_as_is={"I1_both_signs": score / 100})
+    return tmp_path
+
+
+def test_mean_spread_and_paired_differences(runs):
+    rows = tables.summary(tables.read(runs), "plain")
+    assert list(rows) == ["plain", "sc"]
+    of, difference = rows["sc"]["bleu"]["of"], rows["sc"]["bleu"]["difference"]
+    assert (of.mean, of.seeds) == (12.0, 2) and of.deviation == pytest.approx(0.5**0.5)
+    # +1.5 and +0.5: their spread is not that of the scores.
+    assert difference.mean == 1.0 and difference.deviation == pytest.approx(0.5**0.5)
+    assert rows["plain"]["bleu"]["difference"] is None
+    text = tables.markdown(tables.read(runs), "plain")
+    assert "| sc | 2 | 12.0 ± 0.7 | +1.0 ± 0.7 | 0.120 ± 0.007 |" in text
+    assert text.count(SIGNATURE) == 1
+
+
+def test_one_seed_has_no_spread_and_unpaired_seeds_no_difference(tmp_path):
+    add(tmp_path, "plain", 1, bleu=10)
+    add(tmp_path, "sc", 2, bleu=11)
+    text = tables.markdown(tables.read(tmp_path), "plain")
+    assert "| plain | 1 | 10.0 |" in text and "| sc | 1 | 11.0 |  |" in text
+    assert "nan" not in text
+
+
+def test_unfinished_runs_are_left_out_and_logs_are_read(runs):
+    record = {"valid_loss": "4", "valid_nll_loss": "3", "valid_num_updates": "30"}
+    log = '| INFO | train_inner | {"num_updates": "10", "ups": "4", "ppl": "9"}\n' + (
+        f"| INFO | valid | {json.dumps(record)}\n"
+    )
+    (runs / "plain" / "seed-1" / "train.log").write_text(log)
+    (runs / "mos" / "seed-1").mkdir(parents=True)
+    (runs / "mos" / "seed-1" / "train.log").write_text(log)
+    results = tables.read(runs)
+    assert "mos" not in results
+    assert results["plain"][1]["valid_ppl"] == 8.0
+    assert results["plain"][1]["seconds_per_update"] == 0.25
+
+
+@pytest.mark.parametrize("figures", [{"bleu_signature": "BLEU|tok:none"}, {"updates": 7}])
+def test_what_cannot_be_compared_is_refused(tmp_path, figures):
+    add(tmp_path, "plain", 1, bleu=10, updates=6)
+    add(tmp_path, "sc", 1, **{"bleu": 11, "updates": 6, **figures})
+    with pytest.raises(DataError, match="one (bleu_signature|updates) in all runs"):
+        tables.read(tmp_path)
+
+
+def test_empty_and_damaged_folders_are_named(tmp_path):
+    with pytest.raises(DataError, match="figures.json"):
+        tables.read(tmp_path)
+    (add(tmp_path, "plain", 1) / "figures.json").write_text("{")
+    with pytest.raises(DataError, match="seed-1"):
+        tables.read(tmp_path)
+
+
+def test_command_prints_json_and_refuses_in_one_line(runs, tmp_path_factory, capsys):
+    assert tables.main([str(runs), "--baseline", "plain", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["sc"]["bleu"]["difference"]["mean"] == 1.0
+    assert tables.main([str(tmp_path_factory.mktemp("empty"))]) == 1
+    assert capsys.readouterr().err.startswith("error: expected")
