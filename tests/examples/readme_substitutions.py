@@ -41,9 +41,13 @@ CHECKPOINTS = {
     "checkpoint_best.pt": ("transformer_sc", "spectrum_control"),
     "plain.pt": ("transformer", "label_smoothed_cross_entropy"),
     "sc.pt": ("transformer_sc", "spectrum_control"),
+    "language_model.pt": ("transformer_lm_sc", "spectrum_control"),
 }
 # scripts that have a test of their own: here only their flags are parsed
 PARSED_ONLY = (
+    "examples/lm_sotu/compare.py",
+    "examples/lm_sotu/run.py",
+    "examples/lm_sotu/sotu.py",
     "examples/quickstart/quickstart.py",
     "examples/tables.py",
     "examples/translation_opendocs_de_en/run.py",
