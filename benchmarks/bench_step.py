@@ -1,6 +1,7 @@
 """A training step with spectrum control against the same step of plain fairseq.
 
-    python -m benchmarks.bench_step [--shape iwslt|wikitext103|tiny ...] [--device cpu|cuda]
+    python -m benchmarks.bench_step [--shape iwslt|wikitext103|xl-small|tiny ...]
+                                    [--device cpu|cuda] [--pairs N]
 
 Time: both models live in one process and take steps in turn, A B A B; the ratio is formed pair by
 pair, and its median is reported. Memory: each model in a process of its own; the peak resident
@@ -8,6 +9,11 @@ set on a CPU, the allocator's peak on a GPU. A step is criterion, backward, clip
 
 Where the orthogonality terms are computed every k-th update only, the spectrum-control time is
 the mean over k updates, from steps with and without them.
+
+The xl-small shape is Transformer-XL with an adaptive softmax, which plain fairseq has not: both
+variants are ours there, a plain table without penalties against an SVD table with all of spectrum
+control's, the spectral norms included. Its words are drawn by Zipf's law, because the step's cost
+depends on how many of them fall into each cluster.
 """
 
 from __future__ import annotations
@@ -32,6 +38,7 @@ from omegaconf import OmegaConf
 
 import spectral_fairseq  # noqa: F401  (registers with fairseq)
 from benchmarks.harness import in_fresh_process, paired_times, peak_resident_mib, print_result
+from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.plugin.criterions.penalties import interval_for
 
 SHAPES: Dict[str, Dict[str, Any]] = {
@@ -72,7 +79,30 @@ SHAPES: Dict[str, Dict[str, Any]] = {
         },
         "budget": {"time": 1.10, "memory": 1.10},
     },
+    "xl-small": {
+        "what": "transformer_xl_wt103_small, N = 267,735, d = 410, adaptive softmax, 8 streams of "
+        "150 tokens, memory 150",
+        "words": 267_735,
+        "sentences": 8,
+        "length": 150,
+        "stateful": True,
+        # Of the tokens 96.4 % are then among the first 20,000 words; 1.2, 2.1 and 0.3 % fall into
+        # the three clusters.
+        "zipf": 1.25,
+        "archs": ("transformer_xl_wt103_small", "transformer_xl_wt103_small"),
+        "tables": ("plain", "svd"),
+        "criterions": (
+            {"_name": "mle_cosreg", "cosreg_weight": 0.0},
+            {"_name": "spectrum_control", "orthogonality_weights": "0.001,0.001,0.001,0.001"},
+        ),
+        "model": {"spectrum_prior": "polynomial"},
+        "budget": {"time": 1.10, "memory": 1.10},
+    },
 }
+CRITERIONS = (
+    {"_name": "label_smoothed_cross_entropy", "label_smoothing": 0.1},
+    {"_name": "spectrum_control", "label_smoothing": 0.1},
+)
 SHAPES["tiny"] = {
     **SHAPES["iwslt"],
     "what": "the iwslt shape at width 32, to see that the benchmark runs",
@@ -104,15 +134,20 @@ class Step:
         dictionary = vocabulary(shape["words"])
         task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
         plain = variant == "plain"
-        self.model = self._build_model(shape, task, shape["archs"][0 if plain else 1])
+        index = 0 if plain else 1
+        options = dict(shape["model"])
+        if "tables" in shape:
+            options["embedding_type"] = shape["tables"][index]
+        self.model = self._build_model(shape, task, shape["archs"][index], options)
         self.model.to(device).train()
-        self.criterion = self._build_criterion(task, plain)
+        self.criterion = self._build_criterion(task, shape.get("criterions", CRITERIONS)[index])
         self.optimiser = torch.optim.Adam(self.model.parameters(), lr=1e-4, betas=(0.9, 0.98))
         self.sample = self._sample(shape, device, translation="encoder_layers" in shape["model"])
 
     @staticmethod
-    def _build_model(shape: Dict[str, Any], task: Any, arch: str) -> torch.nn.Module:
-        options = dict(shape["model"])
+    def _build_model(
+        shape: Dict[str, Any], task: Any, arch: str, options: Dict[str, Any]
+    ) -> torch.nn.Module:
         if arch not in MODEL_DATACLASS_REGISTRY and ARCH_MODEL_NAME_REGISTRY[arch] == "transformer":
             args = Namespace(**options)  # an argparse-style arch of the host
             ARCH_CONFIG_REGISTRY[arch](args)
@@ -131,22 +166,25 @@ class Step:
         return build_model(config.model, task)
 
     @staticmethod
-    def _build_criterion(task: Any, plain: bool) -> Any:
-        name = "label_smoothed_cross_entropy" if plain else "spectrum_control"
-        config = OmegaConf.structured(CRITERION_DATACLASS_REGISTRY[name])
+    def _build_criterion(task: Any, flags: Dict[str, Any]) -> Any:
+        config = OmegaConf.structured(CRITERION_DATACLASS_REGISTRY[flags["_name"]])
         OmegaConf.set_struct(config, False)
-        config = OmegaConf.merge(
-            config, {"_name": name, "sentence_avg": False, "label_smoothing": 0.1}
-        )
-        return build_criterion(config, task)
+        return build_criterion(OmegaConf.merge(config, {"sentence_avg": False, **flags}), task)
 
     @staticmethod
     def _sample(shape: Dict[str, Any], device: str, translation: bool) -> Dict[str, Any]:
         size = (shape["sentences"], shape["length"])
         generator = torch.Generator().manual_seed(2)
-        tokens = torch.randint(4, shape["words"], size, generator=generator).to(device)
+        if "zipf" in shape:
+            frequency = torch.arange(1.0, shape["words"] - 3).pow(-shape["zipf"])
+            drawn = torch.multinomial(frequency, size[0] * size[1], True, generator=generator)
+            tokens = (drawn + 4).view(size).to(device)
+        else:
+            tokens = torch.randint(4, shape["words"], size, generator=generator).to(device)
         lengths = torch.full((size[0],), size[1], device=device)
-        inputs = {"src_tokens": tokens, "src_lengths": lengths}
+        inputs: Dict[str, Any] = {"src_tokens": tokens, "src_lengths": lengths}
+        if shape.get("stateful"):
+            inputs["carry"] = Carry()
         if translation:
             inputs["prev_output_tokens"] = tokens.roll(1, dims=1)
         return {"ntokens": tokens.numel(), "net_input": inputs, "target": tokens}

@@ -1,6 +1,6 @@
 """The AWD-LSTM against each paper's method on it at one small budget, with a table at the end.
 
-Prepares the corpus, trains every method with every seed for the same number of epochs, measures
+Prepares the corpus, trains every method with every seed for the same number of updates, measures
 perplexity with carried state and the embedding tables. What is finished is not done again: after
 an interruption give the same command, and for more seeds or methods give more of them.
 """
@@ -35,11 +35,11 @@ def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         help=f"default: all of {', '.join(METHODS)}",
     )
     add(
-        "--epochs",
+        "--updates",
         type=int,
-        default=1,
+        default=1200,
         metavar="N",
-        help="of each training (default: %(default)s)",
+        help="of each training; about 2,620 are an epoch (default: %(default)s)",
     )
     add(
         "--work-dir",

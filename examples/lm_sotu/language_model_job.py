@@ -52,6 +52,7 @@ def train_command(
         ("--weight-decay", s.weight_decay),
         ("--clip-norm", s.clip_norm),
         ("--max-epoch", s.epochs),
+        ("--max-update", s.updates),
         ("--seed", s.seed),
         ("--save-dir", checkpoints),
         ("--num-workers", 0),
@@ -112,7 +113,8 @@ class LanguageModelRun:
         self.train_command = train_command(flags, settings, data.binary, folder / "checkpoints")
         self.stamp = "train_" + "_".join(folder.relative_to(data.work.root).parts)
         # About as many: the lengths of segments are drawn.
-        self.updates = settings.epochs * tokens // (settings.streams * settings.segment)
+        whole = settings.epochs * tokens // (settings.streams * settings.segment)
+        self.updates = min(whole, settings.updates or whole)
 
     def is_trained(self) -> bool:
         """Whether training came to its end."""
@@ -150,9 +152,20 @@ class LanguageModelRun:
 
     def perplexity(self, name: str) -> Dict[str, Any]:
         """The figures of an evaluation, one entry a method of evaluating."""
+        return {one["method"]: one for one in self._document(name)["figures"]}
+
+    def searched(self, name: str) -> Dict[str, float]:
+        """The best numbers of an evaluation's search; none without one."""
+        return {
+            number: value
+            for search in self._document(name)["tuning"]
+            for number, value in search["best"].items()
+        }
+
+    def _document(self, name: str) -> Dict[str, Any]:
         for line in self._log(name).read_text("utf-8", "replace").split("\n"):
             if line.startswith("{"):
-                return {one["method"]: one for one in json.loads(line)["figures"]}
+                return json.loads(line)
         raise DataError(
             f"the figures of evaluate-lm in {self._log(name)}",
             "none",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict, replace
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, NamedTuple, Sequence, Tuple
 
 import measures
 import sotu
 import tables
+from jobs import Job, Usage
 from language_model_job import LanguageModelRun, PreparedText
 from lm_settings import LanguageModelSettings
 from machine import available_cores, check_installation, device
@@ -19,19 +20,29 @@ from workers import Workers
 
 DISK_SPACE = 60_000_000  # bytes: text and binary data
 CHECKPOINT_BYTES = 150  # of each parameter of the tables: two checkpoints and one being written
+MANY_EPOCHS = 1000  # where updates decide
 TRIGRAM = {"valid": 125.0, "test": 111.0}
 """Perplexities of an interpolated Kneser-Ney trigram model on the same text."""
 
 
-def settings_of(arguments: argparse.Namespace, seed: int) -> LanguageModelSettings:
+def settings_of(
+    arguments: argparse.Namespace, seed: int, epochs: int, updates: int = 0
+) -> LanguageModelSettings:
     """The settings that the command line asks for on this machine.
+
+    Args:
+        arguments: the parsed command line.
+        seed: of the training.
+        epochs: likewise.
+        updates: at most; 0 for no such limit.
 
     Raises:
         ConfigurationError: a number that makes no sense.
     """
     for flag, value, least in (
         ("seed", seed, 0),
-        ("epochs", arguments.epochs, 1),
+        ("epochs", epochs, 1),
+        ("updates", updates, 0),
         ("dim", arguments.dim, 1),
         ("hidden", arguments.hidden, 1),
     ):
@@ -39,7 +50,8 @@ def settings_of(arguments: argparse.Namespace, seed: int) -> LanguageModelSettin
             raise ConfigurationError(f"--{flag} of at least {least}", str(value), "Correct it.")
     return LanguageModelSettings(
         seed=seed,
-        epochs=arguments.epochs,
+        epochs=epochs,
+        updates=updates,
         device=device(arguments.cpu),
         corpus=sotu.TEXT_SHA256["train.tokens"],
         dim=arguments.dim,
@@ -70,7 +82,10 @@ def compare(arguments: argparse.Namespace) -> str:
     """Every method with every seed; returns the table."""
     check_installation()
     work = WorkDir(arguments.work_dir)
-    of_seed = {seed: settings_of(arguments, seed) for seed in arguments.seeds}
+    of_seed = {
+        seed: settings_of(arguments, seed, MANY_EPOCHS, arguments.updates)
+        for seed in arguments.seeds
+    }
     with work.locked():
         settings = next(iter(of_seed.values()))
         _keep(work, settings)
@@ -119,7 +134,7 @@ def train_and_evaluate(arguments: argparse.Namespace) -> str:
     """One model from nothing to all its perplexities; returns the table."""
     check_installation()
     work = WorkDir(arguments.work_dir)
-    settings = settings_of(arguments, arguments.seed)
+    settings = settings_of(arguments, arguments.seed, arguments.epochs)
     with work.locked():
         work.need_space(DISK_SPACE + CHECKPOINT_BYTES * sotu_parameters(settings))
         work.keep_settings(
@@ -164,10 +179,38 @@ def sotu_parameters(s: LanguageModelSettings) -> int:
     return 16_400 * s.dim + 4 * s.hidden * (s.dim + 4 * s.hidden)
 
 
-EVALUATIONS: Dict[str, Sequence[str]] = {
-    "plain": (),
-    "cache": ("--cache", "--tune"),
-    "dynamic": ("--dynamic", "--segment", "20", "--dynamic-batches", "200", "--tune"),
+class Evaluation(NamedTuple):
+    """A way to measure perplexity.
+
+    Args:
+        label: of its row in the table.
+        flags: of evaluate-lm.
+        grid: flags of the search on valid; none if there is nothing to search.
+        found: name of a number searched -> flag that sets it.
+    """
+
+    label: str
+    flags: Tuple[str, ...] = ()
+    grid: Tuple[str, ...] = ()
+    found: Tuple[Tuple[str, str], ...] = ()
+
+
+# The authors adapt after every 5 tokens, with a rate of 5e-5 and a decay of .002; after 20, four
+# times as much is about the same, at a quarter of the time.
+EVALUATIONS: Dict[str, Evaluation] = {
+    "plain": Evaluation("fine-tuned"),
+    "cache": Evaluation(
+        "fine-tuned, continuous cache",
+        ("--cache",),
+        ("--tune",),
+        (("theta", "--cache-theta"), ("lambda", "--cache-lambda")),
+    ),
+    "dynamic": Evaluation(
+        "fine-tuned, dynamic evaluation",
+        ("--dynamic", "--segment", "20"),
+        ("--tune", "--tune-dynamic-rate", "1e-4,2e-4,4e-4", "--tune-dynamic-decay", "0.004,0.008"),
+        (("rate", "--dynamic-rate"), ("decay", "--dynamic-decay")),
+    ),
 }
 
 
@@ -177,42 +220,39 @@ def evaluate(
     workers: Workers,
     arguments: argparse.Namespace,
 ) -> None:
-    """Every perplexity that is not measured yet."""
-    jobs: List[Any] = []
-    for run in (trained, tuned):
-        for name, flags in EVALUATIONS.items():
-            if run is trained and name != "plain":
+    """Every perplexity that is not measured yet: valid, where numbers are searched, then test."""
+    work = trained.data.work
+    for split in ("valid", "test"):
+        jobs: Dict[str, Job] = {}
+        for run, name in [(trained, "plain"), *((tuned, name) for name in EVALUATIONS)]:
+            stamp = f"evaluate_{run.folder.name}_{name}_{split}"
+            if work.is_done(stamp):
                 continue
-            for split in ("valid", "test"):
-                stamp = f"evaluate_{run.folder.name}_{name}_{split}"
-                if run.data.work.is_done(stamp):
-                    continue
-                extra = ("--tune-tokens", str(arguments.tune_tokens)) if name == "dynamic" else ()
-                jobs.append(
-                    (
-                        run.evaluation(f"{name}-{split}", "--gen-subset", split, *flags, *extra),
-                        stamp,
-                    )
-                )
-    stamps = {id(job): stamp for job, stamp in jobs}
+            flags = [*EVALUATIONS[name].flags, "--gen-subset", split]
+            if split == "valid":
+                flags += EVALUATIONS[name].grid
+                flags += ["--tune-tokens", str(arguments.tune_tokens)] if name == "dynamic" else []
+            else:
+                best = run.searched(f"{name}-valid")
+                for number, flag in EVALUATIONS[name].found:
+                    flags += [flag, repr(best[number])]
+            jobs[stamp] = run.evaluation(f"{name}-{split}", *flags)
+        stamps = {job.label: stamp for stamp, job in jobs.items()}
 
-    def ended(job: Any, usage: Any) -> None:
-        if usage.exit_status == 0:
-            trained.data.work.mark_done(stamps[id(job)], {})
+        def ended(job: Job, usage: Usage, stamps: Dict[str, str] = stamps) -> None:
+            if usage.exit_status == 0:
+                work.mark_done(stamps[job.label], {})
 
-    workers.run([job for job, _ in jobs], on_end=ended)
+        workers.run(list(jobs.values()), on_end=ended)
 
 
 def report(trained: LanguageModelRun, tuned: LanguageModelRun) -> str:
     """The table of perplexities, with how each was measured."""
     rows = [("Kneser-Ney trigram", TRIGRAM["valid"], TRIGRAM["test"])]
     signatures = []
-    for label, run, name in (
-        ("AWD-LSTM", trained, "plain"),
-        ("fine-tuned", tuned, "plain"),
-        ("fine-tuned, cache", tuned, "cache"),
-        ("fine-tuned, dynamic evaluation", tuned, "dynamic"),
-    ):
+    shown = [("AWD-LSTM", trained, "plain")]
+    shown += [(one.label, tuned, name) for name, one in EVALUATIONS.items()]
+    for label, run, name in shown:
         found = []
         for split in ("valid", "test"):
             # The last figure is that of the method; the plain one stands before it.

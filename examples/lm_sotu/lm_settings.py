@@ -15,6 +15,7 @@ class LanguageModelSettings:
 
     seed: int
     epochs: int
+    updates: int  # at most, however many epochs they are; 0 for as many as that takes
     device: str
     corpus: str
     dim: int = 128

@@ -11,7 +11,15 @@ class Head(nn.Module):
 
     Args:
         table: one of :mod:`spectral_fairseq.embeddings`; it may be shared with look-ups.
+
+    Attributes:
+        own_loss: whether criterions take :meth:`loss` without being told to.
+        own_loss_in_evaluation: whether they do so in validation too, because scores of all words
+            for a batch would not fit.
     """
+
+    own_loss = False
+    own_loss_in_evaluation = False
 
     def __init__(self, table: Any) -> None:
         super().__init__()

@@ -46,6 +46,8 @@ class MixtureHead(Head):
         ConfigurationError: K < 1, or a dropout outside [0, 1).
     """
 
+    own_loss = True
+
     components: Final[int]
     context_dim: Final[int]
     bias: Optional[Tensor]

@@ -14,6 +14,7 @@ PARTS = (
     "spectral_fairseq.plugin.models.lstm",
     "spectral_fairseq.plugin.models.transformer",
     "spectral_fairseq.plugin.models.transformer_lm",
+    "spectral_fairseq.plugin.models.transformer_xl",
     "spectral_fairseq.plugin.optim.nt_asgd",
     "spectral_fairseq.plugin.optim.nt_asgd_schedule",
     "spectral_fairseq.plugin.optim.nt_asgd_trainer",

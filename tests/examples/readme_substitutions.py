@@ -89,8 +89,7 @@ RULES = (
         "--arch transformer_xl",
         (),
         "--decoder-embed-dim 16 --decoder-ffn-embed-dim 24 --decoder-layers 1 "
-        "--decoder-attention-heads 2 --decoder-head-dim 8 --mem-len 16 "
-        "--adaptive-softmax-cutoff 10,20",
+        "--decoder-attention-heads 2 --adaptive-softmax-cutoff 10,20,30",
     ),
     Rule("fairseq-train", r"--mixture-components|_mos", (), "--mixture-components 2"),
     Rule(

@@ -42,7 +42,6 @@ from spectral_fairseq.functional.spectrum_measures import (
 )
 from spectral_fairseq.functional.weight_norm import row_norms
 from spectral_fairseq.heads import SoftmaxHead
-from spectral_fairseq.heads.mixture import MixtureHead
 from spectral_fairseq.plugin.criterions.penalties import (
     ACTIVATION_PENALTIES,
     Penalties,
@@ -140,7 +139,8 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
 
     def forward(self, model: nn.Module, sample: Any, reduce: bool = True) -> Tuple[Any, Any, Any]:
         """As ``label_smoothed_cross_entropy``, with the penalties added to the loss in training."""
-        if not model.training:
+        head = getattr(decoder_of(model), "output_projection", None)
+        if not model.training and not getattr(head, "own_loss_in_evaluation", False):
             loss, sample_size, logging_output = super().forward(model, sample, reduce=reduce)
             logging_output.update(self._spectrum_of(model))
             return loss, sample_size, logging_output
@@ -157,6 +157,9 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         if self.report_accuracy:
             n_correct, total = self.compute_accuracy(model, likelihood.net_output, sample)
             logging_output["n_correct"], logging_output["total"] = int(n_correct), int(total)
+        if not model.training:
+            logging_output.update(self._spectrum_of(model))
+            return loss, sample_size, logging_output
         for penalty in self.penalties(model) + activation_penalties(likelihood.net_output):
             # See Note [The scale of a penalty].
             loss = loss + penalty.weight * penalty.value * sample_size
@@ -193,12 +196,13 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     def _blockwise_head(self, model: nn.Module) -> Any:
         """The head whose own loss is to be taken, or ``None`` for that of the full scores."""
         head = getattr(decoder_of(model), "output_projection", None)
-        if isinstance(head, MixtureHead):
+        if getattr(head, "own_loss", False):
             if self.adversarial_epsilon:
                 raise ConfigurationError(
                     "a single softmax for --adversarial-epsilon",
-                    f"the mixture {type(head).__name__}, which has no one logit for a target",
-                    "Use --output-head softmax, or drop --adversarial-epsilon.",
+                    f"{type(head).__name__}, which has no one logit for a target",
+                    "Use --output-head softmax (of a Transformer-XL with "
+                    "--adaptive-softmax-cutoff ''), or drop --adversarial-epsilon.",
                 )
             return head
         if not self.blockwise_loss:

@@ -1,13 +1,13 @@
 """Language-model architectures: fairseq's Transformer decoder with controlled embeddings."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+# No "from __future__ import annotations" here: fairseq and omegaconf read the field types.
+from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Optional
 
 from fairseq.models import register_model
 from fairseq.models import transformer_lm as host
 from fairseq.models.transformer import TransformerConfig
+from omegaconf import II
 from torch import nn
 
 from spectral_fairseq.plugin.models.decoder import SpectralTransformerDecoder
@@ -29,7 +29,20 @@ SIZES: Dict[str, Callable[[Any], None]] = {
 
 @dataclass
 class SpectralTransformerLMConfig(SpectralOptions, host.TransformerLanguageModelConfig):
-    """Every flag of the installed fairseq's ``transformer_lm``, and ours."""
+    """Every flag of the installed fairseq's ``transformer_lm``, and ours.
+
+    The table and the output are as wide as the layers unless told otherwise; in the host they keep
+    512 dimensions whatever ``decoder_embed_dim`` is, except under a named ``--arch``.
+    """
+
+    decoder_input_dim: int = field(
+        default=II("model.decoder_embed_dim"),
+        metadata={"help": "width of the table of look-ups; --decoder-embed-dim if unset"},
+    )
+    decoder_output_dim: int = field(
+        default=II("model.decoder_embed_dim"),
+        metadata={"help": "width of the output layer's table; --decoder-embed-dim if unset"},
+    )
 
 
 class SpectralTransformerLM(host.TransformerLanguageModel):
@@ -38,7 +51,7 @@ class SpectralTransformerLM(host.TransformerLanguageModel):
     add_args = classmethod(add_flags_without_defaults)
 
     @classmethod
-    def build_model(cls, args: Any, task: Any) -> SpectralTransformerLM:
+    def build_model(cls, args: Any, task: Any) -> "SpectralTransformerLM":
         """fairseq's hook.
 
         Raises:

@@ -1,0 +1,266 @@
+"""Transformer-XL: the network from tokens to the features that an output layer takes.
+
+Dai, Yang, Yang, Carbonell, Le, Salakhutdinov, ACL 2019 (Transformer-XL: Attentive Language Models
+beyond a Fixed-Length Context). Layers of relative attention (:mod:`relative_attention`) and a
+feed-forward part, each followed by its residual sum and layer normalisation. A layer attends over
+the segment and over the M positions before it, whose inputs to this layer were kept, without a
+gradient, when they were computed: section 3.2.
+
+Note [What a memory is worth]
+-----------------------------
+As long as nothing has been forgotten (M at least as long as the stream so far), segments with
+memory compute exactly what one long segment computes. With a shorter M a position attends over its
+segment, of T tokens, and M positions before it, in each of L layers: it depends on at most the
+L (M + T - 1) tokens before it, and on nothing further back. With ``same_length`` each query sees
+the M keys up to its own, in whatever segments they lie: the features then do not depend on where a
+stream is cut, and equal those of one long segment that starts L (M - 1) tokens earlier.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.lm.relative_attention import (
+    KeysValues,
+    Relative,
+    RelativeAttention,
+    sinusoids,
+    unseen_keys,
+)
+
+# Of each layer the inputs that it keeps, shape (B, M, d), oldest first.
+State = List[Tensor]
+
+
+class Features(NamedTuple):
+    """What the network computes for a segment.
+
+    Args:
+        dropped: the last layer's outputs after dropout, shape (B, T, d): what the output layer
+            takes.
+        raw: the same before dropout.
+        state: the memory after the segment, detached.
+    """
+
+    dropped: Tensor
+    raw: Tensor
+    state: State
+
+
+class TransformerXLLayer(nn.Module):
+    """Relative attention and a feed-forward part, normalised after each residual sum.
+
+    Args:
+        dim: d.
+        heads: number of heads.
+        head_dim: d_h, of each.
+        ffn_dim: width of the feed-forward part.
+        dropout: of both parts' outputs and of the feed-forward part's inner activations.
+        attention_dropout: of the attention probabilities.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        head_dim: int,
+        ffn_dim: int,
+        dropout: float,
+        attention_dropout: float,
+    ) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.attention = RelativeAttention(dim, heads, head_dim, attention_dropout)
+        self.attention_norm = nn.LayerNorm(dim)
+        self.inner = nn.Linear(dim, ffn_dim)
+        self.outer = nn.Linear(ffn_dim, dim)
+        self.ffn_norm = nn.LayerNorm(dim)
+
+    def forward(self, x: Tensor, context: KeysValues, relative: Relative) -> Tensor:
+        """Shape (B, T, d) to (B, T, d); ``context`` are keys and values of this layer's attention.
+
+        Its last T come from ``x`` itself.
+        """
+        x = self.attention_norm(x + self._dropped(self.attention(x, context, relative)))
+        inner = self._dropped(F.relu(self.inner(x)))
+        return self.ffn_norm(x + self._dropped(self.outer(inner)))
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+
+class TransformerXL(nn.Module):
+    """Look-up, layers, and the memory between segments.
+
+    Args:
+        embed_tokens: one of :mod:`spectral_fairseq.embeddings`, N x d; it may be shared with an
+            output layer. Its rows are multiplied by sqrt(d).
+        layers: L, 1 or more.
+        heads: number of heads.
+        head_dim: d_h, of each; heads * d_h need not be d.
+        ffn_dim: width of the feed-forward parts.
+        dropout: of embeddings, positions, every part of a layer, and the output.
+        attention_dropout: of the attention probabilities.
+        mem_len: M, positions that are remembered; 0 for none.
+        clamp_len: distances above it are encoded as it; 0 or less for no limit.
+        same_length: every query sees exactly the ``mem_len`` keys up to its own, as far as they
+            exist, rather than all of memory and segment.
+        init_std: weights start from N(0, init_std), layer-normalisation weights from
+            N(1, init_std), biases at 0.
+
+    Raises:
+        ConfigurationError: a size below 1, a probability outside [0, 1), a negative M, or
+            ``same_length`` with nothing to remember.
+    """
+
+    def __init__(
+        self,
+        embed_tokens: Any,
+        layers: int,
+        heads: int,
+        head_dim: int,
+        ffn_dim: int,
+        *,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        mem_len: int = 0,
+        clamp_len: int = 0,
+        same_length: bool = False,
+        init_std: float = 0.02,
+    ) -> None:
+        super().__init__()
+        _check_sizes(
+            {"layers": layers, "heads": heads, "head dimensions": head_dim, "inner units": ffn_dim}
+        )
+        for name, p in (("dropout", dropout), ("attention dropout", attention_dropout)):
+            if not 0.0 <= p < 1.0:
+                raise ConfigurationError(f"{name} in [0, 1)", repr(p), "Choose a value there.")
+        if mem_len < 0 or (same_length and mem_len == 0):
+            raise ConfigurationError(
+                "--mem-len to be 0 or more, and above 0 with --same-length",
+                repr(mem_len),
+                "Give the number of positions to remember.",
+            )
+        self.embed_tokens = embed_tokens
+        self.dim = embed_tokens.embedding_dim
+        self.dropout = dropout
+        self.mem_len, self.clamp_len, self.same_length = mem_len, clamp_len, same_length
+        self.layers = nn.ModuleList(
+            TransformerXLLayer(self.dim, heads, head_dim, ffn_dim, dropout, attention_dropout)
+            for _ in range(layers)
+        )
+        # u and v of the attention, the same for all layers.
+        self.content_bias = nn.Parameter(torch.empty(heads, head_dim))
+        self.position_bias = nn.Parameter(torch.empty(heads, head_dim))
+        self.reset_parameters(init_std)
+
+    def reset_parameters(self, std: float) -> None:
+        """Draw everything but the table, which its maker initialises."""
+        nn.init.normal_(self.content_bias, std=std)
+        nn.init.normal_(self.position_bias, std=std)
+        for module in self.layers.modules():
+            if isinstance(module, (nn.Linear, nn.LayerNorm)):
+                mean = 1.0 if isinstance(module, nn.LayerNorm) else 0.0
+                nn.init.normal_(module.weight, mean, std)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    @property
+    def output_dim(self) -> int:
+        """d, the width of the features."""
+        return self.dim
+
+    def forward(self, tokens: Tensor, state: Optional[State] = None) -> Features:
+        """Features of a segment.
+
+        Args:
+            tokens: shape (B, T), each row a stream of its own; padding, if any, at the end.
+            state: the memory that the streams' last segment left; ``None`` starts them.
+
+        Raises:
+            ConfigurationError: a memory of another number of streams or layers.
+        """
+        if state is not None:
+            self._check_state(state, tokens.size(0))
+        x = self._embedded(tokens)  # [B, T, d]
+        past = 0 if state is None else min(state[0].size(1), self.mem_len)
+        relative = self._relative(tokens.size(1), past + tokens.size(1), x)
+        after: State = []
+        for index, layer in enumerate(self.layers):
+            context = x
+            if state is not None and past > 0:
+                context = torch.cat([state[index][:, -past:].to(x.dtype), x], 1)  # [B, K, d]
+            after.append(context[:, max(context.size(1) - self.mem_len, 0) :].detach())
+            x = self._layer(layer, x, context, relative)
+        return Features(self._dropped(x), x, after)
+
+    def step(
+        self, tokens: Tensor, cache: Optional[Sequence[KeysValues]] = None
+    ) -> Tuple[Tensor, List[KeysValues]]:
+        """Go on with sequences of which nothing is to be forgotten, as in generation.
+
+        Steps that follow each other compute what :meth:`forward` computes for all their tokens as
+        one segment; keys and values are kept instead of their layer's inputs.
+
+        Args:
+            tokens: the new ones, shape (B, T).
+            cache: what the step before returned; ``None`` starts the sequences.
+
+        Returns:
+            The new tokens' features, shape (B, T, d), and the cache.
+        """
+        x = self._embedded(tokens)
+        past = 0 if cache is None else cache[0][0].size(2)
+        relative = self._relative(tokens.size(1), past + tokens.size(1), x)
+        grown: List[KeysValues] = []
+        layer: Any
+        for index, layer in enumerate(self.layers):
+            keys, values = layer.attention.keys_values(x)
+            if cache is not None:
+                keys = torch.cat([cache[index][0], keys], 2)
+                values = torch.cat([cache[index][1], values], 2)
+            grown.append((keys, values))
+            x = layer(x, (keys, values), relative)
+        return x, grown
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        return self._dropped(self.embed_tokens(tokens) * self.dim**0.5)
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+    @staticmethod
+    def _layer(layer: Any, x: Tensor, context: Tensor, relative: Relative) -> Tensor:
+        return layer(x, layer.attention.keys_values(context), relative)
+
+    def _relative(self, queries: int, keys: int, like: Tensor) -> Relative:
+        exact = torch.float64 if like.dtype == torch.float64 else torch.float32
+        distances = torch.arange(keys - 1, -1, -1, dtype=exact, device=like.device)
+        if self.clamp_len > 0:
+            distances = distances.clamp(max=self.clamp_len)
+        return Relative(
+            self._dropped(sinusoids(distances, self.dim).to(like.dtype)),
+            self.content_bias,
+            self.position_bias,
+            unseen_keys(queries, keys, self.mem_len if self.same_length else None, like.device),
+        )
+
+    def _check_state(self, state: State, streams: int) -> None:
+        if len(state) != len(self.layers) or state[0].size(0) != streams:
+            raise ConfigurationError(
+                f"a memory of {len(self.layers)} layers and {streams} streams",
+                f"one of {len(state)} layers and {state[0].size(0)} streams",
+                "Give each batch of streams a carry of its own, and reset it where the number "
+                "of streams changes.",
+            )
+
+
+def _check_sizes(sizes: Any) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ConfigurationError(f"1 or more {name}", repr(size), "Give more.")
