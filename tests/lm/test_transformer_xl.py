@@ -123,7 +123,8 @@ def test_dropout_falls_on_embeddings_positions_parts_and_output(monkeypatch):
     original = F.dropout
 
     def recording(values, p=0.5, training=True, inplace=False):
-        drawn.append((tuple(values.shape), p, training))
+        if p:  # attention without torch's fused kernel draws none at 0
+            drawn.append((tuple(values.shape), p, training))
         return original(values, p, training)
 
     monkeypatch.setattr(F, "dropout", recording)

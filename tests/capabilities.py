@@ -1,0 +1,28 @@
+"""What the installed torch can do, for tests that would say nothing about this package there."""
+
+import importlib
+
+import pytest
+import torch
+
+
+def _multiplies_halves() -> bool:
+    try:
+        torch.zeros(1, 1, dtype=torch.float16).mm(torch.zeros(1, 1, dtype=torch.float16))
+        return True
+    except RuntimeError:
+        return False
+
+
+def _watches_operators() -> bool:
+    module = importlib.import_module("torch.utils._python_dispatch")
+    return not hasattr(module, "push_torch_dispatch_mode")  # the form of torch < 1.13
+
+
+HALF_ON_CPU = pytest.mark.skipif(
+    not _multiplies_halves(), reason="this torch multiplies no float16 on a CPU"
+)
+WATCHING = pytest.mark.skipif(
+    not _watches_operators(), reason="this torch has no modes that watch operators"
+)
+FLOAT16 = pytest.param(torch.float16, marks=HALF_ON_CPU)
