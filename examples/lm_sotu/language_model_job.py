@@ -32,7 +32,7 @@ def train_command(
 ) -> List[str]:
     """``fairseq-train``; it goes on from ``checkpoint_last.pt`` if there is one."""
     command = ["fairseq-train", str(binary), "--user-dir", USER_DIR]
-    command += ["--task", "stateful_language_modeling", *flags]
+    command += ["--task", "stateful_language_modeling"]
     for flag, value in (
         ("--decoder-embed-dim", s.dim),
         ("--decoder-hidden-size", s.hidden),
@@ -61,7 +61,7 @@ def train_command(
         ("--distributed-world-size", 1),
     ):
         command += [flag, str(value)]
-    command += ["--variable-bptt", "--no-epoch-checkpoints"]
+    command += ["--variable-bptt", "--no-epoch-checkpoints", *flags]  # which may say otherwise
     return command + (["--cpu"] if s.device == "cpu" else [])
 
 

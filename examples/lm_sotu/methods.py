@@ -25,5 +25,6 @@ METHODS: Dict[str, Tuple[str, ...]] = {
     "mos": (
         *("--arch", "awd_lstm_mos_wt2", "--mixture-components", "4", "--mixture-dropout", "0.1"),
         *NO_PENALTY,
+        *("--lr", "15"),  # as published; at 30 the loss does not fall
     ),
 }
