@@ -5,7 +5,8 @@
 One measurement is the head alone, forward and backward: contexts in, gradients of contexts, prior,
 table out. ``softmax`` is torch's linear and cross entropy; ``softmax-blockwise`` this package's;
 ``softmax-torch`` torch's own fused ``linear_cross_entropy``, where there is one; ``dense`` is
-tests/reference/mixture.py; ``mos`` the blockwise loss, ``mos-stock`` a stock criterion's loss of
+tests/reference/mixture.py; ``mos`` the blockwise loss, ``mos-mm`` the same with torch.mm for the
+products that oneDNN takes (functional/products.py), ``mos-stock`` a stock criterion's loss of
 the head's log-mixture; names ending in ``-smoothed`` have label smoothing 0.1, those in ``-bf16``
 run under autocast.
 
@@ -16,11 +17,13 @@ from __future__ import annotations
 
 import argparse
 from typing import Any, Callable, Dict, List, Tuple
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 
 from benchmarks import harness
+from spectral_fairseq.functional import products
 from spectral_fairseq.functional.blockwise import blockwise_cross_entropy
 from spectral_fairseq.functional.mixture import log_mixture, mixture_cross_entropy
 from tests.reference import mixture as reference
@@ -29,7 +32,7 @@ SMOOTHING = 0.1
 DIMENSION, WORDS, TOKENS, COMPONENTS = 280, 10_000, 1024, 15
 VARIANTS = (
     "softmax", "softmax-blockwise", "softmax-torch", "softmax-smoothed",
-    "softmax-blockwise-smoothed", "dense", "mos", "mos-stock", "dense-smoothed", "mos-smoothed",
+    "softmax-blockwise-smoothed", "dense", "mos", "mos-mm", "mos-stock", "dense-smoothed", "mos-smoothed",
     "dense-bf16", "mos-bf16",
 )  # fmt: skip
 
@@ -59,7 +62,7 @@ def build(variant: str, components: int, words: int, tokens: int) -> Callable[[]
                 options=torch.nn.LinearCrossEntropyOptions(),
             )  # fmt: skip
         prior = F.log_softmax(logits, -1)
-        if kind == "mos":
+        if kind in ("mos", "mos-mm"):
             return mixture_cross_entropy(
                 contexts, prior, targets, table, label_smoothing=smoothing
             )[0]
@@ -67,8 +70,11 @@ def build(variant: str, components: int, words: int, tokens: int) -> Callable[[]
         return reference.smoothed_nll(mix(contexts, prior, table), targets, smoothing)[0]
 
     def run() -> None:
-        with torch.autocast("cpu", enabled=autocast, dtype=torch.bfloat16):
-            value = loss()
+        # The gradients are found in the forward pass, with all its products.
+        linear = None if kind == "mos-mm" else products._ONEDNN_LINEAR
+        with patch.object(products, "_ONEDNN_LINEAR", linear):
+            with torch.autocast("cpu", enabled=autocast, dtype=torch.bfloat16):
+                value = loss()
         value.backward()
         contexts.grad = logits.grad = table.grad = None
 
@@ -127,7 +133,7 @@ def main() -> None:
     parser.add_argument("--components", type=int, nargs="+", default=[1, 5, 10, 15])
     parser.add_argument("--words", type=int, nargs="*", default=[5_000, 20_000])
     parser.add_argument("--tokens", type=int, nargs="*", default=[256, 2048])
-    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--plot", help="write the growth with K, N and tokens to this image")
     parser.add_argument("--memory", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
