@@ -32,8 +32,8 @@ SMOOTHING = 0.1
 DIMENSION, WORDS, TOKENS, COMPONENTS = 280, 10_000, 1024, 15
 VARIANTS = (
     "softmax", "softmax-blockwise", "softmax-torch", "softmax-smoothed",
-    "softmax-blockwise-smoothed", "dense", "mos", "mos-mm", "mos-stock", "dense-smoothed", "mos-smoothed",
-    "dense-bf16", "mos-bf16",
+    "softmax-blockwise-smoothed", "dense", "mos", "mos-mm", "mos-stock", "dense-smoothed",
+    "mos-smoothed",    "dense-bf16", "mos-bf16",
 )  # fmt: skip
 
 
