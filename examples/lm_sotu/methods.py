@@ -17,9 +17,7 @@ METHODS: Dict[str, Tuple[str, ...]] = {
     "spectrum_control": (
         *SOFTMAX,
         *("--embedding-type", "svd", "--spectrum-prior", "exponential"),
-        # A step of SGD moves sigma towards the prior by 2 lr weight s^2 of their distance; with
-        # the default weight of 1e-4, made for Adam, that would be a third at every update.
-        *("--criterion", "spectrum_control", "--spectrum-weight", "1e-6"),
+        *("--criterion", "spectrum_control"),
     ),
     "weight_norm": (*SOFTMAX, "--criterion", "weight_norm"),
     "weight_norm_init": (*SOFTMAX, *NO_PENALTY, "--embedding-type", "weight-norm"),
