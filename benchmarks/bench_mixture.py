@@ -103,16 +103,26 @@ def measure(
     return rows
 
 
+# variant -> label, colour of the palette of Okabe and Ito, marker: they differ without colour too.
+SHOWN = {
+    "softmax": ("one softmax", "#000000", "o"),
+    "dense": ("mixture, tokens x K x N held", "#D55E00", "s"),
+    "mos": ("mixture, block by block", "#0072B2", "^"),
+}
+AXES = {"K": "K, components", "N": "N, words", "tokens": "tokens"}
+
+
 def plot(rows: List[Dict[str, Any]], path: str) -> None:
     """Time and memory against K, N and tokens."""
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(2, 3, figsize=(12, 6))
+    figure, axes = pyplot.subplots(2, 3, figsize=(10, 5.5), sharex="col", sharey="row")
     fixed = {"K": COMPONENTS, "N": WORDS, "tokens": TOKENS}
     for column, axis in enumerate(fixed):
         others = {key: value for key, value in fixed.items() if key != axis}
         for row, measure_name in enumerate(("seconds", "MiB")):
-            for variant in ("softmax", "dense", "mos"):
+            panel = axes[row][column]
+            for variant, (label, colour, marker) in SHOWN.items():
                 points = sorted(
                     {
                         (r[axis], r[measure_name])
@@ -120,12 +130,17 @@ def plot(rows: List[Dict[str, Any]], path: str) -> None:
                         if r["variant"] == variant and all(r[k] == v for k, v in others.items())
                     }
                 )
-                axes[row][column].plot(*zip(*points), marker="o", label=variant)
-            axes[row][column].set_xlabel(axis)
-            axes[row][column].set_ylabel(measure_name)
-    axes[0][0].legend()
+                panel.plot(*zip(*points), color=colour, marker=marker, label=label)
+                panel.set_xticks([x for x, _ in points])
+            panel.grid(alpha=0.3)
+            panel.spines[["top", "right"]].set_visible(False)
+        axes[0][column].set_title(", ".join(f"{k} = {v:,}" for k, v in others.items()), fontsize=10)
+        axes[1][column].set_xlabel(AXES[axis])
+    axes[0][0].set_ylabel("seconds, forward + backward")
+    axes[1][0].set_ylabel("memory on top, MiB")
+    axes[0][0].legend(frameon=False)
     figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(path, dpi=150)
 
 
 def main() -> None:
