@@ -19,7 +19,7 @@ sys.path[:0] = [str(EXAMPLES / "common"), str(EXAMPLES)]
 from command_line import exit_status  # noqa: E402
 from methods import METHODS  # noqa: E402
 
-EPOCHS, FINE_TUNING_EPOCHS, DIM, HIDDEN = 5, 2, 128, 256
+EPOCHS, FINE_TUNING_EPOCHS, DIM, HIDDEN = 4, 1, 128, 256
 
 
 def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:

@@ -19,6 +19,7 @@ DATA = {
     "data-bin/wikitext-2": "tiny_lm_data",
     "data-bin/wikitext-103": "tiny_lm_data",
     "data-bin/penn": "tiny_lm_data",
+    "data-bin/sotu": "tiny_lm_data",
     "data-bin/one-billion": "tiny_lm_data",
     "data-bin/text8": "tiny_lm_data",
     "fairseq/examples/translation/iwslt14.tokenized.de-en": "tiny_translation_data",
@@ -32,16 +33,22 @@ TEXTS = {
     "wikitext-103/wiki.train.tokens": "train.txt",
     "wikitext-103/wiki.valid.tokens": "valid.txt",
     "wikitext-103/wiki.test.tokens": "test.txt",
+    "sotu/train.tokens": "train.txt",
+    "sotu/valid.tokens": "valid.txt",
+    "sotu/test.tokens": "test.txt",
     "penn/train.txt": "train.txt",
     "penn/valid.txt": "valid.txt",
     "penn/test.txt": "test.txt",
 }
-# checkpoint that a README takes for granted -> (arch, criterion) of the fixture ``train``
+# checkpoint that a README takes for granted -> arguments of the fixture ``train``
 CHECKPOINTS = {
-    "checkpoint_best.pt": ("transformer_sc", "spectrum_control"),
-    "plain.pt": ("transformer", "label_smoothed_cross_entropy"),
-    "sc.pt": ("transformer_sc", "spectrum_control"),
-    "language_model.pt": ("transformer_lm_sc", "spectrum_control"),
+    "checkpoint_best.pt": ("transformer_sc", "spectrum_control", "--share-all-embeddings"),
+    "plain.pt": ("transformer", "label_smoothed_cross_entropy", "--share-all-embeddings"),
+    "sc.pt": ("transformer_sc", "spectrum_control", "--share-all-embeddings"),
+    "language_model.pt": (
+        *("transformer_lm_sc", "spectrum_control"),
+        "--share-decoder-input-output-embed",
+    ),
 }
 # scripts that have a test of their own: here only their flags are parsed
 PARSED_ONLY = (

@@ -79,13 +79,10 @@ def sandbox(tmp_path, request, bin_folder):
         for name, source in table.TEXTS.items():
             if str(Path(name).parent) in text:
                 link(tmp_path / name, request.getfixturevalue("tiny_lm_data") / source)
-        for name, (arch, criterion) in table.CHECKPOINTS.items():
+        for name, arguments in table.CHECKPOINTS.items():
             if f" {name}" in text:
                 train = request.getfixturevalue("train")
-                shutil.copy(
-                    train(arch, criterion, "--share-all-embeddings") / "checkpoint_best.pt",
-                    tmp_path / name,
-                )
+                shutil.copy(train(*arguments) / "checkpoint_best.pt", tmp_path / name)
         return tmp_path
 
     return make
