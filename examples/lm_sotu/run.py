@@ -19,7 +19,7 @@ sys.path[:0] = [str(EXAMPLES / "common"), str(EXAMPLES)]
 from command_line import exit_status  # noqa: E402
 from methods import METHODS  # noqa: E402
 
-EPOCHS, FINE_TUNING_EPOCHS, DIM, HIDDEN = 4, 1, 128, 256
+EPOCHS, FINE_TUNING_EPOCHS, DIM, HIDDEN = 3, 1, 128, 256
 
 
 def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
@@ -32,7 +32,7 @@ def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         ("--fine-tuning-epochs", FINE_TUNING_EPOCHS, "of averaged SGD after them"),
         ("--dim", DIM, "width of the embeddings"),
         ("--hidden", HIDDEN, "width of the LSTM layers but the last"),
-        ("--tune-tokens", 20_000, "of valid, on which dynamic evaluation's numbers are searched"),
+        ("--tune-tokens", 10_000, "of valid, on which dynamic evaluation's numbers are searched"),
     ):
         add(flag, type=int, default=default, metavar="N", help=f"{what} (default: %(default)s)")
     add(
