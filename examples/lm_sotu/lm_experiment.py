@@ -153,7 +153,7 @@ def train_and_evaluate(arguments: argparse.Namespace) -> str:
         tokens = _tokens(data.prepare(alone))
         flags = METHODS[arguments.method]
         trained = LanguageModelRun("SGD", flags, settings, data, work.root / "trained", tokens)
-        print(f"[2/4] fairseq-train, {settings.epochs} epochs of SGD", flush=True)
+        print(f"[2/4] fairseq-train with SGD, epochs: {settings.epochs}", flush=True)
         train([trained], alone)
         tuned = LanguageModelRun(
             "averaged SGD",
@@ -167,7 +167,7 @@ def train_and_evaluate(arguments: argparse.Namespace) -> str:
             work.root / "fine-tuned",
             tokens,
         )
-        print(f"[3/4] {tuned.settings.epochs} epochs of averaged SGD", flush=True)
+        print(f"[3/4] the same with averaged SGD, epochs: {tuned.settings.epochs}", flush=True)
         train([tuned], alone)
         print("[4/4] spectral-fairseq evaluate-lm", flush=True)
         evaluate(trained, tuned, Workers(work, settings.device, available_cores()), arguments)
