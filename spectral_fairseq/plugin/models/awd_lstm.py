@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
-from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel, register_model
+from fairseq.models import FairseqLanguageModel, register_model
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError
@@ -18,7 +18,7 @@ from spectral_fairseq.functional.activation_regularization import (
     activation_regularization,
     temporal_activation_regularization,
 )
-from spectral_fairseq.lm.awd_lstm import AWDLSTM, TIME, State, detached
+from spectral_fairseq.lm.awd_lstm import AWDLSTM, TIME, detached
 from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
 from spectral_fairseq.plugin.criterions.penalties import checked_weight
@@ -28,14 +28,12 @@ from spectral_fairseq.plugin.models.options import (
     refuse_unsupported,
     with_defaults,
 )
+from spectral_fairseq.plugin.models.stateful_decoder import StatefulDecoder
 from spectral_fairseq.plugin.models.tables import build_head, build_table
 
 logger = logging.getLogger(__name__)
 
 INIT_RANGE = 0.1  # of the published models' tables, uniform
-
-# A recurrent network reads any length; the host asks for a number.
-MAX_POSITIONS = 10**6
 
 
 @dataclass
@@ -72,7 +70,7 @@ class AWDLSTMConfig(SpectralOptions):
     )
 
 
-class AWDLSTMDecoder(FairseqIncrementalDecoder):
+class AWDLSTMDecoder(StatefulDecoder):
     """The network between the tables, fed segment by segment or token by token.
 
     Args:
@@ -83,14 +81,12 @@ class AWDLSTMDecoder(FairseqIncrementalDecoder):
         beta: weight of temporal activation regularisation.
     """
 
-    stateful = True
+    batch_dim = 1
 
     def __init__(
         self, dictionary: Any, network: AWDLSTM, head: Any, alpha: float, beta: float
     ) -> None:
-        super().__init__(dictionary)
-        self.network = network
-        self.output_projection = head
+        super().__init__(dictionary, network, head)
         self.alpha = alpha
         self.beta = beta
 
@@ -135,40 +131,6 @@ class AWDLSTMDecoder(FairseqIncrementalDecoder):
         if self.training:
             extra["activation_penalties"] = self._penalties(dropped, raw, tokens)
         return (dropped if features_only else self.output_layer(dropped)), extra
-
-    def extract_features(
-        self, prev_output_tokens: Tensor, **kwargs: Any
-    ) -> Tuple[Tensor, Dict[str, Any]]:
-        """As :meth:`forward`, without the output layer."""
-        return self(prev_output_tokens, features_only=True, **kwargs)
-
-    def output_layer(self, features: Tensor) -> Tensor:
-        """Scores, shape (B, T, N), of ``features``, shape (B, T, d_h)."""
-        return self.output_projection(features)
-
-    def max_positions(self) -> int:
-        """Segments of any length."""
-        return MAX_POSITIONS
-
-    def reorder_incremental_state(self, incremental_state: Any, new_order: Tensor) -> None:
-        """fairseq's hook: keep the states of the hypotheses that a search keeps."""
-        state = self._cached(incremental_state)
-        if state is not None:
-            self._cache(incremental_state, [(h[:, new_order], c[:, new_order]) for h, c in state])
-
-    def _cached(self, incremental_state: Any) -> Optional[State]:
-        cached = self.get_incremental_state(incremental_state, "state")
-        if not cached:
-            return None
-        layers = range(len(self.network.layers))
-        return [(cached[f"hidden{index}"], cached[f"cell{index}"]) for index in layers]
-
-    def _cache(self, incremental_state: Any, state: State) -> None:
-        # The host's type for a state: named tensors.
-        cached = {}
-        for index, (hidden, cell) in enumerate(state):
-            cached[f"hidden{index}"], cached[f"cell{index}"] = hidden, cell
-        self.set_incremental_state(incremental_state, "state", cached)
 
     def _penalties(
         self, dropped: Tensor, raw: Tensor, tokens: Tensor

@@ -12,14 +12,13 @@ from argparse import Namespace
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Tuple
 
-from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel, register_model
+from fairseq.models import FairseqLanguageModel, register_model
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings import PlainEmbedding
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.heads import AdaptiveSoftmaxHead
 from spectral_fairseq.lm.carry import Carry
-from spectral_fairseq.lm.relative_attention import KeysValues
 from spectral_fairseq.lm.transformer_xl import TransformerXL
 from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
 from spectral_fairseq.plugin.models.flat_config import to_namespace
@@ -28,6 +27,7 @@ from spectral_fairseq.plugin.models.options import (
     refuse_unsupported,
     with_defaults,
 )
+from spectral_fairseq.plugin.models.stateful_decoder import StatefulDecoder
 from spectral_fairseq.plugin.models.tables import build_head, build_table
 
 logger = logging.getLogger(__name__)
@@ -35,9 +35,6 @@ logger = logging.getLogger(__name__)
 INIT_STD = 0.02  # of the published model, all weights
 
 PUBLISHED_CUTOFFS = "20000,40000,200000"
-
-# Positions are relative; the host asks for a number.
-MAX_POSITIONS = 10**6
 
 
 @dataclass
@@ -78,7 +75,7 @@ class TransformerXLConfig(SpectralOptions):
     )
 
 
-class TransformerXLDecoder(FairseqIncrementalDecoder):
+class TransformerXLDecoder(StatefulDecoder):
     """The network and its output layer, fed segment by segment or token by token.
 
     Args:
@@ -86,13 +83,6 @@ class TransformerXLDecoder(FairseqIncrementalDecoder):
         network: look-up, layers and memory.
         head: output layer.
     """
-
-    stateful = True
-
-    def __init__(self, dictionary: Any, network: TransformerXL, head: Any) -> None:
-        super().__init__(dictionary)
-        self.network = network
-        self.output_projection = head
 
     def forward(
         self,
@@ -133,46 +123,12 @@ class TransformerXLDecoder(FairseqIncrementalDecoder):
         extra = {"features": raw, "attn": None}  # the host's search looks for attn
         return (features if features_only else self.output_layer(features)), extra
 
-    def extract_features(
-        self, prev_output_tokens: Tensor, **kwargs: Any
-    ) -> Tuple[Tensor, Dict[str, Any]]:
-        """As :meth:`forward`, without the output layer."""
-        return self(prev_output_tokens, features_only=True, **kwargs)
-
-    def output_layer(self, features: Tensor) -> Tensor:
-        """Scores, shape (B, T, N), of ``features``, shape (B, T, d)."""
-        return self.output_projection(features)
-
-    def max_positions(self) -> int:
-        """Segments of any length."""
-        return MAX_POSITIONS
-
-    def reorder_incremental_state(self, incremental_state: Any, new_order: Tensor) -> None:
-        """fairseq's hook: keep the keys and values of the hypotheses that a search keeps."""
-        cache = self._cached(incremental_state)
-        if cache is not None:
-            self._cache(incremental_state, [(k[new_order], v[new_order]) for k, v in cache])
-
     def _step(self, tokens: Tensor, incremental_state: Any) -> Tensor:
         cache = self._cached(incremental_state)
         known = 0 if cache is None else cache[0][0].size(2)
         features, cache = self.network.step(tokens[:, known:], cache)
         self._cache(incremental_state, cache)
         return features
-
-    def _cached(self, incremental_state: Any) -> Optional[List[KeysValues]]:
-        cached = self.get_incremental_state(incremental_state, "context")
-        if not cached:
-            return None
-        layers = range(len(self.network.layers))
-        return [(cached[f"keys{index}"], cached[f"values{index}"]) for index in layers]
-
-    def _cache(self, incremental_state: Any, cache: List[KeysValues]) -> None:
-        # The host's type for a state: named tensors.
-        cached = {}
-        for index, (keys, values) in enumerate(cache):
-            cached[f"keys{index}"], cached[f"values{index}"] = keys, values
-        self.set_incremental_state(incremental_state, "context", cached)
 
 
 class TransformerXLLanguageModel(FairseqLanguageModel):
