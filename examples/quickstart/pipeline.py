@@ -13,7 +13,8 @@ from machine import available_cores, check_installation, device
 from recipes import RECIPES, UPDATES
 from settings import TranslationSettings
 from spectral_fairseq.errors import ConfigurationError
-from translation_job import PREPARATION, PreparedCorpus, TranslationRun, train_all
+from training import train_all
+from translation_job import PREPARATION, PreparedCorpus, TranslationRun
 from workdir import WorkDir, write_json, write_text
 from workers import Workers
 

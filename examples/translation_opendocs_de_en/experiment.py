@@ -13,7 +13,8 @@ from machine import check_installation, device
 from methods import METHODS
 from settings import TranslationSettings
 from spectral_fairseq.errors import ConfigurationError
-from translation_job import PreparedCorpus, TranslationRun, train_all
+from training import train_all
+from translation_job import PreparedCorpus, TranslationRun
 from workdir import WorkDir, write_json, write_text
 from workers import Workers
 
