@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict, replace
-from typing import Any, Dict, NamedTuple, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import measures
 import sotu
@@ -27,7 +27,7 @@ TRIGRAM = {"valid": 125.0, "test": 111.0}
 
 
 def settings_of(
-    arguments: argparse.Namespace, seed: int, epochs: int, updates: int = 0
+    arguments: argparse.Namespace, seed: int, epochs: int, updates: Optional[int] = None
 ) -> LanguageModelSettings:
     """The settings that the command line asks for on this machine.
 
@@ -35,7 +35,7 @@ def settings_of(
         arguments: the parsed command line.
         seed: of the training.
         epochs: likewise.
-        updates: at most; 0 for no such limit.
+        updates: at most; None for no such limit.
 
     Raises:
         ConfigurationError: a number that makes no sense.
@@ -43,7 +43,7 @@ def settings_of(
     for flag, value, least in (
         ("seed", seed, 0),
         ("epochs", epochs, 1),
-        ("updates", updates, 0),
+        ("updates", 1 if updates is None else updates, 1),
         ("dim", arguments.dim, 1),
         ("hidden", arguments.hidden, 1),
     ):
@@ -52,7 +52,7 @@ def settings_of(
     return LanguageModelSettings(
         seed=seed,
         epochs=epochs,
-        updates=updates,
+        updates=updates or 0,
         device=device(arguments.cpu),
         corpus=sotu.TEXT_SHA256["train.tokens"],
         dim=arguments.dim,
@@ -129,6 +129,10 @@ def train_and_evaluate(arguments: argparse.Namespace) -> str:
     check_installation()
     work = WorkDir(arguments.work_dir)
     settings = settings_of(arguments, arguments.seed, arguments.epochs)
+    if arguments.fine_tuning_epochs < 1:
+        raise ConfigurationError(
+            "--fine-tuning-epochs of at least 1", str(arguments.fine_tuning_epochs), "Correct it."
+        )
     with work.locked():
         work.need_space(DISK_SPACE + CHECKPOINT_BYTES * sotu_parameters(settings))
         work.keep_settings(

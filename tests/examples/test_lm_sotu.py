@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from spectral_fairseq.errors import ConfigurationError
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 if not EXAMPLES.exists():
     pytest.skip("the examples are not beside these tests", allow_module_level=True)
@@ -94,3 +96,28 @@ def test_one_model_from_nothing_to_all_its_perplexities(scripts, small_text, tmp
     }
     assert all(1 < float(cell) < 200 for row in rows.values() for cell in row)
     assert rows["AWD-LSTM"] != rows["fine-tuned"] != rows["fine-tuned, continuous cache"]
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [
+        ("compare", "--updates"),
+        ("compare", "--hidden"),
+        ("run", "--epochs"),
+        ("run", "--fine-tuning-epochs"),
+        ("run", "--dim"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused_before_anything_is_written(
+    scripts, tmp_path, command, flag
+):
+    compare, run, experiment = scripts
+    script, action = {
+        "compare": (compare, experiment.compare),
+        "run": (run, experiment.train_and_evaluate),
+    }[command]
+    work = tmp_path / "work"
+    arguments = script.parse_arguments(["--cpu", flag, "0", "--work-dir", str(work)])
+    with pytest.raises(ConfigurationError, match=f"{flag} of at least 1"):
+        action(arguments)
+    assert not work.exists()
