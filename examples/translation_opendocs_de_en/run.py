@@ -37,7 +37,7 @@ def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     add(
         "--updates",
         type=int,
-        default=2000,
+        default=1500,
         metavar="N",
         help="of each training (default: %(default)s)",
     )

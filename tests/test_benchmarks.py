@@ -1,0 +1,109 @@
+"""Every benchmark still starts and prints its figures, at sizes at which they mean nothing."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+if not (Path(__file__).resolve().parents[1] / "benchmarks").exists():
+    pytest.skip("the benchmarks are not beside these tests", allow_module_level=True)
+
+from benchmarks import (
+    bench_analysis,
+    bench_awd_lstm,
+    bench_decoding,
+    bench_mixture,
+    bench_penalties,
+    bench_step,
+    harness,
+    mixture_posteriors,
+)
+
+
+@pytest.fixture
+def figures(monkeypatch, capsys):
+    """Run a benchmark's ``main`` and return the JSON of its last line.
+
+    The memory of a process of its own takes seconds a figure: only one test measures it.
+    """
+
+    def run(module, *argv):
+        monkeypatch.setattr(harness, "in_fresh_process", lambda *_: 1.0)
+        monkeypatch.setattr(bench_step, "in_fresh_process", lambda *_: 1.0)
+        monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, argv)])
+        module.main()
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    return run
+
+
+def test_step(figures):
+    found = figures(bench_step, "--shape", "tiny", "--device", "cpu", "--pairs", 1)
+    assert found["results"]["tiny"]["time_ratio"] > 0
+
+
+def test_penalties(figures):
+    rows = figures(bench_penalties, "--shape", "tiny", "--repetitions", 1)["rows"]
+    assert {"plain", "cosine", "weight norm"} <= {row["penalty"] for row in rows}
+    assert all(row["seconds"] > 0 for row in rows)
+
+
+def test_mixture(figures, monkeypatch, tmp_path):
+    monkeypatch.setattr(bench_mixture, "DIMENSION", 8)
+    monkeypatch.setattr(bench_mixture, "WORDS", 40)
+    monkeypatch.setattr(bench_mixture, "TOKENS", 6)
+    plot = tmp_path / "growth.png"
+    found = figures(
+        bench_mixture, "--components", 2, 3, "--words", 30, "--tokens", 5, "--repetitions", 1,
+        "--plot", plot,
+    )  # fmt: skip
+    assert found["speedup_over_dense"] > 0 and plot.stat().st_size > 0
+
+
+def test_memory_is_measured_in_a_fresh_process():
+    arguments = ["--memory", "dense", "8", "20000", "64"]
+    # Scores and probabilities of 64 x 8 x 20,000, 39 MiB each, and their gradients.
+    assert harness.in_fresh_process("benchmarks.bench_mixture", arguments) > 100
+
+
+def test_decoding(figures):
+    flags = ("--components", 2, "--words", 50, "--dim", 16, "--repetitions", 1)
+    assert len(figures(bench_decoding, *flags)["rows"]) == 2
+
+
+@pytest.mark.parametrize("components", [0, 2])
+def test_awd_lstm(figures, monkeypatch, components):
+    sizes = (50, 8, 12, 8, components, 3, 5)
+    monkeypatch.setitem(bench_awd_lstm.SHAPES, "sotu", sizes)
+    found = figures(bench_awd_lstm, "--repetitions", 1)
+    assert ("product_ratio" in found) == bool(components)
+
+
+def test_analysis(figures):
+    assert figures(bench_analysis, "--rows", 300, "--dim", 8)["seconds"] > 0
+
+
+def test_posteriors(figures, train, tiny_translation_data):
+    checkpoint = train("transformer_mos", "mle_cosreg", "--mixture-components", "3")
+    found = figures(
+        mixture_posteriors, checkpoint / "checkpoint_last.pt", tiny_translation_data,
+        "--tokens", 20,
+    )  # fmt: skip
+    assert found["components"] == 3 and found["tokens"] >= 20
+    # Barely trained: no expert is negligible for any word.
+    assert found["below"]["1e-08"] == 0.0
+
+
+def test_posteriors_sum_to_one(train, tiny_translation_data):
+    from fairseq import checkpoint_utils
+
+    checkpoint = train("transformer_mos", "mle_cosreg", "--mixture-components", "3")
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task(
+        [str(checkpoint / "checkpoint_last.pt")],
+        arg_overrides={"data": str(tiny_translation_data)},
+    )
+    task.load_dataset("valid")
+    shares = mixture_posteriors.posteriors(models[0].eval(), task, "valid", 20)
+    assert torch.allclose(shares.sum(1), torch.ones(len(shares)), atol=1e-5)
