@@ -62,7 +62,8 @@ def test_mixture(figures, monkeypatch, tmp_path):
     assert found["speedup_over_dense"] > 0 and plot.stat().st_size > 0
 
 
-def test_memory_is_measured_in_a_fresh_process():
+def test_memory_is_measured_in_a_fresh_process(monkeypatch):
+    monkeypatch.chdir(Path(harness.__file__).parents[1])
     arguments = ["--memory", "dense", "8", "20000", "64"]
     # Scores and probabilities of 64 x 8 x 20,000, 39 MiB each, and their gradients.
     assert harness.in_fresh_process("benchmarks.bench_mixture", arguments) > 100
