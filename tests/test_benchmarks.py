@@ -13,6 +13,7 @@ if not (Path(__file__).resolve().parents[1] / "benchmarks").exists():
 from benchmarks import (
     bench_analysis,
     bench_awd_lstm,
+    bench_block_memory,
     bench_decoding,
     bench_mixture,
     bench_penalties,
@@ -67,6 +68,14 @@ def test_memory_is_measured_in_a_fresh_process(monkeypatch):
     arguments = ["--memory", "dense", "8", "20000", "64"]
     # Scores and probabilities of 64 x 8 x 20,000, 39 MiB each, and their gradients.
     assert harness.in_fresh_process("benchmarks.bench_mixture", arguments) > 100
+
+
+def test_block_memory(figures, monkeypatch):
+    flags = ("--words", 50, "--dim", 4, "--batches", 1)
+    assert len(figures(bench_block_memory, *flags)["rows"]) == 5
+    arguments = "mod --memory every-shape 2 50 4 1".split()
+    monkeypatch.setattr(sys, "argv", arguments)
+    bench_block_memory.main()
 
 
 def test_decoding(figures):

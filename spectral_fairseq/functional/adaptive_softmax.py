@@ -40,9 +40,9 @@ from spectral_fairseq.functional.blockwise import (
     product_dtype,
     scaled_gradients,
     softmax_,
-    tokens_per_block,
 )
 from spectral_fairseq.functional.products import matmul_transposed
+from spectral_fairseq.functional.token_blocks import filled, token_blocks, tokens_per_block
 
 
 def check_cutoffs(cutoffs: Sequence[int], vocabulary: int) -> Tuple[int, ...]:
@@ -138,46 +138,44 @@ class _Sums:
         probabilities: Tensor,
         table: Tensor,
         words: Tensor,
-        weights: Optional[Tensor],
-        hits: Optional[Tensor],
+        weights: Tensor,
+        hits: Tensor,
     ) -> None:
         """Add what follows from d loss / d s = weights * p - hits * [v = words].
 
         Args:
-            tokens: index of each row's token, shape (r,), each once.
+            tokens: index of each row's token, each once; rows past the last of them count for
+                nothing, and their weights and hits are zero.
             first: word of the first column.
             rows: contexts, shape (r, d), in the dtype of the products.
             probabilities: p, shape (r, n).
             table: the n words' rows of W, in the dtype of the products.
             words: target's column of each row, shape (r,).
-            weights: shape (r,); ``None`` for 1.
-            hits: shape (r,), 1 or 0; ``None`` for 1.
+            weights: shape (r,).
+            hits: shape (r,), 1 or 0.
         """
         exact = probabilities.dtype
         lean = probabilities.to(rows.dtype)
         if self.contexts is not None:
             gradient = matmul_transposed(lean, table.t()).to(exact)  # [r, d]
-            if weights is not None:
-                gradient *= weights.unsqueeze(1)
-            vectors = table[words].to(exact)
-            gradient -= vectors if hits is None else vectors * hits.unsqueeze(1)
-            self.contexts.index_add_(0, tokens, gradient)
+            gradient *= weights.unsqueeze(1)
+            gradient -= table[words].to(exact) * hits.unsqueeze(1)
+            self.contexts.index_add_(0, tokens, gradient[: tokens.size(0)])
         end = first + table.size(0)
         if self.matrix is not None:
             few = rows.to(exact)
-            weighted = rows if weights is None else (few * weights.unsqueeze(1)).to(rows.dtype)
+            weighted = (few * weights.unsqueeze(1)).to(rows.dtype)
             into = self.matrix[first:end]
             if rows.dtype == exact:
                 # In place: a cluster's share of the table may be most of it, and its tokens few.
                 into.addmm_(lean.t(), weighted)
             else:
                 into += lean.t() @ weighted
-            into.index_add_(0, words, few if hits is None else few * hits.unsqueeze(1), alpha=-1)
+            into.index_add_(0, words, few * hits.unsqueeze(1), alpha=-1)
         if self.bias is not None:
             into = self.bias[first:end]
-            into += probabilities.sum(0) if weights is None else weights @ probabilities
-            ones = probabilities.new_ones(words.shape) if hits is None else hits
-            into.index_add_(0, words, ones, alpha=-1)
+            into += weights @ probabilities
+            into.index_add_(0, words, hits, alpha=-1)
 
 
 class _AdaptiveCrossEntropy(torch.autograd.Function):
@@ -205,13 +203,6 @@ class _AdaptiveCrossEntropy(torch.autograd.Function):
         nll = contexts.new_zeros((), dtype=exact)
         of_clusters = torch.zeros_like(cluster_scores, dtype=exact)
 
-        def scores_of(tokens: Tensor, start: int, end: int, table: Tensor) -> Tuple[Tensor, Tensor]:
-            rows = contexts[tokens].to(dtype)
-            scores = matmul_transposed(rows, table).to(exact)
-            if bias is not None:
-                scores += bias[start:end].to(exact)
-            return rows, scores
-
         with torch.autocast(contexts.device.type, enabled=False):
             for j, (start, end) in enumerate(zip(edges, edges[1:])):
                 if j == 0:
@@ -224,32 +215,38 @@ class _AdaptiveCrossEntropy(torch.autograd.Function):
                 # A block of a cluster may grow to a quarter of the table's gradient: a pass over
                 # N x d for every few tokens would cost more than their products.
                 automatic = max(tokens_per_block(end - start), contexts.size(1) // 4)
-                for tokens in mine.split(block_tokens or automatic):
-                    rows, scores = scores_of(tokens, start, end, table)  # [r, d], [r, n]
-                    words = targets[tokens] - start
+                for part, size in token_blocks(mine.size(0), block_tokens or automatic):
+                    tokens = mine[part]
+                    live = tokens.size(0)  # the rows behind these only fill the block
+                    rows = filled(contexts[tokens].to(dtype), size)  # [r, d]
+                    counts = filled(rows.new_ones(live, dtype=exact), size)  # [r], 1 or 0
+                    scores = matmul_transposed(rows, table).to(exact)  # [r, n]
+                    if bias is not None:
+                        scores += bias[start:end].to(exact)
+                    words = filled(targets[tokens] - start, size)
                     if j > 0:
                         hit = scores.gather(1, words.unsqueeze(1)).squeeze(1)
-                        nll += (softmax_(scores) - hit).sum()
+                        nll += counts @ (softmax_(scores) - hit)
                         if trains:
-                            sums.add(tokens, start, rows, scores, table, words, None, None)
+                            sums.add(tokens, start, rows, scores, table, words, counts, counts)
                         continue
                     # See Note [A head of two sources].
-                    is_word = piece[tokens].eq(0)
+                    is_word = filled(piece[tokens].eq(0), size)
                     words = words.masked_fill(~is_word, 0)
                     hit = scores.gather(1, words.unsqueeze(1)).squeeze(1)
-                    q = cluster_scores[tokens].to(exact)  # [r, J]
-                    cluster = (piece[tokens] - 1).clamp_(min=0).unsqueeze(1)
+                    q = filled(cluster_scores[tokens].to(exact), size)  # [r, J]
+                    cluster = filled((piece[tokens] - 1).clamp_(min=0).unsqueeze(1), size)
                     hit = torch.where(is_word, hit, q.gather(1, cluster).squeeze(1))
                     log_z_words = softmax_(scores)
                     log_z = torch.logaddexp(log_z_words, torch.logsumexp(q, 1))
-                    nll += (log_z - hit).sum()
+                    nll += counts @ (log_z - hit)
                     if trains:
-                        share = (log_z_words - log_z).exp_()
+                        share = (log_z_words - log_z).exp_() * counts
                         hits = is_word.to(exact)
                         sums.add(tokens, start, rows, scores, table, words, share, hits)
                         gradient = (q - log_z.unsqueeze(1)).exp_()
                         gradient.scatter_add_(1, cluster, hits.unsqueeze(1) - 1)
-                        of_clusters[tokens] = gradient
+                        of_clusters[tokens] = gradient[:live]
         ctx.dtypes = (contexts.dtype, matrix.dtype, None if bias is None else bias.dtype)
         ctx.cluster_dtype = cluster_scores.dtype
         ctx.save_for_backward(sums.contexts, sums.matrix, sums.bias, of_clusters)

@@ -28,10 +28,7 @@ from torch.autograd.function import once_differentiable
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.products import matmul_transposed
-
-# Scores held at a time, in elements: 16 MiB of float32. Adding a block's share to the table's
-# gradient costs a pass over N x d, which small blocks repeat too often.
-BLOCK_ELEMENTS = 4 * 1024 * 1024
+from spectral_fairseq.functional.token_blocks import filled, token_blocks, tokens_per_block
 
 
 def smoothing_weights(label_smoothing: float, vocabulary: int) -> Tuple[float, float]:
@@ -72,11 +69,6 @@ def product_dtype(contexts: Tensor, matrix: Tensor) -> torch.dtype:
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of sums and of all that is not a product: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def tokens_per_block(scores_per_token: int, block_elements: Optional[int] = None) -> int:
-    """How many tokens fit a block of ``block_elements`` scores; one at least."""
-    return max(1, (block_elements or BLOCK_ELEMENTS) // scores_per_token)
 
 
 def softmax_(scores: Tensor) -> Tensor:
@@ -138,30 +130,33 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
             loss_sum, nll_sum = (contexts.new_zeros((), dtype=exact) for _ in range(2))
             grads = GradientSums(contexts, matrix, bias, exact, ctx.needs_input_grad[:4])
             block = tokens_per_block(vocabulary, block_elements)
-            for start in range(0, tokens, block):
-                rows = contexts[start : start + block].to(dtype)  # [b, d]
-                words = targets[start : start + block]  # [b]
+            for part, size in token_blocks(tokens, block):
+                rows = filled(contexts[part].to(dtype), size)  # [b, d]
+                words = filled(targets[part], size)  # [b]
+                counts = filled(
+                    rows.new_ones(targets[part].shape, dtype=exact), size
+                )  # [b], 1 or 0
                 scores = matmul_transposed(rows, table).to(exact)  # [b, N]
                 if offset is not None:
                     scores += offset
                 hit = scores.gather(1, words.unsqueeze(1)).squeeze(1)  # [b]
                 log_z = softmax_(scores)
-                nll = (log_z - hit).sum()
+                nll = counts @ (log_z - hit)
                 nll_sum += nll
                 loss_sum += target_weight * nll
                 if word_sum is not None:
                     # sum_v -log p_v = N log Z - sum_v s_v, without a pass over the scores.
                     total = rows.to(exact) @ word_sum + bias_sum
-                    loss_sum += uniform * (vocabulary * log_z - total).sum()
+                    loss_sum += uniform * (counts @ (vocabulary * log_z - total))
                 grads.add_block(
-                    start,
+                    part.start,
                     rows,
                     words,
                     scores,
                     table,
                     # d loss / d s = (target_weight + N uniform) p - target_weight [v = y] - uniform
-                    rows.new_full(words.shape, target_weight + vocabulary * uniform, dtype=exact),
-                    rows.new_full(words.shape, target_weight, dtype=exact),
+                    (target_weight + vocabulary * uniform) * counts,
+                    target_weight * counts,
                 )
             if word_sum is not None:
                 if wants_contexts:
@@ -226,7 +221,8 @@ class GradientSums:
 
         Args:
             start: first row of the block.
-            rows: contexts of the block, shape (r, d).
+            rows: contexts of the block, shape (r, d); those past the last of all count for nothing,
+                and their gradients, weights and hits are zero.
             words: target of each row, shape (r,); only with ``hits``.
             probabilities: p, shape (r, N), or any other gradient of the scores without ``weights``.
             table: W, shape (N, d), of the dtype of ``rows``.
@@ -243,7 +239,8 @@ class GradientSums:
                 gradient.mul_(weights.unsqueeze(1))
             if words is not None and hits is not None:
                 gradient.addcmul_(table[words].to(exact), hits.unsqueeze(1), value=-1)
-            self.contexts[start : start + rows.size(0)] = gradient
+            into = self.contexts[start : start + rows.size(0)]
+            into.copy_(gradient[: into.size(0)])
         if self.matrix is not None:
             weighted = rows
             if weights is not None:
@@ -295,7 +292,7 @@ def blockwise_cross_entropy(
         bias: b, shape (N,).
         label_smoothing: eps in [0, 1).
         ignore_index: target whose tokens count for nothing.
-        block_elements: scores held at a time; ``None`` is :data:`BLOCK_ELEMENTS`.
+        block_elements: scores held at a time; ``None`` is ``token_blocks.BLOCK_ELEMENTS``.
 
     Returns:
         loss_sum and nll_sum, scalars in float32 (float64 for float64 input), in nats. Only

@@ -45,9 +45,9 @@ from spectral_fairseq.functional.blockwise import (
     scaled_gradients,
     smoothing_weights,
     softmax_,
-    tokens_per_block,
 )
 from spectral_fairseq.functional.products import matmul_transposed
+from spectral_fairseq.functional.token_blocks import filled, token_blocks, tokens_per_block
 
 SMALLEST_LINEAR = 1e-30
 
@@ -180,11 +180,11 @@ class _LogMixture(torch.autograd.Function):
             table = matrix.to(ctx.dtype)
             offset = None if bias is None else bias.to(exact)
             block = tokens_per_block(experts * matrix.size(0))
-            for start in range(0, tokens, block):
-                part = slice(start, start + block)
-                output[part] = _Block(
-                    contexts[part].to(ctx.dtype), log_prior[part].to(exact), table, offset
-                ).log_mixture
+            for part, size in token_blocks(tokens, block):
+                few = filled(contexts[part].to(ctx.dtype), size)  # [t, K, d]
+                prior = filled(log_prior[part].to(exact), size)  # [t, K]
+                into = output[part]
+                into.copy_(_Block(few, prior, table, offset).log_mixture[: into.size(0)])
         return output
 
     @staticmethod
@@ -201,13 +201,14 @@ class _LogMixture(torch.autograd.Function):
             table = matrix.to(ctx.dtype)
             offset = None if bias is None else bias.to(exact)
             block = tokens_per_block(experts * matrix.size(0))
-            for start in range(0, tokens, block):
-                part = slice(start, start + block)
-                few = contexts[part].to(ctx.dtype)  # [t, K, d]
-                experts_block = _Block(few, log_prior[part].to(exact), table, offset)
-                gradient, shares[part] = experts_block.gradient_(upstream[part].to(exact))
+            for part, size in token_blocks(tokens, block):
+                few = filled(contexts[part].to(ctx.dtype), size)  # [t, K, d]
+                prior = filled(log_prior[part].to(exact), size)  # [t, K]
+                mixed = _Block(few, prior, table, offset)
+                gradient, share = mixed.gradient_(filled(upstream[part].to(exact), size))
+                shares[part] = share[: part.stop - part.start]
                 sums.add_block(
-                    start * experts, few.flatten(0, 1), None, gradient.flatten(0, 1), table
+                    part.start * experts, few.flatten(0, 1), None, gradient.flatten(0, 1), table
                 )
         return (
             None if sums.contexts is None else sums.contexts.to(contexts.dtype).view_as(contexts),
@@ -285,35 +286,39 @@ class _MixtureCrossEntropy(torch.autograd.Function):
             table = matrix.to(dtype)
             offset = None if bias is None else bias.to(exact)
             block = tokens_per_block(experts * vocabulary, block_elements)
-            for start in range(0, tokens, block):
-                part = slice(start, start + block)
-                few = contexts[part].to(dtype)  # [t, K, d]
+            for part, size in token_blocks(tokens, block):
+                few = filled(contexts[part].to(dtype), size)  # [t, K, d]
                 rows = few.flatten(0, 1)  # [t K, d]
-                words = targets[part]  # [t]
-                prior = log_prior[part].to(exact)  # [t, K]
+                words = filled(targets[part], size)  # [t]
+                prior = filled(log_prior[part].to(exact), size)  # [t, K]
+                live = part.stop - part.start  # the rows behind these only fill the block
                 if uniform:
                     mixed = _Block(few, prior, table, offset)
-                    nll = -mixed.log_mixture.gather(1, words.unsqueeze(1)).sum()
-                    smooth = -mixed.log_mixture.sum()
+                    log_p = mixed.log_mixture[:live]
+                    nll = -log_p.gather(1, words[:live].unsqueeze(1)).sum()
+                    smooth = -log_p.sum()
                     nll_sum += nll
                     loss_sum += target_weight * nll + uniform * smooth
                     upstream = torch.full_like(mixed.log_mixture, -uniform)
-                    hit = upstream.new_full((words.size(0), 1), -target_weight)
+                    hit = upstream.new_full((size, 1), -target_weight)
                     upstream.scatter_add_(1, words.unsqueeze(1), hit)
-                    gradient, shares[part] = mixed.gradient_(upstream)
-                    sums.add_block(start * experts, rows, None, gradient.flatten(0, 1), table)
+                    upstream[live:] = 0
+                    gradient, share = mixed.gradient_(upstream)
+                    shares[part] = share[:live]
+                    sums.add_block(part.start * experts, rows, None, gradient.flatten(0, 1), table)
                     continue
                 scores = expert_scores(few, table, offset, exact)  # [t, K, N]
                 index = words.view(-1, 1, 1).expand(-1, experts, 1)
                 hit = scores.gather(2, index).squeeze(2)  # [t, K]
                 log_likelihood = hit - softmax_(scores)  # [t, K]
-                nll = -torch.logsumexp(prior + log_likelihood, 1).sum()
+                nll = -torch.logsumexp(prior + log_likelihood, 1)[:live].sum()
                 nll_sum += nll
                 loss_sum += nll
                 responsibility = posterior(prior, log_likelihood)  # [t, K]
-                shares[part] = -responsibility
+                responsibility[live:] = 0
+                shares[part] = -responsibility[:live]
                 sums.add_block(
-                    start * experts,
+                    part.start * experts,
                     rows,
                     words.repeat_interleave(experts),
                     scores.flatten(0, 1),
@@ -361,7 +366,7 @@ def mixture_cross_entropy(
         bias: b, shape (N,).
         label_smoothing: eps in [0, 1), over the words of the mixture.
         ignore_index: target whose tokens count for nothing.
-        block_elements: scores held at a time; ``None`` is ``blockwise.BLOCK_ELEMENTS``.
+        block_elements: scores held at a time; ``None`` is ``token_blocks.BLOCK_ELEMENTS``.
 
     Returns:
         loss_sum and nll_sum, scalars in float32 (float64 for float64 input), in nats. Only

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional import blockwise
+from spectral_fairseq.functional import token_blocks
 from spectral_fairseq.functional.mixture import (
     log_mixture,
     mix_scores,
@@ -90,7 +90,7 @@ def test_loss_gradcheck(smoothing, scale):
 @pytest.mark.parametrize("scale", [1.0, 60.0])
 @pytest.mark.parametrize("bound", [1, 8 * 1024 * 1024])
 def test_log_mixture_and_its_gradients(monkeypatch, scale, bound):
-    monkeypatch.setattr(blockwise, "BLOCK_ELEMENTS", bound)
+    monkeypatch.setattr(token_blocks, "BLOCK_ELEMENTS", bound)
     leaves, _ = inputs(6, 4, 5, 31, torch.float64, scale)
     contexts, logits, matrix, bias = leaves
     shaped = contexts.view(2, 3, 4, 5)
