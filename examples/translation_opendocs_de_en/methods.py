@@ -47,4 +47,11 @@ METHODS: Dict[str, Method] = {
         "mixture of 4 softmaxes",
         ("--arch", "transformer_mos", "--mixture-components", "4", *NO_PENALTY),
     ),
+    "mos_scaled": Method(
+        "the same, contexts scaled by 4",
+        (
+            *("--arch", "transformer_mos", "--mixture-components", "4"),
+            *("--mixture-context-scale", "4", *NO_PENALTY),
+        ),
+    ),
 }

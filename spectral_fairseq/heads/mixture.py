@@ -4,12 +4,17 @@ Yang, Dai, Salakhutdinov, Cohen, ICLR 2018, sections 2.4 and 2.5. From features 
 dimensions, over a table W of N words and d dimensions, usually that of the input embedding:
 
     pi  = softmax(W_pi g)                       prior, K values, no bias
-    h_k = dropout(tanh(P_k g + c_k))            contexts, k = 1..K; a dropout mask an expert
+    h_k = dropout(s tanh(P_k g + c_k))          contexts, k = 1..K; a dropout mask an expert
     MoS:  P(v) = sum_k pi_k softmax(W h_k + b)_v
     MoC:  P(v) = softmax(W sum_k pi_k h_k + b)_v
+
+The scale s is 1 in the paper, whose features come from an LSTM, bounded by 1 as the tanh is. What
+a Transformer hands to its output layer is not: there a larger s learns much faster, see
+``docs/mixtures.md``.
 """
 
 # No "from __future__ import annotations" here: TorchScript reads the attributes' types.
+import math
 from typing import Any, Optional, Tuple
 
 import torch
@@ -41,15 +46,17 @@ class MixtureHead(Head):
         locked_dim: dimension of the features along which one dropout mask holds (the time axis of
             a recurrent network, 0 for features of shape (time, batch, d_h)); ``None`` draws a mask
             for every position.
+        context_scale: s, greater than 0.
 
     Raises:
-        ConfigurationError: K < 1, or a dropout outside [0, 1).
+        ConfigurationError: K < 1, a dropout outside [0, 1), or a scale that is not positive.
     """
 
     own_loss = True
 
     components: Final[int]
     context_dim: Final[int]
+    context_scale: Final[float]
     bias: Optional[Tensor]
 
     def __init__(
@@ -61,6 +68,7 @@ class MixtureHead(Head):
         *,
         bias: bool = False,
         locked_dim: Optional[int] = None,
+        context_scale: float = 1.0,
     ) -> None:
         super().__init__(table)
         if components < 1:
@@ -73,10 +81,17 @@ class MixtureHead(Head):
             raise ConfigurationError(
                 "--mixture-dropout in [0, 1)", repr(dropout), "Choose a value in that range."
             )
+        if not 0.0 < context_scale < math.inf:
+            raise ConfigurationError(
+                "--mixture-context-scale to be a number above 0",
+                repr(context_scale),
+                "Use 1, the paper's, or more; 4 did well with a Transformer.",
+            )
         self.components = components
         self.dropout = dropout
         self.locked_dim = locked_dim
         self.context_dim = table.embedding_dim
+        self.context_scale = float(context_scale)
         self.prior = nn.Linear(input_dim, components, bias=False)
         self.latent = nn.Linear(input_dim, components * self.context_dim)
         if bias:
@@ -94,6 +109,8 @@ class MixtureHead(Head):
     def contexts(self, features: Tensor) -> Tensor:
         """h_k of ``features``, shape (*, d_h): shape (*, K, d)."""
         latent = torch.tanh(self.latent(features))  # [*, K d]
+        if self.context_scale != 1.0:
+            latent = latent * self.context_scale
         if self.locked_dim is None:
             latent = F.dropout(latent, self.dropout, self.training)
         else:
@@ -133,7 +150,10 @@ class MixtureHead(Head):
 
     def extra_repr(self) -> str:
         """What ``repr`` shows beside the submodules."""
-        return f"components={self.components}, dropout={self.dropout}, locked={self.locked_dim}"
+        return (
+            f"components={self.components}, dropout={self.dropout}, locked={self.locked_dim}, "
+            f"context_scale={self.context_scale}"
+        )
 
 
 class MixtureOfSoftmaxes(MixtureHead):

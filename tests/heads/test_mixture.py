@@ -43,7 +43,7 @@ def batch():
 
 
 def naive_log_p(module, features):
-    latent = torch.tanh(module.latent(features))
+    latent = module.context_scale * torch.tanh(module.latent(features))
     contexts = latent.view(*features.shape[:-1], module.components, DIM)
     prior = module.prior(features).log_softmax(-1)
     return NAIVE[type(module)](contexts, prior, module.table.weight, module.bias)
@@ -53,7 +53,8 @@ def naive_log_p(module, features):
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("cls", HEADS)
 def test_forward_is_the_normalised_closed_form(cls, table, bias):
-    module, (features, _) = head(cls, table, bias=bias), batch()
+    scale = 4.0 if bias else 1.0
+    module, (features, _) = head(cls, table, bias=bias, context_scale=scale), batch()
     found = module(features)
     assert found.shape == (4, 5, WORDS)
     torch.testing.assert_close(found, naive_log_p(module, features))
@@ -71,7 +72,8 @@ def gradients(loss, leaves):
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("cls", HEADS)
 def test_loss_and_every_gradient_equal_the_naive_form(cls, table, smoothing):
-    module, (features, targets) = head(cls, table, bias=True).double(), batch()
+    scale = 4.0 if smoothing else 1.0
+    module, (features, targets) = head(cls, table, bias=True, context_scale=scale).double(), batch()
     features = features.double().requires_grad_()
     leaves = dict(module.named_parameters(), features=features)
     loss, nll = module.loss(features, targets, smoothing, PAD)
@@ -109,7 +111,8 @@ def test_the_table_is_the_embedding_itself():
 @pytest.mark.parametrize("table", ["plain", "svd"])
 @pytest.mark.parametrize("cls", HEADS)
 def test_torchscript_gives_the_same(cls, table, bias):
-    module, (features, _) = head(cls, table, bias=bias, dropout=0.3).eval(), batch()
+    module = head(cls, table, bias=bias, dropout=0.3, context_scale=2.0).eval()
+    features, _ = batch()
     torch.testing.assert_close(torch.jit.script(module)(features), module(features))
 
 
@@ -182,6 +185,9 @@ def test_impossible_options_are_refused(cls):
     for components in (0, -2):
         with pytest.raises(ConfigurationError, match="mixture-components"):
             head(cls, components=components)
+    for scale in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ConfigurationError, match="mixture-context-scale"):
+            head(cls, context_scale=scale)
     for dropout in (-0.1, 1.0):
         with pytest.raises(ConfigurationError, match="mixture-dropout"):
             head(cls, dropout=dropout)

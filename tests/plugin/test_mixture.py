@@ -178,6 +178,18 @@ def test_lstm(task, embedding_type, sharing):
     torch.testing.assert_close(scores.exp().sum(-1), torch.ones(scores.shape[:-1]))
 
 
+@pytest.mark.parametrize("arch", ["transformer_mos", "transformer_lm_mos", "lstm_mos"])
+def test_contexts_are_scaled(task, arch):
+    task.max_positions = lambda: (64, 64)
+    build = build_host_model if arch == "lstm_mos" else build_model
+    options = {"mixture_components": 3, "dropout": 0.0}
+    plain = build(task, arch, **options).eval().decoder.output_projection
+    scaled = build(task, arch, mixture_context_scale=4.0, **options).eval()
+    features = torch.randn(2, plain.latent.in_features)
+    found = scaled.decoder.output_projection.contexts(features)
+    torch.testing.assert_close(found, 4 * plain.contexts(features))
+
+
 def test_language_model(task):
     model = mos(task, "transformer_lm_mos", share_decoder_input_output_embed=True).eval()
     tokens = make_sample(task)["target"]

@@ -72,6 +72,13 @@ class SpectralOptions(FairseqDataclass):
     mixture_dropout: float = field(
         default=0.0, metadata={"help": "dropout of the experts' contexts, each apart"}
     )
+    mixture_context_scale: float = field(
+        default=1.0,
+        metadata={
+            "help": "s of the experts' contexts s tanh(.); the paper's is 1, and a Transformer "
+            "learns much faster with 4"
+        },
+    )
 
 
 def with_defaults(config: Type[FairseqDataclass], name: str, **defaults: Any) -> Any:

@@ -138,6 +138,7 @@ def build_head(
             options.mixture_dropout,
             bias=bias,
             locked_dim=locked_dim,
+            context_scale=options.mixture_context_scale,
         )
     if table.embedding_dim != dim:
         raise ConfigurationError(
