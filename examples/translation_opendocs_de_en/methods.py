@@ -39,6 +39,13 @@ METHODS: Dict[str, Method] = {
         "weight-norm initialisation",
         ("--arch", "transformer_sc", "--embedding-type", "weight-norm", *PLAIN_LOSS),
     ),
+    "weight_norm_init_small": Method(
+        "the same, sigma 0.15",
+        (
+            *("--arch", "transformer_sc", "--embedding-type", "weight-norm", *PLAIN_LOSS),
+            *("--weight-norm-init-sigma", "0.15"),
+        ),
+    ),
     "adversarial": Method(
         "adversarial softmax, 0.01",
         ("--arch", "transformer", *NO_PENALTY, "--adversarial-epsilon", "0.01"),
