@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import platform
 import re
 import resource
@@ -16,6 +17,9 @@ from typing import Any, Callable, Dict, List, Sequence
 import torch
 
 import spectral_fairseq
+
+# Importing fairseq sets the root logger to DEBUG, and with it every other library's.
+logging.getLogger().setLevel(logging.WARNING)
 
 
 def paired_times(
