@@ -56,7 +56,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--labels", metavar="A,B,...", help="names of the checkpoints, separated by commas"
     )
     parser.add_argument(
-        "--words", metavar="WORD", nargs="+", default=[], help="list the nearest neighbours of"
+        "--words",
+        metavar="WORD",
+        nargs="+",
+        default=[],
+        help="list the nearest neighbours of these",
     )
     parser.add_argument(
         "--neighbours", metavar="N", type=int, default=default.neighbours,

@@ -17,7 +17,9 @@ UNSUPPORTED = {
     "--ddp-backend fully_sharded": "FSDP shards parameters outside forward, where the penalties "
     "need them whole",
     "--quant-noise-pq, --quant-noise-scalar": "quantisation noise expects a plain embedding table",
-    "--adaptive-input with --embedding-type svd": "adaptive input splits the table into several",
+    "--adaptive-input, --adaptive-softmax-cutoff": "they split the table into several; in a "
+    "transformer_xl_* the second is ours, and stays",
+    "--character-embeddings": "they compute vectors instead of looking them up",
 }
 _REQUIRED = ("fairseq",)
 
@@ -73,7 +75,7 @@ def _as_text(found: Dict[str, Any]) -> str:
     for mend in found["mends"]:
         lines.append(f"  [{mend['status']}] {mend['name']}: {mend['defect']}")
         lines.append(f"      {mend['detail']}")
-    lines += ["", "Not supported (refused before training starts)"]
+    lines += ["", "Not supported with our tables and heads (refused before training starts)"]
     lines += [f"  {flag}: {why}" for flag, why in found["unsupported"].items()]
     lines += ["", f"--user-dir {USER_DIR}, from this folder"]
     user_dir = found["user_dir"]

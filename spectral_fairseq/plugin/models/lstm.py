@@ -1,4 +1,4 @@
-"""``--arch lstm_mos``: fairseq's LSTM encoder-decoder with a mixture output (MoS, section 3.2)."""
+"""``--arch lstm_mos``: fairseq's LSTM encoder-decoder with a mixture output (MoS, section 3.1)."""
 
 from __future__ import annotations
 
