@@ -52,17 +52,21 @@ class AWDLSTMConfig(SpectralOptions):
     untied_output: bool = field(
         default=False, metadata={"help": "give the output layer a table of its own"}
     )
-    dropout: float = field(default=0.4, metadata={"help": "on the last layer's outputs, locked"})
+    dropout: float = field(
+        default=0.4,
+        metadata={"help": "on the last layer's outputs; locked: one mask for all times"},
+    )
     input_dropout: float = field(default=0.65, metadata={"help": "on embedded words, locked"})
     hidden_dropout: float = field(default=0.2, metadata={"help": "between layers, locked"})
     word_dropout: float = field(
-        default=0.1, metadata={"help": "probability of a word type to be dropped from the look-up"}
+        default=0.1, metadata={"help": "probability that a word type is dropped from the look-up"}
     )
     weight_drop: float = field(
         default=0.5, metadata={"help": "on the hidden-to-hidden matrices (DropConnect)"}
     )
     activation_regularization: float = field(
-        default=2.0, metadata={"help": "alpha: weight of the mean square of dropped outputs (AR)"}
+        default=2.0,
+        metadata={"help": "alpha: weight of the mean square of outputs after dropout (AR)"},
     )
     temporal_activation_regularization: float = field(
         default=1.0,

@@ -23,7 +23,7 @@ class NTASGDConfig(FairseqDataclass):
         default=False,
         metadata={
             "help": "average from the first update on, without waiting for the validation loss "
-            "to stop to improve: fine-tuning, with --finetune-from-model"
+            "to stop improving: fine-tuning, with --finetune-from-model"
         },
     )
     lr: List[float] = II("optimization.lr")

@@ -23,7 +23,7 @@ class NTASGDScheduleConfig(FairseqDataclass):
     nt_asgd_interval: int = field(
         default=5,
         metadata={
-            "help": "start to average when the validation loss exceeds the lowest one of more "
+            "help": "start to average when the validation loss exceeds the lowest one from more "
             "than this number of epochs ago"
         },
     )
@@ -31,12 +31,12 @@ class NTASGDScheduleConfig(FairseqDataclass):
         default=False,
         metadata={
             "help": "once averaging, end training when the averages' validation loss exceeds "
-            "the lowest one of more than --nt-asgd-interval epochs ago"
+            "the lowest one from more than --nt-asgd-interval epochs ago"
         },
     )
     warmup_updates: int = field(
         default=0,
-        metadata={"help": "warmup the learning rate linearly for the first N updates"},
+        metadata={"help": "warm up the learning rate linearly for the first N updates"},
     )
     lr: List[float] = II("optimization.lr")
 

@@ -53,9 +53,9 @@ class StatefulLanguageModelingConfig(FairseqDataclass):
     variable_bptt: bool = field(
         default=False,
         metadata={
-            "help": "draw the length of every training segment: max(5, N(L, 5)), and L/2 in "
-            "place of L with probability 0.05; the learning rate of the update is multiplied by "
-            "length/L"
+            "help": "draw the length of every training segment: normal around L with deviation 5, "
+            "at least 5, and L/2 in place of L with probability 0.05; the learning rate of the "
+            "update is multiplied by length/L"
         },
     )
     # The host's language models read these two from their task. Without them the configuration
