@@ -256,6 +256,7 @@ def _projections(
 ) -> Picture:
     columns = {1: 1, 2: 2, 4: 2}.get(len(checkpoints), 3)
     lines = -(-len(checkpoints) // columns)
+    direction = {"svd": "singular direction", "pca": "principal component"}[kind]
 
     def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
         figure, grid = pyplot.subplots(
@@ -279,7 +280,9 @@ def _projections(
             for size, colour in ((5, palette["ground"]), (2, palette["origin"])):
                 axes.plot(0, 0, "+", color=colour, markersize=14, markeredgewidth=size)
             axes.set(title=one["label"], aspect="equal", xlim=(-limit, limit),
-                     ylim=(-limit, limit))  # fmt: skip
+                     ylim=(-limit, limit), xlabel=f"{direction} 1")  # fmt: skip
+        for axes in grid[:, 0]:
+            axes.set_ylabel(f"{direction} 2")
         bar = figure.colorbar(drawn, ax=list(grid.flat[: len(checkpoints)]), shrink=0.8)
         counted = {one["frequency_order"] for one in checkpoints} == {"counts"}
         ticks = [10**power for power in range(10) if 10**power < last / 2] + [last]

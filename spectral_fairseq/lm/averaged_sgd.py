@@ -1,7 +1,7 @@
 r"""Stochastic gradient descent that can start, at any step, to average its iterates.
 
 Polyak and Juditsky, SIAM J. Control Optim. 30 (1992), as used by Merity, Keskar, Socher, ICLR 2018
-(Regularizing and Optimizing LSTM Language Models, section 4). With w_T the weights at the step T
+(Regularizing and Optimizing LSTM Language Models, section 3). With w_T the weights at the step T
 where averaging starts,
 
     w_{t+1} = w_t - lr_t (g_t + weight_decay w_t)

@@ -1,4 +1,4 @@
-"""The non-monotonic criterion: has the validation loss stopped to improve?
+"""The non-monotonic criterion: has the validation loss stopped improving?
 
 Merity, Keskar, Socher, ICLR 2018 (Regularizing and Optimizing LSTM Language Models), algorithm 1.
 """

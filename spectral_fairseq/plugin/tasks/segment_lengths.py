@@ -1,6 +1,6 @@
 """How long the segments are for which gradients are propagated back through time (BPTT).
 
-"Regularizing and Optimizing LSTM Language Models", section 5: lengths drawn anew for every update
+"Regularizing and Optimizing LSTM Language Models", section 4.1: lengths drawn anew for every update
 let each token's gradient reach back a different way in each epoch.
 """
 
