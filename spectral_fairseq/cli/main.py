@@ -19,7 +19,8 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command; each subcommand sets ``run``."""
     parser = argparse.ArgumentParser(
         prog="spectral-fairseq",
-        description="Work with fairseq checkpoints and embeddings trained with spectral_fairseq.",
+        description="Measure, compare, average, export and evaluate fairseq checkpoints, plain or "
+        "of this package.",
     )
     parser.add_argument(
         "--version", action="version", version=f"%(prog)s {spectral_fairseq.__version__}"
