@@ -137,7 +137,7 @@ def plot(rows: List[Dict[str, Any]], path: str) -> None:
         axes[0][column].set_title(", ".join(f"{k} = {v:,}" for k, v in others.items()), fontsize=10)
         axes[1][column].set_xlabel(AXES[axis])
     axes[0][0].set_ylabel("seconds, forward + backward")
-    axes[1][0].set_ylabel("memory on top, MiB")
+    axes[1][0].set_ylabel("extra memory, MiB")
     axes[0][0].legend(frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=150)
