@@ -1,5 +1,8 @@
 """A corpus cut into streams and segments, against the plainest way to do it."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -83,6 +86,19 @@ def test_training_streams_are_equally_long(tokens, batch_size, slots, workers):
             group = batches[update * slots : (update + 1) * slots]
             assert {b["target"].shape for b in group} == {(batch_size, streams.lengths[update])}
     assert sum(sorted(seen), []) == list(range(4, 4 + tokens - streams.trimmed))
+
+
+def test_an_iterator_is_gone_with_its_last_user():
+    """Not when garbage is collected: ending its loading processes then takes 5 seconds for each."""
+    iterator = StreamIterator(streams_of(61, 3, 4), 0, 1, num_workers=0, buffer_size=0)
+    assert len(list(iterator.next_epoch_itr())) == 5
+    known = weakref.ref(iterator)
+    gc.disable()
+    try:
+        del iterator
+        assert known() is None
+    finally:
+        gc.enable()
 
 
 def test_two_workers_share_the_streams_of_one_with_two_slots():

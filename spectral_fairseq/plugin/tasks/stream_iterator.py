@@ -52,6 +52,16 @@ class StreamIterator(EpochBatchIterator):
         self.gathered: Optional[List[Any]] = None
         self.precision: Optional[str] = None
 
+    def _get_iterator_for_epoch(self, *args: Any, **kwargs: Any) -> Any:
+        found = super()._get_iterator_for_epoch(*args, **kwargs)
+        # In some hosts the sampler keeps a method of this iterator, which so belongs to a cycle.
+        # The garbage collector would end its loading processes late, and, as it closes their
+        # queues first, only after waiting 5 seconds for each of them.
+        sampler = getattr(self, "epoch_batch_sampler", None)
+        if sampler is not None:
+            sampler.ordered_batches = None  # asked for once, when the sampler was made
+        return found
+
     def state_dict(self) -> Dict[str, Any]:
         """The host's own entries; within an epoch ``streams`` with the states by group."""
         state = super().state_dict()
