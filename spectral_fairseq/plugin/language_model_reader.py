@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from fairseq import checkpoint_utils
 from fairseq.data import data_utils, indexed_dataset
-from fairseq.models import FairseqDecoder, FairseqLanguageModel
+from fairseq.models import FairseqDecoder, FairseqIncrementalDecoder, FairseqLanguageModel
 from torch import Tensor
 
 from spectral_fairseq.analysis.dictionary import checkpoint_settings
@@ -139,7 +139,9 @@ class BlockReader(Reader):
         self.block = block
         self.context = context
         self.rows = rows
-        own = type(model.decoder).extract_features is not FairseqDecoder.extract_features
+        # Both base classes have a method of this name that only raises.
+        missing = (FairseqDecoder.extract_features, FairseqIncrementalDecoder.extract_features)
+        own = type(model.decoder).extract_features not in missing
         self.shows_features = own and hasattr(model.decoder, "output_layer")
 
     def segments(self, corpus: Corpus) -> Iterator[Segment]:

@@ -27,6 +27,7 @@ from spectral_fairseq.plugin.language_model_reader import (
     open_corpus,
     parse_overrides,
 )
+from tests.plugin.conftest import build_host_model
 from tests.plugin.language_models import block_checkpoint, remade, stateful_checkpoint, tokens_of
 from tests.reference import cache as reference
 
@@ -162,6 +163,18 @@ def test_a_model_without_features_is_run_whole(train, tiny_lm_data, monkeypatch)
     assert found.nll == pytest.approx(expected.nll, rel=1e-6)
     with pytest.raises(ConfigurationError, match="states before its output layer"):
         evaluate(reader, corpus, cache=CacheGrid(4, (1.0,), (0.1,)))
+
+
+def test_a_decoder_that_only_inherits_extract_features(task):
+    """fairseq's fconv_lm does, from a base class where it only raises."""
+    model = build_host_model(task, "fconv_lm", decoder_layers="[(16, 3)]", tokens_per_sample=16)
+    model.eval()
+    corpus = torch.randint(4, 49, (40,), generator=torch.Generator().manual_seed(0))
+    found = evaluate(BlockReader(model, 1, 2, 16, 0, 2), corpus)
+    inputs = torch.cat([torch.tensor([2]), corpus[:-1]])
+    with torch.no_grad():
+        scores = torch.cat([model(piece[None])[0][0] for piece in inputs.split(16)]).double()
+    assert found.nll == pytest.approx(-float(scores.log_softmax(-1)[range(40), corpus].sum()))
 
 
 @torch.no_grad()
