@@ -490,3 +490,17 @@ def test_the_hosts_scorer_is_refused():
     task = build_task()
     with pytest.raises(UnsupportedError, match="Leave --task out"):
         task.eval_lm_dataloader(task.dataset("valid"), batch_size=1)
+
+
+def test_lines_to_continue_go_the_hosts_way():
+    """Those of fairseq-interactive; fairseq-generate, which would cut a split, is refused."""
+    task = build_task()
+    lines = [torch.tensor([5, 6, 7, 2]), torch.tensor([8, 2])]
+    dataset = task.build_dataset_for_inference(lines, [4, 2])
+    iterator = task.get_batch_iterator(dataset, max_sentences=2, max_positions=100)
+    (batch,) = iterator.next_epoch_itr(shuffle=False)
+    assert batch["net_input"]["src_tokens"].tolist() == [[2, 5, 6, 7], [2, 8, 1, 1]]
+    assert "segment" not in batch
+    piece = next(batches(task, "valid").next_epoch_itr())
+    with pytest.raises(UnsupportedError, match="--sample-break-mode eos"):
+        task.inference_step(None, [], piece)

@@ -181,7 +181,7 @@ class StatefulLanguageModelingTask(LanguageModelingTask):
 
     def get_batch_iterator(
         self,
-        dataset: Corpus,
+        dataset: Any,
         max_tokens: Optional[int] = None,
         max_sentences: Optional[int] = None,
         max_positions: Any = None,
@@ -191,8 +191,8 @@ class StatefulLanguageModelingTask(LanguageModelingTask):
         num_workers: int = 0,
         epoch: int = 1,
         data_buffer_size: int = 0,
-        **_: Any,
-    ) -> StreamIterator:
+        **others: Any,
+    ) -> Any:
         """An epoch's micro-batches for one worker.
 
         A function of its arguments alone, so that an epoch in which training resumes has the
@@ -200,7 +200,8 @@ class StatefulLanguageModelingTask(LanguageModelingTask):
         offers for shuffling, filtering and rounding batches has no meaning here.
 
         Args:
-            dataset: the split, as :meth:`load_dataset` left it.
+            dataset: the split, as :meth:`load_dataset` left it; anything else, such as the lines
+                of fairseq-interactive, goes the host's way.
             max_tokens: upper bound for a micro-batch of full segments, if any.
             max_sentences: streams of a micro-batch.
             max_positions: longest segment that the model reads, if limited.
@@ -210,11 +211,18 @@ class StatefulLanguageModelingTask(LanguageModelingTask):
             num_workers: processes that load data.
             epoch: from 1.
             data_buffer_size: micro-batches to keep ready.
+            others: for the host alone.
 
         Raises:
             ConfigurationError: no batch size, or one beyond ``max_tokens``.
             DataError: fewer tokens than streams.
         """
+        if not isinstance(dataset, Corpus):
+            return super().get_batch_iterator(
+                dataset, max_tokens, max_sentences, max_positions, seed=seed,
+                num_shards=num_shards, shard_id=shard_id, num_workers=num_workers, epoch=epoch,
+                data_buffer_size=data_buffer_size, **others,
+            )  # fmt: skip
         training = self._asked_for_training
         batch_size = self._batch_size(max_sentences, max_tokens, max_positions)
         if not training:
@@ -375,6 +383,30 @@ class StatefulLanguageModelingTask(LanguageModelingTask):
         """
         with scaled_rate(optimizer, self._rate_factor):
             super().optimizer_step(optimizer, model, update_num)
+
+    def inference_step(
+        self, generator: Any, models: Any, sample: Dict[str, Any], *more: Any, **kwargs: Any
+    ) -> Any:
+        """Continue sentences, as the host's task does, but not pieces of streams.
+
+        Args:
+            generator: the host's.
+            models: an ensemble.
+            sample: a batch of sentences.
+            more: what else the host gives.
+            kwargs: likewise.
+
+        Raises:
+            UnsupportedError: a batch of a split of this task.
+        """
+        if "segment" in sample:
+            raise UnsupportedError(
+                "sentences to continue, for fairseq-generate",
+                "pieces of streams, which --task stateful_language_modeling makes of a split",
+                "Give --task language_modeling --sample-break-mode eos, which takes the same "
+                "checkpoints; fairseq-interactive works with either task.",
+            )
+        return super().inference_step(generator, models, sample, *more, **kwargs)
 
     def eval_lm_dataloader(self, *args: Any, **kwargs: Any) -> Any:
         """Not here: the host's scorer keeps no state.
