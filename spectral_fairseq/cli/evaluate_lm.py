@@ -193,7 +193,7 @@ def options_of(args: argparse.Namespace) -> Options:
         args: parsed arguments.
 
     Raises:
-        ConfigurationError: options of --tune without it.
+        ConfigurationError: options of --tune without it, or of a grid without its method.
     """
     cache = {
         "window": args.cache_window, "theta": args.cache_theta, "weight": args.cache_lambda
@@ -212,6 +212,19 @@ def options_of(args: argparse.Namespace) -> Options:
         raise ConfigurationError(
             "--tune with the options of the grid search", "these options alone", "Add --tune."
         )
+    for method, asked, grid in (
+        ("cache", args.cache or _given(cache), (args.tune_cache_theta, args.tune_cache_lambda)),
+        (
+            "dynamic",
+            args.dynamic or _given(dynamic),
+            (args.tune_dynamic_rate, args.tune_dynamic_decay),
+        ),
+    ):
+        if not asked and grid != (None, None):
+            raise ConfigurationError(
+                f"--{method} with the options of its grid, --tune-{method}-...",
+                "these options alone", f"Add --{method}, or leave them out.",
+            )  # fmt: skip
     return Options(
         subset=args.gen_subset,
         streams=args.streams,

@@ -217,6 +217,8 @@ REFUSED = {
     "Add one of them": ("--tune",),
     "Add --tune": ("--tune-tokens", 5),
     "--tune-tokens to be": ("--tune", "--cache", "--tune-tokens", 0),
+    "Add --cache": ("--tune", "--dynamic", "--tune-cache-lambda", 0.1),
+    "Add --dynamic": ("--tune", "--cache", "--tune-dynamic-decay", 0.1),
     "--model-overrides to be": ("--model-overrides", "{"),
     "'mem_lne', which it has not": ("--model-overrides", "{'mem_lne': 640}"),
     "the split 'dev'": ("--gen-subset", "dev"),
