@@ -24,6 +24,7 @@ from spectral_fairseq.errors import (
     ConfigurationError,
     DataError,
     MissingDataError,
+    SpectralFairseqError,
     UnsupportedError,
 )
 from spectral_fairseq.lm.carry import Carry
@@ -321,6 +322,8 @@ def _build(path: Any, data: Any, overrides: Mapping[str, Any]) -> Any:
         models, _, task = checkpoint_utils.load_model_ensemble_and_task(
             [str(path)], arg_overrides={**overrides, "data": str(data)}
         )
+    except SpectralFairseqError:
+        raise  # of our own models and tasks; it says what to correct
     except (
         AssertionError, AttributeError, ImportError, KeyError, RuntimeError, TypeError, ValueError
     ) as error:  # fmt: skip
