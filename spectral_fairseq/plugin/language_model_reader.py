@@ -174,13 +174,38 @@ class BlockReader(Reader):
             output = (self.model.decoder.output_layer(features), extra)
         else:
             output = self.model(tokens, src_lengths=tokens.ne(self.padding).sum(1))
-        log_probabilities = self.model.get_normalized_probs(
-            output, log_probs=True, sample={"target": targets}
-        ).gather(-1, targets.unsqueeze(-1)).squeeze(-1)  # fmt: skip
+        clusters = getattr(self.model.decoder, "adaptive_softmax", None)
+        if clusters is not None:
+            log_probabilities = _adaptive(clusters, output[0], targets)
+        else:
+            log_probabilities = self.model.get_normalized_probs(
+                output, log_probs=True, sample={"target": targets}
+            ).gather(-1, targets.unsqueeze(-1)).squeeze(-1)  # fmt: skip
         if not self.shows_features:
             log_probabilities = log_probabilities[counted].unsqueeze(0)
             targets = targets[counted].unsqueeze(0)
         return Predictions(log_probabilities, targets, targets.ne(self.padding), features)
+
+
+def _adaptive(clusters: Any, features: Tensor, targets: Tensor) -> Tensor:
+    """log P(target) by the host's AdaptiveSoftmax, shape of ``targets``, with its gradient.
+
+    Its own ``get_log_prob`` holds the scores of all words, and writes over what the gradients of
+    dynamic evaluation need.
+
+    Args:
+        clusters: in evaluation mode.
+        features: shape (B, T, d).
+        targets: shape (B, T).
+    """
+    scores, columns = clusters(features, targets)  # of the head, then of each cluster that is hit
+    _, rows = clusters.adapt_target(targets)
+    parts = [torch.log_softmax(scores[0], -1).gather(1, columns[0].unsqueeze(1)).squeeze(1)]
+    for row, score, column in zip(rows, scores[1:], columns[1:]):
+        if row is not None:
+            within = torch.log_softmax(score, -1).gather(1, column.unsqueeze(1)).squeeze(1)
+            parts.append(torch.zeros_like(parts[0]).index_copy(0, row, within))
+    return torch.stack(parts).sum(0).view_as(targets)
 
 
 @dataclass

@@ -18,6 +18,7 @@ from spectral_fairseq.errors import (
     MissingDataError,
     UnsupportedError,
 )
+from spectral_fairseq.lm.dynamic_evaluation import adapted_parameters, gradient_statistics
 from spectral_fairseq.lm.evaluation import CacheGrid, evaluate
 from spectral_fairseq.plugin.export import export_checkpoint
 from spectral_fairseq.plugin.language_model_reader import (
@@ -142,6 +143,27 @@ def test_other_models_equal_fairseq_eval_lm(kind, train, tiny_lm_data, tmp_path)
     path = remade(block_checkpoint(train), tmp_path / "other.pt", tiny_lm_data, **OTHERS[kind])
     expected = host_perplexity(path, tiny_lm_data, 10, 4, "test")
     assert our_perplexity(path, tiny_lm_data, 10, 4, "test") == pytest.approx(expected, rel=1e-5)
+
+
+def test_dynamic_evaluation_of_the_hosts_adaptive_softmax(train, tiny_lm_data, tmp_path):
+    """Its gradients, against those of one softmax over the head and one a cluster, in float64."""
+    path = remade(block_checkpoint(train), tmp_path / "a.pt", tiny_lm_data, **OTHERS["adaptive"])
+    model = load_language_model(path, tiny_lm_data, {}).model.double()
+    corpus = tokens_of(tiny_lm_data, "valid")[:16]
+    statistics = gradient_statistics(BlockReader(model, 1, 2, 16, 0, 1), corpus)
+    clusters = model.decoder.adaptive_softmax
+    first, *starts = clusters.cutoff
+    inputs = torch.cat([torch.tensor([2]), corpus[:-1]])
+    hidden, _ = model.decoder.extract_features(inputs[None], None)
+    head = clusters.head(hidden[0]).log_softmax(-1)
+    found = [head[:, :first]]
+    for j, tail in enumerate(clusters.tail):
+        found.append(head[:, first + j, None] + tail(hidden[0]).log_softmax(-1))
+    nll = -torch.cat(found, -1)[range(16), corpus].mean()
+    assert starts and len(set(torch.bucketize(corpus, torch.tensor([first, *starts])))) > 1
+    gradients = torch.autograd.grad(nll, adapted_parameters(model), allow_unused=True)
+    for rms, gradient in zip(statistics.rms, gradients):
+        torch.testing.assert_close(rms, gradient.abs() if gradient is not None else 0 * rms)
 
 
 def test_an_exported_checkpoint_has_the_same_perplexity(train, tiny_lm_data, tmp_path):
