@@ -12,6 +12,7 @@ from argparse import Namespace
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Tuple
 
+from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.models import FairseqLanguageModel, register_model
 from torch import Tensor, nn
 
@@ -176,7 +177,18 @@ class TransformerXLLanguageModel(FairseqLanguageModel):
         return cls(TransformerXLDecoder(dictionary, network, head))
 
     def check_criterion(self, criterion: Any) -> None:
-        """Warn of a criterion that undoes what the clusters save; called before training."""
+        """Warn of a criterion that undoes what the clusters save; called before training.
+
+        Raises:
+            ConfigurationError: the criterion of the host's own adaptive softmax.
+        """
+        if isinstance(criterion, AdaptiveLoss):
+            raise ConfigurationError(
+                "a criterion that asks no more of the model than probabilities",
+                "--criterion adaptive_loss, which asks for the host's own adaptive softmax",
+                "Use --criterion mle_cosreg --cosreg-weight 0: cross entropy, which computes the "
+                "clusters that are hit and no other.",
+            )
         head = self.decoder.output_projection
         if isinstance(head, AdaptiveSoftmaxHead) and not isinstance(
             criterion, PenalisedCrossEntropy
