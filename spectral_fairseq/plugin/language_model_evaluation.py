@@ -261,7 +261,8 @@ def evaluate_checkpoint(
     overrides = parse_overrides(options.overrides)
     loaded = load_language_model(path, data, overrides)
     corpora = {
-        split: open_corpus(data, split, loaded.dictionary) for split in _splits_needed(options)
+        split: open_corpus(data, split, loaded.dictionary, combine=split == TRAINING)
+        for split in _splits_needed(options)
     }
     if torch.cuda.is_available() and not options.cpu:
         loaded.model.cuda()

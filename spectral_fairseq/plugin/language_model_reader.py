@@ -67,13 +67,17 @@ def splits_in(data: Union[str, Path]) -> List[str]:
     return sorted(path.stem for path in Path(data).glob("*.idx") if "." not in path.stem)
 
 
-def open_corpus(data: Union[str, Path], split: str, dictionary: Any) -> IndexedCorpus:
+def open_corpus(
+    data: Union[str, Path], split: str, dictionary: Any, combine: bool = False
+) -> IndexedCorpus:
     """A split as ``fairseq-preprocess --only-source`` wrote it.
 
     Args:
         data: its folder.
         split: such as ``valid``.
         dictionary: of the words.
+        combine: with what follows it in files of its own, ``train``, ``train1``, .., as training
+            reads them.
 
     Raises:
         MissingDataError: no such split.
@@ -92,7 +96,7 @@ def open_corpus(data: Union[str, Path], split: str, dictionary: Any) -> IndexedC
             )
         # The host's old format, of which "cached" would keep what has been read.
         kind = "lazy" if kind == "cached" else kind
-        dataset = data_utils.load_indexed_dataset(prefix, dictionary, kind)
+        dataset = data_utils.load_indexed_dataset(prefix, dictionary, kind, combine=combine)
     except (AssertionError, EOFError, struct.error) as error:
         raise DataError(
             f"a readable split {split!r} in {data}", f"{type(error).__name__}: {error}",

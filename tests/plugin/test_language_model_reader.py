@@ -69,6 +69,19 @@ def test_a_binarised_split_is_its_text(tiny_lm_data):
     assert torch.equal(corpus[:], tokens_of(tiny_lm_data, "valid"))
 
 
+def test_a_split_of_several_files(tmp_path, tiny_lm_data):
+    dictionary = Dictionary.load(str(tiny_lm_data / "dict.txt"))
+    for name, split in (("train", "valid"), ("train1", "test")):
+        for kind in ("bin", "idx"):
+            (tmp_path / f"{name}.{kind}").write_bytes(
+                (tiny_lm_data / f"{split}.{kind}").read_bytes()
+            )
+    first, second = (tokens_of(tiny_lm_data, split) for split in ("valid", "test"))
+    assert torch.equal(open_corpus(tmp_path, "train", dictionary)[:], first)
+    both = open_corpus(tmp_path, "train", dictionary, combine=True)
+    assert torch.equal(both[:], torch.cat([first, second]))
+
+
 class Positions(torch.nn.Module):
     """A decoder that stands for any model of at most 50 positions."""
 

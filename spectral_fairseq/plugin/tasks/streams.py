@@ -50,7 +50,7 @@ class Streams(FairseqDataset):
                 f"at least one token for each of {count} streams (batch size {batch_size} x "
                 f"--update-freq {slots} x {workers} workers)",
                 f"a corpus of {len(corpus)} tokens",
-                "Lower --batch-size or --update-freq.",
+                "Use fewer streams, --update-freq or workers, or more text.",
             )
         self._tokens = corpus.tokens
         self._pad = pad
