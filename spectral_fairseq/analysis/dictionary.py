@@ -112,11 +112,24 @@ def dictionary_files(where: Path, checkpoint: Mapping[str, Any], table: str) -> 
         Existing files, the likeliest first.
     """
     task = checkpoint_settings(checkpoint, "task")
-    languages = [task.get("target_lang"), task.get("source_lang")]
+    # Trained without --source-lang and --target-lang, a checkpoint does not name them.
+    source, target = _language_pair(where)
+    languages = [task.get("target_lang") or target, task.get("source_lang") or source]
     if table.startswith("encoder."):
         languages.reverse()
     names = [f"dict.{language}.txt" for language in languages if language] + ["dict.txt"]
     return [where / name for name in names if (where / name).is_file()]
+
+
+def _language_pair(where: Path) -> Tuple[Optional[str], Optional[str]]:
+    """Source and target that the file names show, as in train.de-en.de.idx, if all show the same.
+
+    fairseq takes the languages from there too, where flags do not give them.
+    """
+    parts = [path.name.split(".") for path in where.iterdir()]
+    pairs = {part[1] for part in parts if len(part) >= 3 and part[1].count("-") == 1}
+    source, _, target = pairs.pop().partition("-") if len(pairs) == 1 else ("", "", "")
+    return source or None, target or None
 
 
 def find_dictionary(

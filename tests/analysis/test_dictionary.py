@@ -53,6 +53,19 @@ def test_the_side_of_the_table_decides(tmp_path):
             assert words.symbols[4] == word
 
 
+def test_languages_that_fairseq_inferred_are_not_in_the_checkpoint(tmp_path):
+    save_dictionary(tmp_path / "dict.de.txt", 6, "d")
+    save_dictionary(tmp_path / "dict.en.txt", 6, "e")
+    for name in ("train.de-en.de.idx", "valid.de-en.en.bin", "preprocess.log"):
+        (tmp_path / name).touch()
+    task = {"data": str(tmp_path), "source_lang": None, "target_lang": None}
+    for table, word in (("encoder.embed_tokens", "d0"), ("decoder.embed_tokens", "e0")):
+        words, _ = find_dictionary(None, {"cfg": {"task": task}}, table, 10, "x.pt")
+        assert words.symbols[4] == word
+    (tmp_path / "train.de-fr.de.idx").touch()  # which pair was it?
+    assert find_dictionary(None, {"cfg": {"task": task}}, table, 10, "x.pt")[0] is None
+
+
 def test_only_a_dictionary_of_the_right_size_is_taken(tmp_path):
     save_dictionary(tmp_path / "dict.de.txt", 6, "d")
     save_dictionary(tmp_path / "dict.en.txt", 9, "e")
