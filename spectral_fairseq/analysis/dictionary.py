@@ -64,7 +64,8 @@ def read_dictionary(path: Union[str, Path]) -> WordList:
             "Give dict.txt (or dict.<language>.txt) of the folder made by fairseq-preprocess.",
         )  # fmt: skip
     try:
-        lines = file.read_text("utf-8").splitlines()
+        # Not splitlines(), for which U+2028 and others, symbols to fairseq, end a line too.
+        lines = file.read_text("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"a readable text file in UTF-8 at {file}", str(error), "Make it anew."

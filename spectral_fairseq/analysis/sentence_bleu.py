@@ -93,7 +93,7 @@ def read_generated(path: Union[str, Path]) -> List[Tuple[List[str], List[str]]]:
         ) from error
     references: Dict[int, List[str]] = {}
     hypotheses: Dict[int, List[str]] = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):  # splitlines() would end a line at U+2028 and others too
         match = re.match(r"([TH])-(\d+)\t(.*)$", line)
         if match is None:
             continue

@@ -19,6 +19,14 @@ def test_read_as_fairseq_does(tmp_path):
     assert ours.row_of("\u2581of") == 5 and ours.row_of("absent") is None
 
 
+def test_line_separators_of_unicode_are_symbols_as_for_fairseq(tmp_path):
+    from fairseq.data import Dictionary
+
+    file = tmp_path / "dict.txt"
+    file.write_text("a\u2028b 3\n\u0085 2\n\x1cc 1\n", "utf-8")
+    assert read_dictionary(file).symbols == Dictionary.load(str(file)).symbols
+
+
 @pytest.mark.parametrize(
     "content, message",
     [("", "empty dictionary"), ("\n\n", "empty dictionary"), ("word\n", "line 1"),

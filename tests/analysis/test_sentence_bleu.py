@@ -42,6 +42,12 @@ def test_generated_files(tmp_path):
     assert details["sentences"] == 2 and details["hypotheses"] == {"least": 2, "most": 2}
 
 
+def test_a_line_separator_of_unicode_does_not_cut_a_sentence(tmp_path):
+    file = tmp_path / "out.txt"
+    file.write_text("T-0\ta\u2028b\nH-0\t-1\ta\u0085b\n", "utf-8")
+    assert read_generated(file) == [(["a\u2028b"], ["a\u0085b"])]
+
+
 def test_unusable_files(tmp_path):
     file = tmp_path / "out.txt"
     for content in ("", "H-0\t-1\ta\n", "T-0\ta\nT-1\tb\nH-0\t-1\ta\n"):
