@@ -27,6 +27,9 @@ def test_padding_counts_for_nothing():
     for values in (h, changed):
         torch.testing.assert_close(activation_regularization(values, counted), ar)
         torch.testing.assert_close(temporal_activation_regularization(values, counted), tar)
+        # Backwards, padding comes first, and squares of changes are the same.
+        backwards = values.flip(1), counted.flip(1)
+        torch.testing.assert_close(temporal_activation_regularization(*backwards), tar)
 
 
 @pytest.mark.parametrize("penalty", [activation_regularization, temporal_activation_regularization])
