@@ -42,3 +42,7 @@ class DataError(SpectralFairseqError, ValueError):
 
 class MissingDataError(DataError, FileNotFoundError):
     """A data folder, dictionary or split that does not exist; still a ``FileNotFoundError``."""
+
+
+class OutputError(SpectralFairseqError, OSError):
+    """A file that could not be written: the disk is full, say; still an ``OSError``."""

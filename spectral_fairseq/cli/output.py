@@ -8,7 +8,7 @@ from typing import Any, Sequence, Union
 
 import torch
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, OutputError
 
 PathLike = Union[str, Path]
 
@@ -25,19 +25,26 @@ def check_output(out: PathLike, inputs: Sequence[PathLike], overwrite: bool) -> 
         ``out`` as a path.
 
     Raises:
-        ConfigurationError: it is an input, a folder, in no folder, or exists already.
+        ConfigurationError: it is an input, a folder, in no folder or one that is not writable,
+            or exists already.
     """
     target = Path(out)
     if any(target.resolve() == Path(path).resolve() for path in inputs):
         raise ConfigurationError(
             "an output that is not an input", f"{out} as both", "Choose another output file."
         )
+    folder = target.resolve().parent  # a link stays, and what it points to is written
     if target.is_dir():
         raise ConfigurationError(f"a file name for {out}", "a folder", "Name a file inside it.")
-    if not target.parent.is_dir():
+    if not folder.is_dir():
         raise ConfigurationError(
-            f"the folder {target.parent} to exist", "no such folder", "Create it first."
+            f"the folder {folder} to exist", "no such folder", "Create it first."
         )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigurationError(
+            f"a folder that can be written to for {out}", f"{folder}, which cannot",
+            "Change its permissions, or choose another output file.",
+        )  # fmt: skip
     if target.exists() and not overwrite:
         raise ConfigurationError(
             f"no file at {out} yet", "one", "Add --overwrite to replace it, or choose another name."
@@ -50,15 +57,27 @@ def save_atomically(checkpoint: Any, out: Path) -> None:
 
     Args:
         checkpoint: anything that ``torch.save`` takes.
-        out: the file.
+        out: the file; of a link, what it points to is replaced.
+
+    Raises:
+        OutputError: the system did not write all of it.
     """
-    partial = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    target = out.resolve()
+    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with partial.open("wb") as file:
             torch.save(checkpoint, file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, out)
+        os.replace(partial, target)
+    except (OSError, RuntimeError) as error:
+        # torch fails with an error of its own while it handles that of the system.
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError):
+            raise
+        raise OutputError(
+            f"{out} to be written", str(cause), "Free some space, or choose another output file."
+        ) from error
     finally:
         if partial.exists():
             partial.unlink()
