@@ -12,7 +12,7 @@ from typing import Any, Dict, Mapping, Sequence, Union
 from spectral_fairseq.analysis.plots import Picture
 from spectral_fairseq.analysis.render import as_latex, as_text
 from spectral_fairseq.analysis.report import as_html
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, OutputError
 
 PAGE = "report.html"
 
@@ -31,12 +31,19 @@ def check_folder(out: Union[str, Path], overwrite: bool) -> Path:
         ConfigurationError: a file, in no folder, not writable, or with content and no overwrite.
     """
     folder = Path(out)
-    if folder.exists() and not folder.is_dir():
-        raise ConfigurationError(f"a folder for {out}", "a file", "Choose another name for --out.")
+    if os.path.lexists(folder) and not folder.is_dir():
+        found = "a file" if folder.exists() else "a link to nothing"
+        raise ConfigurationError(f"a folder for {out}", found, "Choose another name for --out.")
     if not folder.absolute().parent.is_dir():
         raise ConfigurationError(
             f"the folder {folder.absolute().parent} to exist", "no such folder", "Create it first."
         )
+    written = folder if folder.is_dir() else folder.absolute().parent
+    if not os.access(written, os.W_OK | os.X_OK):
+        raise ConfigurationError(
+            f"a folder that can be written to for --out {out}", f"{written}, which cannot",
+            "Change its permissions, or choose another folder.",
+        )  # fmt: skip
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise ConfigurationError(
             f"an empty or new folder for --out {out}", "one with files in it",
@@ -48,7 +55,9 @@ def check_folder(out: Union[str, Path], overwrite: bool) -> Path:
 def write_results(
     out: Path, document: Mapping[str, Any], pictures: Sequence[Picture]
 ) -> Dict[str, Path]:
-    """Write all files next to ``out`` first, then move them in, the page last.
+    """Write all files into a folder inside ``out`` first, then move them up, the page last.
+
+    Inside and not beside: the folder beside may be of another disk, or not ours to write.
 
     Args:
         out: of :func:`check_folder`.
@@ -57,6 +66,9 @@ def write_results(
 
     Returns:
         Name -> path of every file. Other files in ``out`` stay.
+
+    Raises:
+        OutputError: the system did not write all of them.
     """
     files: Dict[str, bytes] = {}
     for picture in pictures:
@@ -66,13 +78,28 @@ def write_results(
     files["measures.txt"] = (as_text(dict(document)) + "\n").encode()
     files["measures.tex"] = (as_latex(dict(document)) + "\n").encode()
     files[PAGE] = as_html(document, pictures).encode()
-    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.absolute().parent))
+    try:
+        _write_all(out, files)
+    except OSError as error:
+        raise OutputError(
+            f"the report to be written to {out}", str(error),
+            "Free some space, or choose another folder.",
+        ) from error  # fmt: skip
+    return {name: out / name for name in files}
+
+
+def _write_all(out: Path, files: Mapping[str, bytes]) -> None:
+    is_new = not out.is_dir()
+    out.mkdir(exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=".partial.", dir=out))
+    moved = False
     try:
         for name, content in files.items():
             (partial / name).write_bytes(content)
-        out.mkdir(exist_ok=True)
         for name in files:
             os.replace(partial / name, out / name)
+            moved = True
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return {name: out / name for name in files}
+        if is_new and not moved:
+            out.rmdir()

@@ -2,11 +2,14 @@
 
 import base64
 import json
+import os
 import re
 import shutil
 import subprocess
+import tempfile
 import xml.etree.ElementTree
 from html import unescape
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +22,7 @@ from spectral_fairseq.analysis.render import as_latex, as_text, escaped  # noqa:
 from spectral_fairseq.analysis.report import as_html  # noqa: E402
 from spectral_fairseq.analysis.results import analyse_checkpoint, document  # noqa: E402
 from spectral_fairseq.analysis.write import check_folder, write_results  # noqa: E402
-from spectral_fairseq.errors import ConfigurationError  # noqa: E402
+from spectral_fairseq.errors import ConfigurationError, OutputError  # noqa: E402
 from tests.analysis.checkpoints import (  # noqa: E402
     cone,
     entries,
@@ -240,8 +243,9 @@ def test_all_files_or_none(results, pictures, tmp_path, monkeypatch):
         write_results(check_folder(tmp_path / "new", False), results[0], pictures)
     monkeypatch.undo()
     monkeypatch.setattr(write.Path, "write_bytes", fail)
-    with pytest.raises(OSError):
-        write_results(check_folder(tmp_path / "new", False), results[0], pictures)
+    for name in ("new", "report"):
+        with pytest.raises(OutputError, match="disk full"):
+            write_results(check_folder(tmp_path / name, True), results[0], pictures)
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
     assert (out / write.PAGE).read_bytes() == kept and (out / "notes").read_text() == "mine"
 
@@ -251,3 +255,33 @@ def test_folders_that_cannot_be_written(tmp_path):
     for wrong in (tmp_path / "file", tmp_path / "no" / "such"):
         with pytest.raises(ConfigurationError):
             check_folder(wrong, True)
+    (tmp_path / "link").symlink_to(tmp_path / "absent")
+    with pytest.raises(ConfigurationError, match="a link to nothing"):
+        check_folder(tmp_path / "link", True)
+
+
+def test_a_folder_that_is_not_writable_is_refused_before_any_work(tmp_path, monkeypatch):
+    # Not by its permissions, which do not bind a superuser.
+    monkeypatch.setattr(write.os, "access", lambda path, mode: path != tmp_path)
+    for wrong in (tmp_path, tmp_path / "new"):
+        with pytest.raises(ConfigurationError, match="which cannot"):
+            check_folder(wrong, False)
+    (tmp_path / "ours").mkdir()
+    assert check_folder(tmp_path / "ours", False) == tmp_path / "ours"
+
+
+def test_the_folder_beside_is_not_written(results, pictures, tmp_path, monkeypatch):
+    """It may lie on another disk, from which files cannot be moved, or forbid writing."""
+    out = tmp_path / "mounted"
+    out.mkdir()
+    replace, mkdtemp = os.replace, tempfile.mkdtemp
+
+    def within(*paths):
+        assert all(out in Path(path).parents or Path(path) == out for path in paths)
+
+    monkeypatch.setattr(write.os, "replace", lambda a, b: (within(a, b), replace(a, b)))
+    monkeypatch.setattr(
+        write.tempfile, "mkdtemp", lambda prefix, dir: (within(dir), mkdtemp("", prefix, dir))[1]
+    )
+    files = write_results(check_folder(out, False), results[0], pictures)
+    assert sorted(files) == sorted(path.name for path in out.iterdir())
