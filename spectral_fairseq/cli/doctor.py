@@ -8,7 +8,7 @@ import os
 from typing import Any, Dict, List
 
 import spectral_fairseq
-from spectral_fairseq.compat import Status, mend_host
+from spectral_fairseq.compat import Status, mend_host, why_not_importable
 from spectral_fairseq.compat.versions import cuda_devices, resolve_user_dir, versions
 
 USER_DIR = "spectral_fairseq"
@@ -37,7 +37,12 @@ def diagnose() -> Dict[str, Any]:
     package = os.path.dirname(os.path.abspath(spectral_fairseq.__file__))
     resolved = resolve_user_dir(USER_DIR)
     problems = [f"{name} is not installed" for name in _REQUIRED if found[name] is None]
-    problems += [f"{mend.name}: {mend.detail}" for mend in mends if mend.status is Status.CANNOT]
+    obstacle = why_not_importable()
+    if obstacle is not None:
+        problems.append(obstacle)
+    else:
+        cannot = [mend for mend in mends if mend.status is Status.CANNOT]
+        problems += [f"{mend.name}: {mend.detail}" for mend in cannot]
     return {
         "versions": found,
         "cuda_devices": cuda_devices(),

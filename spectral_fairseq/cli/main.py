@@ -5,14 +5,25 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from typing import Optional, Sequence
+from types import ModuleType
+from typing import Optional, Sequence, Tuple
 
 import spectral_fairseq
-from spectral_fairseq.cli import analyze, average, compare, doctor, evaluate_lm, export, user_dir
-from spectral_fairseq.errors import SpectralFairseqError
+from spectral_fairseq.cli import average, doctor, user_dir
+from spectral_fairseq.compat import why_not_importable
+from spectral_fairseq.errors import SpectralFairseqError, UnsupportedError
 
-SUBCOMMANDS = (analyze, compare, export, average, evaluate_lm, user_dir, doctor)
-"""Modules with ``add_parser(subparsers)``, in the order in which the help shows them."""
+SUBCOMMANDS: Tuple[ModuleType, ...] = (average, user_dir, doctor)
+if why_not_importable() is None:
+    from spectral_fairseq.cli import analyze, compare, evaluate_lm, export
+
+    SUBCOMMANDS = (analyze, compare, export, average, evaluate_lm, user_dir, doctor)
+"""Modules with ``add_parser(subparsers)``, in the order in which the help shows them.
+
+Without fairseq there are those that need none: the doctor above all, who says what is wrong.
+"""
+
+NEED_FAIRSEQ = ("analyze", "compare", "export", "evaluate-lm")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -44,7 +55,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         Exit status: the subcommand's own, or 2 for an error that the user can mend, which is
         printed on stderr.
     """
-    args = build_parser().parse_args(argv)
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    named = next((one for one in arguments if not one.startswith("-")), "")
+    obstacle = why_not_importable()
+    if obstacle is not None and named in NEED_FAIRSEQ:
+        missing = UnsupportedError(
+            "a fairseq that can be imported", obstacle,
+            "Run spectral-fairseq doctor; docs/compatibility.md has the versions that go together.",
+        )  # fmt: skip
+        return _failed(named, missing)
+    args = build_parser().parse_args(arguments)
     # Importing fairseq sets the root logger to DEBUG, and with it every other library's.
     logging.getLogger().setLevel(logging.WARNING)
     try:
@@ -52,8 +72,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except SpectralFairseqError as error:
         if args.debug:
             raise
-        print(f"spectral-fairseq {args.subcommand}: error: {error}", file=sys.stderr)
-        return 2
+        return _failed(args.subcommand, error)
+
+
+def _failed(subcommand: str, error: SpectralFairseqError) -> int:
+    print(f"spectral-fairseq {subcommand}: error: {error}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

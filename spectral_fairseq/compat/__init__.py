@@ -13,6 +13,7 @@ and fairseq's own callers look these functions up by attribute at the time of th
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from spectral_fairseq.compat import (
 )
 from spectral_fairseq.compat.outcome import Outcome, Status, cannot
 
-__all__ = ["Mend", "Status", "mend_host"]
+__all__ = ["Mend", "Status", "mend_host", "why_not_importable"]
 
 logger = logging.getLogger(__name__)
 
@@ -81,16 +82,20 @@ def mend_host() -> List[Mend]:
         One entry for each mend, in a fixed order.
     """
     if not _tried:
-        obstacle = _why_not_importable()
+        obstacle = why_not_importable()
+        if obstacle is not None:
+            logger.warning(obstacle)
         for module in _MENDS:
             outcome = _try(module, obstacle)
-            if outcome.status is Status.CANNOT:
+            if outcome.status is Status.CANNOT and obstacle is None:
                 logger.warning("%s: %s (%s)", module.NAME, module.DEFECT, outcome.detail)
             _tried.append(Mend(module.NAME, module.DEFECT, outcome.status, outcome.detail))
     return list(_tried)
 
 
-def _why_not_importable() -> Optional[str]:
+@functools.cache  # a second attempt finds fairseq half imported
+def why_not_importable() -> Optional[str]:
+    """What happens on importing fairseq, or None if nothing does."""
     try:
         importlib.import_module("fairseq")
     except Exception as error:  # stock fairseq fails with a ValueError on Python >= 3.11

@@ -3,6 +3,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,25 @@ def test_what_cannot_work_sets_the_exit_status(
     monkeypatch.setattr(doctor, "mend_host", lambda: [broken])
     assert run() == 1
     assert "PROBLEM a name: a reason" in capsys.readouterr().out
+
+
+def test_a_fairseq_that_cannot_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "fairseq.py").write_text("raise ValueError('mutable default')")
+    path = os.pathsep.join([str(tmp_path), str(PACKAGE.parent)])
+
+    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "spectral_fairseq.cli.main", *arguments],
+            env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
+        )  # fmt: skip
+
+    done = command("doctor", "--format", "json")
+    assert done.returncode == 1
+    (problem,) = json.loads(done.stdout)["problems"]
+    assert "fairseq cannot be imported: ValueError: mutable default" in problem
+    done = command("analyze", "checkpoint.pt")
+    assert done.returncode == 2 and "spectral-fairseq doctor" in done.stderr
+    assert "mutable default" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_user_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

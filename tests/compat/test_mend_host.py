@@ -62,7 +62,7 @@ def test_an_unknown_host_still_starts(untried: pytest.MonkeyPatch) -> None:
 
 
 def test_without_fairseq_nothing_can_be_mended(untried: pytest.MonkeyPatch) -> None:
-    untried.setattr(compat, "_why_not_importable", lambda: "no fairseq")
+    untried.setattr(compat, "why_not_importable", lambda: "no fairseq")
     untried.setattr(tail_batch, "apply", lambda: not_needed("not asked"))
     assert {(mend.status, mend.detail) for mend in mend_host()} == {(Status.CANNOT, "no fairseq")}
 
