@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from types import ModuleType
 from typing import Optional, Sequence, Tuple
@@ -52,8 +53,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         argv: the arguments after the command's name; those of the process if not given.
 
     Returns:
-        Exit status: the subcommand's own, or 2 for an error that the user can mend, which is
-        printed on stderr.
+        Exit status: the subcommand's own; 2 for an error that the user can mend, which is printed
+        on stderr; as in a shell 130 after Ctrl-C, and 141 where nobody reads the output any more.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     named = next((one for one in arguments if not one.startswith("-")), "")
@@ -68,11 +69,22 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     # Importing fairseq sets the root logger to DEBUG, and with it every other library's.
     logging.getLogger().setLevel(logging.WARNING)
     try:
-        return int(args.run(args))
+        status = int(args.run(args))
+        sys.stdout.flush()  # here, where the end of a pipe can still be answered
+        return status
     except SpectralFairseqError as error:
         if args.debug:
             raise
         return _failed(args.subcommand, error)
+    except KeyboardInterrupt:
+        if args.debug:
+            raise
+        print(f"\nspectral-fairseq {args.subcommand}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Python flushes once more at the end, into nothing now.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def _failed(subcommand: str, error: SpectralFairseqError) -> int:

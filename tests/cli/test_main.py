@@ -1,6 +1,8 @@
 """The command's frame: subcommands, errors without traceback, exit status."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -56,6 +58,31 @@ def test_a_defect_of_ours_is_not_taken_for_the_users(monkeypatch):
     monkeypatch.setattr(command.user_dir, "run", fail)
     with pytest.raises(KeyError):
         main(["user-dir"])
+
+
+def test_ctrl_c_is_no_traceback(monkeypatch, capsys):
+    def stop(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command.user_dir, "run", stop)
+    assert main(["user-dir"]) == 130
+    assert capsys.readouterr().err == "\nspectral-fairseq user-dir: interrupted\n"
+    with pytest.raises(KeyboardInterrupt):
+        main(["--debug", "user-dir"])
+
+
+def test_a_reader_that_leaves_is_no_traceback():
+    """As with ``spectral-fairseq doctor | head -0``."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    argv = [sys.executable, "-m", "spectral_fairseq.cli.main", "doctor"]
+    path = os.path.dirname(os.path.dirname(spectral_fairseq.__file__))
+    done = subprocess.run(
+        argv, stdout=writing, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
+    )
+    os.close(writing)
+    assert done.returncode == 141
+    assert b"Traceback" not in done.stderr and b"BrokenPipe" not in done.stderr
 
 
 def test_user_dir_alone_on_stdout_from_another_folder(run_cli, tmp_path):
