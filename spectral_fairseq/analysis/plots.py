@@ -149,6 +149,12 @@ def _curve(palette: Dict[str, Any], index: int) -> Dict[str, Any]:
     return {"color": palette["curves"][index], "linestyle": DASHES[index], "linewidth": 1.8}
 
 
+def _literal(label: str) -> str:
+    """A name as it is: matplotlib sets what is between dollars, and hides names that begin _."""
+    escaped = label.replace("$", r"\$")
+    return f" {escaped}" if escaped.startswith("_") else escaped
+
+
 def _legend(axes: Any) -> None:
     """Beside the axes, where it covers no curve."""
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0)
@@ -175,12 +181,13 @@ def _spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
         for index, one in enumerate(checkpoints):
             sigma = one["singular_values"]
             k = range(1, len(sigma) + 1)
-            axes.plot(k, [s / sigma[0] for s in sigma], label=one["label"],
+            axes.plot(k, [s / sigma[0] for s in sigma], label=_literal(one["label"]),
                       **_curve(palette, index))  # fmt: skip
         for index, label, values in _priors(checkpoints):
             axes.plot(
-                range(1, len(values) + 1), values, label=label, color=palette["curves"][index],
-                linewidth=0.9, marker="o", markersize=3, markevery=max(len(values) // 12, 1),
+                range(1, len(values) + 1), values, label=_literal(label),
+                color=palette["curves"][index], linewidth=0.9,
+                marker="o", markersize=3, markevery=max(len(values) // 12, 1),
                 markerfacecolor="none",
             )  # fmt: skip
         axes.set(xlabel="k", ylabel=r"$\sigma_k / \sigma_1$", ylim=(0, 1.05), xlim=(1, None))
@@ -209,7 +216,7 @@ def _cosines(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
             edges, counts = one["cosines"]["edges"], one["cosines"]["counts"]
             width, total = edges[1] - edges[0], sum(counts)
             density = [count / total / width for count in counts]
-            axes.stairs(density, edges, label=one["label"], baseline=None,
+            axes.stairs(density, edges, label=_literal(one["label"]), baseline=None,
                         **_curve(palette, index))  # fmt: skip
             seen += [edge for edge, d in zip(edges, density) if d > 1e-3 * max(density)]
         axes.axvline(0, color=palette["ink"], linewidth=0.8)
@@ -234,7 +241,7 @@ def _norms(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
         for index, one in enumerate(checkpoints):
             norms = one["norms"]
             style = _curve(palette, index)
-            axes.plot(norms["rank"], norms["mean"], label=one["label"], **style)
+            axes.plot(norms["rank"], norms["mean"], label=_literal(one["label"]), **style)
             axes.fill_between(norms["rank"], norms["p10"], norms["p90"], alpha=0.18,
                               color=style["color"], linewidth=0)  # fmt: skip
         axes.set(xscale="log", ylabel=r"$\|w\|$: mean, 10th to 90th percentile", ylim=(0, None),
@@ -279,7 +286,7 @@ def _projections(
                                  norm=_rank_scale(last))  # fmt: skip
             for size, colour in ((5, palette["ground"]), (2, palette["origin"])):
                 axes.plot(0, 0, "+", color=colour, markersize=14, markeredgewidth=size)
-            axes.set(title=one["label"], aspect="equal", xlim=(-limit, limit),
+            axes.set(title=_literal(one["label"]), aspect="equal", xlim=(-limit, limit),
                      ylim=(-limit, limit), xlabel=f"{direction} 1")  # fmt: skip
         for axes in grid[:, 0]:
             axes.set_ylabel(f"{direction} 2")
@@ -333,7 +340,7 @@ def _log_probability_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Pictur
         for index, one in enumerate(checkpoints):
             axes.plot(one["outputs"]["points"],
                       [100 * share for share in one["outputs"]["cumulative_share"]],
-                      label=one["label"], **_curve(palette, index))  # fmt: skip
+                      label=_literal(one["label"]), **_curve(palette, index))  # fmt: skip
         for index, one in enumerate(checkpoints):
             axes.axvline(one["outputs"]["threshold"], color=palette["curves"][index],
                          linewidth=0.8)  # fmt: skip

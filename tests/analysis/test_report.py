@@ -37,6 +37,7 @@ HEADLESS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--virtual-time-budget=5000", "--window-size=1200,900",
 )  # fmt: skip
+SVG = "{http://www.w3.org/2000/svg}"
 # A name that is markup would break the page if it were not escaped.
 NASTY = '<b>&"run_1%'
 
@@ -182,6 +183,20 @@ def test_pictures_are_whole_and_say_what_they_show(results, pictures):
         assert picture.files["light.svg"] != picture.files["dark.svg"]
         assert re.search(r"\d", picture.alt)
     assert f"{results[0]['checkpoints'][0]['measures']['mean_cosine']:.3g}" in pictures[1].alt
+
+
+@pytest.mark.parametrize("label", ["$x^{$", "$a$", "_hidden", r"a\$b"])
+def test_names_are_drawn_as_they_are(label, results):
+    import matplotlib
+
+    found, analysed = results
+    renamed = {**found, "checkpoints": [{**found["checkpoints"][0], "label": label}]}
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text as text
+        pictures = draw_all(renamed, analysed[:1])
+    for picture in pictures:
+        root = xml.etree.ElementTree.fromstring(picture.files["light.svg"])
+        drawn = ["".join(text.itertext()).strip() for text in root.iter(f"{SVG}text")]
+        assert label in drawn, picture.name
 
 
 def test_history_needs_one_run(results):
