@@ -201,11 +201,13 @@ def labels_for(paths: Sequence[Path], given: Optional[Sequence[str]] = None) -> 
                 f"{len(given)}: {', '.join(given)}", "Separate them by commas.",
             )  # fmt: skip
         return list(given)
-    for depth in range(1, max(len(path.parts) for path in paths) + 1):
-        labels = ["/".join(path.with_suffix("").parts[-depth:]) for path in paths]
+    # with_suffix() refuses ".", a mistake that the loader explains.
+    named = [path.parent / path.stem for path in paths]
+    for depth in range(1, max(len(path.parts) for path in named) + 1):
+        labels = ["/".join(path.parts[-depth:]) for path in named]
         if len(set(labels)) == len(labels):
             return labels
-    return [f"{path.with_suffix('')} ({number})" for number, path in enumerate(paths, 1)]
+    return [f"{path} ({number})" for number, path in enumerate(named, 1)]
 
 
 def saved_epochs(folder: Path) -> List[Path]:

@@ -97,6 +97,11 @@ def test_bad_checkpoints(what, tmp_path, capsys, monkeypatch):
     assert sorted(tmp_path.iterdir()) == before  # no report, and nothing was executed
 
 
+@pytest.mark.parametrize("folder", [".", ""])
+def test_the_working_folder_is_no_checkpoint(folder, capsys):
+    assert "found a folder" in analyze(capsys, folder, rc=2)
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [(("--dict", "empty"), "empty dictionary"), (("--dict", "absent"), "no such file"),
