@@ -64,8 +64,8 @@ def load_checkpoint(path: Union[str, os.PathLike[str]]) -> Dict[str, Any]:
         in newer ones, ``cfg``.
 
     Raises:
-        CheckpointError: the file is missing, damaged, names objects outside the allow-list, or
-            is not a fairseq checkpoint.
+        CheckpointError: the file is missing, damaged, names objects outside the allow-list, is
+            not a fairseq checkpoint, or has a ``model`` that is no mapping of names to tensors.
     """
     file = Path(path)
     if not file.is_file():
@@ -83,6 +83,13 @@ def load_checkpoint(path: Union[str, os.PathLike[str]]) -> Dict[str, Any]:
         raise explain_failure(file, error) from error
     if not (isinstance(state, dict) and isinstance(state.get("model"), dict)):
         raise not_fairseq(file, state)
+    for name, tensor in state["model"].items():
+        if not (isinstance(name, str) and isinstance(tensor, torch.Tensor)):
+            raise CheckpointError(
+                f"names and tensors, as in a fairseq checkpoint, in the entry 'model' of {file}",
+                f"{name!r} with a value of type {type(tensor).__name__}",
+                "Give a checkpoint saved by fairseq-train.",
+            )
     return state
 
 

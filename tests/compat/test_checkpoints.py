@@ -149,3 +149,11 @@ def test_not_from_fairseq(tmp_path: Path, other: Any) -> None:
     torch.save(other, path)
     with pytest.raises(CheckpointError, match="a fairseq checkpoint"):
         load_checkpoint(path)
+
+
+@pytest.mark.parametrize("model", [{"decoder": {"w": torch.ones(2)}}, {1: torch.ones(2)}])
+def test_a_model_of_another_shape(tmp_path: Path, model: Any) -> None:
+    path = tmp_path / "checkpoint.pt"
+    torch.save({"model": model}, path)
+    with pytest.raises(CheckpointError, match="entry 'model'.*a value of type"):
+        load_checkpoint(path)
