@@ -38,7 +38,7 @@ def average_checkpoints(paths: Sequence[Union[str, Path]]) -> Dict[str, Any]:
         floating point are the first one's; tensors that are shared stay shared.
 
     Raises:
-        CheckpointError: unreadable, or not of one model.
+        CheckpointError: unreadable, not of one model, or with a factored table that is not finite.
         ConfigurationError: no path is given.
     """
     if not paths:
@@ -46,17 +46,20 @@ def average_checkpoints(paths: Sequence[Union[str, Path]]) -> Dict[str, Any]:
     average = load_checkpoint(paths[0])
     like = average["model"]
     sums = _terms(like)
+    _check_finite(sums, like, paths[0])
     for path in paths[1:]:
         model = load_checkpoint(path)["model"]
         _check_same_model(like, model, paths[0], path)
-        for key, term in _terms(model, like).items():
+        terms = _terms(model, like)
+        _check_finite(terms, like, path)
+        for key, term in terms.items():
             sums[key] += term
     means = {key: total / len(paths) for key, total in sums.items()}
     average["model"] = _stored(means, like)
     for key in LEFT_OUT:
         average.pop(key, None)
     for key in LEFT_OUT_OF_EXTRA_STATE:
-        average.get("extra_state", {}).pop(key, None)
+        (average.get("extra_state") or {}).pop(key, None)
     return average
 
 
@@ -116,6 +119,17 @@ def _stored(means: Dict[str, Tensor], like: Mapping[str, Tensor]) -> Dict[str, T
     once = {key: mean.to(like[key].dtype).contiguous() for key, mean in means.items()}
     same = _aliases(like)
     return {key: once.get(same[key], tensor) for key, tensor in like.items()}
+
+
+def _check_finite(terms: Mapping[str, Tensor], like: Mapping[str, Tensor], path: Any) -> None:
+    """Refuse what cannot be factored again."""
+    for module, kind in _table_modules(like).items():
+        (matrix, _) = FACTORED_FORMS[kind]
+        if not torch.isfinite(terms[f"{module}.{matrix}"]).all():
+            raise CheckpointError(
+                f"finite numbers in {module} of {path}", "infinity or NaN",
+                "Training diverged, or the file is damaged: average earlier checkpoints.",
+            )  # fmt: skip
 
 
 def _check_same_model(

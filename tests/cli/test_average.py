@@ -9,6 +9,7 @@ from spectral_fairseq.cli.average import chosen_checkpoints
 from spectral_fairseq.cli.main import main
 from spectral_fairseq.compat.checkpoints import load_checkpoint
 from spectral_fairseq.embeddings.svd import SVDEmbedding
+from tests.analysis.checkpoints import NAME, entries
 from tests.conftest import PACKAGE
 
 SHARED = ("--share-all-embeddings", "--label-smoothing", "0.1")
@@ -150,6 +151,23 @@ def test_checkpoints_of_different_models(tmp_path, capsys):
     error = capsys.readouterr().err
     assert "b only in one" in error and "c only in one" in error
     assert not out.exists()
+
+
+def test_a_table_that_diverged(tmp_path, capsys):
+    one = saved(tmp_path / "1.pt", entries(torch.randn(9, 4), "svd"))
+    stored = entries(torch.randn(9, 4), "svd")
+    stored[f"{NAME}.U"][3, 2] = float("nan")
+    other = saved(tmp_path / "2.pt", stored)
+    for paths in ((one, other), (other, one)):
+        assert main(["average", *paths, "--output", str(tmp_path / "out.pt")]) == 2
+        error = capsys.readouterr().err
+        assert "infinity or NaN" in error and "2.pt" in error
+
+
+def test_nothing_but_a_model(tmp_path):
+    path = tmp_path / "1.pt"
+    torch.save({"model": {"a": torch.ones(2)}, "extra_state": None}, path)
+    assert main(["average", str(path), "--output", str(tmp_path / "out.pt")]) == 0
 
 
 def test_output_is_no_input_and_not_replaced_unasked(tmp_path, capsys):
