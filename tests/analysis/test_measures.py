@@ -197,6 +197,8 @@ def test_projection_keeps_the_first_two_coordinates():
     expected = torch.tensor(found.details["singular_values"][:2], dtype=torch.float64)
     torch.testing.assert_close(norms, expected)
     assert found.projection_rank.tolist() == list(range(1, 13))
+    for turned in (rows + 1, -rows - 1):  # an eigenvector's sign is arbitrary, a picture's is not
+        assert (measured(turned).projection.mean(0) > 0).all()
     centred = measured(rows + 9, projection="pca").projection
     torch.testing.assert_close(centred.mean(0), torch.zeros(2, dtype=torch.float64), atol=1e-9,
                                rtol=0)  # fmt: skip

@@ -111,7 +111,7 @@ def test_value_on_the_hosts_architectures(encoder_task, name, flag):
 
 
 @pytest.mark.parametrize("flag", NAIVE)
-@pytest.mark.parametrize("embedding_type", ["plain", "svd"])
+@pytest.mark.parametrize("embedding_type", ["plain", "svd", "weight-norm"])
 def test_value_on_our_tables(task, flag, embedding_type):
     model = build_model(task, embedding_type=embedding_type).train()
     key, naive = NAIVE[flag]
@@ -119,6 +119,18 @@ def test_value_on_our_tables(task, flag, embedding_type):
     _, size, log = criterion(model, make_sample(task))
     expected = float(naive(counted(task, output_table(model, len(task.target_dictionary)))))
     assert math.isclose(float(log[key]) / size, expected, rel_tol=2e-4, abs_tol=1e-6)
+
+
+@pytest.mark.parametrize("sentence_avg", [False, True])
+def test_the_scale_is_that_of_the_sample(task, sentence_avg):
+    """With --sentence-avg the host divides by sentences, so penalties count them too."""
+    model, sample = build_model(task).train(), make_sample(task)
+    options = {**NOTHING, "cosreg_weight": 50.0, "sentence_avg": sentence_avg}
+    loss, size, log = build_criterion(task, "mle_cosreg", **options)(model, sample)
+    assert size == log["sample_size"] == sample["nsentences" if sentence_avg else "ntokens"]
+    table = counted(task, output_table(model, len(task.target_dictionary)))
+    added = 50.0 * size * float(NAIVE["cosreg_weight"][1](table))
+    assert math.isclose(float(loss.detach() - log["loss"]), added, rel_tol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["mle_cosreg", "weight_norm", "spectrum_control"])
