@@ -8,7 +8,7 @@ import lzma
 import shutil
 import tarfile
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 from spectral_fairseq.errors import DataError
 from workdir import write_text
@@ -50,7 +50,8 @@ def describe(folder: Path) -> Dict[str, Any]:
     """The description of a folder of plain text files.
 
     Raises:
-        DataError: a file is missing, or two languages differ in their number of lines.
+        DataError: a file is missing or not in UTF-8, or two languages differ in their number of
+            lines.
     """
     files: Dict[str, Any] = {}
     pairs: Dict[str, int] = {}
@@ -66,8 +67,16 @@ def describe(folder: Path) -> Dict[str, Any]:
                     error.strerror or str(error),
                     f"A corpus folder holds train, valid and test, each as .{SOURCE} and .{TARGET}",
                 ) from None
+            try:
+                lines = split_lines(data)
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"UTF-8 in {folder / name}",
+                    str(error),
+                    f"Convert it, for example with: iconv -f latin1 -t utf-8 {name}",
+                ) from None
             files[name] = {"sha256": sha256(data), "bytes": len(data)}
-            counts[language] = data.count(b"\n")
+            counts[language] = len(lines)
         if counts[SOURCE] != counts[TARGET]:
             raise DataError(
                 f"{split}.{SOURCE} and {split}.{TARGET} in {folder} with equally many lines",
@@ -105,7 +114,8 @@ def unpack(folder: Path, destination: Path) -> Dict[str, Any]:
     if manifest["archive"] is None:
         destination.mkdir(parents=True, exist_ok=True)
         for name in manifest["files"]:
-            write_text(destination / name, (folder / name).read_text("utf-8"))
+            lines = read_lines(folder / name)
+            write_text(destination / name, "".join(f"{line}\n" for line in lines))
     else:
         _extract(manifest, folder / manifest["archive"], destination)
     pairs = {split: counts["pairs"] for split, counts in manifest["splits"].items()}
@@ -134,9 +144,19 @@ def _extract(manifest: Dict[str, Any], archive: Path, destination: Path) -> None
         raise DataError(f"a readable archive {archive}", str(error), RESTORE) from None
 
 
-def read_lines(path: Path) -> Any:
+def read_lines(path: Path) -> List[str]:
     """Lines of a text file, split at line feeds only."""
-    return path.read_text("utf-8").split("\n")[:-1]
+    return split_lines(path.read_bytes())
+
+
+def split_lines(data: bytes) -> List[str]:
+    """Lines of UTF-8 text, split at line feeds only; the last one may lack its own.
+
+    A carriage return, for which ``read_text`` would begin a line, stays: split on one side only
+    it would shift all pairs that follow.
+    """
+    lines = data.decode("utf-8").split("\n")
+    return lines if lines[-1] else lines[:-1]
 
 
 def learn_subwords(text: Path, model: Path, vocabulary: int) -> Dict[str, Any]:

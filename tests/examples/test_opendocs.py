@@ -55,6 +55,18 @@ def test_plain_text_is_a_corpus(plain_text, tmp_path):
         corpus.load_manifest(changed)
 
 
+def test_lines_of_plain_text_end_at_line_feeds(tmp_path):
+    for split in PAIRS:
+        (tmp_path / f"{split}.de").write_bytes(b"a\rb\nc\n\nd")  # the last one without
+        (tmp_path / f"{split}.en").write_bytes("x\u2028\ny\nz\nw\n".encode())
+    assert corpus.unpack(tmp_path, tmp_path / "text")["pairs"] == dict.fromkeys(PAIRS, 4)
+    assert corpus.read_lines(tmp_path / "text" / "train.de") == ["a\rb", "c", "", "d"]
+    assert corpus.read_lines(tmp_path / "text" / "train.en") == ["x\u2028", "y", "z", "w"]
+    (tmp_path / "test.de").write_bytes("ä\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"UTF-8 in .*test\.de"):
+        corpus.load_manifest(tmp_path)
+
+
 def test_flags_of_every_method_are_known():
     from fairseq import options
     from fairseq.criterions import CRITERION_REGISTRY
