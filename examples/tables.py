@@ -80,6 +80,30 @@ def read(folder: Path) -> Results:
     return results
 
 
+def check_request(
+    results: Results, baseline: Optional[str], columns: Optional[Sequence[str]]
+) -> None:
+    """Refuse to show what no run has.
+
+    Raises:
+        DataError: a baseline or a column that is not there, or no column at all.
+    """
+    if baseline is not None and baseline not in results:
+        raise DataError(
+            f"runs of the baseline {baseline}",
+            f"only {', '.join(sorted(results))}",
+            "Choose --baseline from these.",
+        )
+    present = columns_of(results)
+    missing = [name for name in columns or () if name not in present]
+    if missing or not present:
+        raise DataError(
+            f"some run with {', '.join(missing) or 'a figure of ' + ', '.join(COLUMNS)}",
+            f"only {', '.join(present) or 'others'}",
+            "Choose --columns from what there is." if present else "Evaluate the runs anew.",
+        )
+
+
 def _figures(run: Path) -> Dict[str, Any]:
     """All that is known of a finished run; nothing of another."""
     path = run / "figures.json"
@@ -226,6 +250,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = parse_arguments(argv)
     try:
         results = read(arguments.folder)
+        check_request(results, arguments.baseline, arguments.columns)
         if arguments.format == "json":
             print(json.dumps(_as_json(summary(results, arguments.baseline)), indent=2))
         else:

@@ -46,6 +46,24 @@ def test_mean_spread_and_paired_differences(runs):
     assert text.count(SIGNATURE) == 1
 
 
+@pytest.mark.parametrize(
+    "options, message",
+    [(("--baseline", "plian"), "only plain, sc"), (("--columns", "bleu", "chrf"), "with chrf"),
+     (("--columns", "chrf", "--format", "json"), "with chrf")],
+)  # fmt: skip
+def test_what_no_run_has_is_refused(options, message, runs, capsys):
+    assert tables.main([str(runs), *options]) == 1
+    printed = capsys.readouterr()
+    assert message in printed.err and printed.out == ""
+
+
+def test_runs_without_a_figure_to_show(tmp_path, capsys):
+    for method in ("plain", "sc"):
+        add(tmp_path, method, 1, minutes=3)
+    assert tables.main([str(tmp_path), "--baseline", "plain"]) == 1
+    assert "Evaluate the runs anew" in capsys.readouterr().err
+
+
 def test_one_seed_has_no_spread_and_unpaired_seeds_no_difference(tmp_path):
     add(tmp_path, "plain", 1, bleu=10)
     add(tmp_path, "sc", 2, bleu=11)
