@@ -12,8 +12,14 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spectral_fairseq.analysis.collapse import PADDING_ROW, SVD_ENTRIES, entries_by_module
+from spectral_fairseq.analysis.collapse import (
+    PADDING_ROW,
+    SVD_ENTRIES,
+    WEIGHT_NORM_ENTRIES,
+    entries_by_module,
+)
 from spectral_fairseq.embeddings.svd import V_SCALE
+from spectral_fairseq.embeddings.weight_norm import SHORTEST
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError
 from spectral_fairseq.functional.orthogonality import (
     frobenius_defect,
@@ -27,8 +33,6 @@ PLACES = frozenset(
     ("embed_tokens", "output_projection", "fc_out", "fc3", "embed_out", "embed_in", "lm_head")
     + ("word_emb", "word_embeddings", "wte")
 )  # fmt: skip
-
-WEIGHT_NORM_ENTRIES = frozenset({"g", "v"})
 
 _BLOCK_ROWS = 16384
 
@@ -236,7 +240,7 @@ def _svd(entries: Mapping[str, Tensor], rows: Tensor) -> Tensor:
 def _weight_norm(entries: Mapping[str, Tensor], rows: Tensor) -> Tensor:
     """W_k = g_k v_k / ||v_k||, a zero v_k giving a zero row."""
     weight = _at_least_float32(entries["v"][rows])
-    lengths = torch.linalg.vector_norm(weight, dim=1).clamp(min=1e-12)
+    lengths = torch.linalg.vector_norm(weight, dim=1).clamp(min=SHORTEST)
     return weight.mul_((entries["g"][rows].to(weight.dtype) / lengths).unsqueeze(1))
 
 
