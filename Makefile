@@ -11,6 +11,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 CONSTRAINTS := constraints.txt
+# Stands in an environment that was made here, from before its first file: no other is removed.
+MARK := $(VENV)/.made-by-make
+MADE_HERE = [ -e "$(MARK)" ] || [ -e "$(VENV)/.host" ] || [ -z "$$(ls -A "$(VENV)" 2>/dev/null)" ]
 VERSION_OK := import sys; sys.exit(not (3, 9) <= sys.version_info[:2] <= (3, 12))
 # Only looked for where an environment has to be made.
 FIND_PYTHON = for p in python3 python3.11 python3.12 python3.10 python3.9; do \
@@ -30,12 +33,16 @@ setup: $(VENV)/.installed
 # numpy and setuptools of its day, and it must be built while torch is absent, or it compiles a
 # file that its source archive lacks. The build tools come from the constraints in either case.
 $(VENV)/.host: $(CONSTRAINTS)
+	@$(MADE_HERE) || { \
+	  echo "error: expected $(VENV) to be absent or made by this Makefile; found a folder that it" \
+	    "did not make, and would have to replace. Name another: make VENV=.venv-spectral" \
+	    "$(MAKECMDGOALS)" >&2; exit 1; }
 	@python="$(PYTHON)"; [ -n "$$python" ] || python=$$($(FIND_PYTHON)); \
 	[ -n "$$python" ] && "$$python" -c '$(VERSION_OK)' || { \
 	  echo "error: expected Python 3.9 to 3.12; found $${python:-none}. Install one of them, or" \
 	    "name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }; \
 	echo "[setup 1/3] $(VENV): an environment of $$("$$python" --version)"; \
-	rm -rf "$(VENV)"; \
+	rm -rf "$(VENV)"; mkdir -p "$(VENV)"; touch "$(MARK)"; \
 	"$$python" -m venv "$(VENV)" || { \
 	  echo "error: expected the venv module of $$python to work; found that it does not (above)." \
 	    "On Debian and Ubuntu: apt install python3-venv" >&2; rm -rf "$(VENV)"; exit 1; }
@@ -76,5 +83,7 @@ lint: $(VENV)/.lint
 	@MYPYPATH=$(EXAMPLES) $(BIN)/mypy examples/lm_sotu
 
 clean:
-	rm -rf "$(VENV)" build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	@if $(MADE_HERE); then rm -rf "$(VENV)"; else \
+	  echo "$(VENV) stays: this Makefile did not make it"; fi
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find spectral_fairseq tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

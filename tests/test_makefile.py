@@ -1,0 +1,54 @@
+"""The Makefile's own environment: no other folder is taken for it."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+MAKEFILE = Path(__file__).resolve().parents[1] / "Makefile"
+if not MAKEFILE.exists() or shutil.which("make") is None:
+    pytest.skip("the Makefile is not beside these tests, or no make", allow_module_level=True)
+
+
+def make(folder, *arguments):
+    return subprocess.run(
+        ["make", "-f", str(MAKEFILE), *arguments], cwd=folder, capture_output=True, text=True
+    )
+
+
+@pytest.fixture
+def clone(tmp_path):
+    for name in ("constraints.txt", "setup.py"):
+        (tmp_path / name).touch()
+    for name in ("spectral_fairseq", "tests", "benchmarks", "examples"):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+def test_an_environment_of_somebody_else_is_not_removed(clone):
+    (clone / "mine").mkdir()
+    (clone / "mine" / "precious").touch()
+    done = make(clone, "setup", "VENV=mine")
+    assert done.returncode != 0 and "did not make" in done.stderr
+    done = make(clone, "clean", "VENV=mine")
+    assert done.returncode == 0 and "mine stays" in done.stdout
+    assert (clone / "mine" / "precious").exists()
+
+
+@pytest.mark.parametrize("mark", [".host", ".made-by-make"])
+def test_what_was_made_here_is_removed(mark, clone):
+    (clone / ".venv").mkdir()
+    (clone / ".venv" / mark).touch()
+    assert make(clone, "clean").returncode == 0
+    assert not (clone / ".venv").exists()
+
+
+def test_an_interrupted_environment_is_known_as_made_here(clone):
+    """A Python that fails to make the environment is stopped as by an interruption."""
+    python = clone / "python"
+    python.write_text('#!/bin/sh\n[ "$1" = -m ] && kill -9 $PPID || exit 0\n')
+    python.chmod(0o755)
+    assert make(clone, "setup", f"PYTHON={python}").returncode != 0
+    assert [path.name for path in (clone / ".venv").iterdir()] == [".made-by-make"]
+    assert make(clone, "clean").returncode == 0 and not (clone / ".venv").exists()
