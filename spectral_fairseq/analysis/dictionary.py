@@ -127,7 +127,10 @@ def _language_pair(where: Path) -> Tuple[Optional[str], Optional[str]]:
 
     fairseq takes the languages from there too, where flags do not give them.
     """
-    parts = [path.name.split(".") for path in where.iterdir()]
+    try:
+        parts = [path.name.split(".") for path in where.iterdir()]
+    except PermissionError:  # a folder whose files can be read, but not their names
+        return None, None
     pairs = {part[1] for part in parts if len(part) >= 3 and part[1].count("-") == 1}
     source, _, target = pairs.pop().partition("-") if len(pairs) == 1 else ("", "", "")
     return source or None, target or None

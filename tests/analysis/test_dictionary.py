@@ -1,5 +1,8 @@
 """dict.txt read without fairseq, and found where the checkpoint was trained."""
 
+from pathlib import Path
+from unittest.mock import Mock
+
 import pytest
 
 from spectral_fairseq.analysis.dictionary import find_dictionary, read_dictionary
@@ -61,7 +64,7 @@ def test_the_side_of_the_table_decides(tmp_path):
             assert words.symbols[4] == word
 
 
-def test_languages_that_fairseq_inferred_are_not_in_the_checkpoint(tmp_path):
+def test_languages_that_fairseq_inferred_are_not_in_the_checkpoint(tmp_path, monkeypatch):
     save_dictionary(tmp_path / "dict.de.txt", 6, "d")
     save_dictionary(tmp_path / "dict.en.txt", 6, "e")
     for name in ("train.de-en.de.idx", "valid.de-en.en.bin", "preprocess.log"):
@@ -70,6 +73,10 @@ def test_languages_that_fairseq_inferred_are_not_in_the_checkpoint(tmp_path):
     for table, word in (("encoder.embed_tokens", "d0"), ("decoder.embed_tokens", "e0")):
         words, _ = find_dictionary(None, {"cfg": {"task": task}}, table, 10, "x.pt")
         assert words.symbols[4] == word
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", Mock(side_effect=PermissionError))
+        words, _ = find_dictionary(None, trained_on(tmp_path), table, 10, "x.pt")
+        assert words.symbols[4] == "e0"
     (tmp_path / "train.de-fr.de.idx").touch()  # which pair was it?
     assert find_dictionary(None, {"cfg": {"task": task}}, table, 10, "x.pt")[0] is None
 
