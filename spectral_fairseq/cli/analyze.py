@@ -117,7 +117,7 @@ class _PrintSchema(argparse.Action):
     """Print the schema and leave, whatever else is on the command line."""
 
     def __call__(self, parser: Any, *unused: Any) -> None:
-        print(json.dumps(DOCUMENT, indent=2, ensure_ascii=False))
+        print(json.dumps(DOCUMENT, indent=2))
         parser.exit()
 
 
@@ -184,7 +184,7 @@ def report(args: argparse.Namespace, paths: Sequence[Path], command: str) -> int
     if out is not None:
         write_results(out, found, draw_all(found, analysed))
     if args.format == "json":
-        print(json.dumps(found, ensure_ascii=False))
+        print(json.dumps(found))
     else:
         print(as_latex(found) if args.format == "latex" else as_text(found))
     if out is not None:

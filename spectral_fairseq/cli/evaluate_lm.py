@@ -182,7 +182,7 @@ def run(args: argparse.Namespace) -> int:
         found = evaluate_checkpoint(args.checkpoint, args.data, options_of(args), bars.begin)
     if found["data"]["remark"]:
         print(f"warning: {found['data']['remark']}", file=sys.stderr)
-    print(json.dumps(found, ensure_ascii=False) if args.format == "json" else as_text(found))
+    print(json.dumps(found) if args.format == "json" else as_text(found))
     return 0
 
 

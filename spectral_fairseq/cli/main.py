@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import os
 import sys
@@ -68,6 +69,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = build_parser().parse_args(arguments)
     # Importing fairseq sets the root logger to DEBUG, and with it every other library's.
     logging.getLogger().setLevel(logging.WARNING)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Words and dashes on a terminal that has no such characters are no reason to fail.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = int(args.run(args))
         sys.stdout.flush()  # here, where the end of a pipe can still be answered

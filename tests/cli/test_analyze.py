@@ -1,7 +1,9 @@
 """``spectral-fairseq analyze`` as users type it: outputs, and clear errors that leave nothing."""
 
+import io
 import json
 import os
+import sys
 
 import pytest
 import torch
@@ -50,6 +52,17 @@ def test_report_folder(checkpoint, tmp_path, capsys):
     assert violations(json.loads((out / "analysis.json").read_text("utf-8"))) == []
     assert "--overwrite" in analyze(capsys, checkpoint, "--out", out, rc=2)
     analyze(capsys, checkpoint, "--out", out, "--overwrite")
+
+
+def test_a_terminal_without_such_characters(checkpoint, tmp_path, monkeypatch):
+    (tmp_path / "dict.txt").write_text("".join(f"\u00e9\u65e5{n} 2\n" for n in range(57)), "utf-8")
+    argv = ["analyze", str(checkpoint), "--dict", str(tmp_path), "--words", "\u00e9\u65e53"]
+    for form in ("text", "json"):
+        printed = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
+        assert main([*argv, "--format", form]) == 0
+    (one,) = json.loads(printed.getvalue())["checkpoints"]
+    assert list(one["neighbours"]) == ["\u00e9\u65e53"]
 
 
 class Evil:
