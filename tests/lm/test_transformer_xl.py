@@ -96,7 +96,9 @@ def test_the_memory_is_detached_and_no_longer_than_asked():
     assert [m.shape for m in state] == [(B, 4, D)] * LAYERS
     assert not any(m.requires_grad for m in state)
     network.mem_len = 2  # a memory made with a longer one is cut
-    assert network(batch(1), state).state[0].shape == (B, 2, D)
+    found, latest = network(batch(1), state), network(batch(1), [m[:, -2:] for m in state])
+    assert found.state[0].shape == (B, 2, D)
+    torch.testing.assert_close(found.raw, latest.raw)
 
 
 def test_padding_at_the_end_changes_nothing_before_it():
