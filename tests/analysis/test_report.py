@@ -206,6 +206,8 @@ def test_history_needs_one_run(results):
     assert not plots.follows_one_run(checkpoints[::-1])
     unknown = {**checkpoints[0], "progress": {"epoch": None, "updates": None}}
     assert not plots.follows_one_run([unknown, *checkpoints[1:]])
+    again = [{**one, "progress": {"epoch": 1, "updates": 100}} for one in checkpoints]
+    assert not plots.follows_one_run(again)  # one checkpoint under several names, say
 
 
 def test_many_checkpoints_are_drawn_in_part(results):
