@@ -19,6 +19,8 @@ from spectral_fairseq.functional.counts import smoothed_log_counts
 
 # A shorter direction is no direction; it also must divide.
 SHORTEST = 1e-12
+# In float16 that would be zero: there, the smallest number of full precision.
+SHORTEST_HALF = 2.0**-14
 
 
 def gradient_scale(epoch: int, gamma: float, tau: float) -> float:
@@ -197,6 +199,8 @@ class WeightNormEmbedding(FactoredEmbedding):
         return grad
 
 
-def _lengths(v: Tensor, shortest: float = SHORTEST) -> Tensor:
+def _lengths(v: Tensor, shortest: float = SHORTEST, shortest_half: float = SHORTEST_HALF) -> Tensor:
     """||v_k|| over the last dimension, kept, and never so short that it cannot divide."""
+    if v.dtype == torch.float16:
+        shortest = shortest_half
     return torch.linalg.vector_norm(v, dim=-1, keepdim=True).clamp(min=shortest)

@@ -6,6 +6,7 @@ from spectral_fairseq.embeddings.weight_norm import WeightNormEmbedding, gradien
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.counts import smoothed_log_counts
 from spectral_fairseq.heads.softmax import SoftmaxHead
+from tests.capabilities import FLOAT16
 from tests.reference import weight_norm as reference
 
 PAD, FILLERS = 1, (35, 36)
@@ -134,6 +135,20 @@ def test_padding_row_stays_zero_and_fillers_are_trained():
             optimiser.step()
         assert module.weight[PAD].abs().sum() == 0
         assert not torch.equal(module.weight[FILLERS[0]], filler)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT16, torch.bfloat16])
+def test_padding_row_is_zero_in_half_precision(dtype):
+    module = table().to(dtype)
+    tokens = torch.tensor([[3, PAD]])
+    assert torch.jit.script(module)(tokens)[0, 1].abs().sum() == 0
+    for length in (2, 9):  # both forms of the product
+        logits = module.project(torch.randn(length, 5).to(dtype))
+        assert logits.isfinite().all() and not logits[:, PAD].any()
+        module.zero_grad()
+        (logits.float().logsumexp(1).sum() + module(tokens).float().sum()).backward()
+        assert module.g.grad.isfinite().all() and module.v.grad.isfinite().all()
+    torch.testing.assert_close(module.weight.float(), table().weight, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("gamma, tau", [(0.1, 100), (0.0, 3), (1.0, 5), (0.3, 2.5)])
