@@ -178,6 +178,32 @@ def test_lstm(task, embedding_type, sharing):
     torch.testing.assert_close(scores.exp().sum(-1), torch.ones(scores.shape[:-1]))
 
 
+@pytest.mark.parametrize("embedding_type", TABLES)
+@pytest.mark.parametrize("sides", ["share_all_embeddings", "encoder", "decoder"])
+def test_lstm_takes_pretrained_and_frozen_tables(task, tmp_path, embedding_type, sides):
+    task.max_positions = lambda: (64, 64)
+    weight = torch.randn(len(task.target_dictionary), 16)
+    vectors = tmp_path / "vectors.txt"
+    rows = zip(task.target_dictionary.symbols, weight.tolist())
+    lines = [f"{word} {' '.join(map(repr, row))}" for word, row in rows]
+    vectors.write_text("\n".join([f"{len(lines)} 16", *lines]) + "\n", "utf-8")
+    side = "encoder" if sides == "share_all_embeddings" else sides
+    options = {f"{side}_embed_path": str(vectors), f"{side}_freeze_embed": True}
+    options.update({sides: True} if side != sides else {"embedding_tables": "all"})
+    model = build_host_model(
+        task,
+        "lstm_mos",
+        embedding_type=embedding_type,
+        mixture_components=3,
+        decoder_out_embed_dim=16,
+        **options,
+    )
+    table = getattr(model, side).embed_tokens
+    assert isinstance(table, TABLES[embedding_type])
+    torch.testing.assert_close(table.weight.detach(), weight, rtol=1e-4, atol=1e-5)
+    assert not any(p.requires_grad for p in table.parameters())
+
+
 @pytest.mark.parametrize("arch", ["transformer_mos", "transformer_lm_mos", "lstm_mos"])
 def test_contexts_are_scaled(task, arch):
     task.max_positions = lambda: (64, 64)

@@ -53,25 +53,43 @@ class LSTMMoS(host.LSTMModel):
         refuse_unsupported(args)
         model = super().build_model(args, task)
         if has_own_output(args):
-            _replace_output(args, model, task.target_dictionary)
+            _replace_output(args, model, task)
         return model
 
 
-def _replace_output(args: Any, model: Any, dictionary: Any) -> None:
-    decoder = model.decoder
-    width = args.decoder_out_embed_dim
-    shared = None
-    if decoder.share_input_output_embed:
-        shared = build_table(args, dictionary, args.decoder_embed_dim, args.decoder_embed_path)
-        if args.share_all_embeddings:
-            model.encoder.embed_tokens = shared
-        decoder.embed_tokens = shared
-    else:
+def _replace_output(args: Any, model: Any, task: Any) -> None:
+    encoder, decoder = model.encoder, model.decoder
+    _replace_look_ups(args, encoder, decoder, task)
+    if not decoder.share_input_output_embed:
         del decoder.fc_out
-    decoder.output_projection = build_head(args, dictionary, width, shared)
+    shared = decoder.embed_tokens if decoder.share_input_output_embed else None
+    width = args.decoder_out_embed_dim
+    decoder.output_projection = build_head(args, task.target_dictionary, width, shared)
     # The host's build_model names LSTMDecoder itself. Ours has the same attributes and only
     # another output_layer, so the instance can change its class.
     decoder.__class__ = SpectralLSTMDecoder
+
+
+def _replace_look_ups(args: Any, encoder: Any, decoder: Any, task: Any) -> None:
+    all_tables = str(args.embedding_tables) == "all"
+    path = args.decoder_embed_path
+    if args.share_all_embeddings:
+        path = args.encoder_embed_path  # the host fills the table of both sides from this one
+    if decoder.share_input_output_embed or all_tables:
+        decoder.embed_tokens = build_table(
+            args, task.target_dictionary, args.decoder_embed_dim, path
+        )
+    if args.share_all_embeddings:
+        encoder.embed_tokens = decoder.embed_tokens
+    elif all_tables:
+        encoder.embed_tokens = build_table(
+            args, task.source_dictionary, args.encoder_embed_dim, args.encoder_embed_path
+        )
+    # The host froze the tables that these replace.
+    if args.encoder_freeze_embed:
+        encoder.embed_tokens.requires_grad_(False)
+    if args.decoder_freeze_embed:
+        decoder.embed_tokens.requires_grad_(False)
 
 
 @register_model_architecture("lstm_mos", "lstm_mos")
