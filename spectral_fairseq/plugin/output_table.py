@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, List
 
+from fairseq.models import FairseqDecoder
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.svd import SVDEmbedding
@@ -95,7 +96,9 @@ def output_layer_replaced(
         ConfigurationError: the decoder does not end in an ``output_layer``.
     """
     decoder: Any = decoder_of(model)
-    if not callable(getattr(type(decoder), "output_layer", None)):
+    output_layer = getattr(type(decoder), "output_layer", None)
+    # Decoders that never call one (fconv, lightconv) inherit the host's, which only raises.
+    if not callable(output_layer) or output_layer is FairseqDecoder.output_layer:
         raise ConfigurationError(
             "a decoder with an output_layer for --adversarial-epsilon or --blockwise-loss",
             f"{type(decoder).__name__}, which has none",
