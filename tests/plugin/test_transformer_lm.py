@@ -5,10 +5,12 @@ import re
 
 import pytest
 from fairseq import models, options
+from fairseq.data import TruncatedDictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
 from tests.conftest import PACKAGE
+from tests.plugin.conftest import build_criterion
 
 ARCHS = ("transformer_lm_sc", "transformer_lm_sc_gpt", "transformer_lm_mos")
 SIZES = {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_embed_dim": 24}
@@ -64,6 +66,18 @@ def test_a_checkpoint_of_other_widths_is_rebuilt_as_it_was(task):
     assert widths(saved) == (20, 20)
     assert saved.decoder.project_in_dim is not None
     assert saved.decoder.project_out_dim is not None
+
+
+@pytest.mark.parametrize("embedding_type", ["plain", "svd", "weight-norm"])
+def test_a_cut_output_dictionary_has_rows_of_its_own(task, embedding_type):
+    """``--output-dictionary-size``, of a dictionary that ends in made-up words."""
+    task.target_dictionary = TruncatedDictionary(task.source_dictionary, 30)
+    flags = {"embedding_type": embedding_type, "decoder_embed_dim": 8}
+    model = from_node(task, "transformer_lm_mos", **flags)
+    assert model.decoder.output_projection.table.weight.shape == (30, 8)
+    by_count = {"weight_norm_weight": 1.0, "weight_norm_target_by_count": True}
+    penalties = build_criterion(task, "mle_cosreg", **by_count).penalties(model)
+    assert all(math.isfinite(penalty.value) for penalty in penalties)
 
 
 @pytest.mark.slow

@@ -140,7 +140,9 @@ class Penalties:
         self.target = torch.tensor(checked_weight("--weight-norm-target", cfg.weight_norm_target))
         if cfg.weight_norm_target_by_count:
             self.target = log_count_target(
-                smoothed_log_counts(dictionary.count), float(self.target), self.excluded
+                smoothed_log_counts(dictionary.count[: self.num_words]),
+                float(self.target),
+                self.excluded,
             )
 
     def __call__(self, model: nn.Module) -> List[Penalty]:

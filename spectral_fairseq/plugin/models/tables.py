@@ -17,8 +17,10 @@ from spectral_fairseq.plugin.models.options import c1_of, gamma_of
 def uncounted_rows(dictionary: Any) -> List[int]:
     """Rows that stand for no word: padding, and fairseq's ``madeupword`` fillers."""
     filler = "madeupword"
+    # A dictionary cut by --output-dictionary-size still shows the symbols that it lacks.
+    symbols = dictionary.symbols[: len(dictionary)]
     return [dictionary.pad()] + [
-        index for index, symbol in enumerate(dictionary.symbols) if symbol.startswith(filler)
+        index for index, symbol in enumerate(symbols) if symbol.startswith(filler)
     ]
 
 
@@ -84,7 +86,7 @@ def _weight_norm(
         dim,
         dictionary.pad(),
         uncounted_rows(dictionary),
-        counts=dictionary.count,
+        counts=dictionary.count[: len(dictionary)],
         sigma=options.weight_norm_init_sigma,
         init_range=options.weight_norm_init_range,
         gamma=options.weight_norm_gradient_scale,
