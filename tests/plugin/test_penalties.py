@@ -259,6 +259,7 @@ def test_half_precision_parameters_give_float32_penalties(task):
         "spectral_normalization_weight",
         "d_optimal_weight",
         "adversarial_epsilon",
+        "label_smoothing",
     ],
 )
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])

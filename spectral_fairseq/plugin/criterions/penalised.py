@@ -33,7 +33,7 @@ from spectral_fairseq.functional.adversarial import (
     adversarial_margin,
     unperturbed_nll,
 )
-from spectral_fairseq.functional.blockwise import blockwise_cross_entropy
+from spectral_fairseq.functional.blockwise import blockwise_cross_entropy, smoothing_weights
 from spectral_fairseq.functional.cosine import cosine_penalty
 from spectral_fairseq.functional.orthogonality import gram
 from spectral_fairseq.functional.spectrum_measures import (
@@ -112,6 +112,8 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             ignore_prefix_size=cfg.ignore_prefix_size,
             report_accuracy=cfg.report_accuracy,
         )
+        # Here, and not only where a block of scores is smoothed: the host smooths with any number.
+        smoothing_weights(cfg.label_smoothing, vocabulary=2)
         self.penalties = Penalties(cfg, task.target_dictionary)
         self.adversarial_epsilon = checked_weight("--adversarial-epsilon", cfg.adversarial_epsilon)
         self.blockwise_loss = cfg.blockwise_loss
