@@ -1,7 +1,8 @@
 """Tell models where training stands, and let criterions look at them before it starts.
 
 The host tells epochs to tasks, datasets and schedulers but to no module, and passes the number of
-updates on to modules that ask for it without keeping it. Both are restored when training resumes.
+updates on to modules that ask for it without keeping it; some of its tasks, such as
+``multilingual_translation``, do not even pass it on. Both are restored when training resumes.
 """
 
 from __future__ import annotations
@@ -41,5 +42,17 @@ def _keeping_updates(set_num_updates: Callable[..., Any]) -> Callable[..., Any]:
     return set_and_keep
 
 
+def _telling_updates(train_step: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(train_step)
+    def tell_and_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for module in self.get_model().modules():
+            if isinstance(module, BaseFairseqModel):  # the model and, of several, each of them
+                module.num_updates = self.get_num_updates()
+        return train_step(self, *args, **kwargs)
+
+    return tell_and_step
+
+
 replace(Trainer, "begin_epoch", _telling_epoch)
+replace(Trainer, "train_step", _telling_updates)
 replace(BaseFairseqModel, "set_num_updates", _keeping_updates)

@@ -176,6 +176,24 @@ def test_ensemble_of_a_plain_and_a_factored_model(train, run_cli, tiny_translati
     assert len(both) == 7
 
 
+def test_lazy_penalties_where_the_task_tells_no_updates(run_cli, tiny_translation_data):
+    """The host's multilingual task leaves out what its others do before a step."""
+    done = run_cli(
+        *("fairseq-train", tiny_translation_data, *USER_DIR, "--cpu", "--no-save"),
+        *("--task", "multilingual_translation", "--lang-pairs", "de-en,en-de"),
+        *("--arch", "multilingual_transformer", "--criterion", "mle_cosreg"),
+        *(*TINY_TRANSLATION, SHARED, "--optimizer", "adam", "--lr", "0.005"),
+        *("--max-tokens", "10000", "--max-update", "4", "--data-buffer-size", "0"),
+        *("--log-format", "simple", "--log-interval", "1"),
+        *("--penalty-interval", "3", "--log-spectrum-interval", "1"),
+    )
+    log = done.stdout + done.stderr
+    trained = re.findall(r"\| train_inner \|(.*)", log)
+    assert ["cosine=None" in line for line in trained] == [False, True, True, False]
+    valid = re.findall(r"\| valid \| epoch 00\d \|(.*)", log)
+    assert ["table_mean_cosine" in line for line in valid] == [True, True, True, True]
+
+
 @pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 1), reason="no half precision on a CPU"
 )
