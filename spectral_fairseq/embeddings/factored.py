@@ -1,11 +1,18 @@
 """What every table that is stored as something else than its own matrix does alike."""
 
 # No "from __future__ import annotations" here: TorchScript reads the annotations.
-from typing import Dict
+from typing import Any, Callable, Dict
 
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError
+
+
+def hook(parameter: nn.Parameter, change: Callable[[Tensor], Tensor]) -> None:
+    """Let ``change`` pass every gradient of ``parameter``, which may be frozen for now."""
+    trained = parameter.requires_grad
+    parameter.requires_grad_(True).register_hook(change)
+    parameter.requires_grad_(trained)
 
 
 class FactoredEmbedding(nn.Module):
@@ -40,6 +47,15 @@ class FactoredEmbedding(nn.Module):
             )
         for key, value in self.factor(weight).items():
             state_dict[f"{name}.{key}"] = value
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        """Of ``copy.deepcopy`` and ``pickle``, whose new parameters come without their hooks."""
+        super().__setstate__(state)
+        self._register_hooks()
+
+    def _register_hooks(self) -> None:
+        """Put on the parameters, by :func:`hook`, what keeps their gradients in order."""
+        raise NotImplementedError
 
     def _without_padding(self, grad: Tensor) -> Tensor:
         # The tied softmax gives the padding row a gradient that the look-up does not. In place,

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.factored import FactoredEmbedding
+from spectral_fairseq.embeddings.factored import FactoredEmbedding, hook
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.orthogonality import gram
 from spectral_fairseq.functional.spectrum import prior_spectrum
@@ -107,7 +107,7 @@ class SVDEmbedding(FactoredEmbedding):
             frobenius_norm = math.sqrt(counted)
         self.initial_norm.fill_(frobenius_norm)
         self.reset_parameters()
-        self.U.register_hook(self._without_padding)
+        self._register_hooks()
 
     def reset_parameters(self) -> None:
         """Draw U uniformly among orthonormal matrices, set sigma to the prior and V to I.
@@ -209,6 +209,9 @@ class SVDEmbedding(FactoredEmbedding):
             f"{self.num_embeddings}, {self.embedding_dim}, prior={self.prior_kind}, c1={c1}, "
             f"c2={self.c2}, gamma={self.gamma}"
         )
+
+    def _register_hooks(self) -> None:
+        hook(self.U, self._without_padding)
 
     def _counted_rows(self) -> Tensor:
         mask = torch.ones(self.num_embeddings, dtype=torch.bool)

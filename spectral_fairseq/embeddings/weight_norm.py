@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.factored import FactoredEmbedding
+from spectral_fairseq.embeddings.factored import FactoredEmbedding, hook
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.counts import smoothed_log_counts
 
@@ -105,8 +105,7 @@ class WeightNormEmbedding(FactoredEmbedding):
         excluded = sorted({padding_idx, *excluded_rows})
         self.register_buffer("excluded_rows", torch.tensor(excluded), persistent=False)
         self.reset_parameters(counts)
-        self.g.register_hook(self._scheduled)
-        self.v.register_hook(self._without_padding)
+        self._register_hooks()
 
     @torch.no_grad()
     def reset_parameters(self, counts: Optional[Sequence[float]] = None) -> None:
@@ -192,6 +191,10 @@ class WeightNormEmbedding(FactoredEmbedding):
             f"{self.num_embeddings}, {self.embedding_dim}, sigma={self.sigma}, "
             f"r={self.init_range}, gamma={self.gamma}, tau={self.tau}"
         )
+
+    def _register_hooks(self) -> None:
+        hook(self.g, self._scheduled)
+        hook(self.v, self._without_padding)
 
     def _scheduled(self, grad: Tensor) -> Tensor:
         grad = grad * gradient_scale(self.epoch, self.gamma, self.tau)

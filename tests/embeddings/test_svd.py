@@ -1,4 +1,5 @@
 import copy
+import pickle
 
 import pytest
 import torch
@@ -147,6 +148,14 @@ def test_a_checkpoint_of_another_shape_is_refused():
 def test_fewer_words_than_dimensions_is_refused():
     with pytest.raises(ConfigurationError, match="N = 34 .* d = 35"):
         SVDEmbedding(37, 35, PAD, FILLERS)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_a_copy_gives_its_padding_row_no_gradient_either(copied, frozen):
+    module = copied(table().requires_grad_(not frozen)).requires_grad_(True)
+    module.project(torch.randn(3, module.embedding_dim)).logsumexp(1).sum().backward()
+    assert module.U.grad.any() and not module.U.grad[PAD].any()
 
 
 def test_half_precision_keeps_the_scales_and_comes_back():
