@@ -204,6 +204,19 @@ def test_lstm_takes_pretrained_and_frozen_tables(task, tmp_path, embedding_type,
     assert not any(p.requires_grad for p in table.parameters())
 
 
+@pytest.mark.parametrize("embedding_type", ["svd", "weight-norm"])
+def test_lstm_starts_from_a_plain_one(task, embedding_type):
+    task.max_positions = lambda: (64, 64)
+    options = {"share_all_embeddings": True, "decoder_out_embed_dim": 16}
+    plain = build_host_model(task, "lstm", **options).eval()
+    ours = {"embedding_type": embedding_type, "output_head": "softmax"}
+    model = build_host_model(task, "lstm_mos", seed=2, **ours, **options).eval()
+    model.load_state_dict(plain.state_dict(), strict=True)
+    batch = make_sample(task, sizes=((6, 2), (5, 4), (3, 7)))["net_input"]
+    torch.testing.assert_close(model(**batch)[0], plain(**batch)[0], rtol=1e-4, atol=1e-5)
+    model.load_state_dict(model.state_dict(), strict=True)
+
+
 @pytest.mark.parametrize("arch", ["transformer_mos", "transformer_lm_mos", "lstm_mos"])
 def test_contexts_are_scaled(task, arch):
     task.max_positions = lambda: (64, 64)

@@ -27,6 +27,13 @@ class SpectralLSTMDecoder(host.LSTMDecoder):
         """fairseq's hook."""
         return self.output_projection(x)
 
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+        """fairseq's hook: a plain ``lstm`` that shares its table stores no output layer."""
+        weight = state_dict.get(f"{name}.embed_tokens.weight")
+        ours = any(key.startswith(f"{name}.output_projection.") for key in state_dict)
+        if self.share_input_output_embed and weight is not None and not ours:
+            state_dict[f"{name}.output_projection.weight"] = weight
+
 
 @register_model("lstm_mos")
 class LSTMMoS(host.LSTMModel):
