@@ -69,13 +69,7 @@ class AdaptiveSoftmaxHead(Head):
         Raises:
             ConfigurationError: label smoothing, which needs the probability of every word.
         """
-        if label_smoothing:
-            raise ConfigurationError(
-                "--label-smoothing 0 with an adaptive softmax",
-                repr(label_smoothing),
-                "Drop the flag, or use a full softmax (--adaptive-softmax-cutoff ''): smoothing "
-                "needs every word's probability, which is what the clusters save.",
-            )
+        self.check_label_smoothing(label_smoothing)
         features, targets = features.flatten(0, -2), targets.flatten()
         if ignore_index is not None:
             kept = targets.ne(ignore_index)
@@ -84,6 +78,20 @@ class AdaptiveSoftmaxHead(Head):
         clusters = self._cluster_scores(features)
         nll = adaptive_cross_entropy(contexts, clusters, targets, matrix, self.bias, self.cutoffs)
         return nll, nll.detach()
+
+    def check_label_smoothing(self, label_smoothing: float) -> None:
+        """As in the base.
+
+        Raises:
+            ConfigurationError: any, since it needs the probability of every word.
+        """
+        if label_smoothing:
+            raise ConfigurationError(
+                "--label-smoothing 0 with an adaptive softmax",
+                repr(label_smoothing),
+                "Drop the flag, or use a full softmax (--adaptive-softmax-cutoff ''): smoothing "
+                "needs every word's probability, which is what the clusters save.",
+            )
 
     def extra_repr(self) -> str:
         """What ``print(model)`` shows in the brackets."""

@@ -45,6 +45,9 @@ class Head(nn.Module):
         """
         raise NotImplementedError
 
+    def check_label_smoothing(self, label_smoothing: float) -> None:
+        """Refuse what :meth:`loss` cannot smooth with, before training starts."""
+
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
         """fairseq's hook: a plain checkpoint keeps the output table as ``weight`` of a Linear.
 

@@ -42,6 +42,7 @@ from spectral_fairseq.functional.spectrum_measures import (
 )
 from spectral_fairseq.functional.weight_norm import row_norms
 from spectral_fairseq.heads import SoftmaxHead
+from spectral_fairseq.heads.base import Head
 from spectral_fairseq.plugin.criterions.penalties import (
     ACTIVATION_PENALTIES,
     Penalties,
@@ -131,11 +132,15 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         """Refuse a model that has not what the flags need, before training starts.
 
         Raises:
-            ConfigurationError: no table for a penalty, or no output layer that can be replaced.
+            ConfigurationError: no table for a penalty, no output layer that can be replaced, or
+                label smoothing where the output layer's own loss has none.
         """
         with torch.no_grad():
             self.penalties(model)
-        if self.adversarial_epsilon or self._blockwise_head(model) is not None:
+        head = self._blockwise_head(model)
+        if isinstance(head, Head) and not self.report_accuracy:  # which takes the full scores
+            head.check_label_smoothing(self.eps)
+        if self.adversarial_epsilon or head is not None:
             with output_layer_replaced(model, lambda output_layer: output_layer):
                 pass
 
