@@ -23,6 +23,7 @@ from spectral_fairseq.functional.rank import (
     empirical_rank,
     roundoff_threshold,
 )
+from spectral_fairseq.plugin.tasks.corpus import Corpus
 
 MEMORY_LIMIT = 8 * 2**30
 # 64 MiB of float64 at a time.
@@ -137,7 +138,7 @@ def predict(
 
     Raises:
         DataError: no such folder or subset.
-        UnsupportedError: fairseq cannot build this model.
+        UnsupportedError: fairseq cannot build this model, or its batches need one another.
     """
     if not Path(data).is_dir():
         raise DataError(
@@ -162,6 +163,12 @@ def predict(
             "Choose another with --gen-subset (train, valid, test).",
         ) from error  # fmt: skip
     dataset = task.dataset(subset)
+    if isinstance(dataset, Corpus):
+        raise UnsupportedError(
+            f"a model in {path} whose batches can be run each by itself",
+            "one of --task stateful_language_modeling, whose state goes from segment to segment",
+            "Leave out --data; spectral-fairseq evaluate-lm gives its perplexity.",
+        )
     sizes = getattr(dataset, "tgt_sizes", None)
     sizes = dataset.sizes if sizes is None else sizes
     available = int(np.sum(sizes))

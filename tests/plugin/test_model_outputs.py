@@ -7,6 +7,7 @@ from fairseq import checkpoint_utils
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.plugin import model_outputs
 from spectral_fairseq.plugin.model_outputs import check_memory, measure_outputs, spectrum_bytes
+from tests.plugin.language_models import stateful_checkpoint
 from tests.reference.divergence import expected_pairwise_kl
 
 FLAGS = ("transformer", "cross_entropy", "--share-all-embeddings")
@@ -80,3 +81,8 @@ def test_data_that_do_not_fit(path, tiny_translation_data, tmp_path):
         measure_outputs(path, tiny_translation_data, "dev")
     with pytest.raises((UnsupportedError, DataError)):
         measure_outputs(path, tmp_path)
+
+
+def test_a_model_with_a_state_is_refused(train, tiny_lm_data):
+    with pytest.raises(UnsupportedError, match="evaluate-lm"):
+        measure_outputs(stateful_checkpoint(train), tiny_lm_data)
