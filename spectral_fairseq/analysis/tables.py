@@ -34,6 +34,9 @@ PLACES = frozenset(
     + ("word_emb", "word_embeddings", "wte")
 )  # fmt: skip
 
+# What our mixtures keep beside their table: heads/mixture.py.
+MIXTURE_PARTS = ("output_projection.prior", "output_projection.latent")
+
 _BLOCK_ROWS = 16384
 
 
@@ -78,6 +81,8 @@ def find_tables(model: Mapping[str, Tensor]) -> Dict[str, List[str]]:
     for module, entries in entries_by_module(model).items():
         main = _main_entry(entries, module)
         if main is None or not PLACES & set(f"{module}.{main}".split(".")):
+            continue
+        if module.endswith(MIXTURE_PARTS):
             continue
         name = module if PLACES & set(module.split(".")) else f"{module}.{main}"
         for first in found:

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from spectral_fairseq.analysis.tables import choose_table, extract_table, find_tables
+from spectral_fairseq.embeddings import PlainEmbedding
 from spectral_fairseq.errors import CheckpointError, DataError
+from spectral_fairseq.heads import MixtureOfSoftmaxes
 from tests.analysis.checkpoints import NAME, cone, entries, with_padding
 
 
@@ -75,6 +77,15 @@ def several():
         "decoder.output_projection.weight": with_padding(cone(seed=3)),
         "encoder.other.weight": with_padding(cone(seed=4)),
     }
+
+
+def test_a_mixture_has_one_table():
+    table = PlainEmbedding(30, 5, 1)
+    model = {f"decoder.embed_tokens.{k}": v for k, v in table.state_dict().items()}
+    head = MixtureOfSoftmaxes(table, 7, 3, bias=True)
+    model.update({f"decoder.output_projection.{k}": v for k, v in head.state_dict().items()})
+    names = ["decoder.embed_tokens", "decoder.output_projection.table"]
+    assert choose_table(model, None, "mixture.pt") == names
 
 
 def test_several_tables_need_a_choice():
