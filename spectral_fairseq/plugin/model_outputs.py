@@ -15,7 +15,12 @@ import torch
 from fairseq import checkpoint_utils
 from torch import Tensor
 
-from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
+from spectral_fairseq.errors import (
+    ConfigurationError,
+    DataError,
+    SpectralFairseqError,
+    UnsupportedError,
+)
 from spectral_fairseq.functional.divergence import ExpectedPairwiseKL
 from spectral_fairseq.functional.rank import (
     BlockwiseSpectrum,
@@ -149,7 +154,9 @@ def predict(
         models, _, task = checkpoint_utils.load_model_ensemble_and_task(
             [str(path)], arg_overrides={"data": str(data)}
         )
-    except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError) as error:
+    except SpectralFairseqError:
+        raise
+    except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise UnsupportedError(
             f"a model in {path} that fairseq can build with the data in {data}",
             f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",

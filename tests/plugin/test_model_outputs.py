@@ -1,5 +1,7 @@
 """Rank and divergence of a trained model's predictions, against the whole matrix at once."""
 
+import shutil
+
 import pytest
 import torch
 from fairseq import checkpoint_utils
@@ -81,6 +83,11 @@ def test_data_that_do_not_fit(path, tiny_translation_data, tmp_path):
         measure_outputs(path, tiny_translation_data, "dev")
     with pytest.raises((UnsupportedError, DataError)):
         measure_outputs(path, tmp_path)
+    separate = shutil.copytree(tiny_translation_data, tmp_path / "separate")
+    with (separate / "dict.en.txt").open("a", encoding="utf-8") as dictionary:
+        dictionary.write("another 1\n")
+    with pytest.raises(UnsupportedError, match="joined dictionary"):
+        measure_outputs(path, separate)
 
 
 def test_a_model_with_a_state_is_refused(train, tiny_lm_data):
