@@ -105,6 +105,8 @@ def serve_one(connection):
     request = json.loads(message)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
+    # Of a new process the streams would be, too: these remember that they wrote to a file.
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
