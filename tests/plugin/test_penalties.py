@@ -209,6 +209,19 @@ def test_adversarial_softmax(encoder_task, name, label_smoothing):
     assert torch.equal(again, expected)
 
 
+def test_adversarial_softmax_logs_the_plain_loss_of_a_certain_target(task):
+    """Even where the perturbed NLL is exactly 0, as only padding's was thought to be."""
+    model, sample = build_model(task).train(), make_sample(task)
+    hidden = torch.nn.functional.one_hot(sample["target"], len(task.target_dictionary)).float()
+    model.decoder.output_projection.forward = lambda features: 300.0 * hidden
+    options = {"label_smoothing": 0.1}
+    ours = build_criterion(task, "mle_cosreg", **{**NOTHING, "adversarial_epsilon": 0.1, **options})
+    plain = build_criterion(task, "label_smoothed_cross_entropy", **options)
+    log, plain_log = ours(model, sample)[2], plain(model, sample)[2]
+    assert float(log["nll_loss"]) == 0
+    torch.testing.assert_close(log["loss"], plain_log["loss"], rtol=1e-6, atol=1e-4)
+
+
 def test_adversarial_margin_equals_the_naive_form(task):
     model, sample = build_model(task).train(), make_sample(task)
     features, _ = model(**sample["net_input"], features_only=True)

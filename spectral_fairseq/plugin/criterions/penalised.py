@@ -300,13 +300,13 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         """Loss and NLL of each token without the adversary; all of shape [tokens, 1].
 
         With the target's logit raised again by its margin m every log-probability falls by
-        c = nll_plain - nll + m, and the target's rises by m. Padding has no margin and no loss.
+        c = nll_plain - nll + m, and the target's rises by m. Padding has no margin and no loss, so
+        that nothing is added to it.
         """
-        counted = nll.ne(0)
-        plain = unperturbed_nll(nll, margin).where(counted, nll)
-        fall = (plain - nll + margin).where(counted, torch.zeros_like(nll))
+        plain = unperturbed_nll(nll, margin)
+        fall = plain - nll + margin
         eps_i = self.eps / (vocabulary - 1)
-        smooth_change = vocabulary * fall - margin.where(counted, torch.zeros_like(margin))
+        smooth_change = vocabulary * fall - margin
         return loss + (1 - self.eps - eps_i) * (plain - nll) + eps_i * smooth_change, plain
 
     @classmethod
