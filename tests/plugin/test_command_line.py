@@ -176,20 +176,36 @@ def test_ensemble_of_a_plain_and_a_factored_model(train, run_cli, tiny_translati
     assert len(both) == 7
 
 
-def test_lazy_penalties_where_the_task_tells_no_updates(run_cli, tiny_translation_data):
-    """The host's multilingual task leaves out what its others do before a step."""
+@pytest.mark.parametrize("joined", [True, False])
+def test_lazy_penalties_where_the_task_tells_no_updates(
+    joined, run_cli, tiny_translation_data, tmp_path
+):
+    """The host's multilingual task leaves out what its others do before a step.
+
+    Without a joined dictionary it shows the criterion that of the first language alone.
+    """
+    data, shared = tiny_translation_data, (SHARED,)
+    if not joined:
+        (tmp_path / "train.de").write_text("a b c d e f g h i\n" * 8)
+        (tmp_path / "train.en").write_text("A B C D E F G H I J K L M N O P Q R S T U\n" * 8)
+        run_cli(
+            *("fairseq-preprocess", "--source-lang", "de", "--target-lang", "en"),
+            *("--trainpref", tmp_path / "train", "--validpref", tmp_path / "train"),
+            *("--destdir", tmp_path / "bin"),
+        )
+        data, shared = tmp_path / "bin", ()
     done = run_cli(
-        *("fairseq-train", tiny_translation_data, *USER_DIR, "--cpu", "--no-save"),
+        *("fairseq-train", data, *USER_DIR, "--cpu", "--no-save"),
         *("--task", "multilingual_translation", "--lang-pairs", "de-en,en-de"),
         *("--arch", "multilingual_transformer", "--criterion", "mle_cosreg"),
-        *(*TINY_TRANSLATION, SHARED, "--optimizer", "adam", "--lr", "0.005"),
+        *(*TINY_TRANSLATION, *shared, "--optimizer", "adam", "--lr", "0.005"),
         *("--max-tokens", "10000", "--max-update", "4", "--data-buffer-size", "0"),
         *("--log-format", "simple", "--log-interval", "1"),
         *("--penalty-interval", "3", "--log-spectrum-interval", "1"),
     )
     log = done.stdout + done.stderr
-    trained = re.findall(r"\| train_inner \|(.*)", log)
-    assert ["cosine=None" in line for line in trained] == [False, True, True, False]
+    trained = re.findall(r"\| train_inner \|.* cosine=([-\d.e]+),", log)
+    assert len(trained) == 4 and trained[0] == trained[1] == trained[2] != trained[3]
     valid = re.findall(r"\| valid \| epoch 00\d \|(.*)", log)
     assert ["table_mean_cosine" in line for line in valid] == [True, True, True, True]
 

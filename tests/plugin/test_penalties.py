@@ -1,6 +1,7 @@
 """Each penalty's quartet, on our tables and on the host's own architectures."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -243,7 +244,7 @@ def test_adversarial_margin_equals_the_naive_form(task):
 
 def test_targets_by_count_differ_between_words(task):
     criterion = build_criterion(task, "weight_norm", weight_norm_target_by_count=True)
-    target = criterion.penalties.target
+    target = criterion.penalties.words(None).target
     excluded = set(uncounted_rows(task.target_dictionary))
     kept = [i for i in range(len(target)) if i not in excluded]
     assert math.isclose(float(target[kept].mean()), 2.0, rel_tol=1e-5)
@@ -251,10 +252,52 @@ def test_targets_by_count_differ_between_words(task):
     assert target[frequent] > target[rare]
 
 
+@pytest.mark.parametrize("flag", [*NAIVE, "weight_norm_target_by_count"])
+def test_words_are_those_of_the_decoder(task, flag):
+    """A multilingual task has a dictionary for each language and shows the first alone."""
+    other = SimpleNamespace(source_dictionary=words(30), target_dictionary=words(30))
+    options = {**NOTHING, flag: 0.7}
+    if flag == "weight_norm_target_by_count":
+        options = {**NOTHING, "weight_norm_weight": 0.7, flag: True}
+    model = build_host_model(other, "transformer", share_all_embeddings=True).train()
+    shown, own = (build_criterion(t, "mle_cosreg", **options).penalties for t in (task, other))
+    ((_, _, found),) = shown(model)
+    ((_, _, expected),) = own(model)
+    assert float(found.detach()) == float(expected.detach())
+
+
 def test_targets_by_count_need_counts(task):
     task.target_dictionary.count = [1] * len(task.target_dictionary.count)
     with pytest.raises(DataError, match="fairseq-preprocess"):
         build_criterion(task, "weight_norm", weight_norm_target_by_count=True)
+
+
+def test_between_updates_lazy_penalties_are_shown_but_not_averaged(task):
+    model, sample = build_model(task, embedding_type="plain").train(), make_sample(task)
+    criterion = build_criterion(task, "mle_cosreg", penalty_interval="3")
+
+    def shown():
+        with metrics.aggregate() as inner:
+            criterion.reduce_metrics([criterion(model, sample)[2]])
+        return inner["cosine"].avg
+
+    values = []
+    with metrics.aggregate() as epoch:
+        for update in range(1, 5):  # as after training was resumed at an update without penalty
+            model.set_num_updates(update)
+            values.append(float(shown()))
+            assert ("cosine" in epoch) and bool(epoch["cosine"].count) == (update >= 3)
+            with torch.no_grad():
+                model.decoder.embed_tokens.weight.add_(0.1)
+    assert values[0] == values[1] != values[2] == values[3]
+    assert float(epoch["cosine"].avg) == values[2]
+
+
+def test_all_penalties_are_checked_before_an_update_without_them(task):
+    model = build_host_model(task, "transformer", adaptive_softmax_cutoff="20,30").train()
+    model.set_num_updates(1)
+    with pytest.raises(ConfigurationError, match="--adaptive-softmax-cutoff"):
+        build_criterion(task, "mle_cosreg", penalty_interval="3").check_model(model)
 
 
 def test_half_precision_parameters_give_float32_penalties(task):

@@ -25,6 +25,7 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
     label_smoothed_nll_loss,
 )
 from fairseq.logging import metrics
+from fairseq.models import FairseqMultiModel
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError
@@ -135,8 +136,8 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             ConfigurationError: no table for a penalty, no output layer that can be replaced, or
                 label smoothing where the output layer's own loss has none.
         """
-        with torch.no_grad():
-            self.penalties(model)
+        for one in model.models.values() if isinstance(model, FairseqMultiModel) else (model,):
+            self.penalties.check(one)
         head = self._blockwise_head(model)
         if isinstance(head, Head) and not self.report_accuracy:  # which takes the full scores
             head.check_label_smoothing(self.eps)
@@ -170,9 +171,12 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         for penalty in self.penalties(model) + activation_penalties(likelihood.net_output):
             # See Note [The scale of a penalty].
             loss = loss + penalty.weight * penalty.value * sample_size
-            # Not every penalty is there at every update: its own sum of sizes goes along.
             logging_output[penalty.name] = penalty.value.detach() * sample_size
             logging_output[f"{penalty.name}_size"] = sample_size
+        for penalty in self.penalties.last(model):
+            if penalty.name not in logging_output:  # not due: shown, but no part of averages
+                logging_output[penalty.name] = penalty.value * sample_size
+                logging_output[f"{penalty.name}_size"] = 0
         return loss, sample_size, logging_output
 
     def _likelihood(self, model: nn.Module, sample: Any, reduce: bool) -> "Likelihood":
@@ -217,7 +221,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         return head if isinstance(head, SoftmaxHead) else self._softmax_of_the_host(model)
 
     def _softmax_of_the_host(self, model: nn.Module) -> Any:
-        weight = output_table(model, self.penalties.num_words)
+        weight = output_table(model, self.penalties.words(model).rows)
         layer = getattr(decoder_of(model), "output_projection", None)
         if getattr(layer, "bias", None) is not None:
             raise ConfigurationError(
@@ -265,7 +269,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
                 if table is not None:
                     vectors = table(target)  # [b, t, d]
                 else:
-                    vectors = output_table(model, self.penalties.num_words)[target]
+                    vectors = output_table(model, self.penalties.words(model).rows)[target]
                 margin = adversarial_margin(
                     features, row_norms(vectors), target, self.adversarial_epsilon, self.padding_idx
                 )
@@ -314,10 +318,12 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         """fairseq's hook: the likelihood's metrics, then each penalty's R."""
         super().reduce_metrics(logging_outputs)
         for name in (*Penalties.NAMES, *ACTIVATION_PENALTIES):
-            size = sum(log.get(f"{name}_size", 0) for log in logging_outputs)
-            if size > 0:
-                total = sum(log.get(name, 0) for log in logging_outputs)
-                metrics.log_scalar(name, total / size, size, round=5)
+            logs = [log for log in logging_outputs if name in log]
+            shown = sum(log["sample_size"] for log in logs)
+            if shown > 0:
+                total = sum(log[name] for log in logs)
+                due = sum(log[f"{name}_size"] for log in logs)
+                metrics.log_scalar(name, total / shown, due, round=5)
         measured = sum(log.get(TABLES, 0) for log in logging_outputs)
         if measured:
             keys = {key for log in logging_outputs for key in log if key.startswith("table_")}

@@ -3,7 +3,8 @@
 # No "from __future__ import annotations" here: fairseq and omegaconf read the field types.
 import math
 from dataclasses import dataclass, field
-from typing import Any, Callable, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from weakref import WeakKeyDictionary
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -24,7 +25,12 @@ from spectral_fairseq.functional.weight_norm import (
     weight_norm_penalty,
 )
 from spectral_fairseq.plugin.models.tables import uncounted_rows
-from spectral_fairseq.plugin.output_table import factored_table, output_table, svd_tables
+from spectral_fairseq.plugin.output_table import (
+    decoder_of,
+    factored_table,
+    output_table,
+    svd_tables,
+)
 
 # Note [Lazy penalties]
 # ---------------------
@@ -33,7 +39,8 @@ from spectral_fairseq.plugin.output_table import factored_table, output_table, s
 # and a gradient of N d numbers alone is 2 % of such a step. A table moves by far less than its own
 # size in a few updates, so for large N these penalties are computed every k-th update with k times
 # their weight: the gradient summed over k updates stays the same to first order. The spectrum
-# penalty looks at d numbers and is always there.
+# penalty looks at d numbers and is always there. In between, the logs show what was computed last:
+# for a key without a value the host would show "None".
 LARGE_DICTIONARY = 65536
 WORDS_PER_INTERVAL_STEP = 16384
 
@@ -99,6 +106,24 @@ class Penalty(NamedTuple):
     value: Tensor
 
 
+class Words(NamedTuple):
+    """What penalties know of a target dictionary.
+
+    Args:
+        dictionary: the dictionary itself.
+        rows: N, its size.
+        excluded: rows that are not counted.
+        target: nu, of all words or of each.
+        interval: k of the lazy penalties.
+    """
+
+    dictionary: Any
+    rows: int
+    excluded: Tensor
+    target: Tensor
+    interval: int
+
+
 ACTIVATION_PENALTIES = ("activation", "temporal_activation")
 """Names of the penalties that a model puts on its own activations."""
 
@@ -108,7 +133,8 @@ class Penalties:
 
     Args:
         cfg: :class:`PenaltyFlags`.
-        dictionary: target dictionary; its padding and made-up rows are not counted.
+        dictionary: target dictionary, for models whose decoder does not say its own; padding and
+            made-up rows are not counted.
 
     Raises:
         ConfigurationError: a flag outside its range.
@@ -133,17 +159,13 @@ class Penalties:
             "--spectral-normalization-weight", cfg.spectral_normalization_weight
         )
         self.d_optimal_weight = checked_weight("--d-optimal-weight", cfg.d_optimal_weight)
-        self.num_words = len(dictionary)
-        # See Note [Lazy penalties].
-        self.interval = parse_interval(cfg.penalty_interval) or interval_for(self.num_words)
-        self.excluded = torch.tensor(uncounted_rows(dictionary))
-        self.target = torch.tensor(checked_weight("--weight-norm-target", cfg.weight_norm_target))
-        if cfg.weight_norm_target_by_count:
-            self.target = log_count_target(
-                smoothed_log_counts(dictionary.count[: self.num_words]),
-                float(self.target),
-                self.excluded,
-            )
+        self._interval = parse_interval(cfg.penalty_interval)
+        self._norm = checked_weight("--weight-norm-target", cfg.weight_norm_target)
+        self._norm_by_count = cfg.weight_norm_target_by_count
+        self._dictionary = dictionary
+        self._words: Dict[int, Words] = {}
+        self.words(None)  # refuses a dictionary without counts
+        self._last: WeakKeyDictionary[nn.Module, List[Penalty]] = WeakKeyDictionary()
 
     def __call__(self, model: nn.Module) -> List[Penalty]:
         """The penalties due at this update, in float32 outside autocast.
@@ -151,37 +173,95 @@ class Penalties:
         Raises:
             ConfigurationError: the model has not the table that a penalty needs.
         """
-        due: List[Penalty] = []
-        device = next(model.parameters()).device
-        with torch.autocast(device.type, enabled=False):
-            if self.spectrum_weight or any(self.orthogonality_weights):
-                tables = svd_tables(model)
-                if self.spectrum_weight:
-                    value = _total(
-                        lambda t: spectrum_penalty(t.singular_values(), t.prior()), tables
-                    )
-                    due.append(Penalty("spectrum", self.spectrum_weight, value))
-            if getattr(model, "num_updates", 0) % self.interval:
-                return due
-            lazy: List[Penalty] = []
-            if any(self.orthogonality_weights):
-                value = _total(
-                    lambda t: orthogonality_penalty(*t.grams(), self.orthogonality_weights), tables
-                )
-                lazy.append(Penalty("orthogonality", 1.0, value))
-            if self.cosreg_weight:
-                weight, excluded = self.output_table(model)
-                lazy.append(Penalty("cosine", self.cosreg_weight, cosine_penalty(weight, excluded)))
-            if self.weight_norm_weight:
-                lazy.append(Penalty("weight_norm", self.weight_norm_weight, self._of_norms(model)))
-            if self.spectral_normalization_weight or self.d_optimal_weight:
-                lazy.extend(self._of_singular_values(model))
-        return due + [p._replace(weight=p.weight * self.interval) for p in lazy]
+        due = self._always(model)
+        interval = self.words(model).interval
+        if getattr(model, "num_updates", 0) % interval:
+            return due
+        lazy = self._on_tables(model)
+        self._last[decoder_of(model)] = [p._replace(value=p.value.detach()) for p in lazy]
+        return due + [p._replace(weight=p.weight * interval) for p in lazy]
+
+    @torch.no_grad()
+    def check(self, model: nn.Module) -> None:
+        """Refuse a model without the tables that the penalties need, due or not.
+
+        Raises:
+            ConfigurationError: the model has not the table that a penalty needs.
+        """
+        self._always(model)
+        self.last(model)
+
+    @torch.no_grad()
+    def last(self, model: nn.Module) -> List[Penalty]:
+        """What :func:`__call__` computes every k-th update, as it last was; for logs.
+
+        Computed now if it never was, as in the first updates after training resumed.
+
+        Raises:
+            ConfigurationError: the model has not the table that a penalty needs.
+        """
+        decoder = decoder_of(model)
+        if decoder not in self._last:
+            self._last[decoder] = self._on_tables(model)
+        return self._last[decoder]
+
+    def words(self, model: Optional[nn.Module]) -> "Words":
+        """The words of the model's table.
+
+        They are those of its decoder's dictionary: a task for several target languages has one for
+        each, of which it shows the criterion the first.
+        """
+        dictionary = getattr(decoder_of(model), "dictionary", None) if model is not None else None
+        if dictionary is None:
+            dictionary = self._dictionary
+        if id(dictionary) not in self._words:
+            self._words[id(dictionary)] = self._words_in(dictionary)
+        return self._words[id(dictionary)]
 
     def output_table(self, model: nn.Module) -> Tuple[Tensor, Tensor]:
         """The table in float32, shape (N, d), and the rows of it that are not counted."""
-        weight = output_table(model, self.num_words).float()
-        return weight, self.excluded.to(weight.device)
+        words = self.words(model)
+        weight = output_table(model, words.rows).float()
+        return weight, words.excluded.to(weight.device)
+
+    def _words_in(self, dictionary: Any) -> "Words":
+        excluded, target = torch.tensor(uncounted_rows(dictionary)), torch.tensor(self._norm)
+        if self._norm_by_count:
+            counts = smoothed_log_counts(dictionary.count[: len(dictionary)])
+            target = log_count_target(counts, self._norm, excluded)
+        # See Note [Lazy penalties].
+        interval = self._interval or interval_for(len(dictionary))
+        return Words(dictionary, len(dictionary), excluded, target, interval)
+
+    def _always(self, model: nn.Module) -> List[Penalty]:
+        if not (self.spectrum_weight or any(self.orthogonality_weights)):
+            return []
+        tables = svd_tables(model)
+        if not self.spectrum_weight:
+            return []
+        with torch.autocast(_device_of(model), enabled=False):
+            value = _total(lambda t: spectrum_penalty(t.singular_values(), t.prior()), tables)
+        return [Penalty("spectrum", self.spectrum_weight, value)]
+
+    def _on_tables(self, model: nn.Module) -> List[Penalty]:
+        """The penalties on whole tables, with their weights at every update."""
+        found: List[Penalty] = []
+        with torch.autocast(_device_of(model), enabled=False):
+            if any(self.orthogonality_weights):
+                value = _total(
+                    lambda t: orthogonality_penalty(*t.grams(), self.orthogonality_weights),
+                    svd_tables(model),
+                )
+                found.append(Penalty("orthogonality", 1.0, value))
+            if self.cosreg_weight:
+                value = cosine_penalty(*self.output_table(model))
+                found.append(Penalty("cosine", self.cosreg_weight, value))
+            if self.weight_norm_weight:
+                value = self._of_norms(model)
+                found.append(Penalty("weight_norm", self.weight_norm_weight, value))
+            if self.spectral_normalization_weight or self.d_optimal_weight:
+                found.extend(self._of_singular_values(model))
+        return found
 
     def _of_norms(self, model: nn.Module) -> Tensor:
         table = factored_table(model)
@@ -190,7 +270,8 @@ class Penalties:
         else:
             weight, excluded = self.output_table(model)
             norms = row_norms(weight)
-        return weight_norm_penalty(norms, self.target.to(norms.device), excluded)
+        target = self.words(model).target.to(norms.device)
+        return weight_norm_penalty(norms, target, excluded)
 
     def _of_singular_values(self, model: nn.Module) -> List[Penalty]:
         table = factored_table(model)
@@ -212,6 +293,10 @@ def activation_penalties(net_output: Any) -> List[Penalty]:
     extra = net_output[1] if len(net_output) > 1 else None
     penalties = extra.get("activation_penalties") if isinstance(extra, dict) else None
     return [Penalty(name, weight, value) for name, (weight, value) in (penalties or {}).items()]
+
+
+def _device_of(model: nn.Module) -> str:
+    return next(model.parameters()).device.type
 
 
 def _total(value: Callable[[SVDEmbedding], Tensor], tables: List[SVDEmbedding]) -> Tensor:
