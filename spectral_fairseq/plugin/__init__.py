@@ -7,6 +7,7 @@ import importlib
 # fairseq's decorators register on import, so each part is imported once, in this order.
 PARTS = (
     "spectral_fairseq.plugin.progress",
+    "spectral_fairseq.plugin.restoring",
     "spectral_fairseq.plugin.criterions.mle_cosreg",
     "spectral_fairseq.plugin.criterions.spectrum_control",
     "spectral_fairseq.plugin.criterions.weight_norm",

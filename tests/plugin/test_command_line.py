@@ -253,6 +253,26 @@ def test_a_plain_checkpoint_is_continued_with_a_factored_table(how, train):
     torch.testing.assert_close(dense, before, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "arch, how, message",
+    [
+        ("transformer_sc", "--finetune-from-model", "a weight-norm or plain table in"),
+        ("transformer", "--finetune-from-model", "a plain table in"),
+        ("transformer", "--restore-file", "a plain table in"),
+    ],
+)
+def test_a_table_of_another_kind_is_refused_with_the_remedy(
+    arch, how, message, run_cli, train, tiny_translation_data, tmp_path
+):
+    factored = train("transformer_sc", "spectrum_control", SHARED) / "checkpoint_last.pt"
+    more = ("--embedding-type", "weight-norm") if arch == "transformer_sc" else ()
+    argv = ("--arch", arch, "--criterion", "mle_cosreg", SHARED, *more, how, factored)
+    output = failing(run_cli, tiny_translation_data, tmp_path / "saved", *argv)
+    last = output.strip().splitlines()[-1]
+    assert "CheckpointError" in last and message in last and "--embedding-type svd" in last
+    assert "spectral-fairseq export" in last
+
+
 @pytest.fixture
 def run_two_workers():
     """Train with two CPU workers, as docs/compatibility.md describes."""
