@@ -3,9 +3,10 @@
 # No "from __future__ import annotations" here: TorchScript reads the annotations.
 from typing import Any, Callable, Dict
 
+import torch
 from torch import Tensor, nn
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import CheckpointError, ConfigurationError
 
 
 def hook(parameter: nn.Parameter, change: Callable[[Tensor], Tensor]) -> None:
@@ -34,6 +35,7 @@ class FactoredEmbedding(nn.Module):
 
         Raises:
             ConfigurationError: a table of another shape.
+            CheckpointError: a table with infinity or NaN in it, which has no factors.
         """
         weight = state_dict.pop(f"{name}.weight", None)
         if weight is None or any(f"{name}.{entry}" in state_dict for entry in self._parameters):
@@ -44,6 +46,12 @@ class FactoredEmbedding(nn.Module):
                 f"a checkpoint table of shape {shape} for {name}",
                 f"one of shape {tuple(weight.shape)}",
                 "Use the dictionary and the embedding dimension of that checkpoint.",
+            )
+        if not torch.isfinite(weight).all():
+            raise CheckpointError(
+                f"finite numbers in {name}.weight of the checkpoint",
+                f"infinity or NaN in {int((~torch.isfinite(weight)).any(1).sum())} rows",
+                "Training diverged, or the file is damaged: take an earlier checkpoint.",
             )
         for key, value in self.factor(weight).items():
             state_dict[f"{name}.{key}"] = value

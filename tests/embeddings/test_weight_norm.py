@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from spectral_fairseq.embeddings.weight_norm import WeightNormEmbedding, gradient_scale
-from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError
 from spectral_fairseq.functional.counts import smoothed_log_counts
 from spectral_fairseq.heads.softmax import SoftmaxHead
 from tests.capabilities import FLOAT16
@@ -258,6 +258,14 @@ def test_a_plain_checkpoint_becomes_lengths_and_directions_under_each_name():
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ConfigurationError, match=message):
         table(**options)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_checkpoint_that_is_not_finite_is_refused(bad):
+    weight = torch.zeros(37, 5)
+    weight[7, 3] = bad
+    with pytest.raises(CheckpointError, match="t.weight.*infinity or NaN in 1 rows.*earlier"):
+        table().upgrade_state_dict_named({"t.weight": weight}, "t")
 
 
 def test_a_dictionary_without_counts_and_a_checkpoint_of_another_shape_are_refused():
