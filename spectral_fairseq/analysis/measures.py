@@ -120,6 +120,14 @@ def measure_table(
     weight = table.weight
     count, dim = weight.shape
     measures: Dict[str, Optional[float]] = {}
+    norms = row_norms(weight).double()
+    if not torch.isfinite(norms).all():  # though every entry is: their squares are not
+        raise DataError(
+            f"vectors in {table.name} whose lengths are numbers in {table.dtype}",
+            f"{int((~torch.isfinite(norms)).sum())} of {count} that are too long, with entries up "
+            f"to {float(weight.abs().max()):.3g}",
+            "Training diverged, or the file is damaged: take an earlier checkpoint.",
+        )
 
     progress.begin("singular values", count)
     sigma, directions = right_singular_system(weight, progress=progress.advance)
@@ -132,7 +140,6 @@ def measure_table(
     covariance = covariance_from_gram(gram, _row_sum(weight), count)
     measures["isoscore"] = isoscore(covariance) if dim > 1 else None
 
-    norms = row_norms(weight).double()
     isotropy, runs = _isotropy(weight, sigma, directions, float(norms.max()), options, progress)
     measures.update(isotropy)
 

@@ -78,6 +78,14 @@ def test_one_zero_row():
     assert all(value is None or math.isfinite(value) for value in found.values())
 
 
+def test_vectors_too_long_to_be_measured():
+    rows = cone()
+    rows[7, 1] = 1e30
+    with pytest.raises(DataError, match=r"1 of 60 that are too long, with entries up to 1e\+30"):
+        measured(rows)
+    assert measured(rows.double()).measures["norm_max"] == pytest.approx(1e30)
+
+
 def test_naive_forms_and_numpy():
     rows = cone(37, 5).double()
     result = measured(rows)
