@@ -62,6 +62,23 @@ def test_an_empty_set_has_no_batches(mended: Host) -> None:
     assert mended.call(batches_of, count=0, vector=False, limits=limits) == []
 
 
+def test_batches_of_fixed_shapes_are_passed_on() -> None:
+    """What the host leaves out there fits none of the shapes."""
+    import numpy as np
+
+    from spectral_fairseq.compat.tail_batch import keep_tail
+
+    kept = [np.array([0, 2]), np.array([1])]  # not consecutive: their lengths say nothing
+
+    def batch_by_size(indices: Any, num_tokens_fn: Any, **options: Any) -> List[Any]:
+        return kept
+
+    shapes = np.array([[2, 7], [1, 9]])
+    mended = keep_tail(batch_by_size)
+    assert mended(np.arange(5), len, fixed_shapes=shapes) is kept
+    assert [batch.tolist() for batch in mended(np.arange(5), len)] == [[0, 2], [1], [3, 4]]
+
+
 def validated(data: str, multiple: int) -> int:
     """Sentences that a pass over the validation set visits, through task and iterator."""
     from fairseq.tasks.translation import TranslationConfig, TranslationTask

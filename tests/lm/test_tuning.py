@@ -6,6 +6,11 @@ from spectral_fairseq.functional.dynamic_update import DynamicRates
 from spectral_fairseq.lm.dynamic_evaluation import DynamicEvaluation, gradient_statistics
 from spectral_fairseq.lm.evaluation import CacheGrid, evaluate, perplexity
 from spectral_fairseq.lm.tuning import (
+    CACHE_THETAS,
+    CACHE_WEIGHTS,
+    DYNAMIC_DECAYS,
+    DYNAMIC_RATES,
+    DYNAMIC_SEGMENT,
     GridPoint,
     GridSearch,
     check_dynamic_grid,
@@ -56,6 +61,14 @@ def test_a_cache_can_be_searched_on_an_adapting_model():
         nll = evaluate(reader(model), tokens, cache=grid, update=dynamic.update).cached[0][0]
     assert found.perplexity == perplexity(nll, 50)
     assert found.perplexity != search_cache(reader(model), tokens, grid).best.perplexity
+
+
+def test_grids_hold_the_published_values():
+    """Krause et al.'s code searches these for segments of 5; Merity et al. ended at those."""
+    assert DYNAMIC_SEGMENT == 5
+    assert DYNAMIC_RATES == (0.00003, 0.00004, 0.00005, 0.00006, 0.00007, 0.0001)
+    assert DYNAMIC_DECAYS == (0.001, 0.002, 0.003, 0.005)
+    assert {1.0, 0.662} <= set(CACHE_THETAS) and {0.1, 0.1279} <= set(CACHE_WEIGHTS)
 
 
 def test_a_diverged_point_is_never_the_best():
