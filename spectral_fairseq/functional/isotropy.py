@@ -35,7 +35,7 @@ eigenvectors, which small errors can turn within a plane of close eigenvalues, s
 
 from __future__ import annotations
 
-from typing import Callable, Iterator, Sequence, Tuple
+from typing import Callable, Iterator, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -214,19 +214,21 @@ def rms_row_norm(matrix: Tensor) -> float:
 
 
 @torch.no_grad()
-def mean_cosine(matrix: Tensor) -> float:
+def mean_cosine(matrix: Tensor, excluded: Optional[Tensor] = None) -> float:
     """Mean cosine over the N (N - 1) ordered pairs of different rows; a zero row's is taken as 0.
 
     The penalty of :mod:`spectral_fairseq.functional.cosine` divides the same sum by N^2.
 
     Args:
-        matrix: W, shape (N, d), N >= 2.
+        matrix: W, shape (n, d).
+        excluded: distinct indices of the rows left out (padding and the like), shape (m,);
+            N = n - m >= 2.
 
     Raises:
         DataError: fewer than two rows.
     """
     matrix = _checked(matrix)
-    count = matrix.size(0)
+    count = matrix.size(0) - (0 if excluded is None else excluded.numel())
     if count < 2:
         raise DataError(
             "at least two rows for a mean cosine",
@@ -234,7 +236,7 @@ def mean_cosine(matrix: Tensor) -> float:
             "Pass the whole embedding matrix.",
         )
     exact = matrix if matrix.dtype == torch.float64 else matrix.float()
-    return float(cosine_penalty(exact)) * count / (count - 1)
+    return float(cosine_penalty(exact, excluded)) * count / (count - 1)
 
 
 def effective_rank(sigma: Tensor) -> float:

@@ -9,6 +9,7 @@ from fairseq.logging import metrics
 
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.functional.isotropy import mean_cosine
 from spectral_fairseq.plugin.criterions.penalties import Penalties
 from spectral_fairseq.plugin.models.tables import uncounted_rows
 from spectral_fairseq.plugin.output_table import output_table
@@ -384,6 +385,8 @@ def test_spectrum_is_logged_once_in_a_validation(task):
     assert math.isclose(
         logs[0]["table_sigma_max"], float(torch.linalg.svdvals(table)[0]), rel_tol=1e-4
     )
+    # As the report defines it, by N (N - 1) pairs; the penalty of the same rows divides by N^2.
+    assert math.isclose(logs[0]["table_mean_cosine"], mean_cosine(table), rel_tol=1e-4)
     assert "table_sigma_max" not in logs[1]
     model.set_num_updates(9)
     assert "table_sigma_max" not in criterion(model, sample)[2]

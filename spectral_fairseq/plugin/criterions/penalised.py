@@ -35,7 +35,7 @@ from spectral_fairseq.functional.adversarial import (
     unperturbed_nll,
 )
 from spectral_fairseq.functional.blockwise import blockwise_cross_entropy, smoothing_weights
-from spectral_fairseq.functional.cosine import cosine_penalty
+from spectral_fairseq.functional.isotropy import mean_cosine
 from spectral_fairseq.functional.orthogonality import gram
 from spectral_fairseq.functional.spectrum_measures import (
     singular_values_of_gram,
@@ -199,7 +199,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         weight, excluded = self.penalties.output_table(model)
         sigma = singular_values_of_gram(gram(weight, excluded), weight.size(0) - excluded.numel())
         measures = {
-            "mean_cosine": float(cosine_penalty(weight, excluded)),
+            "mean_cosine": mean_cosine(weight, excluded),
             **spectrum_measures(sigma),
         }
         return {**{f"table_{name}": value for name, value in measures.items()}, TABLES: 1}
