@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
@@ -15,7 +16,10 @@ _RECORD = re.compile(r"\| INFO \| (train_inner|train|valid) \| (\{.*\})\s*$")
 def log_record(line: str) -> Optional[Tuple[str, Dict[str, Any]]]:
     """(kind, figures) of a line of ``--log-format json``; None for any other line."""
     match = _RECORD.search(line)
-    return (match.group(1), json.loads(match.group(2))) if match else None
+    try:
+        return (match.group(1), json.loads(match.group(2))) if match else None
+    except ValueError:  # cut off by a full disk, with the next run's first line behind it
+        return None
 
 
 class TrainingProgress:
@@ -42,16 +46,21 @@ def read_training_log(path: Path) -> Dict[str, Any]:
 
     Returns:
         ``valid_ppl`` of the best checkpoint and the update at which it was reached,
-        ``seconds_per_update`` (median over intervals of ten updates, waiting for data included),
+        ``seconds_per_update`` (median over intervals of ten updates, waiting for data included;
+        over whole epochs where none had as many),
         ``updates``, and ``gpu_free_gb`` where there was a GPU.
 
     Raises:
         DataError: the log has no training or no validation in it.
     """
     records = [log_record(line) for line in path.read_text("utf-8", "replace").split("\n")]
-    steps = [figures for kind, figures in filter(None, records) if kind == "train_inner"]
-    valid = [figures for kind, figures in filter(None, records) if kind == "valid"]
-    rates = sorted(float(step["ups"]) for step in steps if float(step.get("ups", 0)) > 0)
+    steps, epochs, valid = (
+        [figures for kind, figures in filter(None, records) if kind == wanted]
+        for wanted in ("train_inner", "train", "valid")
+    )
+    rates = [float(step["ups"]) for step in steps if float(step.get("ups", 0)) > 0]
+    if not rates:  # fewer than ten updates
+        rates = [float(one["train_ups"]) for one in epochs if float(one.get("train_ups", 0)) > 0]
     if not rates or not valid:
         raise DataError(
             f"a training's log in {path}",
@@ -63,7 +72,7 @@ def read_training_log(path: Path) -> Dict[str, Any]:
         "valid_ppl": round(2 ** float(best["valid_nll_loss"]), 3),
         "best_update": int(best["valid_num_updates"]),
         "updates": int(valid[-1]["valid_num_updates"]),
-        "seconds_per_update": round(1 / rates[len(rates) // 2], 4),
+        "seconds_per_update": round(statistics.median(1 / rate for rate in rates), 4),
     }
     free = [float(step["gb_free"]) for step in steps if "gb_free" in step]
     return {**result, "gpu_free_gb": min(free)} if free else result

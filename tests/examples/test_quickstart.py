@@ -202,6 +202,14 @@ def test_figures_of_an_interrupted_and_resumed_training(tmp_path):
         fairseq_log.read_training_log(path)
 
 
+def test_a_training_of_a_few_updates_is_timed_by_its_epochs(tmp_path):
+    path = tmp_path / "train.log"
+    valid = record("valid", valid_loss=6, valid_nll_loss=5, valid_ppl=32, valid_num_updates=5)
+    cut_off = "2026-01-01 00:00:00 | INFO | train_inner | {" + record("config", seed=1)
+    path.write_text("\n".join([cut_off, valid, record("train", train_ups=4)]), "utf-8")
+    assert fairseq_log.read_training_log(path)["seconds_per_update"] == 0.25
+
+
 def test_training_progress():
     progress = fairseq_log.TrainingProgress()
     assert progress("no record") is None
