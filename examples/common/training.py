@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import List, Sequence
+from typing import Dict, List, Sequence
 
 from fairseq_log import TrainingProgress
 from jobs import Job, Usage
+from spectral_fairseq.compat.checkpoints import load_checkpoint
+from spectral_fairseq.errors import CheckpointError
 from workdir import WorkDir, write_json
 from workers import Workers
 
@@ -21,13 +23,20 @@ class TrainingRun:
         folder: below it; receives ``train.log``, ``checkpoints/`` and ``memory.json``.
         command: ``fairseq-train`` and its arguments, saving into ``checkpoints/``.
         updates: how many it will make, for the bar.
+        max_update: the one after which ``command`` ends; 0 where epochs decide.
     """
 
     def __init__(
-        self, label: str, work: WorkDir, folder: Path, command: List[str], updates: int
+        self,
+        label: str,
+        work: WorkDir,
+        folder: Path,
+        command: List[str],
+        updates: int,
+        max_update: int,
     ) -> None:
         self.label, self.work, self.folder = label, work, folder
-        self.train_command, self.updates = command, updates
+        self.train_command, self.updates, self.max_update = command, updates, max_update
         self.best = folder / "checkpoints" / "checkpoint_best.pt"
         self.stamp = "train_" + "_".join(folder.relative_to(work.root).parts)
 
@@ -36,7 +45,21 @@ class TrainingRun:
 
         fairseq would make one more update.
         """
-        return self.work.is_done(self.stamp)
+        return self.work.is_done(self.stamp) or self._ended_unseen()
+
+    def _ended_unseen(self) -> bool:
+        """Whether the last checkpoint, which fairseq writes last, is that of the last update.
+
+        So it is without a stamp where a training outlived the run that had started it.
+        """
+        path = self.folder / "checkpoints" / "checkpoint_last.pt"
+        if not self.max_update or not path.exists():
+            return False
+        try:
+            history = load_checkpoint(path).get("optimizer_history") or ()
+        except CheckpointError:  # fairseq will say so
+            return False
+        return max((one["num_updates"] for one in history), default=0) >= self.max_update
 
     def training(self) -> Job:
         """The job that trains, or goes on training."""
@@ -57,9 +80,14 @@ class TrainingRun:
             self.work.mark_done(self.stamp, {})
 
     def peak_bytes(self) -> int:
-        """Peak resident memory noted so far; 0 if none."""
+        """Peak resident memory noted so far; 0 if none, as of a training that ended unseen."""
         path = self.folder / "memory.json"
         return int(json.loads(path.read_text("utf-8"))["peak_bytes"]) if path.exists() else 0
+
+    def peak_figure(self) -> Dict[str, int]:
+        """``peak_bytes``, if known."""
+        peak = self.peak_bytes()
+        return {"peak_bytes": peak} if peak else {}
 
 
 def train_all(runs: Sequence[TrainingRun], workers: Workers) -> None:

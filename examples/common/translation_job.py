@@ -90,7 +90,7 @@ class TranslationRun(TrainingRun):
     ) -> None:
         languages = (data.source, data.target)
         command = train_command(flags, settings, *languages, data.binary, folder / "checkpoints")
-        super().__init__(label, data.work, folder, command, settings.updates)
+        super().__init__(label, data.work, folder, command, settings.updates, settings.updates)
         self.settings, self.data = settings, data
         self.translate_command = generate_command(settings, *languages, data.binary, self.best)
 
@@ -118,12 +118,12 @@ class TranslationRun(TrainingRun):
     def figures(self, gpu: bool) -> Dict[str, Any]:
         """Scores, what training took, and measures of the table."""
         training = read_training_log(self.folder / "train.log")
-        peak = self.peak_bytes()
+        peak = self.peak_figure()
         if gpu:
-            peak = gpu_bytes() - int(training["gpu_free_gb"] * 2**30)
+            peak = {"peak_bytes": gpu_bytes() - int(training["gpu_free_gb"] * 2**30)}
         return {
             **measures.scores(self.hypotheses(), self.data.references()),
             **training,
-            "peak_bytes": peak,
+            **peak,
             **measures.table_figures(self.best, self.data.binary),
         }

@@ -112,7 +112,8 @@ class LanguageModelRun(TrainingRun):
         # About as many: the lengths of segments are drawn.
         whole = settings.epochs * tokens // (settings.streams * settings.segment)
         command = train_command(flags, settings, data.binary, folder / "checkpoints")
-        super().__init__(label, data.work, folder, command, min(whole, settings.updates or whole))
+        updates = min(whole, settings.updates or whole)
+        super().__init__(label, data.work, folder, command, updates, settings.updates)
         self.settings, self.data = settings, data
 
     def evaluation(self, name: str, *flags: str) -> Job:
@@ -152,7 +153,7 @@ class LanguageModelRun(TrainingRun):
         """What training took, its validation perplexity, and measures of the table."""
         return {
             **read_training_log(self.folder / "train.log"),
-            "peak_bytes": self.peak_bytes(),
+            **self.peak_figure(),
             **measures.table_figures(self.best, self.data.binary),
         }
 

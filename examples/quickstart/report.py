@@ -30,7 +30,7 @@ def format_table(results: Dict[str, Dict[str, Any]], labels: Sequence[str], on_g
         ("time per update", lambda r: f"{1000 * r['seconds_per_update']:.0f} ms"),
         (
             f"peak memory of the {'GPU' if on_gpu else 'process'}",
-            lambda r: f"{r['peak_bytes'] / 2**20:.0f} MiB",
+            lambda r: f"{r['peak_bytes'] / 2**20:.0f} MiB" if "peak_bytes" in r else "unknown",
         ),
     ]
     width = max(len(name) for name, _ in rows) + 2

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import spectral_fairseq
 from spectral_fairseq.errors import ConfigurationError, DataError
@@ -30,6 +31,7 @@ import measures  # noqa: E402
 import pipeline  # noqa: E402
 import quickstart  # noqa: E402
 import report  # noqa: E402
+import training  # noqa: E402
 import translation  # noqa: E402
 from workdir import WorkDir, write_text  # noqa: E402
 
@@ -162,6 +164,39 @@ def test_progress_is_read_from_new_lines_only(tmp_path, capsys):
     run([job(script, tmp_path, progress=progress)], tmp_path)
     assert seen == ["a", "b", "c", "d"]
     assert "job: 4 of 4 lines  note" in capsys.readouterr().err
+
+
+def test_a_training_that_ended_unseen_is_not_started_again(tmp_path):
+    def trained(max_update):
+        run = training.TrainingRun("one", WorkDir(tmp_path), tmp_path / "one", [], 40, max_update)
+        return run.is_trained()
+
+    last = tmp_path / "one" / "checkpoints" / "checkpoint_last.pt"
+    last.parent.mkdir(parents=True)
+    assert not trained(40)
+    torch.save({"model": {}, "optimizer_history": [{"num_updates": 40}]}, last)
+    assert trained(40) and not trained(41)
+    assert not trained(0)  # epochs decide, and fairseq stops at once after the last one
+    last.write_bytes(b"damaged")
+    assert not trained(40)
+
+
+def test_unknown_peak_memory_is_said_to_be_unknown():
+    isotropy = {
+        f"{name}_{signs}": 1.0 for name in ("I1", "I2") for signs in ("both_signs", "one_sign")
+    }
+    names = (
+        "bleu",
+        "chrf",
+        "valid_ppl",
+        "sigma_last_to_first",
+        "mean_cosine",
+        "seconds_per_update",
+    )
+    figures = {**dict.fromkeys(names, 1.0), "isotropy_as_is": isotropy}
+    results = {"one": {**figures, "peak_bytes": 2**21}, "other": figures}
+    *_, line = report.format_table(results, ["one", "other"], False).splitlines()
+    assert line.split()[-3:] == ["2", "MiB", "unknown"]
 
 
 def test_missing_command_is_named():
