@@ -18,7 +18,7 @@ from spectral_fairseq.analysis.collapse import (
     FACTORED_FORMS,
     entries_by_module,
 )
-from spectral_fairseq.compat.checkpoints import load_checkpoint
+from spectral_fairseq.compat.checkpoints import load_checkpoint, tensors_of
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 
 # The optimiser's moments and the moving average belong to the factors of one checkpoint.
@@ -34,8 +34,8 @@ def average_checkpoints(paths: Sequence[Union[str, Path]]) -> Dict[str, Any]:
 
     Returns:
         A checkpoint with the settings of the first path and no optimiser state. Averages are
-        taken in float64 and stored in the first checkpoint's types; tensors that are not
-        floating point are the first one's; tensors that are shared stay shared.
+        taken in float64 and stored in the first checkpoint's types; what is not
+        floating point is the first one's; tensors that are shared stay shared.
 
     Raises:
         CheckpointError: unreadable, not of one model, or with a factored table that is not finite.
@@ -44,18 +44,18 @@ def average_checkpoints(paths: Sequence[Union[str, Path]]) -> Dict[str, Any]:
     if not paths:
         raise ConfigurationError("at least one checkpoint to average", "none", "Name some.")
     average = load_checkpoint(paths[0])
-    like = average["model"]
+    like = tensors_of(average["model"])
     sums = _terms(like)
     _check_finite(sums, like, paths[0])
     for path in paths[1:]:
-        model = load_checkpoint(path)["model"]
+        model = tensors_of(load_checkpoint(path)["model"])
         _check_same_model(like, model, paths[0], path)
         terms = _terms(model, like)
         _check_finite(terms, like, path)
         for key, term in terms.items():
             sums[key] += term
     means = {key: total / len(paths) for key, total in sums.items()}
-    average["model"] = _stored(means, like)
+    average["model"] = {**average["model"], **_stored(means, like)}
     for key in LEFT_OUT:
         average.pop(key, None)
     for key in LEFT_OUT_OF_EXTRA_STATE:

@@ -17,7 +17,7 @@ from spectral_fairseq.analysis.dictionary import WordList, checkpoint_settings, 
 from spectral_fairseq.analysis.measures import Measured, Options, measure_table
 from spectral_fairseq.analysis.progress import Progress
 from spectral_fairseq.analysis.tables import Table, choose_table, extract_table, table_shape
-from spectral_fairseq.compat.checkpoints import load_checkpoint
+from spectral_fairseq.compat.checkpoints import load_checkpoint, tensors_of
 from spectral_fairseq.compat.versions import versions
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 
@@ -73,6 +73,7 @@ def analyse_checkpoint(
     file_hash = sha256(path, progress)
     progress.begin("load")
     checkpoint = load_checkpoint(path)
+    checkpoint["model"] = tensors_of(checkpoint["model"])
     checkpoint.pop("last_optimizer_state", None)
     words, remark = _dictionary_of(checkpoint, path, table, dictionary)
     chosen = extract_table(

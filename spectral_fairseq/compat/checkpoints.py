@@ -23,7 +23,7 @@ import re
 import types
 import zipfile
 from pathlib import Path
-from typing import Any, Dict, Union
+from typing import Any, Dict, Mapping, Union
 
 import torch
 
@@ -60,8 +60,9 @@ def load_checkpoint(path: Union[str, os.PathLike[str]]) -> Dict[str, Any]:
         path: the file.
 
     Returns:
-        The checkpoint as saved: ``model`` (name -> tensor), ``args`` (a Namespace or None) and,
-        in newer ones, ``cfg``.
+        The checkpoint as saved: ``model`` (name -> tensor, but for the ``_extra_state`` of
+        modules; see :func:`tensors_of`), ``args`` (a Namespace or None) and, in newer ones,
+        ``cfg``.
 
     Raises:
         CheckpointError: the file is missing, damaged, names objects outside the allow-list, is
@@ -84,13 +85,24 @@ def load_checkpoint(path: Union[str, os.PathLike[str]]) -> Dict[str, Any]:
     if not (isinstance(state, dict) and isinstance(state.get("model"), dict)):
         raise not_fairseq(file, state)
     for name, tensor in state["model"].items():
-        if not (isinstance(name, str) and isinstance(tensor, torch.Tensor)):
+        named = isinstance(name, str)
+        if not named or not (isinstance(tensor, torch.Tensor) or _is_extra_state(name)):
             raise CheckpointError(
                 f"names and tensors, as in a fairseq checkpoint, in the entry 'model' of {file}",
                 f"{name!r} with a value of type {type(tensor).__name__}",
                 "Give a checkpoint saved by fairseq-train.",
             )
     return state
+
+
+def tensors_of(model: Mapping[str, Any]) -> Dict[str, torch.Tensor]:
+    """A checkpoint's ``model`` without what is no tensor; see :func:`load_checkpoint`."""
+    return {name: value for name, value in model.items() if isinstance(value, torch.Tensor)}
+
+
+def _is_extra_state(name: str) -> bool:
+    """Whether a module keeps what it likes there: torch's ``get_extra_state``."""
+    return name.rpartition(".")[2] == "_extra_state"
 
 
 def explain_failure(path: Union[str, Path], error: BaseException) -> CheckpointError:

@@ -143,3 +143,12 @@ def test_what_json_has_no_form_for():
     assert finite({"a": [1.0, float("nan")], "b": (float("inf"), "x", None)}) == {
         "a": [1.0, None], "b": [None, "x", None],
     }  # fmt: skip
+
+
+def test_what_modules_keep_beside_tensors_is_no_table(tmp_path):
+    model = {**entries(with_padding(cone())), "decoder.embed_tokens._extra_state": {"scale": 1}}
+    plain = analyse_checkpoint(
+        save(tmp_path / "plain.pt", entries(with_padding(cone()))), Options()
+    )
+    extra = analyse_checkpoint(save(tmp_path / "extra.pt", model), Options())
+    assert extra.result["table"]["rows"] == plain.result["table"]["rows"]

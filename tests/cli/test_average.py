@@ -67,6 +67,21 @@ def test_everything_else_is_averaged_plainly(folder, tmp_path):
     assert "last_optimizer_state" not in found
 
 
+def test_what_modules_keep_beside_tensors_is_the_first_ones(tmp_path):
+    paths = [tmp_path / "one.pt", tmp_path / "other.pt"]
+    for number, path in enumerate(paths):
+        state = {
+            "layer.weight": torch.full((2,), float(number)),
+            "layer._extra_state": {"n": number},
+        }
+        torch.save({"model": state}, path)
+    out = tmp_path / "average.pt"
+    assert main(["average", *map(str, paths), "--output", str(out)]) == 0
+    found = load_checkpoint(out)["model"]
+    assert found["layer._extra_state"] == {"n": 0}
+    assert found["layer.weight"].tolist() == [0.5, 0.5]
+
+
 def test_one_checkpoint_averages_to_itself(folder, tmp_path):
     out = tmp_path / "average.pt"
     assert main(["average", str(folder / "checkpoint2.pt"), "--output", str(out)]) == 0

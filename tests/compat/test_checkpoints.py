@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from spectral_fairseq.compat import checkpoints
-from spectral_fairseq.compat.checkpoints import load_checkpoint
+from spectral_fairseq.compat.checkpoints import load_checkpoint, tensors_of
 from spectral_fairseq.compat.versions import torch_release
 from spectral_fairseq.errors import CheckpointError
 from tests.compat.test_safe_globals import Payload
@@ -157,3 +157,11 @@ def test_a_model_of_another_shape(tmp_path: Path, model: Any) -> None:
     torch.save({"model": model}, path)
     with pytest.raises(CheckpointError, match="entry 'model'.*a value of type"):
         load_checkpoint(path)
+
+
+def test_what_modules_keep_beside_tensors_is_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    model = {"a.weight": torch.ones(2), "a._extra_state": {"scale": 1.0}, "_extra_state": None}
+    torch.save({"model": model}, path)
+    assert load_checkpoint(path)["model"].keys() == model.keys()
+    assert tensors_of(load_checkpoint(path)["model"]).keys() == {"a.weight"}
