@@ -168,7 +168,7 @@ def learn_subwords(text: Path, model: Path, vocabulary: int) -> Dict[str, Any]:
         vocabulary: number of subwords.
 
     Raises:
-        DataError: the text is too small for such a vocabulary.
+        DataError: the text does not yield such a vocabulary.
     """
     import sentencepiece
 
@@ -176,7 +176,7 @@ def learn_subwords(text: Path, model: Path, vocabulary: int) -> Dict[str, Any]:
     partial = model.with_name("partial")
     try:
         sentencepiece.SentencePieceTrainer.train(
-            input=",".join(map(str, languages)),
+            input=list(map(str, languages)),  # a text would be split at commas in a folder's name
             model_prefix=str(partial),
             model_type="bpe",
             vocab_size=vocabulary,
@@ -190,7 +190,7 @@ def learn_subwords(text: Path, model: Path, vocabulary: int) -> Dict[str, Any]:
         raise DataError(
             f"text that yields {vocabulary} subwords",
             str(error).splitlines()[0],
-            "Use a smaller --vocabulary.",
+            "Give another --vocabulary, and with it another --work-dir.",
         ) from None
     partial.with_suffix(".vocab").replace(model.with_suffix(".vocab"))
     partial.with_suffix(".model").replace(model)

@@ -45,8 +45,16 @@ class WorkDir:
         run still holds the lock, and cannot be joined by a second one in the same folder.
 
         Raises:
-            ConfigurationError: another run is at work here.
+            ConfigurationError: another run is at work here, or it cannot be such a folder.
         """
+        if os.pathsep in str(self.root):
+            raise ConfigurationError(
+                f"a work folder without {os.pathsep!r} in its name, where fairseq would split it",
+                str(self.root),
+                "Give another --work-dir.",
+            )
+        if self.root.exists() and not self.root.is_dir():
+            raise ConfigurationError(f"a folder {self.root}", "a file", "Give another --work-dir.")
         self.root.mkdir(parents=True, exist_ok=True)
         self.lock_fd = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -75,11 +83,11 @@ class WorkDir:
             write_json(path, settings)
             return
         try:
-            before = json.loads(path.read_text("utf-8"))
-        except ValueError:
+            before = dict(json.loads(path.read_text("utf-8")))
+        except (TypeError, ValueError):
             raise ConfigurationError(
                 f"settings in {path}",
-                "a file that is not JSON",
+                "a file that is not JSON, or no settings",
                 "Give another --work-dir, or remove that folder.",
             ) from None
         changed = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]

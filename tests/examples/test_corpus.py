@@ -174,5 +174,15 @@ def corpus_lines(language):
 def test_too_small_a_text_is_refused(tmp_path):
     (tmp_path / "train.de").write_text("ein Wort\n", "utf-8")
     (tmp_path / "train.en").write_text("a word\n", "utf-8")
-    with pytest.raises(DataError, match="--vocabulary"):
-        corpus.learn_subwords(tmp_path, tmp_path / "m.model", 5000)
+    for vocabulary in (5000, 1):  # too many, too few
+        with pytest.raises(DataError, match="another --vocabulary, and with it another --work-dir"):
+            corpus.learn_subwords(tmp_path, tmp_path / "m.model", vocabulary)
+
+
+def test_a_folder_may_have_commas_in_its_name(tmp_path):
+    folder = tmp_path / 'a, "b"'
+    folder.mkdir()
+    for language in ("de", "en"):
+        (folder / f"train.{language}").write_text("ein Wort\na word\n", "utf-8")
+    corpus.learn_subwords(folder, folder / "m.model", 20)
+    assert (folder / "m.model").exists()

@@ -78,6 +78,17 @@ def test_second_run_in_the_same_folder_is_refused(tmp_path):
         pass
 
 
+def test_what_cannot_be_a_work_folder_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    for name, message in (("file", "found a file"), ("a:b", "without ':' in its name")):
+        with pytest.raises(ConfigurationError, match=message), WorkDir(tmp_path / name).locked():
+            pass
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    (tmp_path / "settings.json").write_text("[1]", "utf-8")
+    with pytest.raises(ConfigurationError, match="no settings"):
+        WorkDir(tmp_path).keep_settings({"seed": 1})
+
+
 def test_lack_of_disk_space_is_found_first(tmp_path):
     WorkDir(tmp_path).need_space(1)
     with pytest.raises(DataError, match="free disk space"):
