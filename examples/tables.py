@@ -21,6 +21,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "common"))
 
+from command_line import print_anywhere  # noqa: E402
 from fairseq_log import read_training_log  # noqa: E402
 from spectral_fairseq.errors import DataError, SpectralFairseqError  # noqa: E402
 
@@ -113,6 +114,11 @@ def _figures(run: Path) -> Dict[str, Any]:
         figures = _flat(json.loads(path.read_text("utf-8")))
     except ValueError as error:
         raise DataError(f"JSON in {path}", str(error), "Remove it and measure again.") from None
+    for name in COLUMNS:
+        if isinstance(figures.get(name), str):
+            raise DataError(
+                f"a number as {name} in {path}", figures[name], "Remove it and measure again."
+            )
     log = run / "train.log"
     return {**(read_training_log(log) if log.exists() else {}), **figures}
 
@@ -149,7 +155,7 @@ def columns_of(results: Results) -> List[str]:
 
 
 class Cell(NamedTuple):
-    """Mean and sample standard deviation over ``seeds``; the latter NaN for one seed."""
+    """Mean and sample standard deviation over ``seeds``; the latter NaN where there is none."""
 
     mean: float
     deviation: float
@@ -160,7 +166,9 @@ def cell(values: Sequence[float]) -> Optional[Cell]:
     """Mean and spread, or None without a value."""
     if not values:
         return None
-    deviation = statistics.stdev(values) if len(values) > 1 else math.nan
+    # stdev() fails on infinity and NaN, the figures of a training that diverged.
+    spread = len(values) > 1 and all(map(math.isfinite, values))
+    deviation = statistics.stdev(values) if spread else math.nan
     return Cell(statistics.fmean(values), deviation, len(values))
 
 
@@ -248,6 +256,7 @@ def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Command-line entry; returns the exit status."""
     arguments = parse_arguments(argv)
+    print_anywhere()
     try:
         results = read(arguments.folder)
         check_request(results, arguments.baseline, arguments.columns)
@@ -265,8 +274,10 @@ def _as_json(rows: Dict[str, Dict[str, Any]]) -> Dict[str, Any]:
     def plain(found: Optional[Cell]) -> Optional[Dict[str, Any]]:
         if found is None:
             return None
-        deviation = None if math.isnan(found.deviation) else found.deviation
-        return {"mean": found.mean, "standard_deviation": deviation, "seeds": found.seeds}
+        mean, deviation = (
+            value if math.isfinite(value) else None for value in (found.mean, found.deviation)
+        )
+        return {"mean": mean, "standard_deviation": deviation, "seeds": found.seeds}
 
     return {
         method: {name: {key: plain(found) for key, found in of.items()} for name, of in row.items()}

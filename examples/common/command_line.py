@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import logging
 import signal
 import sys
@@ -11,8 +13,14 @@ from typing import Any, Callable, NoReturn
 
 
 def _interrupted(signal_number: int, frame: Any) -> NoReturn:
-    """Treat a request to terminate like Ctrl-C."""
+    """Treat a request to terminate, and a closed terminal, like Ctrl-C."""
     raise KeyboardInterrupt
+
+
+def print_anywhere() -> None:
+    """Let a terminal without a table's Greek letters show their numbers, and not fail."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def exit_status(action: Callable[[], str], work_dir: Path) -> int:
@@ -27,6 +35,9 @@ def exit_status(action: Callable[[], str], work_dir: Path) -> int:
         0, 1 after an error that was printed, 130 after an interruption.
     """
     signal.signal(signal.SIGTERM, _interrupted)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # which nohup asks for
+        signal.signal(signal.SIGHUP, _interrupted)  # the terminal is gone
+    print_anywhere()
     logging.disable(logging.INFO)  # fairseq sets the level of every library's log when imported
     try:
         from spectral_fairseq.errors import SpectralFairseqError
@@ -50,7 +61,8 @@ def exit_status(action: Callable[[], str], work_dir: Path) -> int:
             file=sys.stderr,
         )
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on from here", file=sys.stderr)
+        with contextlib.suppress(OSError):  # nobody may be left to read it
+            print("\ninterrupted; the same command goes on from here", file=sys.stderr)
         return 130
     return 1
 

@@ -397,6 +397,26 @@ def test_interrupted_resumed_and_finished(small_corpus, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in work.rglob("*.pt")} == before
 
 
+@pytest.mark.parametrize("ignored", [False, True], ids=["closed", "with nohup"])
+def test_a_closed_terminal_interrupts(tmp_path, ignored):
+    script = (
+        "import os, signal, sys; from pathlib import Path; from command_line import exit_status\n"
+        "def action():\n    os.kill(os.getpid(), signal.SIGHUP); return 'to its end'\n"
+        "sys.exit(exit_status(action, Path()))"
+    )
+    package = str(Path(spectral_fairseq.__file__).resolve().parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((package, str(EXAMPLES / "common")))},
+        preexec_fn=lambda: signal.signal(
+            signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL
+        ),
+    )
+    assert (done.returncode, done.stdout) == ((0, "to its end") if ignored else (130, ""))
+
+
 @pytest.mark.parametrize(
     "options, message",
     [

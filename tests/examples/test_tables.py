@@ -1,6 +1,8 @@
 """The table of results: means and spreads, differences seed by seed, what cannot be compared."""
 
+import io
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -108,3 +110,26 @@ def test_command_prints_json_and_refuses_in_one_line(runs, tmp_path_factory, cap
     assert found["sc"]["bleu"]["difference"]["mean"] == 1.0
     assert tables.main([str(tmp_path_factory.mktemp("empty"))]) == 1
     assert capsys.readouterr().err.startswith("error: expected")
+
+
+def test_diverged_runs_have_a_mean_and_no_spread(tmp_path, capsys):
+    for seed, ppl in enumerate((math.inf, math.inf, 3.0), 1):
+        add(tmp_path, "plain", seed, bleu=float(seed), valid_ppl=ppl)
+    assert "| 2.0 ± 1.0 | inf |" in tables.markdown(tables.read(tmp_path))
+    assert tables.main([str(tmp_path), "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)["plain"]["valid_ppl"]["of"]
+    assert found == {"mean": None, "standard_deviation": None, "seeds": 3}
+
+
+def test_a_figure_that_is_no_number_is_named(tmp_path):
+    add(tmp_path, "plain", 1, bleu="high")
+    with pytest.raises(DataError, match="a number as bleu in .*seed-1"):
+        tables.read(tmp_path)
+
+
+def test_a_terminal_without_the_letters_is_no_error(runs, monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert tables.main([str(runs)]) == 0
+    terminal.flush()
+    assert b"12.0 \\xb1 0.7" in terminal.buffer.getvalue()
