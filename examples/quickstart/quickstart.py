@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Optional, Sequence
@@ -78,7 +79,7 @@ def what_next(root: Path) -> str:
     """Where things are, and what to try now."""
     best = root / "spectrum_control" / "checkpoints" / "checkpoint_best.pt"
     beside = Path(sys.executable).with_name("spectral-fairseq")
-    command = os.path.relpath(beside) if beside.exists() else beside.name
+    command = shlex.quote(os.path.relpath(beside) if beside.exists() else beside.name)
     return f"""
 In {root}/:
   spectra.png, spectra.svg      the singular values of both tables, with the prior
@@ -86,7 +87,7 @@ In {root}/:
   plain/, spectrum_control/     checkpoints, translations (test.en) and logs
 
 Next:
-  {command} export {best} plain.pt
+  {command} export {shlex.quote(str(best))} plain.pt
       a plain checkpoint that fairseq loads without this package
   your own recipe: add  --user-dir "$({command} user-dir)"  and change two flags,
       --arch transformer_sc --criterion spectrum_control

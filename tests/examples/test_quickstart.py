@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -428,6 +429,15 @@ def test_a_closed_terminal_interrupts(tmp_path, ignored):
 def test_options_that_make_no_sense_are_refused(options, message):
     with pytest.raises(ConfigurationError, match=message):
         pipeline.settings_of(quickstart.parse_arguments(options))
+
+
+def test_commands_to_try_can_be_pasted_whatever_the_folder_is_called():
+    (line,) = (
+        line for line in quickstart.what_next(Path("it's a")).split("\n") if "export" in line
+    )
+    assert shlex.split(line)[-2:] == [
+        "it's a/spectrum_control/checkpoints/checkpoint_best.pt", "plain.pt"
+    ]  # fmt: skip
 
 
 def test_missing_package_is_named(monkeypatch):
