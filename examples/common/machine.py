@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from typing import Sequence
 
 import torch
 
@@ -12,15 +13,22 @@ from jobs import find_command
 from spectral_fairseq.errors import ConfigurationError
 
 
-def check_installation() -> None:
+def check_installation(
+    commands: Sequence[str] = ("fairseq-preprocess", "fairseq-train", "fairseq-generate"),
+    modules: Sequence[str] = ("sentencepiece", "sacrebleu", "matplotlib"),
+) -> None:
     """Find all tools before the first minute is spent.
+
+    Args:
+        commands: to be run; unless told otherwise those of a translation.
+        modules: Python packages that are not needed by the rest of the project; likewise.
 
     Raises:
         ConfigurationError: one is missing.
     """
-    for command in ("fairseq-preprocess", "fairseq-train", "fairseq-generate"):
+    for command in commands:
         find_command(command)
-    for module in ("sentencepiece", "sacrebleu", "matplotlib"):
+    for module in modules:
         if importlib.util.find_spec(module) is None:
             raise ConfigurationError(
                 f"the Python package {module}",

@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator
+from typing import Any, Callable, Dict, Iterator, Optional
 
 from spectral_fairseq.errors import ConfigurationError, DataError
 
@@ -71,8 +71,14 @@ class WorkDir:
         finally:
             os.close(self.lock_fd)
 
-    def keep_settings(self, settings: Dict[str, Any]) -> None:
+    def keep_settings(
+        self, settings: Dict[str, Any], unrecorded: Optional[Dict[str, Any]] = None
+    ) -> None:
         """Record the settings, or compare them with those the folder was begun with.
+
+        Args:
+            settings: all that decides a result.
+            unrecorded: what those of them were that older folders did not record.
 
         Raises:
             ConfigurationError: the folder belongs to a run with other settings, or its record
@@ -83,7 +89,7 @@ class WorkDir:
             write_json(path, settings)
             return
         try:
-            before = dict(json.loads(path.read_text("utf-8")))
+            before = {**(unrecorded or {}), **dict(json.loads(path.read_text("utf-8")))}
         except (TypeError, ValueError):
             raise ConfigurationError(
                 f"settings in {path}",

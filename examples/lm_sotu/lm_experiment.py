@@ -21,6 +21,7 @@ from workers import Workers
 
 DISK_SPACE = 60_000_000  # bytes: text and binary data
 CHECKPOINT_BYTES = 150  # of each parameter of the tables: two checkpoints and one being written
+COMMANDS = ("fairseq-preprocess", "fairseq-train", "spectral-fairseq")
 MANY_EPOCHS = 1000  # where updates decide
 TRIGRAM = {"valid": 125.0, "test": 111.0}
 """Perplexities of an interpolated Kneser-Ney trigram model on the same text."""
@@ -40,15 +41,13 @@ def settings_of(
     Raises:
         ConfigurationError: a number that makes no sense.
     """
-    for flag, value, least in (
-        ("seed", seed, 0),
+    _check_least(
+        ("seeds" if hasattr(arguments, "seeds") else "seed", seed, 0),
         ("epochs", epochs, 1),
         ("updates", 1 if updates is None else updates, 1),
         ("dim", arguments.dim, 1),
         ("hidden", arguments.hidden, 1),
-    ):
-        if value < least:
-            raise ConfigurationError(f"--{flag} of at least {least}", str(value), "Correct it.")
+    )
     return LanguageModelSettings(
         seed=seed,
         epochs=epochs,
@@ -58,6 +57,12 @@ def settings_of(
         dim=arguments.dim,
         hidden=arguments.hidden,
     )
+
+
+def _check_least(*limits: Tuple[str, int, int]) -> None:
+    for flag, value, least in limits:
+        if value < least:
+            raise ConfigurationError(f"--{flag} of at least {least}", str(value), "Correct it.")
 
 
 def _keep(work: WorkDir, settings: LanguageModelSettings) -> None:
@@ -72,8 +77,9 @@ def _tokens(prepared: Dict[str, Any]) -> int:
 
 def compare(arguments: argparse.Namespace) -> str:
     """Every method with every seed; returns the table."""
-    check_installation()
+    check_installation(COMMANDS, ())
     work = WorkDir(arguments.work_dir)
+    _check_least(("at-once", arguments.at_once, 1))
     of_seed = {
         seed: settings_of(arguments, seed, MANY_EPOCHS, arguments.updates)
         for seed in arguments.seeds
@@ -126,13 +132,13 @@ def compare(arguments: argparse.Namespace) -> str:
 
 def train_and_evaluate(arguments: argparse.Namespace) -> str:
     """One model from nothing to all its perplexities; returns the table."""
-    check_installation()
+    check_installation(COMMANDS, ())
     work = WorkDir(arguments.work_dir)
     settings = settings_of(arguments, arguments.seed, arguments.epochs)
-    if arguments.fine_tuning_epochs < 1:
-        raise ConfigurationError(
-            "--fine-tuning-epochs of at least 1", str(arguments.fine_tuning_epochs), "Correct it."
-        )
+    _check_least(
+        ("fine-tuning-epochs", arguments.fine_tuning_epochs, 1),
+        ("tune-tokens", arguments.tune_tokens, 1),
+    )
     with work.locked():
         work.need_space(DISK_SPACE + CHECKPOINT_BYTES * sotu_parameters(settings))
         work.keep_settings(
@@ -140,7 +146,9 @@ def train_and_evaluate(arguments: argparse.Namespace) -> str:
                 **asdict(settings),
                 "method": arguments.method,
                 "fine_tuning_epochs": arguments.fine_tuning_epochs,
-            }
+                "tune_tokens": arguments.tune_tokens,
+            },
+            unrecorded={"tune_tokens": 10_000},
         )
         # One process with all cores; evaluations share them.
         alone = Workers(work, settings.device, 1)

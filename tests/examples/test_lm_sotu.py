@@ -1,5 +1,7 @@
 """The language-model example as a whole, on a few hundred lines of made-up text."""
 
+import importlib.util
+import json
 import random
 import sys
 from pathlib import Path
@@ -106,6 +108,8 @@ def test_one_model_from_nothing_to_all_its_perplexities(scripts, small_text, tmp
         ("run", "--epochs"),
         ("run", "--fine-tuning-epochs"),
         ("run", "--dim"),
+        ("compare", "--at-once"),
+        ("run", "--tune-tokens"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused_before_anything_is_written(
@@ -121,3 +125,43 @@ def test_numbers_that_make_no_sense_are_refused_before_anything_is_written(
     with pytest.raises(ConfigurationError, match=f"{flag} of at least 1"):
         action(arguments)
     assert not work.exists()
+
+
+def test_a_search_on_other_words_is_not_taken_for_this_one(scripts, tmp_path, monkeypatch):
+    _, run, experiment = scripts
+
+    def start(*more):
+        experiment.train_and_evaluate(
+            run.parse_arguments(["--cpu", "--dim", "8", "--work-dir", str(tmp_path), *more])
+        )
+
+    class Stopped(Exception):
+        pass
+
+    def stop(*_):
+        raise Stopped
+
+    monkeypatch.setattr(experiment, "PreparedText", stop)
+    with pytest.raises(Stopped):
+        start("--tune-tokens", "500")
+    with pytest.raises(ConfigurationError, match="tune_tokens 500 -> 10000"):
+        start()
+    before = json.loads((tmp_path / "settings.json").read_text("utf-8"))
+    del before["tune_tokens"]  # as older folders are
+    (tmp_path / "settings.json").write_text(json.dumps(before), "utf-8")
+    with pytest.raises(ConfigurationError, match="tune_tokens 10000 -> 500"):
+        start("--tune-tokens", "500")
+    with pytest.raises(Stopped):
+        start()
+
+
+def test_packages_for_translations_are_not_asked_for(scripts, tmp_path, monkeypatch):
+    compare, _, experiment = scripts
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name: None if name in ("sentencepiece", "sacrebleu") else find_spec(name),
+    )
+    with pytest.raises(ConfigurationError, match="--updates"):
+        experiment.compare(compare.parse_arguments(["--updates", "0", "--work-dir", str(tmp_path)]))
