@@ -9,7 +9,7 @@ from typing import Dict, List, Sequence
 from fairseq_log import TrainingProgress
 from jobs import Job, Usage
 from spectral_fairseq.compat.checkpoints import load_checkpoint
-from spectral_fairseq.errors import CheckpointError
+from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from workdir import WorkDir, write_json
 from workers import Workers
 
@@ -24,6 +24,7 @@ class TrainingRun:
         command: ``fairseq-train`` and its arguments, saving into ``checkpoints/``.
         updates: how many it will make, for the bar.
         max_update: the one after which ``command`` ends; 0 where epochs decide.
+        flags: those of ``command`` that make the recipe.
     """
 
     def __init__(
@@ -34,9 +35,11 @@ class TrainingRun:
         command: List[str],
         updates: int,
         max_update: int,
+        flags: Sequence[str],
     ) -> None:
         self.label, self.work, self.folder = label, work, folder
         self.train_command, self.updates, self.max_update = command, updates, max_update
+        self.flags = list(flags)
         self.best = folder / "checkpoints" / "checkpoint_best.pt"
         self.stamp = "train_" + "_".join(folder.relative_to(work.root).parts)
 
@@ -60,6 +63,27 @@ class TrainingRun:
         except CheckpointError:  # fairseq will say so
             return False
         return max((one["num_updates"] for one in history), default=0) >= self.max_update
+
+    def keep_flags(self) -> None:
+        """Record the recipe's flags, or compare them with those the training was begun with.
+
+        They stand in a script, which its user may change and another version may have changed.
+
+        Raises:
+            ConfigurationError: they are others.
+        """
+        path = self.folder / "flags.json"
+        if path.exists():
+            before = json.loads(path.read_text("utf-8"))
+            if before != self.flags:
+                raise ConfigurationError(
+                    f"the flags with which {self.folder} was begun: {' '.join(before)}",
+                    " ".join(self.flags),
+                    "Give another --work-dir, or the script as it was.",
+                )
+        elif not self.is_trained():  # which in older folders has none
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_json(path, self.flags)
 
     def training(self) -> Job:
         """The job that trains, or goes on training."""
@@ -91,7 +115,13 @@ class TrainingRun:
 
 
 def train_all(runs: Sequence[TrainingRun], workers: Workers) -> None:
-    """Train those that are not trained."""
+    """Train those that are not trained.
+
+    Raises:
+        ConfigurationError: one was begun with other flags.
+    """
+    for run in runs:
+        run.keep_flags()
     due = {run.label: run for run in runs if not run.is_trained()}
     workers.run(
         [run.training() for run in due.values()],

@@ -90,7 +90,9 @@ class TranslationRun(TrainingRun):
     ) -> None:
         languages = (data.source, data.target)
         command = train_command(flags, settings, *languages, data.binary, folder / "checkpoints")
-        super().__init__(label, data.work, folder, command, settings.updates, settings.updates)
+        super().__init__(
+            label, data.work, folder, command, settings.updates, settings.updates, flags
+        )
         self.settings, self.data = settings, data
         self.translate_command = generate_command(settings, *languages, data.binary, self.best)
 

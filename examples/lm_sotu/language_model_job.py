@@ -98,6 +98,7 @@ class LanguageModelRun(TrainingRun):
         folder: receives ``train.log``, ``checkpoints/`` and the evaluations; below the corpus's
             work folder.
         tokens: of the training split, ends of sentences included.
+        start: checkpoint from which it starts, if not from nothing.
     """
 
     def __init__(
@@ -108,12 +109,14 @@ class LanguageModelRun(TrainingRun):
         data: PreparedText,
         folder: Path,
         tokens: int,
+        start: Optional[Path] = None,
     ) -> None:
         # About as many: the lengths of segments are drawn.
         whole = settings.epochs * tokens // (settings.streams * settings.segment)
-        command = train_command(flags, settings, data.binary, folder / "checkpoints")
+        whole_flags = (*flags, "--finetune-from-model", str(start)) if start else flags
+        command = train_command(whole_flags, settings, data.binary, folder / "checkpoints")
         updates = min(whole, settings.updates or whole)
-        super().__init__(label, data.work, folder, command, updates, settings.updates)
+        super().__init__(label, data.work, folder, command, updates, settings.updates, flags)
         self.settings, self.data = settings, data
 
     def evaluation(self, name: str, *flags: str) -> Job:

@@ -161,15 +161,12 @@ def train_and_evaluate(arguments: argparse.Namespace) -> str:
         train_all([trained], alone)
         tuned = LanguageModelRun(
             "averaged SGD",
-            (
-                *flags,
-                *("--nt-asgd-from-start", "--nt-asgd-stop"),
-                *("--finetune-from-model", str(trained.best)),
-            ),
+            (*flags, "--nt-asgd-from-start", "--nt-asgd-stop"),
             replace(settings, epochs=arguments.fine_tuning_epochs),
             data,
             work.root / "fine-tuned",
             tokens,
+            start=trained.best,
         )
         print(f"[3/4] the same with averaged SGD, epochs: {tuned.settings.epochs}", flush=True)
         train_all([tuned], alone)

@@ -180,7 +180,9 @@ def test_progress_is_read_from_new_lines_only(tmp_path, capsys):
 
 def test_a_training_that_ended_unseen_is_not_started_again(tmp_path):
     def trained(max_update):
-        run = training.TrainingRun("one", WorkDir(tmp_path), tmp_path / "one", [], 40, max_update)
+        run = training.TrainingRun(
+            "one", WorkDir(tmp_path), tmp_path / "one", [], 40, max_update, []
+        )
         return run.is_trained()
 
     last = tmp_path / "one" / "checkpoints" / "checkpoint_last.pt"
@@ -191,6 +193,21 @@ def test_a_training_that_ended_unseen_is_not_started_again(tmp_path):
     assert not trained(0)  # epochs decide, and fairseq stops at once after the last one
     last.write_bytes(b"damaged")
     assert not trained(40)
+
+
+def test_a_recipe_that_was_changed_is_not_taken_for_the_old_one(tmp_path):
+    def keep(*flags):
+        folder = tmp_path / "one"
+        training.TrainingRun("one", WorkDir(tmp_path), folder, [], 1, 1, flags).keep_flags()
+
+    keep("--arch", "transformer")
+    keep("--arch", "transformer")
+    with pytest.raises(ConfigurationError, match="--arch transformer; found --arch transformer_sc"):
+        keep("--arch", "transformer_sc")
+    (tmp_path / "one" / "flags.json").unlink()
+    WorkDir(tmp_path).mark_done("train_one", {})
+    keep("--arch", "transformer_sc")  # trained by a version that kept no record
+    assert not (tmp_path / "one" / "flags.json").exists()
 
 
 def test_unknown_peak_memory_is_said_to_be_unknown():
