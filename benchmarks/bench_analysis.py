@@ -26,7 +26,7 @@ from typing import Any, Dict, Sequence
 
 import torch
 
-from benchmarks.harness import peak_resident_mib, print_result, print_table
+from benchmarks.harness import peak_resident_mib, positive, print_result, print_table
 from spectral_fairseq.analysis.measures import Options
 from spectral_fairseq.analysis.progress import Progress
 from spectral_fairseq.analysis.results import analyse_checkpoint
@@ -105,9 +105,9 @@ def measure_log_probabilities(tokens: int, words: int, threads: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=267_735)
-    parser.add_argument("--dim", type=int, default=1024)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rows", type=positive, default=267_735)
+    parser.add_argument("--dim", type=positive, default=1024)
+    parser.add_argument("--threads", type=positive, default=2)
     parser.add_argument("--kind", choices=("plain", "svd"), default="plain")
     parser.add_argument("--isotropy-words", type=int, default=0)
     parser.add_argument(

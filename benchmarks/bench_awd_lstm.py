@@ -167,7 +167,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=list(SHAPES), default="sotu")
     parser.add_argument("--reference", type=Path, help="clone of salesforce/awd-lstm-lm")
     parser.add_argument("--mos-reference", type=Path, help="clone of zihangdai/mos")
-    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--repetitions", type=harness.positive, default=5)
     parser.add_argument("--memory", help=argparse.SUPPRESS)
     args = parser.parse_args()
     shape = SHAPES[args.shape]

@@ -56,10 +56,10 @@ def train(variant: str, components: int, words: int, dim: int, batches: int) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--components", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--words", type=int, default=6000)
-    parser.add_argument("--dim", type=int, default=128)
-    parser.add_argument("--batches", type=int, nargs="+", default=[60, 480])
+    parser.add_argument("--components", type=harness.positive, nargs="+", default=[1, 4])
+    parser.add_argument("--words", type=harness.positive, default=6000)
+    parser.add_argument("--dim", type=harness.positive, default=128)
+    parser.add_argument("--batches", type=harness.positive, nargs="+", default=[60, 480])
     parser.add_argument("--memory", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.memory:

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 
 import spectral_fairseq  # noqa: F401  (registers with fairseq)
 from benchmarks.bench_step import vocabulary
-from benchmarks.harness import median_ratio, paired_times, print_result, print_table
+from benchmarks.harness import median_ratio, paired_times, positive, print_result, print_table
 
 SENTENCES, LENGTH, BEAM = 16, 20, 5
 
@@ -62,10 +62,10 @@ def generate(dictionary: Any, head: str, components: int, dim: int) -> Callable[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--components", type=int, nargs="+", default=[1, 5, 15])
-    parser.add_argument("--words", type=int, default=10_000)
-    parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--components", type=positive, nargs="+", default=[1, 5, 15])
+    parser.add_argument("--words", type=positive, default=10_000)
+    parser.add_argument("--dim", type=positive, default=512)
+    parser.add_argument("--repetitions", type=positive, default=3)
     args = parser.parse_args()
     dictionary = vocabulary(args.words)
     alternatives: Dict[str, Callable[[], None]] = {

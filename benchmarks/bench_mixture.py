@@ -145,10 +145,10 @@ def plot(rows: List[Dict[str, Any]], path: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--components", type=int, nargs="+", default=[1, 5, 10, 15])
-    parser.add_argument("--words", type=int, nargs="*", default=[5_000, 20_000])
-    parser.add_argument("--tokens", type=int, nargs="*", default=[256, 2048])
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--components", type=harness.positive, nargs="+", default=[1, 5, 10, 15])
+    parser.add_argument("--words", type=harness.positive, nargs="*", default=[5_000, 20_000])
+    parser.add_argument("--tokens", type=harness.positive, nargs="*", default=[256, 2048])
+    parser.add_argument("--repetitions", type=harness.positive, default=3)
     parser.add_argument("--plot", help="write the growth with K, N and tokens to this image")
     parser.add_argument("--memory", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()

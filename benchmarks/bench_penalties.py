@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.bench_step import SHAPES, Step
-from benchmarks.harness import median_ratio, paired_times, print_result, print_table
+from benchmarks.harness import median_ratio, paired_times, positive, print_result, print_table
 from spectral_fairseq.functional.adversarial import adversarial_logits, adversarial_margin
 from spectral_fairseq.functional.cosine import cosine_penalty
 from spectral_fairseq.functional.d_optimal import d_optimal_penalty
@@ -99,7 +99,7 @@ def measure(name: str, repetitions: int) -> List[Dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", nargs="+", choices=list(SHAPES), default=["iwslt"])
-    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--repetitions", type=positive, default=5)
     args = parser.parse_args()
     rows = []
     for name in args.shape:

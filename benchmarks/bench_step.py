@@ -37,7 +37,13 @@ from fairseq.models import (
 from omegaconf import OmegaConf
 
 import spectral_fairseq  # noqa: F401  (registers with fairseq)
-from benchmarks.harness import in_fresh_process, paired_times, peak_resident_mib, print_result
+from benchmarks.harness import (
+    in_fresh_process,
+    paired_times,
+    peak_resident_mib,
+    positive,
+    print_result,
+)
 from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.plugin.criterions.penalties import interval_for
 
@@ -246,7 +252,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", nargs="+", choices=list(SHAPES), default=["iwslt"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--pairs", type=positive, default=5)
     parser.add_argument("--measure-memory", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure_memory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import platform
@@ -20,6 +21,14 @@ import spectral_fairseq
 
 # Importing fairseq sets the root logger to DEBUG, and with it every other library's.
 logging.getLogger().setLevel(logging.WARNING)
+
+
+def positive(text: str) -> int:
+    """A number on the command line of which zero or fewer would only show after the work."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1; found {number}")
+    return number
 
 
 def paired_times(

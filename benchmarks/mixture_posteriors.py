@@ -18,7 +18,7 @@ from fairseq import checkpoint_utils
 from torch import Tensor
 
 import spectral_fairseq  # noqa: F401  (registers with fairseq)
-from benchmarks.harness import print_result, print_table
+from benchmarks.harness import positive, print_result, print_table
 from spectral_fairseq.functional.mixture import posterior
 from spectral_fairseq.heads.mixture import MixtureOfSoftmaxes
 
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("checkpoint")
     parser.add_argument("data")
     parser.add_argument("--subset", default="valid")
-    parser.add_argument("--tokens", type=int, default=20_000)
+    parser.add_argument("--tokens", type=positive, default=20_000)
     args = parser.parse_args()
     models, _, task = checkpoint_utils.load_model_ensemble_and_task(
         [args.checkpoint], arg_overrides={"data": args.data}

@@ -40,6 +40,21 @@ def figures(monkeypatch, capsys):
     return run
 
 
+@pytest.mark.parametrize(
+    "module, flag",
+    [(bench_step, "--pairs"), (bench_penalties, "--repetitions"), (bench_mixture, "--components"),
+     (bench_decoding, "--repetitions"), (bench_analysis, "--rows"),
+     (bench_awd_lstm, "--repetitions"), (bench_block_memory, "--batches"),
+     (mixture_posteriors, "--tokens")],
+)  # fmt: skip
+def test_numbers_that_measure_nothing_are_refused_at_once(module, flag, monkeypatch, capsys):
+    checkpoint = ["model.pt", "data"] if module is mixture_posteriors else []
+    monkeypatch.setattr(sys, "argv", [module.__name__, *checkpoint, flag, "0"])
+    with pytest.raises(SystemExit):
+        module.main()
+    assert f"argument {flag}: expected a number of at least 1; found 0" in capsys.readouterr().err
+
+
 def test_step(figures):
     found = figures(bench_step, "--shape", "tiny", "--device", "cpu", "--pairs", 1)
     assert found["results"]["tiny"]["time_ratio"] > 0
