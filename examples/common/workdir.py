@@ -135,11 +135,25 @@ class WorkDir:
         write_json(self._stamp(name), result)
 
     def step(self, name: str, action: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
-        """Run ``action`` unless it was finished before; either way, its result."""
+        """Run ``action`` unless it was finished before; either way, its result.
+
+        Its ``seconds`` are those of all attempts, but for one that was killed.
+        """
         if not self.is_done(name):
+            unfinished = f"{name}.unfinished"
+            before = self.result(unfinished)["seconds"] if self.is_done(unfinished) else 0.0
             start = time.monotonic()
-            result = action()
-            self.mark_done(name, {**result, "seconds": round(time.monotonic() - start, 1)})
+
+            def seconds() -> float:
+                return round(before + time.monotonic() - start, 1)
+
+            try:
+                result = action()
+            except BaseException:
+                with contextlib.suppress(OSError):  # a full disk, say, which the caller explains
+                    self.mark_done(unfinished, {"seconds": seconds()})
+                raise
+            self.mark_done(name, {**result, "seconds": seconds()})
         return self.result(name)
 
     def _stamp(self, name: str) -> Path:

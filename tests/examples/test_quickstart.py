@@ -49,6 +49,7 @@ def test_step_is_done_once_and_a_failed_one_again(tmp_path):
     def action():
         calls.append(1)
         if len(calls) == 1:
+            time.sleep(0.2)
             raise RuntimeError
         return {"figure": 7}
 
@@ -58,6 +59,7 @@ def test_step_is_done_once_and_a_failed_one_again(tmp_path):
     assert work.step("one", action)["figure"] == 7
     assert WorkDir(tmp_path).step("one", action)["figure"] == 7
     assert len(calls) == 2
+    assert work.result("one")["seconds"] >= 0.2  # of both attempts
 
 
 def test_other_settings_are_refused_and_named(tmp_path):
