@@ -71,8 +71,9 @@ $(VENV)/.lint: $(VENV)/.installed
 quickstart: setup
 	@$(BIN)/python examples/quickstart/quickstart.py $(QUICKSTART_FLAGS)
 
+# A file's tests share trained models, so that files are what processes share out among them.
 test: setup
-	@$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	@$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile $(PYTEST_FLAGS)
 
 lint: $(VENV)/.lint
 	@$(BIN)/ruff check .

@@ -33,7 +33,7 @@ setup(
         "text": ["sentencepiece", "subword-nmt"],
         "plots": ["matplotlib"],
         "export": ["ctranslate2"],
-        "test": ["pytest", "sentencepiece", "matplotlib", "ctranslate2", "build"],
+        "test": ["pytest", "pytest-xdist", "sentencepiece", "matplotlib", "ctranslate2", "build"],
         "lint": ["ruff", "mypy"],
     },
     entry_points={"console_scripts": ["spectral-fairseq=spectral_fairseq.cli.main:main"]},
