@@ -21,8 +21,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "common"))
 
-from command_line import print_anywhere  # noqa: E402
 from fairseq_log import read_training_log  # noqa: E402
+from spectral_fairseq.cli.output import print_anywhere  # noqa: E402
 from spectral_fairseq.errors import DataError, SpectralFairseqError  # noqa: E402
 
 # method -> seed -> name -> number or text

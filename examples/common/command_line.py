@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import logging
 import signal
 import sys
@@ -15,12 +14,6 @@ from typing import Any, Callable, NoReturn
 def _interrupted(signal_number: int, frame: Any) -> NoReturn:
     """Treat a request to terminate, and a closed terminal, like Ctrl-C."""
     raise KeyboardInterrupt
-
-
-def print_anywhere() -> None:
-    """Let a terminal without a table's Greek letters show their numbers, and not fail."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def exit_status(action: Callable[[], str], work_dir: Path) -> int:
@@ -37,14 +30,15 @@ def exit_status(action: Callable[[], str], work_dir: Path) -> int:
     signal.signal(signal.SIGTERM, _interrupted)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # which nohup asks for
         signal.signal(signal.SIGHUP, _interrupted)  # the terminal is gone
-    print_anywhere()
     logging.disable(logging.INFO)  # fairseq sets the level of every library's log when imported
     try:
+        from spectral_fairseq.cli.output import print_anywhere
         from spectral_fairseq.errors import SpectralFairseqError
     except ModuleNotFoundError as error:
         return _missing(error)
     except KeyboardInterrupt:
         return 130
+    print_anywhere()
     try:
         print(action(), end="")
         return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import logging
 import os
 import sys
@@ -12,6 +11,7 @@ from typing import Optional, Sequence, Tuple
 
 import spectral_fairseq
 from spectral_fairseq.cli import average, doctor, user_dir
+from spectral_fairseq.cli.output import print_anywhere
 from spectral_fairseq.compat import why_not_importable
 from spectral_fairseq.errors import SpectralFairseqError, UnsupportedError
 
@@ -69,9 +69,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = build_parser().parse_args(arguments)
     # Importing fairseq sets the root logger to DEBUG, and with it every other library's.
     logging.getLogger().setLevel(logging.WARNING)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # Words and dashes on a terminal that has no such characters are no reason to fail.
-        sys.stdout.reconfigure(errors="backslashreplace")
+    print_anywhere()
     try:
         status = int(args.run(args))
         sys.stdout.flush()  # here, where the end of a pipe can still be answered

@@ -1,8 +1,10 @@
-"""Files that the subcommands write: never an input, never half, nothing replaced unasked."""
+"""What the subcommands write: files never half, nothing replaced unasked; text on any terminal."""
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 from pathlib import Path
 from typing import Any, Sequence, Union
 
@@ -11,6 +13,12 @@ import torch
 from spectral_fairseq.errors import ConfigurationError, OutputError
 
 PathLike = Union[str, Path]
+
+
+def print_anywhere() -> None:
+    """Let a terminal without a text's dashes or Greek letters show their numbers, and not fail."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def check_output(out: PathLike, inputs: Sequence[PathLike], overwrite: bool) -> Path:

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from spectral_fairseq.embeddings.weight_norm import WeightNormEmbedding, gradient_scale
-from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError
+from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.counts import smoothed_log_counts
 from spectral_fairseq.heads.softmax import SoftmaxHead
 from tests.capabilities import FLOAT16
@@ -260,19 +260,9 @@ def test_bad_options_are_refused(options, message):
         table(**options)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_checkpoint_that_is_not_finite_is_refused(bad):
-    weight = torch.zeros(37, 5)
-    weight[7, 3] = bad
-    with pytest.raises(CheckpointError, match="t.weight.*infinity or NaN in 1 rows.*earlier"):
-        table().upgrade_state_dict_named({"t.weight": weight}, "t")
-
-
-def test_a_dictionary_without_counts_and_a_checkpoint_of_another_shape_are_refused():
+def test_a_dictionary_without_counts_is_refused():
     with pytest.raises(DataError, match="dict.txt"):
         table(counts=[1] * 37)
-    with pytest.raises(ConfigurationError, match="shape"):
-        table().upgrade_state_dict_named({"t.weight": torch.zeros(3, 5)}, "t")
 
 
 def test_parameters_are_contiguous_and_torchscript_gives_the_same_numbers():

@@ -149,22 +149,25 @@ def test_own_checkpoint_restores_bit_for_bit(task, embedding_type):
     assert torch.equal(model(**inputs)[0], other(**inputs)[0])
 
 
-@pytest.mark.parametrize("embedding_type", TABLES)
-@pytest.mark.parametrize(
-    "sharing", ["share_all_embeddings", "share_decoder_input_output_embed", ""]
-)
-def test_lstm(task, embedding_type, sharing):
+def build_lstm(task, embedding_type, **options):
     task.max_positions = lambda: (64, 64)
-    options = {sharing: True} if sharing else {}
-    model = build_host_model(
+    return build_host_model(
         task,
         "lstm_mos",
         embedding_type=embedding_type,
         mixture_components=3,
         decoder_out_embed_dim=16,
-        dropout=0.0,
         **options,
-    ).train()
+    )
+
+
+@pytest.mark.parametrize("embedding_type", TABLES)
+@pytest.mark.parametrize(
+    "sharing", ["share_all_embeddings", "share_decoder_input_output_embed", ""]
+)
+def test_lstm(task, embedding_type, sharing):
+    options = {sharing: True} if sharing else {}
+    model = build_lstm(task, embedding_type, dropout=0.0, **options).train()
     sample = make_sample(task, sizes=((6, 2), (5, 4), (3, 7)))
     tied = model.decoder.output_projection.table is model.decoder.embed_tokens
     assert tied == bool(sharing)
@@ -181,7 +184,6 @@ def test_lstm(task, embedding_type, sharing):
 @pytest.mark.parametrize("embedding_type", TABLES)
 @pytest.mark.parametrize("sides", ["share_all_embeddings", "encoder", "decoder"])
 def test_lstm_takes_pretrained_and_frozen_tables(task, tmp_path, embedding_type, sides):
-    task.max_positions = lambda: (64, 64)
     weight = torch.randn(len(task.target_dictionary), 16)
     vectors = tmp_path / "vectors.txt"
     rows = zip(task.target_dictionary.symbols, weight.tolist())
@@ -190,14 +192,7 @@ def test_lstm_takes_pretrained_and_frozen_tables(task, tmp_path, embedding_type,
     side = "encoder" if sides == "share_all_embeddings" else sides
     options = {f"{side}_embed_path": str(vectors), f"{side}_freeze_embed": True}
     options.update({sides: True} if side != sides else {"embedding_tables": "all"})
-    model = build_host_model(
-        task,
-        "lstm_mos",
-        embedding_type=embedding_type,
-        mixture_components=3,
-        decoder_out_embed_dim=16,
-        **options,
-    )
+    model = build_lstm(task, embedding_type, **options)
     table = getattr(model, side).embed_tokens
     assert isinstance(table, TABLES[embedding_type])
     torch.testing.assert_close(table.weight.detach(), weight, rtol=1e-4, atol=1e-5)
