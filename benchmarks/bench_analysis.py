@@ -30,13 +30,13 @@ from benchmarks.harness import peak_resident_mib, positive, print_result, print_
 from spectral_fairseq.analysis.measures import Options
 from spectral_fairseq.analysis.progress import Progress
 from spectral_fairseq.analysis.results import analyse_checkpoint
-from spectral_fairseq.functional.divergence import ExpectedPairwiseKL
-from spectral_fairseq.functional.rank import BlockwiseSpectrum, empirical_rank
+from spectral_fairseq.functional.measures.divergence import ExpectedPairwiseKL
+from spectral_fairseq.functional.measures.rank import BlockwiseSpectrum, empirical_rank
 
 BUDGET = {"seconds": 60.0, "mib": 4096.0}
 LOG_PROBABILITY_BUDGET = {"mib": 8192.0}
 DIMENSIONS = 280
-# About 64 MiB of float64 at 10,000 words, as plugin/model_outputs.py hands them over.
+# About 64 MiB of float64 at 10,000 words, as tools/model_outputs.py hands them over.
 BLOCK_TOKENS = 838
 
 

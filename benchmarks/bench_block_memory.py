@@ -4,8 +4,8 @@
 
 ``stock`` is torch's linear and log_softmax, ``blockwise`` this package's loss, ``every-shape`` the
 same with the last block of a batch left as it is, so that every number of tokens brings new shapes
-to the products: Note [Few shapes] in ``functional/token_blocks.py``. The figure is the rise of the
-peak resident set, forward and backward, in a process of its own.
+to the products: Note [Few shapes] in ``functional/losses/token_blocks.py``. The figure is the
+rise of the peak resident set, forward and backward, in a process of its own.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import harness
-from spectral_fairseq.functional import token_blocks
-from spectral_fairseq.functional.blockwise import blockwise_cross_entropy
-from spectral_fairseq.functional.mixture import mixture_cross_entropy
+from spectral_fairseq.functional.losses import token_blocks
+from spectral_fairseq.functional.losses.blockwise import blockwise_cross_entropy
+from spectral_fairseq.functional.losses.mixture import mixture_cross_entropy
 from tests.reference import mixture as reference
 
 VARIANTS = ("stock", "blockwise", "every-shape")

@@ -13,17 +13,37 @@ PACKAGE = Path(spectral_fairseq.__file__).parent
 MAY_IMPORT = {
     "errors": set(),
     "functional": {"errors"},
-    "compat": {"errors"},
+    "provenance": set(),
+    "checkpoints": {"errors", "functional", "embeddings", "provenance"},
+    "compat": {"errors", "checkpoints", "provenance"},
     "embeddings": {"errors", "functional"},
     "heads": {"errors", "functional", "embeddings"},
     "lm": {"errors", "functional", "embeddings", "heads"},
-    "analysis": {"errors", "functional", "embeddings", "compat"},
-    "plugin": {"errors", "functional", "embeddings", "heads", "lm", "analysis", "compat"},
-    "cli": {"errors", "functional", "analysis", "plugin", "compat"},
-    "__init__": {"plugin", "compat"},
+    "analysis": {"errors", "functional", "embeddings", "checkpoints", "provenance"},
+    "plugin": {"errors", "functional", "embeddings", "heads", "lm", "checkpoints", "compat"},
+    "tools": {
+        "errors",
+        "functional",
+        "lm",
+        "checkpoints",
+        "provenance",
+        "analysis",
+        "plugin",
+    },  # fmt: skip
+    "cli": {
+        "errors",
+        "functional",
+        "checkpoints",
+        "provenance",
+        "analysis",
+        "tools",
+        "plugin",
+        "compat",
+    },  # fmt: skip
+    "__init__": {"plugin"},
 }
-FAIRSEQ_ROOMS = {"plugin", "compat"}
-VERSION_ROOMS = {"compat"}
+FAIRSEQ_ROOMS = {"plugin", "compat", "tools"}
+VERSION_ROOMS = {"compat", "provenance", "checkpoints"}
 
 
 def imports(path):

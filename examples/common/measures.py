@@ -12,7 +12,7 @@ import torch
 
 import spectral_fairseq
 from spectral_fairseq.embeddings.svd import SVDEmbedding
-from spectral_fairseq.functional.isotropy import (
+from spectral_fairseq.functional.measures.isotropy import (
     effective_rank,
     isotropy_i1,
     isotropy_i2,
@@ -36,8 +36,8 @@ def table_figures(checkpoint: Path, binary: Path) -> Dict[str, Any]:
     """
     from fairseq import checkpoint_utils
 
+    from spectral_fairseq.plugin.models.output_table import factored_table, output_table
     from spectral_fairseq.plugin.models.tables import uncounted_rows
-    from spectral_fairseq.plugin.output_table import factored_table, output_table
 
     models, _, task = checkpoint_utils.load_model_ensemble_and_task(
         [str(checkpoint)], arg_overrides={"data": str(binary)}

@@ -8,7 +8,7 @@ from typing import Dict, List, Sequence
 
 from fairseq_log import TrainingProgress
 from jobs import Job, Usage
-from spectral_fairseq.compat.checkpoints import load_checkpoint
+from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from workdir import WorkDir, write_json
 from workers import Workers

@@ -9,16 +9,19 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spectral_fairseq.analysis.dictionary import WordList
 from spectral_fairseq.analysis.progress import Progress
-from spectral_fairseq.analysis.tables import Table
+from spectral_fairseq.checkpoints.dictionary import WordList
+from spectral_fairseq.checkpoints.tables import Table
 from spectral_fairseq.errors import ConfigurationError, DataError
-from spectral_fairseq.functional.correlation import pearson, slope, spearman
-from spectral_fairseq.functional.cosine_histogram import cosine_histogram, histogram_quantiles
 from spectral_fairseq.functional.counts import smoothed_log_counts
-from spectral_fairseq.functional.decay_fit import fit_exponential, fit_polynomial
-from spectral_fairseq.functional.isoscore import covariance_from_gram, isoscore
-from spectral_fairseq.functional.isotropy import (
+from spectral_fairseq.functional.measures.correlation import pearson, slope, spearman
+from spectral_fairseq.functional.measures.cosine_histogram import (
+    cosine_histogram,
+    histogram_quantiles,
+)
+from spectral_fairseq.functional.measures.decay_fit import fit_exponential, fit_polynomial
+from spectral_fairseq.functional.measures.isoscore import covariance_from_gram, isoscore
+from spectral_fairseq.functional.measures.isotropy import (
     NARROW_ROW_NORM,
     isotropy_i1,
     isotropy_i2,
@@ -26,10 +29,10 @@ from spectral_fairseq.functional.isotropy import (
     mean_cosine,
     right_singular_system,
 )
-from spectral_fairseq.functional.neighbours import nearest_neighbours
-from spectral_fairseq.functional.spectrum import prior_spectrum
-from spectral_fairseq.functional.spectrum_measures import spectrum_measures
-from spectral_fairseq.functional.weight_norm import row_norms
+from spectral_fairseq.functional.measures.neighbours import nearest_neighbours
+from spectral_fairseq.functional.measures.spectrum_measures import spectrum_measures
+from spectral_fairseq.functional.penalties.spectrum import prior_spectrum
+from spectral_fairseq.functional.penalties.weight_norm import row_norms
 
 NORM_BINS = 60
 COSINE_BINS = 100
@@ -215,7 +218,7 @@ def _isotropy(
     if not wanted or wanted >= count:
         progress.begin("partition function", count)
         return _isotropy_of(weight, sigma, directions, torch.float64, progress), None
-    # See functional/isotropy.py, Note [Z in float32].
+    # See functional/measures/isotropy.py, Note [Z in float32].
     narrow = weight.dtype == torch.float32 and longest <= NARROW_ROW_NORM
     dtype = torch.float32 if narrow else torch.float64
     progress.begin("partition function", 2 * wanted * options.isotropy_runs)

@@ -13,13 +13,13 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
-from spectral_fairseq.analysis.dictionary import WordList, checkpoint_settings, find_dictionary
 from spectral_fairseq.analysis.measures import Measured, Options, measure_table
 from spectral_fairseq.analysis.progress import Progress
-from spectral_fairseq.analysis.tables import Table, choose_table, extract_table, table_shape
-from spectral_fairseq.compat.checkpoints import load_checkpoint, tensors_of
-from spectral_fairseq.compat.versions import versions
+from spectral_fairseq.checkpoints.dictionary import WordList, checkpoint_settings, find_dictionary
+from spectral_fairseq.checkpoints.reading import load_checkpoint, tensors_of
+from spectral_fairseq.checkpoints.tables import Table, choose_table, extract_table, table_shape
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.provenance import versions
 
 SCHEMA = "spectral-fairseq/analysis/1"
 

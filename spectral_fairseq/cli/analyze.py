@@ -19,7 +19,7 @@ from spectral_fairseq.analysis.schema import DOCUMENT
 from spectral_fairseq.analysis.sentence_bleu import ORDERS, bleu_details, nbest_bleu, read_generated
 from spectral_fairseq.analysis.write import PAGE, check_folder, write_results
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.plugin.model_outputs import measure_outputs
+from spectral_fairseq.tools.model_outputs import measure_outputs
 
 DESCRIPTION = """\
 Measure the table of word vectors of any fairseq checkpoint (plain, SVD or weight norm;

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, List, Optional
 
-from spectral_fairseq.analysis.average import average_checkpoints
+from spectral_fairseq.checkpoints.averaging import average_checkpoints
 from spectral_fairseq.cli.output import check_output, save_atomically
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 

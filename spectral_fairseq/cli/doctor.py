@@ -9,7 +9,7 @@ from typing import Any, Dict, List
 
 import spectral_fairseq
 from spectral_fairseq.compat import Status, mend_host, why_not_importable
-from spectral_fairseq.compat.versions import cuda_devices, resolve_user_dir, versions
+from spectral_fairseq.provenance import cuda_devices, resolve_user_dir, versions
 
 USER_DIR = "spectral_fairseq"
 

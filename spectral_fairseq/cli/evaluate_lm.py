@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional
 from tqdm import tqdm
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.plugin.language_model_evaluation import (
+from spectral_fairseq.tools.language_model_evaluation import (
     PUBLISHED,
     CacheOptions,
     DynamicOptions,

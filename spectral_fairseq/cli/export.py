@@ -6,9 +6,9 @@ import argparse
 import json
 from typing import Any
 
+from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.cli.output import check_output, save_atomically
-from spectral_fairseq.compat.checkpoints import load_checkpoint
-from spectral_fairseq.plugin.export import export_checkpoint
+from spectral_fairseq.tools.export import export_checkpoint
 
 DESCRIPTION = """\
 Collapse the factored tables of a transformer_sc* or transformer_lm_sc* checkpoint to a plain

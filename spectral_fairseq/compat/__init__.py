@@ -32,7 +32,7 @@ from spectral_fairseq.compat import (
     safe_globals,
     tail_batch,
 )
-from spectral_fairseq.compat.outcome import Outcome, Status, cannot
+from spectral_fairseq.compat.patching import Outcome, Status, cannot
 
 __all__ = ["Mend", "Status", "mend_host", "why_not_importable"]
 

@@ -6,7 +6,7 @@ import functools
 import os
 from typing import Any, Callable
 
-from spectral_fairseq.compat.outcome import Outcome, is_ours, mended, not_needed, replace
+from spectral_fairseq.compat.patching import Outcome, is_ours, mended, not_needed, replace
 
 NAME = "atomic copy"
 DEFECT = (

@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from typing import Any, Callable
 
-from spectral_fairseq.compat.outcome import Outcome, is_ours, mended, not_needed, replace
+from spectral_fairseq.compat.patching import Outcome, is_ours, mended, not_needed, replace
 
 NAME = "bf16 without TPU"
 DEFECT = "--bf16 switches to TPU training, which fails without torch_xla, on a GPU too."

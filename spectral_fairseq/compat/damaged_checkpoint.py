@@ -6,8 +6,8 @@ import functools
 import os
 from typing import Any, Callable, Dict
 
-from spectral_fairseq.compat.checkpoints import READ_FAILURES, explain_failure, not_fairseq
-from spectral_fairseq.compat.outcome import Outcome, is_ours, mended, not_needed, replace
+from spectral_fairseq.checkpoints.reading import READ_FAILURES, explain_failure, not_fairseq
+from spectral_fairseq.compat.patching import Outcome, is_ours, mended, not_needed, replace
 from spectral_fairseq.errors import SpectralFairseqError
 
 NAME = "damaged checkpoint"

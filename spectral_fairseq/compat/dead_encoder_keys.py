@@ -6,7 +6,7 @@ import functools
 import re
 from typing import Any, Callable, Dict
 
-from spectral_fairseq.compat.outcome import Outcome, is_ours, mended, not_needed, replace
+from spectral_fairseq.compat.patching import Outcome, is_ours, mended, not_needed, replace
 
 NAME = "dead encoder keys"
 DEFECT = (

@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 import torch
 
-from spectral_fairseq.compat.outcome import Outcome, is_ours, mended, not_needed, replace
+from spectral_fairseq.compat.patching import Outcome, is_ours, mended, not_needed, replace
 from spectral_fairseq.errors import UnsupportedError
 
 NAME = "fp16 without CUDA"

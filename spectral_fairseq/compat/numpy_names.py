@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Tuple
 
 import numpy as np
 
-from spectral_fairseq.compat.outcome import Outcome, mended, not_needed
+from spectral_fairseq.compat.patching import Outcome, mended, not_needed
 
 NAME = "numpy names"
 DEFECT = (

@@ -16,7 +16,7 @@ import threading
 import weakref
 from typing import Any, Type
 
-from spectral_fairseq.compat.outcome import Outcome, mended, not_needed
+from spectral_fairseq.compat.patching import Outcome, mended, not_needed
 
 NAME = "prefetch thread"
 DEFECT = (

@@ -8,8 +8,8 @@ import pickle
 
 import torch
 
-from spectral_fairseq.compat.allow_list import allowed_globals
-from spectral_fairseq.compat.outcome import Outcome, cannot, mended, not_needed
+from spectral_fairseq.checkpoints.allow_list import allowed_globals
+from spectral_fairseq.compat.patching import Outcome, cannot, mended, not_needed
 
 NAME = "safe globals"
 DEFECT = (

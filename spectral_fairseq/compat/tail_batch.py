@@ -7,7 +7,7 @@ from typing import Any, Callable, List, Optional
 
 import numpy as np
 
-from spectral_fairseq.compat.outcome import Outcome, cannot, mended, not_needed, replace
+from spectral_fairseq.compat.patching import Outcome, cannot, mended, not_needed, replace
 
 NAME = "tail batch"
 DEFECT = (

@@ -1,7 +1,7 @@
 """An embedding table stored as its singular value decomposition, W = U diag(sigma) V'.
 
-Wang et al., ICLR 2020, equation 4.1. The penalties of :mod:`spectral_fairseq.functional.spectrum`
-and :mod:`spectral_fairseq.functional.orthogonality` keep U and V near orthonormal and sigma near
+Wang et al., ICLR 2020, equation 4.1. The penalties of :mod:`functional.penalties.spectrum`
+and :mod:`functional.penalties.orthogonality` keep U and V near orthonormal and sigma near
 its prior; this module only stores the factors and multiplies by them.
 """
 
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.factored import FactoredEmbedding, hook
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.orthogonality import gram
-from spectral_fairseq.functional.spectrum import prior_spectrum
+from spectral_fairseq.functional.penalties.orthogonality import gram
+from spectral_fairseq.functional.penalties.spectrum import prior_spectrum
 
 # Note [Scales of the factors]
 # ----------------------------

@@ -1,6 +1,6 @@
 """The adaptive softmax as output layer, over a table that may be stored in factors.
 
-See :mod:`spectral_fairseq.functional.adaptive_softmax` for the distribution and its loss.
+See :mod:`spectral_fairseq.functional.losses.adaptive_softmax` for the distribution and its loss.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.adaptive_softmax import (
+from spectral_fairseq.functional.losses.adaptive_softmax import (
     adaptive_cross_entropy,
     adaptive_log_probabilities,
     check_cutoffs,

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.jit import Final
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.blockwise import blockwise_cross_entropy
 from spectral_fairseq.functional.locked_dropout import locked_dropout
-from spectral_fairseq.functional.mixture import (
+from spectral_fairseq.functional.losses.blockwise import blockwise_cross_entropy
+from spectral_fairseq.functional.losses.mixture import (
     log_mixture,
     log_mixture_scripted,
     mixture_cross_entropy,

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_fairseq.functional.blockwise import blockwise_cross_entropy
+from spectral_fairseq.functional.losses.blockwise import blockwise_cross_entropy
 from spectral_fairseq.heads.base import Head
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from spectral_fairseq.analysis.catalogue import ALL
-from spectral_fairseq.analysis.dictionary import read_dictionary
 from spectral_fairseq.analysis.measures import (
     Options,
     frequency_order,
@@ -16,9 +15,10 @@ from spectral_fairseq.analysis.measures import (
     sample_rows,
 )
 from spectral_fairseq.analysis.progress import SHARES, Progress
-from spectral_fairseq.analysis.tables import Table, extract_table
+from spectral_fairseq.checkpoints.dictionary import read_dictionary
+from spectral_fairseq.checkpoints.tables import Table, extract_table
 from spectral_fairseq.errors import ConfigurationError, DataError
-from tests.analysis.checkpoints import cone, entries, save_dictionary, with_padding
+from tests.checkpoints.made import cone, entries, save_dictionary, with_padding
 from tests.reference import isoscore as naive_isoscore
 from tests.reference import isotropy as naive
 

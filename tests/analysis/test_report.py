@@ -23,7 +23,7 @@ from spectral_fairseq.analysis.report import as_html  # noqa: E402
 from spectral_fairseq.analysis.results import analyse_checkpoint, document  # noqa: E402
 from spectral_fairseq.analysis.write import check_folder, write_results  # noqa: E402
 from spectral_fairseq.errors import ConfigurationError, OutputError  # noqa: E402
-from tests.analysis.checkpoints import (  # noqa: E402
+from tests.checkpoints.made import (  # noqa: E402
     cone,
     entries,
     save,

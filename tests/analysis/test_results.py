@@ -19,9 +19,9 @@ from spectral_fairseq.analysis.results import (
     sha256,
 )
 from spectral_fairseq.analysis.schema import DOCUMENT, violations
-from spectral_fairseq.analysis.tables import extract_table
+from spectral_fairseq.checkpoints.tables import extract_table
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
-from tests.analysis.checkpoints import cone, entries, save, save_dictionary, with_padding
+from tests.checkpoints.made import cone, entries, save, save_dictionary, with_padding
 
 SC = {"_name": "transformer_sc", "spectrum_prior": "polynomial", "spectrum_c1": "auto",
       "spectrum_c2": 0.0005, "spectrum_gamma": None}  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 
 from spectral_fairseq.analysis.schema import DOCUMENT, violations
 from spectral_fairseq.cli.main import main
-from tests.analysis.checkpoints import cone, entries, save, save_dictionary, with_padding
+from tests.checkpoints.made import cone, entries, save, save_dictionary, with_padding
 
 
 @pytest.fixture

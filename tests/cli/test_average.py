@@ -5,11 +5,11 @@ import argparse
 import pytest
 import torch
 
+from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.cli.average import chosen_checkpoints
 from spectral_fairseq.cli.main import main
-from spectral_fairseq.compat.checkpoints import load_checkpoint
 from spectral_fairseq.embeddings.svd import SVDEmbedding
-from tests.analysis.checkpoints import NAME, entries
+from tests.checkpoints.made import NAME, entries
 from tests.conftest import PACKAGE
 
 SHARED = ("--share-all-embeddings", "--label-smoothing", "0.1")

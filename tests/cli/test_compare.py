@@ -6,7 +6,7 @@ import pytest
 
 from spectral_fairseq.analysis.schema import violations
 from spectral_fairseq.cli.main import main
-from tests.analysis.checkpoints import cone, entries, save, with_padding
+from tests.checkpoints.made import cone, entries, save, with_padding
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.dynamic_update import DynamicRates
 from spectral_fairseq.lm.dynamic_evaluation import DynamicEvaluation, gradient_statistics
 from spectral_fairseq.lm.evaluation import CacheGrid, StreamReader, evaluate, perplexity
-from spectral_fairseq.plugin.language_model_evaluation import (
+from spectral_fairseq.tools.language_model_evaluation import (
     DynamicOptions,
     Options,
     TuneOptions,
 )
-from spectral_fairseq.plugin.language_model_reader import load_language_model
+from spectral_fairseq.tools.language_model_reader import load_language_model
 from tests.plugin.language_models import (
     block_checkpoint,
     remade,

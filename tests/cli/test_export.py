@@ -14,12 +14,12 @@ import torch
 from fairseq.models import build_model
 from omegaconf import OmegaConf
 
-from spectral_fairseq.analysis.collapse import collapse_tables
+from spectral_fairseq.checkpoints.collapse import collapse_tables
+from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.cli.main import main
-from spectral_fairseq.compat.checkpoints import load_checkpoint
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import CheckpointError, UnsupportedError
-from spectral_fairseq.plugin import export
+from spectral_fairseq.tools import export
 from tests.conftest import PACKAGE
 
 SHARED = ("--share-all-embeddings", "--label-smoothing", "0.1")

@@ -13,7 +13,7 @@ import spectral_fairseq
 from spectral_fairseq import compat
 from spectral_fairseq.cli import doctor
 from spectral_fairseq.compat import Mend, Status
-from spectral_fairseq.compat.versions import resolve_user_dir
+from spectral_fairseq.provenance import resolve_user_dir
 
 PACKAGE = Path(spectral_fairseq.__file__).resolve().parent
 

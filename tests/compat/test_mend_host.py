@@ -6,7 +6,7 @@ import pytest
 
 from spectral_fairseq import compat
 from spectral_fairseq.compat import Status, mend_host, tail_batch
-from spectral_fairseq.compat.outcome import not_needed, replace
+from spectral_fairseq.compat.patching import not_needed, replace
 from tests.compat.host import Host
 
 

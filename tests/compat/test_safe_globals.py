@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from spectral_fairseq.compat.versions import torch_release
+from spectral_fairseq.provenance import torch_release
 from tests.compat.conftest import train_arguments
 from tests.compat.host import Failure, Host
 

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.orthogonality import orthogonality_penalty
-from spectral_fairseq.functional.spectrum import spectrum_penalty
+from spectral_fairseq.functional.penalties.orthogonality import orthogonality_penalty
+from spectral_fairseq.functional.penalties.spectrum import spectrum_penalty
 from spectral_fairseq.heads.softmax import SoftmaxHead
 
 PAD, FILLERS = 1, (35, 36)

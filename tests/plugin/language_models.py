@@ -7,7 +7,7 @@ from fairseq.data import Dictionary
 from fairseq.models import MODEL_DATACLASS_REGISTRY, build_model
 from omegaconf import OmegaConf
 
-from spectral_fairseq.compat.checkpoints import load_checkpoint
+from spectral_fairseq.checkpoints.reading import load_checkpoint
 
 TIED = "--share-decoder-input-output-embed"
 STATEFUL = (

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from spectral_fairseq.compat.checkpoints import load_checkpoint
+from spectral_fairseq.checkpoints.reading import load_checkpoint
 from tests.conftest import PACKAGE, TINY_TRANSLATION
 
 TRANSLATION = [

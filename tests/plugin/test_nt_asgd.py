@@ -15,8 +15,7 @@ from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 from torch import nn
 
-import spectral_fairseq.plugin.optim.nt_asgd_schedule
-import spectral_fairseq.plugin.optim.nt_asgd_trainer  # noqa: F401  (both register with fairseq)
+import spectral_fairseq.plugin.hooks.nt_asgd  # noqa: F401  (both register with fairseq)
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.plugin.optim.nt_asgd import (
     NTASGD,

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from spectral_fairseq.compat.checkpoints import load_checkpoint
+from spectral_fairseq.checkpoints.reading import load_checkpoint
 
 ARCH = ("transformer_lm_sc", "cross_entropy", "--share-decoder-input-output-embed")
 BOTH = ("--optimizer", "nt_asgd", "--lr-scheduler", "nt_asgd", "--weight-decay", "1e-4")

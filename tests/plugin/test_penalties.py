@@ -9,10 +9,10 @@ from fairseq.logging import metrics
 
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, DataError
-from spectral_fairseq.functional.isotropy import mean_cosine
+from spectral_fairseq.functional.measures.isotropy import mean_cosine
 from spectral_fairseq.plugin.criterions.penalties import Penalties
+from spectral_fairseq.plugin.models.output_table import output_table
 from spectral_fairseq.plugin.models.tables import uncounted_rows
-from spectral_fairseq.plugin.output_table import output_table
 from tests.plugin.conftest import (
     build_criterion,
     build_host_model,

@@ -11,7 +11,7 @@ import torch
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.plugin.criterions.penalties import interval_for, parse_orthogonality_weights
-from spectral_fairseq.plugin.output_table import svd_tables
+from spectral_fairseq.plugin.models.output_table import svd_tables
 from tests.plugin.conftest import build_criterion, build_model, make_sample, split
 from tests.reference import orthogonality, spectrum
 

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from spectral_fairseq.compat.checkpoints import load_checkpoint
+from spectral_fairseq.checkpoints.reading import load_checkpoint
 from tests.conftest import PACKAGE
 
 pytestmark = pytest.mark.slow

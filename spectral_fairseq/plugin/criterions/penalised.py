@@ -29,19 +29,19 @@ from fairseq.models import FairseqMultiModel
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.adversarial import (
+from spectral_fairseq.functional.losses.adversarial import (
     adversarial_logits,
     adversarial_margin,
     unperturbed_nll,
 )
-from spectral_fairseq.functional.blockwise import blockwise_cross_entropy, smoothing_weights
-from spectral_fairseq.functional.isotropy import mean_cosine
-from spectral_fairseq.functional.orthogonality import gram
-from spectral_fairseq.functional.spectrum_measures import (
+from spectral_fairseq.functional.losses.blockwise import blockwise_cross_entropy, smoothing_weights
+from spectral_fairseq.functional.measures.isotropy import mean_cosine
+from spectral_fairseq.functional.measures.spectrum_measures import (
     singular_values_of_gram,
     spectrum_measures,
 )
-from spectral_fairseq.functional.weight_norm import row_norms
+from spectral_fairseq.functional.penalties.orthogonality import gram
+from spectral_fairseq.functional.penalties.weight_norm import row_norms
 from spectral_fairseq.heads import SoftmaxHead
 from spectral_fairseq.heads.base import Head
 from spectral_fairseq.plugin.criterions.penalties import (
@@ -51,7 +51,7 @@ from spectral_fairseq.plugin.criterions.penalties import (
     activation_penalties,
     checked_weight,
 )
-from spectral_fairseq.plugin.output_table import (
+from spectral_fairseq.plugin.models.output_table import (
     decoder_of,
     factored_table,
     output_layer_replaced,

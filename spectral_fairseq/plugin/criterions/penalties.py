@@ -12,25 +12,27 @@ from torch import Tensor, nn
 
 from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.cosine import cosine_penalty
 from spectral_fairseq.functional.counts import smoothed_log_counts
-from spectral_fairseq.functional.d_optimal import d_optimal_penalty
-from spectral_fairseq.functional.orthogonality import orthogonality_penalty
-from spectral_fairseq.functional.singular_values import singular_values
-from spectral_fairseq.functional.spectral_normalization import spectral_normalization_penalty
-from spectral_fairseq.functional.spectrum import spectrum_penalty
-from spectral_fairseq.functional.weight_norm import (
+from spectral_fairseq.functional.linalg.singular_values import singular_values
+from spectral_fairseq.functional.penalties.cosine import cosine_penalty
+from spectral_fairseq.functional.penalties.d_optimal import d_optimal_penalty
+from spectral_fairseq.functional.penalties.orthogonality import orthogonality_penalty
+from spectral_fairseq.functional.penalties.spectral_normalization import (
+    spectral_normalization_penalty,
+)
+from spectral_fairseq.functional.penalties.spectrum import spectrum_penalty
+from spectral_fairseq.functional.penalties.weight_norm import (
     log_count_target,
     row_norms,
     weight_norm_penalty,
 )
-from spectral_fairseq.plugin.models.tables import uncounted_rows
-from spectral_fairseq.plugin.output_table import (
+from spectral_fairseq.plugin.models.output_table import (
     decoder_of,
     factored_table,
     output_table,
     svd_tables,
 )
+from spectral_fairseq.plugin.models.tables import uncounted_rows
 
 # Note [Lazy penalties]
 # ---------------------

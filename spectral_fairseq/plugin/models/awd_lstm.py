@@ -14,7 +14,7 @@ from fairseq.models import FairseqLanguageModel, register_model
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.activation_regularization import (
+from spectral_fairseq.functional.penalties.activation_regularization import (
     activation_regularization,
     temporal_activation_regularization,
 )

@@ -7,7 +7,7 @@ from typing import Any, Optional, Type
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.functional.spectrum import PRIORS
+from spectral_fairseq.functional.penalties.spectrum import PRIORS
 
 EMBEDDING_TYPES = ("plain", "svd", "weight-norm")
 EMBEDDING_TABLES = ("output", "all")

@@ -1,0 +1,1 @@
+"""Checkpoint files: reading them safely, finding and rewriting the tables they hold."""

@@ -1,0 +1,150 @@
+"""The average of several checkpoints: of the embedding tables themselves, not of their factors.
+
+U, sigma and V are determined only together: the average of two U times the average of two sigma
+is not the average of the two tables, and after a rotation of U and V that changes no table it
+may be anything.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, FrozenSet, Mapping, Sequence, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from spectral_fairseq.checkpoints.collapse import (
+    DENSE_FORMS,
+    FACTORED_FORMS,
+    entries_by_module,
+)
+from spectral_fairseq.checkpoints.reading import load_checkpoint, tensors_of
+from spectral_fairseq.errors import CheckpointError, ConfigurationError
+
+# The optimiser's moments and the moving average belong to the factors of one checkpoint.
+LEFT_OUT = ("last_optimizer_state",)
+LEFT_OUT_OF_EXTRA_STATE = ("ema", "ema_fp32_params")
+
+
+def average_checkpoints(paths: Sequence[Union[str, Path]]) -> Dict[str, Any]:
+    """Average checkpoints of one model; one of them is in memory at a time, and the sums.
+
+    Args:
+        paths: at least one checkpoint.
+
+    Returns:
+        A checkpoint with the settings of the first path and no optimiser state. Averages are
+        taken in float64 and stored in the first checkpoint's types; what is not
+        floating point is the first one's; tensors that are shared stay shared.
+
+    Raises:
+        CheckpointError: unreadable, not of one model, or with a factored table that is not finite.
+        ConfigurationError: no path is given.
+    """
+    if not paths:
+        raise ConfigurationError("at least one checkpoint to average", "none", "Name some.")
+    average = load_checkpoint(paths[0])
+    like = tensors_of(average["model"])
+    sums = _terms(like)
+    _check_finite(sums, like, paths[0])
+    for path in paths[1:]:
+        model = tensors_of(load_checkpoint(path)["model"])
+        _check_same_model(like, model, paths[0], path)
+        terms = _terms(model, like)
+        _check_finite(terms, like, path)
+        for key, term in terms.items():
+            sums[key] += term
+    means = {key: total / len(paths) for key, total in sums.items()}
+    average["model"] = {**average["model"], **_stored(means, like)}
+    for key in LEFT_OUT:
+        average.pop(key, None)
+    for key in LEFT_OUT_OF_EXTRA_STATE:
+        (average.get("extra_state") or {}).pop(key, None)
+    return average
+
+
+def _aliases(model: Mapping[str, Tensor]) -> Dict[str, str]:
+    """Each key -> the first key that is the same tensor in memory, often the key itself."""
+    first: Dict[Tuple[object, ...], str] = {}
+    found = {}
+    for key, tensor in model.items():
+        place = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        found[key] = first.setdefault(place, key) if tensor.numel() else key
+    return found
+
+
+def _table_modules(model: Mapping[str, Tensor]) -> Dict[str, FrozenSet[str]]:
+    """Modules that hold a factored table -> its entries; of several that share one, the first."""
+    same = _aliases(model)
+    found = {}
+    for module, entries in entries_by_module(model).items():
+        kind = frozenset(entries)
+        if kind in DENSE_FORMS:
+            (first, _) = FACTORED_FORMS[kind]
+            if same[f"{module}.{first}"] == f"{module}.{first}":
+                found[module] = kind
+    return found
+
+
+def _terms(model: Mapping[str, Tensor], like: Any = None) -> Dict[str, Tensor]:
+    """What is summed over checkpoints, float64: floating tensors once each, tables dense.
+
+    Args:
+        model: one checkpoint's tensors.
+        like: the tensors that say what is shared; ``model`` itself if not given.
+    """
+    like = model if like is None else like
+    same = _aliases(like)
+    terms = {
+        # A copy: in float64 already, it would otherwise be added to in place.
+        key: model[key].to(torch.float64, copy=True)
+        for key in like
+        if like[key].is_floating_point() and same[key] == key
+    }
+    for module, kind in _table_modules(like).items():
+        entries = {entry: model[f"{module}.{entry}"] for entry in kind}
+        (matrix, _) = FACTORED_FORMS[kind]
+        terms[f"{module}.{matrix}"] = DENSE_FORMS[kind](entries)  # [N, d], in a factor's place
+    return terms
+
+
+def _stored(means: Dict[str, Tensor], like: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+    """The inverse of :func:`_terms`, in the types of ``like``."""
+    for module, kind in _table_modules(like).items():
+        (matrix, factors_of) = FACTORED_FORMS[kind]
+        factors = factors_of(means[f"{module}.{matrix}"])
+        # The initial norm, to which an automatic c1 refers, is averaged, not taken anew.
+        for entry in kind - {"initial_norm"}:
+            means[f"{module}.{entry}"] = factors[entry]
+    once = {key: mean.to(like[key].dtype).contiguous() for key, mean in means.items()}
+    same = _aliases(like)
+    return {key: once.get(same[key], tensor) for key, tensor in like.items()}
+
+
+def _check_finite(terms: Mapping[str, Tensor], like: Mapping[str, Tensor], path: Any) -> None:
+    """Refuse what cannot be factored again."""
+    for module, kind in _table_modules(like).items():
+        (matrix, _) = FACTORED_FORMS[kind]
+        if not torch.isfinite(terms[f"{module}.{matrix}"]).all():
+            raise CheckpointError(
+                f"finite numbers in {module} of {path}", "infinity or NaN",
+                "Training diverged, or the file is damaged: average earlier checkpoints.",
+            )  # fmt: skip
+
+
+def _check_same_model(
+    one: Mapping[str, Tensor], other: Mapping[str, Tensor], one_path: Any, other_path: Any
+) -> None:
+    differences = [f"{key} only in one of them" for key in sorted(set(one) ^ set(other))]
+    differences += [
+        f"{key} of shape {tuple(one[key].shape)} and {tuple(other[key].shape)}"
+        for key in one
+        if key in other and one[key].shape != other[key].shape
+    ]
+    if differences:
+        shown = "; ".join(differences[:3]) + ("; ..." if len(differences) > 3 else "")
+        raise CheckpointError(
+            f"{other_path} to hold the same tensors as {one_path}",
+            f"{len(differences)} differences: {shown}",
+            "Average checkpoints of one training run, with one architecture and dictionary.",
+        )

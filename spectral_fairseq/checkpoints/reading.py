@@ -1,0 +1,211 @@
+"""Read a checkpoint without ever running code from it, with errors that say what to do.
+
+# Note [Two safe readers]
+From torch 2.6 on, ``torch.load(weights_only=True)`` with an allow-list reads every checkpoint
+that fairseq writes. Before that it is missing (1.12), has no allow-list (up to 2.3), or is
+unsafe for old archive formats (up to 2.5); there the same allow-list drives an unpickler of our
+own, which torch accepts as ``pickle_module``.
+
+# Note [Mapped, not read]
+Adam's moments make a checkpoint three times its model, and nothing here needs them. From torch
+2.1 on, tensors can be mapped from the file: only the pages that are used are read, and the system
+may drop them again. The mapping is private, so changing a tensor never changes the file. Archives
+of the older format and compressed ones cannot be mapped (torch would take compressed bytes for
+numbers) and are read as a whole. A file that is cut short in place while it is mapped ends the
+process; fairseq and this package replace checkpoints by renaming, which leaves the mapping intact.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import types
+import zipfile
+from pathlib import Path
+from typing import Any, Dict, Mapping, Union
+
+import torch
+
+from spectral_fairseq.checkpoints.allow_list import allowed_globals
+from spectral_fairseq.errors import CheckpointError
+from spectral_fairseq.provenance import torch_release
+
+_TORCH_REBUILDERS = (
+    "_rebuild_tensor",
+    "_rebuild_tensor_v2",
+    "_rebuild_parameter",
+    "_rebuild_parameter_with_state",
+)
+
+READ_FAILURES = (
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+    AttributeError,
+    EOFError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What reading a file that is not an intact, plain checkpoint raises, over all torch versions."""
+
+
+def load_checkpoint(path: Union[str, os.PathLike[str]]) -> Dict[str, Any]:
+    """Read a fairseq checkpoint onto the CPU; see Note [Mapped, not read].
+
+    Args:
+        path: the file.
+
+    Returns:
+        The checkpoint as saved: ``model`` (name -> tensor, but for the ``_extra_state`` of
+        modules; see :func:`tensors_of`), ``args`` (a Namespace or None) and, in newer ones,
+        ``cfg``.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, names objects outside the allow-list, is
+            not a fairseq checkpoint, or has a ``model`` that is no mapping of names to tensors.
+    """
+    file = Path(path)
+    if not file.is_file():
+        what = "a folder" if file.is_dir() else "no such file"
+        raise CheckpointError(
+            f"a checkpoint file at {file}", what, "Check the path; fairseq saves *.pt files."
+        )
+    try:
+        state = _read(file)
+    except PermissionError as error:
+        raise CheckpointError(
+            f"a readable checkpoint at {file}", str(error), "Check the file's permissions."
+        ) from error
+    except READ_FAILURES as error:
+        raise explain_failure(file, error) from error
+    if not (isinstance(state, dict) and isinstance(state.get("model"), dict)):
+        raise not_fairseq(file, state)
+    for name, tensor in state["model"].items():
+        named = isinstance(name, str)
+        if not named or not (isinstance(tensor, torch.Tensor) or _is_extra_state(name)):
+            raise CheckpointError(
+                f"names and tensors, as in a fairseq checkpoint, in the entry 'model' of {file}",
+                f"{name!r} with a value of type {type(tensor).__name__}",
+                "Give a checkpoint saved by fairseq-train.",
+            )
+    return state
+
+
+def tensors_of(model: Mapping[str, Any]) -> Dict[str, torch.Tensor]:
+    """A checkpoint's ``model`` without what is no tensor; see :func:`load_checkpoint`."""
+    return {name: value for name, value in model.items() if isinstance(value, torch.Tensor)}
+
+
+def _is_extra_state(name: str) -> bool:
+    """Whether a module keeps what it likes there: torch's ``get_extra_state``."""
+    return name.rpartition(".")[2] == "_extra_state"
+
+
+def explain_failure(path: Union[str, Path], error: BaseException) -> CheckpointError:
+    """Turn a failure of ``torch.load`` into an error that says what to do.
+
+    Args:
+        path: the file that was read.
+        error: what reading it raised.
+
+    Returns:
+        The error to raise.
+    """
+    foreign = re.search(r"GLOBAL ([\w.<>]+)", str(error))
+    if foreign:
+        return CheckpointError(
+            f"a checkpoint that holds only tensors and plain settings in {path}",
+            f"the object {foreign.group(1)}, which could run code when loaded",
+            "Do not use this file unless you know who made it; if you made it, save it again "
+            "without that object.",
+        )
+    if isinstance(error, (AttributeError, ImportError)):
+        return CheckpointError(
+            f"a checkpoint whose objects exist in this environment in {path}",
+            _first_line(error),
+            "Give the --user-dir of the plugin that wrote it, or save it again without them.",
+        )
+    return CheckpointError(
+        f"an intact checkpoint in {path}",
+        f"a file of {os.path.getsize(path):,} bytes that cannot be read ({_first_line(error)})",
+        "It is truncated, damaged or not a checkpoint: copy it again, or use another one from "
+        "the same run (checkpoint_best.pt, checkpoint_last.pt or one of an earlier epoch).",
+    )
+
+
+def not_fairseq(path: Union[str, Path], state: Any) -> CheckpointError:
+    """The error for a file that torch can read but fairseq did not write.
+
+    Args:
+        path: the file.
+        state: its content.
+
+    Returns:
+        The error to raise.
+    """
+    if isinstance(state, dict):
+        keys = sorted(map(str, state))
+        shown = ", ".join(keys[:5]) + (", ..." if len(keys) > 5 else "")
+        found = f"a dictionary with the entries {shown}" if keys else "an empty dictionary"
+    else:
+        found = f"an object of type {type(state).__name__}"
+    return CheckpointError(
+        f"a fairseq checkpoint, a dictionary with the entry 'model', in {path}",
+        found,
+        "Give a checkpoint saved by fairseq-train.",
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().split("\n")[0]
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+
+
+def _read(file: Path) -> Any:
+    # See Note [Two safe readers].
+    options: Dict[str, Any] = {"map_location": "cpu"}
+    if torch_release() >= (2, 1) and _can_be_mapped(file):
+        options["mmap"] = True
+    if torch_release() < (2, 6):
+        return torch.load(str(file), pickle_module=_restricted_pickle(), **options)
+    torch.serialization.add_safe_globals(list(allowed_globals()))
+    return torch.load(str(file), weights_only=True, **options)
+
+
+def _can_be_mapped(file: Path) -> bool:
+    if not zipfile.is_zipfile(file):
+        return False
+    with zipfile.ZipFile(file) as archive:
+        return all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
+
+
+def _restricted_pickle() -> Any:
+    allowed: Dict[str, Any] = {name: value for value, name in allowed_globals()}
+    for rebuilder in _TORCH_REBUILDERS:
+        if hasattr(torch._utils, rebuilder):
+            allowed[f"torch._utils.{rebuilder}"] = getattr(torch._utils, rebuilder)
+    for name in ("Size", "device"):
+        allowed[f"torch.{name}"] = getattr(torch, name)
+    for name, value in vars(torch).items():
+        if isinstance(value, torch.dtype) or name.endswith("Storage"):
+            allowed[f"torch.{name}"] = value
+    allowed["torch.nn.parameter.Parameter"] = torch.nn.Parameter
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            full_name = f"{module.replace('__builtin__', 'builtins')}.{name}"
+            if full_name not in allowed:
+                raise pickle.UnpicklingError(f"Unsupported global: GLOBAL {full_name}")
+            return allowed[full_name]
+
+    def load(file: Any, **options: Any) -> Any:
+        return Unpickler(file, **options).load()
+
+    restricted: Any = types.ModuleType("restricted_pickle")
+    restricted.Unpickler = Unpickler
+    restricted.load = load
+    return restricted

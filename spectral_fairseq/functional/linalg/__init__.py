@@ -1,0 +1,1 @@
+"""Products, Gram matrices and singular values that the other functions share."""

@@ -1,0 +1,1 @@
+"""Softmax losses computed block by block, without holding tokens x words scores."""

@@ -1,0 +1,1 @@
+"""Measures of embedding tables and of predictions, one a file."""

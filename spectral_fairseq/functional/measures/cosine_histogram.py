@@ -1,0 +1,71 @@
+"""How the cosines between different words are distributed.
+
+Their mean is :func:`~functional.measures.isotropy.mean_cosine`, exact over all words in
+time O(N d). The distribution takes all N^2 pairs, so of a large table a sample of words is given.
+"""
+
+from __future__ import annotations
+
+from typing import List, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from spectral_fairseq.errors import DataError
+from spectral_fairseq.functional.measures.neighbours import unit_rows
+
+
+@torch.no_grad()
+def cosine_histogram(
+    matrix: Tensor, bins: int = 200, *, block_rows: int = 1024
+) -> Tuple[List[float], List[int]]:
+    """Count the cosines of all unordered pairs of different rows in ``bins`` equal bins of [-1, 1].
+
+    Args:
+        matrix: W, shape (N, d), N >= 2. A zero row's cosines are taken as 0.
+        bins: number of bins.
+        block_rows: rows multiplied with all others at a time.
+
+    Returns:
+        The bins + 1 edges, and the counts, which add up to N (N - 1) / 2.
+
+    Raises:
+        DataError: fewer than two rows.
+    """
+    if matrix.size(0) < 2:
+        raise DataError(
+            "at least two rows for a distribution of cosines", str(matrix.size(0)),
+            "Pass the whole table.",
+        )  # fmt: skip
+    units = unit_rows(matrix)
+    counts = torch.zeros(bins, dtype=torch.float64)
+    for start in range(0, units.size(0), block_rows):
+        block = units[start : start + block_rows]  # [b, d]
+        products = (block @ units[start:].t()).clamp_(-1, 1)  # [b, N - start]
+        above = torch.ones_like(products, dtype=torch.bool).triu_(1)  # pairs once, none with itself
+        # torch.histc works in float32 and its counts stay exact up to 2^24 a call.
+        counts += torch.histc(products[above].float(), bins, -1, 1).double().cpu()
+    edges = torch.linspace(-1, 1, bins + 1, dtype=torch.float64)
+    return edges.tolist(), [int(count) for count in counts.tolist()]
+
+
+def histogram_quantiles(
+    edges: Sequence[float], counts: Sequence[int], shares: Sequence[float]
+) -> List[float]:
+    """Quantiles of a histogram, linear within its bins.
+
+    Args:
+        edges: bins + 1 of them, increasing.
+        counts: one a bin, not all zero.
+        shares: of the mass below each quantile, between 0 and 1.
+    """
+    below = torch.tensor([0, *counts], dtype=torch.float64).cumsum(0)
+    below /= below[-1].clone()
+    wanted = []
+    for share in shares:
+        at = int(torch.searchsorted(below, torch.tensor(share, dtype=torch.float64)))
+        at = min(max(at, 1), len(counts))
+        width = float(below[at] - below[at - 1])
+        part = (share - float(below[at - 1])) / width if width > 0 else 0.0
+        wanted.append(edges[at - 1] + part * (edges[at] - edges[at - 1]))
+    return wanted

@@ -1,0 +1,1 @@
+"""What the plugin's features need of fairseq's trainer and loader, as patches of them."""

@@ -1,0 +1,1 @@
+"""What the commands do with a fairseq model: export, evaluation, predictions."""

@@ -1,0 +1,288 @@
+"""From a checkpoint of ours to one that fairseq loads without this package, and the proof.
+
+# Note [Flags of an exported Transformer]
+fairseq's own ``transformer`` checkpoints keep the model's flags in an ``argparse.Namespace``,
+which ``torch.load(weights_only=True)`` refuses. A plain dict is safe, and enough for
+``transformer_lm``; but converters such as CTranslate2's read and set the flags of a translation
+model as attributes. An ``OrderedDict`` is the one type that is safe, is a mapping, and may carry
+attributes: torch allows it for the metadata of state dicts. So each flag of an exported
+translation model is stored as an entry and as an attribute, together with the task's flags, as in
+fairseq's Namespace. A Namespace that the original holds elsewhere, as it does for some multilingual
+tasks, is stored in the same way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from argparse import Namespace
+from collections import OrderedDict
+from types import SimpleNamespace
+from typing import Any, Dict, Mapping, Tuple
+
+import torch
+from fairseq import models
+from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.data import Dictionary
+from fairseq.models.transformer_lm import TransformerLanguageModelConfig
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from spectral_fairseq.checkpoints.collapse import collapse_tables
+from spectral_fairseq.errors import CheckpointError, UnsupportedError
+from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
+from spectral_fairseq.plugin.models.flat_config import FlatTransformerConfig
+from spectral_fairseq.plugin.models.transformer import SpectralTransformer
+from spectral_fairseq.plugin.models.transformer_lm import SpectralTransformerLM
+
+TOLERANCE = 1e-4
+"""Greatest difference of logits, relative to the greatest logit, that counts as equal."""
+
+# Files that filled the tables before training; the checkpoint's weights replaced them since.
+_EMBEDDING_FILES = ("encoder_embed_path", "decoder_embed_path")
+
+
+@dataclasses.dataclass(frozen=True)
+class LogitCheck:
+    """Logits of the original and the exported model on the same random input, float32.
+
+    Args:
+        max_difference: the greatest absolute difference.
+        max_logit: the greatest absolute logit of the original.
+    """
+
+    max_difference: float
+    max_logit: float
+
+    @property
+    def equal(self) -> bool:
+        """Whether the difference is within :data:`TOLERANCE`; never for NaN."""
+        return self.max_difference <= TOLERANCE * self.max_logit
+
+
+def export_checkpoint(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], LogitCheck]:
+    """The plain checkpoint that computes the same as ``checkpoint``.
+
+    Left out are the optimiser's state, which belongs to the factors, and the progress of the
+    training: ``--finetune-from-model`` and ``--restore-file`` start a new training from the
+    exported weights.
+
+    Args:
+        checkpoint: as saved by fairseq-train; not changed.
+
+    Returns:
+        The new checkpoint, and how far its logits are from the original's.
+
+    Raises:
+        CheckpointError: already plain, not of this package, or the logits differ.
+        UnsupportedError: an architecture without a plain equivalent.
+    """
+    cfg = checkpoint.get("cfg")
+    if not isinstance(cfg, dict) or not cfg.get("model"):
+        raise CheckpointError(
+            "a checkpoint with its configuration (cfg.model)", "none",
+            "Give a checkpoint that fairseq 0.12 saved in training.",
+        )  # fmt: skip
+    _refuse_mixture(cfg)
+    host_name = _host_model(cfg)
+    plain = {
+        "args": None,
+        "cfg": _plain_cfg(cfg, host_name),
+        "model": collapse_tables(checkpoint["model"]),
+        "criterion": None,
+        "optimizer_history": _plain_history(checkpoint),
+        "task_state": checkpoint.get("task_state", {}),
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
+    }
+    check = compare_logits(checkpoint, plain)
+    if not check.equal:
+        raise CheckpointError(
+            f"logits equal within {TOLERANCE:g} of the greatest, {check.max_logit:.3g}",
+            f"a difference of {check.max_difference:.3g}",
+            "Nothing was written. Look for NaN or infinite values in the checkpoint; if there "
+            "are none, please report this as a bug.",
+        )
+    return plain, check
+
+
+def compare_logits(
+    original: Mapping[str, Any], exported: Mapping[str, Any], seed: int = 1
+) -> LogitCheck:
+    """Run both checkpoints in evaluation mode on one padded batch of random tokens.
+
+    Args:
+        original: a checkpoint.
+        exported: another of the same vocabulary, its tables plain.
+        seed: of the random tokens.
+    """
+    task = _task_like(exported["model"])
+    ours, plain = _build(original, task), _build(exported, task)
+    batch = _random_batch(task, ours, torch.Generator().manual_seed(seed))
+    with torch.no_grad(), warnings.catch_warnings():
+        # The host's decoder gives torch masks of two types; its users can do nothing about it.
+        warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask", UserWarning)
+        expected, found = ours(**batch)[0].float(), plain(**batch)[0].float()
+    return LogitCheck((expected - found).abs().max().item(), expected.abs().max().item())
+
+
+def _refuse_mixture(cfg: Mapping[str, Any]) -> None:
+    node = cfg["model"]
+    flags = vars(node) if isinstance(node, Namespace) else node
+    head = flags.get("output_head", "softmax")
+    if head != "softmax":
+        raise UnsupportedError(
+            "a model with one softmax, which plain fairseq can represent",
+            f"--output-head {head}: a mixture, which it cannot",
+            "Translate or score with this checkpoint and --user-dir; for a plain model, translate "
+            "the training source with it and train a plain arch on the result "
+            "(sequence-level distillation).",
+        )
+
+
+def _host_model(cfg: Mapping[str, Any]) -> str:
+    model = cfg["model"]
+    if isinstance(model, Namespace):
+        model = vars(model)
+    arch = model.get("_name") or model.get("arch")
+    built_by = models.ARCH_MODEL_REGISTRY.get(arch, models.MODEL_REGISTRY.get(arch))
+    if built_by is None:
+        raise CheckpointError(
+            "the checkpoint of a registered architecture", repr(arch),
+            "Check that this version of the package knows the architecture.",
+        )  # fmt: skip
+    if issubclass(built_by, SpectralTransformer):
+        return "transformer"
+    if issubclass(built_by, SpectralTransformerLM):
+        return "transformer_lm"
+    if built_by.__module__.startswith("spectral_fairseq."):
+        raise UnsupportedError(
+            "an architecture with an equivalent in plain fairseq", repr(arch),
+            "Keep using this checkpoint with --user-dir.",
+        )  # fmt: skip
+    raise CheckpointError(
+        "a checkpoint that needs this package, such as one of transformer_sc",
+        f"one of {arch!r}, which needs none",
+        "There is nothing to export: use the checkpoint as it is.",
+    )
+
+
+def _plain_cfg(cfg: Mapping[str, Any], host_name: str) -> Dict[str, Any]:
+    plain = {
+        name: _with_attributes(vars(node)) if isinstance(node, Namespace) else node
+        for name, node in cfg.items()
+    }
+    plain["common"] = {**cfg["common"], "user_dir": None}
+    plain["criterion"] = _plain_criterion(cfg["criterion"])
+    plain["model"] = _plain_flags(cfg, host_name)
+    return plain
+
+
+def _plain_flags(cfg: Mapping[str, Any], host_name: str) -> Dict[str, Any]:
+    is_lm = host_name == "transformer_lm"
+    known = dataclasses.fields(TransformerLanguageModelConfig if is_lm else FlatTransformerConfig)
+    flags = {field.name: cfg["model"][field.name] for field in known if field.name in cfg["model"]}
+    flags.update({name: None for name in _EMBEDDING_FILES if name in flags})
+    flags["_name"] = host_name
+    if is_lm:
+        return flags
+    task = vars(cfg["task"]) if isinstance(cfg["task"], Namespace) else cfg["task"]
+    names = {"task": task.get("_name") or task["task"], "arch": host_name}
+    return _with_attributes({**task, **flags, **names})
+
+
+def _with_attributes(flags: Mapping[str, Any]) -> Dict[str, Any]:
+    # See Note [Flags of an exported Transformer].
+    both = OrderedDict(flags)
+    vars(both).update(flags)
+    return both
+
+
+def _plain_criterion(node: Any) -> Any:
+    ours = isinstance(node, dict) and CRITERION_REGISTRY.get(node.get("_name"))
+    if not (ours and issubclass(ours, PenalisedCrossEntropy)):
+        return node
+    sentence_avg = node["sentence_avg"]
+    extras = {name: node[name] for name in ("report_accuracy", "ignore_prefix_size")}
+    if not node["label_smoothing"] and not any(extras.values()):
+        return {"_name": "cross_entropy", "sentence_avg": sentence_avg}
+    return {
+        "_name": "label_smoothed_cross_entropy",
+        "label_smoothing": node["label_smoothing"],
+        "sentence_avg": sentence_avg,
+        **extras,
+    }
+
+
+def _plain_history(checkpoint: Mapping[str, Any]) -> Any:
+    # fairseq asks for one entry, and tells the model its number of updates; the names of classes
+    # are compared only when an optimiser state is there.
+    last = (checkpoint.get("optimizer_history") or [{}])[-1]
+    return [
+        {
+            "criterion_name": "",
+            "optimizer_name": "",
+            "lr_scheduler_state": {},
+            "num_updates": last.get("num_updates", 0),
+        }
+    ]
+
+
+def _task_like(model: Mapping[str, Tensor]) -> Any:
+    """What fairseq needs of a task to build a model: dictionaries of the right sizes."""
+    target_in = model["decoder.embed_tokens.weight"].size(0)
+    output = model.get("decoder.output_projection.weight")
+    target = target_in if output is None else output.size(0)
+    encoder = model.get("encoder.embed_tokens.weight")
+    source = target_in if encoder is None else encoder.size(0)
+    dictionaries = {size: _dictionary(size) for size in (source, target)}
+    return SimpleNamespace(
+        source_dictionary=dictionaries[source], target_dictionary=dictionaries[target]
+    )
+
+
+def _dictionary(size: int) -> Dictionary:
+    dictionary = Dictionary()
+    while len(dictionary) < size:
+        # Counted more than once: weight-norm tables start from counts.
+        dictionary.add_symbol(str(len(dictionary)), n=2)
+    return dictionary
+
+
+def _build(checkpoint: Mapping[str, Any], task: Any) -> Any:
+    # The model's flags refer to those of the other two.
+    nodes = {name: checkpoint["cfg"].get(name) for name in ("model", "task", "common")}
+    cfg = {name: dict(node) for name, node in nodes.items() if isinstance(node, dict)}
+    for name in _EMBEDDING_FILES:
+        if cfg["model"].get(name):
+            cfg["model"][name] = None
+    with torch.random.fork_rng(devices=[]):
+        model = models.build_model(OmegaConf.create(cfg).model, task)
+    try:
+        model.load_state_dict(dict(checkpoint["model"]), strict=True)
+    except RuntimeError as error:
+        raise UnsupportedError(
+            f"tensors that fit {type(model).__name__}", str(error).replace("\n", " "),
+            "The checkpoint is of another version, or the model has no plain equivalent.",
+        ) from error  # fmt: skip
+    return model.float().eval()
+
+
+def _random_batch(task: Any, model: Any, generator: torch.Generator) -> Dict[str, Tensor]:
+    def tokens(dictionary: Dictionary, length: int, pad_left: bool) -> Tensor:
+        rows = torch.randint(dictionary.nspecial, len(dictionary), (3, length), generator=generator)
+        for row, padding in enumerate((0, length // 3, length // 2)):
+            where = slice(0, padding) if pad_left else slice(length - padding, length)
+            rows[row, where] = dictionary.pad()
+        return rows  # [3, length]
+
+    limits = model.max_positions()
+    source_limit, target_limit = limits if isinstance(limits, tuple) else (limits, limits)
+    target = tokens(task.target_dictionary, min(11, target_limit), pad_left=False)
+    if not hasattr(model, "encoder"):
+        return {"src_tokens": tokens(task.source_dictionary, min(11, source_limit), False)}
+    source = tokens(task.source_dictionary, min(13, source_limit), pad_left=True)
+    return {
+        "src_tokens": source,
+        "src_lengths": source.ne(task.source_dictionary.pad()).sum(1),
+        "prev_output_tokens": target,
+    }

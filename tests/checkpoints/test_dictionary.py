@@ -1,0 +1,117 @@
+"""dict.txt read without fairseq, and found where the checkpoint was trained."""
+
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from spectral_fairseq.checkpoints.dictionary import find_dictionary, read_dictionary
+from spectral_fairseq.errors import DataError
+from tests.checkpoints.made import save_dictionary
+
+
+def test_read_as_fairseq_does(tmp_path):
+    from fairseq.data import Dictionary
+
+    file = tmp_path / "dict.txt"
+    file.write_text("the 52\n\u2581of 9\n<unk> 7 #fairseq:overwrite\nmadeupword0000 0\n", "utf-8")
+    ours, theirs = read_dictionary(file), Dictionary.load(str(file))
+    assert ours.symbols == theirs.symbols
+    assert ours.counts[4:] == theirs.count[4:]
+    assert ours.uncounted_rows() == [1, 7]
+    assert ours.row_of("\u2581of") == 5 and ours.row_of("absent") is None
+
+
+def test_line_separators_of_unicode_are_symbols_as_for_fairseq(tmp_path):
+    from fairseq.data import Dictionary
+
+    file = tmp_path / "dict.txt"
+    file.write_text("a\u2028b 3\n\u0085 2\n\x1cc 1\n", "utf-8")
+    assert read_dictionary(file).symbols == Dictionary.load(str(file)).symbols
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [("", "empty dictionary"), ("\n\n", "empty dictionary"), ("word\n", "line 1"),
+     ("a 1\nb x\n", "line 2"), ("a 1\na 2\n", "'a' again")],
+)  # fmt: skip
+def test_unusable_files(tmp_path, content, message):
+    file = tmp_path / "dict.txt"
+    file.write_text(content)
+    with pytest.raises(DataError, match=message):
+        read_dictionary(file)
+
+
+def test_missing_and_binary_files(tmp_path):
+    with pytest.raises(DataError, match="no such file"):
+        read_dictionary(tmp_path / "dict.txt")
+    (tmp_path / "dict.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="UTF-8"):
+        read_dictionary(tmp_path / "dict.txt")
+
+
+def trained_on(folder):
+    task = {"data": f"{folder}:elsewhere", "source_lang": "de", "target_lang": "en"}
+    return {"cfg": {"task": task}}
+
+
+def test_the_side_of_the_table_decides(tmp_path):
+    save_dictionary(tmp_path / "dict.de.txt", 6, "d")
+    save_dictionary(tmp_path / "dict.en.txt", 6, "e")
+    for table, word in (("encoder.embed_tokens", "d0"), ("decoder.embed_tokens", "e0")):
+        for given in (None, tmp_path):
+            words, _ = find_dictionary(given, trained_on(tmp_path), table, 10, "x.pt")
+            assert words.symbols[4] == word
+
+
+def test_languages_that_fairseq_inferred_are_not_in_the_checkpoint(tmp_path, monkeypatch):
+    save_dictionary(tmp_path / "dict.de.txt", 6, "d")
+    save_dictionary(tmp_path / "dict.en.txt", 6, "e")
+    for name in ("train.de-en.de.idx", "valid.de-en.en.bin", "preprocess.log"):
+        (tmp_path / name).touch()
+    task = {"data": str(tmp_path), "source_lang": None, "target_lang": None}
+    for table, word in (("encoder.embed_tokens", "d0"), ("decoder.embed_tokens", "e0")):
+        words, _ = find_dictionary(None, {"cfg": {"task": task}}, table, 10, "x.pt")
+        assert words.symbols[4] == word
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", Mock(side_effect=PermissionError))
+        words, _ = find_dictionary(None, trained_on(tmp_path), table, 10, "x.pt")
+        assert words.symbols[4] == "e0"
+    (tmp_path / "train.de-fr.de.idx").touch()  # which pair was it?
+    assert find_dictionary(None, {"cfg": {"task": task}}, table, 10, "x.pt")[0] is None
+
+
+def test_only_a_dictionary_of_the_right_size_is_taken(tmp_path):
+    save_dictionary(tmp_path / "dict.de.txt", 6, "d")
+    save_dictionary(tmp_path / "dict.en.txt", 9, "e")
+    words, _ = find_dictionary(None, trained_on(tmp_path), "encoder.embed_tokens", 13, "x.pt")
+    assert words.symbols[4] == "e0"
+    words, remark = find_dictionary(None, trained_on(tmp_path), "encoder.embed_tokens", 5, "x.pt")
+    assert words is None and "none of 5 symbols" in remark
+    with pytest.raises(DataError, match="5 rows.*10 symbols"):
+        find_dictionary(tmp_path / "dict.de.txt", {}, "encoder.embed_tokens", 5, "x.pt")
+    with pytest.raises(DataError, match="5 rows"):
+        find_dictionary(tmp_path, trained_on(tmp_path), "encoder.embed_tokens", 5, "x.pt")
+
+
+def test_none(tmp_path):
+    words, remark = find_dictionary(None, {"args": None, "cfg": None}, "t", 5, "x.pt")
+    assert words is None and "none given" in remark
+    with pytest.raises(DataError, match="none"):
+        find_dictionary(tmp_path, {}, "t", 5, "x.pt")
+
+
+def test_data_by_a_path_relative_to_where_the_training_started(tmp_path, monkeypatch):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "data").mkdir()
+    save_dictionary(tmp_path / "data" / "dict.txt", 3)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    checkpoint = {"cfg": {"task": {"data": "data"}}}
+    path = tmp_path / "run" / "checkpoints" / "checkpoint_best.pt"
+    words, _ = find_dictionary(None, checkpoint, "t", 7, path)
+    assert words.path == tmp_path / "data" / "dict.txt"
+    assert find_dictionary(None, checkpoint, "t", 8, path)[0] is None
+    checkpoint["cfg"]["task"]["data"] = "absent"
+    words, remark = find_dictionary(None, checkpoint, "t", 7, path)
+    assert words is None and "'absent'" in remark

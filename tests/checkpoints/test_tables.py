@@ -1,0 +1,127 @@
+"""Which table a checkpoint has, read from every form of storage."""
+
+import pytest
+import torch
+
+from spectral_fairseq.checkpoints.tables import choose_table, extract_table, find_tables
+from spectral_fairseq.embeddings import PlainEmbedding
+from spectral_fairseq.errors import CheckpointError, DataError
+from spectral_fairseq.heads import MixtureOfSoftmaxes
+from tests.checkpoints.made import NAME, cone, entries, with_padding
+
+
+@pytest.mark.parametrize("kind", ["plain", "svd", "weight-norm"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_every_kind_of_storage_gives_the_same_table(kind, dtype):
+    rows = cone(53, 7)
+    stored = {
+        key: value.to(dtype) if value.dim() else value
+        for key, value in entries(with_padding(rows), kind).items()
+    }
+    table = extract_table(stored, "x.pt")
+    tolerance = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}[dtype]
+    torch.testing.assert_close(table.weight, rows, rtol=tolerance, atol=tolerance)
+    assert table.weight.dtype == torch.float32
+    assert (table.kind, table.stored_rows) == (kind, 54)
+    assert table.dtype == str(dtype)[6:]
+    assert table.rows.tolist() == [0, *range(2, 54)]
+
+
+def test_factors_of_an_svd_table():
+    stored = entries(with_padding(cone(53, 7)), "svd")
+    table = extract_table(stored, "x.pt")
+    assert all(0 <= value < 1e-4 for value in table.orthogonality.values())
+    expected = torch.linalg.svdvals(table.weight.double())
+    torch.testing.assert_close(table.stored_sigma, expected, rtol=1e-4, atol=1e-6)
+    # U'U = 4 I, V'V = I - e1 e1': known distances.
+    stored[f"{NAME}.U"] *= 2
+    stored[f"{NAME}.V"][:, 0] = 0
+    found = extract_table(stored, "x.pt").orthogonality
+    assert found["u_frobenius"] == pytest.approx(3 * 7**0.5, rel=1e-4)
+    assert found["u_spectral"] == pytest.approx(3, rel=1e-4)
+    assert found["v_frobenius"] == pytest.approx(1, rel=1e-4)
+    assert found["v_spectral"] == pytest.approx(1, rel=1e-4)
+
+
+def test_shared_tables_are_one():
+    weight = with_padding(cone())
+    model = {
+        "encoder.embed_tokens.weight": weight,
+        "encoder.embed_positions.weight": torch.randn(99, 6),
+        "encoder.layers.0.fc1.weight": torch.randn(24, 6),
+        "decoder.embed_tokens.weight": weight,
+        "decoder.output_projection.weight": weight.clone(),
+    }
+    assert find_tables(model) == {
+        "encoder.embed_tokens": [
+            "encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projection",
+        ]
+    }  # fmt: skip
+    model["decoder.output_projection.weight"][5] += 1
+    assert len(find_tables(model)) == 2
+
+
+@pytest.mark.parametrize(
+    "key", ["decoder.embed_out", "decoder.fc_out.weight", "encoder.lm_head.weight", "fc3.weight"]
+)
+def test_names_of_other_architectures(key):
+    rows = cone()
+    table = extract_table({key: with_padding(rows), "bias": torch.ones(3)}, "x.pt")
+    assert torch.equal(table.weight, rows)
+
+
+def several():
+    return {
+        **entries(with_padding(cone(seed=1)), "svd", "encoder.embed_tokens"),
+        **entries(with_padding(cone(seed=2)), "plain", "decoder.embed_tokens"),
+        "decoder.output_projection.weight": with_padding(cone(seed=3)),
+        "encoder.other.weight": with_padding(cone(seed=4)),
+    }
+
+
+def test_a_mixture_has_one_table():
+    table = PlainEmbedding(30, 5, 1)
+    model = {f"decoder.embed_tokens.{k}": v for k, v in table.state_dict().items()}
+    head = MixtureOfSoftmaxes(table, 7, 3, bias=True)
+    model.update({f"decoder.output_projection.{k}": v for k, v in head.state_dict().items()})
+    names = ["decoder.embed_tokens", "decoder.output_projection.table"]
+    assert choose_table(model, None, "mixture.pt") == names
+
+
+def test_several_tables_need_a_choice():
+    model = several()
+    with pytest.raises(CheckpointError) as caught:
+        choose_table(model, None, "x.pt")
+    message = str(caught.value)
+    assert "--table" in message and "encoder.embed_tokens, svd, 61 x 6" in message
+    for wanted, seed in (("encoder", 1), ("decoder.embed_tokens", 2), ("output", 3),
+                         ("encoder.other", 4), ("encoder.other.weight", 4)):  # fmt: skip
+        table = extract_table(model, "x.pt", wanted)
+        torch.testing.assert_close(table.weight, cone(seed=seed), rtol=1e-4, atol=1e-5)
+    with pytest.raises(CheckpointError, match="--table"):
+        choose_table(model, "decoder", "x.pt")
+    with pytest.raises(CheckpointError, match="'nothing'"):
+        choose_table(model, "nothing", "x.pt")
+
+
+def test_no_table():
+    with pytest.raises(CheckpointError, match="--table NAME.*matrices are some.weight"):
+        choose_table({"some.weight": torch.ones(3, 2), "b": torch.ones(2)}, None, "x.pt")
+
+
+def test_tables_that_cannot_be_measured():
+    with pytest.raises(DataError, match="N = 5 words.*d = 6"):
+        extract_table(entries(torch.randn(6, 6)), "x.pt")
+    for bad in (float("nan"), float("inf")):
+        weight = with_padding(cone())
+        weight[4, 2] = bad
+        with pytest.raises(DataError, match="NaN in 1 of 60 rows"):
+            extract_table(entries(weight), "x.pt")
+    weight[4, 2] = 0
+    weight[1] = float("nan")  # padding does not count
+    assert torch.isfinite(extract_table(entries(weight), "x.pt").weight).all()
+
+
+def test_excluded_rows():
+    table = extract_table(entries(cone(20, 3)), "x.pt", excluded=[1, 18, 19, 25])
+    assert table.rows.tolist() == [0, *range(2, 18)]

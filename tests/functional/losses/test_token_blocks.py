@@ -1,0 +1,111 @@
+"""How tokens are cut into blocks, and what the losses make of the rows that only fill a block."""
+
+import pytest
+import torch
+
+from spectral_fairseq.functional.losses import adaptive_softmax, blockwise, mixture
+from spectral_fairseq.functional.losses.token_blocks import filled, rows_for, token_blocks
+
+
+@pytest.mark.parametrize("block", [1, 7, 100])
+@pytest.mark.parametrize("tokens", [0, 1, 6, 7, 8, 99, 100, 101, 350])
+def test_every_token_is_in_one_block(tokens, block):
+    parts = list(token_blocks(tokens, block))
+    assert [i for part, _ in parts for i in range(tokens)[part]] == list(range(tokens))
+    assert all(part.stop - part.start <= rows <= block for part, rows in parts)
+    assert all(rows == block for _, rows in parts[:-1])
+
+
+def test_sizes_are_few_and_near():
+    sizes = {rows_for(tokens, 1000) for tokens in range(1, 1001)}
+    assert len(sizes) <= 4 * 10
+    assert all(rows_for(size, 1000) == size for size in sizes)
+    assert max(rows_for(tokens, 1000) / tokens for tokens in range(1, 1001)) <= 1.25
+
+
+def test_filled_with_zeros_behind():
+    values = torch.arange(6.0).view(3, 2)
+    assert filled(values, 3) is values
+    assert torch.equal(filled(values, 5), torch.cat([values, torch.zeros(2, 2)]))
+
+
+def softmax_loss(contexts, targets, matrix, bias):
+    return blockwise.blockwise_cross_entropy(
+        contexts[:, 0], targets, matrix, bias, label_smoothing=0.1
+    )[0]
+
+
+def mixture_loss(contexts, targets, matrix, bias):
+    prior = torch.log_softmax(contexts[..., 0], -1)
+    return mixture.mixture_cross_entropy(contexts, prior, targets, matrix, bias)[0]
+
+
+def smoothed_mixture_loss(contexts, targets, matrix, bias):
+    prior = torch.log_softmax(contexts[..., 0], -1)
+    return mixture.mixture_cross_entropy(
+        contexts, prior, targets, matrix, bias, label_smoothing=0.1
+    )[0]
+
+
+def log_mixture_loss(contexts, targets, matrix, bias):
+    prior = torch.log_softmax(contexts[..., 0], -1)
+    found = mixture.log_mixture(contexts, prior, matrix, bias)
+    return -found.gather(1, targets.unsqueeze(1)).sum() - 0.1 * found.sum()
+
+
+def adaptive_loss(contexts, targets, matrix, bias):
+    return adaptive_softmax.adaptive_cross_entropy(
+        contexts[:, 0], contexts[:, 1, :2], targets, matrix, bias, (5, 11)
+    )
+
+
+LOSSES = [softmax_loss, mixture_loss, smoothed_mixture_loss, log_mixture_loss, adaptive_loss]
+
+
+def one_block_as_it_is(tokens, block):
+    return [(slice(0, tokens), tokens)] if tokens else []
+
+
+def value_and_gradients(loss, tokens):
+    torch.manual_seed(2)
+    contexts = torch.randn(90, 3, 4, dtype=torch.float64)[:tokens].requires_grad_()
+    targets = torch.randint(31, (90,))[:tokens]
+    # A bias under which a row of zeros would weigh, if it weighed anything.
+    leaves = contexts, *(torch.randn(31, *s, dtype=torch.float64) for s in ((4,), ()))
+    leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+    value = loss(leaves[0], targets, *leaves[1:])
+    return [value.detach(), *torch.autograd.grad(value, leaves)]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("tokens", [9, 17, 85])
+def test_rows_that_fill_a_block_count_for_nothing(loss, tokens, monkeypatch):
+    assert rows_for(tokens, 10**6) > tokens
+    found = value_and_gradients(loss, tokens)
+    for module in (blockwise, mixture, adaptive_softmax):
+        monkeypatch.setattr(module, "token_blocks", one_block_as_it_is)
+    torch.testing.assert_close(found, value_and_gradients(loss, tokens))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_products_have_few_shapes_whatever_the_batch(loss, monkeypatch):
+    shapes = set()
+    original = blockwise.matmul_transposed
+
+    def watched(left, right):
+        shapes.add((left.shape, right.shape))
+        return original(left, right)
+
+    for module in (blockwise, mixture, adaptive_softmax):
+        monkeypatch.setattr(module, "matmul_transposed", watched)
+    for tokens in range(32, 64):
+        value_and_gradients(loss, tokens)
+    # 32, 40, 48, 56 or 64 rows, in two or three products; a cluster's few tokens have more sizes.
+    few = len(shapes)
+    assert few <= (2 * (5 + 2 * 12) if loss is adaptive_loss else 3 * 5)
+    for module in (blockwise, mixture, adaptive_softmax):
+        monkeypatch.setattr(module, "token_blocks", one_block_as_it_is)
+    shapes.clear()
+    for tokens in range(32, 64):
+        value_and_gradients(loss, tokens)
+    assert len(shapes) > 2 * few

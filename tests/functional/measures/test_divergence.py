@@ -1,0 +1,38 @@
+import math
+
+import pytest
+import torch
+
+from spectral_fairseq.errors import DataError
+from spectral_fairseq.functional.measures.divergence import ExpectedPairwiseKL
+from tests.reference.divergence import expected_pairwise_kl
+
+
+def in_blocks(log_probabilities, block):
+    found = ExpectedPairwiseKL(log_probabilities.size(1))
+    for rows in log_probabilities.split(block):
+        found.add(rows)
+    return found.value()
+
+
+@pytest.mark.parametrize("block", [1, 4, 100])
+def test_naive_parity(block):
+    torch.manual_seed(0)
+    rows = (3 * torch.randn(13, 7)).log_softmax(1)
+    assert in_blocks(rows, block) == pytest.approx(expected_pairwise_kl(rows), rel=1e-9)
+
+
+def test_known_answers():
+    same = torch.full((5, 4), math.log(0.25))
+    assert in_blocks(same, 2) == pytest.approx(0, abs=1e-12)
+    p = torch.tensor([[0.5, 0.5], [0.75, 0.25]], dtype=torch.float64).log()
+    one = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)
+    other = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
+    assert in_blocks(p, 1) == pytest.approx((one + other) / 2)
+
+
+def test_one_context():
+    found = ExpectedPairwiseKL(3)
+    found.add(torch.zeros(1, 3).log_softmax(1))
+    with pytest.raises(DataError, match="two contexts"):
+        found.value()
