@@ -26,6 +26,7 @@ PARTS = (
     "spectral_fairseq.plugin.optim.nt_asgd",
     "spectral_fairseq.plugin.optim.nt_asgd_schedule",
     "spectral_fairseq.plugin.hooks.nt_asgd",
+    "spectral_fairseq.plugin.hooks.streams",
     "spectral_fairseq.plugin.tasks.stateful_language_modeling",
 )
 

@@ -25,7 +25,6 @@ from omegaconf import II
 
 from spectral_fairseq.errors import ConfigurationError, MissingDataError, UnsupportedError
 from spectral_fairseq.lm.carry import Carry
-from spectral_fairseq.plugin.tasks import trainer_hooks  # noqa: F401  (hooks itself in)
 from spectral_fairseq.plugin.tasks.corpus import Corpus
 from spectral_fairseq.plugin.tasks.scaled_rate import scaled_rate
 from spectral_fairseq.plugin.tasks.segment_lengths import SHORTEST, fixed_lengths, sampled_lengths

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 # What a task returns as its state is written by the host but never given back to it in training.
 # The iterator's state is, to every worker, and goes with --reset-dataloader and
 # --finetune-from-model, which is right for states that belong to a position in the data. One
-# worker writes, so the states of all are gathered before (trainer_hooks.py).
+# worker writes, so the states of all are gathered before (hooks/streams.py).
 
 
 class StreamIterator(EpochBatchIterator):
