@@ -45,7 +45,7 @@ from benchmarks.harness import (
     print_result,
 )
 from spectral_fairseq.lm.carry import Carry
-from spectral_fairseq.plugin.criterions.penalties import interval_for
+from spectral_fairseq.plugin.criterions.penalties.interval import interval_for
 
 SHAPES: Dict[str, Dict[str, Any]] = {
     "iwslt": {

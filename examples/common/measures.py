@@ -36,7 +36,7 @@ def table_figures(checkpoint: Path, binary: Path) -> Dict[str, Any]:
     """
     from fairseq import checkpoint_utils
 
-    from spectral_fairseq.plugin.models.output_table import factored_table, output_table
+    from spectral_fairseq.plugin.criterions.output_table import factored_table, output_table
     from spectral_fairseq.plugin.models.tables import uncounted_rows
 
     models, _, task = checkpoint_utils.load_model_ensemble_and_task(

@@ -15,9 +15,7 @@ from spectral_fairseq import compat
 PARTS = (
     "spectral_fairseq.plugin.hooks.training_progress",
     "spectral_fairseq.plugin.hooks.table_kinds",
-    "spectral_fairseq.plugin.criterions.mle_cosreg",
-    "spectral_fairseq.plugin.criterions.spectrum_control",
-    "spectral_fairseq.plugin.criterions.weight_norm",
+    "spectral_fairseq.plugin.criterions.presets",
     "spectral_fairseq.plugin.models.awd_lstm",
     "spectral_fairseq.plugin.models.lstm",
     "spectral_fairseq.plugin.models.transformer",

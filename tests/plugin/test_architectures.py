@@ -9,7 +9,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, ARCH_
 
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.plugin.models.output_table import svd_tables
+from spectral_fairseq.plugin.criterions.output_table import svd_tables
 from tests.plugin.conftest import build_model, make_sample, words
 
 TRANSLATION = {

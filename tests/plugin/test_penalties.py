@@ -1,4 +1,4 @@
-"""Each penalty's quartet, on our tables and on the host's own architectures."""
+"""The criterion quartet of each penalty, on this package's tables and on fairseq's models."""
 
 import math
 from types import SimpleNamespace
@@ -10,8 +10,10 @@ from fairseq.logging import metrics
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.measures.isotropy import mean_cosine
-from spectral_fairseq.plugin.criterions.penalties import Penalties
-from spectral_fairseq.plugin.models.output_table import output_table
+from spectral_fairseq.plugin.criterions.output_table import output_table
+from spectral_fairseq.plugin.criterions.penalties import PENALTIES
+from spectral_fairseq.plugin.criterions.penalties.needs import Words
+from spectral_fairseq.plugin.criterions.penalties.weight_norm import WEIGHT_NORM
 from spectral_fairseq.plugin.models.tables import uncounted_rows
 from tests.plugin.conftest import (
     build_criterion,
@@ -22,6 +24,7 @@ from tests.plugin.conftest import (
     words,
 )
 
+NAMES = [penalty.name for penalty in PENALTIES]
 NOTHING = {"cosreg_weight": 0.0, "weight_norm_weight": 0.0, "spectrum_weight": 0.0}
 NOTHING["orthogonality_weights"] = "0,0,0,0"
 
@@ -166,7 +169,7 @@ def test_every_penalty_at_once_does_not_depend_on_how_the_batch_is_cut(task, par
     sample = make_sample(task)
     criterion = build_criterion(task, "weight_norm", **ALL)
     whole, size, log = criterion(model, sample)
-    assert {f"{n}_size" for n in Penalties.NAMES} <= set(log)
+    assert {f"{n}_size" for n in NAMES} <= set(log)
     reference = gradients(model, whole / size)
     pieces = [criterion(model, split(sample, rows)) for rows in parts]
     summed = gradients(model, sum(piece[0] for piece in pieces) / size)
@@ -181,7 +184,7 @@ def test_validation_is_pure_and_dummy_batches_are_finite(task):
     model.eval()
     loss, _, log = criterion(model, sample)
     assert torch.equal(loss, plain(model, sample)[0])
-    assert not set(Penalties.NAMES) & set(log)
+    assert not set(NAMES) & set(log)
     model.train()
     for gradient in gradients(model, criterion(model, sample)[0] * 0).values():
         assert torch.isfinite(gradient).all()
@@ -244,8 +247,8 @@ def test_adversarial_margin_equals_the_naive_form(task):
 
 
 def test_targets_by_count_differ_between_words(task):
-    criterion = build_criterion(task, "weight_norm", weight_norm_target_by_count=True)
-    target = criterion.penalties.words(None).target
+    flags = SimpleNamespace(weight_norm_target=2.0, weight_norm_target_by_count=True)
+    target = WEIGHT_NORM.for_words(flags, Words(task.target_dictionary)).weight_norm_target
     excluded = set(uncounted_rows(task.target_dictionary))
     kept = [i for i in range(len(target)) if i not in excluded]
     assert math.isclose(float(target[kept].mean()), 2.0, rel_tol=1e-5)

@@ -10,8 +10,9 @@ import torch
 
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.plugin.criterions.penalties import interval_for, parse_orthogonality_weights
-from spectral_fairseq.plugin.models.output_table import svd_tables
+from spectral_fairseq.plugin.criterions.output_table import svd_tables
+from spectral_fairseq.plugin.criterions.penalties.interval import interval_for
+from spectral_fairseq.plugin.criterions.penalties.orthogonality import four_weights
 from tests.plugin.conftest import build_criterion, build_model, make_sample, split
 from tests.reference import orthogonality, spectrum
 
@@ -200,7 +201,7 @@ def test_a_model_without_an_svd_table_is_refused_with_the_way_out(task):
 
 
 def test_orthogonality_weights_parse():
-    assert parse_orthogonality_weights("1, 2,0,0.5") == (1.0, 2.0, 0.0, 0.5)
+    assert four_weights("1, 2,0,0.5") == (1.0, 2.0, 0.0, 0.5)
 
 
 def test_tables_are_found_through_a_wrapper(task):

@@ -13,7 +13,7 @@ import torch
 from fairseq.models import FairseqLanguageModel, register_model
 from torch import Tensor
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.penalties.activation_regularization import (
     activation_regularization,
     temporal_activation_regularization,
@@ -21,7 +21,7 @@ from spectral_fairseq.functional.penalties.activation_regularization import (
 from spectral_fairseq.lm.awd_lstm import AWDLSTM, TIME, detached
 from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
-from spectral_fairseq.plugin.criterions.penalties import checked_weight
+from spectral_fairseq.plugin.flags import finite_nonnegative
 from spectral_fairseq.plugin.models.flat_config import to_namespace
 from spectral_fairseq.plugin.models.options import (
     SpectralOptions,
@@ -191,10 +191,10 @@ class AWDLSTMLanguageModel(FairseqLanguageModel):
         if not shared:
             table = build_table(options, dictionary, dim, init_range=INIT_RANGE)
         head = build_head(options, dictionary, last, table, bias=True, locked_dim=TIME)
-        alpha = checked_weight("--activation-regularization", options.activation_regularization)
-        beta = checked_weight(
-            "--temporal-activation-regularization", options.temporal_activation_regularization
-        )
+        with arguments_as_flags(value="--activation-regularization"):
+            alpha = finite_nonnegative(options.activation_regularization)
+        with arguments_as_flags(value="--temporal-activation-regularization"):
+            beta = finite_nonnegative(options.temporal_activation_regularization)
         return cls(AWDLSTMDecoder(dictionary, network, head, alpha, beta))
 
     def check_criterion(self, criterion: Any) -> None:

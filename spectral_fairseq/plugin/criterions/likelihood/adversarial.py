@@ -1,0 +1,133 @@
+"""The likelihood under the worst target vectors nearby: Wang, Gong, Liu, ICML 2019.
+
+"Improving Neural Language Modeling via Adversarial Training", https://arxiv.org/abs/1906.03805
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Tuple
+
+from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
+from torch import Tensor, nn
+
+from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
+from spectral_fairseq.functional.losses.adversarial import (
+    adversarial_logits,
+    adversarial_margin,
+    unperturbed_nll,
+)
+from spectral_fairseq.functional.penalties.weight_norm import row_norms
+from spectral_fairseq.plugin.criterions.likelihood.base import Likelihood, LikelihoodTerm
+from spectral_fairseq.plugin.criterions.likelihood.output_layer import (
+    OutputLayer,
+    check_output_layer,
+    output_layer_replaced,
+)
+from spectral_fairseq.plugin.criterions.output_table import (
+    decoder_of,
+    factored_table,
+    output_table,
+)
+from spectral_fairseq.plugin.flags import Flag, finite_nonnegative
+
+ADVERSARIAL_EPSILON = Flag(
+    "adversarial_epsilon",
+    0.0,
+    "in training a target's logit loses epsilon ||w_y|| ||h||",
+    finite_nonnegative,
+)
+
+
+class Adversarial(LikelihoodTerm):
+    """Trains on lowered target logits; the logs keep the likelihood of the plain ones.
+
+    Args:
+        criterion: the criterion that takes it.
+        epsilon: radius of the perturbation as a share of ||w_y||.
+    """
+
+    def __init__(self, criterion: Any, epsilon: float) -> None:
+        super().__init__(criterion)
+        self.epsilon = epsilon
+
+    def check(self, model: nn.Module) -> None:
+        """See the base class.
+
+        Raises:
+            ConfigurationError: an output layer that is not a single softmax, or that cannot be
+                replaced.
+        """
+        head = getattr(decoder_of(model), "output_projection", None)
+        if getattr(head, "own_loss", False):
+            raise ConfigurationError(
+                "a single softmax for --adversarial-epsilon",
+                f"{type(head).__name__}, in which a target has no single logit",
+                "Use --output-head softmax (of a Transformer-XL with "
+                "--adaptive-softmax-cutoff ''), or drop --adversarial-epsilon.",
+            )
+        check_output_layer(model)
+
+    def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
+        """See the base class."""
+        self.check(model)
+        criterion = self.criterion
+        target = sample["target"]
+        margins: List[Tensor] = []
+
+        def perturb(output_layer: OutputLayer) -> OutputLayer:
+            def perturbed(features: Tensor) -> Tensor:
+                margin = adversarial_margin(
+                    features,
+                    row_norms(self._vectors(model, target)),
+                    target,
+                    self.epsilon,
+                    criterion.padding_idx,
+                )
+                margins.append(margin.detach())
+                return adversarial_logits(output_layer(features), target, margin, inplace=True)
+
+            return perturbed
+
+        with output_layer_replaced(model, perturb):
+            net_output = model(**sample["net_input"])
+        (margin,) = margins
+        lprobs, targets = criterion.get_lprobs_and_target(model, net_output, sample)
+        loss, nll = label_smoothed_nll_loss(
+            lprobs, targets, criterion.eps, ignore_index=criterion.padding_idx, reduce=False
+        )  # [b * t, 1] each
+        plain_loss, plain_nll = self._without_margin(
+            loss.detach(),
+            nll.detach(),
+            margin[:, criterion.ignore_prefix_size :].reshape(-1, 1),
+            vocabulary=lprobs.size(-1),
+        )
+        if reduce:
+            loss, plain_loss, plain_nll = loss.sum(), plain_loss.sum(), plain_nll.sum()
+        if criterion.report_accuracy:
+            logits = adversarial_logits(net_output[0].detach(), target, -margin)
+            net_output = (logits, *net_output[1:])
+        return Likelihood(loss, plain_loss, plain_nll, net_output)
+
+    def _vectors(self, model: nn.Module, target: Tensor) -> Tensor:
+        """The vectors w_y of the targets, shape (b, t, d)."""
+        table = factored_table(model)
+        if table is not None:
+            return table(target)
+        with arguments_as_flags(weight=ADVERSARIAL_EPSILON.option):
+            return output_table(model, self.criterion.penalties.view(model).words.rows)[target]
+
+    def _without_margin(
+        self, loss: Tensor, nll: Tensor, margin: Tensor, vocabulary: int
+    ) -> Tuple[Tensor, Tensor]:
+        """Loss and NLL of each token without the adversary; all of shape [tokens, 1].
+
+        With the target's logit raised again by its margin m every log-probability falls by
+        c = nll_plain - nll + m, and the target's rises by m. Padding has no margin and no loss, so
+        nothing is added to it.
+        """
+        eps = self.criterion.eps
+        plain = unperturbed_nll(nll, margin)
+        fall = plain - nll + margin
+        eps_i = eps / (vocabulary - 1)
+        smooth_change = vocabulary * fall - margin
+        return loss + (1 - eps - eps_i) * (plain - nll) + eps_i * smooth_change, plain

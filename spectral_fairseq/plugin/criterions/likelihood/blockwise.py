@@ -1,0 +1,107 @@
+"""The same likelihood computed block by block, without holding tokens x words scores."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
+from spectral_fairseq.functional.losses.blockwise import blockwise_cross_entropy
+from spectral_fairseq.heads import SoftmaxHead
+from spectral_fairseq.heads.base import Head
+from spectral_fairseq.plugin.criterions.likelihood.base import Likelihood
+from spectral_fairseq.plugin.criterions.likelihood.full_scores import FullScores
+from spectral_fairseq.plugin.criterions.likelihood.output_layer import (
+    OutputLayer,
+    check_output_layer,
+    output_layer_replaced,
+)
+from spectral_fairseq.plugin.criterions.output_table import decoder_of, output_table
+from spectral_fairseq.plugin.flags import Flag
+
+BLOCKWISE_LOSS = Flag(
+    "blockwise_loss",
+    False,
+    "in training compute a softmax's loss block by block, without holding tokens x words; equal "
+    "up to rounding. Mixtures always do",
+)
+
+HeadLoss = Callable[[Tensor, Tensor, float, int], Tuple[Tensor, Tensor]]
+"""(features, targets, label smoothing, padding index) -> (loss_sum, nll_sum)."""
+
+
+def output_layer_of(model: nn.Module) -> Any:
+    """The module that turns a decoder's features into scores, ``None`` if it has no such name."""
+    return getattr(decoder_of(model), "output_projection", None)
+
+
+class Blockwise(FullScores):
+    """The loss of the output layer itself, taken where the scores would be made.
+
+    Full scores are used where a caller asks for single tokens or for the accuracy.
+    """
+
+    def check(self, model: nn.Module) -> None:
+        """See the base class.
+
+        Raises:
+            ConfigurationError: an output layer that cannot be replaced or has a bias of fairseq's,
+                or label smoothing where the output layer's own loss has none.
+        """
+        head = output_layer_of(model)
+        if isinstance(head, Head) and not self.criterion.report_accuracy:
+            with arguments_as_flags(label_smoothing="--label-smoothing"):
+                head.check_label_smoothing(self.criterion.eps)
+        self._loss_of(model)
+        check_output_layer(model)
+
+    def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
+        """See the base class."""
+        if not reduce or self.criterion.report_accuracy:
+            return super().__call__(model, sample, reduce)
+        head_loss = self._loss_of(model)
+        targets = sample["target"]
+        skip = self.criterion.ignore_prefix_size
+
+        def loss_instead(_: OutputLayer) -> OutputLayer:
+            def run(features: Tensor) -> Tensor:
+                pair = head_loss(
+                    features[:, skip:],
+                    targets[:, skip:],
+                    self.criterion.eps,
+                    self.criterion.padding_idx,
+                )
+                return torch.stack(pair)
+
+            return run
+
+        with output_layer_replaced(model, loss_instead):
+            net_output = model(**sample["net_input"])
+        loss, nll = net_output[0]
+        return Likelihood(loss, loss.detach(), nll.detach(), net_output)
+
+    def _loss_of(self, model: nn.Module) -> HeadLoss:
+        head = output_layer_of(model)
+        if getattr(head, "own_loss", False) or isinstance(head, SoftmaxHead):
+            return head.loss
+        if getattr(head, "bias", None) is not None:
+            raise ConfigurationError(
+                "an output layer without bias for --blockwise-loss",
+                f"a bias in {type(head).__name__}",
+                "Drop --blockwise-loss.",
+            )
+        with arguments_as_flags(weight=BLOCKWISE_LOSS.option):
+            weight = output_table(model, self.criterion.penalties.view(model).words.rows)
+
+        def loss(features: Tensor, targets: Tensor, eps: float, ignore_index: int) -> Any:
+            return blockwise_cross_entropy(
+                features.flatten(0, -2),
+                targets.flatten(),
+                weight,
+                label_smoothing=eps,
+                ignore_index=ignore_index,
+            )
+
+        return loss

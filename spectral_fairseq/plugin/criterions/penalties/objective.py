@@ -1,0 +1,127 @@
+"""The terms that penalties add to the objective of an update.
+
+Note [The scale of a penalty]
+-----------------------------
+Worker w and micro-batch i contribute the gradient of their loss L_wi; fairseq divides the sum by
+S, the sum of the sample sizes. With
+
+    L_wi = nll_sum_wi + weight * R * sample_size_wi
+
+the objective is (mean NLL per token) + weight * R exactly, whatever the batch size,
+``--update-freq`` or number of workers. Without the factor a penalty would be thousands of times
+too weak, and its strength would change with the batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, List
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from spectral_fairseq.errors import arguments_as_flags
+from spectral_fairseq.plugin.criterions.output_table import decoder_of
+from spectral_fairseq.plugin.criterions.penalties import PENALTIES
+from spectral_fairseq.plugin.criterions.penalties.interval import PENALTY_INTERVAL, interval_for
+from spectral_fairseq.plugin.criterions.penalties.needs import ModelView, Words
+from spectral_fairseq.plugin.criterions.penalties.penalty import Penalty, Term
+from spectral_fairseq.plugin.flags import read_flags
+
+FLAGS = (*(flag for penalty in PENALTIES for flag in penalty.flags), PENALTY_INTERVAL)
+
+
+class Penalties:
+    """The penalties that a configuration turns on.
+
+    Args:
+        cfg: a configuration with the fields of :data:`FLAGS`.
+        dictionary: target dictionary of the models whose decoder does not have one of its own.
+
+    Raises:
+        ConfigurationError: a flag is outside its range.
+        DataError: the dictionary lacks what a penalty needs.
+    """
+
+    def __init__(self, cfg: Any, dictionary: Any) -> None:
+        self._options = read_flags(FLAGS, cfg)
+        active = [penalty for penalty in PENALTIES if penalty.factor(self._options)]
+        self._always = [penalty for penalty in active if not penalty.lazy]
+        self._lazy = [penalty for penalty in active if penalty.lazy]
+        self._dictionary = dictionary
+        self._words: Dict[int, Words] = {}
+        self._of_words: Dict[Words, Dict[str, Any]] = {}
+        self._options_for(self._words_of(dictionary))  # raises now rather than in an update
+        self._last: WeakKeyDictionary[nn.Module, List[Term]] = WeakKeyDictionary()
+
+    def __call__(self, model: nn.Module) -> List[Term]:
+        """The terms that are due at this update.
+
+        Raises:
+            ConfigurationError: the model lacks what a penalty needs.
+        """
+        view = self.view(model)
+        due = self._terms(self._always, view)
+        interval = self._options.penalty_interval or interval_for(view.words.rows)
+        if getattr(model, "num_updates", 0) % interval:
+            return due
+        lazy = self._terms(self._lazy, view)
+        self._last[decoder_of(model)] = [term._replace(value=term.value.detach()) for term in lazy]
+        return due + [term._replace(weight=term.weight * interval) for term in lazy]
+
+    @torch.no_grad()
+    def check(self, model: nn.Module) -> None:
+        """Refuse a model that lacks what the penalties need, due or not.
+
+        Raises:
+            ConfigurationError: the model lacks what a penalty needs.
+        """
+        self._terms(self._always, self.view(model))
+        self.last(model)
+
+    @torch.no_grad()
+    def last(self, model: nn.Module) -> List[Term]:
+        """The lazy terms as they were computed last, for the logs.
+
+        They are computed now if they never were, as in the first updates after training resumed.
+
+        Raises:
+            ConfigurationError: the model lacks what a penalty needs.
+        """
+        decoder = decoder_of(model)
+        if decoder not in self._last:
+            self._last[decoder] = self._terms(self._lazy, self.view(model))
+        return self._last[decoder]
+
+    def view(self, model: nn.Module) -> ModelView:
+        """The model with the dictionary of its decoder.
+
+        A task for several target languages has a dictionary for each, of which it shows the
+        criterion only the first.
+        """
+        own = getattr(decoder_of(model), "dictionary", None)
+        return ModelView(model, self._words_of(self._dictionary if own is None else own))
+
+    def _words_of(self, dictionary: Any) -> Words:
+        if id(dictionary) not in self._words:
+            self._words[id(dictionary)] = Words(dictionary)
+        return self._words[id(dictionary)]
+
+    def _options_for(self, words: Words) -> Dict[str, Any]:
+        """Name of a penalty -> its options, completed for a dictionary."""
+        if words not in self._of_words:
+            self._of_words[words] = {
+                penalty.name: penalty.for_words(self._options, words)
+                for penalty in (*self._always, *self._lazy)
+            }
+        return self._of_words[words]
+
+    def _terms(self, penalties: Iterable[Penalty], view: ModelView) -> List[Term]:
+        options = self._options_for(view.words)
+        terms = []
+        with torch.autocast(view.device.type, enabled=False):
+            for penalty in penalties:
+                with arguments_as_flags(weight=penalty.weight.option):
+                    value = penalty.value(view.get(penalty.needs), options[penalty.name])
+                terms.append(Term(penalty.name, penalty.factor(self._options), value))
+        return terms

@@ -1,0 +1,24 @@
+"""Spectral normalisation as a penalty: a comparator of Wang et al., ICLR 2020, appendix B.
+
+https://openreview.net/forum?id=ByxY8CNtvr, after Jiang et al., ICLR 2019,
+https://openreview.net/forum?id=rJNH6sAqY7
+"""
+
+from spectral_fairseq.functional.penalties.spectral_normalization import (
+    spectral_normalization_penalty,
+)
+from spectral_fairseq.plugin.criterions.penalties.needs import singular_values
+from spectral_fairseq.plugin.criterions.penalties.penalty import Penalty
+from spectral_fairseq.plugin.flags import Flag, finite_nonnegative
+
+SPECTRAL_NORMALIZATION = Penalty(
+    name="spectral_normalization",
+    weight=Flag(
+        "spectral_normalization_weight",
+        0.0,
+        "weight of sum_k (1 - sigma_k/sigma_1)^2",
+        finite_nonnegative,
+    ),
+    needs=singular_values,
+    value=lambda sigma, _: spectral_normalization_penalty(sigma),
+)

@@ -1,0 +1,85 @@
+"""One declaration for each command-line flag, from which fairseq's dataclasses are made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, make_dataclass
+from types import SimpleNamespace
+from typing import Any, Callable, Iterable, Type
+
+from fairseq.dataclass import FairseqDataclass
+
+from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
+
+
+def unchecked(value: Any) -> Any:
+    """``value`` itself."""
+    return value
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag with its default, its help and its check.
+
+    Args:
+        name: the field of fairseq's configuration, such as ``cosreg_weight``.
+        default: the value if the flag is not given; its type is the type of the flag.
+        help: the flag's line in the documentation.
+        parse: turns the value given into the value used. Errors that it raises may call the value
+            ```value```, which is replaced by the flag.
+    """
+
+    name: str
+    default: Any
+    help: str
+    parse: Callable[[Any], Any] = unchecked
+
+    @property
+    def option(self) -> str:
+        """The flag as users type it, such as ``--cosreg-weight``."""
+        return "--" + self.name.replace("_", "-")
+
+    def read(self, cfg: Any) -> Any:
+        """The checked value in a configuration.
+
+        Raises:
+            ConfigurationError: ``parse`` refused the value.
+        """
+        with arguments_as_flags(value=self.option):
+            return self.parse(getattr(cfg, self.name))
+
+
+def read_flags(flags: Iterable[Flag], cfg: Any) -> SimpleNamespace:
+    """The checked values of ``flags`` in a configuration, by the names of their fields.
+
+    Raises:
+        ConfigurationError: a value outside its flag's range.
+    """
+    return SimpleNamespace(**{flag.name: flag.read(cfg) for flag in flags})
+
+
+def with_flags(config: Type[FairseqDataclass], name: str, flags: Iterable[Flag], doc: str) -> Any:
+    """A subclass of a configuration that has a field for each flag.
+
+    Args:
+        config: the dataclass to extend.
+        name: the name of the new class.
+        flags: become fields in this order.
+        doc: docstring of the new class.
+    """
+    fields = [
+        (flag.name, type(flag.default), field(default=flag.default, metadata={"help": flag.help}))
+        for flag in flags
+    ]
+    return make_dataclass(name, fields, bases=(config,), namespace={"__doc__": doc})
+
+
+def finite_nonnegative(value: float) -> float:
+    """``value`` if it can be the weight of a penalty.
+
+    Raises:
+        ConfigurationError: ``value`` is negative, infinite or not a number.
+    """
+    if not (math.isfinite(value) and value >= 0):
+        raise ConfigurationError("`value` to be a finite number >= 0", repr(value), "Correct it.")
+    return value
