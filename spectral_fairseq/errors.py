@@ -1,15 +1,27 @@
-"""Every error a user can cause, with one shape: what was expected, what was found, what to do."""
+"""Errors that a user can cause; each states what was expected, what was found and what to do.
+
+Note [Arguments and flags]
+--------------------------
+The library rooms (``functional``, ``embeddings``, ``heads``, ``lm``) know no command line. Their
+messages name an argument in backquotes: "expected `epsilon` to be a finite number >= 0". The code
+that read the argument from a flag wraps the call in :func:`arguments_as_flags`, so that the person
+at the command line reads "expected --adversarial-epsilon to be a finite number >= 0".
+"""
 
 from __future__ import annotations
 
+import re
+from contextlib import contextmanager
+from typing import Iterator
+
 
 class SpectralFairseqError(Exception):
-    """Base of all errors raised on purpose by this package.
+    """Base class of every error that this package raises on purpose.
 
     Args:
-        expected: what would have been right.
+        expected: what would have been right. Arguments are named in backquotes.
         found: what was there instead.
-        remedy: the step that mends it, as an imperative sentence.
+        remedy: what the user should do, as an imperative sentence.
     """
 
     def __init__(self, expected: str, found: str, remedy: str) -> None:
@@ -19,17 +31,17 @@ class SpectralFairseqError(Exception):
         super().__init__(f"expected {expected}; found {found}. {remedy}")
 
     def __reduce__(self) -> tuple:
-        # BaseException pickles self.args, which is the one formatted message: workers could
-        # not send such an error back to the parent process.
+        # BaseException pickles self.args, which is only the formatted message: a worker process
+        # could not send such an error back to its parent.
         return type(self), (self.expected, self.found, self.remedy)
 
 
 class ConfigurationError(SpectralFairseqError, ValueError):
-    """A flag, or a combination of flags, that cannot be trained."""
+    """An argument, or a combination of arguments, that cannot be used."""
 
 
 class UnsupportedError(SpectralFairseqError, ValueError):
-    """A feature of the host that does not work together with the one asked for."""
+    """A feature of fairseq that does not work together with the one that was asked for."""
 
 
 class CheckpointError(SpectralFairseqError, ValueError):
@@ -41,8 +53,31 @@ class DataError(SpectralFairseqError, ValueError):
 
 
 class MissingDataError(DataError, FileNotFoundError):
-    """A data folder, dictionary or split that does not exist; still a ``FileNotFoundError``."""
+    """A data folder, dictionary or split that does not exist; also a ``FileNotFoundError``."""
 
 
 class OutputError(SpectralFairseqError, OSError):
-    """A file that could not be written: the disk is full, say; still an ``OSError``."""
+    """A file that could not be written, for example on a full disk; also an ``OSError``."""
+
+
+@contextmanager
+def arguments_as_flags(**flags: str) -> Iterator[None]:
+    """Name flags instead of arguments in the errors of this package that leave the block.
+
+    Can also decorate a function. Blocks nest: an argument that the inner block does not know is
+    left to the outer one.
+
+    Args:
+        flags: the flag of each argument, such as ``epsilon="--adversarial-epsilon"``.
+
+    Raises:
+        SpectralFairseqError: the error raised inside, of the same class, with its message reworded.
+    """
+    try:
+        yield
+    except SpectralFairseqError as error:
+        parts = [
+            re.sub(r"`(\w+)`", lambda name: flags.get(name[1], name[0]), part)
+            for part in (error.expected, error.found, error.remedy)
+        ]
+        raise type(error)(*parts).with_traceback(error.__traceback__) from error.__cause__

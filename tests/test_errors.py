@@ -1,0 +1,44 @@
+import pytest
+
+from spectral_fairseq.errors import ConfigurationError, DataError, arguments_as_flags
+
+
+def test_arguments_are_renamed_in_every_part_and_the_class_is_kept():
+    with pytest.raises(DataError) as caught, arguments_as_flags(dim="--embed-dim"):
+        raise DataError("`dim` above `rows`", "`dim` 3", "Lower `dim`; see `dim --help`.")
+    assert str(caught.value) == (
+        "expected --embed-dim above `rows`; found --embed-dim 3. Lower --embed-dim; "
+        "see `dim --help`."
+    )
+    assert caught.value.found == "--embed-dim 3"
+
+
+def test_blocks_nest_and_decorate():
+    @arguments_as_flags(rate="--lr")
+    def check():
+        raise ConfigurationError("`rate` above `decay`", "0", "Raise `rate`.")
+
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="--lr above --weight-decay"):
+            with arguments_as_flags(decay="--weight-decay", rate="--unused"):
+                check()
+
+
+def test_the_cause_and_the_place_of_the_error_are_kept():
+    def check():
+        try:
+            int("x")
+        except ValueError as error:
+            raise ConfigurationError("`a` whole", "x", "Correct it.") from error
+
+    with pytest.raises(ConfigurationError) as caught, arguments_as_flags(a="--a"):
+        check()
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert [entry.name for entry in caught.traceback][-1] == "check"
+
+
+def test_other_errors_pass_unchanged():
+    error = ValueError("`a`")
+    with pytest.raises(ValueError) as caught, arguments_as_flags(a="--a"):
+        raise error
+    assert caught.value is error
