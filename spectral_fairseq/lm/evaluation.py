@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError, DataError
-from spectral_fairseq.functional.cache import check_interpolation, interpolate
-from spectral_fairseq.lm.cache import ContinuousCache
+from spectral_fairseq.functional.continuous_cache import check_interpolation, interpolate
 from spectral_fairseq.lm.carry import Carry
+from spectral_fairseq.lm.continuous_cache import ContinuousCache
 
 Corpus = Any
 """``len(corpus)`` tokens, of which ``corpus[a:b]`` is a tensor of integers: a tensor will do."""

@@ -18,7 +18,7 @@ import torch
 from spectral_fairseq.analysis.results import finite
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.functional.dynamic_update import DynamicRates
-from spectral_fairseq.lm.cache import ContinuousCache
+from spectral_fairseq.lm.continuous_cache import ContinuousCache
 from spectral_fairseq.lm.dynamic_evaluation import (
     DynamicEvaluation,
     GradientStatistics,

@@ -29,19 +29,17 @@ from fairseq.models import FairseqMultiModel
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.linalg.gram import gram
+from spectral_fairseq.functional.linalg.row_norms import row_norms
+from spectral_fairseq.functional.linalg.singular_values import singular_values_of_gram
 from spectral_fairseq.functional.losses.adversarial import (
     adversarial_logits,
     adversarial_margin,
     unperturbed_nll,
 )
 from spectral_fairseq.functional.losses.blockwise import blockwise_cross_entropy, smoothing_weights
-from spectral_fairseq.functional.measures.isotropy import mean_cosine
-from spectral_fairseq.functional.measures.spectrum_measures import (
-    singular_values_of_gram,
-    spectrum_measures,
-)
-from spectral_fairseq.functional.penalties.orthogonality import gram
-from spectral_fairseq.functional.penalties.weight_norm import row_norms
+from spectral_fairseq.functional.measures.mean_cosine import mean_cosine
+from spectral_fairseq.functional.measures.spectrum_measures import spectrum_measures
 from spectral_fairseq.heads import SoftmaxHead
 from spectral_fairseq.heads.base import Head
 from spectral_fairseq.plugin.criterions.penalties import (

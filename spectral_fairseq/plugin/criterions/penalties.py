@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.counts import smoothed_log_counts
+from spectral_fairseq.functional.linalg.row_norms import row_norms
 from spectral_fairseq.functional.linalg.singular_values import singular_values
 from spectral_fairseq.functional.penalties.cosine import cosine_penalty
 from spectral_fairseq.functional.penalties.d_optimal import d_optimal_penalty
@@ -21,11 +22,7 @@ from spectral_fairseq.functional.penalties.spectral_normalization import (
     spectral_normalization_penalty,
 )
 from spectral_fairseq.functional.penalties.spectrum import spectrum_penalty
-from spectral_fairseq.functional.penalties.weight_norm import (
-    log_count_target,
-    row_norms,
-    weight_norm_penalty,
-)
+from spectral_fairseq.functional.penalties.weight_norm import log_count_target, weight_norm_penalty
 from spectral_fairseq.plugin.models.output_table import (
     decoder_of,
     factored_table,

@@ -3,12 +3,12 @@ import torch
 import torch.nn.functional as F
 
 from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.linalg.row_norms import row_norms
 from spectral_fairseq.functional.losses.adversarial import (
     adversarial_logits,
     adversarial_margin,
     unperturbed_nll,
 )
-from spectral_fairseq.functional.penalties.weight_norm import row_norms
 from tests.reference import adversarial as reference
 
 PAD = 1

@@ -5,7 +5,8 @@ import torch
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.linalg import products
-from spectral_fairseq.functional.losses.blockwise import blockwise_cross_entropy, softmax_
+from spectral_fairseq.functional.losses.block_scores import softmax_
+from spectral_fairseq.functional.losses.blockwise import blockwise_cross_entropy
 from tests.capabilities import FLOAT16, HALF_ON_CPU
 from tests.reference import mixture as reference
 

@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.measures.isotropy import (
-    effective_rank,
+from spectral_fairseq.functional.linalg.row_norms import rms_row_norm
+from spectral_fairseq.functional.linalg.singular_values import right_singular_system
+from spectral_fairseq.functional.measures.effective_rank import effective_rank
+from spectral_fairseq.functional.measures.mean_cosine import mean_cosine
+from spectral_fairseq.functional.measures.partition_function import (
     isotropy_i1,
     isotropy_i2,
     log_partition,
     log_partitions,
-    mean_cosine,
-    right_singular_system,
-    rms_row_norm,
 )
 from tests.reference import isotropy as naive
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.functional.linalg.blockwise_spectrum import BlockwiseSpectrum
 from spectral_fairseq.functional.measures.rank import (
-    BlockwiseSpectrum,
     cumulative_share,
     empirical_rank,
     roundoff_threshold,

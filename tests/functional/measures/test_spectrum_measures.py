@@ -4,10 +4,8 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.measures.spectrum_measures import (
-    singular_values_of_gram,
-    spectrum_measures,
-)
+from spectral_fairseq.functional.linalg.singular_values import singular_values_of_gram
+from spectral_fairseq.functional.measures.spectrum_measures import spectrum_measures
 
 KEYS = {"sigma_max", "sigma_2", "sigma_median", "sigma_min", "frobenius_norm", "share_of_first",
         "effective_rank", "stable_rank"}  # fmt: skip

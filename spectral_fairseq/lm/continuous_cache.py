@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.cache import cache_probability
+from spectral_fairseq.functional.continuous_cache import cache_probability
 
 # Scores held at a time: 16 MiB of float32.
 BLOCK_SCORES = 4 * 2**20
