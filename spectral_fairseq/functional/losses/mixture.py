@@ -196,10 +196,12 @@ class _LogMixture(torch.autograd.Function):
         )
         with torch.autocast(contexts.device.type, enabled=False):
             block_scores = BlockScores(matrix, bias, ctx.dtype)
-            for part, _, *block in _expert_blocks(contexts, log_prior, block_scores):
+            for part, _, block_contexts, block_log_prior in _expert_blocks(
+                contexts, log_prior, block_scores
+            ):
+                mixed = _MixtureBlock(block_contexts, block_log_prior, block_scores)
                 block_output = output[part]
-                log_mixture = _MixtureBlock(*block, block_scores).log_mixture
-                block_output.copy_(log_mixture[: block_output.size(0)])
+                block_output.copy_(mixed.log_mixture[: block_output.size(0)])
         return output
 
     @staticmethod
@@ -212,13 +214,15 @@ class _LogMixture(torch.autograd.Function):
         shares = torch.zeros(log_prior.shape, dtype=sum_dtype, device=log_prior.device)
         with torch.autocast(contexts.device.type, enabled=False):
             block_scores = BlockScores(matrix, bias, ctx.dtype)
-            for part, size, *block in _expert_blocks(contexts, log_prior, block_scores):
-                mixed = _MixtureBlock(*block, block_scores)
+            for part, size, block_contexts, block_log_prior in _expert_blocks(
+                contexts, log_prior, block_scores
+            ):
+                mixed = _MixtureBlock(block_contexts, block_log_prior, block_scores)
                 gradient, share = mixed.gradient_(filled(upstream[part].to(sum_dtype), size))
                 shares[part] = share[: part.stop - part.start]
                 sums.add_block(
                     _rows_of(part, log_prior.size(1)),
-                    block[0].flatten(0, 1),
+                    block_contexts.flatten(0, 1),
                     gradient.flatten(0, 1),
                     block_scores.table,
                 )

@@ -1,4 +1,5 @@
 """Measures of a table that follow from its singular values, for training logs and reports."""
+
 from __future__ import annotations
 
 from typing import Dict

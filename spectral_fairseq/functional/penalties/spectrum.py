@@ -58,9 +58,10 @@ def prior_spectrum(
             )
     if c1 == 0:
         raise ConfigurationError(
-            "`c1` to be a positive number, or to be chosen automatically",
+            "`c1` to be a positive number",
             "0",
-            "With 0 every singular value would be driven to zero; let `c1` be chosen.",
+            "With 0 every singular value would be driven to zero; leave `c1` out to choose it "
+            "automatically.",
         )
     k = torch.arange(1, dim + 1, dtype=torch.float64)
     if kind == "exponential":

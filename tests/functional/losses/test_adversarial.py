@@ -136,7 +136,7 @@ def test_likelihood_for_the_logs_is_that_of_the_plain_softmax(dtype, tolerance, 
 @pytest.mark.parametrize("epsilon", [-0.1, float("inf"), float("nan")])
 def test_bad_epsilon_is_refused(epsilon):
     features, table, targets = problem()
-    with pytest.raises(ConfigurationError, match="--adversarial-epsilon"):
+    with pytest.raises(ConfigurationError, match="`epsilon`"):
         adversarial_margin(features, row_norms(table[targets]), targets, epsilon)
 
 

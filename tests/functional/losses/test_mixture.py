@@ -227,5 +227,5 @@ def test_posterior_and_mixture_of_contexts():
 
 def test_a_prior_of_another_shape_is_refused():
     leaves, targets = inputs()
-    with pytest.raises(ConfigurationError, match="prior"):
+    with pytest.raises(ConfigurationError, match="`log_prior`"):
         mixture_cross_entropy(leaves[0], leaves[1][:, :2], targets, leaves[2])
