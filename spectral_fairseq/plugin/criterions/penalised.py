@@ -28,7 +28,7 @@ from fairseq.logging import metrics
 from fairseq.models import FairseqMultiModel
 from torch import Tensor, nn
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.linalg.gram import gram
 from spectral_fairseq.functional.linalg.row_norms import row_norms
 from spectral_fairseq.functional.linalg.singular_values import singular_values_of_gram
@@ -113,7 +113,8 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             report_accuracy=cfg.report_accuracy,
         )
         # Here, and not only where a block of scores is smoothed: the host smooths with any number.
-        smoothing_weights(cfg.label_smoothing, vocabulary=2)
+        with arguments_as_flags(label_smoothing="--label-smoothing"):
+            smoothing_weights(cfg.label_smoothing, vocabulary=2)
         self.penalties = Penalties(cfg, task.target_dictionary)
         self.adversarial_epsilon = checked_weight("--adversarial-epsilon", cfg.adversarial_epsilon)
         self.blockwise_loss = cfg.blockwise_loss
