@@ -30,8 +30,9 @@ from benchmarks.harness import peak_resident_mib, positive, print_result, print_
 from spectral_fairseq.analysis.measures import Options
 from spectral_fairseq.analysis.progress import Progress
 from spectral_fairseq.analysis.results import analyse_checkpoint
+from spectral_fairseq.functional.linalg.blockwise_spectrum import BlockwiseSpectrum
 from spectral_fairseq.functional.measures.divergence import ExpectedPairwiseKL
-from spectral_fairseq.functional.measures.rank import BlockwiseSpectrum, empirical_rank
+from spectral_fairseq.functional.measures.rank import empirical_rank
 
 BUDGET = {"seconds": 60.0, "mib": 4096.0}
 LOG_PROBABILITY_BUDGET = {"mib": 8192.0}

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from benchmarks.bench_step import SHAPES, Step
 from benchmarks.harness import median_ratio, paired_times, positive, print_result, print_table
+from spectral_fairseq.functional.linalg.row_norms import row_norms
 from spectral_fairseq.functional.linalg.singular_values import singular_values
 from spectral_fairseq.functional.losses.adversarial import adversarial_logits, adversarial_margin
 from spectral_fairseq.functional.penalties.cosine import cosine_penalty
@@ -26,7 +27,7 @@ from spectral_fairseq.functional.penalties.d_optimal import d_optimal_penalty
 from spectral_fairseq.functional.penalties.spectral_normalization import (
     spectral_normalization_penalty,
 )
-from spectral_fairseq.functional.penalties.weight_norm import row_norms, weight_norm_penalty
+from spectral_fairseq.functional.penalties.weight_norm import weight_norm_penalty
 
 EXCLUDED = torch.tensor([1])
 PENALTIES: Dict[str, Callable[[Tensor], Tensor]] = {

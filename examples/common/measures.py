@@ -12,14 +12,14 @@ import torch
 
 import spectral_fairseq
 from spectral_fairseq.embeddings.svd import SVDEmbedding
-from spectral_fairseq.functional.measures.isotropy import (
-    effective_rank,
+from spectral_fairseq.functional.linalg.row_norms import rms_row_norm
+from spectral_fairseq.functional.linalg.singular_values import right_singular_system
+from spectral_fairseq.functional.measures.effective_rank import effective_rank
+from spectral_fairseq.functional.measures.mean_cosine import mean_cosine
+from spectral_fairseq.functional.measures.partition_function import (
     isotropy_i1,
     isotropy_i2,
     log_partition,
-    mean_cosine,
-    right_singular_system,
-    rms_row_norm,
 )
 
 PACKAGES = ("torch", "fairseq", "ve-fairseq", "numpy", "sentencepiece", "sacrebleu", "matplotlib")

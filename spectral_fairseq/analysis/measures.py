@@ -14,6 +14,8 @@ from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.tables import Table
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.counts import smoothed_log_counts
+from spectral_fairseq.functional.linalg.row_norms import row_norms
+from spectral_fairseq.functional.linalg.singular_values import right_singular_system
 from spectral_fairseq.functional.measures.correlation import pearson, slope, spearman
 from spectral_fairseq.functional.measures.cosine_histogram import (
     cosine_histogram,
@@ -21,18 +23,16 @@ from spectral_fairseq.functional.measures.cosine_histogram import (
 )
 from spectral_fairseq.functional.measures.decay_fit import fit_exponential, fit_polynomial
 from spectral_fairseq.functional.measures.isoscore import covariance_from_gram, isoscore
-from spectral_fairseq.functional.measures.isotropy import (
+from spectral_fairseq.functional.measures.mean_cosine import mean_cosine
+from spectral_fairseq.functional.measures.neighbours import nearest_neighbours
+from spectral_fairseq.functional.measures.partition_function import (
     NARROW_ROW_NORM,
     isotropy_i1,
     isotropy_i2,
     log_partitions,
-    mean_cosine,
-    right_singular_system,
 )
-from spectral_fairseq.functional.measures.neighbours import nearest_neighbours
 from spectral_fairseq.functional.measures.spectrum_measures import spectrum_measures
 from spectral_fairseq.functional.penalties.spectrum import prior_spectrum
-from spectral_fairseq.functional.penalties.weight_norm import row_norms
 
 NORM_BINS = 60
 COSINE_BINS = 100

@@ -21,9 +21,9 @@ from spectral_fairseq.checkpoints.collapse import (
 from spectral_fairseq.embeddings.svd import V_SCALE
 from spectral_fairseq.embeddings.weight_norm import SHORTEST
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError
+from spectral_fairseq.functional.linalg.gram import gram
 from spectral_fairseq.functional.penalties.orthogonality import (
     frobenius_defect,
-    gram,
     identity_residual,
     spectral_defect,
 )

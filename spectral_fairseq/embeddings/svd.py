@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.factored import FactoredEmbedding, hook
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.penalties.orthogonality import gram
+from spectral_fairseq.functional.linalg.gram import gram
 from spectral_fairseq.functional.penalties.spectrum import prior_spectrum
 
 # Note [Scales of the factors]

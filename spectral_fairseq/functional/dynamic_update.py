@@ -1,19 +1,20 @@
-"""The update rule of dynamic evaluation: RMS of the gradient, decay towards the trained weights.
+"""The update rule of dynamic evaluation, with RMS gradients and decay to the trained weights.
 
 Krause, Kahembwe, Murray, Renals: "Dynamic Evaluation of Neural Sequence Models", ICML 2018,
-section 5. With g the gradient of the segment just scored, W_0 the trained weights and R the root
-mean square of the gradient over the batches of the training corpus, element by element,
+https://proceedings.mlr.press/v80/krause18a.html, section 5. With g the gradient of the segment just
+scored, W_0 the trained weights and R the elementwise root mean square of the gradient over the
+batches of the training corpus,
 
     W <- W + lambda D (W_0 - W) - eta g / (R + epsilon),     D = R / mean(R), at most 1 / lambda.
 
-The mean is the one of the authors' code, by which the published lambda are to be read: the mean
-over the parameter tensors of each one's mean, so that a bias weighs as much as a table.
+The mean is that of the authors' code, with which the published values of lambda were found: the
+mean over the parameter tensors of each tensor's mean, so that a bias weighs as much as a table.
 
 Note [Two units of the published values]
 ----------------------------------------
-The first version of the authors' code, from which the mixture-of-softmaxes repository took its
-own, has the square root of a *sum* over n batches for R and a *sum* over the P parameter tensors
-for the mean. The values published with it (eta 0.002, lambda 0.02 or 0.075, epsilon 0.001 or
+The first version of the authors' code, on which that of the mixture-of-softmaxes paper is based,
+uses the square root of a *sum* over n batches for R and a *sum* over the P parameter tensors for
+the mean. The values published with it (eta 0.002, lambda 0.02 or 0.075, epsilon 0.001 or
 0.002) become those of the equations above as eta / sqrt(n), lambda / P and epsilon / sqrt(n): for
 Penn Treebank, 1859 batches and 14 tensors, 4.6e-5, 0.0014 and 2.3e-5, next to the later version's
 defaults 5e-5, 0.002 and 2e-5.
@@ -33,7 +34,7 @@ class DynamicRates(NamedTuple):
 
     Attributes:
         rate: eta.
-        decay: lambda, the mean rate of decay towards the trained weights.
+        decay: lambda, the mean rate of decay to the trained weights.
         epsilon: added to the root mean square.
     """
 
@@ -42,10 +43,12 @@ class DynamicRates(NamedTuple):
     epsilon: float
 
     def from_sums(self, batches: int, tensors: int) -> DynamicRates:
-        """Values published for sums, as values for means: Note [Two units of the published values].
+        """Return values published for sums as values for means.
+
+        See Note [Two units of the published values].
 
         Args:
-            batches: n, over which the squared gradients are gathered.
+            batches: n, over which the squared gradients were collected.
             tensors: P, the number of parameter tensors.
         """
         root = math.sqrt(batches)
@@ -53,20 +56,20 @@ class DynamicRates(NamedTuple):
 
 
 def mean_of_means(rms: Sequence[Tensor]) -> float:
-    """mean(R): the mean over tensors of each one's mean.
+    """Return mean(R), the mean over tensors of each tensor's mean.
 
     Args:
-        rms: R, one tensor a parameter.
+        rms: R, one tensor for each parameter.
     """
     return sum(float(tensor.double().mean()) for tensor in rms) / len(rms)
 
 
 def decay_factors(rms: Tensor, mean_rms: float, decay: float) -> Tensor:
-    """lambda D, what share of its way back to W_0 each weight goes: at most 1.
+    """Return lambda D, by which share of its distance to W_0 each weight returns; at most 1.
 
     Args:
         rms: R of one parameter.
-        mean_rms: of all of them; 0 stands for no gradient anywhere and gives no decay.
+        mean_rms: mean(R) of all parameters; 0 means that there was no gradient, and gives no decay.
         decay: lambda.
     """
     if mean_rms == 0.0:
@@ -75,7 +78,7 @@ def decay_factors(rms: Tensor, mean_rms: float, decay: float) -> Tensor:
 
 
 def step_sizes(rms: Tensor, rate: float, epsilon: float) -> Tensor:
-    """eta / (R + epsilon).
+    """Return eta / (R + epsilon).
 
     Args:
         rms: R of one parameter.
@@ -88,14 +91,14 @@ def step_sizes(rms: Tensor, rate: float, epsilon: float) -> Tensor:
 def dynamic_update_(
     weight: Tensor, trained: Tensor, gradient: Tensor, decays: Tensor, steps: Tensor
 ) -> Tensor:
-    """W <- W + decays (W_0 - W) - steps g, in place and in two passes over the weights.
+    """Set W to W + decays (W_0 - W) - steps g, in place and in two passes over the weights.
 
     Args:
         weight: W.
         trained: W_0.
         gradient: g at W.
-        decays: of :func:`decay_factors`.
-        steps: of :func:`step_sizes`.
+        decays: from :func:`decay_factors`.
+        steps: from :func:`step_sizes`.
 
     Returns:
         ``weight``.

@@ -1,7 +1,8 @@
-"""Dropout whose mask holds along one dimension.
+"""Dropout with one mask along a dimension, usually time.
 
-Gal and Ghahramani, NeurIPS 2016, call it variational: a recurrent network sees the same units
-dropped at every step of a segment, each sequence of the batch with a mask of its own.
+Gal and Ghahramani, NeurIPS 2016, https://arxiv.org/abs/1512.05287, call it variational dropout: a
+recurrent network sees the same units dropped at every step of a segment, and each sequence of the
+batch has a mask of its own.
 """
 
 # No "from __future__ import annotations" here: TorchScript reads the annotations.
@@ -11,13 +12,13 @@ from torch import Tensor
 
 
 def locked_dropout(features: Tensor, p: float, locked_dim: int, training: bool) -> Tensor:
-    """``features`` times one mask, the same at every index of ``locked_dim``.
+    """Return ``features`` times one mask, which is the same at every index of ``locked_dim``.
 
     Args:
         features: any shape.
         p: probability that an entry of the mask is 0; the others are 1 / (1 - p).
         locked_dim: the time axis.
-        training: otherwise, or with p = 0, ``features`` come back as they are.
+        training: if false, or with p = 0, ``features`` are returned unchanged.
     """
     if not training or p == 0.0:
         return features

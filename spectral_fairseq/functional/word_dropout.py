@@ -1,4 +1,7 @@
-"""Dropout of whole words from the look-up: Gal and Ghahramani, NeurIPS 2016, section 4.2."""
+"""Dropout of whole words from the look-up.
+
+Gal and Ghahramani, NeurIPS 2016, https://arxiv.org/abs/1512.05287, section 4.2.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,17 @@ from torch import Tensor
 def word_dropout(
     embedded: Tensor, tokens: Tensor, num_embeddings: int, p: float, training: bool
 ) -> Tensor:
-    """Drop word types: every occurrence of a dropped word in ``tokens`` becomes zero.
+    """Drop word types: the vectors of every occurrence of a dropped word become zero.
 
-    Equal to masking the rows of the table, by a mask of shape (N, 1) over 1 - p, before the
-    look-up; the table that an output layer shares stays unmasked.
+    This equals masking the rows of the table, by a mask of shape (N, 1) divided by 1 - p, before
+    the look-up, but the table itself, which an output layer may share, stays unmasked.
 
     Args:
         embedded: shape (*tokens.shape, d).
         tokens: indices below N.
         num_embeddings: N.
         p: probability of each word type to be dropped; the others are scaled by 1 / (1 - p).
-        training: otherwise, or with p = 0, ``embedded`` comes back as it is.
+        training: if false, or with p = 0, ``embedded`` is returned unchanged.
     """
     if not training or p == 0.0:
         return embedded

@@ -1,15 +1,16 @@
-r"""Stochastic gradient descent that can start, at any step, to average its iterates.
+r"""Stochastic gradient descent that can start to average its iterates at any step.
 
-Polyak and Juditsky, SIAM J. Control Optim. 30 (1992), as used by Merity, Keskar, Socher, ICLR 2018
-(Regularizing and Optimizing LSTM Language Models, section 3). With w_T the weights at the step T
-where averaging starts,
+Polyak and Juditsky, SIAM J. Control Optim. 30 (1992), https://doi.org/10.1137/0330046, as used by
+Merity, Keskar, Socher: "Regularizing and Optimizing LSTM Language Models", ICLR 2018,
+https://openreview.net/forum?id=SyyGPP0TZ, section 3. With w_T the weights at the step T where
+averaging starts,
 
     w_{t+1} = w_t - lr_t (g_t + weight_decay w_t)
     a_t     = 1/(t-T) \sum_{i=T+1}^{t} w_i                          (0 < t - T)
 
-Training goes on from w; a is what is evaluated. This is :class:`torch.optim.ASGD` with t0 = 0 and
-lambd = 0, but for two things that its code does and its definition does not: it leaves the first
-iterate w_{T+1} out of the average, and it applies the learning rate of the step before, which
+Training continues from w, and a is evaluated. This is :class:`torch.optim.ASGD` with t0 = 0 and
+lambd = 0, except for two points in which its code deviates from its definition: it leaves the first
+iterate w_{T+1} out of the average, and it applies the learning rate of the previous step, which
 matters where the rate changes with the length of every segment.
 """
 
@@ -23,8 +24,8 @@ from torch import Tensor
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 
-AVERAGE = "average"  # a, of the iterates since averaging started
-ITERATE = "iterate"  # w, kept here while the parameter holds the average
+AVERAGE = "average"  # a, the average of the iterates since averaging started
+ITERATE = "iterate"  # w, stored here while the parameter holds the average
 
 
 def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
@@ -32,24 +33,29 @@ def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 
 class AveragedSGD(torch.optim.Optimizer):
-    """SGD without momentum, and the running average of its iterates once that is asked for.
+    """SGD without momentum that can also keep the running average of its iterates.
 
     A parameter without a gradient in a step keeps its value, which enters the average like every
     other iterate. Parameters of 16 bits are updated in float32 and rounded; averages are float32,
-    or the parameter's own type where that is wider. Values change in place: ``parameter.data``
-    stays the same storage. Buffers of a model are not averaged.
+    or the parameter's own dtype where that is wider. Values change in place: ``parameter.data``
+    keeps its storage. Buffers of a model are not averaged.
 
-    Everything needed to go on is in :meth:`state_dict`, the iterates too while the parameters
-    hold the averages (:meth:`use_averages`), so a model and its optimiser may be saved then.
+    :meth:`state_dict` holds everything that is needed to resume. While the parameters hold the
+    averages (:meth:`use_averages`) it also holds the iterates, so that a model and its optimiser
+    can be saved at that time.
 
     Args:
         params: parameters or groups of them, as for every optimiser of torch.
-        lr: learning rate, per group.
-        weight_decay: of the L2 kind, added to the gradient; per group.
+        lr: learning rate, for each group.
+        weight_decay: L2 weight decay, added to the gradient; for each group.
+
+    Raises:
+        ConfigurationError: a negative learning rate or weight decay.
     """
 
-    # Read by the host's half-precision wrappers. The last one: the host puts the saved state back
-    # as it was, on the CPU, after load_state_dict; ours arrives on its device in its own type.
+    # fairseq's half-precision wrappers read these attributes. The last one stops fairseq from
+    # restoring the saved state on the CPU after load_state_dict, which has already moved it to the
+    # device and to its own dtype.
     supports_flat_params = True
     supports_memory_efficient_fp16 = True
     disable_mem_eff_fp16_loading_hack = True
@@ -57,9 +63,9 @@ class AveragedSGD(torch.optim.Optimizer):
     def __init__(self, params: Any, lr: float, weight_decay: float = 0.0) -> None:
         if lr < 0 or weight_decay < 0:
             raise ConfigurationError(
-                "a learning rate and a weight decay of 0 or more",
-                f"lr {lr} and weight decay {weight_decay}",
-                "Correct --lr or --weight-decay.",
+                "`lr` and `weight_decay` of 0 or more",
+                f"{lr} and {weight_decay}",
+                "Correct `lr` or `weight_decay`.",
             )
         defaults = {"lr": lr, "weight_decay": weight_decay, "averaging": False, "averaged": 0}
         super().__init__(params, defaults)
@@ -69,21 +75,21 @@ class AveragedSGD(torch.optim.Optimizer):
 
     @property
     def averaging(self) -> bool:
-        """Whether every further step enters the average."""
+        """Whether the iterates of all further steps enter the average."""
         return bool(self.param_groups[0]["averaging"])
 
     @property
     def averaged(self) -> int:
-        """Number of iterates in the average."""
+        """The number of iterates in the average."""
         return int(self.param_groups[0]["averaged"])
 
     @property
     def averages_in_use(self) -> bool:
-        """Whether the parameters hold their averages at present."""
+        """Whether the parameters currently hold their averages."""
         return any(ITERATE in state for state in self.state.values())
 
     def start_averaging(self) -> None:
-        """Average from the next step on; without effect where that is done already."""
+        """Average the iterates from the next step on; no effect if averaging has started."""
         for group in self.param_groups:
             group["averaging"] = True
 
@@ -91,16 +97,17 @@ class AveragedSGD(torch.optim.Optimizer):
     def step(  # type: ignore[override]
         self, closure: Optional[Callable[[], Any]] = None
     ) -> Any:
-        """Take one step of SGD and, once averaging, count the new iterate in.
+        """Take one step of SGD and, if averaging has started, add the new iterate to the average.
 
         Args:
-            closure: computes the loss anew and its gradients; seldom needed.
+            closure: computes the loss and its gradients again; rarely needed.
 
         Returns:
-            What ``closure`` returned, or None without one.
+            The result of ``closure``, or None without one.
 
         Raises:
-            ConfigurationError: the parameters hold their averages, so the gradients are theirs.
+            ConfigurationError: the parameters hold their averages, and the gradients belong to
+                those.
         """
         if self.averages_in_use:
             raise ConfigurationError(
@@ -119,10 +126,10 @@ class AveragedSGD(torch.optim.Optimizer):
             if group["averaging"]:
                 group["averaged"] += 1
                 for parameter in group["params"]:
-                    self._count_in(parameter, group["averaged"])
+                    self._add_to_average(parameter, group["averaged"])
         return result
 
-    def _count_in(self, parameter: Tensor, count: int) -> None:
+    def _add_to_average(self, parameter: Tensor, count: int) -> None:
         state = self.state[parameter]
         dtype = _at_least_float32(parameter.dtype)
         if AVERAGE not in state:
@@ -132,11 +139,11 @@ class AveragedSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def use_averages(self) -> bool:
-        """Put the averages into the parameters and keep the iterates aside.
+        """Copy the averages into the parameters and store the iterates.
 
         Returns:
-            Whether any parameter changed: False before the first averaged step, when the only
-            average there is are the weights themselves, and where it was done before.
+            Whether any parameter changed. It is False before the first averaged step, when the
+            average is the weights themselves, and if the averages are in use already.
         """
         if self.averages_in_use:
             return False
@@ -151,7 +158,7 @@ class AveragedSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def use_iterates(self) -> bool:
-        """Undo :meth:`use_averages`, bit for bit.
+        """Undo :meth:`use_averages` exactly.
 
         Returns:
             Whether any parameter changed.
@@ -164,22 +171,22 @@ class AveragedSGD(torch.optim.Optimizer):
         return changed
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Go on from a saved state; the parameters must be loaded to match, before.
+        """Resume from a saved state; the parameters must be loaded before.
 
         Args:
-            state_dict: from :meth:`state_dict` of an optimiser of the same groups.
+            state_dict: from :meth:`state_dict` of an optimiser with the same groups.
 
         Raises:
-            CheckpointError: the state is that of another optimiser.
+            CheckpointError: the state belongs to another optimiser.
         """
         if any("averaged" not in group for group in state_dict["param_groups"]):
             raise CheckpointError(
                 "the state of SGD with averaged iterates",
                 "the state of another optimiser",
-                "Add --reset-optimizer to start this one from the checkpoint's weights.",
+                "Load the weights alone, and start with a new state of the optimiser.",
             )
         super().load_state_dict(state_dict)
-        # torch gave every tensor its parameter's type; averages keep their own.
+        # torch has converted every tensor to its parameter's dtype; averages have their own.
         saved = itertools.chain.from_iterable(g["params"] for g in state_dict["param_groups"])
         for key, parameter in zip(saved, self._parameters()):
             if AVERAGE in state_dict["state"].get(key, {}):
@@ -189,7 +196,7 @@ class AveragedSGD(torch.optim.Optimizer):
 
 
 def _descend(parameter: Tensor, lr: float, weight_decay: float) -> None:
-    """One step of SGD on one parameter, computed in float32 at least."""
+    """Take one step of SGD on one parameter, computed in float32 or wider."""
     weight = parameter.to(_at_least_float32(parameter.dtype))
     gradient = parameter.grad.to(weight.dtype)  # type: ignore[union-attr]
     if weight_decay:

@@ -1,14 +1,14 @@
-"""AWD-LSTM: the recurrent network from tokens to the features that an output layer takes.
+"""AWD-LSTM: the recurrent network from tokens to the features for an output layer.
 
-Merity, Keskar, Socher, ICLR 2018 (Regularizing and Optimizing LSTM Language Models). Three or more
-LSTM layers with
+Merity, Keskar, Socher: "Regularizing and Optimizing LSTM Language Models", ICLR 2018,
+https://openreview.net/forum?id=SyyGPP0TZ. Three or more LSTM layers with
 
-- DropConnect on the hidden-to-hidden weights: one mask a layer, drawn anew for every segment;
-- locked dropout after the look-up, between layers and on the output: a mask holds over a segment;
+- DropConnect on the hidden-to-hidden weights: a new mask of each layer for every segment;
+- locked dropout after the look-up, between layers and on the output: one mask for a segment;
 - word dropout on the look-up only, never on the table that the output layer shares.
 
-Yang et al., ICLR 2018, put a mixture of softmaxes on the same network with a last layer of a width
-of its own.
+Yang et al., ICLR 2018, https://openreview.net/forum?id=HkwZSG-CZ, use the same network with a
+mixture of softmaxes and a last layer of a different width.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from torch import Tensor, nn
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.locked_dropout import locked_dropout
 from spectral_fairseq.functional.word_dropout import word_dropout
+from spectral_fairseq.lm.ranges import check_probabilities, check_sizes
 
-TIME = 1  # of (streams, time, dimensions)
+TIME = 1  # the time axis of (streams, time, dimensions)
 
 # Hidden and cell state, each of shape (1, B, width), for every layer.
 State = List[Tuple[Tensor, Tensor]]
 
 
 class Features(NamedTuple):
-    """What the network computes for a segment.
+    """The network's results for a segment.
 
     Args:
-        dropped: the last layer's outputs after output dropout, shape (B, T, d_h): what the output
-            layer takes.
+        dropped: outputs of the last layer after output dropout, shape (B, T, d_h); the input of
+            the output layer.
         raw: the same before output dropout.
-        state: to continue the streams with; still attached to the graph.
+        state: the state after the segment, still attached to the graph.
     """
 
     dropped: Tensor
@@ -45,14 +46,14 @@ class Features(NamedTuple):
 
 
 class WeightDropLSTM(nn.Module):
-    """One LSTM layer whose hidden-to-hidden weights are dropped while it trains.
+    """One LSTM layer with DropConnect on its hidden-to-hidden weights in training.
 
-    The dropped matrix is an argument of a functional LSTM and never stored in the module: the
-    parameter stays one parameter, in training, in evaluation and in checkpoints.
+    The masked matrix is passed to a functional LSTM and never stored in the module: the weight
+    remains one parameter in training, in evaluation and in checkpoints.
 
     Args:
-        input_dim: of each step.
-        width: of the outputs, and of hidden and cell state.
+        input_dim: dimensions of each step.
+        width: dimensions of the outputs and of the hidden and the cell state.
         weight_drop: probability that an entry of the hidden-to-hidden matrix is 0 for a segment.
     """
 
@@ -64,19 +65,19 @@ class WeightDropLSTM(nn.Module):
     def forward(
         self, steps: Tensor, state: Optional[Tuple[Tensor, Tensor]]
     ) -> Tuple[Tensor, Tuple[Tensor, Tensor]]:
-        """Outputs, shape (T, B, width), and the state after the last of ``steps``, (T, B, d)."""
+        """Return the outputs, shape (T, B, width), and the state after ``steps``, (T, B, d)."""
         if not self.training or self.weight_drop == 0.0:
             return self.lstm(steps, state)
         lstm: Any = self.lstm
         if state is None:
             zeros = steps.new_zeros(1, steps.size(1), lstm.hidden_size)
             state = (zeros, zeros)
-        # DropConnect scales what is kept, as dropout does.
+        # Like dropout, DropConnect scales the remaining entries.
         recurrent = F.dropout(lstm.weight_hh_l0, self.weight_drop, True)
         weights = [lstm.weight_ih_l0, recurrent, lstm.bias_ih_l0, lstm.bias_hh_l0]
         outputs, hidden, cell = torch.lstm(
             steps, state, weights, True, 1, 0.0, True, False, False
-        )  # biases, layers, dropout between layers, training, both directions, batch first
+        )  # has biases, layers, dropout between layers, training, bidirectional, batch first
         return outputs, (hidden, cell)
 
 
@@ -86,14 +87,14 @@ class AWDLSTM(nn.Module):
     Args:
         embed_tokens: one of :mod:`spectral_fairseq.embeddings`, N x d; it may be shared with an
             output layer.
-        hidden_dim: width of every layer but the last.
+        hidden_dim: width of every layer except the last.
         last_dim: d_h, width of the last layer; d for a tied softmax.
-        layers: 1 or more.
-        dropout: on the last layer's outputs.
+        layers: number of layers, 1 or more.
+        dropout: on the outputs of the last layer, locked.
         input_dropout: on embedded words, locked.
         hidden_dropout: between layers, locked.
-        word_dropout: of word types from the look-up.
-        weight_drop: of each layer's hidden-to-hidden matrix.
+        word_dropout: probability that a word type is dropped from the look-up.
+        weight_drop: of the hidden-to-hidden matrix of each layer.
 
     Raises:
         ConfigurationError: no layer, a width below 1, or a probability outside [0, 1).
@@ -113,20 +114,14 @@ class AWDLSTM(nn.Module):
         weight_drop: float = 0.0,
     ) -> None:
         super().__init__()
-        for name, size in (
-            ("layers", layers), ("hidden dimensions", hidden_dim), ("output dimensions", last_dim)
-        ):  # fmt: skip
-            if size < 1:
-                raise ConfigurationError(f"1 or more {name}", repr(size), "Give more.")
-        for name, p in (
-            ("dropout", dropout),
-            ("input dropout", input_dropout),
-            ("hidden dropout", hidden_dropout),
-            ("word dropout", word_dropout),
-            ("weight drop", weight_drop),
-        ):
-            if not 0.0 <= p < 1.0:
-                raise ConfigurationError(f"{name} in [0, 1)", repr(p), "Choose a value there.")
+        check_sizes(layers=layers, hidden_dim=hidden_dim, last_dim=last_dim)
+        check_probabilities(
+            dropout=dropout,
+            input_dropout=input_dropout,
+            hidden_dropout=hidden_dropout,
+            word_dropout=word_dropout,
+            weight_drop=weight_drop,
+        )
         self.embed_tokens = embed_tokens
         self.dropout = dropout
         self.input_dropout = input_dropout
@@ -144,14 +139,14 @@ class AWDLSTM(nn.Module):
         return last.lstm.hidden_size
 
     def forward(self, tokens: Tensor, state: Optional[State] = None) -> Features:
-        """Features of a segment.
+        """Compute the features of a segment.
 
         Args:
-            tokens: shape (B, T), each row a stream of its own.
-            state: that the streams' last segment left; ``None`` starts them.
+            tokens: shape (B, T), each row a separate stream.
+            state: the state after the previous segment of the streams; ``None`` at their start.
 
         Raises:
-            ConfigurationError: a state of another number of streams or layers.
+            ConfigurationError: the state has another number of streams or layers.
         """
         if state is not None:
             self._check_state(state, tokens.size(0))
@@ -180,5 +175,5 @@ class AWDLSTM(nn.Module):
 
 
 def detached(state: State) -> State:
-    """``state`` cut off from the segment's graph: back-propagation is truncated there."""
+    """Return ``state`` detached from the graph, where back-propagation is truncated."""
     return [(hidden.detach(), cell.detach()) for hidden, cell in state]

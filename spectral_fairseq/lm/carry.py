@@ -1,4 +1,4 @@
-"""What a stateful language model remembers between two segments of a stream."""
+"""The state that a stateful language model keeps between two segments of a stream."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from typing import Any
 
 
 class Carry:
-    """The state that one batch of streams hands from a segment to the next.
+    """The state of one batch of streams, carried from each segment to the next.
 
-    A model starts a segment from :attr:`state` and leaves the state after it, detached, in its
-    place; it keeps nothing itself. Whoever feeds the segments owns one carry for each batch of
-    streams: training and validation, the micro-batches of ``--update-freq`` and the workers can
-    then not disturb each other.
+    A model starts a segment from :attr:`state` and replaces it by the detached state after the
+    segment; the model itself stores nothing. The caller owns one carry for each batch of streams,
+    so that training and validation, accumulated micro-batches and workers cannot affect each other.
 
     Attributes:
-        state: ``None`` at the start of a stream, else nested tuples, lists or dictionaries of
-            tensors, made by the model and opaque to everybody else.
+        state: ``None`` at the start of a stream, otherwise nested tuples, lists or dictionaries of
+            tensors, created by the model and opaque to all other code.
     """
 
     def __init__(self, state: Any = None) -> None:

@@ -1,7 +1,8 @@
-"""Dynamic evaluation: the model goes on learning from the text that it has just been scored on.
+"""Dynamic evaluation: the model keeps learning from the text on which it has just been scored.
 
-Krause et al., ICML 2018; the rule itself is :mod:`spectral_fairseq.functional.dynamic_update`. The
-model stays in evaluation mode throughout: dropout and weight drop are off, gradients flow.
+Krause et al., ICML 2018, https://proceedings.mlr.press/v80/krause18a.html; the update rule is in
+:mod:`spectral_fairseq.functional.dynamic_update`. The model stays in evaluation mode throughout:
+dropout and weight drop are off, and gradients are computed.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from spectral_fairseq.functional.dynamic_update import (
     mean_of_means,
     step_sizes,
 )
+from spectral_fairseq.functional.progress_callback import ProgressCallback, ignore_progress
 from spectral_fairseq.lm.carry import Carry
-from spectral_fairseq.lm.evaluation import Corpus, Progress, Reader, differentiable
+from spectral_fairseq.lm.evaluation import Corpus, Reader, differentiable
 
 
 def check_rates(rates: DynamicRates) -> None:
-    """Refuse rates that make no update.
+    """Refuse rates outside their range.
 
     Raises:
         ConfigurationError: eta or lambda below 0, or epsilon not above 0.
@@ -41,23 +43,23 @@ def check_rates(rates: DynamicRates) -> None:
             raise ConfigurationError(
                 f"a {name} of dynamic evaluation {'above 0' if positive else 'of 0 or more'}",
                 repr(value),
-                "Give such a value; published ones are the defaults.",
+                "Correct it; the defaults are published values.",
             )
 
 
 def adapted_parameters(model: Any) -> List[Tensor]:
-    """The parameters that dynamic evaluation moves: all that can be trained, shared ones once."""
+    """Return the parameters that dynamic evaluation changes: all trainable ones, each once."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 @dataclass
 class GradientStatistics:
-    """Of the training corpus.
+    """Statistics of the gradients over the training corpus.
 
     Attributes:
         rms: R, one tensor for each of :func:`adapted_parameters`.
         mean: mean(R).
-        batches: over which they were gathered.
+        batches: the number of batches over which they were collected.
     """
 
     rms: List[Tensor]
@@ -69,23 +71,23 @@ def gradient_statistics(
     reader: Reader,
     corpus: Corpus,
     batches: Optional[int] = None,
-    progress: Progress = lambda tokens: None,
+    progress: ProgressCallback = ignore_progress,
 ) -> GradientStatistics:
-    """Root mean square of the gradient of each batch's mean loss, element by element.
+    """Return the elementwise root mean square of the gradients of the batches' mean losses.
 
     Args:
-        reader: the trained model, reading batches of the published 100 streams x 5 tokens, say.
+        reader: the trained model; the published batches have 100 streams x 5 tokens.
         corpus: the training corpus.
-        batches: how many to use, the first ones; None for all.
-        progress: called after each batch.
+        batches: use only this number of batches, the first ones; None for all.
+        progress: called after each batch with its number of tokens.
 
     Raises:
         ConfigurationError: fewer than one batch.
-        DataError: a corpus too short for the reader.
+        DataError: the corpus is too short for the reader.
     """
     if batches is not None and batches < 1:
         raise ConfigurationError(
-            "at least one batch for the gradient statistics", repr(batches), "Give more."
+            "at least one batch for the gradient statistics", repr(batches), "Use more batches."
         )
     parameters = adapted_parameters(reader.model)
     squares = [torch.zeros_like(parameter) for parameter in parameters]
@@ -104,15 +106,15 @@ def gradient_statistics(
 
 
 class DynamicEvaluation:
-    """Adapts a model while in a ``with`` block, and gives its trained weights back after it.
+    """Context manager that adapts a model and restores its trained weights at the end.
 
     Args:
-        model: trained, in evaluation mode.
+        model: a trained model in evaluation mode.
         statistics: of its training corpus.
-        rates: eta, lambda, epsilon.
+        rates: eta, lambda and epsilon.
 
     Raises:
-        ConfigurationError: impossible rates.
+        ConfigurationError: rates outside their range.
     """
 
     def __init__(self, model: Any, statistics: GradientStatistics, rates: DynamicRates) -> None:
@@ -139,10 +141,10 @@ class DynamicEvaluation:
         self._trained, self._factors = [], []
 
     def update(self, loss: Tensor) -> None:
-        """One step of the rule.
+        """Apply the update rule once.
 
         Args:
-            loss: of the segment just scored, with its graph.
+            loss: of the segment just scored, attached to its graph.
         """
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         with torch.no_grad():

@@ -1,18 +1,19 @@
 """Exact perplexity of a corpus of any length: every token once, in order, in bounded memory.
 
-A corpus is one long sequence x_1 .. x_n. What precedes x_1 is the end of a sentence, which is so
-never predicted itself. A model reads the corpus in segments; of each only sums are kept.
+A corpus is one long sequence x_1 .. x_n. The token before x_1 is an end of sentence, which itself
+is not predicted. A model reads the corpus in segments, and only sums are kept of each segment.
 
 Note [How a corpus is cut]
 --------------------------
-A model with a state reads B contiguous streams side by side, segment by segment, and takes its
-state from each to the next. Stream b holds the tokens b n / B .. (b + 1) n / B, rounded down, so
-that some are one token longer; the others' ends are padded. A stream's first input is the token
-that precedes it in the corpus, but its first state is fresh: that is what B > 1 costs. The
-training task validates so, and the figures are equal where B and the segments are.
+A model with a state reads B contiguous streams side by side, segment by segment, and carries its
+state from each segment to the next. Stream b holds the tokens b n / B .. (b + 1) n / B, rounded
+down, so that some streams are one token longer; the ends of the others are padded. The first input
+of a stream is the token that precedes it in the corpus, but its first state is empty: this is the
+cost of B > 1. The training task validates in the same way, and the figures are equal if B and the
+segments are.
 
 A model without a state reads blocks of T tokens, of which the first C only repeat the end of the
-block before (``fairseq-eval-lm --tokens-per-sample T --context-window C``).
+block before, like the context window of fairseq's eval_lm.
 """
 
 from __future__ import annotations
@@ -26,24 +27,18 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError, DataError
-from spectral_fairseq.functional.cache import check_interpolation, interpolate
-from spectral_fairseq.lm.cache import ContinuousCache
+from spectral_fairseq.functional.continuous_cache import check_interpolation, interpolate
+from spectral_fairseq.functional.progress_callback import ProgressCallback, ignore_progress
 from spectral_fairseq.lm.carry import Carry
+from spectral_fairseq.lm.continuous_cache import ContinuousCache
 
 Corpus = Any
-"""``len(corpus)`` tokens, of which ``corpus[a:b]`` is a tensor of integers: a tensor will do."""
-
-Progress = Callable[[int], None]
-"""Called with the number of tokens just done."""
-
-
-def _ignore(tokens: int) -> None:
-    pass
+"""``len(corpus)`` tokens, of which ``corpus[a:b]`` is a tensor of integers; it can be a tensor."""
 
 
 @dataclass
 class Segment:
-    """A piece of a corpus, as a model reads it.
+    """A piece of a corpus in the form in which a model reads it.
 
     Attributes:
         tokens: inputs, shape (R, S).
@@ -56,13 +51,14 @@ class Segment:
 
 @dataclass
 class Predictions:
-    """What a model says about a segment.
+    """A model's predictions for a segment.
 
     Attributes:
         log_probabilities: of the targets, in nats, shape (B, T).
         targets: shape (B, T).
-        counted: which targets are no padding, shape (B, T).
-        features: what the output layer took, shape (B, T, d_h); None where not to be had.
+        counted: which targets are not padding, shape (B, T), bool.
+        features: inputs of the output layer, shape (B, T, d_h); None where the model does not
+            return them.
     """
 
     log_probabilities: Tensor
@@ -71,16 +67,16 @@ class Predictions:
     features: Optional[Tensor]
 
     def mean_nll(self) -> Tensor:
-        """Mean negative log-likelihood of the tokens that count, with its gradient."""
+        """Return the mean negative log-likelihood without padding, with its gradient."""
         return -self.log_probabilities[self.counted].mean()
 
 
 class Reader:
-    """How a model reads a corpus; the two kinds are :class:`StreamReader` and the plugin's blocks.
+    """Base class of the ways in which a model reads a corpus.
 
     Args:
-        model: in evaluation mode; where its first parameter lies, tokens are sent.
-        padding: index that is no word.
+        model: in evaluation mode. Tokens are moved to the device of its first parameter.
+        padding: index of the padding symbol.
         start: index of the token that precedes the corpus.
     """
 
@@ -90,29 +86,29 @@ class Reader:
         self.start = start
 
     def segments(self, corpus: Corpus) -> Iterator[Segment]:
-        """The corpus in pieces, in the order of reading.
+        """Yield the segments of the corpus in the order of reading.
 
         Raises:
-            DataError: it cannot be cut so.
+            DataError: the corpus is too short to be cut.
         """
         raise NotImplementedError
 
     def predict(self, segment: Segment, carry: Carry) -> Predictions:
-        """Run the model on one piece.
+        """Run the model on one segment.
 
         Args:
             segment: one of :meth:`segments`.
-            carry: one for each pass through a corpus, new at its beginning.
+            carry: a new one for each pass through a corpus.
         """
         raise NotImplementedError
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return next(self.model.parameters()).device
 
     def inputs(self, corpus: Corpus, first: int, end: int) -> Tensor:
-        """What the model reads to predict the tokens ``first`` .. ``end`` - 1."""
+        """Return the inputs from which the tokens ``first`` .. ``end`` - 1 are predicted."""
         if first > 0:
             return corpus[first - 1 : end - 1].long()
         begin = torch.full((1,), self.start, dtype=torch.long)
@@ -120,14 +116,14 @@ class Reader:
 
 
 class StreamReader(Reader):
-    """A model with a state: ``model(tokens, src_lengths=lengths, carry=carry)``.
+    """Reads with a stateful model, ``model(tokens, src_lengths=lengths, carry=carry)``.
 
     Args:
-        model: gives scores and a dictionary with ``features``, and has ``get_normalized_probs``.
-        padding: index that is no word.
+        model: returns scores and a dictionary with ``features``, and has ``get_normalized_probs``.
+        padding: index of the padding symbol.
         start: index of the token that precedes the corpus.
-        streams: B, read side by side.
-        segment: T, tokens of each stream at a time.
+        streams: B, the number of streams that are read side by side.
+        segment: T, the number of tokens of each stream in a segment.
     """
 
     def __init__(self, model: Any, padding: int, start: int, streams: int, segment: int) -> None:
@@ -136,28 +132,29 @@ class StreamReader(Reader):
         self.segment = segment
 
     def segments(self, corpus: Corpus) -> Iterator[Segment]:
-        """As in the base; see Note [How a corpus is cut]."""
+        """Yield the segments of B streams; see Note [How a corpus is cut]."""
         total = len(corpus)
         if total < self.streams:
             raise DataError(
                 f"at least one token for each of {self.streams} streams",
-                f"a corpus of {total} tokens", "Take fewer streams.",
-            )  # fmt: skip
+                f"a corpus of {total} tokens",
+                "Use fewer streams.",
+            )
         bounds = [stream * total // self.streams for stream in range(self.streams + 1)]
         length = -(-total // self.streams)
         for begin in range(0, length, self.segment):
             size = min(self.segment, length - begin)
             tokens = torch.full((self.streams, size), self.padding)
             targets = torch.full((self.streams, size), self.padding)
-            for row, (start, over) in enumerate(zip(bounds, bounds[1:])):
-                first, end = start + begin, min(start + begin + size, over)
+            for row, (start, stop) in enumerate(zip(bounds, bounds[1:])):
+                first, end = start + begin, min(start + begin + size, stop)
                 if first < end:
                     tokens[row, : end - first] = self.inputs(corpus, first, end)
                     targets[row, : end - first] = corpus[first:end].long()
             yield Segment(tokens, targets)
 
     def predict(self, segment: Segment, carry: Carry) -> Predictions:
-        """As in the base."""
+        """Run the model on one segment, from the state in ``carry``."""
         tokens, targets = segment.tokens.to(self.device), segment.targets.to(self.device)
         counted = targets.ne(self.padding)
         output = self.model(tokens, src_lengths=counted.sum(1), carry=carry)
@@ -174,12 +171,12 @@ class StreamReader(Reader):
 
 @dataclass
 class CacheGrid:
-    """A cache and the values with which it is mixed in; one value of each is no grid.
+    """A continuous cache and the values of its two parameters to evaluate.
 
     Attributes:
         window: W.
-        thetas: K values >= 0.
-        weights: lambda, L values in [0, 1).
+        thetas: K values of theta >= 0.
+        weights: L values of lambda in [0, 1).
     """
 
     window: int
@@ -190,7 +187,7 @@ class CacheGrid:
         """Refuse impossible values.
 
         Raises:
-            ConfigurationError: an empty axis, or a value outside its range.
+            ConfigurationError: a parameter without a value, or a value outside its range.
         """
         ContinuousCache(self.window)
         for name, values in (("theta", self.thetas), ("lambda", self.weights)):
@@ -199,7 +196,7 @@ class CacheGrid:
         for theta in self.thetas:
             if not (math.isfinite(theta) and theta >= 0.0):
                 raise ConfigurationError(
-                    "the cache's theta to be 0 or more", repr(theta), "Give such a value."
+                    "the cache's theta to be 0 or more", repr(theta), "Correct it."
                 )
         for weight in self.weights:
             check_interpolation(weight)
@@ -210,9 +207,9 @@ class Evaluation:
     """Sums over a corpus, in nats.
 
     Attributes:
-        tokens: predicted, each once.
-        nll: negative log-likelihood by the model.
-        cached: the same with the cache, one list over lambda for each theta; empty without one.
+        tokens: number of predicted tokens.
+        nll: negative log-likelihood of the model.
+        cached: the same with the cache, one list over lambda for each theta; empty without a cache.
     """
 
     tokens: int = 0
@@ -221,14 +218,14 @@ class Evaluation:
 
 
 def perplexity(nll: float, tokens: int) -> float:
-    """exp(nll / tokens), infinite where that is too large for a number or no number."""
+    """Return exp(nll / tokens), or infinity where that overflows or is not a number."""
     mean = nll / tokens
     return math.exp(mean) if mean < 700.0 else math.inf
 
 
 @contextlib.contextmanager
 def differentiable() -> Iterator[None]:
-    """Gradients of a model in evaluation mode: cuDNN's recurrent layers refuse to give them."""
+    """Enable gradients in evaluation mode, in which cuDNN's recurrent layers refuse them."""
     with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
         yield
 
@@ -239,24 +236,25 @@ def evaluate(
     *,
     cache: Optional[CacheGrid] = None,
     update: Optional[Callable[[Tensor], None]] = None,
-    progress: Progress = _ignore,
+    progress: ProgressCallback = ignore_progress,
 ) -> Evaluation:
-    """Read a corpus once.
+    """Evaluate a model on a corpus in one pass.
 
-    Memory does not grow with the corpus: of each segment only sums are kept, and of the states
-    those in the window of the cache.
+    Memory does not grow with the corpus: only sums are kept of each segment, and only the hidden
+    states in the window of the cache.
 
     Args:
-        reader: the model and how it reads.
+        reader: the model and the way in which it reads.
         corpus: at least one token.
-        cache: mix a continuous cache in, for all its values in the same pass.
+        cache: a continuous cache to mix in, for all its values in the same pass.
         update: called with the mean loss of each segment after it has been scored, to adapt the
-            model; the loss is the model's own, without the cache.
-        progress: called after each segment.
+            model; the loss is that of the model without the cache.
+        progress: called after each segment with its number of tokens.
 
     Raises:
-        DataError: a corpus without a token, or too short for the streams.
-        ConfigurationError: impossible values of the cache, or a model that shows no states.
+        DataError: the corpus has no token, or is too short for the streams.
+        ConfigurationError: impossible values of the cache, or a model that does not return its
+            features.
     """
     if len(corpus) < 1:
         raise DataError("a corpus with at least one token", "none", "Check the data.")
@@ -289,7 +287,7 @@ def evaluate(
 def _mixed_sums(
     memory: ContinuousCache, cache: CacheGrid, log_model: Tensor, predicted: Predictions
 ) -> Tensor:
-    """Summed log-probabilities with the cache, shape (thetas, lambdas)."""
+    """Return the summed log-probabilities with the cache, shape (thetas, lambdas)."""
     if predicted.features is None:
         raise ConfigurationError(
             "a model that shows the states before its output layer",

@@ -1,6 +1,7 @@
-"""The non-monotonic criterion: has the validation loss stopped improving?
+"""The non-monotonic criterion, which detects that the validation loss has stopped improving.
 
-Merity, Keskar, Socher, ICLR 2018 (Regularizing and Optimizing LSTM Language Models), algorithm 1.
+Merity, Keskar, Socher: "Regularizing and Optimizing LSTM Language Models", ICLR 2018,
+https://openreview.net/forum?id=SyyGPP0TZ, algorithm 1.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from spectral_fairseq.errors import ConfigurationError
 
 
 class NonMonotonicTrigger:
-    """Fires when the loss is above the best one of more than ``interval`` checks ago.
+    """Fires when the loss exceeds the lowest loss from more than ``interval`` checks ago.
 
-    With v_1, v_2, ... the losses and n the interval, check t fires where t - 1 > n and
-    v_t > min(v_1, ..., v_{t-1-n}): the last n losses before v_t do not count, so noise of a few
-    checks does not fire it. A loss that is not a number counts as infinite.
+    With v_1, v_2, ... the losses and n the interval, check t fires if t - 1 > n and
+    v_t > min(v_1, ..., v_{t-1-n}). The last n losses before v_t are left out, so that noise of a
+    few checks does not fire it. A loss that is not a number counts as infinite.
 
     Args:
-        interval: n, in checks (epochs, where the loss is computed once an epoch); 5 in the paper.
-        history: losses seen before, oldest first, where training is resumed.
+        interval: n, in checks (epochs, if the loss is computed once in each epoch); 5 in the paper.
+        history: earlier losses, oldest first, where training is resumed.
 
     Raises:
         ConfigurationError: the interval is negative.
@@ -29,26 +30,23 @@ class NonMonotonicTrigger:
     def __init__(self, interval: int = 5, history: Sequence[float] = ()) -> None:
         if interval < 0:
             raise ConfigurationError(
-                "a non-monotonic interval of 0 or more epochs",
+                "`interval` to be 0 or more epochs",
                 f"{interval}",
-                "Correct --nt-asgd-interval; the paper's is 5.",
+                "Correct `interval`; the paper's is 5.",
             )
         self.interval = interval
         self.history: List[float] = list(history)
 
     @property
     def reference(self) -> float:
-        """The loss that the next one must exceed to fire; infinite while there is none."""
+        """The loss that the next loss must exceed to fire; infinite while there is none."""
         return min(self.history[: max(0, len(self.history) - self.interval)], default=math.inf)
 
     def check(self, loss: float) -> bool:
-        """Record the next loss.
+        """Record the next loss and return whether the criterion fires.
 
         Args:
             loss: of the validation set; lower is better.
-
-        Returns:
-            Whether the criterion fires on it.
         """
         loss = math.inf if math.isnan(loss) else float(loss)
         fires = loss > self.reference

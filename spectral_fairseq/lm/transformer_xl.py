@@ -1,19 +1,19 @@
-"""Transformer-XL: the network from tokens to the features that an output layer takes.
+"""Transformer-XL: the network from tokens to the features for an output layer.
 
-Dai, Yang, Yang, Carbonell, Le, Salakhutdinov, ACL 2019 (Transformer-XL: Attentive Language Models
-beyond a Fixed-Length Context). Layers of relative attention (:mod:`relative_attention`) and a
-feed-forward part, each followed by its residual sum and layer normalisation. A layer attends over
-the segment and over the M positions before it, whose inputs to this layer were kept, without a
-gradient, when they were computed: section 3.2.
+Dai, Yang, Yang, Carbonell, Le, Salakhutdinov: "Transformer-XL: Attentive Language Models beyond a
+Fixed-Length Context", ACL 2019, https://aclanthology.org/P19-1285/. Each layer consists of relative
+attention (:mod:`relative_attention`) and a feed-forward part, each followed by its residual sum and
+layer normalisation. A layer attends over the segment and over the M positions before it, whose
+inputs to this layer were stored without a gradient when they were computed (section 3.2).
 
-Note [What a memory is worth]
------------------------------
-As long as nothing has been forgotten (M at least as long as the stream so far), segments with
-memory compute exactly what one long segment computes. With a shorter M a position attends over its
-segment, of T tokens, and M positions before it, in each of L layers: it depends on at most the
-L (M + T - 1) tokens before it, and on nothing further back. With ``same_length`` each query sees
-the M keys up to its own, in whatever segments they lie: the features then do not depend on where a
-stream is cut, and equal those of one long segment that starts L (M - 1) tokens earlier.
+Note [Reach of a memory]
+------------------------
+While M is at least as long as the stream so far, segments with memory compute exactly what one long
+segment computes. With a shorter M a position attends over its segment of T tokens and over the M
+positions before it, in each of L layers: it depends on at most the L (M + T - 1) tokens before it.
+With ``same_length`` each query sees the M keys up to its own, whatever segment they are in: the
+features then do not depend on where a stream is cut, and equal those of one long segment that
+starts L (M - 1) tokens earlier.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.lm.ranges import check_probabilities, check_sizes
 from spectral_fairseq.lm.relative_attention import (
     KeysValues,
     Relative,
     RelativeAttention,
+    masked_keys,
     sinusoids,
-    unseen_keys,
 )
 
-# Of each layer the inputs that it keeps, shape (B, M, d), oldest first.
+# The stored inputs of each layer, shape (B, M, d), oldest first.
 State = List[Tensor]
 
 
 class Features(NamedTuple):
-    """What the network computes for a segment.
+    """The network's results for a segment.
 
     Args:
-        dropped: the last layer's outputs after dropout, shape (B, T, d): what the output layer
-            takes.
+        dropped: outputs of the last layer after dropout, shape (B, T, d); the input of the output
+            layer.
         raw: the same before dropout.
         state: the memory after the segment, detached.
     """
@@ -53,15 +54,15 @@ class Features(NamedTuple):
 
 
 class TransformerXLLayer(nn.Module):
-    """Relative attention and a feed-forward part, normalised after each residual sum.
+    """Relative attention and a feed-forward part, with normalisation after each residual sum.
 
     Args:
         dim: d.
         heads: number of heads.
-        head_dim: d_h, of each.
+        head_dim: d_h, dimensions of each head.
         ffn_dim: width of the feed-forward part.
-        dropout: of both parts' outputs and of the feed-forward part's inner activations.
-        attention_dropout: of the attention probabilities.
+        dropout: on the outputs of both parts and on the inner activations of the second.
+        attention_dropout: on the attention probabilities.
     """
 
     def __init__(
@@ -82,9 +83,12 @@ class TransformerXLLayer(nn.Module):
         self.ffn_norm = nn.LayerNorm(dim)
 
     def forward(self, x: Tensor, context: KeysValues, relative: Relative) -> Tensor:
-        """Shape (B, T, d) to (B, T, d); ``context`` are keys and values of this layer's attention.
+        """Return the outputs, shape (B, T, d), of ``x``, shape (B, T, d).
 
-        Its last T come from ``x`` itself.
+        Args:
+            x: inputs of the layer.
+            context: keys and values of this layer, of which the last T are those of ``x``.
+            relative: what all layers share.
         """
         x = self.attention_norm(x + self._dropped(self.attention(x, context, relative)))
         inner = self._dropped(F.relu(self.inner(x)))
@@ -102,20 +106,20 @@ class TransformerXL(nn.Module):
             output layer. Its rows are multiplied by sqrt(d).
         layers: L, 1 or more.
         heads: number of heads.
-        head_dim: d_h, of each; heads * d_h need not be d.
+        head_dim: d_h, dimensions of each head; heads * d_h may differ from d.
         ffn_dim: width of the feed-forward parts.
-        dropout: of embeddings, positions, every part of a layer, and the output.
-        attention_dropout: of the attention probabilities.
-        mem_len: M, positions that are remembered; 0 for none.
-        clamp_len: distances above it are encoded as it; 0 or less for no limit.
-        same_length: every query sees exactly the ``mem_len`` keys up to its own, as far as they
-            exist, rather than all of memory and segment.
+        dropout: on embeddings, positions, every part of a layer, and the output.
+        attention_dropout: on the attention probabilities.
+        mem_len: M, the number of positions in memory; 0 for no memory.
+        clamp_len: larger distances are encoded as this one; 0 or less for no limit.
+        same_length: let every query see exactly the ``mem_len`` keys up to its own, as far as they
+            exist, instead of all of memory and segment.
         init_std: weights start from N(0, init_std), layer-normalisation weights from
             N(1, init_std), biases at 0.
 
     Raises:
         ConfigurationError: a size below 1, a probability outside [0, 1), a negative M, or
-            ``same_length`` with nothing to remember.
+            ``same_length`` without a memory.
     """
 
     def __init__(
@@ -134,17 +138,13 @@ class TransformerXL(nn.Module):
         init_std: float = 0.02,
     ) -> None:
         super().__init__()
-        _check_sizes(
-            {"layers": layers, "heads": heads, "head dimensions": head_dim, "inner units": ffn_dim}
-        )
-        for name, p in (("dropout", dropout), ("attention dropout", attention_dropout)):
-            if not 0.0 <= p < 1.0:
-                raise ConfigurationError(f"{name} in [0, 1)", repr(p), "Choose a value there.")
+        check_sizes(layers=layers, heads=heads, head_dim=head_dim, ffn_dim=ffn_dim)
+        check_probabilities(dropout=dropout, attention_dropout=attention_dropout)
         if mem_len < 0 or (same_length and mem_len == 0):
             raise ConfigurationError(
-                "--mem-len to be 0 or more, and above 0 with --same-length",
+                "`mem_len` to be 0 or more, and above 0 with `same_length`",
                 repr(mem_len),
-                "Give the number of positions to remember.",
+                "Give the number of positions to keep in memory.",
             )
         self.embed_tokens = embed_tokens
         self.dim = embed_tokens.embedding_dim
@@ -160,7 +160,7 @@ class TransformerXL(nn.Module):
         self.reset_parameters(init_std)
 
     def reset_parameters(self, std: float) -> None:
-        """Draw everything but the table, which its maker initialises."""
+        """Draw all parameters except the table, which the caller initialises."""
         nn.init.normal_(self.content_bias, std=std)
         nn.init.normal_(self.position_bias, std=std)
         for module in self.layers.modules():
@@ -176,14 +176,14 @@ class TransformerXL(nn.Module):
         return self.dim
 
     def forward(self, tokens: Tensor, state: Optional[State] = None) -> Features:
-        """Features of a segment.
+        """Compute the features of a segment.
 
         Args:
-            tokens: shape (B, T), each row a stream of its own; padding, if any, at the end.
-            state: the memory that the streams' last segment left; ``None`` starts them.
+            tokens: shape (B, T), each row a separate stream; padding only at the end.
+            state: the memory after the previous segment of the streams; ``None`` at their start.
 
         Raises:
-            ConfigurationError: a memory of another number of streams or layers.
+            ConfigurationError: the memory has another number of streams or layers.
         """
         if state is not None:
             self._check_state(state, tokens.size(0))
@@ -202,17 +202,17 @@ class TransformerXL(nn.Module):
     def step(
         self, tokens: Tensor, cache: Optional[Sequence[KeysValues]] = None
     ) -> Tuple[Tensor, List[KeysValues]]:
-        """Go on with sequences of which nothing is to be forgotten, as in generation.
+        """Continue sequences with unlimited memory, as in generation.
 
-        Steps that follow each other compute what :meth:`forward` computes for all their tokens as
-        one segment; keys and values are kept instead of their layer's inputs.
+        Consecutive steps compute what :meth:`forward` computes for all their tokens as one segment.
+        Keys and values are stored instead of the inputs of their layers.
 
         Args:
-            tokens: the new ones, shape (B, T).
-            cache: what the step before returned; ``None`` starts the sequences.
+            tokens: the new tokens, shape (B, T).
+            cache: the result of the previous step; ``None`` at the start of the sequences.
 
         Returns:
-            The new tokens' features, shape (B, T, d), and the cache.
+            The features of the new tokens, shape (B, T, d), and the cache.
         """
         x = self._embedded(tokens)
         past = 0 if cache is None else cache[0][0].size(2)
@@ -239,15 +239,15 @@ class TransformerXL(nn.Module):
         return layer(x, layer.attention.keys_values(context), relative)
 
     def _relative(self, queries: int, keys: int, like: Tensor) -> Relative:
-        exact = torch.float64 if like.dtype == torch.float64 else torch.float32
-        distances = torch.arange(keys - 1, -1, -1, dtype=exact, device=like.device)
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        distances = torch.arange(keys - 1, -1, -1, dtype=dtype, device=like.device)
         if self.clamp_len > 0:
             distances = distances.clamp(max=self.clamp_len)
         return Relative(
             self._dropped(sinusoids(distances, self.dim).to(like.dtype)),
             self.content_bias,
             self.position_bias,
-            unseen_keys(queries, keys, self.mem_len if self.same_length else None, like.device),
+            masked_keys(queries, keys, self.mem_len if self.same_length else None, like.device),
         )
 
     def _check_state(self, state: State, streams: int) -> None:
@@ -258,9 +258,3 @@ class TransformerXL(nn.Module):
                 "Give each batch of streams a carry of its own, and reset it where the number "
                 "of streams changes.",
             )
-
-
-def _check_sizes(sizes: Any) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise ConfigurationError(f"1 or more {name}", repr(size), "Give more.")

@@ -1,7 +1,8 @@
-"""Grid search over the cache's and dynamic evaluation's numbers, on a validation corpus.
+"""Grid search over the parameters of the cache and of dynamic evaluation, on a validation corpus.
 
-The cache costs one pass of the model whatever its grid, because theta and lambda only mix what
-the model has computed. Dynamic evaluation changes the model itself: one pass for each point.
+The cache takes one pass of the model whatever its grid, because theta and lambda only change how
+the model's results are mixed. Dynamic evaluation changes the model itself and takes one pass for
+each point of its grid.
 """
 
 from __future__ import annotations
@@ -12,36 +13,30 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.dynamic_update import DynamicRates
+from spectral_fairseq.functional.progress_callback import ProgressCallback, ignore_progress
 from spectral_fairseq.lm.dynamic_evaluation import (
     DynamicEvaluation,
     GradientStatistics,
     check_rates,
 )
-from spectral_fairseq.lm.evaluation import (
-    CacheGrid,
-    Corpus,
-    Progress,
-    Reader,
-    evaluate,
-    perplexity,
-)
+from spectral_fairseq.lm.evaluation import CacheGrid, Corpus, Reader, evaluate, perplexity
 
 CACHE_THETAS = (0.1, 0.2, 0.3, 0.5, 0.662, 0.8, 1.0, 1.3)
 CACHE_WEIGHTS = (0.02, 0.05, 0.1, 0.1279, 0.15, 0.2, 0.25, 0.3, 0.4)
-"""Around the values published for AWD-LSTM: (1.0, 0.1) on PTB, (0.662, 0.1279) on WikiText-2."""
+"""They surround the values published for AWD-LSTM: (1.0, 0.1) on PTB, (0.662, 0.1279) on WT2."""
 
 DYNAMIC_SEGMENT = 5
 DYNAMIC_RATES = (3e-5, 4e-5, 5e-5, 6e-5, 7e-5, 1e-4)
 DYNAMIC_DECAYS = (0.001, 0.002, 0.003, 0.005)
-"""The grid of the authors' code for segments of 5 tokens; both axes scale with the segment."""
+"""The grid of the authors' code for segments of 5 tokens; both axes scale with their length."""
 
 
 @dataclass
 class GridPoint:
-    """One trial.
+    """One point of a grid.
 
     Attributes:
-        values: name of each number searched -> its value.
+        values: the value of each parameter, by its name.
         perplexity: on the validation corpus; infinite where the model diverged.
     """
 
@@ -51,12 +46,12 @@ class GridPoint:
 
 @dataclass
 class GridSearch:
-    """All trials of one search.
+    """All points of one search.
 
     Attributes:
         method: ``cache`` or ``dynamic``.
-        tokens: of the validation corpus, that each point was tried on.
-        points: in the order of the grid, the first axis outermost.
+        tokens: number of tokens of the validation corpus on which each point was evaluated.
+        points: in the order of the grid, with the first axis outermost.
     """
 
     method: str
@@ -65,7 +60,7 @@ class GridSearch:
 
     @property
     def best(self) -> GridPoint:
-        """The point of lowest perplexity; the first of several.
+        """The first point with the lowest perplexity.
 
         Raises:
             ConfigurationError: the model diverged at every point.
@@ -73,9 +68,10 @@ class GridSearch:
         best = min(self.points, key=lambda point: point.perplexity)
         if not math.isfinite(best.perplexity):
             raise ConfigurationError(
-                f"a finite perplexity somewhere on the grid of {self.method} evaluation",
-                "none", "Search smaller values.",
-            )  # fmt: skip
+                f"a finite perplexity at some point of the grid of {self.method} evaluation",
+                "none",
+                "Search smaller values.",
+            )
         return best
 
 
@@ -83,7 +79,7 @@ def check_dynamic_grid(rates: Sequence[float], decays: Sequence[float], epsilon:
     """Refuse a grid with an impossible point.
 
     Raises:
-        ConfigurationError: an empty axis, or a value outside its range.
+        ConfigurationError: an axis without a value, or a value outside its range.
     """
     if not rates or not decays:
         raise ConfigurationError(
@@ -99,16 +95,16 @@ def search_cache(
     corpus: Corpus,
     grid: CacheGrid,
     dynamic: Optional[DynamicEvaluation] = None,
-    progress: Progress = lambda tokens: None,
+    progress: ProgressCallback = ignore_progress,
 ) -> GridSearch:
-    """Every theta with every lambda, in one pass.
+    """Evaluate every theta with every lambda, in one pass.
 
     Args:
         reader: the model.
-        corpus: for validation.
-        grid: what to try.
-        dynamic: adapt the model meanwhile; it is left as it was.
-        progress: called after each segment.
+        corpus: the validation corpus.
+        grid: values to try.
+        dynamic: adapts the model during the pass; its weights are restored afterwards.
+        progress: called after each segment with its number of tokens.
     """
     if dynamic is None:
         found = evaluate(reader, corpus, cache=grid, progress=progress)
@@ -129,17 +125,17 @@ def search_dynamic(
     statistics: GradientStatistics,
     rates: Sequence[DynamicRates],
     labels: Sequence[Dict[str, float]],
-    progress: Progress = lambda tokens: None,
+    progress: ProgressCallback = ignore_progress,
 ) -> GridSearch:
-    """Every given point in turn, each from the trained weights.
+    """Evaluate every given point in turn, each starting from the trained weights.
 
     Args:
-        reader: the model; it is left as it was.
-        corpus: for validation.
+        reader: the model; its weights are restored afterwards.
+        corpus: the validation corpus.
         statistics: of the training corpus.
-        rates: the points.
-        labels: the values by which each point is to be known.
-        progress: called after each segment of each point.
+        rates: the points of the grid.
+        labels: the values to report for each point.
+        progress: called after each segment of each point with its number of tokens.
     """
     points, tokens = [], 0
     for point, label in zip(rates, labels):

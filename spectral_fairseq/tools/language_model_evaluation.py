@@ -18,7 +18,8 @@ import torch
 from spectral_fairseq.analysis.results import finite
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.functional.dynamic_update import DynamicRates
-from spectral_fairseq.lm.cache import ContinuousCache
+from spectral_fairseq.functional.progress_callback import ProgressCallback
+from spectral_fairseq.lm.continuous_cache import ContinuousCache
 from spectral_fairseq.lm.dynamic_evaluation import (
     DynamicEvaluation,
     GradientStatistics,
@@ -29,7 +30,6 @@ from spectral_fairseq.lm.dynamic_evaluation import (
 from spectral_fairseq.lm.evaluation import (
     CacheGrid,
     Corpus,
-    Progress,
     Reader,
     StreamReader,
     evaluate,
@@ -61,7 +61,7 @@ DEFAULT_SEGMENT = 70
 # A batch of the published gradient statistics is 100 streams x 5 tokens, about one block.
 STATISTICS_STREAMS, STATISTICS_BLOCKS = 100, 1
 
-Begin = Callable[[str, int], Progress]
+Begin = Callable[[str, int], ProgressCallback]
 """Called with the name of a stage and its number of tokens; gives what counts them."""
 
 

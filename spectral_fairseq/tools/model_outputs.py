@@ -22,9 +22,9 @@ from spectral_fairseq.errors import (
     SpectralFairseqError,
     UnsupportedError,
 )
+from spectral_fairseq.functional.linalg.blockwise_spectrum import BlockwiseSpectrum
 from spectral_fairseq.functional.measures.divergence import ExpectedPairwiseKL
 from spectral_fairseq.functional.measures.rank import (
-    BlockwiseSpectrum,
     cumulative_share,
     empirical_rank,
     roundoff_threshold,

@@ -44,5 +44,5 @@ def test_a_loss_that_is_not_a_number_is_no_optimum():
 
 
 def test_a_negative_interval_is_refused():
-    with pytest.raises(ConfigurationError, match="--nt-asgd-interval"):
+    with pytest.raises(ConfigurationError, match="`interval`"):
         NonMonotonicTrigger(-1)

@@ -7,9 +7,9 @@ from spectral_fairseq.lm import relative_attention
 from spectral_fairseq.lm.relative_attention import (
     Relative,
     RelativeAttention,
+    masked_keys,
     relative_shift,
     sinusoids,
-    unseen_keys,
 )
 from tests.reference import relative_attention as reference
 
@@ -33,7 +33,7 @@ def relative_of(module, queries, keys, dim, *, clamp=None, reach=None):
     distances = torch.arange(keys - 1, -1, -1, dtype=torch.float64)
     distances = distances if clamp is None else distances.clamp(max=clamp)
     u, v = (torch.randn(module.heads, module.head_dim, dtype=torch.float64) for _ in "uv")
-    return Relative(sinusoids(distances, dim), u, v, unseen_keys(queries, keys, reach))
+    return Relative(sinusoids(distances, dim), u, v, masked_keys(queries, keys, reach))
 
 
 @pytest.mark.parametrize("queries, keys", [(1, 1), (1, 5), (3, 3), (3, 7), (5, 6), (7, 13)])
@@ -54,8 +54,8 @@ def test_sinusoids(dim):
 
 
 def test_unseen():
-    assert unseen_keys(2, 4, None).tolist() == [[0, 0, 0, 1], [0, 0, 0, 0]]
-    assert unseen_keys(2, 4, 2).tolist() == [[1, 0, 0, 1], [1, 1, 0, 0]]
+    assert masked_keys(2, 4, None).tolist() == [[0, 0, 0, 1], [0, 0, 0, 0]]
+    assert masked_keys(2, 4, 2).tolist() == [[1, 0, 0, 1], [1, 1, 0, 0]]
 
 
 @pytest.mark.parametrize("clamp, reach", [(None, None), (2, None), (None, 3), (1, 4)])
@@ -109,7 +109,7 @@ def test_attention_dropout_only_in_training(kernel):
 def test_half_precision_keeps_its_dtype(kernel):
     module = build().to(torch.bfloat16)
     relative = relative_of(module, 3, 5, 6)
-    lean = Relative(*(t.to(torch.bfloat16) for t in relative[:3]), relative.unseen)
+    lean = Relative(*(t.to(torch.bfloat16) for t in relative[:3]), relative.masked)
     context = torch.randn(2, 5, 6).to(torch.bfloat16)
     found = module(context[:, 2:], module.keys_values(context), lean)
     assert found.dtype == torch.bfloat16 and torch.isfinite(found).all()

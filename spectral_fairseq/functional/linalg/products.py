@@ -1,12 +1,12 @@
-"""The matrix products of the blockwise losses, by the fastest kernel that is as exact.
+"""The matrix product of the blockwise losses, by the fastest kernel of equal precision.
 
 Note [Products through oneDNN]
 ------------------------------
-The products are nine tenths of a blockwise loss. In float32 on a CPU ``torch.mm`` goes to MKL,
-which keeps to AVX2 on processors of other makers: about 100 GFLOP/s a core on an AVX-512 Zen 5,
-where the oneDNN that is compiled into the same torch gives 220. ``torch.compile`` reaches it by
-the operator below; called directly it needs no compiler. It is not part of torch's stable
-interface, so its presence is checked once and ``torch.mm`` stands in for it.
+The products take nine tenths of the time of a blockwise loss. In float32 on a CPU ``torch.mm`` uses
+MKL, which on processors of other vendors is limited to AVX2: about 100 GFLOP/s for each core of an
+AVX-512 Zen 5, where the oneDNN that is compiled into the same torch reaches 220. ``torch.compile``
+calls it through the operator below; a direct call needs no compiler. The operator is not part of
+torch's stable interface, so its presence is checked once, and ``torch.mm`` is the fallback.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _find_onednn_linear() -> Optional[Any]:
         linear = torch.ops.mkldnn._linear_pointwise.default
         ones = torch.ones(2, 2)
         with torch.no_grad():
-            # A change of its signature or meaning in a later torch must not go unnoticed.
+            # Notices a later torch in which the signature or the meaning has changed.
             works = torch.equal(linear(ones, ones, None, "none", [], ""), 2 * ones)
     except (AttributeError, RuntimeError, TypeError):
         return None
@@ -35,7 +35,7 @@ _ONEDNN_LINEAR = _find_onednn_linear()
 
 
 def matmul_transposed(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right.t(), outside autograd.
+    """Return left @ right.t(), computed outside autograd.
 
     Args:
         left: shape (m, k).

@@ -1,19 +1,20 @@
 """The adversarial softmax: each target word is scored with the worst vector near its own.
 
-Wang, Gong, Liu: "Improving Neural Language Modeling via Adversarial Training", ICML 2019. The
-inner problem has a closed form,
+Wang, Gong, Liu: "Improving Neural Language Modeling via Adversarial Training", ICML 2019,
+https://proceedings.mlr.press/v97/wang19f.html. The inner problem has a closed form,
 
     min over ||delta|| <= eps ||w_y|| of (w_y + delta)'h  =  w_y'h - eps ||w_y|| ||h||
 
-so the target's logit loses a margin eps ||w_y|| ||h||, in training only; the other logits stay.
+so the target's logit loses a margin eps ||w_y|| ||h||, in training only; the other logits keep
+their values.
 
 Note [Gradient of the margin]
 -----------------------------
-The margin is differentiated as what it is, a function of h and of w_y: the objective is the
-minimum itself, whose radius eps ||w_y|| moves with w_y. The gradient for h is -eps ||w_y||
-h/||h||, the same as with a constant worst delta. For w_y the authors' public implementation
-differs in two ways: it holds the radius constant, which leaves out -eps ||h|| w_y/||w_y||, and it
-perturbs only targets whose cosine with h is positive. Detach ``target_norms`` for the first.
+The margin is differentiated as a function of both h and w_y: the objective is the minimum itself,
+whose radius eps ||w_y|| depends on w_y. The gradient for h is -eps ||w_y|| h/||h||, the same as
+with a constant worst delta. For w_y the authors' public implementation differs in two ways: it
+holds the radius constant, which leaves out -eps ||h|| w_y/||w_y||, and it perturbs only targets
+whose cosine with h is positive. Detach ``target_norms`` to hold the radius constant.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.penalties.weight_norm import row_norms
+from spectral_fairseq.functional.linalg.row_norms import row_norms
 
 
 def adversarial_margin(
@@ -34,12 +35,12 @@ def adversarial_margin(
     epsilon: float,
     padding_idx: Optional[int] = None,
 ) -> Tensor:
-    """The margin eps ||w_y|| ||h||, zero where the target is padding.
+    """Return the margin eps ||w_y|| ||h||, zero where the target is padding.
 
     Args:
-        features: h, shape (*, d), as they enter the output product.
-        target_norms: ||w_y|| of each target's vector, shape (*); :func:`row_norms` of the rows
-            gathered, not of the table.
+        features: h, shape (*, d), the input of the output product.
+        target_norms: ||w_y|| of each target's vector, shape (*): the norms of the gathered rows,
+            so that the cost does not depend on the size of the table.
         targets: y, shape (*).
         epsilon: radius of the perturbation as a share of ||w_y||, at least 0.
         padding_idx: target that marks padding.
@@ -48,11 +49,11 @@ def adversarial_margin(
         Shape (*), float32 or wider.
 
     Raises:
-        ConfigurationError: negative, infinite or undefined epsilon.
+        ConfigurationError: epsilon is negative, infinite or not a number.
     """
     if not 0 <= epsilon < float("inf"):
         raise ConfigurationError(
-            "--adversarial-epsilon to be a finite number >= 0", repr(epsilon), "Correct it."
+            "`epsilon` to be a finite number >= 0", repr(epsilon), "Correct `epsilon`."
         )
     if features.dtype in (torch.float16, torch.bfloat16):
         features = features.float()
@@ -63,19 +64,19 @@ def adversarial_margin(
 def adversarial_logits(
     logits: Tensor, targets: Tensor, margin: Tensor, inplace: bool = False
 ) -> Tensor:
-    """Logits whose target entries are lowered by ``margin``.
+    """Return the logits with their target entries lowered by ``margin``.
 
-    Whatever loss follows, label smoothing included, is then that of the perturbed output layer.
+    Any loss of these logits, also with label smoothing, is that of the perturbed output layer.
 
     Args:
         logits: shape (*, N).
-        targets: shape (*), each from 0 to N - 1, padding included.
-        margin: of :func:`adversarial_margin`, shape (*).
-        inplace: write into ``logits``, which saves a copy of them: right for the fresh result of
-            an output product that nobody else will read.
+        targets: shape (*), each from 0 to N - 1, also those that are padding.
+        margin: from :func:`adversarial_margin`, shape (*).
+        inplace: write into ``logits`` instead of a copy; for the result of an output product that
+            nothing else reads.
 
     Returns:
-        Shape (*, N), of the dtype of ``logits``.
+        Shape (*, N), in the dtype of ``logits``.
     """
     index = targets.unsqueeze(-1)  # [*, 1]
     change = -margin.unsqueeze(-1).to(logits.dtype)  # [*, 1]
@@ -86,7 +87,7 @@ def adversarial_logits(
 
 @torch.no_grad()
 def unperturbed_nll(nll: Tensor, margin: Tensor) -> Tensor:
-    """The likelihood without the adversary, for logs, at a cost that does not depend on N.
+    """Return the negative log-likelihood without the margin, for logs, at a cost independent of N.
 
     Raising one logit by m changes the normaliser by the factor 1 - p + p e^m, where p = e^-nll
     is the target's probability.
@@ -96,7 +97,7 @@ def unperturbed_nll(nll: Tensor, margin: Tensor) -> Tensor:
         margin: m, shape (*).
 
     Returns:
-        -log p of the targets under the logits as they were, shape (*), without gradient.
+        -log p of the targets under the unperturbed logits, shape (*), without a gradient.
     """
     others = torch.log1p(-torch.exp(-nll))  # log(1 - p), -inf where p is 1
     return torch.logaddexp(others, margin - nll) + nll - margin

@@ -1,7 +1,8 @@
 """Mixtures of softmaxes and of contexts over one output table.
 
 Yang, Dai, Salakhutdinov, Cohen: "Breaking the Softmax Bottleneck: A High-Rank RNN Language
-Model", ICLR 2018, sections 2.4 and 2.5. With contexts h_k and prior pi_k, k = 1..K,
+Model", ICLR 2018, https://openreview.net/forum?id=HkwZSG-CZ, sections 2.4 and 2.5. With contexts
+h_k and a prior pi_k, k = 1..K,
 
     MoS:  P(v) = sum_k pi_k softmax(W h_k + b)_v            MoC:  P = softmax(W sum_k pi_k h_k + b)
 
@@ -9,27 +10,28 @@ Everything stays in log space: log P(v) = logsumexp_k(log pi_k + log softmax(W h
 
 Note [Gradients of a mixture]
 -----------------------------
-Let p_k be expert k's softmax, P the mixture, and g_v the derivative of the loss by log P(v). With
-the posterior of an expert given a word, rho_kv = pi_k p_kv / P(v), and R_k = sum_v g_v rho_kv,
+Let p_k be the softmax of expert k, P the mixture, and g_v the derivative of the loss by log P(v).
+With the posterior of an expert given a word, rho_kv = pi_k p_kv / P(v), and R_k = sum_v g_v rho_kv,
 
     d loss / d log pi_k = R_k,        d loss / d s_kv = g_v rho_kv - R_k p_kv.
 
 For the plain negative log-likelihood g is -1 at the target and 0 elsewhere, so that -R_k is the
 posterior r_k of expert k given the target, and d loss / d s_k = r_k (p_k - onehot): the gradient
-of a cross entropy, weighted. No word but the target needs the mixture. Label smoothing gives every
-word a g_v, and then P is needed over the vocabulary, for the tokens of one block at a time.
+of a cross entropy, weighted. Only the target's probability under the mixture is needed. Label
+smoothing gives every word a g_v, and then P is needed over the whole vocabulary, for the tokens of
+one block at a time.
 
 Note [Linear space where it is exact]
 -------------------------------------
-P(v) = sum_k pi_k p_kv as a product of [1, K] and [K, N] costs one exponential a score less than
-the logsumexp. What it loses are terms below 1e-38, the smallest normal float32: where every
-P(v) of a block is above 1e-30 those are at most K * 1e-8 of it, less than float32 can show. The
-smallest P(v) of each block is looked at, and a block that fails is done again in log space.
+P(v) = sum_k pi_k p_kv as a product of [1, K] and [K, N] saves one exponential for each score
+against the logsumexp. It loses terms below 1e-38, the smallest normal float32. Where every P(v) of
+a block is above 1e-30, they are at most K * 1e-8 of it, less than float32 can resolve. The smallest
+P(v) of each block is checked, and a block that fails the check is computed again in log space.
 """
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Any, Iterator, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -37,15 +39,18 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.linalg.products import matmul_transposed
-from spectral_fairseq.functional.losses.blockwise import (
-    GradientSums,
+from spectral_fairseq.functional.losses.block_scores import (
+    BlockScores,
     accumulation_dtype,
     check_sizes,
     product_dtype,
-    scaled_gradients,
-    smoothing_weights,
     softmax_,
+)
+from spectral_fairseq.functional.losses.blockwise import smoothing_weights
+from spectral_fairseq.functional.losses.gradient_sums import (
+    GradientSums,
+    detached_without_grad,
+    scaled_gradients,
 )
 from spectral_fairseq.functional.losses.token_blocks import filled, token_blocks, tokens_per_block
 
@@ -53,7 +58,7 @@ SMALLEST_LINEAR = 1e-30
 
 
 def posterior(log_prior: Tensor, log_likelihood: Tensor) -> Tensor:
-    """r_k = pi_k p_k(y) / sum_j pi_j p_j(y), which expert spoke.
+    """Return r_k = pi_k p_k(y) / sum_j pi_j p_j(y), the probability of each expert given a word.
 
     Args:
         log_prior: log pi, shape (*, K).
@@ -66,21 +71,21 @@ def posterior(log_prior: Tensor, log_likelihood: Tensor) -> Tensor:
 
 
 def mixture_of_contexts(contexts: Tensor, log_prior: Tensor) -> Tensor:
-    """sum_k pi_k h_k, equation 2 of the paper.
+    """Return sum_k pi_k h_k, equation 2 of the paper.
 
     Args:
         contexts: h, shape (*, K, d).
         log_prior: log pi, shape (*, K).
 
     Returns:
-        Shape (*, d), of the dtype of ``contexts``.
+        Shape (*, d), in the dtype of ``contexts``.
     """
     prior = log_prior.exp().to(contexts.dtype).unsqueeze(-2)  # [*, 1, K]
     return torch.matmul(prior, contexts).squeeze(-2)
 
 
 def mix_scores(scores: Tensor, log_prior: Tensor) -> Tensor:
-    """The log-mixture of the experts' scores, all of them held at once.
+    """Return the log-mixture of the experts' scores, all of which are held at once.
 
     Args:
         scores: W h_k + b, shape (t, K, N).
@@ -101,21 +106,18 @@ def mix_scores(scores: Tensor, log_prior: Tensor) -> Tensor:
     return torch.logsumexp(joint, 1)
 
 
-class _Block:
+class _MixtureBlock:
     """The experts' probabilities and the log-mixture over the vocabulary, for a few tokens.
 
     Args:
-        contexts: shape (t, K, d), of the dtype of ``table``.
-        log_prior: shape (t, K).
-        table: W, shape (N, d).
-        bias: shape (N,).
+        contexts: h, shape (t, K, d), in the dtype of the products.
+        log_prior: log pi, shape (t, K).
+        block_scores: W and b.
     """
 
-    def __init__(
-        self, contexts: Tensor, log_prior: Tensor, table: Tensor, bias: Optional[Tensor]
-    ) -> None:
+    def __init__(self, contexts: Tensor, log_prior: Tensor, block_scores: BlockScores) -> None:
         self.log_prior = log_prior
-        self.probabilities = expert_scores(contexts, table, bias, log_prior.dtype)  # [t, K, N]
+        self.probabilities = expert_scores(contexts, block_scores)  # [t, K, N]
         log_z = softmax_(self.probabilities)  # [t, K]
         mixture = torch.bmm(log_prior.exp().unsqueeze(1), self.probabilities).squeeze(1)
         self.joint: Optional[Tensor] = None
@@ -123,7 +125,7 @@ class _Block:
             self.log_mixture = mixture.log_()  # [t, N]
         else:
             # See Note [Linear space where it is exact].
-            joint = expert_scores(contexts, table, bias, log_prior.dtype)
+            joint = expert_scores(contexts, block_scores)
             joint += (log_prior - log_z).unsqueeze(-1)
             self.log_mixture = torch.logsumexp(joint, 1)
             self.joint = joint
@@ -154,14 +156,30 @@ class _Block:
         return p, share
 
 
-def expert_scores(
-    contexts: Tensor, table: Tensor, bias: Optional[Tensor], dtype: torch.dtype
-) -> Tensor:
-    """W h_k + b of ``contexts``, shape (t, K, d), as a fresh tensor of shape (t, K, N)."""
-    scores = matmul_transposed(contexts.flatten(0, 1), table).to(dtype)
-    if bias is not None:
-        scores += bias
+def expert_scores(contexts: Tensor, block_scores: BlockScores) -> Tensor:
+    """Return W h_k + b of ``contexts``, shape (t, K, d), as a new tensor of shape (t, K, N)."""
+    scores = block_scores(contexts.flatten(0, 1))
     return scores.view(contexts.size(0), contexts.size(1), -1)
+
+
+def _expert_blocks(
+    contexts: Tensor,
+    log_prior: Tensor,
+    block_scores: BlockScores,
+    block_elements: Optional[int] = None,
+) -> Iterator[Tuple[slice, int, Tensor, Tensor]]:
+    """Yield the tokens of each block, its size, and its contexts and log-prior filled up to it."""
+    tokens, experts = log_prior.shape
+    block = tokens_per_block(experts * block_scores.table.size(0), block_elements)
+    for part, size in token_blocks(tokens, block):
+        block_contexts = block_scores.rows(contexts[part], size)  # [t, K, d]
+        block_log_prior = filled(log_prior[part].to(block_scores.accumulation_dtype), size)
+        yield part, size, block_contexts, block_log_prior  # [t, K]
+
+
+def _rows_of(part: slice, experts: int) -> slice:
+    """Return the rows of a block's tokens in contexts of shape (T K, d)."""
+    return slice(part.start * experts, part.stop * experts)
 
 
 class _LogMixture(torch.autograd.Function):
@@ -173,42 +191,40 @@ class _LogMixture(torch.autograd.Function):
     ) -> Tensor:
         ctx.dtype = product_dtype(contexts, matrix)
         ctx.save_for_backward(contexts, log_prior, matrix, bias)
-        exact = accumulation_dtype(ctx.dtype)
-        tokens, experts = log_prior.shape
-        output = contexts.new_empty((tokens, matrix.size(0)), dtype=exact)
+        output = contexts.new_empty(
+            (log_prior.size(0), matrix.size(0)), dtype=accumulation_dtype(ctx.dtype)
+        )
         with torch.autocast(contexts.device.type, enabled=False):
-            table = matrix.to(ctx.dtype)
-            offset = None if bias is None else bias.to(exact)
-            block = tokens_per_block(experts * matrix.size(0))
-            for part, size in token_blocks(tokens, block):
-                few = filled(contexts[part].to(ctx.dtype), size)  # [t, K, d]
-                prior = filled(log_prior[part].to(exact), size)  # [t, K]
-                into = output[part]
-                into.copy_(_Block(few, prior, table, offset).log_mixture[: into.size(0)])
+            block_scores = BlockScores(matrix, bias, ctx.dtype)
+            for part, _, block_contexts, block_log_prior in _expert_blocks(
+                contexts, log_prior, block_scores
+            ):
+                mixed = _MixtureBlock(block_contexts, block_log_prior, block_scores)
+                block_output = output[part]
+                block_output.copy_(mixed.log_mixture[: block_output.size(0)])
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> Tuple[Optional[Tensor], ...]:
         contexts, log_prior, matrix, bias = ctx.saved_tensors
-        exact = accumulation_dtype(ctx.dtype)
-        tokens, experts = log_prior.shape
-        rows = contexts.flatten(0, 1)  # [T K, d]
-        wanted = ctx.needs_input_grad
-        sums = GradientSums(rows, matrix, bias, exact, (wanted[0], False, wanted[2], wanted[3]))
-        shares = torch.zeros(log_prior.shape, dtype=exact, device=log_prior.device)
+        sum_dtype = accumulation_dtype(ctx.dtype)
+        needed = tuple(ctx.needs_input_grad[i] for i in (0, 2, 3))
+        sums = GradientSums(contexts.flatten(0, 1), matrix, bias, sum_dtype, needed)
+        shares = torch.zeros(log_prior.shape, dtype=sum_dtype, device=log_prior.device)
         with torch.autocast(contexts.device.type, enabled=False):
-            table = matrix.to(ctx.dtype)
-            offset = None if bias is None else bias.to(exact)
-            block = tokens_per_block(experts * matrix.size(0))
-            for part, size in token_blocks(tokens, block):
-                few = filled(contexts[part].to(ctx.dtype), size)  # [t, K, d]
-                prior = filled(log_prior[part].to(exact), size)  # [t, K]
-                mixed = _Block(few, prior, table, offset)
-                gradient, share = mixed.gradient_(filled(upstream[part].to(exact), size))
+            block_scores = BlockScores(matrix, bias, ctx.dtype)
+            for part, size, block_contexts, block_log_prior in _expert_blocks(
+                contexts, log_prior, block_scores
+            ):
+                mixed = _MixtureBlock(block_contexts, block_log_prior, block_scores)
+                gradient, share = mixed.gradient_(filled(upstream[part].to(sum_dtype), size))
                 shares[part] = share[: part.stop - part.start]
                 sums.add_block(
-                    part.start * experts, few.flatten(0, 1), None, gradient.flatten(0, 1), table
+                    _rows_of(part, log_prior.size(1)),
+                    block_contexts.flatten(0, 1),
+                    gradient.flatten(0, 1),
+                    block_scores.table,
                 )
         return (
             None if sums.contexts is None else sums.contexts.to(contexts.dtype).view_as(contexts),
@@ -221,10 +237,9 @@ class _LogMixture(torch.autograd.Function):
 def log_mixture(
     contexts: Tensor, log_prior: Tensor, matrix: Tensor, bias: Optional[Tensor] = None
 ) -> Tensor:
-    """log P(v) = logsumexp_k(log pi_k + log softmax(W h_k + b)_v).
+    """Return log P(v) = logsumexp_k(log pi_k + log softmax(W h_k + b)_v).
 
-    Holds tokens x N, not tokens x K x N, in the backward pass too: a loss that takes the
-    log-mixture from here can be any.
+    Both passes hold tokens x N numbers instead of tokens x K x N, and any loss can follow.
 
     Args:
         contexts: h, shape (*, K, d).
@@ -235,29 +250,33 @@ def log_mixture(
     Returns:
         Shape (*, N), in float32 (float64 for float64 input). Only first derivatives.
     """
-    few = contexts.reshape(-1, contexts.size(-2), contexts.size(-1))  # [T, K, d]
-    prior = log_prior.reshape(-1, log_prior.size(-1))  # [T, K]
-    mixed: Tensor = _LogMixture.apply(few, prior, matrix, bias)
+    mixed: Tensor = _LogMixture.apply(
+        contexts.reshape(-1, contexts.size(-2), contexts.size(-1)),  # [T, K, d]
+        log_prior.reshape(-1, log_prior.size(-1)),  # [T, K]
+        matrix,
+        bias,
+    )
     return mixed.view(list(contexts.shape[:-2]) + [matrix.size(0)])
 
 
 def log_mixture_scripted(
     contexts: Tensor, log_prior: Tensor, matrix: Tensor, bias: Optional[Tensor] = None
 ) -> Tensor:
-    """:func:`log_mixture` in terms that TorchScript knows.
+    """Return :func:`log_mixture`, computed by operations that TorchScript can compile.
 
-    It is for generation, where a step's tokens are few: all their scores are held at once.
+    It is meant for generation, where a step has few tokens: all their scores are held at once.
     """
-    few = contexts.reshape(-1, contexts.size(-2), contexts.size(-1))  # [T, K, d]
-    prior = log_prior.reshape(-1, log_prior.size(-1))
-    mixed = mix_scores(F.linear(few, matrix, bias), prior)
+    flat_contexts = contexts.reshape(-1, contexts.size(-2), contexts.size(-1))  # [T, K, d]
+    flat_log_prior = log_prior.reshape(-1, log_prior.size(-1))  # [T, K]
+    mixed = mix_scores(F.linear(flat_contexts, matrix, bias), flat_log_prior)
     return mixed.view(list(contexts.shape[:-2]) + [matrix.size(0)])
 
 
 class _MixtureCrossEntropy(torch.autograd.Function):
-    """(loss_sum, nll_sum); gradients of loss_sum only, found in the forward pass.
+    """(loss_sum, nll_sum), with gradients of loss_sum only, computed in the forward pass.
 
-    See Note [Gradients in the forward pass] in ``blockwise.py`` and Note [Gradients of a mixture].
+    See Note [Gradients of a mixture], and ``gradient_sums.py``, Note [Gradients in the forward
+    pass].
     """
 
     @staticmethod
@@ -271,63 +290,58 @@ class _MixtureCrossEntropy(torch.autograd.Function):
         label_smoothing: float,
         block_elements: Optional[int],
     ) -> Tuple[Tensor, Tensor]:
-        tokens, experts = log_prior.shape
-        vocabulary = matrix.size(0)
-        target_weight, uniform = smoothing_weights(label_smoothing, vocabulary)
+        experts = log_prior.size(1)
+        target_weight, uniform = smoothing_weights(label_smoothing, matrix.size(0))
         dtype = product_dtype(contexts, matrix)
-        exact = accumulation_dtype(dtype)
-        wanted = ctx.needs_input_grad
-        sums = GradientSums(
-            contexts.flatten(0, 1), matrix, bias, exact, (wanted[0], False, wanted[3], wanted[4])
-        )
-        shares = torch.zeros(log_prior.shape, dtype=exact, device=log_prior.device)
-        loss_sum, nll_sum = (contexts.new_zeros((), dtype=exact) for _ in range(2))
+        sum_dtype = accumulation_dtype(dtype)
+        needed = tuple(ctx.needs_input_grad[i] for i in (0, 3, 4))
+        sums = GradientSums(contexts.flatten(0, 1), matrix, bias, sum_dtype, needed)
+        shares = torch.zeros(log_prior.shape, dtype=sum_dtype, device=log_prior.device)
+        loss_sum, nll_sum = (contexts.new_zeros((), dtype=sum_dtype) for _ in range(2))
         with torch.autocast(contexts.device.type, enabled=False):
-            table = matrix.to(dtype)
-            offset = None if bias is None else bias.to(exact)
-            block = tokens_per_block(experts * vocabulary, block_elements)
-            for part, size in token_blocks(tokens, block):
-                few = filled(contexts[part].to(dtype), size)  # [t, K, d]
-                rows = few.flatten(0, 1)  # [t K, d]
-                words = filled(targets[part], size)  # [t]
-                prior = filled(log_prior[part].to(exact), size)  # [t, K]
-                live = part.stop - part.start  # the rows behind these only fill the block
+            block_scores = BlockScores(matrix, bias, dtype)
+            for part, size, block_contexts, block_log_prior in _expert_blocks(
+                contexts, log_prior, block_scores, block_elements
+            ):
+                rows = block_contexts.flatten(0, 1)  # [t K, d]
+                block_targets = filled(targets[part], size)  # [t]
+                counted = part.stop - part.start  # the rows behind these only fill the block up
                 if uniform:
-                    mixed = _Block(few, prior, table, offset)
-                    log_p = mixed.log_mixture[:live]
-                    nll = -log_p.gather(1, words[:live].unsqueeze(1)).sum()
-                    smooth = -log_p.sum()
+                    mixed = _MixtureBlock(block_contexts, block_log_prior, block_scores)
+                    log_p = mixed.log_mixture[:counted]
+                    nll = -log_p.gather(1, block_targets[:counted].unsqueeze(1)).sum()
                     nll_sum += nll
-                    loss_sum += target_weight * nll + uniform * smooth
+                    loss_sum += target_weight * nll + uniform * -log_p.sum()
                     upstream = torch.full_like(mixed.log_mixture, -uniform)
                     hit = upstream.new_full((size, 1), -target_weight)
-                    upstream.scatter_add_(1, words.unsqueeze(1), hit)
-                    upstream[live:] = 0
+                    upstream.scatter_add_(1, block_targets.unsqueeze(1), hit)
+                    upstream[counted:] = 0
                     gradient, share = mixed.gradient_(upstream)
-                    shares[part] = share[:live]
-                    sums.add_block(part.start * experts, rows, None, gradient.flatten(0, 1), table)
+                    shares[part] = share[:counted]
+                    sums.add_block(
+                        _rows_of(part, experts), rows, gradient.flatten(0, 1), block_scores.table
+                    )
                     continue
-                scores = expert_scores(few, table, offset, exact)  # [t, K, N]
-                index = words.view(-1, 1, 1).expand(-1, experts, 1)
-                hit = scores.gather(2, index).squeeze(2)  # [t, K]
-                log_likelihood = hit - softmax_(scores)  # [t, K]
-                nll = -torch.logsumexp(prior + log_likelihood, 1)[:live].sum()
+                scores = expert_scores(block_contexts, block_scores)  # [t, K, N]
+                index = block_targets.view(-1, 1, 1).expand(-1, experts, 1)
+                target_score = scores.gather(2, index).squeeze(2)  # [t, K]
+                log_likelihood = target_score - softmax_(scores)  # [t, K]
+                nll = -torch.logsumexp(block_log_prior + log_likelihood, 1)[:counted].sum()
                 nll_sum += nll
                 loss_sum += nll
-                responsibility = posterior(prior, log_likelihood)  # [t, K]
-                responsibility[live:] = 0
-                shares[part] = -responsibility[:live]
+                responsibility = posterior(block_log_prior, log_likelihood)  # [t, K]
+                responsibility[counted:] = 0
+                shares[part] = -responsibility[:counted]
                 sums.add_block(
-                    part.start * experts,
+                    _rows_of(part, experts),
                     rows,
-                    words.repeat_interleave(experts),
                     scores.flatten(0, 1),
-                    table,
-                    responsibility.flatten(),
-                    responsibility.flatten(),
+                    block_scores.table,
+                    block_targets.repeat_interleave(experts),
+                    weights=responsibility.flatten(),
+                    hits=responsibility.flatten(),
                 )
-        sums.save(ctx, shares)
-        ctx.prior_dtype = log_prior.dtype
+        sums.save(ctx, (shares, log_prior.dtype))
         ctx.shape = contexts.shape
         ctx.mark_non_differentiable(nll_sum)
         return loss_sum, nll_sum
@@ -335,8 +349,7 @@ class _MixtureCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tuple[Optional[Tensor], ...]:
-        contexts, matrix, bias = scaled_gradients(ctx, grad)
-        shares = (ctx.saved_tensors[3] * grad).to(ctx.prior_dtype)
+        contexts, matrix, bias, shares = scaled_gradients(ctx, grad)
         if contexts is not None:
             contexts = contexts.view(ctx.shape)
         return contexts, shares, None, matrix, bias, None, None
@@ -353,9 +366,9 @@ def mixture_cross_entropy(
     ignore_index: Optional[int] = None,
     block_elements: Optional[int] = None,
 ) -> Tuple[Tensor, Tensor]:
-    """Label-smoothed cross entropy of a mixture of softmaxes, summed over tokens.
+    """Return the label-smoothed cross entropy of a mixture of softmaxes, summed over tokens.
 
-    Equal to ``tests/reference/mixture.py: smoothed_nll(log_mixture(...))``; neither pass holds
+    It equals ``tests/reference/mixture.py: smoothed_nll(log_mixture(...))``, but neither pass holds
     tokens x K x N, with or without label smoothing.
 
     Args:
@@ -364,27 +377,28 @@ def mixture_cross_entropy(
         targets: shape (T,).
         matrix: W, shape (N, d).
         bias: b, shape (N,).
-        label_smoothing: eps in [0, 1), over the words of the mixture.
-        ignore_index: target whose tokens count for nothing.
-        block_elements: scores held at a time; ``None`` is ``token_blocks.BLOCK_ELEMENTS``.
+        label_smoothing: eps in [0, 1), spread over the words of the mixture.
+        ignore_index: target whose tokens contribute zero.
+        block_elements: number of scores held at a time; ``None`` is
+            ``token_blocks.BLOCK_ELEMENTS``.
 
     Returns:
-        loss_sum and nll_sum, scalars in float32 (float64 for float64 input), in nats. Only
-        loss_sum has a gradient, and only a first one.
+        loss_sum and nll_sum as of :func:`~.blockwise.blockwise_cross_entropy`.
 
     Raises:
-        ConfigurationError: sizes that do not fit, or eps outside its range.
+        ConfigurationError: shapes that do not fit together, or eps outside its range.
     """
     check_sizes(contexts, targets, matrix, bias)
     if log_prior.shape != contexts.shape[:-1]:
         raise ConfigurationError(
-            f"a prior of shape {tuple(contexts.shape[:-1])}, one value an expert",
+            f"a `log_prior` of shape {tuple(contexts.shape[:-1])}, one value for each expert",
             str(tuple(log_prior.shape)),
-            "Take contexts and prior from the same features.",
+            "Compute contexts and prior from the same features.",
         )
     if ignore_index is not None:
-        kept = targets.ne(ignore_index)
-        contexts, log_prior, targets = contexts[kept], log_prior[kept], targets[kept]
+        counted = targets.ne(ignore_index)
+        contexts, log_prior, targets = contexts[counted], log_prior[counted], targets[counted]
+    contexts, log_prior, matrix, bias = detached_without_grad(contexts, log_prior, matrix, bias)
     return _MixtureCrossEntropy.apply(
         contexts, log_prior, targets, matrix, bias, label_smoothing, block_elements
     )

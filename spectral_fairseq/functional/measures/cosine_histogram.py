@@ -1,7 +1,7 @@
-"""How the cosines between different words are distributed.
+"""The distribution of the cosines between different words.
 
-Their mean is :func:`~functional.measures.isotropy.mean_cosine`, exact over all words in
-time O(N d). The distribution takes all N^2 pairs, so of a large table a sample of words is given.
+Their mean over all words takes only time O(N d) (``mean_cosine.py``). The distribution needs all
+N^2 pairs, so callers pass a sample of the words of a large table.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.measures.neighbours import unit_rows
+from spectral_fairseq.functional.linalg.row_norms import unit_rows
 
 
 @torch.no_grad()
@@ -22,9 +22,9 @@ def cosine_histogram(
     """Count the cosines of all unordered pairs of different rows in ``bins`` equal bins of [-1, 1].
 
     Args:
-        matrix: W, shape (N, d), N >= 2. A zero row's cosines are taken as 0.
+        matrix: W, shape (N, d), N >= 2. The cosines of a zero row are taken as 0.
         bins: number of bins.
-        block_rows: rows multiplied with all others at a time.
+        block_rows: number of rows that are multiplied with all others at a time.
 
     Returns:
         The bins + 1 edges, and the counts, which add up to N (N - 1) / 2.
@@ -34,16 +34,18 @@ def cosine_histogram(
     """
     if matrix.size(0) < 2:
         raise DataError(
-            "at least two rows for a distribution of cosines", str(matrix.size(0)),
+            "at least two rows for a distribution of cosines",
+            str(matrix.size(0)),
             "Pass the whole table.",
-        )  # fmt: skip
+        )
     units = unit_rows(matrix)
     counts = torch.zeros(bins, dtype=torch.float64)
     for start in range(0, units.size(0), block_rows):
         block = units[start : start + block_rows]  # [b, d]
         products = (block @ units[start:].t()).clamp_(-1, 1)  # [b, N - start]
-        above = torch.ones_like(products, dtype=torch.bool).triu_(1)  # pairs once, none with itself
-        # torch.histc works in float32 and its counts stay exact up to 2^24 a call.
+        # Each pair once, and no row with itself.
+        above = torch.ones_like(products, dtype=torch.bool).triu_(1)
+        # torch.histc counts in float32, which is exact up to 2^24 pairs in one call.
         counts += torch.histc(products[above].float(), bins, -1, 1).double().cpu()
     edges = torch.linspace(-1, 1, bins + 1, dtype=torch.float64)
     return edges.tolist(), [int(count) for count in counts.tolist()]
@@ -52,12 +54,12 @@ def cosine_histogram(
 def histogram_quantiles(
     edges: Sequence[float], counts: Sequence[int], shares: Sequence[float]
 ) -> List[float]:
-    """Quantiles of a histogram, linear within its bins.
+    """Return quantiles of a histogram, interpolated linearly within its bins.
 
     Args:
-        edges: bins + 1 of them, increasing.
-        counts: one a bin, not all zero.
-        shares: of the mass below each quantile, between 0 and 1.
+        edges: the bins + 1 edges, increasing.
+        counts: one for each bin, not all zero.
+        shares: the share of the mass below each quantile, between 0 and 1.
     """
     below = torch.tensor([0, *counts], dtype=torch.float64).cumsum(0)
     below /= below[-1].clone()

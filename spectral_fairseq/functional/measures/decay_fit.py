@@ -1,17 +1,18 @@
-"""Which prior of spectrum control a spectrum looks like: c1, c2 and gamma fitted to it.
+"""Fitting a prior of spectrum control, its c1, c2 and gamma, to a given spectrum.
 
-The priors are those of :mod:`functional.penalties.spectrum` (Wang et al., ICLR 2020,
-section 4.2), and the fit minimises that section's own R(Sigma) = sum_k (sigma_k - prior_k)^2.
+The priors are those of :mod:`spectral_fairseq.functional.penalties.spectrum` (Wang et al., ICLR
+2020, https://openreview.net/forum?id=ByxY8CNtvr, section 4.2), and the fit minimises that section's
+R(Sigma) = sum_k (sigma_k - prior_k)^2.
 
 Note [Fitting a decay]
 ----------------------
-For given gamma and c2 the best c1 is linear, <sigma, f> / <f, f> with f the prior's shape, so only
-one (polynomial) or two (exponential) parameters are searched. The search is over grids that
-shrink round their best point: deterministic, without derivatives, and safe where the valley is
-flat. c2 is searched as the decay over the whole spectrum, t = c2 d^gamma, from none at all to
-exp(-40): in (gamma, c2) the valley is bent. The exponential's gamma is at least 0.1: below, it is
-the polynomial decay of rate c2 gamma in disguise, with c1 beyond all bounds. Where no decay is
-best, gamma means nothing and is given as 1.
+For given gamma and c2 the best c1 is linear, <sigma, f> / <f, f> with f the shape of the prior, so
+only one parameter (polynomial) or two (exponential) are searched. The search uses grids that shrink
+around their best point. It is deterministic, needs no derivatives, and copes with a flat valley. c2
+is searched as the decay over the whole spectrum, t = c2 d^gamma, from no decay to exp(-40), because
+the valley is curved in (gamma, c2). The gamma of the exponential prior is at least 0.1: below that
+it approaches a polynomial decay of rate c2 gamma, with an unbounded c1. Where no decay fits best,
+gamma is arbitrary and is returned as 1.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ _LOG_DECAY = (-9.0, 3.7)  # natural logarithm of t
 
 
 def fit_polynomial(sigma: Tensor) -> Dict[str, float]:
-    """Best c1 and gamma of c1 k^-gamma.
+    """Return the best c1 and gamma of c1 k^-gamma.
 
     Args:
-        sigma: singular values, shape (d,), d >= 2, not all zero, any order.
+        sigma: singular values, shape (d,), d >= 2, not all zero, in any order.
 
     Returns:
         ``c1``, ``gamma`` and ``relative_error`` = sqrt(R / sum sigma_k^2).
 
     Raises:
-        DataError: nothing to fit.
+        DataError: fewer than two values, all of them zero, or one that is not finite.
     """
-    sigma, log_rank = _prepared(sigma)
+    sigma, log_rank = _sorted_with_log_rank(sigma)
 
     def shapes(grid: Tensor) -> Tensor:
         return torch.exp(-grid[:, :1] * log_rank)  # [g, d]
@@ -52,22 +53,22 @@ def fit_polynomial(sigma: Tensor) -> Dict[str, float]:
 
 
 def fit_exponential(sigma: Tensor) -> Dict[str, float]:
-    """Best c1, c2 and gamma of c1 exp(-c2 k^gamma).
+    """Return the best c1, c2 and gamma of c1 exp(-c2 k^gamma).
 
     Args:
-        sigma: singular values, shape (d,), d >= 2, not all zero, any order.
+        sigma: singular values, shape (d,), d >= 2, not all zero, in any order.
 
     Returns:
         ``c1``, ``c2``, ``gamma`` and ``relative_error`` = sqrt(R / sum sigma_k^2).
 
     Raises:
-        DataError: nothing to fit.
+        DataError: fewer than two values, all of them zero, or one that is not finite.
     """
-    sigma, log_rank = _prepared(sigma)
+    sigma, log_rank = _sorted_with_log_rank(sigma)
     log_dim = float(log_rank[-1])
 
     def shapes(grid: Tensor) -> Tensor:
-        # t (k/d)^gamma, by logarithms
+        # t (k/d)^gamma, from logarithms
         return torch.exp(-torch.exp(grid[:, 1:] + grid[:, :1] * (log_rank - log_dim)))  # [g, d]
 
     (gamma, log_decay), c1, error = _search(sigma, shapes, [(0.1, _GAMMA[1]), _LOG_DECAY])
@@ -79,7 +80,7 @@ def fit_exponential(sigma: Tensor) -> Dict[str, float]:
     return {"c1": c1, "c2": c2, "gamma": gamma, "relative_error": error}
 
 
-def _prepared(sigma: Tensor) -> Tuple[Tensor, Tensor]:
+def _sorted_with_log_rank(sigma: Tensor) -> Tuple[Tensor, Tensor]:
     sigma = sigma.detach().double().abs().sort(descending=True).values
     if sigma.numel() < 2 or not (torch.isfinite(sigma).all() and float(sigma[0]) > 0):
         raise DataError(
@@ -94,7 +95,7 @@ def _prepared(sigma: Tensor) -> Tuple[Tensor, Tensor]:
 def _search(
     sigma: Tensor, shapes: Callable[[Tensor], Tensor], bounds: Sequence[Tuple[float, float]]
 ) -> Tuple[List[float], float, float]:
-    """Minimise over c1 (in closed form) and a box of one or two parameters."""
+    """Minimise over c1 (in closed form) and over a box of one or two parameters."""
     scale = float(sigma.norm())
     windows = list(bounds)
     best, best_point, best_c1 = float("inf"), [low for low, _ in bounds], 0.0

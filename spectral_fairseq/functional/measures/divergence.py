@@ -1,13 +1,14 @@
 """Expected pairwise Kullback-Leibler divergence of next-word distributions.
 
-Yang, Dai, Salakhutdinov, Cohen: "Breaking the Softmax Bottleneck", ICLR 2018, appendix C.1, table
-11: E_{c, c'}[KL(P(. | c) || P(. | c'))], large where a model tells contexts apart. The paper
-samples pairs. Over all ordered pairs of T contexts the mean has a closed form that needs one pass:
+Yang, Dai, Salakhutdinov, Cohen: "Breaking the Softmax Bottleneck", ICLR 2018,
+https://openreview.net/forum?id=HkwZSG-CZ, appendix C.1, table 11: E_{c, c'}[KL(P(. | c) || P(. |
+c'))], which is large where a model distinguishes contexts. The paper samples pairs. Over all
+ordered pairs of T contexts the mean has a closed form that needs one pass:
 
     1/T^2 sum_{c,c'} KL(p_c || p_c') = mean_c <p_c, log p_c> - <mean_c p_c, mean_c log p_c>
 
-A pair c = c' contributes 0; over the T (T - 1) pairs of different contexts, which is what is
-returned, the mean is T / (T - 1) times that.
+A pair c = c' contributes 0. The mean over the T (T - 1) pairs of different contexts, which this
+module returns, is T / (T - 1) times that.
 """
 
 from __future__ import annotations
@@ -19,34 +20,34 @@ from spectral_fairseq.errors import DataError
 
 
 class ExpectedPairwiseKL:
-    """Sums over blocks of contexts; three vectors of N numbers whatever their count.
+    """Accumulates the mean over blocks of contexts, in memory that does not grow with them.
 
     Args:
-        words: N.
+        vocabulary: N.
     """
 
-    def __init__(self, words: int) -> None:
+    def __init__(self, vocabulary: int) -> None:
         self.contexts = 0
         self._negative_entropy = 0.0
-        self._probability = torch.zeros(words, dtype=torch.float64)
-        self._log_probability = torch.zeros(words, dtype=torch.float64)
+        self._probability = torch.zeros(vocabulary, dtype=torch.float64)
+        self._log_probability = torch.zeros(vocabulary, dtype=torch.float64)
 
     def add(self, log_probabilities: Tensor) -> None:
-        """Append contexts.
+        """Add contexts.
 
         Args:
             log_probabilities: log P(. | c), normalised, shape (b, N).
         """
-        exact = log_probabilities.double()
-        probabilities = exact.exp()
-        self.contexts += exact.size(0)
-        # torch.xlogy would compute the logarithm again; 0 * -inf is 0 here.
-        self._negative_entropy += float((probabilities * exact).nan_to_num_(0.0).sum())
-        self._probability += probabilities.sum(0)
-        self._log_probability += exact.sum(0)
+        log_p = log_probabilities.double()
+        p = log_p.exp()
+        self.contexts += log_p.size(0)
+        # 0 * -inf counts as 0; torch.xlogy would compute the logarithm again.
+        self._negative_entropy += float((p * log_p).nan_to_num_(0.0).sum())
+        self._probability += p.sum(0)
+        self._log_probability += log_p.sum(0)
 
     def value(self) -> float:
-        """The mean over pairs of different contexts, in nats.
+        """Return the mean over pairs of different contexts, in nats.
 
         Raises:
             DataError: fewer than two contexts.

@@ -1,16 +1,17 @@
 """IsoScore: how uniformly a cloud of points uses the dimensions of its space.
 
 Rudman, Gillman, Rayne, Eickhoff: "IsoScore: Measuring the Uniformity of Embedding Space
-Utilization", Findings of ACL 2022, section 4. With lambda the n eigenvalues of the covariance:
+Utilization", Findings of ACL 2022, https://aclanthology.org/2022.findings-acl.262/, section 4. With
+lambda the n eigenvalues of the covariance:
 
     lambda^ = sqrt(n) lambda / ||lambda||              normalised
     delta   = ||lambda^ - 1|| / sqrt(2 (n - sqrt n))   isotropy defect, 0 to 1
     phi     = (n - delta^2 (n - sqrt n))^2 / n^2       share of dimensions in use, 1/n to 1
     score   = (n phi - 1) / (n - 1)
 
-1 for a covariance that is a multiple of the identity, 0 where one direction has all the variance.
-The mean is subtracted: a narrow cone far from the origin may still score high, so read it beside
-the mean cosine. It depends neither on rotation nor on scale.
+The score is 1 for a covariance that is a multiple of the identity and 0 where one direction has all
+the variance. It depends neither on rotation nor on scale. Because the mean is subtracted, a narrow
+cone far from the origin can still score high; the mean cosine shows that case.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from spectral_fairseq.errors import DataError
 
 
 def covariance_from_gram(gram: Tensor, row_sum: Tensor, count: int) -> Tensor:
-    """Sample covariance (W'W - N mu mu') / (N - 1), which needs no second pass over the rows.
+    """Return the sample covariance (W'W - N mu mu') / (N - 1), without a pass over the rows.
 
     Args:
         gram: W'W, shape (d, d).
@@ -42,7 +43,7 @@ def covariance_from_gram(gram: Tensor, row_sum: Tensor, count: int) -> Tensor:
 
 
 def isoscore(covariance: Tensor) -> float:
-    """The score of a cloud of points with this covariance.
+    """Return the score of a cloud of points with this covariance.
 
     Args:
         covariance: shape (n, n), n >= 2.

@@ -7,31 +7,23 @@ from typing import Tuple
 import torch
 from torch import Tensor
 
-from spectral_fairseq.functional.penalties.cosine import SHORTEST
-
-
-def unit_rows(matrix: Tensor) -> Tensor:
-    """w_i / ||w_i||, shape (n, d), float32 at least; a zero row has no direction and stays zero."""
-    exact = matrix.detach()
-    exact = exact if exact.dtype == torch.float64 else exact.float()
-    norms = torch.linalg.vector_norm(exact, dim=1, keepdim=True)
-    return torch.where(norms > SHORTEST, exact / norms, torch.zeros_like(exact))
+from spectral_fairseq.functional.linalg.row_norms import unit_rows
 
 
 @torch.no_grad()
 def nearest_neighbours(
     matrix: Tensor, rows: Tensor, count: int, *, block_rows: int = 16384
 ) -> Tuple[Tensor, Tensor]:
-    """The rows whose cosine with each of ``rows`` is greatest, itself left out.
+    """Return the rows that have the greatest cosines with each of ``rows``, except itself.
 
     Args:
         matrix: W, shape (N, d).
         rows: indices, shape (q,).
-        count: neighbours of each; fewer where N - 1 is smaller.
-        block_rows: rows compared at a time.
+        count: number of neighbours of each, at most N - 1.
+        block_rows: number of rows that are compared at a time.
 
     Returns:
-        Cosines and indices, each of shape (q, min(count, N - 1)), the nearest first.
+        Cosines and indices, each of shape (q, min(count, N - 1)), nearest first.
     """
     queries = unit_rows(matrix[rows])  # [q, d]
     count = min(count, matrix.size(0) - 1)

@@ -1,7 +1,8 @@
 """Activation regularisation of a recurrent network's outputs.
 
-Merity, McCann, Socher, 2017 (Revisiting Activation Regularization for Language RNNs), with the
-means of squares that the AWD-LSTM was trained with. For outputs h_t, t = 1..T, of d_h dimensions,
+Merity, McCann, Socher: "Revisiting Activation Regularization for Language RNNs", 2017,
+https://arxiv.org/abs/1708.01009, with the means of squares with which the AWD-LSTM was trained. For
+outputs h_t, t = 1..T, of d_h dimensions,
 
     AR  = mean(h_t^2),             h after output dropout, over positions, streams and dimensions
     TAR = mean((h_{t+1} - h_t)^2), h before output dropout, likewise
@@ -16,22 +17,22 @@ from torch import Tensor
 
 
 def activation_regularization(dropped: Tensor, counted: Optional[Tensor] = None) -> Tensor:
-    """AR, a scalar in float32 at least.
+    """Return AR, a scalar in float32 or wider.
 
     Args:
         dropped: h after dropout, shape (B, T, d_h).
-        counted: shape (B, T), true where there is no padding; ``None`` counts every position.
+        counted: shape (B, T), false at padding; ``None`` counts every position.
     """
     return _mean_of_squares(dropped, counted)
 
 
 def temporal_activation_regularization(raw: Tensor, counted: Optional[Tensor] = None) -> Tensor:
-    """TAR, a scalar in float32 at least; 0 for segments of one position.
+    """Return TAR, a scalar in float32 or wider; 0 for segments of one position.
 
     Args:
         raw: h before dropout, shape (B, T, d_h).
-        counted: shape (B, T), true where there is no padding; a difference counts where both of
-            its positions do.
+        counted: shape (B, T), false at padding; a difference counts where both of its positions
+            do.
     """
     if counted is not None:
         counted = counted[:, 1:] & counted[:, :-1]
@@ -39,8 +40,7 @@ def temporal_activation_regularization(raw: Tensor, counted: Optional[Tensor] = 
 
 
 def _mean_of_squares(values: Tensor, counted: Optional[Tensor]) -> Tensor:
-    exact = values if values.dtype == torch.float64 else values.float()
-    squares = exact.square()
+    squares = (values if values.dtype == torch.float64 else values.float()).square()
     if counted is None:
         return squares.sum() / max(squares.numel(), 1)
     positions = counted.sum().clamp(min=1)

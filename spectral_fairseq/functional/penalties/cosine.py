@@ -1,7 +1,8 @@
 """The mean cosine between different words, and its penalty.
 
 Gao, He, Tan, Qin, Wang, Liu: "Representation Degeneration Problem in Training Natural Language
-Generation Models", ICLR 2019, equation 6 and appendix B:
+Generation Models", ICLR 2019, https://openreview.net/forum?id=SkEYojRqtm, equation 6 and
+appendix B:
 
     R = 1/N^2 sum_i sum_{j != i} w_i'w_j / (||w_i|| ||w_j||) = (||sum_i w_i/||w_i|| ||^2 - N) / N^2
 """
@@ -15,23 +16,21 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from spectral_fairseq.errors import ConfigurationError
-
-# A shorter row has no direction worth the name: it counts as a zero row.
-SHORTEST = 1e-12
+from spectral_fairseq.functional.linalg.row_norms import SMALLEST_NORM
 
 
 class _SquaredDirectionSum(torch.autograd.Function):
-    """S = ||sum_i w_i/||w_i|| ||^2 - sum_i ||w_i/||w_i|| ||^2, over the rows that count.
+    """S = ||sum_i w_i/||w_i|| ||^2 - sum_i ||w_i/||w_i|| ||^2, over the rows that are not excluded.
 
     With s = sum_i w_i/||w_i|| the gradient is closed, dS/dw_i = 2 (s - w_i (w_i's)/||w_i||^2) /
-    ||w_i||. The table is read twice forward and twice backward, and the gradient is the one
-    tensor of its size: autograd's own rules would make five.
+    ||w_i||. Each pass reads the table twice, and the gradient is the only tensor of the table's
+    size: autograd's own rules would make five.
     """
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, excluded: Optional[Tensor]) -> Tensor:
         norms = torch.linalg.vector_norm(matrix, dim=1)  # [n]
-        inverse = torch.where(norms > SHORTEST, norms, torch.full_like(norms, float("inf")))
+        inverse = torch.where(norms > SMALLEST_NORM, norms, torch.full_like(norms, float("inf")))
         inverse.reciprocal_()
         if excluded is not None:
             inverse[excluded] = 0
@@ -49,14 +48,14 @@ class _SquaredDirectionSum(torch.autograd.Function):
 
 
 def cosine_penalty(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tensor:
-    """R of equation 6, in time O(N d).
+    """Return R of equation 6, in time O(N d).
 
-    A zero row has no direction: its cosines are taken as zero, its gradient is zero, and it
-    still counts in N. R does not depend on the lengths of the rows.
+    R does not depend on the lengths of the rows. A zero row has no direction: its cosines are taken
+    as zero, its gradient is zero, and it still counts in N.
 
     Args:
         matrix: table, shape (n, d).
-        excluded: distinct indices of the rows left out (padding and the like), shape (m,);
+        excluded: distinct indices of the rows to leave out (padding and the like), shape (m,);
             N = n - m.
 
     Returns:
@@ -68,7 +67,7 @@ def cosine_penalty(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tensor:
     count = matrix.size(0) - (0 if excluded is None else excluded.numel())
     if count < 1:
         raise ConfigurationError(
-            "a table with at least one row that counts for the cosine penalty",
+            "a table with at least one row that is not excluded, for the cosine penalty",
             f"{matrix.size(0)} rows, all of them padding or made-up words",
             "Check the dictionary.",
         )

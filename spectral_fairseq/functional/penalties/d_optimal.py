@@ -1,7 +1,8 @@
-"""The D-optimal regulariser: the volume that the columns of a table span.
+"""The D-optimal regulariser, which enlarges the volume that the columns of a table span.
 
-Jiang, Chen, Chen, Liu, Wang, Zhao: "On Computation and Generalization of GANs under Spectrum
-Control", ICLR 2019; a comparator in appendix B of Wang et al., ICLR 2020:
+Jiang, Chen, Chen, Liu, Wang, Zhao: "On Computation and Generalization of Generative Adversarial
+Networks under Spectrum Control", ICLR 2019, https://openreview.net/forum?id=rJNH6sAqY7. Appendix B
+of Wang et al., ICLR 2020, https://openreview.net/forum?id=ByxY8CNtvr, compares with it:
 
     R = -sum_k log sigma_k = -1/2 log det(W'W),     dR/dW = -W (W'W)^-1
 """
@@ -13,15 +14,15 @@ from torch import Tensor
 
 
 def d_optimal_penalty(sigma: Tensor) -> Tensor:
-    """R = -sum_k log |sigma_k|.
+    """Return R = -sum_k log |sigma_k|.
 
-    It has no minimum: it falls by d log c for a table c times as large. Jiang et al. add it to a
-    normalised spectrum; here decay of the weights, or another penalty, has to bound it.
+    R has no minimum: it falls by d log c for a table c times as large. Jiang et al. add it to a
+    normalised spectrum; here weight decay or another penalty has to bound it.
 
     Args:
-        sigma: singular values in any order and of any sign, shape (d,): learned ones of an SVD
-            table, or :func:`~functional.linalg.singular_values.singular_values`. Those
-            below machine epsilon times the largest count as that much and receive no gradient:
+        sigma: singular values in any order and of any sign, shape (d,): the learned ones of an SVD
+            table, or those of :func:`~spectral_fairseq.functional.singular_values`. Values below
+            machine epsilon times the largest count as that bound and receive no gradient, so that
             R stays finite where the rank is not full.
 
     Returns:

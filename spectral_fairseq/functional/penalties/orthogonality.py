@@ -1,72 +1,39 @@
-"""How far the columns of a matrix are from orthonormal, and the penalty built on it.
+"""The defects of a matrix's columns from orthonormality, and the penalty built on them.
 
-Wang et al., ICLR 2020, section 4.1:
+Wang, Huang, Huang, Hu, Wang, Gu: "Improving Neural Language Generation with Spectrum Control",
+ICLR 2020, https://openreview.net/forum?id=ByxY8CNtvr, section 4.1:
 
     l1 ||U'U - I||_F^2 + l2 ||V'V - I||_F^2 + l3 ||U'U - I||_2^2 + l4 ||V'V - I||_2^2
 """
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Tuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-
-
-class _Gram(torch.autograd.Function):
-    """M'M with d<G, M'M>/dM = M (G + G'), one product where autograd's own rule takes two."""
-
-    @staticmethod
-    def forward(ctx: Any, matrix: Tensor) -> Tensor:
-        ctx.save_for_backward(matrix)
-        return matrix.t() @ matrix
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (matrix,) = ctx.saved_tensors
-        return matrix @ (grad + grad.t())
-
-
-def gram(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tensor:
-    """M'M over the rows that count.
-
-    Args:
-        matrix: shape (n, d).
-        excluded: indices of the rows left out (padding and the like), shape (m,); few, so they
-            are subtracted afterwards and the matrix is not copied.
-
-    Returns:
-        Shape (d, d).
-    """
-    product = _Gram.apply(matrix)
-    if excluded is not None and excluded.numel() > 0:
-        rows = matrix.index_select(0, excluded)  # [m, d]
-        product = product - rows.t() @ rows
-    return product
 
 
 def identity_residual(gram_matrix: Tensor) -> Tensor:
-    """E = G - I of a Gram matrix G, shape (d, d): zero where the columns are orthonormal."""
+    """Return E = G - I of a Gram matrix G, shape (d, d): zero where the columns are orthonormal."""
     return gram_matrix - torch.eye(
         gram_matrix.size(0), dtype=gram_matrix.dtype, device=gram_matrix.device
     )
 
 
 def frobenius_defect(residual: Tensor) -> Tensor:
-    """||E||_F^2 of a residual E = M'M - I, shape (d, d)."""
+    """Return ||E||_F^2 of a residual E = M'M - I, shape (d, d)."""
     return residual.square().sum()
 
 
 def spectral_defect(residual: Tensor) -> Tensor:
-    """||E||_2^2 of a symmetric residual E = M'M - I, shape (d, d), exact.
+    """Return ||E||_2^2 of a symmetric residual E = M'M - I, shape (d, d).
 
-    A symmetric d x d eigendecomposition: power iteration from a random start reaches about half
-    of the true value after one step.
+    The value is exact, from a symmetric d x d eigendecomposition. (One step of power iteration from
+    a random start reaches about half of the true value.)
 
-    The gradient goes through x'Ex for the extreme eigenvector x alone, which is the derivative
-    of a simple eigenvalue and a subgradient of a repeated one; autograd's own rule for the whole
+    The gradient goes through x'Ex for the extreme eigenvector x alone, which is the derivative of a
+    simple eigenvalue and a subgradient of a repeated one. Autograd's own rule for the whole
     eigendecomposition divides by differences of eigenvalues and is not finite where they meet.
     """
     with torch.no_grad():
@@ -78,7 +45,7 @@ def spectral_defect(residual: Tensor) -> Tensor:
 def orthogonality_penalty(
     u_gram: Tensor, v_gram: Tensor, weights: Tuple[float, float, float, float]
 ) -> Tensor:
-    """l1 ||U'U-I||_F^2 + l2 ||V'V-I||_F^2 + l3 ||U'U-I||_2^2 + l4 ||V'V-I||_2^2.
+    """Return l1 ||U'U-I||_F^2 + l2 ||V'V-I||_F^2 + l3 ||U'U-I||_2^2 + l4 ||V'V-I||_2^2.
 
     Args:
         u_gram: U'U, shape (d, d).

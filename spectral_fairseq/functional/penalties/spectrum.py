@@ -1,7 +1,7 @@
-"""The singular-value priors of spectrum control and the penalty that pulls a spectrum to them.
+"""The singular-value priors of spectrum control, and the penalty that pulls a spectrum to them.
 
 Wang, Huang, Huang, Hu, Wang, Gu: "Improving Neural Language Generation with Spectrum Control",
-ICLR 2020, section 4.2:
+ICLR 2020, https://openreview.net/forum?id=ByxY8CNtvr, section 4.2:
 
     exponential:  P_e(gamma) = {W : sigma_k <= c1 exp(-c2 k^gamma)}
     polynomial:   P_p(gamma) = {W : sigma_k <= c1 k^-gamma}
@@ -31,7 +31,7 @@ def prior_spectrum(
     frobenius_norm: Optional[float] = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """The prior's singular values, largest first.
+    """Return the singular values of the prior, largest first.
 
     Args:
         kind: ``exponential`` for c1 exp(-c2 k^gamma), ``polynomial`` for c1 k^-gamma.
@@ -40,11 +40,11 @@ def prior_spectrum(
             the Frobenius norm of a table with that spectrum, equals ``frobenius_norm``.
         c2: decay of the exponential prior; not used by the polynomial one.
         gamma: decay rate.
-        frobenius_norm: needed where ``c1`` is ``None``.
-        dtype: of the result; the arithmetic is float64.
+        frobenius_norm: required where ``c1`` is ``None``.
+        dtype: of the result; it is computed in float64.
 
     Returns:
-        Tensor of shape (d,), non-increasing, positive.
+        Shape (d,), non-increasing and positive.
 
     Raises:
         ConfigurationError: an unknown kind, or a value outside its range.
@@ -52,15 +52,16 @@ def prior_spectrum(
     for name, value in (("c1", c1), ("c2", c2), ("gamma", gamma)):
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise ConfigurationError(
-                f"--spectrum-{name} to be a finite number >= 0",
+                f"`{name}` to be a finite number >= 0",
                 repr(value),
                 "Choose a value in that range.",
             )
     if c1 == 0:
         raise ConfigurationError(
-            "--spectrum-c1 to be 'auto' or a positive number",
+            "`c1` to be a positive number",
             "0",
-            "With 0 every singular value would be driven to zero; use 'auto'.",
+            "With 0 every singular value would be driven to zero; leave `c1` out to choose it "
+            "automatically.",
         )
     k = torch.arange(1, dim + 1, dtype=torch.float64)
     if kind == "exponential":
@@ -69,16 +70,16 @@ def prior_spectrum(
         shape = k**-gamma
     else:
         raise ConfigurationError(
-            f"--spectrum-prior to be one of {', '.join(PRIORS)}",
+            f"`kind` of prior to be one of {', '.join(PRIORS)}",
             repr(kind),
-            "Correct the flag.",
+            "Correct `kind`.",
         )
     if c1 is None:
         if frobenius_norm is None:
             raise ConfigurationError(
-                "frobenius_norm to be given where c1 is chosen automatically",
+                "`frobenius_norm` to be given where `c1` is chosen automatically",
                 "None",
-                "Pass the norm that the table should have, or a number for c1.",
+                "Pass the norm that the table should have, or a number for `c1`.",
             )
         c1 = frobenius_norm / float(shape.norm())
     prior = c1 * shape
@@ -86,16 +87,16 @@ def prior_spectrum(
         raise ConfigurationError(
             "a prior whose smallest singular value is above zero",
             f"prior_{dim} = {float(prior[-1]):.3g} with kind={kind}, c2={c2}, gamma={gamma}",
-            "Lower --spectrum-c2 or --spectrum-gamma: so steep a prior leaves directions unused.",
+            "Lower `c2` or `gamma`: such a steep prior leaves directions unused.",
         )
     return prior.to(dtype)
 
 
 def spectrum_penalty(sigma: Tensor, prior: Tensor) -> Tensor:
-    """R(Sigma) = sum_k (sigma_k - prior_k)^2, section 4.2 of the paper.
+    """Return R(Sigma) = sum_k (sigma_k - prior_k)^2, section 4.2 of the paper.
 
-    A learned sigma carries neither order nor sign (both can be absorbed by U and V), so |sigma|
-    is sorted downwards before it is compared with the prior.
+    A learned sigma has no fixed order or sign, because U and V can absorb both. |sigma| is
+    therefore sorted in descending order before it is compared with the prior.
 
     Args:
         sigma: learned singular values, shape (d,).

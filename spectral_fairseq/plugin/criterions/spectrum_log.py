@@ -8,12 +8,10 @@ from typing import Any, Dict, List
 import torch
 from fairseq.logging import metrics
 
-from spectral_fairseq.functional.measures.isotropy import mean_cosine
-from spectral_fairseq.functional.measures.spectrum_measures import (
-    singular_values_of_gram,
-    spectrum_measures,
-)
-from spectral_fairseq.functional.penalties.orthogonality import gram
+from spectral_fairseq.functional.linalg.gram import gram
+from spectral_fairseq.functional.linalg.singular_values import singular_values_of_gram
+from spectral_fairseq.functional.measures.mean_cosine import mean_cosine
+from spectral_fairseq.functional.measures.spectrum_measures import spectrum_measures
 from spectral_fairseq.plugin.criterions.penalties.needs import ModelView, output_table
 from spectral_fairseq.plugin.flags import Flag, finite_nonnegative
 

@@ -151,6 +151,19 @@ class AWDLSTMDecoder(StatefulDecoder):
         return penalties
 
 
+# The flag of each argument of the network, for its error messages.
+NETWORK_FLAGS = {
+    "layers": "--decoder-layers",
+    "hidden_dim": "--decoder-hidden-size",
+    "last_dim": "--decoder-last-hidden-size",
+    "dropout": "--dropout",
+    "input_dropout": "--input-dropout",
+    "hidden_dropout": "--hidden-dropout",
+    "word_dropout": "--word-dropout",
+    "weight_drop": "--weight-drop",
+}
+
+
 class AWDLSTMLanguageModel(FairseqLanguageModel):
     """An AWD-LSTM whose tables and output layer follow our flags."""
 
@@ -177,17 +190,18 @@ class AWDLSTMLanguageModel(FairseqLanguageModel):
             )
         shared = not options.untied_output
         table = cls._build_look_up(options, dictionary, dim, shared)
-        network = AWDLSTM(
-            table,
-            options.decoder_hidden_size,
-            last,
-            options.decoder_layers,
-            dropout=options.dropout,
-            input_dropout=options.input_dropout,
-            hidden_dropout=options.hidden_dropout,
-            word_dropout=options.word_dropout,
-            weight_drop=options.weight_drop,
-        )
+        with arguments_as_flags(**NETWORK_FLAGS):
+            network = AWDLSTM(
+                table,
+                options.decoder_hidden_size,
+                last,
+                options.decoder_layers,
+                dropout=options.dropout,
+                input_dropout=options.input_dropout,
+                hidden_dropout=options.hidden_dropout,
+                word_dropout=options.word_dropout,
+                weight_drop=options.weight_drop,
+            )
         if not shared:
             table = build_table(options, dictionary, dim, init_range=INIT_RANGE)
         head = build_head(options, dictionary, last, table, bias=True, locked_dim=TIME)

@@ -9,7 +9,7 @@ from fairseq import utils
 from torch import nn
 
 from spectral_fairseq.embeddings import PlainEmbedding, SVDEmbedding, WeightNormEmbedding
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.heads import MixtureOfContexts, MixtureOfSoftmaxes, SoftmaxHead
 from spectral_fairseq.plugin.models.options import c1_of, gamma_of
 
@@ -65,17 +65,20 @@ def _svd(
     if init_range is not None:
         counted = len(dictionary) - len(uncounted_rows(dictionary))
         norm = init_range * math.sqrt(counted * dim / 3)  # the variance is r^2 / 3
-    return SVDEmbedding(
-        len(dictionary),
-        dim,
-        dictionary.pad(),
-        uncounted_rows(dictionary),
-        prior=str(options.spectrum_prior),
-        c1=c1_of(options),
-        c2=options.spectrum_c2,
-        gamma=gamma_of(options),
-        frobenius_norm=norm,
-    )
+    with arguments_as_flags(
+        kind="--spectrum-prior", c1="--spectrum-c1", c2="--spectrum-c2", gamma="--spectrum-gamma"
+    ):
+        return SVDEmbedding(
+            len(dictionary),
+            dim,
+            dictionary.pad(),
+            uncounted_rows(dictionary),
+            prior=str(options.spectrum_prior),
+            c1=c1_of(options),
+            c2=options.spectrum_c2,
+            gamma=gamma_of(options),
+            frobenius_norm=norm,
+        )
 
 
 def _weight_norm(

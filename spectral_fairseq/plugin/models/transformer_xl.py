@@ -17,7 +17,7 @@ from fairseq.models import FairseqLanguageModel, register_model
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings import PlainEmbedding
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.heads import AdaptiveSoftmaxHead
 from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.lm.transformer_xl import TransformerXL
@@ -132,6 +132,19 @@ class TransformerXLDecoder(StatefulDecoder):
         return features
 
 
+# The flag of each argument of the network, for its error messages.
+NETWORK_FLAGS = {
+    "layers": "--decoder-layers",
+    "heads": "--decoder-attention-heads",
+    "head_dim": "--decoder-head-dim",
+    "ffn_dim": "--decoder-ffn-embed-dim",
+    "dropout": "--dropout",
+    "attention_dropout": "--attention-dropout",
+    "mem_len": "--mem-len",
+    "same_length": "--same-length",
+}
+
+
 class TransformerXLLanguageModel(FairseqLanguageModel):
     """A Transformer-XL whose table and output layer, which share it, follow our flags."""
 
@@ -154,24 +167,26 @@ class TransformerXLLanguageModel(FairseqLanguageModel):
         if isinstance(table, PlainEmbedding):
             nn.init.normal_(table.weight, std=INIT_STD)
             nn.init.zeros_(table.weight[dictionary.pad()])
-        network = TransformerXL(
-            table,
-            options.decoder_layers,
-            options.decoder_attention_heads,
-            _head_dim(options),
-            options.decoder_ffn_embed_dim,
-            dropout=options.dropout,
-            attention_dropout=options.attention_dropout,
-            mem_len=options.mem_len,
-            clamp_len=options.clamp_len,
-            same_length=options.same_length,
-            init_std=INIT_STD,
-        )
+        with arguments_as_flags(**NETWORK_FLAGS):
+            network = TransformerXL(
+                table,
+                options.decoder_layers,
+                options.decoder_attention_heads,
+                _head_dim(options),
+                options.decoder_ffn_embed_dim,
+                dropout=options.dropout,
+                attention_dropout=options.attention_dropout,
+                mem_len=options.mem_len,
+                clamp_len=options.clamp_len,
+                same_length=options.same_length,
+                init_std=INIT_STD,
+            )
         cutoffs = _cutoffs(options)
         head: Any
         if cutoffs:
             _warn_of_rare_words_first(dictionary)
-            head = AdaptiveSoftmaxHead(table, cutoffs, INIT_STD)
+            with arguments_as_flags(cutoffs="--adaptive-softmax-cutoff"):
+                head = AdaptiveSoftmaxHead(table, cutoffs, INIT_STD)
         else:
             head = build_head(options, dictionary, dim, table, bias=True)
         return cls(TransformerXLDecoder(dictionary, network, head))

@@ -8,7 +8,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import CheckpointError, ConfigurationError, arguments_as_flags
 from spectral_fairseq.lm.averaged_sgd import AveragedSGD
 
 
@@ -42,7 +42,8 @@ class NTASGD(FairseqOptimizer):
 
     def __init__(self, cfg: NTASGDConfig, params: Any) -> None:
         super().__init__(cfg)
-        self._optimizer = AveragedSGD(params, **self.optimizer_config)
+        with arguments_as_flags(lr="--lr", weight_decay="--weight-decay"):
+            self._optimizer = AveragedSGD(params, **self.optimizer_config)
         self._start_where_asked()
 
     def _start_where_asked(self) -> None:
@@ -63,7 +64,11 @@ class NTASGD(FairseqOptimizer):
             state_dict: of the torch optimiser.
             optimizer_overrides: ``--optimizer-overrides``.
         """
-        super().load_state_dict(state_dict, optimizer_overrides)
+        try:
+            super().load_state_dict(state_dict, optimizer_overrides)
+        except CheckpointError as error:
+            remedy = "Add --reset-optimizer to start this one from the checkpoint's weights."
+            raise CheckpointError(error.expected, error.found, remedy) from None
         self._start_where_asked()
 
 

@@ -9,7 +9,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 from omegaconf import II
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.lm.non_monotonic import NonMonotonicTrigger
 from spectral_fairseq.plugin.optim.nt_asgd import averaged_sgd
 
@@ -70,7 +70,8 @@ class NTASGDSchedule(FairseqLRScheduler):
                 f"{len(cfg.lr)}: {list(cfg.lr)}",
                 "Give --lr one value.",
             )
-        self.trigger = NonMonotonicTrigger(cfg.nt_asgd_interval)
+        with arguments_as_flags(interval="--nt-asgd-interval"):
+            self.trigger = NonMonotonicTrigger(cfg.nt_asgd_interval)
         self.stopped = False
         self.resumed = False  # whether a state was loaded
 

@@ -1,7 +1,16 @@
+import math
+
 import pytest
 import torch
 
-from spectral_fairseq.functional.linalg.singular_values import singular_values
+from spectral_fairseq.errors import DataError
+from spectral_fairseq.functional.linalg.blockwise_spectrum import BlockwiseSpectrum
+from spectral_fairseq.functional.linalg.gram import gram
+from spectral_fairseq.functional.linalg.singular_values import (
+    right_singular_system,
+    singular_values,
+    singular_values_of_gram,
+)
 from tests.reference import singular_values as reference
 
 
@@ -48,3 +57,83 @@ def test_missing_rank_is_zero_with_finite_gradients():
     values.sum().backward()
     assert float(values[-1].detach()) == 0 and float(values[-2].detach()) > 0.1
     assert torch.isfinite(matrix.grad).all()
+
+
+def spectrum_of_blocks(matrix):
+    spectrum = BlockwiseSpectrum(*matrix.shape)
+    for block in matrix.float().split(50):
+        spectrum.add(block)
+    return spectrum.singular_values()
+
+
+@pytest.mark.parametrize("n, d, rank", [(123, 7, 7), (507, 41, 41), (200, 65, 65), (252, 17, 5)])
+def test_all_ways_equal_a_decomposition_in_float64(n, d, rank):
+    matrix = table(n, d).float().double()  # the blocks have to be float32
+    matrix[:, rank:] = matrix[:, :1]
+    expected = torch.linalg.svdvals(matrix)
+    for found in (
+        singular_values(matrix),
+        singular_values_of_gram(gram(matrix), n),
+        right_singular_system(matrix)[0],
+        spectrum_of_blocks(matrix),
+    ):
+        assert found.dtype == torch.float64
+        torch.testing.assert_close(found[:rank], expected[:rank], rtol=1e-9, atol=0)
+        assert found[rank:].eq(0).all()
+
+
+@pytest.mark.parametrize("excluded", [[1], [0, 60, 122]])
+def test_excluded_rows_of_a_gram_matrix(excluded):
+    matrix = table(123, 7)
+    sigma = singular_values_of_gram(gram(matrix, torch.tensor(excluded)), 123 - len(excluded))
+    torch.testing.assert_close(sigma, reference.values(matrix, excluded), rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("n, d", [(7, 3), (37, 5), (12, 11), (3, 5)])
+def test_right_singular_system(n, d):
+    matrix = table(n, d)
+    sigma, directions = right_singular_system(matrix)
+    expected = torch.linalg.svdvals(matrix)
+    torch.testing.assert_close(sigma[: len(expected)], expected, rtol=1e-10, atol=0)
+    assert sigma[len(expected) :].eq(0).all()
+    torch.testing.assert_close(directions.t() @ directions, torch.eye(d, dtype=torch.float64))
+    assert torch.allclose((matrix @ directions).norm(dim=0), sigma, atol=1e-7)
+
+
+def test_right_singular_system_in_blocks():
+    matrix, heard = table(53, 7).requires_grad_(), []
+    sigma, _ = right_singular_system(matrix)
+    in_blocks, _ = right_singular_system(matrix, block_rows=20, progress=heard.append)
+    assert heard == [20, 20, 13]
+    assert torch.allclose(in_blocks, sigma, rtol=1e-12)
+    assert not sigma.requires_grad
+
+
+@pytest.mark.parametrize("d", [65, 200, 513])
+def test_wide_tables_in_strips(d):
+    matrix = table(d + 9, d)
+    sigma, directions = right_singular_system(matrix, block_rows=100)
+    assert torch.allclose(sigma, torch.linalg.svdvals(matrix), rtol=1e-6)
+    assert torch.allclose((matrix @ directions).norm(dim=0), sigma, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "matrix, found",
+    [
+        (torch.zeros(3), r"shape \(3,\)"),
+        (torch.zeros(0, 4), r"shape \(0, 4\)"),
+        (torch.tensor([[1.0, float("nan")]]), "NaN"),
+        (torch.tensor([[1.0, float("inf")]]), "NaN"),
+    ],
+)
+def test_what_is_no_table_is_refused(matrix, found):
+    with pytest.raises(DataError, match=found):
+        right_singular_system(matrix)
+
+
+def test_roundoff_is_zero_and_nan_is_refused():
+    matrix = torch.randn(200, 3) @ torch.randn(3, 9)
+    sigma = singular_values_of_gram(matrix.t() @ matrix, 200)
+    assert (sigma[:3] > 0).all() and (sigma[3:] == 0).all()
+    with pytest.raises(DataError, match="finite"):
+        singular_values_of_gram(torch.full((2, 2), math.nan), 5)

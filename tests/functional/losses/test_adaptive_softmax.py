@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.losses import adaptive_softmax
+from spectral_fairseq.functional.losses import block_scores
 from spectral_fairseq.functional.losses.adaptive_softmax import (
     adaptive_cross_entropy,
     adaptive_log_probabilities,
@@ -106,13 +106,13 @@ def test_extreme_scores_stay_finite():
 
 def test_only_the_clusters_hit_are_multiplied(monkeypatch):
     products = []
-    original = adaptive_softmax.matmul_transposed
+    original = block_scores.matmul_transposed
 
     def counted(left, right):
         products.append((left.size(0), right.size(0)))
         return original(left, right)
 
-    monkeypatch.setattr(adaptive_softmax, "matmul_transposed", counted)
+    monkeypatch.setattr(block_scores, "matmul_transposed", counted)
     contexts, matrix, bias, clusters, cluster_bias, _ = inputs((5, 20), tokens=4)
     with torch.no_grad():
         q = scores_of(contexts, clusters, cluster_bias)
@@ -167,5 +167,5 @@ def test_good_cutoffs_cut_the_vocabulary():
 def test_cluster_scores_of_another_shape_are_refused():
     contexts, matrix, bias, clusters, cluster_bias, targets = inputs((5, 20))
     q = scores_of(contexts, clusters, cluster_bias)
-    with pytest.raises(ConfigurationError, match="cluster scores"):
+    with pytest.raises(ConfigurationError, match="`cluster_scores` of shape"):
         adaptive_cross_entropy(contexts, q, targets, matrix, bias, (5,))

@@ -3,12 +3,12 @@ import torch
 import torch.nn.functional as F
 
 from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.linalg.row_norms import row_norms
 from spectral_fairseq.functional.losses.adversarial import (
     adversarial_logits,
     adversarial_margin,
     unperturbed_nll,
 )
-from spectral_fairseq.functional.penalties.weight_norm import row_norms
 from tests.reference import adversarial as reference
 
 PAD = 1
@@ -136,7 +136,7 @@ def test_likelihood_for_the_logs_is_that_of_the_plain_softmax(dtype, tolerance, 
 @pytest.mark.parametrize("epsilon", [-0.1, float("inf"), float("nan")])
 def test_bad_epsilon_is_refused(epsilon):
     features, table, targets = problem()
-    with pytest.raises(ConfigurationError, match="--adversarial-epsilon"):
+    with pytest.raises(ConfigurationError, match="`epsilon`"):
         adversarial_margin(features, row_norms(table[targets]), targets, epsilon)
 
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.losses import token_blocks
 from spectral_fairseq.functional.losses.mixture import (
     log_mixture,
     mix_scores,
@@ -12,6 +11,7 @@ from spectral_fairseq.functional.losses.mixture import (
     mixture_of_contexts,
     posterior,
 )
+from spectral_fairseq.functional.losses.token_blocks import token_blocks
 from tests.capabilities import FLOAT16, HALF_ON_CPU, WATCHING
 from tests.reference import mixture as reference
 
@@ -227,5 +227,5 @@ def test_posterior_and_mixture_of_contexts():
 
 def test_a_prior_of_another_shape_is_refused():
     leaves, targets = inputs()
-    with pytest.raises(ConfigurationError, match="prior"):
+    with pytest.raises(ConfigurationError, match="`log_prior`"):
         mixture_cross_entropy(leaves[0], leaves[1][:, :2], targets, leaves[2])

@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from spectral_fairseq.functional.losses import adaptive_softmax, blockwise, mixture
+from spectral_fairseq.functional.losses import (
+    adaptive_softmax,
+    block_scores,
+    blockwise,
+    gradient_sums,
+    mixture,
+)
 from spectral_fairseq.functional.losses.token_blocks import filled, rows_for, token_blocks
 
 
@@ -66,15 +72,20 @@ def one_block_as_it_is(tokens, block):
     return [(slice(0, tokens), tokens)] if tokens else []
 
 
-def value_and_gradients(loss, tokens):
+def inputs(tokens):
     torch.manual_seed(2)
     contexts = torch.randn(90, 3, 4, dtype=torch.float64)[:tokens].requires_grad_()
     targets = torch.randint(31, (90,))[:tokens]
     # A bias under which a row of zeros would weigh, if it weighed anything.
     leaves = contexts, *(torch.randn(31, *s, dtype=torch.float64) for s in ((4,), ()))
-    leaves = [leaf.detach().requires_grad_() for leaf in leaves]
-    value = loss(leaves[0], targets, *leaves[1:])
-    return [value.detach(), *torch.autograd.grad(value, leaves)]
+    contexts, matrix, bias = (leaf.detach().requires_grad_() for leaf in leaves)
+    return contexts, targets, matrix, bias
+
+
+def value_and_gradients(loss, tokens):
+    contexts, targets, matrix, bias = inputs(tokens)
+    value = loss(contexts, targets, matrix, bias)
+    return [value.detach(), *torch.autograd.grad(value, (contexts, matrix, bias))]
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -88,15 +99,28 @@ def test_rows_that_fill_a_block_count_for_nothing(loss, tokens, monkeypatch):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
+def test_no_gradient_is_computed_under_no_grad(loss, monkeypatch):
+    def refused(*_):
+        raise AssertionError("a product for a gradient")
+
+    with torch.no_grad():
+        expected = loss(*inputs(37))
+        monkeypatch.setattr(gradient_sums, "matmul_transposed", refused)
+        assert torch.equal(loss(*inputs(37)), expected)
+    with pytest.raises(AssertionError, match="a product for a gradient"):
+        value_and_gradients(loss, 37)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
 def test_products_have_few_shapes_whatever_the_batch(loss, monkeypatch):
     shapes = set()
-    original = blockwise.matmul_transposed
+    original = block_scores.matmul_transposed
 
     def watched(left, right):
         shapes.add((left.shape, right.shape))
         return original(left, right)
 
-    for module in (blockwise, mixture, adaptive_softmax):
+    for module in (block_scores, gradient_sums):
         monkeypatch.setattr(module, "matmul_transposed", watched)
     for tokens in range(32, 64):
         value_and_gradients(loss, tokens)

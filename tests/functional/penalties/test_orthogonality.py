@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from spectral_fairseq.functional.penalties.orthogonality import gram, orthogonality_penalty
+from spectral_fairseq.functional.linalg.gram import gram
+from spectral_fairseq.functional.penalties.orthogonality import orthogonality_penalty
 from tests.reference import orthogonality as reference
 
 

@@ -48,12 +48,12 @@ def test_penalty_is_zero_at_the_prior_and_gradcheck():
     "options, message",
     [
         ({"kind": "linear", "c1": 1.0}, "exponential, polynomial"),
-        ({"kind": "exponential", "c1": -1.0}, "--spectrum-c1"),
-        ({"kind": "exponential", "c1": 0.0}, "'auto'"),
-        ({"kind": "exponential", "c1": 1.0, "c2": -0.1}, "--spectrum-c2"),
-        ({"kind": "polynomial", "c1": 1.0, "gamma": float("nan")}, "--spectrum-gamma"),
+        ({"kind": "exponential", "c1": -1.0}, "`c1`"),
+        ({"kind": "exponential", "c1": 0.0}, "leave `c1` out"),
+        ({"kind": "exponential", "c1": 1.0, "c2": -0.1}, "`c2`"),
+        ({"kind": "polynomial", "c1": 1.0, "gamma": float("nan")}, "`gamma`"),
         ({"kind": "exponential", "c1": 1.0, "c2": 50.0}, "smallest singular value"),
-        ({"kind": "polynomial"}, "frobenius_norm"),
+        ({"kind": "polynomial"}, "`frobenius_norm`"),
     ],
 )
 def test_bad_prior_is_refused_with_what_to_do(options, message):

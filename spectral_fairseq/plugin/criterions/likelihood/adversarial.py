@@ -11,12 +11,12 @@ from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_l
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
+from spectral_fairseq.functional.linalg.row_norms import row_norms
 from spectral_fairseq.functional.losses.adversarial import (
     adversarial_logits,
     adversarial_margin,
     unperturbed_nll,
 )
-from spectral_fairseq.functional.penalties.weight_norm import row_norms
 from spectral_fairseq.plugin.criterions.likelihood.base import Likelihood, LikelihoodTerm
 from spectral_fairseq.plugin.criterions.likelihood.output_layer import (
     OutputLayer,

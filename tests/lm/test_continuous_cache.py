@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.cache import interpolate
-from spectral_fairseq.lm.cache import ContinuousCache
-from tests.functional.test_cache import of_targets, stream
+from spectral_fairseq.functional.continuous_cache import interpolate
+from spectral_fairseq.lm.continuous_cache import ContinuousCache
+from tests.functional.test_continuous_cache import of_targets, stream
 from tests.reference import cache as reference
 
 

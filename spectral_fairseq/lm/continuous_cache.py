@@ -1,4 +1,8 @@
-"""The continuous cache of Grave et al. 2017 for streams that come segment by segment."""
+"""The continuous cache of Grave et al. for streams that are read segment by segment.
+
+The equations are in :mod:`spectral_fairseq.functional.continuous_cache` (Grave, Joulin, Usunier,
+ICLR 2017, https://openreview.net/forum?id=B184E5qee).
+"""
 
 from __future__ import annotations
 
@@ -8,23 +12,23 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.cache import cache_probability
+from spectral_fairseq.functional.continuous_cache import cache_probability
 
-# Scores held at a time: 16 MiB of float32.
+# Number of scores held at a time: 16 MiB of float32.
 BLOCK_SCORES = 4 * 2**20
-# Tokens that a narrow window is asked for at once, though most of their scores go unused.
-SHORTEST_BLOCK = 32
+# A narrow window is still evaluated for this many tokens at once, although most scores are unused.
+MIN_BLOCK_TOKENS = 32
 
 
 class ContinuousCache:
-    """The last pairs of state and next word of each stream, and what they say about the next.
+    """The last pairs of hidden state and next word of each stream.
 
-    Each of the B streams has a cache of its own. Memory is B x window states, whatever the length
-    of the streams.
+    Each of the B streams has its own cache. It takes memory for B x window hidden states, whatever
+    the length of the streams.
 
     Args:
-        window: W, pairs that each token sees.
-        block_scores: products of states held at a time.
+        window: W, the number of pairs that each token sees.
+        block_scores: number of scores held at a time.
 
     Raises:
         ConfigurationError: W < 1.
@@ -33,9 +37,10 @@ class ContinuousCache:
     def __init__(self, window: int, block_scores: int = BLOCK_SCORES) -> None:
         if window < 1:
             raise ConfigurationError(
-                "a cache window of 1 or more", repr(window),
+                "a cache window of 1 or more",
+                repr(window),
                 "Give the number of past words that the cache holds, such as 500.",
-            )  # fmt: skip
+            )
         self.window = window
         self.block_scores = block_scores
         self.keys: Optional[Tensor] = None  # [B, at most window, d]
@@ -44,22 +49,22 @@ class ContinuousCache:
     def __call__(
         self, features: Tensor, targets: Tensor, thetas: Sequence[float]
     ) -> Tuple[Tensor, Tensor]:
-        """Ask for a segment's words, then remember it.
+        """Return the probabilities of a segment's words, and add the segment to the cache.
 
         Args:
             features: h of the segment, shape (B, T, d).
-            targets: the word after each, shape (B, T); padding, at the right end of streams that
-                are over, is remembered but seen by nothing that counts.
+            targets: the word after each, shape (B, T). Padding is allowed at the right end of
+                streams that have ended; no word that counts sees it.
             thetas: K values.
 
         Returns:
-            p_cache(target), shape (K, B, T), and which tokens had anything in their window, (T,).
+            p_cache(target), shape (K, B, T), and which tokens had a pair in their window, (T,).
         """
         features = features.detach()
-        rows = features.size(0)
-        # B t (W + t) scores of t tokens, of which B t W are used.
-        step = min(max(self.window, SHORTEST_BLOCK), self.block_scores // (2 * rows * self.window))
-        step = max(step, 1)
+        streams = features.size(0)
+        # t tokens have B t (W + t) scores, of which B t W are used.
+        limit = self.block_scores // (2 * streams * self.window)
+        step = max(min(max(self.window, MIN_BLOCK_TOKENS), limit), 1)
         parts = []
         for start in range(0, features.size(1), step):
             parts.append(
@@ -78,7 +83,7 @@ class ContinuousCache:
             keys = torch.cat([self.keys, queries], 1)  # [B, M + T, d]
             values = torch.cat([self.values, targets], 1)  # [B, M + T]
         found = cache_probability(queries, keys, values, targets, self.window, thetas)
-        # Copies, because a view would keep the whole segment alive.
+        # Copied, because a view would keep the whole segment in memory.
         self.keys = keys[:, -self.window :].clone()
         self.values = values[:, -self.window :].clone()
         return found

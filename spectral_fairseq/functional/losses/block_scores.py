@@ -1,0 +1,101 @@
+"""Scores of a block of tokens, their softmax, and the dtypes in which both are computed."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.linalg.products import matmul_transposed
+from spectral_fairseq.functional.losses.token_blocks import filled
+
+
+def product_dtype(contexts: Tensor, matrix: Tensor) -> torch.dtype:
+    """Return the dtype in which the products of a block are computed.
+
+    It is that of the inputs, or of autocast where autocast is on; but float32 instead of float16,
+    whose range holds neither scores of 1e5 nor probabilities of 1e-8.
+    """
+    common = torch.promote_types(contexts.dtype, matrix.dtype)
+    # A product of two scalars shows what autocast does, for every device and version of torch.
+    probe = contexts.new_zeros(1, 1, dtype=common)
+    dtype = torch.mm(probe, probe).dtype
+    return torch.float32 if dtype == torch.float16 else dtype
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of sums and of all that is not a product: float64 or float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def check_sizes(contexts: Tensor, targets: Tensor, matrix: Tensor, bias: Optional[Tensor]) -> None:
+    """Refuse tensors whose shapes do not fit together.
+
+    Args:
+        contexts: h, shape (T, *, d).
+        targets: shape (T,).
+        matrix: W, shape (N, d).
+        bias: b, shape (N,).
+
+    Raises:
+        ConfigurationError: it names the shapes.
+    """
+    vocabulary, dim = matrix.shape
+    if contexts.size(-1) != dim:
+        raise ConfigurationError(
+            f"`contexts` of d = {dim} dimensions, like those of the table",
+            f"shape {tuple(contexts.shape)}",
+            "Give the output layer a table of its context dimension.",
+        )
+    if targets.dim() != 1 or targets.size(0) != contexts.size(0):
+        raise ConfigurationError(
+            f"one target for each of {contexts.size(0)} contexts",
+            f"`targets` of shape {tuple(targets.shape)}",
+            "Flatten contexts and targets alike.",
+        )
+    if bias is not None and bias.shape != (vocabulary,):
+        raise ConfigurationError(
+            f"a `bias` of shape ({vocabulary},)",
+            str(tuple(bias.shape)),
+            "Give one value for each word.",
+        )
+
+
+class BlockScores:
+    """Computes the scores s = W h + b of one block of contexts after the other.
+
+    Args:
+        matrix: W, shape (N, d).
+        bias: b, shape (N,).
+        dtype: of the products, from :func:`product_dtype`.
+
+    Attributes:
+        table: W in the dtype of the products.
+        accumulation_dtype: of the scores.
+    """
+
+    def __init__(self, matrix: Tensor, bias: Optional[Tensor], dtype: torch.dtype) -> None:
+        self.table = matrix.to(dtype)
+        self.accumulation_dtype = accumulation_dtype(dtype)
+        self.bias = None if bias is None else bias.to(self.accumulation_dtype)
+
+    def rows(self, contexts: Tensor, size: int) -> Tensor:
+        """Return ``contexts``, shape (t, *, d), in the dtype of the products and ``size`` rows."""
+        return filled(contexts.to(self.table.dtype), size)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return the scores of ``rows``, shape (r, d), as a new tensor of shape (r, N)."""
+        scores = matmul_transposed(rows, self.table).to(self.accumulation_dtype)
+        if self.bias is not None:
+            scores += self.bias
+        return scores
+
+
+def softmax_(scores: Tensor) -> Tensor:
+    """Overwrite ``scores``, shape (*, N), by their softmax and return log sum exp, shape (*)."""
+    top = scores.amax(-1)
+    torch.softmax(scores, -1, out=scores)
+    # exp(top - log Z) is the largest probability, which is never below 1/N.
+    return top.sub_(scores.amax(-1).log_())

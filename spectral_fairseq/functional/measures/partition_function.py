@@ -1,0 +1,139 @@
+"""Isotropy of a table by its partition function: Z(a), I1 and I2.
+
+Wang, Huang, Huang, Hu, Wang, Gu, ICLR 2020, section 5.1, https://openreview.net/forum?id=ByxY8CNtvr,
+after Arora, Li, Liang, Ma, Risteski, TACL 2016, https://aclanthology.org/Q16-1028/, and Mu,
+Viswanath, ICLR 2018, https://openreview.net/forum?id=HkuGJ3kCb:
+
+    Z(a) = sum_i exp(<w_i, a>),   a in E, the eigenvectors of W'W
+    I1 = min_E Z / max_E Z,       I2 = sqrt(sum_E (Z - mean Z)^2 / |E|) / mean Z
+
+I1 = 1 and I2 = 0 for a perfectly isotropic table.
+
+Note [Sign and scale of I1 and I2]
+----------------------------------
+The sign of an eigenvector is arbitrary, Z(a) and Z(-a) differ, and Z grows with the length of the
+rows: without a convention I1 and I2 are not defined. This package uses:
+
+* Sign: E holds both a and -a, 2d directions, so that nothing depends on the eigensolver.
+* Scale: W as it is, as in the paper. A table at half the scale has a larger I1, so only tables of
+  similar row length can be compared; the other natural choice is ``scale = 1 / rms_row_norm(W)``.
+
+:func:`log_partition` returns the two signs as two rows, the first along the mean of the rows. The
+other sign convention, one direction for each eigenvector, uses the first row alone. A repeated
+eigenvalue leaves its eigenvectors undetermined within their plane; the definition has that gap.
+
+The caller leaves out rows that stand for no word (padding, ``madeupword``). These are measures,
+not penalties: they are computed in float64 over blocks of rows, so that no second copy of a large
+table is made, and they have no gradient.
+
+Note [Z in float32]
+-------------------
+:func:`log_partitions` can form its products and exponentials in float32, four times as fast, and
+sum the blocks in float64. The rounding of an exponent is at most ||w_i|| eps, has either sign and
+averages out over the rows: with rows no longer than :data:`NARROW_ROW_NORM`, I1 and I2 keep five
+digits in the worst case and usually seven. This is meant for samples, whose own scatter is far
+larger. The eigenvectors stay float64, because small errors can turn them within a plane of close
+eigenvalues.
+"""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import torch
+from torch import Tensor
+
+from spectral_fairseq.functional.linalg.products import matmul_transposed
+from spectral_fairseq.functional.linalg.row_blocks import BLOCK_ROWS, checked_table, row_blocks
+from spectral_fairseq.functional.progress_callback import ProgressCallback, ignore_progress
+
+# Rows up to this norm may be measured by Note [Z in float32].
+NARROW_ROW_NORM = 64.0
+# The exponential of this number, its inverse, and sums of either over a block are far from the
+# limits of the dtype.
+_SAFE_EXPONENT = {torch.float64: 300.0, torch.float32: 70.0}
+
+
+@torch.no_grad()
+def log_partition(
+    matrix: Tensor, directions: Tensor, *, scale: float = 1.0, block_rows: int = BLOCK_ROWS
+) -> Tensor:
+    """Return log Z(a) and log Z(-a) for each direction, in logarithms to avoid overflow.
+
+    Args:
+        matrix: W, shape (N, d).
+        directions: a, unit vectors as columns, shape (d, m), such as V of
+            :func:`~spectral_fairseq.functional.linalg.singular_values.right_singular_system`.
+        scale: factor on W; see Note [Sign and scale of I1 and I2].
+        block_rows: number of rows that are converted to float64 at a time.
+
+    Returns:
+        Shape (2, m), float64. Row 0 belongs to the sign of each direction for which
+        sum_i <w_i, a> >= 0, row 1 to the opposite sign.
+
+    Raises:
+        DataError: ``matrix`` is not a table.
+    """
+    return log_partitions(matrix, directions, (scale,), block_rows=block_rows)[0]
+
+
+@torch.no_grad()
+def log_partitions(
+    matrix: Tensor,
+    directions: Tensor,
+    scales: Sequence[float],
+    *,
+    block_rows: int = BLOCK_ROWS,
+    dtype: torch.dtype = torch.float64,
+    progress: ProgressCallback = ignore_progress,
+) -> Tensor:
+    """Return :func:`log_partition` at several scales of W, from one product with the directions.
+
+    Args:
+        matrix: W, shape (N, d).
+        directions: unit vectors as columns, shape (d, m).
+        scales: s factors on W.
+        block_rows: number of rows that are converted to ``dtype`` at a time.
+        dtype: of products and exponentials, float64 or float32; see Note [Z in float32].
+        progress: called after each block with its number of rows.
+
+    Returns:
+        Shape (s, 2, m), float64, with the rows of :func:`log_partition`.
+
+    Raises:
+        DataError: ``matrix`` is not a table.
+    """
+    matrix = checked_table(matrix)
+    axes = directions.to(dtype).t().contiguous()  # [m, d]
+    total = axes.new_zeros(axes.size(0), dtype=torch.float64)  # [m], sum_i <w_i, a>
+    log_z = total.new_full((len(scales), 2, axes.size(0)), float("-inf"))
+    powers = axes.new_empty((min(block_rows, matrix.size(0)), axes.size(0)))
+    for block in row_blocks(matrix, block_rows, dtype):
+        products = matmul_transposed(block, axes)  # [b, m]
+        total += products.sum(0)
+        largest = max(float(bound.abs()) for bound in torch.aminmax(products))
+        for found, scale in zip(log_z, scales):
+            if largest * abs(scale) < _SAFE_EXPONENT[dtype]:
+                # Both signs from one exponential.
+                z = torch.mul(products, scale, out=powers[: len(block)]).exp_()  # [b, m]
+                both = torch.stack([z.sum(0), z.reciprocal_().sum(0)]).double().log()
+            else:
+                scaled = scale * products.double()
+                both = torch.stack([torch.logsumexp(scaled, 0), torch.logsumexp(-scaled, 0)])
+            torch.logaddexp(found, both, out=found)
+        progress(block.size(0))
+    return torch.where(total >= 0, log_z, log_z.flip(1))
+
+
+def isotropy_i1(log_z: Tensor) -> Tensor:
+    """Return I1 = min Z / max Z over all entries of ``log_z`` (any shape), a scalar in [0, 1]."""
+    return (log_z.min() - log_z.max()).exp()
+
+
+def isotropy_i2(log_z: Tensor) -> Tensor:
+    """Return I2 = std Z / mean Z over all entries of ``log_z`` (any shape), a scalar.
+
+    The variance is divided by the number of entries, |E|.
+    """
+    z = (log_z - log_z.max()).exp()  # the common factor cancels in the ratio
+    return z.std(unbiased=False) / z.mean()

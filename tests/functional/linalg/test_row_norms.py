@@ -1,0 +1,22 @@
+import math
+
+import pytest
+import torch
+
+from spectral_fairseq.functional.linalg.row_norms import rms_row_norm, row_norms, unit_rows
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 4, 3)])
+def test_row_norms_of_any_leading_shape(shape):
+    rows = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(row_norms(rows), rows.norm(dim=-1))
+    assert torch.autograd.gradcheck(row_norms, (rows,))
+
+
+def test_rms_row_norm():
+    assert rms_row_norm(torch.tensor([[3.0, 4.0], [0.0, 0.0]])) == pytest.approx(math.sqrt(12.5))
+
+
+def test_unit_rows_keep_zero_rows():
+    units = unit_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+    torch.testing.assert_close(units, torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
