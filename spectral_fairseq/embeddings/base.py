@@ -24,7 +24,6 @@ from spectral_fairseq.functional.linalg.singular_values import singular_values
 from spectral_fairseq.functional.penalties.orthogonality import gram
 from spectral_fairseq.functional.penalties.weight_norm import row_norms
 
-
 AnyTable = TypeVar("AnyTable", bound="Table")
 
 
@@ -135,9 +134,7 @@ class Table(nn.Module):
         raise NotImplementedError
 
     @classmethod
-    def dense_rows(
-        cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype
-    ) -> Tensor:
+    def dense_rows(cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype) -> Tensor:
         """Rows of the matrix that a checkpoint's entries stand for.
 
         Args:
@@ -151,9 +148,7 @@ class Table(nn.Module):
         raise NotImplementedError
 
     @classmethod
-    def measure_factors(
-        cls, entries: Mapping[str, Tensor], excluded: Tensor
-    ) -> FactorMeasures:
+    def measure_factors(cls, entries: Mapping[str, Tensor], excluded: Tensor) -> FactorMeasures:
         """What a checkpoint's entries tell beyond their matrix; nothing by default.
 
         Args:

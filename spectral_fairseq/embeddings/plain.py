@@ -53,9 +53,7 @@ class PlainEmbedding(nn.Embedding, Table):
         return {"weight": weight.detach()}
 
     @classmethod
-    def dense_rows(
-        cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype
-    ) -> Tensor:
+    def dense_rows(cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype) -> Tensor:
         """``rows`` of the stored matrix, shape (n, d)."""
         return entries["weight"][rows].to(dtype)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from spectral_fairseq.embeddings.base import FactorMeasures, TableSpec
 from spectral_fairseq.embeddings.factored import FactoredEmbedding, hook
 from spectral_fairseq.embeddings.option import Option
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.penalties.orthogonality import (
     frobenius_defect,
     gram,
@@ -161,7 +161,10 @@ class SVDEmbedding(FactoredEmbedding):
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("initial_norm", torch.ones(()))
         # With an automatic c1 the prior is this shape, of norm 1, times the initial norm.
-        shape = prior_spectrum(prior, embedding_dim, c1=c1, c2=c2, gamma=gamma, frobenius_norm=1.0)
+        with arguments_as_flags(kind="`prior`"):
+            shape = prior_spectrum(
+                prior, embedding_dim, c1=c1, c2=c2, gamma=gamma, frobenius_norm=1.0
+            )
         self.register_buffer("prior_shape", shape, persistent=False)
         if frobenius_norm is None:
             frobenius_norm = math.sqrt(counted)
@@ -239,17 +242,13 @@ class SVDEmbedding(FactoredEmbedding):
         return F.linear(self.U * self.sigma, self.V / self.v_scale)
 
     @classmethod
-    def dense_rows(
-        cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype
-    ) -> Tensor:
+    def dense_rows(cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype) -> Tensor:
         """``rows`` of W = (U' sigma') (V'/v)', shape (n, d); see Note [Scales of the factors]."""
         sigma, v = entries["sigma"].double(), entries["V"].double() / V_SCALE
         return entries["U"][rows].to(dtype) @ (sigma.unsqueeze(1) * v.t()).to(dtype)
 
     @classmethod
-    def measure_factors(
-        cls, entries: Mapping[str, Tensor], excluded: Tensor
-    ) -> FactorMeasures:
+    def measure_factors(cls, entries: Mapping[str, Tensor], excluded: Tensor) -> FactorMeasures:
         """How far the stored U and V are from orthonormal, and sigma as learned."""
         scale = entries["scale"].float()
         orthogonality = {}
@@ -268,7 +267,7 @@ class SVDEmbedding(FactoredEmbedding):
         return self.prior_shape * self.initial_norm if self.c1 is None else self.prior_shape
 
     def singular_values(self) -> Tensor:
-        """sigma as learned, float32, shape (d,): singular values of W if U and V are orthonormal."""
+        """sigma as learned, float32, shape (d,): that of W as long as U and V are orthonormal."""
         return self.sigma.float() * self.scale
 
     def gram(self, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -316,7 +315,7 @@ class SVDEmbedding(FactoredEmbedding):
 
 
 def _thin_svd(matrix: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-    """U (n, d), sigma (d,) in falling order and V (d, d) of a tall matrix, through its QR factor."""
+    """U (n, d), sigma (d,), largest first, and V (d, d) of a tall matrix, through its QR factor."""
     q, r = torch.linalg.qr(matrix)
     u, sigma, vh = torch.linalg.svd(r)
     return q @ u, sigma, vh.t()

@@ -207,9 +207,7 @@ class WeightNormEmbedding(FactoredEmbedding):
         return self.v * (self.g.unsqueeze(1) / _lengths(self.v))
 
     @classmethod
-    def dense_rows(
-        cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype
-    ) -> Tensor:
+    def dense_rows(cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype) -> Tensor:
         """``rows`` of W_k = g_k v_k / ||v_k||, shape (n, d); a zero v_k gives a zero row."""
         v, g = entries["v"][rows].to(dtype), entries["g"][rows].to(dtype)
         lengths = torch.linalg.vector_norm(v, dim=1).clamp(min=MIN_LENGTH)

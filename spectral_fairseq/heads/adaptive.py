@@ -68,7 +68,7 @@ class AdaptiveSoftmaxHead(Head):
             Optional[str],
             None,
             "first word of each cluster of the adaptive softmax, comma separated; "
-            f"{PUBLISHED_CUTOFFS} with --output-head softmax if unset, '' for a full softmax",
+            f"{PUBLISHED_CUTOFFS} for a softmax head if unset, '' for a full softmax",
             parse=parse_cutoffs,
         ),
     )

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.locked_dropout import locked_dropout
 from spectral_fairseq.functional.word_dropout import word_dropout
@@ -101,7 +102,7 @@ class AWDLSTM(nn.Module):
 
     def __init__(
         self,
-        embed_tokens: Any,
+        embed_tokens: Table,
         hidden_dim: int,
         last_dim: int,
         layers: int,
@@ -114,19 +115,19 @@ class AWDLSTM(nn.Module):
     ) -> None:
         super().__init__()
         for name, size in (
-            ("layers", layers), ("hidden dimensions", hidden_dim), ("output dimensions", last_dim)
+            ("layers", layers), ("hidden_dim", hidden_dim), ("last_dim", last_dim)
         ):  # fmt: skip
             if size < 1:
-                raise ConfigurationError(f"1 or more {name}", repr(size), "Give more.")
+                raise ConfigurationError(f"`{name}` to be 1 or more", repr(size), "Give more.")
         for name, p in (
             ("dropout", dropout),
-            ("input dropout", input_dropout),
-            ("hidden dropout", hidden_dropout),
-            ("word dropout", word_dropout),
-            ("weight drop", weight_drop),
+            ("input_dropout", input_dropout),
+            ("hidden_dropout", hidden_dropout),
+            ("word_dropout", word_dropout),
+            ("weight_drop", weight_drop),
         ):
             if not 0.0 <= p < 1.0:
-                raise ConfigurationError(f"{name} in [0, 1)", repr(p), "Choose a value there.")
+                raise ConfigurationError(f"`{name}` in [0, 1)", repr(p), "Choose a value there.")
         self.embed_tokens = embed_tokens
         self.dropout = dropout
         self.input_dropout = input_dropout

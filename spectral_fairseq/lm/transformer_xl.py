@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.lm.relative_attention import (
     KeysValues,
@@ -120,7 +121,7 @@ class TransformerXL(nn.Module):
 
     def __init__(
         self,
-        embed_tokens: Any,
+        embed_tokens: Table,
         layers: int,
         heads: int,
         head_dim: int,
@@ -134,15 +135,13 @@ class TransformerXL(nn.Module):
         init_std: float = 0.02,
     ) -> None:
         super().__init__()
-        _check_sizes(
-            {"layers": layers, "heads": heads, "head dimensions": head_dim, "inner units": ffn_dim}
-        )
-        for name, p in (("dropout", dropout), ("attention dropout", attention_dropout)):
+        _check_sizes({"layers": layers, "heads": heads, "head_dim": head_dim, "ffn_dim": ffn_dim})
+        for name, p in (("dropout", dropout), ("attention_dropout", attention_dropout)):
             if not 0.0 <= p < 1.0:
-                raise ConfigurationError(f"{name} in [0, 1)", repr(p), "Choose a value there.")
+                raise ConfigurationError(f"`{name}` in [0, 1)", repr(p), "Choose a value there.")
         if mem_len < 0 or (same_length and mem_len == 0):
             raise ConfigurationError(
-                "--mem-len to be 0 or more, and above 0 with --same-length",
+                "`mem_len` to be 0 or more, and above 0 with `same_length`",
                 repr(mem_len),
                 "Give the number of positions to remember.",
             )
@@ -263,4 +262,4 @@ class TransformerXL(nn.Module):
 def _check_sizes(sizes: Any) -> None:
     for name, size in sizes.items():
         if size < 1:
-            raise ConfigurationError(f"1 or more {name}", repr(size), "Give more.")
+            raise ConfigurationError(f"`{name}` to be 1 or more", repr(size), "Give more.")

@@ -248,7 +248,7 @@ def test_a_plain_checkpoint_becomes_lengths_and_directions_under_each_name():
     "options, message",
     [
         ({"sigma": 0.0}, "sigma"),
-        ({"init_range": float("inf")}, "r of"),
+        ({"init_range": float("inf")}, "init_range"),
         ({"tau": -1.0}, "tau"),
         ({"gamma": 1.5}, "gamma"),
         ({"gamma": float("nan")}, "gamma"),

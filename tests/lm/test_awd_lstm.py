@@ -193,5 +193,5 @@ def test_probabilities_outside_their_range_are_refused(bad):
 
 
 def test_no_layers_are_refused():
-    with pytest.raises(ConfigurationError, match="1 or more layers"):
+    with pytest.raises(ConfigurationError, match="`layers` to be 1 or more"):
         build(layers=0)

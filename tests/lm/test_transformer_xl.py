@@ -162,9 +162,9 @@ def test_published_initialisation():
     [
         ({"layers": 0}, "layers"),
         ({"dropout": 1.0}, "dropout in"),
-        ({"attention_dropout": -0.1}, "attention dropout"),
-        ({"mem_len": -1}, "--mem-len"),
-        ({"mem_len": 0, "same_length": True}, "--same-length"),
+        ({"attention_dropout": -0.1}, "`attention_dropout`"),
+        ({"mem_len": -1}, "`mem_len`"),
+        ({"mem_len": 0, "same_length": True}, "`same_length`"),
     ],
 )
 def test_bad_options_are_refused(options, message):
