@@ -129,7 +129,7 @@ class AdaptiveSoftmaxHead(Head):
             raise ConfigurationError(
                 "`label_smoothing` 0 with an adaptive softmax",
                 repr(label_smoothing),
-                "Use 0, or a full softmax without `cutoffs`: smoothing needs the probability of "
+                "Use 0, or a full softmax (empty `cutoffs`): smoothing needs the probability of "
                 "every word, which the clusters avoid computing.",
             )
 

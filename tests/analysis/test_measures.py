@@ -28,7 +28,9 @@ BINNED = {"cosine_std", "cosine_p05", "cosine_p50", "cosine_p95"}
 
 def table_of(rows):
     """A table without padding, in the rows' own precision."""
-    return StoredTable("t", ["t"], "plain", rows, torch.arange(len(rows)), len(rows), str(rows.dtype))
+    return StoredTable(
+        "t", ["t"], "plain", rows, torch.arange(len(rows)), len(rows), str(rows.dtype)
+    )
 
 
 def measured(rows, **options):
