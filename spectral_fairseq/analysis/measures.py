@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spectral_fairseq.analysis.progress import Progress
 from spectral_fairseq.checkpoints.dictionary import WordList
-from spectral_fairseq.checkpoints.tables import Table
+from spectral_fairseq.checkpoints.tables import StoredTable
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.counts import smoothed_log_counts
 from spectral_fairseq.functional.linalg.row_norms import row_norms
@@ -99,7 +99,7 @@ class Measured:
 
 
 def measure_table(
-    table: Table,
+    table: StoredTable,
     options: Options,
     words: Optional[WordList] = None,
     prior: Optional[Dict[str, Any]] = None,
@@ -195,7 +195,7 @@ def sample_rows(count: int, wanted: int, seed: int) -> Tensor:
     return torch.randperm(count, generator=generator)[:wanted].sort().values
 
 
-def frequency_order(table: Table, words: Optional[WordList]) -> Tensor:
+def frequency_order(table: StoredTable, words: Optional[WordList]) -> Tensor:
     """Rows of ``table.weight``, the most frequent word first, shape (N,).
 
     Without counts it is the order of the rows, which fairseq-preprocess sorts by frequency.
@@ -271,7 +271,7 @@ def _cosine_statistics(
 
 
 def _norm_statistics(
-    norms: Tensor, table: Table, words: Optional[WordList]
+    norms: Tensor, table: StoredTable, words: Optional[WordList]
 ) -> Dict[str, Optional[float]]:
     found: Dict[str, Optional[float]] = {
         "norm_mean": float(norms.mean()),
@@ -327,7 +327,7 @@ def _projection(
     return points, rank[sampled]
 
 
-def _prior(prior: Optional[Dict[str, Any]], table: Table, dim: int) -> Optional[Tensor]:
+def _prior(prior: Optional[Dict[str, Any]], table: StoredTable, dim: int) -> Optional[Tensor]:
     if prior is None:
         return None
     norm = table.initial_norm
@@ -336,7 +336,7 @@ def _prior(prior: Optional[Dict[str, Any]], table: Table, dim: int) -> Optional[
     return prior_spectrum(dim=dim, frobenius_norm=norm, dtype=torch.float64, **prior)
 
 
-def _query_rows(table: Table, options: Options, words: Optional[WordList]) -> Dict[str, int]:
+def _query_rows(table: StoredTable, options: Options, words: Optional[WordList]) -> Dict[str, int]:
     """Words of ``--words`` -> row of ``table.weight``."""
     if options.words and words is None:
         raise ConfigurationError(
@@ -359,7 +359,7 @@ def _query_rows(table: Table, options: Options, words: Optional[WordList]) -> Di
 
 
 def _neighbours(
-    table: Table, words: Optional[WordList], queries: Dict[str, int], options: Options
+    table: StoredTable, words: Optional[WordList], queries: Dict[str, int], options: Options
 ) -> Dict[str, List[Dict[str, Any]]]:
     if not queries or words is None:
         return {}

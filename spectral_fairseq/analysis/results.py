@@ -17,7 +17,12 @@ from spectral_fairseq.analysis.measures import Measured, Options, measure_table
 from spectral_fairseq.analysis.progress import Progress
 from spectral_fairseq.checkpoints.dictionary import WordList, checkpoint_settings, find_dictionary
 from spectral_fairseq.checkpoints.reading import load_checkpoint, tensors_of
-from spectral_fairseq.checkpoints.tables import Table, choose_table, extract_table, table_shape
+from spectral_fairseq.checkpoints.tables import (
+    StoredTable,
+    choose_table,
+    extract_table,
+    table_shape,
+)
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.provenance import versions
 
@@ -240,7 +245,7 @@ def saved_epochs(folder: Path) -> List[Path]:
     return [path for _, path in sorted(found)]
 
 
-def prior_of(checkpoint: Mapping[str, Any], table: Table) -> Optional[Dict[str, Any]]:
+def prior_of(checkpoint: Mapping[str, Any], table: StoredTable) -> Optional[Dict[str, Any]]:
     """The prior that a table was trained with, from the checkpoint's flags; None if it had none."""
     model = checkpoint_settings(checkpoint, "model")
     kind = model.get("spectrum_prior")

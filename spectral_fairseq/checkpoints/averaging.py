@@ -1,24 +1,26 @@
-"""The average of several checkpoints: of the embedding tables themselves, not of their factors.
+"""Average several checkpoints: the embedding tables themselves, not their factors.
 
-U, sigma and V are determined only together: the average of two U times the average of two sigma
-is not the average of the two tables, and after a rotation of U and V that changes no table it
-may be anything.
+U, sigma and V are determined only together. The average of two U times the average of two sigma
+is not the average of the two tables, and it changes with rotations of U and V that leave the
+tables as they are.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, FrozenSet, Mapping, Sequence, Tuple, Union
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Type, Union
 
 import torch
 from torch import Tensor
 
 from spectral_fairseq.checkpoints.collapse import (
-    DENSE_FORMS,
-    FACTORED_FORMS,
+    dense_form,
     entries_by_module,
+    factored_kind,
+    stored_form,
 )
 from spectral_fairseq.checkpoints.reading import load_checkpoint, tensors_of
+from spectral_fairseq.embeddings import FactoredEmbedding
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 
 # The optimiser's moments and the moving average belong to the factors of one checkpoint.
@@ -27,15 +29,15 @@ LEFT_OUT_OF_EXTRA_STATE = ("ema", "ema_fp32_params")
 
 
 def average_checkpoints(paths: Sequence[Union[str, Path]]) -> Dict[str, Any]:
-    """Average checkpoints of one model; one of them is in memory at a time, and the sums.
+    """The average of checkpoints of one model; only one of them is in memory at a time.
 
     Args:
         paths: at least one checkpoint.
 
     Returns:
         A checkpoint with the settings of the first path and no optimiser state. Averages are
-        taken in float64 and stored in the first checkpoint's types; what is not
-        floating point is the first one's; tensors that are shared stay shared.
+        taken in float64 and stored in the first checkpoint's types. Tensors that are not floating
+        point come from the first checkpoint, and shared tensors stay shared.
 
     Raises:
         CheckpointError: unreadable, not of one model, or with a factored table that is not finite.
@@ -73,20 +75,22 @@ def _aliases(model: Mapping[str, Tensor]) -> Dict[str, str]:
     return found
 
 
-def _table_modules(model: Mapping[str, Tensor]) -> Dict[str, FrozenSet[str]]:
-    """Modules that hold a factored table -> its entries; of several that share one, the first."""
+def _tables(model: Mapping[str, Tensor]) -> Dict[str, Type[FactoredEmbedding]]:
+    """Modules that hold a factored table -> its kind; of several that share one, the first."""
     same = _aliases(model)
     found = {}
     for module, entries in entries_by_module(model).items():
-        kind = frozenset(entries)
-        if kind in DENSE_FORMS:
-            (first, _) = FACTORED_FORMS[kind]
-            if same[f"{module}.{first}"] == f"{module}.{first}":
+        kind = factored_kind(entries)
+        if kind is not None:
+            matrix = f"{module}.{kind.entries[0]}"
+            if same[matrix] == matrix:
                 found[module] = kind
     return found
 
 
-def _terms(model: Mapping[str, Tensor], like: Any = None) -> Dict[str, Tensor]:
+def _terms(
+    model: Mapping[str, Tensor], like: Optional[Mapping[str, Tensor]] = None
+) -> Dict[str, Tensor]:
     """What is summed over checkpoints, float64: floating tensors once each, tables dense.
 
     Args:
@@ -101,35 +105,32 @@ def _terms(model: Mapping[str, Tensor], like: Any = None) -> Dict[str, Tensor]:
         for key in like
         if like[key].is_floating_point() and same[key] == key
     }
-    for module, kind in _table_modules(like).items():
-        entries = {entry: model[f"{module}.{entry}"] for entry in kind}
-        (matrix, _) = FACTORED_FORMS[kind]
-        terms[f"{module}.{matrix}"] = DENSE_FORMS[kind](entries)  # [N, d], in a factor's place
+    for module, kind in _tables(like).items():
+        entries = {entry: model[f"{module}.{entry}"] for entry in kind.entries}
+        terms[f"{module}.{kind.entries[0]}"] = dense_form(kind, entries)  # in a factor's place
     return terms
 
 
 def _stored(means: Dict[str, Tensor], like: Mapping[str, Tensor]) -> Dict[str, Tensor]:
     """The inverse of :func:`_terms`, in the types of ``like``."""
-    for module, kind in _table_modules(like).items():
-        (matrix, factors_of) = FACTORED_FORMS[kind]
-        factors = factors_of(means[f"{module}.{matrix}"])
-        # The initial norm, to which an automatic c1 refers, is averaged, not taken anew.
-        for entry in kind - {"initial_norm"}:
-            means[f"{module}.{entry}"] = factors[entry]
+    for module, kind in _tables(like).items():
+        entries = stored_form(kind, means[f"{module}.{kind.entries[0]}"])
+        for entry in set(kind.entries) - kind.settings:  # settings are averaged as they are
+            means[f"{module}.{entry}"] = entries[entry]
     once = {key: mean.to(like[key].dtype).contiguous() for key, mean in means.items()}
     same = _aliases(like)
     return {key: once.get(same[key], tensor) for key, tensor in like.items()}
 
 
 def _check_finite(terms: Mapping[str, Tensor], like: Mapping[str, Tensor], path: Any) -> None:
-    """Refuse what cannot be factored again."""
-    for module, kind in _table_modules(like).items():
-        (matrix, _) = FACTORED_FORMS[kind]
-        if not torch.isfinite(terms[f"{module}.{matrix}"]).all():
+    """Refuse tables that cannot be factored again."""
+    for module, kind in _tables(like).items():
+        if not torch.isfinite(terms[f"{module}.{kind.entries[0]}"]).all():
             raise CheckpointError(
-                f"finite numbers in {module} of {path}", "infinity or NaN",
+                f"finite numbers in {module} of {path}",
+                "infinity or NaN",
                 "Training diverged, or the file is damaged: average earlier checkpoints.",
-            )  # fmt: skip
+            )
 
 
 def _check_same_model(

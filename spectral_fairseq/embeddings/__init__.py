@@ -1,7 +1,26 @@
-"""Learnable embedding tables: one parameterisation a file."""
+"""Learnable embedding tables, one kind in each file.
 
+A new kind is a subclass of :class:`Table` in a file of its own and an entry of :data:`TABLES`.
+"""
+
+from typing import Tuple, Type
+
+from spectral_fairseq.embeddings.base import FactorMeasures, Table, TableSpec
+from spectral_fairseq.embeddings.factored import FactoredEmbedding
 from spectral_fairseq.embeddings.plain import PlainEmbedding
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.embeddings.weight_norm import WeightNormEmbedding
 
-__all__ = ["PlainEmbedding", "SVDEmbedding", "WeightNormEmbedding"]
+TABLES: Tuple[Type[Table], ...] = (PlainEmbedding, SVDEmbedding, WeightNormEmbedding)
+"""Every kind of table, in the order in which users see them."""
+
+__all__ = [
+    "TABLES",
+    "FactorMeasures",
+    "FactoredEmbedding",
+    "PlainEmbedding",
+    "SVDEmbedding",
+    "Table",
+    "TableSpec",
+    "WeightNormEmbedding",
+]

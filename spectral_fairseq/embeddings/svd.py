@@ -1,63 +1,128 @@
 """An embedding table stored as its singular value decomposition, W = U diag(sigma) V'.
 
-Wang et al., ICLR 2020, equation 4.1. The penalties of :mod:`functional.penalties.spectrum`
-and :mod:`functional.penalties.orthogonality` keep U and V near orthonormal and sigma near
-its prior; this module only stores the factors and multiplies by them.
+Wang, Huang, Huang, Hu, Wang, Gu: "Improving Neural Language Generation with Spectrum Control",
+ICLR 2020, equation 4.1, https://openreview.net/forum?id=ByxY8CNtvr. The penalties of
+:mod:`spectral_fairseq.functional.penalties` keep U and V near orthonormal and sigma near its
+prior. This module stores the factors and multiplies by them.
 """
 
 # No "from __future__ import annotations" here: TorchScript reads the annotations of the buffers.
 import math
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spectral_fairseq.embeddings.base import FactorMeasures, TableSpec
 from spectral_fairseq.embeddings.factored import FactoredEmbedding, hook
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.embeddings.option import Option
+from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.linalg.gram import gram
-from spectral_fairseq.functional.penalties.spectrum import prior_spectrum
+from spectral_fairseq.functional.penalties.orthogonality import (
+    frobenius_defect,
+    identity_residual,
+    spectral_defect,
+)
+from spectral_fairseq.functional.penalties.spectrum import PRIORS, prior_spectrum
 
 # Note [Scales of the factors]
 # ----------------------------
-# An optimiser step is taken on what is stored, so the storage decides what a learning rate means.
-# With orthonormal U the entries are about 1/sqrt(N): one Adam step of 2.5e-4 would be 13 % of an
-# entry at N = 267,735, and an SGD step on U moves W by sigma^2 times as much as on a plain table.
-# Stored are therefore
+# An optimiser takes its steps on the stored numbers, so their scale decides what a learning rate
+# means. The entries of an orthonormal U are about 1/sqrt(N): one Adam step of 2.5e-4 would change
+# them by 13 % at N = 267,735, and an SGD step on U would move W by sigma^2 times as much as a step
+# on a plain table. The table therefore stores
 #
 #     U' = s U,   sigma' = sigma / s,   V' = v V,   s = RMS(sigma) at the start,
 #
-# so that W = U' diag(sigma') (V'/v)', U' has the size of a plain table's entries, and sigma' is
-# near 1. V is shared by all words: a step on it rotates every vector at once, about as far as a
-# plain table's vectors move one by one, and coherently. v slows that down. docs/spectrum.md has
-# the training curves from which the default v was chosen.
+# so that W = U' diag(sigma') (V'/v)', the entries of U' are as large as those of a plain table, and
+# sigma' is near 1. All words share V: a step on V rotates every vector at once, about as far as a
+# step on a plain table moves the vectors one by one, but coherently. Dividing by v slows that down.
+# docs/spectrum.md has the training curves from which the default v was chosen.
 #
-# v is part of the checkpoint format: what is saved is V'.
+# v is part of the checkpoint format, since V' is what is saved.
 V_SCALE = 16.0
+
+# The decay rate of a prior where none is given.
+DEFAULT_GAMMA = {"exponential": 1.0, "polynomial": 0.5}
+
+
+def parse_c1(text: Union[str, float]) -> Optional[float]:
+    """The scale of a prior as a number; ``None`` stands for ``auto``.
+
+    Raises:
+        ConfigurationError: ``text`` is neither ``auto`` nor a number.
+    """
+    if text == "auto":
+        return None
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        raise ConfigurationError(
+            "`c1` to be 'auto' or a positive number", repr(text), "Correct `c1`."
+        ) from None
 
 
 class SVDEmbedding(FactoredEmbedding):
     """Look-up table and output projection that share W = U diag(sigma) V', never built in training.
 
-    Shapes: U (N, d), sigma (d,), V (d, d), for N words (padding and made-up rows are stored but
-    left out of the factorisation) and d dimensions.
+    Shapes: U (N, d), sigma (d,), V (d, d), for N words and d dimensions. The rows of padding and
+    of made-up words are stored too, but U is orthonormal over the others.
 
     Args:
         num_embeddings: N, all rows of the dictionary.
         embedding_dim: d.
-        padding_idx: row that starts at zero and never receives a gradient, neither from the
-            look-up nor from the softmax.
-        excluded_rows: further rows that no penalty or measure should count (``madeupword0000``).
+        padding_idx: row that starts at zero and never receives a gradient.
+        excluded_rows: further rows that penalties and measures leave out (``madeupword0000``).
         prior: ``exponential`` or ``polynomial``.
         c1: scale of the prior; ``None`` keeps the Frobenius norm that the table starts with.
         c2: decay of the exponential prior.
-        gamma: decay rate of either prior.
+        gamma: decay rate of either prior; ``None`` is that of :data:`DEFAULT_GAMMA`.
         frobenius_norm: of the initial table; ``None`` is that of fairseq's own initialisation,
             entries from N(0, 1/d).
 
     Raises:
         ConfigurationError: fewer counted words than dimensions, or an impossible prior.
     """
+
+    kind = "svd"
+    summary = "its singular value decomposition"
+    entries = ("U", "sigma", "V", "scale", "initial_norm")
+    settings = frozenset({"initial_norm"})
+    options = (
+        Option(
+            "prior",
+            "spectrum_prior",
+            str,
+            "exponential",
+            "decay of the prior singular values of an SVD table",
+            choices=PRIORS,
+            parse=str,
+        ),
+        Option(
+            "c1",
+            "spectrum_c1",
+            str,
+            "auto",
+            "c1: scale of an SVD table's prior, a positive number, or 'auto' to keep the Frobenius "
+            "norm that the table starts with",
+            parse=parse_c1,
+        ),
+        Option(
+            "c2",
+            "spectrum_c2",
+            float,
+            0.0005,
+            "c2 of an SVD table's exponential prior c1 exp(-c2 k^gamma)",
+        ),
+        Option(
+            "gamma",
+            "spectrum_gamma",
+            Optional[float],
+            None,
+            "gamma of an SVD table's prior; 1 for exponential and 0.5 for polynomial if unset",
+        ),
+    )
 
     scale: Tensor
     initial_norm: Tensor
@@ -74,40 +139,48 @@ class SVDEmbedding(FactoredEmbedding):
         prior: str = "exponential",
         c1: Optional[float] = None,
         c2: float = 0.0005,
-        gamma: float = 1.0,
+        gamma: Optional[float] = None,
         frobenius_norm: Optional[float] = None,
     ) -> None:
-        super().__init__()
-        excluded = sorted({padding_idx, *excluded_rows})
-        counted = num_embeddings - len(excluded)
+        super().__init__(num_embeddings, embedding_dim, padding_idx, excluded_rows)
+        counted = num_embeddings - len(self.excluded_rows)
         if counted < embedding_dim:
             raise ConfigurationError(
                 "at least as many words as dimensions (N >= d) for an SVD table",
-                f"N = {counted} words, padding and made-up rows left out, and d = {embedding_dim}",
-                "Use a smaller --encoder-embed-dim/--decoder-embed-dim, a larger dictionary, "
-                "or --embedding-type plain.",
+                f"N = {counted} words without padding and made-up rows, and d = {embedding_dim}",
+                "Use a smaller `embedding_dim`, a larger dictionary, or `PlainEmbedding`.",
             )
-        self.num_embeddings = num_embeddings
-        self.embedding_dim = embedding_dim
-        self.padding_idx = padding_idx
+        gamma = DEFAULT_GAMMA.get(prior, 1.0) if gamma is None else float(gamma)
         self.v_scale = V_SCALE
         self.prior_kind, self.c1, self.c2, self.gamma = prior, c1, c2, gamma
         self.U = nn.Parameter(torch.zeros(num_embeddings, embedding_dim))
         self.sigma = nn.Parameter(torch.ones(embedding_dim))
         self.V = nn.Parameter(self.v_scale * torch.eye(embedding_dim))
-        # Both are written to checkpoints: s, without which U cannot be read, and the norm an
-        # automatic c1 refers to.
+        # Checkpoints hold both buffers: s, without which U has no meaning, and the norm to which
+        # an automatic c1 refers.
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("initial_norm", torch.ones(()))
-        self.register_buffer("excluded_rows", torch.tensor(excluded), persistent=False)
         # With an automatic c1 the prior is this shape, of norm 1, times the initial norm.
-        shape = prior_spectrum(prior, embedding_dim, c1=c1, c2=c2, gamma=gamma, frobenius_norm=1.0)
+        with arguments_as_flags(kind="`prior`"):
+            shape = prior_spectrum(
+                prior, embedding_dim, c1=c1, c2=c2, gamma=gamma, frobenius_norm=1.0
+            )
         self.register_buffer("prior_shape", shape, persistent=False)
         if frobenius_norm is None:
             frobenius_norm = math.sqrt(counted)
         self.initial_norm.fill_(frobenius_norm)
         self.reset_parameters()
         self._register_hooks()
+
+    @classmethod
+    def build(cls, spec: TableSpec, **options: Any) -> "SVDEmbedding":
+        """A new table, with the Frobenius norm that a plain one would start with."""
+        norm = None
+        if spec.init_range is not None:
+            counted = spec.num_embeddings - len({spec.padding_idx, *spec.excluded_rows})
+            # The variance of a uniform distribution on [-r, r] is r^2 / 3.
+            norm = spec.init_range * math.sqrt(counted * spec.embedding_dim / 3)
+        return cls(*spec[:4], frobenius_norm=norm, **options)
 
     def reset_parameters(self) -> None:
         """Draw U uniformly among orthonormal matrices, set sigma to the prior and V to I.
@@ -117,34 +190,20 @@ class SVDEmbedding(FactoredEmbedding):
         """
         counted = self._counted_rows()
         q, r = torch.linalg.qr(torch.randn(len(counted), self.embedding_dim))
-        q *= r.diagonal().sign()  # without this the distribution is not the uniform one
+        q *= r.diagonal().sign()  # makes the distribution uniform
         u = torch.zeros(self.num_embeddings, self.embedding_dim)
         u[counted] = q
         self._store(u, self.prior(), torch.eye(self.embedding_dim))
 
-    @classmethod
-    def from_dense(cls, weight: Tensor, padding_idx: int, **options: Any) -> "SVDEmbedding":
-        """The table whose product equals ``weight`` to float precision.
-
-        Args:
-            weight: shape (N, d).
-            padding_idx: as for the constructor.
-            **options: the constructor's others.
-        """
-        table = cls(weight.size(0), weight.size(1), padding_idx, **options)
-        table.load_state_dict(table.factor(weight))
-        return table
-
     @torch.no_grad()
     def factor(self, weight: Tensor) -> Dict[str, Tensor]:
-        """The state dict of this table that equals a dense one; deterministic.
+        """The state dict with which this table equals a dense one; deterministic.
 
         Args:
-            weight: shape (N, d).
+            weight: W, shape (N, d).
 
         Returns:
-            The entries of :meth:`state_dict`; an automatic c1 then refers to the norm of
-            ``weight``.
+            The five entries; an automatic c1 then refers to the norm of ``weight``.
         """
         dense = weight.detach().to("cpu", torch.float64)
         counted = self._counted_rows()
@@ -155,7 +214,7 @@ class SVDEmbedding(FactoredEmbedding):
             excluded = self.excluded_rows.cpu()
             full[excluded] = dense[excluded] @ v / sigma
         else:
-            # A rank-deficient table: the excluded rows may lie outside the counted rows' span.
+            # In a rank-deficient table, excluded rows may lie outside the span of the others.
             full, sigma, v = _thin_svd(dense)
         scale = sigma.square().mean().sqrt()
         return {
@@ -178,26 +237,47 @@ class SVDEmbedding(FactoredEmbedding):
         """
         return torch.matmul(features, self.V / self.v_scale) * self.sigma, self.U
 
-    def project(self, features: Tensor) -> Tensor:
-        """Logits W h of ``features`` h, shape (*, d): shape (*, N)."""
-        rows, matrix = self.operands(features)
-        return F.linear(rows, matrix)
-
-    @property
-    def weight(self) -> Tensor:
-        """The dense table W, shape (N, d), built anew at each call."""
+    def dense(self) -> Tensor:
+        """The matrix W, shape (N, d), differentiable, computed anew at each call."""
         return F.linear(self.U * self.sigma, self.V / self.v_scale)
+
+    @classmethod
+    def dense_rows(cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """``rows`` of W = (U' sigma') (V'/v)', shape (n, d); see Note [Scales of the factors]."""
+        sigma, v = entries["sigma"].double(), entries["V"].double() / V_SCALE
+        return entries["U"][rows].to(dtype) @ (sigma.unsqueeze(1) * v.t()).to(dtype)
+
+    @classmethod
+    def measure_factors(cls, entries: Mapping[str, Tensor], excluded: Tensor) -> FactorMeasures:
+        """How far the stored U and V are from orthonormal, and sigma as learned."""
+        scale = entries["scale"].float()
+        orthogonality = {}
+        for name, gram_matrix in (
+            ("u", gram(entries["U"].float(), excluded) / scale.square()),
+            ("v", gram(entries["V"].float()) / V_SCALE**2),
+        ):
+            residual = identity_residual(gram_matrix.double())
+            orthogonality[f"{name}_frobenius"] = float(frobenius_defect(residual).sqrt())
+            orthogonality[f"{name}_spectral"] = float(spectral_defect(residual).sqrt())
+        sigma = (entries["sigma"].float() * scale).abs().sort(descending=True).values.double()
+        return FactorMeasures(orthogonality, sigma, float(entries["initial_norm"]))
 
     def prior(self) -> Tensor:
         """The prior's singular values, largest first, float32, shape (d,)."""
         return self.prior_shape * self.initial_norm if self.c1 is None else self.prior_shape
 
     def singular_values(self) -> Tensor:
-        """sigma as learned, float32, shape (d,); those of W while U and V are orthonormal."""
+        """sigma as learned, float32, shape (d,): that of W as long as U and V are orthonormal."""
         return self.sigma.float() * self.scale
 
+    def gram(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """W'W = V sigma U'U sigma V' over the rows that count, shape (d, d), without building W."""
+        inner = gram(self.U.to(dtype), self.excluded_rows)
+        right = self.sigma.to(dtype).unsqueeze(1) * (self.V.to(dtype) / self.v_scale).t()
+        return right.t() @ inner @ right
+
     def grams(self) -> Tuple[Tensor, Tensor]:
-        """U'U over the counted rows and V'V, float32, each of shape (d, d)."""
+        """U'U over the rows that count and V'V, float32, each of shape (d, d)."""
         u_gram = gram(self.U.float(), self.excluded_rows) / self.scale.square()
         v_gram = gram(self.V.float()) / self.v_scale**2
         return u_gram, v_gram
@@ -226,7 +306,7 @@ class SVDEmbedding(FactoredEmbedding):
         self.V.copy_(v * self.v_scale)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> "SVDEmbedding":
-        # .half() and .bfloat16() reach every buffer; these must keep their precision.
+        # .half() and .bfloat16() convert every buffer, but these must keep their precision.
         exact = {name: getattr(self, name) for name in ("scale", "initial_norm", "prior_shape")}
         super()._apply(fn, *args, **kwargs)
         for name, value in exact.items():
@@ -235,7 +315,7 @@ class SVDEmbedding(FactoredEmbedding):
 
 
 def _thin_svd(matrix: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-    """U (n, d), sigma (d,) downwards, V (d, d) of a tall matrix, by way of its QR factor."""
+    """U (n, d), sigma (d,), largest first, and V (d, d) of a tall matrix, through its QR factor."""
     q, r = torch.linalg.qr(matrix)
     u, sigma, vh = torch.linalg.svd(r)
     return q @ u, sigma, vh.t()

@@ -1,30 +1,33 @@
 """An embedding table stored as lengths and directions, W_k = g_k v_k / ||v_k||.
 
 Herold, Gao, Ney: "Improving Neural Language Models with Weight Norm Initialization and
-Regularization", WMT 2018, section 4: equation 8 is the table, 9 its start, g_k = sigma log c_k,
-and 10 the schedule that slows the lengths down as training goes on.
+Regularization", WMT 2018, https://aclanthology.org/W18-6310. Section 4 has the table (equation
+8), its initialisation g_k = sigma log c_k (9), and the schedule that slows the lengths down as
+training goes on (10).
 """
 
 # No "from __future__ import annotations" here: TorchScript reads the annotations of the buffers.
 import math
-from typing import Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spectral_fairseq.embeddings.base import TableSpec
 from spectral_fairseq.embeddings.factored import FactoredEmbedding, hook
+from spectral_fairseq.embeddings.option import Option
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.counts import smoothed_log_counts
 
-# A shorter direction is no direction; it also must divide.
-SHORTEST = 1e-12
-# In float16 that would be zero: there, the smallest number of full precision.
-SHORTEST_HALF = 2.0**-14
+# Lower bound on ||v||, to avoid division by zero.
+MIN_LENGTH = 1e-12
+# The same in float16, where 1e-12 is zero: the smallest number of full precision.
+MIN_LENGTH_FLOAT16 = 2.0**-14
 
 
 def gradient_scale(epoch: int, gamma: float, tau: float) -> float:
-    """Equation 10: what the gradient of the lengths is multiplied by in an epoch.
+    """The factor on the gradient of the lengths in an epoch, equation 10.
 
     Args:
         epoch: t, counted from 1; 0 stands for training outside epochs and gives 1.
@@ -45,9 +48,8 @@ class WeightNormEmbedding(FactoredEmbedding):
     Args:
         num_embeddings: N, all rows of the dictionary.
         embedding_dim: d.
-        padding_idx: row that starts at zero and never receives a gradient, neither from the
-            look-up nor from the softmax.
-        excluded_rows: further rows that no penalty or measure should count (``madeupword0000``).
+        padding_idx: row that starts at zero and never receives a gradient.
+        excluded_rows: further rows that penalties and measures leave out (``madeupword0000``).
         counts: c_k, one for each row; ``None`` starts every length at the mean that v gives a
             plain table, which is weight normalisation without the paper's initialisation.
         sigma: length of a vector per log count, above 0.
@@ -57,8 +59,44 @@ class WeightNormEmbedding(FactoredEmbedding):
 
     Raises:
         ConfigurationError: an option outside its range, or not one count for each row.
-        DataError: counts that say nothing.
+        DataError: no word is counted more than once.
     """
+
+    kind = "weight-norm"
+    summary = "lengths and directions"
+    entries = ("v", "g")
+    options = (
+        Option(
+            "sigma",
+            "weight_norm_init_sigma",
+            float,
+            0.5,
+            "sigma: a weight-norm table's vectors start with length sigma log(count); the paper's "
+            "0.5 is for LSTMs, a Transformer does better with 0.15",
+        ),
+        Option(
+            "init_range",
+            "weight_norm_init_range",
+            float,
+            0.1,
+            "r: initial directions of a weight-norm table are drawn uniformly from [-r, r]",
+        ),
+        Option(
+            "gamma",
+            "weight_norm_gradient_scale",
+            float,
+            0.1,
+            "gamma: factor that the gradient of a weight-norm table's lengths has fallen to after "
+            "tau epochs",
+        ),
+        Option(
+            "tau",
+            "weight_norm_gradient_epochs",
+            float,
+            100.0,
+            "tau: epochs over which the gradient of a weight-norm table's lengths falls linearly",
+        ),
+    )
 
     excluded_rows: Tensor
 
@@ -75,19 +113,19 @@ class WeightNormEmbedding(FactoredEmbedding):
         gamma: float = 0.1,
         tau: float = 100.0,
     ) -> None:
-        super().__init__()
-        for name, value, low in (("sigma", sigma, 0.0), ("r", init_range, 0.0), ("tau", tau, 0.0)):
-            if not (math.isfinite(value) and value > low):
+        super().__init__(num_embeddings, embedding_dim, padding_idx, excluded_rows)
+        for name, value in (("sigma", sigma), ("init_range", init_range), ("tau", tau)):
+            if not (math.isfinite(value) and value > 0):
                 raise ConfigurationError(
-                    f"{name} of the weight-norm initialisation to be a finite number above 0",
+                    f"`{name}` of a weight-norm table to be a finite number above 0",
                     repr(value),
-                    "Correct it.",
+                    f"Correct `{name}`.",
                 )
         if not 0 <= gamma <= 1:
             raise ConfigurationError(
-                "gamma of the weight-norm schedule to lie between 0 and 1",
+                "`gamma` of a weight-norm table to lie between 0 and 1",
                 repr(gamma),
-                "Correct it: 1 keeps the gradient as it is, 0 stops it after tau epochs.",
+                "Correct `gamma`: 1 keeps the gradient as it is, 0 stops it after tau epochs.",
             )
         if counts is not None and len(counts) != num_embeddings:
             raise ConfigurationError(
@@ -95,15 +133,10 @@ class WeightNormEmbedding(FactoredEmbedding):
                 f"{len(counts)} counts",
                 "Pass the counts of the dictionary that the table is for.",
             )
-        self.num_embeddings = num_embeddings
-        self.embedding_dim = embedding_dim
-        self.padding_idx = padding_idx
         self.sigma, self.init_range, self.gamma, self.tau = sigma, init_range, gamma, tau
         self.epoch = 0
         self.g = nn.Parameter(torch.zeros(num_embeddings))
         self.v = nn.Parameter(torch.zeros(num_embeddings, embedding_dim))
-        excluded = sorted({padding_idx, *excluded_rows})
-        self.register_buffer("excluded_rows", torch.tensor(excluded), persistent=False)
         self.reset_parameters(counts)
         self._register_hooks()
 
@@ -119,30 +152,26 @@ class WeightNormEmbedding(FactoredEmbedding):
         self.v[self.padding_idx] = 0
 
     @classmethod
-    def from_dense(
-        cls, weight: Tensor, padding_idx: int, excluded_rows: Sequence[int] = ()
-    ) -> "WeightNormEmbedding":
-        """The table whose product equals ``weight``, shape (N, d), to float precision."""
-        table = cls(weight.size(0), weight.size(1), padding_idx, excluded_rows)
-        table.load_state_dict(table.factor(weight))
-        return table
+    def build(cls, spec: TableSpec, **options: Any) -> "WeightNormEmbedding":
+        """A new table whose lengths start from the counts, whatever the architecture's range."""
+        return cls(*spec[:4], counts=spec.counts, **options)
 
     @torch.no_grad()
     def factor(self, weight: Tensor) -> Dict[str, Tensor]:
-        """The state dict of this table that equals a dense one; deterministic.
+        """The state dict with which this table equals a dense one; deterministic.
 
-        v is the dense table itself, so that a step on it turns a vector as far as it would turn
-        the plain one.
+        v is the dense table itself, so that an optimiser step on v turns a vector as far as the
+        same step on the plain table.
 
         Args:
-            weight: shape (N, d).
+            weight: W, shape (N, d).
 
         Returns:
-            The entries of :meth:`state_dict`.
+            The two entries.
         """
         v = weight.detach().clone().contiguous()
         g = torch.linalg.vector_norm(v.double(), dim=1)
-        # Without a direction a zero vector could never move again; padding must not.
+        # A zero vector has no direction and could never move again. The padding row must not move.
         unmoved = g == 0
         unmoved[self.padding_idx] = False
         v[unmoved] = self.init_range
@@ -154,34 +183,44 @@ class WeightNormEmbedding(FactoredEmbedding):
         g = F.embedding(tokens, self.g.unsqueeze(1), self.padding_idx)  # [*, 1]
         return v * (g / _lengths(v))
 
-    def project(self, features: Tensor) -> Tensor:
-        """Logits W h of ``features`` h, shape (*, d): shape (*, N).
-
-        The lengths multiply whichever is smaller: the logits of a few tokens, h'v_k g_k/||v_k||,
-        as in decoding, or the table, which saves a copy of the logits in training.
-        """
-        scale = self.g.unsqueeze(1) / _lengths(self.v)  # [N, 1]
-        if features.numel() < self.embedding_dim * self.embedding_dim:
-            return F.linear(features, self.v) * scale.squeeze(1)
-        return F.linear(features, self.v * scale)
-
     def operands(self, features: Tensor) -> Tuple[Tensor, Tensor]:
-        """(h, W) of ``features`` h: what a loss multiplies, block by block."""
-        return features, self.weight
+        """(h, W) of ``features`` h, shape (*, d)."""
+        return features, self.dense()
 
-    @property
-    def weight(self) -> Tensor:
-        """The dense table W, shape (N, d), built anew at each call."""
+    def project(self, features: Tensor, bias: Optional[Tensor] = None) -> Tensor:
+        """Logits W h + b of ``features`` h, shape (*, d), and ``bias`` b, shape (N,).
+
+        g_k / ||v_k|| multiplies whichever is smaller: the logits h'v_k of a few tokens, as in
+        decoding, or the N x d table, which saves a copy of the logits in training.
+
+        Returns:
+            Shape (*, N).
+        """
+        if features.numel() >= self.embedding_dim * self.embedding_dim:
+            return F.linear(features, self.dense(), bias)
+        scale = self.g / _lengths(self.v).squeeze(1)  # [N]
+        logits = F.linear(features, self.v) * scale  # [*, N]
+        return logits if bias is None else logits + bias
+
+    def dense(self) -> Tensor:
+        """The matrix W, shape (N, d), differentiable, computed anew at each call."""
         return self.v * (self.g.unsqueeze(1) / _lengths(self.v))
+
+    @classmethod
+    def dense_rows(cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """``rows`` of W_k = g_k v_k / ||v_k||, shape (n, d); a zero v_k gives a zero row."""
+        v, g = entries["v"][rows].to(dtype), entries["g"][rows].to(dtype)
+        lengths = torch.linalg.vector_norm(v, dim=1).clamp(min=MIN_LENGTH)
+        return v * (g / lengths).unsqueeze(1)
 
     def norms(self) -> Tensor:
         """||W_k|| = |g_k|, float32, shape (N,)."""
         return self.g.float().abs()
 
     def set_epoch(self, epoch: int) -> None:
-        """fairseq's hook: the epoch that begins, counted from 1.
+        """Take note of the epoch that begins, counted from 1; fairseq calls this.
 
-        The schedule has no other state, so a run resumed in its middle goes on where it was.
+        The schedule has no other state, so a resumed run continues where it stopped.
         """
         self.epoch = epoch
 
@@ -202,8 +241,11 @@ class WeightNormEmbedding(FactoredEmbedding):
         return grad
 
 
-def _lengths(v: Tensor, shortest: float = SHORTEST, shortest_half: float = SHORTEST_HALF) -> Tensor:
-    """||v_k|| over the last dimension, kept, and never so short that it cannot divide."""
+def _lengths(
+    v: Tensor, shortest: float = MIN_LENGTH, shortest_float16: float = MIN_LENGTH_FLOAT16
+) -> Tensor:
+    """||v_k|| along the last dimension, which is kept, bounded from below."""
+    # The bounds are defaults because TorchScript does not see the module's constants.
     if v.dtype == torch.float16:
-        shortest = shortest_half
+        shortest = shortest_float16
     return torch.linalg.vector_norm(v, dim=-1, keepdim=True).clamp(min=shortest)

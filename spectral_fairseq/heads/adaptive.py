@@ -1,32 +1,56 @@
-"""The adaptive softmax as output layer, over a table that may be stored in factors.
+"""The adaptive softmax as output layer, over a table of any kind.
 
-See :mod:`spectral_fairseq.functional.losses.adaptive_softmax` for the distribution and its loss.
+Grave, Joulin, Cisse, Grangier, Jegou: "Efficient softmax approximation for GPUs", ICML 2017,
+https://arxiv.org/abs/1609.04309. See :mod:`spectral_fairseq.functional.losses.adaptive_softmax`
+for the distribution and its loss.
 """
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
+from spectral_fairseq.embeddings.base import Table
+from spectral_fairseq.embeddings.option import Option
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.losses.adaptive_softmax import (
     adaptive_cross_entropy,
     adaptive_log_probabilities,
     check_cutoffs,
 )
-from spectral_fairseq.heads.base import Head
+from spectral_fairseq.heads.base import Head, HeadSpec, without_ignored
+
+# Of Transformer-XL on WikiText-103.
+PUBLISHED_CUTOFFS = "20000,40000,200000"
+
+
+def parse_cutoffs(text: Optional[str]) -> List[int]:
+    """The cutoffs in a text such as ``20000,40000``; ``None`` stands for the published ones.
+
+    Raises:
+        ConfigurationError: ``text`` is not a list of whole numbers.
+    """
+    text = PUBLISHED_CUTOFFS if text is None else text
+    try:
+        return [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        raise ConfigurationError(
+            "`cutoffs` to be whole numbers separated by commas",
+            repr(text),
+            f"Correct `cutoffs`, for example: {PUBLISHED_CUTOFFS}.",
+        ) from None
 
 
 class AdaptiveSoftmaxHead(Head):
-    """Log-probabilities by way of clusters of words, from one table cut at the cutoffs.
+    """Log-probabilities through clusters of words, over one table that is cut at the cutoffs.
 
     The dictionary must list its words in order of falling frequency, as fairseq-preprocess does.
-    Each cluster has a vector and a bias of its own beside the table, each word a bias.
+    Each cluster has a vector and a bias beside the table, and each word has a bias.
 
     Args:
-        table: one of :mod:`spectral_fairseq.embeddings`; it may be shared with look-ups.
+        table: W, which look-ups may share.
         cutoffs: first word of each cluster, rising: 20000, 40000, 200000 cut 267,735 words into
             a head of 20,000 words and three clusters.
         init_std: the clusters' vectors start from N(0, init_std).
@@ -35,11 +59,24 @@ class AdaptiveSoftmaxHead(Head):
         ConfigurationError: cutoffs that do not rise, or reach the size of the table.
     """
 
-    # Scores of all words for all tokens are what it exists to avoid.
+    kind = "adaptive"
+    summary = "an adaptive softmax"
+    options = (
+        Option(
+            "cutoffs",
+            "adaptive_softmax_cutoff",
+            Optional[str],
+            None,
+            "first word of each cluster of the adaptive softmax, comma separated; "
+            f"{PUBLISHED_CUTOFFS} for a softmax head if unset, '' for a full softmax",
+            parse=parse_cutoffs,
+        ),
+    )
+    # The clusters exist so that nobody computes the scores of all words for all tokens.
     own_loss = True
     own_loss_in_evaluation = True
 
-    def __init__(self, table: Any, cutoffs: Sequence[int], init_std: float = 0.02) -> None:
+    def __init__(self, table: Table, cutoffs: Sequence[int], init_std: float = 0.02) -> None:
         super().__init__(table)
         self.cutoffs = check_cutoffs(cutoffs, table.num_embeddings)
         self.cluster_weight = nn.Parameter(
@@ -47,6 +84,11 @@ class AdaptiveSoftmaxHead(Head):
         )
         self.cluster_bias = nn.Parameter(torch.zeros(len(self.cutoffs)))
         self.bias = nn.Parameter(torch.zeros(table.num_embeddings))
+
+    @classmethod
+    def build(cls, table: Table, spec: HeadSpec, **options: Any) -> AdaptiveSoftmaxHead:
+        """A new head; the features must be as wide as the table, and it always has a bias."""
+        return cls(table, init_std=spec.init_std, **options)
 
     def forward(self, features: Tensor) -> Tensor:
         """log P of ``features``, shape (*, d): shape (*, N), float32, in vocabulary order.
@@ -64,33 +106,31 @@ class AdaptiveSoftmaxHead(Head):
         label_smoothing: float = 0.0,
         ignore_index: Optional[int] = None,
     ) -> Tuple[Tensor, Tensor]:
-        """As in the base, from the head and the clusters of the targets alone.
+        """Cross entropy from the head and the clusters of the targets; see :meth:`Head.loss`.
 
         Raises:
             ConfigurationError: label smoothing, which needs the probability of every word.
         """
         self.check_label_smoothing(label_smoothing)
-        features, targets = features.flatten(0, -2), targets.flatten()
-        if ignore_index is not None:
-            kept = targets.ne(ignore_index)
-            features, targets = features[kept], targets[kept]
+        features, targets = without_ignored(features, targets, ignore_index)
         contexts, matrix = self.table.operands(features)
         clusters = self._cluster_scores(features)
         nll = adaptive_cross_entropy(contexts, clusters, targets, matrix, self.bias, self.cutoffs)
         return nll, nll.detach()
 
     def check_label_smoothing(self, label_smoothing: float) -> None:
-        """As in the base.
+        """Raise an error if labels are to be smoothed.
 
         Raises:
-            ConfigurationError: any, since it needs the probability of every word.
+            ConfigurationError: ``label_smoothing`` is not 0. It needs the probability of every
+                word, which the clusters avoid.
         """
         if label_smoothing:
             raise ConfigurationError(
-                "--label-smoothing 0 with an adaptive softmax",
+                "`label_smoothing` 0 with an adaptive softmax",
                 repr(label_smoothing),
-                "Drop the flag, or use a full softmax (--adaptive-softmax-cutoff ''): smoothing "
-                "needs every word's probability, which is what the clusters save.",
+                "Use 0, or a full softmax (empty `cutoffs`): smoothing needs the probability of "
+                "every word, which the clusters avoid computing.",
             )
 
     def extra_repr(self) -> str:

@@ -1,29 +1,68 @@
-"""What every output layer shares: a table, and a loss computed without holding the scores."""
+"""The base class of output layers: a table, scores, and a loss that never holds all scores."""
 
 # No "from __future__ import annotations" here: TorchScript reads the annotations.
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, ClassVar, Dict, NamedTuple, Optional, Tuple
 
 from torch import Tensor, nn
 
+from spectral_fairseq.embeddings.base import Table
+from spectral_fairseq.embeddings.option import Option
 
-class Head(nn.Module):
-    """Base of the output layers.
 
-    Args:
-        table: one of :mod:`spectral_fairseq.embeddings`; it may be shared with look-ups.
+class HeadSpec(NamedTuple):
+    """What an output layer is built for, whatever its kind.
 
     Attributes:
-        own_loss: whether criterions take :meth:`loss` without being told to.
-        own_loss_in_evaluation: whether they do so in validation too, because scores of all words
-            for a batch would not fit.
+        input_dim: d_h, width of the features.
+        bias: give the scores a bias.
+        locked_dim: dimension of the features along which one dropout mask holds; ``None`` draws a
+            mask for every position.
+        init_std: standard deviation of the architecture's initial weights.
     """
 
-    own_loss = False
-    own_loss_in_evaluation = False
+    input_dim: int
+    bias: bool = False
+    locked_dim: Optional[int] = None
+    init_std: float = 0.02
 
-    def __init__(self, table: Any) -> None:
+
+class Head(nn.Module):
+    """Base class of output layers, which map features to scores of all words.
+
+    Args:
+        table: W, which look-ups may share.
+
+    Class attributes:
+        kind: name of the kind of head, one of the choices of ``output_head``.
+        summary: the kind in a few words.
+        options: arguments that users choose.
+        any_width: whether the features may be wider or narrower than the table.
+        own_loss: whether criterions take :meth:`loss` in training without being told to.
+        own_loss_in_evaluation: whether they take it in validation too, because the scores of all
+            words for a batch would not fit into memory.
+    """
+
+    kind: ClassVar[str]
+    summary: ClassVar[str]
+    options: ClassVar[Tuple[Option, ...]] = ()
+    any_width: ClassVar[bool] = False
+    own_loss: ClassVar[bool] = False
+    own_loss_in_evaluation: ClassVar[bool] = False
+
+    def __init__(self, table: Table) -> None:
         super().__init__()
         self.table = table
+
+    @classmethod
+    def build(cls, table: Table, spec: HeadSpec, **options: Any) -> "Head":
+        """A new head.
+
+        Args:
+            table: W.
+            spec: what the head is for.
+            **options: the arguments that :attr:`options` declares.
+        """
+        raise NotImplementedError
 
     def loss(
         self,
@@ -32,13 +71,13 @@ class Head(nn.Module):
         label_smoothing: float = 0.0,
         ignore_index: Optional[int] = None,
     ) -> Tuple[Tensor, Tensor]:
-        """Label-smoothed cross entropy, with blocks of scores only.
+        """Label-smoothed cross entropy, computed from blocks of scores.
 
         Args:
             features: shape (*, d_h).
             targets: shape (*).
             label_smoothing: eps, as fairseq's ``label_smoothed_cross_entropy`` spreads it.
-            ignore_index: target whose positions count for nothing.
+            ignore_index: targets with this value contribute zero.
 
         Returns:
             loss_sum and nll_sum, in nats, float32; only loss_sum has a gradient.
@@ -46,14 +85,26 @@ class Head(nn.Module):
         raise NotImplementedError
 
     def check_label_smoothing(self, label_smoothing: float) -> None:
-        """Refuse what :meth:`loss` cannot smooth with, before training starts."""
+        """Raise an error, before training starts, if :meth:`loss` cannot smooth labels."""
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        """fairseq's hook: a plain checkpoint keeps the output table as ``weight`` of a Linear.
+        """Rename the output table of a plain checkpoint; fairseq calls this.
 
-        The host's decoder also adds that key to checkpoints of ours whose shared table is plain.
+        A plain checkpoint keeps the table as ``weight`` of a Linear. fairseq's decoder also adds
+        that key to this package's checkpoints if their shared table is plain.
         """
         weight = state_dict.pop(f"{name}.weight", None)
-        ours = any(key.startswith(f"{name}.table.") for key in state_dict)
-        if weight is not None and not ours:
+        has_table = any(key.startswith(f"{name}.table.") for key in state_dict)
+        if weight is not None and not has_table:
             state_dict[f"{name}.table.weight"] = weight
+
+
+def without_ignored(
+    features: Tensor, targets: Tensor, ignore_index: Optional[int]
+) -> Tuple[Tensor, Tensor]:
+    """The positions whose target counts: features, shape (T, d_h), and targets, shape (T,)."""
+    features, targets = features.flatten(0, -2), targets.flatten()
+    if ignore_index is None:
+        return features, targets
+    kept = targets.ne(ignore_index)
+    return features[kept], targets[kept]

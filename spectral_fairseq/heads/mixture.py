@@ -1,15 +1,17 @@
-"""Mixture of softmaxes and mixture of contexts as output layers.
+"""Mixture of softmaxes (MoS) and mixture of contexts (MoC) as output layers.
 
-Yang, Dai, Salakhutdinov, Cohen, ICLR 2018, sections 2.4 and 2.5. From features g of d_h
-dimensions, over a table W of N words and d dimensions, usually that of the input embedding:
+Yang, Dai, Salakhutdinov, Cohen: "Breaking the Softmax Bottleneck: A High-Rank RNN Language Model",
+ICLR 2018, sections 2.4 and 2.5, https://arxiv.org/abs/1711.03953. From features g of d_h
+dimensions, with a table W of N words and d dimensions, which is usually that of the input
+embedding:
 
     pi  = softmax(W_pi g)                       prior, K values, no bias
-    h_k = dropout(s tanh(P_k g + c_k))          contexts, k = 1..K; a dropout mask an expert
+    h_k = dropout(s tanh(P_k g + c_k))          contexts, k = 1..K, each with its own dropout mask
     MoS:  P(v) = sum_k pi_k softmax(W h_k + b)_v
     MoC:  P(v) = softmax(W sum_k pi_k h_k + b)_v
 
-The scale s is 1 in the paper, whose features come from an LSTM, bounded by 1 as the tanh is. What
-a Transformer hands to its output layer is not: there a larger s learns much faster, see
+The scale s is 1 in the paper, whose features come from an LSTM and are bounded by 1, as tanh is.
+The features of a Transformer are larger, and with a larger s it learns much faster: see
 ``docs/mixtures.md``.
 """
 
@@ -22,6 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.jit import Final
 
+from spectral_fairseq.embeddings.base import Table
+from spectral_fairseq.embeddings.option import Option
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.locked_dropout import locked_dropout
 from spectral_fairseq.functional.losses.blockwise import blockwise_cross_entropy
@@ -31,17 +35,18 @@ from spectral_fairseq.functional.losses.mixture import (
     mixture_cross_entropy,
     mixture_of_contexts,
 )
-from spectral_fairseq.heads.base import Head
+from spectral_fairseq.heads.base import Head, HeadSpec, without_ignored
 
 
 class MixtureHead(Head):
-    """What the two mixtures share: prior, contexts and the table.
+    """Base class of the two mixtures: prior, contexts and table.
 
     Args:
-        table: one of :mod:`spectral_fairseq.embeddings`; it may be shared with look-ups.
-        input_dim: d_h, of the features.
-        components: K.
-        dropout: of the contexts, each expert's apart from the others'; the prior sees none.
+        table: W, which look-ups may share.
+        input_dim: d_h, width of the features.
+        components: K, number of experts.
+        dropout: probability with which an entry of a context is dropped; each expert has its own
+            mask. The prior has no dropout.
         bias: give the scores a bias b, shape (N,), zero at the start.
         locked_dim: dimension of the features along which one dropout mask holds (the time axis of
             a recurrent network, 0 for features of shape (time, batch, d_h)); ``None`` draws a mask
@@ -52,6 +57,32 @@ class MixtureHead(Head):
         ConfigurationError: K < 1, a dropout outside [0, 1), or a scale that is not positive.
     """
 
+    options = (
+        Option(
+            "components",
+            "mixture_components",
+            int,
+            15,
+            "K: number of experts of a mixture output head",
+        ),
+        Option(
+            "dropout",
+            "mixture_dropout",
+            float,
+            0.0,
+            "dropout of a mixture's contexts, with a mask for each expert",
+        ),
+        Option(
+            "context_scale",
+            "mixture_context_scale",
+            float,
+            1.0,
+            "s of a mixture's contexts s tanh(.); the paper's is 1, and a Transformer learns much "
+            "faster with 4",
+        ),
+    )
+    any_width = True
+
     own_loss = True
 
     components: Final[int]
@@ -61,7 +92,7 @@ class MixtureHead(Head):
 
     def __init__(
         self,
-        table: Any,
+        table: Table,
         input_dim: int,
         components: int,
         dropout: float = 0.0,
@@ -73,19 +104,19 @@ class MixtureHead(Head):
         super().__init__(table)
         if components < 1:
             raise ConfigurationError(
-                "--mixture-components to be 1 or more",
+                "`components` to be 1 or more",
                 repr(components),
-                "Choose K >= 1 (the paper's is 15), or --output-head softmax for no mixture.",
+                "Choose K >= 1 (the paper's is 15), or `SoftmaxHead` for no mixture.",
             )
         if not 0.0 <= dropout < 1.0:
             raise ConfigurationError(
-                "--mixture-dropout in [0, 1)", repr(dropout), "Choose a value in that range."
+                "`dropout` in [0, 1)", repr(dropout), "Choose a value in that range."
             )
         if not 0.0 < context_scale < math.inf:
             raise ConfigurationError(
-                "--mixture-context-scale to be a number above 0",
+                "`context_scale` to be a number above 0",
                 repr(context_scale),
-                "Use 1, the paper's, or more; 4 did well with a Transformer.",
+                "Use 1, the paper's value, or more; 4 did well with a Transformer.",
             )
         self.components = components
         self.dropout = dropout
@@ -98,6 +129,11 @@ class MixtureHead(Head):
             self.bias = nn.Parameter(torch.zeros(table.num_embeddings))
         else:
             self.register_parameter("bias", None)
+
+    @classmethod
+    def build(cls, table: Table, spec: HeadSpec, **options: Any) -> "MixtureHead":
+        """A new head for features of any width."""
+        return cls(table, spec.input_dim, bias=spec.bias, locked_dim=spec.locked_dim, **options)
 
     def log_prior(self, features: Tensor) -> Tensor:
         """log pi of ``features``, shape (*, d_h): shape (*, K), float32 at least."""
@@ -124,28 +160,31 @@ class MixtureHead(Head):
         label_smoothing: float = 0.0,
         ignore_index: Optional[int] = None,
     ) -> Tuple[Tensor, Tensor]:
-        """As in the base: neither tokens x N nor tokens x K x N is ever held."""
+        """Cross entropy that holds neither tokens x N nor tokens x K x N; see :meth:`Head.loss`."""
         if self.locked_dim is None:
-            # A mask that does not outlive its position: padding need not reach the contexts.
-            features, targets = features.flatten(0, -2), targets.flatten()
-            if ignore_index is not None:
-                kept = targets.ne(ignore_index)
-                features, targets = features[kept], targets[kept]
+            # Each position has a dropout mask of its own, so padding can be removed first.
+            features, targets = without_ignored(features, targets, ignore_index)
         contexts = self.contexts(features).flatten(0, -3)  # [T, K, d]
         log_prior = self.log_prior(features).flatten(0, -2)  # [T, K]
         return self.mixed_loss(
-            contexts, log_prior, targets.flatten(), label_smoothing, ignore_index
+            contexts,
+            log_prior,
+            targets.flatten(),
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
         )
 
     def mixed_loss(
-        self,
-        contexts: Tensor,
-        log_prior: Tensor,
-        targets: Tensor,
-        label_smoothing: float,
-        ignore_index: Optional[int],
+        self, contexts: Tensor, log_prior: Tensor, targets: Tensor, **smoothing: Any
     ) -> Tuple[Tensor, Tensor]:
-        """The loss from contexts, shape (T, K, d), prior, (T, K), and targets, (T,)."""
+        """The loss of a mixture.
+
+        Args:
+            contexts: h_k, shape (T, K, d).
+            log_prior: log pi, shape (T, K).
+            targets: shape (T,).
+            **smoothing: ``label_smoothing`` and ``ignore_index`` of :meth:`loss`.
+        """
         raise NotImplementedError
 
     def extra_repr(self) -> str:
@@ -157,7 +196,10 @@ class MixtureHead(Head):
 
 
 class MixtureOfSoftmaxes(MixtureHead):
-    """MoS: the experts' distributions are mixed, so that log P is not bound to rank d."""
+    """MoS: mixes the distributions of the experts, so that log P is not bound to rank d."""
+
+    kind = "mos"
+    summary = "a mixture of softmaxes"
 
     def forward(self, features: Tensor) -> Tensor:
         """The log-mixture of ``features``, shape (*, d_h): shape (*, N), float32.
@@ -171,53 +213,30 @@ class MixtureOfSoftmaxes(MixtureHead):
         return log_mixture(contexts, log_prior, matrix, self.bias)
 
     def mixed_loss(
-        self,
-        contexts: Tensor,
-        log_prior: Tensor,
-        targets: Tensor,
-        label_smoothing: float,
-        ignore_index: Optional[int],
+        self, contexts: Tensor, log_prior: Tensor, targets: Tensor, **smoothing: Any
     ) -> Tuple[Tensor, Tensor]:
-        """As in the base."""
+        """Cross entropy of the log-mixture; see :meth:`MixtureHead.mixed_loss`."""
         contexts, matrix = self.table.operands(contexts)
-        return mixture_cross_entropy(
-            contexts,
-            log_prior,
-            targets,
-            matrix,
-            self.bias,
-            label_smoothing=label_smoothing,
-            ignore_index=ignore_index,
-        )
+        return mixture_cross_entropy(contexts, log_prior, targets, matrix, self.bias, **smoothing)
 
 
 class MixtureOfContexts(MixtureHead):
-    """MoC: the contexts are mixed before one softmax; the paper's low-rank baseline."""
+    """MoC: mixes the contexts before one softmax; the paper's low-rank baseline."""
+
+    kind = "moc"
+    summary = "a mixture of contexts"
 
     def forward(self, features: Tensor) -> Tensor:
         """log P of ``features``, shape (*, d_h): shape (*, N), float32."""
         mixed = mixture_of_contexts(self.contexts(features), self.log_prior(features))  # [*, d]
-        mixed, matrix = self.table.operands(mixed)
-        scores = F.linear(mixed, matrix, self.bias)
+        scores = self.table.project(mixed, self.bias)
         if scores.dtype != torch.float64:
             scores = scores.float()
         return torch.log_softmax(scores, -1)
 
     def mixed_loss(
-        self,
-        contexts: Tensor,
-        log_prior: Tensor,
-        targets: Tensor,
-        label_smoothing: float,
-        ignore_index: Optional[int],
+        self, contexts: Tensor, log_prior: Tensor, targets: Tensor, **smoothing: Any
     ) -> Tuple[Tensor, Tensor]:
-        """As in the base."""
+        """Cross entropy of one softmax; see :meth:`MixtureHead.mixed_loss`."""
         mixed, matrix = self.table.operands(mixture_of_contexts(contexts, log_prior))
-        return blockwise_cross_entropy(
-            mixed,
-            targets,
-            matrix,
-            self.bias,
-            label_smoothing=label_smoothing,
-            ignore_index=ignore_index,
-        )
+        return blockwise_cross_entropy(mixed, targets, matrix, self.bias, **smoothing)

@@ -1,37 +1,44 @@
-"""The single softmax, p(y | h) = softmax(W h + b)_y, over a table that may be stored in factors."""
+"""The single softmax, p(y | h) = softmax(W h + b)_y, over a table of any kind."""
 
 # No "from __future__ import annotations" here: TorchScript reads the annotations.
 from typing import Any, Optional, Tuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spectral_fairseq.embeddings.base import Table
 from spectral_fairseq.functional.losses.blockwise import blockwise_cross_entropy
-from spectral_fairseq.heads.base import Head
+from spectral_fairseq.heads.base import Head, HeadSpec
 
 
 class SoftmaxHead(Head):
-    """Logits of hidden states through a table's own product.
+    """Logits of hidden states.
 
     Args:
-        table: one of :mod:`spectral_fairseq.embeddings`; it may be shared with look-ups.
+        table: W, which look-ups may share.
         bias: give the logits a bias b, shape (N,), zero at the start.
     """
 
+    kind = "softmax"
+    summary = "one softmax"
+
     bias: Optional[Tensor]
 
-    def __init__(self, table: Any, *, bias: bool = False) -> None:
+    def __init__(self, table: Table, *, bias: bool = False) -> None:
         super().__init__(table)
         if bias:
             self.bias = nn.Parameter(torch.zeros(table.num_embeddings))
         else:
             self.register_parameter("bias", None)
 
+    @classmethod
+    def build(cls, table: Table, spec: HeadSpec, **options: Any) -> "SoftmaxHead":
+        """A new head; the features must be as wide as the table."""
+        return cls(table, bias=spec.bias, **options)
+
     def forward(self, features: Tensor) -> Tensor:
         """Logits, shape (*, N), of ``features``, shape (*, d)."""
-        rows, matrix = self.table.operands(features)
-        return F.linear(rows, matrix, self.bias)
+        return self.table.project(features, self.bias)
 
     def loss(
         self,
@@ -40,7 +47,7 @@ class SoftmaxHead(Head):
         label_smoothing: float = 0.0,
         ignore_index: Optional[int] = None,
     ) -> Tuple[Tensor, Tensor]:
-        """As in the base."""
+        """Label-smoothed cross entropy; see :meth:`Head.loss`."""
         rows, matrix = self.table.operands(features.flatten(0, -2))
         return blockwise_cross_entropy(
             rows,

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.locked_dropout import locked_dropout
 from spectral_fairseq.functional.word_dropout import word_dropout
@@ -102,7 +103,7 @@ class AWDLSTM(nn.Module):
 
     def __init__(
         self,
-        embed_tokens: Any,
+        embed_tokens: Table,
         hidden_dim: int,
         last_dim: int,
         layers: int,

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.lm.ranges import check_probabilities, check_sizes
 from spectral_fairseq.lm.relative_attention import (
@@ -124,7 +125,7 @@ class TransformerXL(nn.Module):
 
     def __init__(
         self,
-        embed_tokens: Any,
+        embed_tokens: Table,
         layers: int,
         heads: int,
         head_dim: int,

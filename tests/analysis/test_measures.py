@@ -16,7 +16,7 @@ from spectral_fairseq.analysis.measures import (
 )
 from spectral_fairseq.analysis.progress import SHARES, Progress
 from spectral_fairseq.checkpoints.dictionary import read_dictionary
-from spectral_fairseq.checkpoints.tables import Table, extract_table
+from spectral_fairseq.checkpoints.tables import StoredTable, extract_table
 from spectral_fairseq.errors import ConfigurationError, DataError
 from tests.checkpoints.made import cone, entries, save_dictionary, with_padding
 from tests.reference import isoscore as naive_isoscore
@@ -28,7 +28,9 @@ BINNED = {"cosine_std", "cosine_p05", "cosine_p50", "cosine_p95"}
 
 def table_of(rows):
     """A table without padding, in the rows' own precision."""
-    return Table("t", ["t"], "plain", rows, torch.arange(len(rows)), len(rows), str(rows.dtype))
+    return StoredTable(
+        "t", ["t"], "plain", rows, torch.arange(len(rows)), len(rows), str(rows.dtype)
+    )
 
 
 def measured(rows, **options):

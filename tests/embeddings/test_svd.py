@@ -1,5 +1,4 @@
 import copy
-import pickle
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.penalties.orthogonality import orthogonality_penalty
 from spectral_fairseq.functional.penalties.spectrum import spectrum_penalty
-from spectral_fairseq.heads.softmax import SoftmaxHead
 
 PAD, FILLERS = 1, (35, 36)
 
@@ -47,23 +45,6 @@ def test_stored_factors_have_the_scale_of_a_plain_table():
     torch.testing.assert_close(module.sigma.square().mean(), torch.tensor(1.0))
 
 
-@pytest.mark.parametrize("shape", [(1,), (3, 4), (2, 0)])
-def test_look_up_equals_the_dense_table(shape):
-    module = table()
-    tokens = torch.randint(0, 37, shape)
-    expected = module.weight.double()[tokens]
-    torch.testing.assert_close(module(tokens).double(), expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 7, 5)])
-def test_logits_equal_the_dense_product(shape):
-    module = table()
-    features = torch.randn(shape)
-    expected = features.double() @ module.weight.double().t()
-    actual = SoftmaxHead(module)(features)
-    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
-
-
 def test_gradients_equal_those_of_the_dense_product():
     module = table().double()
     other = copy.deepcopy(module)
@@ -80,19 +61,6 @@ def test_gradients_equal_those_of_the_dense_product():
         torch.testing.assert_close(getattr(module, name).grad, getattr(other, name).grad)
 
 
-def test_gradcheck():
-    torch.manual_seed(0)
-    module = SVDEmbedding(12, 3, PAD).double()
-    features, tokens = torch.randn(2, 3, dtype=torch.float64), torch.tensor([4, 4, 0])
-
-    def loss(*_):  # gradcheck perturbs the parameters in place
-        # Without the padding column: its gradient is masked on purpose.
-        return module.project(features)[:, PAD + 1 :].exp().sum() + module(tokens).pow(3).sum()
-
-    parameters = (module.U, module.sigma, module.V)
-    assert torch.autograd.gradcheck(loss, parameters, check_undefined_grad=False)
-
-
 def test_padding_row_stays_zero_where_the_softmax_would_move_it():
     module = table()
     optimiser = torch.optim.Adam(module.parameters(), lr=0.1)
@@ -106,10 +74,9 @@ def test_padding_row_stays_zero_where_the_softmax_would_move_it():
 
 
 @pytest.mark.parametrize("n, d", [(37, 5), (130, 123)])
-def test_from_a_dense_table_and_back_to_float_precision(n, d):
+def test_the_factors_of_a_dense_table_are_orthonormal(n, d):
     weight = dense(n, d, dtype=torch.float32)
     module = SVDEmbedding.from_dense(weight, PAD, excluded_rows=(n - 1,))
-    torch.testing.assert_close(module.weight, weight, rtol=1e-5, atol=2e-6)
     u_gram, v_gram = module.grams()
     assert float(orthogonality_penalty(u_gram, v_gram, (1, 1, 1, 1))) < 1e-6
     # An automatic c1 now means the norm of the table that was given.
@@ -125,32 +92,9 @@ def test_from_a_rank_deficient_table_whose_padding_row_lies_outside():
     torch.testing.assert_close(module.weight, weight.float(), rtol=1e-5, atol=2e-6)
 
 
-def test_a_plain_checkpoint_is_factored_alike_under_each_name():
-    module = table()
-    weight = dense(dtype=torch.float32)
-    state = {"encoder.weight": weight, "decoder.weight": weight.clone(), "other": weight}
-    for name in ("encoder", "decoder"):
-        module.upgrade_state_dict_named(state, name)
-    assert "encoder.weight" not in state and "other" in state
-    for key in module.state_dict():
-        assert torch.equal(state[f"encoder.{key}"], state[f"decoder.{key}"])
-    module.load_state_dict(
-        {k[len("encoder.") :]: v for k, v in state.items() if k.startswith("encoder.")}
-    )
-    torch.testing.assert_close(module.weight, weight, rtol=1e-5, atol=2e-6)
-
-
 def test_fewer_words_than_dimensions_is_refused():
     with pytest.raises(ConfigurationError, match="N = 34 .* d = 35"):
         SVDEmbedding(37, 35, PAD, FILLERS)
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-def test_a_copy_gives_its_padding_row_no_gradient_either(copied, frozen):
-    module = copied(table().requires_grad_(not frozen)).requires_grad_(True)
-    module.project(torch.randn(3, module.embedding_dim)).logsumexp(1).sum().backward()
-    assert module.U.grad.any() and not module.U.grad[PAD].any()
 
 
 def test_half_precision_keeps_the_scales_and_comes_back():
@@ -171,19 +115,6 @@ def test_state_dict_round_trip_reproduces_weight_and_prior():
     fresh.load_state_dict(module.state_dict())
     assert torch.equal(fresh.weight, module.weight)
     assert torch.equal(fresh.prior(), module.prior())
-
-
-def test_parameters_are_contiguous_for_flattening_optimisers():
-    for module in (table(), SVDEmbedding.from_dense(dense(dtype=torch.float32), PAD)):
-        for parameter in module.parameters():
-            parameter.view(-1)
-
-
-def test_torchscript_gives_the_same_numbers():
-    module = table().eval()
-    scripted = torch.jit.script(SoftmaxHead(module))
-    features = torch.randn(3, 5)
-    torch.testing.assert_close(scripted(features), module.project(features))
 
 
 def test_fifty_steps_keep_the_table_near_its_constraint_set():

@@ -96,7 +96,7 @@ def test_the_same_checkpoint_serves_every_table():
 
 def test_label_smoothing_is_refused():
     module, (features, targets) = head("plain"), batch()
-    with pytest.raises(ConfigurationError, match="--label-smoothing 0"):
+    with pytest.raises(ConfigurationError, match="`label_smoothing` 0"):
         module.loss(features, targets, 0.1, PAD)
 
 

@@ -183,11 +183,11 @@ def test_only_the_mixture_of_softmaxes_exceeds_rank_d():
 @pytest.mark.parametrize("cls", HEADS)
 def test_impossible_options_are_refused(cls):
     for components in (0, -2):
-        with pytest.raises(ConfigurationError, match="mixture-components"):
+        with pytest.raises(ConfigurationError, match="`components`"):
             head(cls, components=components)
     for scale in (0.0, -1.0, float("inf"), float("nan")):
-        with pytest.raises(ConfigurationError, match="mixture-context-scale"):
+        with pytest.raises(ConfigurationError, match="`context_scale`"):
             head(cls, context_scale=scale)
     for dropout in (-0.1, 1.0):
-        with pytest.raises(ConfigurationError, match="mixture-dropout"):
+        with pytest.raises(ConfigurationError, match="`dropout`"):
             head(cls, dropout=dropout)

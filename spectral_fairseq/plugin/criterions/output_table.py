@@ -5,11 +5,11 @@ In errors ```weight``` stands for the flag that asked for a table.
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import List, Optional
 
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.svd import SVDEmbedding
+from spectral_fairseq.embeddings import SVDEmbedding, Table
 from spectral_fairseq.errors import ConfigurationError
 
 # The names under which fairseq's decoders keep an output layer or its weight:
@@ -23,11 +23,11 @@ def decoder_of(model: nn.Module) -> nn.Module:
     return decoder if isinstance(decoder, nn.Module) else model
 
 
-def factored_table(model: nn.Module) -> Any:
+def factored_table(model: nn.Module) -> Optional[Table]:
     """The output table if it is a module of this package, else ``None``."""
     head = getattr(decoder_of(model), "output_projection", None)
     table = getattr(head, "table", None)
-    return table if isinstance(table, nn.Module) else None
+    return table if isinstance(table, Table) else None
 
 
 def output_table(model: nn.Module, num_words: int) -> Tensor:

@@ -1,7 +1,6 @@
-"""A checkpoint whose tables are stored in another way than the model's is refused with the remedy.
+"""Explain why a checkpoint cannot be restored if its tables are of another kind than the model's.
 
-The host ends whatever goes wrong while a model is restored in "please ensure that the
-architectures match".
+fairseq reports every error of restoring a model as "please ensure that the architectures match".
 """
 
 from __future__ import annotations
@@ -13,49 +12,42 @@ from fairseq.models import BaseFairseqModel
 from fairseq.trainer import Trainer
 from torch import nn
 
-from spectral_fairseq.checkpoints.collapse import (
-    SVD_ENTRIES,
-    WEIGHT_NORM_ENTRIES,
-    entries_by_module,
-)
+from spectral_fairseq.checkpoints.collapse import entries_by_module, factored_kind
 from spectral_fairseq.compat.patching import replace
 from spectral_fairseq.errors import CheckpointError, SpectralFairseqError
 
-KINDS = {"svd": SVD_ENTRIES, "weight-norm": WEIGHT_NORM_ENTRIES}
-
 
 def check_tables(stored: Mapping[str, Any], model: nn.Module) -> None:
-    """Refuse factored tables that a model does not take.
+    """Refuse factored tables that a model does not have.
 
     Args:
         stored: names -> tensors of a checkpoint, as they are about to be loaded.
-        model: into which.
+        model: the model to load them into.
 
     Raises:
         CheckpointError: a table of another kind than the model's.
     """
-    factored = {
-        module: kind
-        for module, entries in entries_by_module(stored).items()
-        for kind in KINDS
-        if KINDS[kind] <= set(entries)
+    kinds = {
+        module: factored_kind(entries) for module, entries in entries_by_module(stored).items()
     }
-    if not factored:
+    if not any(kinds.values()):
         return
-    own = entries_by_module(model.state_dict())
-    for module, kind in factored.items():
-        entries = set(own.get(module, {}))
-        if KINDS[kind] <= entries:
+    modules = entries_by_module(model.state_dict())
+    for module, kind in kinds.items():
+        entries = modules.get(module, {})
+        wanted = factored_kind(entries)
+        if kind is None or kind is wanted:
             continue
-        other = "".join(f"{name} or " for name in KINDS if KINDS[name] <= entries)
+        expected = "without a table"
+        if entries:
+            expected = f"with a {wanted.kind} or plain table" if wanted else "with a plain table"
         raise CheckpointError(
-            f"a checkpoint with a {other}plain table in {module}" if entries
-            else f"a checkpoint without a table in {module}",
-            f"one of --embedding-type {kind}",
+            f"a checkpoint {expected} in {module}",
+            f"one of --embedding-type {kind.kind}",
             "Use an arch of this package with the --embedding-type, --embedding-tables and sharing "
             "of that checkpoint; or, if it is of a Transformer, make it plain with "
             "spectral-fairseq export and start from that.",
-        )  # fmt: skip
+        )
 
 
 def _checking(upgrade_state_dict: Callable[..., None]) -> Callable[..., None]:
@@ -67,9 +59,9 @@ def _checking(upgrade_state_dict: Callable[..., None]) -> Callable[..., None]:
     return upgrade_and_check
 
 
-def _saying_why(load_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+def _explaining(load_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(load_checkpoint)
-    def load_or_say_why(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def load_or_explain(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return load_checkpoint(self, *args, **kwargs)
         except Exception as error:
@@ -77,8 +69,8 @@ def _saying_why(load_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
                 raise error.__context__ from None
             raise
 
-    return load_or_say_why
+    return load_or_explain
 
 
 replace(BaseFairseqModel, "upgrade_state_dict", _checking)
-replace(Trainer, "load_checkpoint", _saying_why)
+replace(Trainer, "load_checkpoint", _explaining)

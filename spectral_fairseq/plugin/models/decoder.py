@@ -1,4 +1,4 @@
-"""fairseq's Transformer decoder with an output layer of ours."""
+"""fairseq's Transformer decoder with an output layer of this package."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from typing import Any
 
 from fairseq.models.transformer import TransformerDecoderBase
 
+from spectral_fairseq.heads import HeadSpec
 from spectral_fairseq.plugin.models.options import has_own_output
 from spectral_fairseq.plugin.models.tables import build_head
 
 
 class SpectralTransformerDecoder(TransformerDecoderBase):
-    """Differs from its base only in ``output_projection``."""
+    """Differs from its base class only in ``output_projection``."""
 
     def build_output_projection(self, cfg: Any, dictionary: Any, embed_tokens: Any) -> None:
-        """fairseq's hook, called while the decoder is built."""
+        """Build the output layer; fairseq calls this while it builds the decoder."""
         if not has_own_output(cfg):
             super().build_output_projection(cfg, dictionary, embed_tokens)
             return
         shared = embed_tokens if self.share_input_output_embed else None
-        self.output_projection = build_head(cfg, dictionary, self.output_embed_dim, shared)
+        spec = HeadSpec(self.output_embed_dim)
+        self.output_projection = build_head(cfg, dictionary, spec, shared)

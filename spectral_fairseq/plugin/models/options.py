@@ -1,87 +1,75 @@
 """The flags that every architecture of this package takes, and the checks on them."""
 
-# No "from __future__ import annotations" here: fairseq and omegaconf read the field types.
-from dataclasses import dataclass, field, make_dataclass
-from typing import Any, Optional, Type
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Dict, Iterable, List, Sequence, Tuple, Type, Union
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
-from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.functional.penalties.spectrum import PRIORS
+from spectral_fairseq.embeddings import TABLES, PlainEmbedding, Table
+from spectral_fairseq.embeddings.option import Option
+from spectral_fairseq.errors import UnsupportedError
+from spectral_fairseq.heads import HEADS, Head, SoftmaxHead
 
-EMBEDDING_TYPES = ("plain", "svd", "weight-norm")
 EMBEDDING_TABLES = ("output", "all")
-OUTPUT_HEADS = ("softmax", "mos", "moc")
+
+NamedField = Tuple[str, Any, Any]
+"""Name, type and default of a field, as ``dataclasses.make_dataclass`` takes them."""
 
 
-@dataclass
-class SpectralOptions(FairseqDataclass):
-    """Fields whose command-line names are fixed; an arch name is a preset of them."""
+def option_field(option: Option) -> Any:
+    """The default of a dataclass field for an option."""
+    return dataclasses.field(default=option.default, metadata={"help": option.help})
 
-    embedding_type: ChoiceEnum(EMBEDDING_TYPES) = field(  # type: ignore[valid-type]
-        default="plain",
-        metadata={
-            "help": "parameterisation of the embedding table: a plain matrix, its singular value "
-            "decomposition, or lengths and directions"
-        },
-    )
-    embedding_tables: ChoiceEnum(EMBEDDING_TABLES) = field(  # type: ignore[valid-type]
-        default="output",
-        metadata={
-            "help": "which tables --embedding-type applies to: the one the softmax uses, with "
-            "whatever shares it, or all of them"
-        },
-    )
-    spectrum_prior: ChoiceEnum(PRIORS) = field(  # type: ignore[valid-type]
-        default="exponential",
-        metadata={"help": "decay of the prior singular values of an SVD table"},
-    )
-    spectrum_c1: str = field(
-        default="auto",
-        metadata={
-            "help": "scale of the prior: a positive number, or 'auto' to keep the Frobenius norm "
-            "that the table starts with"
-        },
-    )
-    spectrum_c2: float = field(
-        default=0.0005, metadata={"help": "c2 of the exponential prior c1 exp(-c2 k^gamma)"}
-    )
-    spectrum_gamma: Optional[float] = field(
-        default=None,
-        metadata={"help": "gamma of the prior; 1 for exponential and 0.5 for polynomial if unset"},
-    )
-    weight_norm_init_sigma: float = field(
-        default=0.5,
-        metadata={
-            "help": "sigma: a weight-norm table's vectors start sigma log(count) long; the paper's "
-            "0.5 is for LSTMs, a Transformer does better with 0.15"
-        },
-    )
-    weight_norm_init_range: float = field(
-        default=0.1, metadata={"help": "r: their directions are drawn from [-r, r]"}
-    )
-    weight_norm_gradient_scale: float = field(
-        default=0.1,
-        metadata={"help": "gamma: what the lengths' gradient has fallen to after tau epochs"},
-    )
-    weight_norm_gradient_epochs: float = field(
-        default=100.0, metadata={"help": "tau: epochs over which it falls linearly"}
-    )
-    output_head: ChoiceEnum(OUTPUT_HEADS) = field(  # type: ignore[valid-type]
-        default="softmax",
-        metadata={"help": "one softmax, a mixture of softmaxes or a mixture of contexts"},
-    )
-    mixture_components: int = field(default=15, metadata={"help": "K, experts of the mixture"})
-    mixture_dropout: float = field(
-        default=0.0, metadata={"help": "dropout of the experts' contexts, each apart"}
-    )
-    mixture_context_scale: float = field(
-        default=1.0,
-        metadata={
-            "help": "s of the experts' contexts s tanh(.); the paper's is 1, and a Transformer "
-            "learns much faster with 4"
-        },
-    )
+
+def _choice_field(name: str, choices: Sequence[str], text: str) -> NamedField:
+    field = dataclasses.field(default=choices[0], metadata={"help": text})
+    return name, ChoiceEnum(choices), field
+
+
+def _option_fields(kinds: Iterable[Union[Type[Table], Type[Head]]]) -> List[NamedField]:
+    """A field for each option of any of the kinds, once if several kinds share it."""
+    options = {option.field: option for kind in kinds for option in kind.options}
+    return [
+        (name, ChoiceEnum(option.choices) if option.choices else option.type, option_field(option))
+        for name, option in options.items()
+    ]
+
+
+def _one_of(kinds: Iterable[Union[Type[Table], Type[Head]]]) -> str:
+    *others, last = (kind.summary for kind in kinds)
+    return f"{', '.join(others)}, or {last}"
+
+
+SpectralOptions: Any = dataclasses.make_dataclass(
+    "SpectralOptions",
+    [
+        _choice_field(
+            "embedding_type",
+            [kind.kind for kind in TABLES],
+            f"parameterisation of the embedding table: {_one_of(TABLES)}",
+        ),
+        _choice_field(
+            "embedding_tables",
+            EMBEDDING_TABLES,
+            "which tables --embedding-type applies to: the one that the softmax uses, with "
+            "whatever shares it, or all of them",
+        ),
+        *_option_fields(TABLES),
+        _choice_field(
+            "output_head",
+            [kind.kind for kind in HEADS],
+            f"output layer of the decoder: {_one_of(HEADS)}",
+        ),
+        *_option_fields(HEADS),
+    ],
+    bases=(FairseqDataclass,),
+    namespace={
+        "__doc__": "The options of all tables and heads; an architecture is a preset of them.",
+        "__module__": __name__,
+    },
+)
 
 
 def with_defaults(config: Type[FairseqDataclass], name: str, **defaults: Any) -> Any:
@@ -89,42 +77,34 @@ def with_defaults(config: Type[FairseqDataclass], name: str, **defaults: Any) ->
     fields = []
     for key, default in defaults.items():
         original = config.__dataclass_fields__[key]
-        fields.append((key, original.type, field(default=default, metadata=original.metadata)))
-    return make_dataclass(name, fields, bases=(config,))
+        field = dataclasses.field(default=default, metadata=original.metadata)
+        fields.append((key, original.type, field))
+    return dataclasses.make_dataclass(name, fields, bases=(config,))
 
 
-def c1_of(options: Any) -> Optional[float]:
-    """``--spectrum-c1`` as a number, ``None`` standing for ``auto``.
-
-    Raises:
-        ConfigurationError: neither ``auto`` nor a number.
-    """
-    if options.spectrum_c1 == "auto":
-        return None
-    try:
-        return float(options.spectrum_c1)
-    except (TypeError, ValueError):
-        raise ConfigurationError(
-            "--spectrum-c1 to be 'auto' or a positive number",
-            repr(options.spectrum_c1),
-            "Correct the flag.",
-        ) from None
+def flags_of(config: Type[FairseqDataclass]) -> Dict[str, str]:
+    """The flag of each field, for :func:`spectral_fairseq.errors.arguments_as_flags`."""
+    names = [field.name for field in dataclasses.fields(config)]
+    return {name: "--" + name.replace("_", "-") for name in names}
 
 
-def gamma_of(options: Any) -> float:
-    """``--spectrum-gamma``, or the chosen prior's own default."""
-    if options.spectrum_gamma is not None:
-        return float(options.spectrum_gamma)
-    return 1.0 if str(options.spectrum_prior) == "exponential" else 0.5
+def table_kind(options: Any) -> Type[Table]:
+    """The class of the table that ``--embedding-type`` names."""
+    return {kind.kind: kind for kind in TABLES}[str(options.embedding_type)]
+
+
+def head_kind(options: Any) -> Type[Head]:
+    """The class of the output layer that ``--output-head`` names."""
+    return {kind.kind: kind for kind in HEADS}[str(options.output_head)]
 
 
 def has_own_output(options: Any) -> bool:
-    """Whether the output layer is one of ours, rather than the host's own."""
-    return str(options.embedding_type) != "plain" or str(options.output_head) != "softmax"
+    """Whether the output layer is one of this package's rather than fairseq's own."""
+    return table_kind(options) is not PlainEmbedding or head_kind(options) is not SoftmaxHead
 
 
 def refuse_unsupported(options: Any) -> None:
-    """Refuse what our tables and heads cannot be combined with, before anything is built.
+    """Refuse what this package's tables and heads cannot be combined with.
 
     Raises:
         UnsupportedError: sharded parameters, quantisation noise, adaptive input or softmax, or
@@ -160,6 +140,6 @@ def _wrapped_by_fsdp() -> bool:
     """Whether fairseq builds the model inside fairscale's sharding context."""
     try:
         from fairscale.nn.wrap.auto_wrap import ConfigAutoWrap
-    except ImportError:  # then the host itself refuses the backend
+    except ImportError:  # then fairseq itself refuses the backend
         return False
     return bool(ConfigAutoWrap.in_autowrap_context)

@@ -1,13 +1,16 @@
-"""What the host asks of every decoder that carries a state from segment to segment."""
+"""What fairseq asks of every decoder that carries a state from segment to segment."""
 
 from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from fairseq.models import FairseqIncrementalDecoder
-from torch import Tensor
+from torch import Tensor, nn
 
-# Such networks read any length; the host asks for a number.
+from spectral_fairseq.heads import Head
+from spectral_fairseq.lm.carry import Carry
+
+# Such networks read any length, but fairseq asks for a number.
 MAX_POSITIONS = 10**6
 
 # Two tensors of every layer: hidden and cell state, or keys and values.
@@ -15,10 +18,12 @@ LayerPairs = List[Tuple[Tensor, Tensor]]
 
 
 class StatefulDecoder(FairseqIncrementalDecoder):
-    """A network over look-ups and its output layer; subclasses define ``forward``.
+    """A network over look-ups and its output layer, fed segment by segment or token by token.
+
+    Subclasses define :meth:`read` and :meth:`step`.
 
     Args:
-        dictionary: of words.
+        dictionary: fairseq dictionary.
         network: from tokens to features, with ``layers``.
         head: output layer.
     """
@@ -26,15 +31,63 @@ class StatefulDecoder(FairseqIncrementalDecoder):
     stateful = True
     batch_dim = 0  # of the tensors that are kept between the steps of a search
 
-    def __init__(self, dictionary: Any, network: Any, head: Any) -> None:
+    def __init__(self, dictionary: Any, network: nn.Module, head: Head) -> None:
         super().__init__(dictionary)
-        self.network = network
+        self.network: Any = network
         self.output_projection = head
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        incremental_state: Any = None,
+        carry: Optional[Carry] = None,
+        features_only: bool = False,
+        **_: Any,
+    ) -> Tuple[Tensor, Dict[str, Any]]:
+        """Scores of the next word after each token.
+
+        Args:
+            prev_output_tokens: shape (B, T); padding only at the right end of a row.
+            incremental_state: state of fairseq's generators; with it only the tokens that it does
+                not hold yet are read.
+            carry: state of the streams of which the rows are segments.
+            features_only: return the head's input instead of scores.
+
+        Returns:
+            Scores, shape (B, T, N), log-probabilities or logits as the head computes them; and a
+            dictionary with ``features``, the last layer's outputs before dropout, shape
+            (B, T, d_h), and whatever :meth:`read` adds.
+
+        Raises:
+            ConfigurationError: a carry of another number of streams.
+        """
+        if incremental_state is not None:
+            features, extra = self.step(prev_output_tokens, incremental_state)
+        else:
+            features, extra = self.read(prev_output_tokens, carry)
+        extra["attn"] = None  # fairseq's beam search looks it up
+        return (features if features_only else self.output_layer(features)), extra
+
+    def read(self, tokens: Tensor, carry: Optional[Carry]) -> Tuple[Tensor, Dict[str, Any]]:
+        """Read a segment.
+
+        Args:
+            tokens: shape (B, T).
+            carry: where the state is found before the segment, and left after it.
+
+        Returns:
+            The head's input, shape (B, T, d_h), and a dictionary with ``features``.
+        """
+        raise NotImplementedError
+
+    def step(self, tokens: Tensor, incremental_state: Any) -> Tuple[Tensor, Dict[str, Any]]:
+        """Read the tokens, shape (B, T), that a search's state does not hold; see :meth:`read`."""
+        raise NotImplementedError
 
     def extract_features(
         self, prev_output_tokens: Tensor, **kwargs: Any
     ) -> Tuple[Tensor, Dict[str, Any]]:
-        """As :meth:`forward`, without the output layer."""
+        """The same as :meth:`forward` without the output layer."""
         return self(prev_output_tokens, features_only=True, **kwargs)
 
     def output_layer(self, features: Tensor) -> Tensor:
@@ -46,7 +99,7 @@ class StatefulDecoder(FairseqIncrementalDecoder):
         return MAX_POSITIONS
 
     def reorder_incremental_state(self, incremental_state: Any, new_order: Tensor) -> None:
-        """fairseq's hook: keep the states of the hypotheses that a search keeps."""
+        """Keep the states of the hypotheses that a search keeps; fairseq calls this."""
         pairs = self._cached(incremental_state)
         if pairs is not None:
             dim = self.batch_dim
@@ -66,7 +119,7 @@ class StatefulDecoder(FairseqIncrementalDecoder):
         return [(cached[f"first{index}"], cached[f"second{index}"]) for index in layers]
 
     def _cache(self, incremental_state: Any, pairs: Sequence[Sequence[Tensor]]) -> None:
-        # The host's type for a state: named tensors.
+        # fairseq's type for a state: named tensors.
         cached = {}
         for index, (first, second) in enumerate(pairs):
             cached[f"first{index}"], cached[f"second{index}"] = first, second

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Dict, Optional
 
-from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModelBase
 from fairseq.models.transformer import transformer_legacy as host
 from torch import nn
 
+from spectral_fairseq.embeddings import Table
+from spectral_fairseq.plugin.models.architectures import (
+    FillSizes,
+    add_flags_without_defaults,
+    register,
+)
 from spectral_fairseq.plugin.models.decoder import SpectralTransformerDecoder
 from spectral_fairseq.plugin.models.flat_config import FlatTransformerConfig, to_namespace
 from spectral_fairseq.plugin.models.options import (
     SpectralOptions,
     has_own_output,
     refuse_unsupported,
-    with_defaults,
 )
-from spectral_fairseq.plugin.models.presets import add_flags_without_defaults, register_presets
 from spectral_fairseq.plugin.models.tables import build_table
 
-# Our presets carry the names of fairseq's own, whose sizes they take.
-SIZES: Dict[str, Callable[[Any], None]] = {
+# An architecture has the sizes of fairseq's own with the same suffix.
+SIZES: Dict[str, FillSizes] = {
     "": host.base_architecture,
     "_iwslt_de_en": host.transformer_iwslt_de_en,
     "_wmt_en_de": host.transformer_wmt_en_de,
@@ -32,21 +35,21 @@ SIZES: Dict[str, Callable[[Any], None]] = {
 
 
 @dataclass
-class SpectralTransformerConfig(SpectralOptions, FlatTransformerConfig):  # type: ignore[misc,valid-type]
-    """Every flag of the installed fairseq's Transformer, and ours."""
+class SpectralTransformerConfig(SpectralOptions, FlatTransformerConfig):
+    """Every flag of the installed fairseq's Transformer and of this package's tables and heads."""
 
 
 class SpectralTransformer(TransformerModelBase):
-    """An encoder-decoder Transformer whose tables and output layer follow our flags."""
+    """An encoder-decoder Transformer whose tables and output layer follow the flags."""
 
     add_args = classmethod(add_flags_without_defaults)
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> SpectralTransformer:
-        """fairseq's hook.
+        """Build a model; fairseq calls this.
 
         Raises:
-            UnsupportedError: a feature of the host that the chosen table cannot take.
+            UnsupportedError: a feature of fairseq that the chosen table or head cannot take.
             ConfigurationError: flags that contradict each other.
         """
         options = to_namespace(cls, cfg)
@@ -57,7 +60,7 @@ class SpectralTransformer(TransformerModelBase):
     def build_embedding(
         cls, cfg: Any, dictionary: Any, embed_dim: int, path: Optional[str] = None
     ) -> nn.Module:
-        """fairseq's hook, called once for each table of look-ups."""
+        """Build a look-up table; fairseq calls this once for each of them."""
         shared = cfg.share_all_embeddings or getattr(cfg, "merge_src_tgt_embed", False)
         if has_own_output(cfg) and (shared or str(cfg.embedding_tables) == "all"):
             return build_table(cfg, dictionary, embed_dim, path)
@@ -65,9 +68,9 @@ class SpectralTransformer(TransformerModelBase):
 
     @classmethod
     def build_decoder(cls, cfg: Any, tgt_dict: Any, embed_tokens: Any) -> nn.Module:
-        """fairseq's hook."""
+        """Build the decoder; fairseq calls this."""
         if has_own_output(cfg) and cfg.share_decoder_input_output_embed:
-            if not hasattr(embed_tokens, "operands"):  # shared two ways, not with the encoder
+            if not isinstance(embed_tokens, Table):  # not shared with the encoder
                 embed_tokens = build_table(
                     cfg, tgt_dict, cfg.decoder.embed_dim, cfg.decoder.embed_path
                 )
@@ -76,23 +79,8 @@ class SpectralTransformer(TransformerModelBase):
         )
 
 
-TransformerSCConfig = with_defaults(
-    SpectralTransformerConfig, "TransformerSCConfig", embedding_type="svd"
-)
-TransformerMoSConfig = with_defaults(
-    SpectralTransformerConfig, "TransformerMoSConfig", output_head="mos"
-)
-
-
-@register_model("transformer_sc", dataclass=TransformerSCConfig)
-class TransformerSC(SpectralTransformer):
-    """``--arch transformer_sc*``: SVD tables unless told otherwise."""
-
-
-@register_model("transformer_mos", dataclass=TransformerMoSConfig)
-class TransformerMoS(SpectralTransformer):
-    """``--arch transformer_mos*``: a mixture of softmaxes unless told otherwise."""
-
-
-register_presets("transformer_sc", SIZES)
-register_presets("transformer_mos", SIZES)
+for _name, _preset in (
+    ("transformer_sc", {"embedding_type": "svd"}),
+    ("transformer_mos", {"output_head": "mos"}),
+):
+    register(_name, SpectralTransformer, SpectralTransformerConfig, _preset, SIZES)

@@ -2,36 +2,35 @@
 
 # No "from __future__ import annotations" here: fairseq and omegaconf read the field types.
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Dict, Optional
 
-from fairseq.models import register_model
 from fairseq.models import transformer_lm as host
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import II
 from torch import nn
 
+from spectral_fairseq.plugin.models.architectures import (
+    FillSizes,
+    add_flags_without_defaults,
+    register,
+)
 from spectral_fairseq.plugin.models.decoder import SpectralTransformerDecoder
 from spectral_fairseq.plugin.models.flat_config import to_namespace
 from spectral_fairseq.plugin.models.options import (
     SpectralOptions,
     has_own_output,
     refuse_unsupported,
-    with_defaults,
 )
-from spectral_fairseq.plugin.models.presets import add_flags_without_defaults, register_presets
 from spectral_fairseq.plugin.models.tables import build_table
 
-SIZES: Dict[str, Callable[[Any], None]] = {
-    "": host.base_lm_architecture,
-    "_gpt": host.transformer_lm_gpt,
-}
+BASE: Dict[str, FillSizes] = {"": host.base_lm_architecture}
 
 
 @dataclass
 class SpectralTransformerLMConfig(SpectralOptions, host.TransformerLanguageModelConfig):
-    """Every flag of the installed fairseq's ``transformer_lm``, and ours.
+    """Every flag of fairseq's ``transformer_lm`` and of this package's tables and heads.
 
-    The table and the output are as wide as the layers unless told otherwise; in the host they keep
+    The table and the output are as wide as the layers unless told otherwise. In fairseq they keep
     512 dimensions whatever ``decoder_embed_dim`` is, except under a named ``--arch``.
     """
 
@@ -46,16 +45,16 @@ class SpectralTransformerLMConfig(SpectralOptions, host.TransformerLanguageModel
 
 
 class SpectralTransformerLM(host.TransformerLanguageModel):
-    """A Transformer language model whose table and output layer follow our flags."""
+    """A Transformer language model whose table and output layer follow the flags."""
 
     add_args = classmethod(add_flags_without_defaults)
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "SpectralTransformerLM":
-        """fairseq's hook.
+        """Build a model; fairseq calls this.
 
         Raises:
-            UnsupportedError: a feature of the host that the chosen table cannot take.
+            UnsupportedError: a feature of fairseq that the chosen table or head cannot take.
             ConfigurationError: flags that contradict each other.
         """
         options = to_namespace(cls, args)
@@ -78,30 +77,15 @@ class SpectralTransformerLM(host.TransformerLanguageModel):
     def build_embedding(
         cls, args: Any, dictionary: Any, embed_dim: int, path: Optional[str] = None
     ) -> nn.Module:
-        """fairseq's hook."""
+        """Build the look-up table; fairseq calls this."""
         shared = args.share_decoder_input_output_embed
         if has_own_output(args) and (shared or str(args.embedding_tables) == "all"):
             return build_table(args, dictionary, embed_dim, path)
         return super().build_embedding(args, dictionary, embed_dim, path)
 
 
-TransformerLMSCConfig = with_defaults(
-    SpectralTransformerLMConfig, "TransformerLMSCConfig", embedding_type="svd"
-)
-TransformerLMMoSConfig = with_defaults(
-    SpectralTransformerLMConfig, "TransformerLMMoSConfig", output_head="mos"
-)
-
-
-@register_model("transformer_lm_sc", dataclass=TransformerLMSCConfig)
-class TransformerLMSC(SpectralTransformerLM):
-    """``--arch transformer_lm_sc*``: an SVD table unless told otherwise."""
-
-
-@register_model("transformer_lm_mos", dataclass=TransformerLMMoSConfig)
-class TransformerLMMoS(SpectralTransformerLM):
-    """``--arch transformer_lm_mos``: a mixture of softmaxes unless told otherwise."""
-
-
-register_presets("transformer_lm_sc", SIZES)
-register_presets("transformer_lm_mos", {"": host.base_lm_architecture})
+for _name, _preset, _sizes in (
+    ("transformer_lm_sc", {"embedding_type": "svd"}, {**BASE, "_gpt": host.transformer_lm_gpt}),
+    ("transformer_lm_mos", {"output_head": "mos"}, BASE),
+):
+    register(_name, SpectralTransformerLM, SpectralTransformerLMConfig, _preset, _sizes)

@@ -52,7 +52,9 @@ class Blockwise(FullScores):
         """
         head = output_layer_of(model)
         if isinstance(head, Head) and not self.criterion.report_accuracy:
-            with arguments_as_flags(label_smoothing="--label-smoothing"):
+            with arguments_as_flags(
+                label_smoothing="--label-smoothing", cutoffs="--adaptive-softmax-cutoff"
+            ):
                 head.check_label_smoothing(self.criterion.eps)
         self._loss_of(model)
         check_output_layer(model)

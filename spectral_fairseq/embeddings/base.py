@@ -1,0 +1,191 @@
+"""The base class of embedding tables, and what each kind of table declares."""
+
+# No "from __future__ import annotations" here: TorchScript reads the annotations.
+from typing import (
+    Any,
+    ClassVar,
+    Dict,
+    FrozenSet,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Type,
+    TypeVar,
+)
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spectral_fairseq.embeddings.option import Option
+from spectral_fairseq.functional.linalg.gram import gram
+from spectral_fairseq.functional.linalg.row_norms import row_norms
+from spectral_fairseq.functional.linalg.singular_values import singular_values
+
+AnyTable = TypeVar("AnyTable", bound="Table")
+
+
+class TableSpec(NamedTuple):
+    """What a table is built for, whatever its kind.
+
+    Attributes:
+        num_embeddings: N, all rows of the dictionary.
+        embedding_dim: d.
+        padding_idx: row of the padding symbol.
+        excluded_rows: further rows that stand for no word (``madeupword0000``).
+        counts: how often each row's word occurs, shape (N,).
+        init_range: r, if the architecture initialises its tables uniformly in [-r, r]; ``None``
+            stands for fairseq's rows of norm about 1.
+    """
+
+    num_embeddings: int
+    embedding_dim: int
+    padding_idx: int
+    excluded_rows: Sequence[int] = ()
+    counts: Optional[Sequence[float]] = None
+    init_range: Optional[float] = None
+
+
+class FactorMeasures(NamedTuple):
+    """What the stored entries of a table tell beyond the matrix that they stand for.
+
+    Attributes:
+        orthogonality: distances of factors from orthonormal columns, by the name of the measure.
+        stored_sigma: singular values as learned, in absolute value, largest first, shape (d,).
+        initial_norm: Frobenius norm that an automatic prior refers to.
+    """
+
+    orthogonality: Dict[str, float]
+    stored_sigma: Optional[Tensor]
+    initial_norm: Optional[float]
+
+
+class Table(nn.Module):
+    """Base class of embedding tables W of N words and d dimensions.
+
+    A table is at once a look-up (``forward``: tokens of any shape to vectors, shape (*, d)) and
+    the matrix of an output layer (:meth:`project`). A subclass declares everything that the rest
+    of the package knows about its kind.
+
+    Class attributes:
+        kind: name of the kind, one of the choices of ``embedding_type``.
+        summary: what the kind stores, in a few words.
+        options: arguments that users choose.
+        entries: names of its tensors in a checkpoint; the first has a row for every word.
+        settings: those of ``entries`` that record how the table is trained and do not follow from
+            the matrix.
+
+    Attributes:
+        num_embeddings: N, all rows of the dictionary.
+        embedding_dim: d.
+        padding_idx: row of the padding symbol.
+        excluded_rows: rows that penalties and measures leave out, the padding row among them.
+        weight: W, shape (N, d).
+    """
+
+    kind: ClassVar[str]
+    summary: ClassVar[str]
+    options: ClassVar[Tuple[Option, ...]] = ()
+    entries: ClassVar[Tuple[str, ...]]
+    settings: ClassVar[FrozenSet[str]] = frozenset()
+
+    num_embeddings: int
+    embedding_dim: int
+    padding_idx: int
+    excluded_rows: Tensor
+    weight: Tensor
+
+    @classmethod
+    def build(cls, spec: TableSpec, **options: Any) -> "Table":
+        """A new table.
+
+        Args:
+            spec: what the table is for.
+            **options: the arguments that :attr:`options` declares.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def from_dense(
+        cls: Type[AnyTable], weight: Tensor, padding_idx: int, **options: Any
+    ) -> AnyTable:
+        """The table that equals a dense one to float precision.
+
+        Args:
+            weight: W, shape (N, d).
+            padding_idx: as for the constructor.
+            **options: the constructor's other arguments.
+        """
+        table = cls(weight.size(0), weight.size(1), padding_idx, **options)
+        table.load_state_dict(table.factor(weight))
+        return table
+
+    def factor(self, weight: Tensor) -> Dict[str, Tensor]:
+        """The state dict with which this table equals a dense one; deterministic.
+
+        Args:
+            weight: W, shape (N, d).
+
+        Returns:
+            A tensor for each of :attr:`entries`, in the dtype of ``weight``.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def dense_rows(cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows of the matrix that a checkpoint's entries stand for.
+
+        Args:
+            entries: a tensor for each of :attr:`entries`, of any floating type.
+            rows: which rows, shape (n,).
+            dtype: of the arithmetic and the result.
+
+        Returns:
+            Shape (n, d).
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def measure_factors(cls, entries: Mapping[str, Tensor], excluded: Tensor) -> FactorMeasures:
+        """What a checkpoint's entries tell beyond their matrix; nothing by default.
+
+        Args:
+            entries: a tensor for each of :attr:`entries`.
+            excluded: rows that are not counted, shape (m,).
+        """
+        del entries, excluded
+        return FactorMeasures({}, None, None)
+
+    def operands(self, features: Tensor) -> Tuple[Tensor, Tensor]:
+        """(x, M) such that x M' are the logits W h of ``features`` h, shape (*, d).
+
+        Losses multiply them block by block.
+        """
+        raise NotImplementedError
+
+    def project(self, features: Tensor, bias: Optional[Tensor] = None) -> Tensor:
+        """Logits W h + b of ``features`` h, shape (*, d), and ``bias`` b, shape (N,).
+
+        Returns:
+            Shape (*, N).
+        """
+        rows, matrix = self.operands(features)
+        return F.linear(rows, matrix, bias)
+
+    def norms(self) -> Tensor:
+        """||W_k|| of every row, float32, shape (N,)."""
+        return row_norms(self.weight.float())
+
+    def gram(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """W'W over the rows that count, differentiable, shape (d, d)."""
+        return gram(self.weight.to(dtype), self.excluded_rows)
+
+    def singular_values(self) -> Tensor:
+        """Singular values over the rows that count, largest first, float32, shape (d,)."""
+        return singular_values(self.weight.float(), self.excluded_rows)
+
+    def _exclude(self, padding_idx: int, excluded_rows: Sequence[int]) -> None:
+        rows = sorted({padding_idx, *excluded_rows})
+        self.register_buffer("excluded_rows", torch.tensor(rows), persistent=False)

@@ -1,0 +1,199 @@
+"""What every kind of table does, and that each declares itself completely."""
+
+import copy
+import inspect
+import pickle
+
+import pytest
+import torch
+
+from spectral_fairseq.embeddings import TABLES, FactoredEmbedding, TableSpec
+from spectral_fairseq.embeddings.option import arguments
+from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.heads.softmax import SoftmaxHead
+
+PAD, FILLERS = 1, (35, 36)
+COUNTS = [1, 1, 1, 1] + [3000 // k for k in range(1, 32)] + [0, 0]
+FACTORED = [kind for kind in TABLES if issubclass(kind, FactoredEmbedding)]
+# Relative and absolute error of a dense table that becomes one of another kind.
+TOLERANCE = {"svd": (1e-5, 2e-6)}
+
+every_kind = pytest.mark.parametrize("kind", TABLES, ids=lambda kind: kind.kind)
+every_factored_kind = pytest.mark.parametrize("kind", FACTORED, ids=lambda kind: kind.kind)
+
+
+def table(kind):
+    torch.manual_seed(0)
+    return kind.build(TableSpec(37, 5, PAD, FILLERS, COUNTS))
+
+
+def dense(n=37, d=5, seed=1):
+    weight = torch.randn(n, d, generator=torch.Generator().manual_seed(seed))
+    weight[PAD] = 0
+    return weight
+
+
+def assert_equals(kind, found, expected):
+    rtol, atol = TOLERANCE.get(kind.kind, (1e-6, 1e-7))
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
+
+
+def test_kinds_have_different_names_and_entries():
+    assert len({kind.kind for kind in TABLES}) == len(TABLES)
+    assert len({frozenset(kind.entries) for kind in TABLES}) == len(TABLES)
+
+
+@every_kind
+def test_the_declared_entries_are_what_is_stored(kind):
+    module = table(kind)
+    assert set(kind.entries) == set(module.state_dict())
+    assert len(getattr(module, kind.entries[0])) == module.num_embeddings
+    assert kind.settings < set(kind.entries)
+    assert module.excluded_rows.tolist() == [PAD, *FILLERS]
+
+
+@every_kind
+def test_the_declared_options_are_arguments_with_the_same_defaults(kind):
+    parameters = inspect.signature(kind).parameters
+    given = arguments(kind.options, type("Config", (), {o.field: o.default for o in kind.options}))
+    for option in kind.options:
+        assert parameters[option.argument].default == given[option.argument]
+        assert not option.choices or option.default in option.choices
+    assert kind.build(TableSpec(37, 5, PAD, FILLERS, COUNTS), **given).num_embeddings == 37
+
+
+@every_kind
+@pytest.mark.parametrize("shape", [(1,), (3, 4), (2, 0)])
+def test_look_up_equals_the_dense_table(kind, shape):
+    module = table(kind)
+    tokens = torch.randint(0, 37, shape)
+    expected = module.weight.double()[tokens]
+    torch.testing.assert_close(module(tokens).double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@every_kind
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(5,), (3, 5), (4, 5), (5, 5), (3, 7, 5)])
+def test_logits_equal_the_dense_product_for_few_and_for_many_tokens(kind, shape, bias):
+    head = SoftmaxHead(table(kind), bias=bias)
+    features = torch.randn(shape)
+    expected = features.double() @ head.table.weight.double().t()
+    if bias:
+        torch.nn.init.normal_(head.bias)
+        expected = expected + head.bias.double()
+    torch.testing.assert_close(head(features).double(), expected, rtol=1e-5, atol=1e-5)
+    rows, matrix = head.table.operands(features)
+    product = rows.double() @ matrix.double().t()
+    torch.testing.assert_close(
+        product, expected - (head.bias.double() if bias else 0), rtol=1e-5, atol=1e-5
+    )
+
+
+@every_kind
+@pytest.mark.parametrize("length", [2, 4])
+def test_gradcheck(kind, length):
+    torch.manual_seed(0)
+    module = kind.build(TableSpec(12, 3, PAD, counts=list(range(12)))).double()
+    features, tokens = torch.randn(length, 3, dtype=torch.float64), torch.tensor([4, 4, 0])
+
+    def loss(*_):  # gradcheck perturbs the parameters in place
+        # Without the padding column: its gradient is masked on purpose.
+        logits = module.project(features)[:, PAD + 1 :]
+        return logits.exp().sum() + module(tokens).pow(3).sum()
+
+    parameters = tuple(module.parameters())
+    assert torch.autograd.gradcheck(loss, parameters, check_undefined_grad=False)
+
+
+@every_kind
+def test_gram_norms_and_singular_values_equal_the_dense_ones(kind):
+    module = table(kind)
+    keep = [k for k in range(37) if k not in (PAD, *FILLERS)]
+    weight = module.weight.detach().double()
+    counted = weight[keep]
+    torch.testing.assert_close(module.gram().double(), counted.t() @ counted, rtol=1e-5, atol=1e-5)
+    exact = module.double().gram(torch.float64)
+    assert exact.dtype == torch.float64 and exact.requires_grad
+    torch.testing.assert_close(exact, counted.t() @ counted, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(module.norms().double(), weight.norm(dim=1), rtol=1e-5, atol=1e-6)
+    sigma = module.singular_values().abs().sort(descending=True).values.double()
+    torch.testing.assert_close(sigma, torch.linalg.svdvals(counted), rtol=1e-4, atol=1e-5)
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_of_stored_entries_equal_those_of_the_table(kind, dtype):
+    module, rows = table(kind), torch.tensor([0, 7, 35])
+    found = kind.dense_rows(module.state_dict(), rows, dtype)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, module.weight[rows].to(dtype), rtol=1e-5, atol=1e-6)
+
+
+@every_kind
+@pytest.mark.parametrize("n, d", [(37, 5), (130, 123)])
+def test_from_a_dense_table_and_back_to_float_precision(kind, n, d):
+    weight = dense(n, d)
+    module = kind.from_dense(weight, PAD, excluded_rows=(n - 1,))
+    assert_equals(kind, module.weight.detach(), weight)
+
+
+@every_kind
+def test_parameters_are_contiguous_for_flattening_optimisers(kind):
+    for module in (table(kind), kind.from_dense(dense(5, 37).t(), PAD)):
+        for parameter in module.parameters():
+            parameter.view(-1)
+
+
+@every_kind
+def test_torchscript_gives_the_same_numbers(kind):
+    module = table(kind).eval()
+    scripted = torch.jit.script(SoftmaxHead(module))
+    for length in (3, 9):
+        features = torch.randn(length, 5)
+        torch.testing.assert_close(scripted(features), module.project(features))
+    tokens = torch.tensor([[3, PAD]])
+    torch.testing.assert_close(torch.jit.script(module)(tokens), module(tokens))
+
+
+@every_factored_kind
+def test_a_plain_checkpoint_is_factored_alike_under_each_name(kind):
+    module, weight = table(kind), dense()
+    state = {"encoder.weight": weight, "decoder.weight": weight.clone(), "other": weight}
+    for name in ("encoder", "decoder"):
+        module.upgrade_state_dict_named(state, name)
+    assert "encoder.weight" not in state and "other" in state
+    for key in module.state_dict():
+        assert torch.equal(state[f"encoder.{key}"], state[f"decoder.{key}"])
+        assert state[f"encoder.{key}"] is not weight
+    module.load_state_dict(
+        {k[len("encoder.") :]: v for k, v in state.items() if k.startswith("encoder.")}
+    )
+    assert_equals(kind, module.weight.detach(), weight)
+    again = dict(state)
+    module.upgrade_state_dict_named(again, "encoder")
+    assert again.keys() == state.keys()
+
+
+@every_factored_kind
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_a_copy_gives_its_padding_row_no_gradient_either(kind, copied, frozen):
+    module = copied(table(kind).requires_grad_(not frozen)).requires_grad_(True)
+    module.project(torch.randn(9, module.embedding_dim)).logsumexp(1).sum().backward()
+    grad = getattr(module, kind.entries[0]).grad
+    assert grad.any() and not grad[PAD].any()
+
+
+@every_factored_kind
+def test_another_shape_is_refused(kind):
+    with pytest.raises(ConfigurationError, match="shape"):
+        table(kind).upgrade_state_dict_named({"t.weight": torch.zeros(3, 5)}, "t")
+
+
+@every_factored_kind
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_refused(kind, bad):
+    weight = torch.zeros(37, 5)
+    weight[7, 3] = bad
+    with pytest.raises(CheckpointError, match="t.weight.*infinity or NaN in 1 rows.*earlier"):
+        table(kind).upgrade_state_dict_named({"t.weight": weight}, "t")
