@@ -2,17 +2,6 @@
 
 A corpus is one long sequence x_1 .. x_n. What precedes x_1 is the end of a sentence, which is so
 never predicted itself. A model reads the corpus in segments; of each only sums are kept.
-
-Note [How a corpus is cut]
---------------------------
-A model with a state reads B contiguous streams side by side, segment by segment, and takes its
-state from each to the next. Stream b holds the tokens b n / B .. (b + 1) n / B, rounded down, so
-that some are one token longer; the others' ends are padded. A stream's first input is the token
-that precedes it in the corpus, but its first state is fresh: that is what B > 1 costs. The
-training task validates so, and the figures are equal where B and the segments are.
-
-A model without a state reads blocks of T tokens, of which the first C only repeat the end of the
-block before (``fairseq-eval-lm --tokens-per-sample T --context-window C``).
 """
 
 from __future__ import annotations
@@ -29,9 +18,7 @@ from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.cache import check_interpolation, interpolate
 from spectral_fairseq.lm.cache import ContinuousCache
 from spectral_fairseq.lm.carry import Carry
-
-Corpus = Any
-"""``len(corpus)`` tokens, of which ``corpus[a:b]`` is a tensor of integers: a tensor will do."""
+from spectral_fairseq.lm.streams import ContiguousStreams, Corpus, Segment
 
 Progress = Callable[[int], None]
 """Called with the number of tokens just done."""
@@ -39,19 +26,6 @@ Progress = Callable[[int], None]
 
 def _ignore(tokens: int) -> None:
     pass
-
-
-@dataclass
-class Segment:
-    """A piece of a corpus, as a model reads it.
-
-    Attributes:
-        tokens: inputs, shape (R, S).
-        targets: the token after each, shape (R, S); padding where nothing is predicted.
-    """
-
-    tokens: Tensor
-    targets: Tensor
 
 
 @dataclass
@@ -136,25 +110,11 @@ class StreamReader(Reader):
         self.segment = segment
 
     def segments(self, corpus: Corpus) -> Iterator[Segment]:
-        """As in the base; see Note [How a corpus is cut]."""
-        total = len(corpus)
-        if total < self.streams:
-            raise DataError(
-                f"at least one token for each of {self.streams} streams",
-                f"a corpus of {total} tokens", "Take fewer streams.",
-            )  # fmt: skip
-        bounds = [stream * total // self.streams for stream in range(self.streams + 1)]
-        length = -(-total // self.streams)
-        for begin in range(0, length, self.segment):
-            size = min(self.segment, length - begin)
-            tokens = torch.full((self.streams, size), self.padding)
-            targets = torch.full((self.streams, size), self.padding)
-            for row, (start, over) in enumerate(zip(bounds, bounds[1:])):
-                first, end = start + begin, min(start + begin + size, over)
-                if first < end:
-                    tokens[row, : end - first] = self.inputs(corpus, first, end)
-                    targets[row, : end - first] = corpus[first:end].long()
-            yield Segment(tokens, targets)
+        """The segments of all streams side by side; see :mod:`spectral_fairseq.lm.streams`."""
+        streams = ContiguousStreams(corpus, self.streams, self.padding, self.start)
+        for begin in range(0, streams.length, self.segment):
+            size = min(self.segment, streams.length - begin)
+            yield streams.segment(begin, size, range(self.streams))
 
     def predict(self, segment: Segment, carry: Carry) -> Predictions:
         """As in the base."""
