@@ -15,10 +15,10 @@ from spectral_fairseq.plugin.tasks.corpus import Corpus
 # Note [Streams, slots and workers]
 # An update reads the same stretch of all streams: from `batch_size` streams in each micro-batch,
 # `slots` micro-batches one after the other (--update-freq) on each of `workers` workers. Streams
-# that are read together form a group, and group g = slot * workers + worker. So the host's way of
-# dealing out batches, one to each worker in turn, gives every worker its own groups; one worker
-# with two slots goes through the same groups as two workers with one; and a state that is stored
-# by group serves any such division.
+# that are read together form a group, and group g = slot * workers + worker. fairseq deals out
+# batches to the workers in turn, so every worker gets its own groups; one worker with two slots
+# reads the same groups as two workers with one slot; and a state that is stored by group can be
+# restored under any such division.
 
 
 class Streams(FairseqDataset):
@@ -28,13 +28,13 @@ class Streams(FairseqDataset):
     Note [Streams, slots and workers].
 
     Args:
-        corpus: what to cut.
+        corpus: the tokens to cut into streams.
         batch_size: B, streams of a micro-batch.
-        slots: micro-batches a worker takes in one update.
+        slots: micro-batches that a worker reads in one update.
         workers: workers that share the corpus.
         pad: index of the padding word.
-        trim: leave out the last tokens if the streams cannot have equally many, as training
-            does; else some streams are one token longer than others, and no token is left out.
+        trim: leave out the last tokens so that all streams have equally many, as training does;
+            otherwise no token is left out, and some streams are one token longer than others.
 
     Raises:
         DataError: fewer tokens than streams.
