@@ -1,6 +1,6 @@
 """The lengths of the segments through which gradients are propagated back in time (BPTT).
 
-Merity, Keskar, Socher: "Regularizing and Optimizing LSTM Language Models", ICLR 2018, section 5,
+Merity, Keskar, Socher: "Regularizing and Optimizing LSTM Language Models", ICLR 2018, section 4.1,
 https://arxiv.org/abs/1708.02182. A new length for every update lets each token's gradient reach
 back over a different distance in each epoch.
 """
