@@ -24,7 +24,7 @@ from spectral_fairseq.plugin.models.options import SpectralOptions
 from spectral_fairseq.plugin.models.transformer_xl import TransformerXLConfig
 from spectral_fairseq.plugin.optim.nt_asgd import NTASGDConfig
 from spectral_fairseq.plugin.optim.nt_asgd_schedule import NTASGDScheduleConfig
-from spectral_fairseq.plugin.tasks.stateful_language_modeling import StatefulLanguageModelingConfig
+from spectral_fairseq.plugin.tasks.stateful_options import StatefulLanguageModelingConfig
 
 PAGE = Path(__file__).resolve().parents[1] / "flags.md"
 

@@ -1,19 +1,8 @@
 """Exact perplexity of a corpus of any length: every token once, in order, in bounded memory.
 
 A corpus is one long sequence x_1 .. x_n. The token before x_1 is an end of sentence, which itself
-is not predicted. A model reads the corpus in segments, and only sums are kept of each segment.
-
-Note [How a corpus is cut]
---------------------------
-A model with a state reads B contiguous streams side by side, segment by segment, and carries its
-state from each segment to the next. Stream b holds the tokens b n / B .. (b + 1) n / B, rounded
-down, so that some streams are one token longer; the ends of the others are padded. The first input
-of a stream is the token that precedes it in the corpus, but its first state is empty: this is the
-cost of B > 1. The training task validates in the same way, and the figures are equal if B and the
-segments are.
-
-A model without a state reads blocks of T tokens, of which the first C only repeat the end of the
-block before, like the context window of fairseq's eval_lm.
+is not predicted. A model reads the corpus in segments, and only sums are kept of each segment;
+:mod:`spectral_fairseq.lm.streams` says how the corpus is cut.
 """
 
 from __future__ import annotations
@@ -31,22 +20,7 @@ from spectral_fairseq.functional.continuous_cache import check_interpolation, in
 from spectral_fairseq.functional.progress_callback import ProgressCallback, ignore_progress
 from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.lm.continuous_cache import ContinuousCache
-
-Corpus = Any
-"""``len(corpus)`` tokens, of which ``corpus[a:b]`` is a tensor of integers; it can be a tensor."""
-
-
-@dataclass
-class Segment:
-    """A piece of a corpus in the form in which a model reads it.
-
-    Attributes:
-        tokens: inputs, shape (R, S).
-        targets: the token after each, shape (R, S); padding where nothing is predicted.
-    """
-
-    tokens: Tensor
-    targets: Tensor
+from spectral_fairseq.lm.streams import ContiguousStreams, Corpus, Segment
 
 
 @dataclass
@@ -132,26 +106,11 @@ class StreamReader(Reader):
         self.segment = segment
 
     def segments(self, corpus: Corpus) -> Iterator[Segment]:
-        """Yield the segments of B streams; see Note [How a corpus is cut]."""
-        total = len(corpus)
-        if total < self.streams:
-            raise DataError(
-                f"at least one token for each of {self.streams} streams",
-                f"a corpus of {total} tokens",
-                "Use fewer streams.",
-            )
-        bounds = [stream * total // self.streams for stream in range(self.streams + 1)]
-        length = -(-total // self.streams)
-        for begin in range(0, length, self.segment):
-            size = min(self.segment, length - begin)
-            tokens = torch.full((self.streams, size), self.padding)
-            targets = torch.full((self.streams, size), self.padding)
-            for row, (start, stop) in enumerate(zip(bounds, bounds[1:])):
-                first, end = start + begin, min(start + begin + size, stop)
-                if first < end:
-                    tokens[row, : end - first] = self.inputs(corpus, first, end)
-                    targets[row, : end - first] = corpus[first:end].long()
-            yield Segment(tokens, targets)
+        """The segments of all streams side by side; see :mod:`spectral_fairseq.lm.streams`."""
+        streams = ContiguousStreams(corpus, self.streams, self.padding, self.start)
+        for begin in range(0, streams.length, self.segment):
+            size = min(self.segment, streams.length - begin)
+            yield streams.segment(begin, size, range(self.streams))
 
     def predict(self, segment: Segment, carry: Carry) -> Predictions:
         """Run the model on one segment, from the state in ``carry``."""

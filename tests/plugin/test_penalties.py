@@ -13,7 +13,9 @@ from spectral_fairseq.functional.measures.mean_cosine import mean_cosine
 from spectral_fairseq.plugin.criterions.output_table import output_table
 from spectral_fairseq.plugin.criterions.penalties import PENALTIES
 from spectral_fairseq.plugin.criterions.penalties.needs import Words
+from spectral_fairseq.plugin.criterions.penalties.objective import FLAGS
 from spectral_fairseq.plugin.criterions.penalties.weight_norm import WEIGHT_NORM
+from spectral_fairseq.plugin.flags import finite_nonnegative
 from spectral_fairseq.plugin.models.tables import uncounted_rows
 from tests.plugin.conftest import (
     build_criterion,
@@ -25,8 +27,7 @@ from tests.plugin.conftest import (
 )
 
 NAMES = [penalty.name for penalty in PENALTIES]
-NOTHING = {"cosreg_weight": 0.0, "weight_norm_weight": 0.0, "spectrum_weight": 0.0}
-NOTHING["orthogonality_weights"] = "0,0,0,0"
+NOTHING = {penalty.weight.name: penalty.weight.default for penalty in PENALTIES}
 
 # flag -> (key in the logs, its naive form on the counted rows W of the table, float64)
 NAIVE = {
@@ -152,12 +153,7 @@ def test_zero_weight_equals_the_plain_criterion_bit_for_bit(task, name):
 
 
 ALL = {
-    "cosreg_weight": 0.5,
-    "weight_norm_weight": 0.1,
-    "spectral_normalization_weight": 0.01,
-    "d_optimal_weight": 0.02,
-    "spectrum_weight": 0.1,
-    "orthogonality_weights": "0.1,0.1,0.1,0.1",
+    **{name: 0.1 if off == 0.0 else "0.1,0.1,0.1,0.1" for name, off in NOTHING.items()},
     "adversarial_epsilon": 0.05,
     "label_smoothing": 0.1,
 }
@@ -313,11 +309,7 @@ def test_half_precision_parameters_give_float32_penalties(task):
 @pytest.mark.parametrize(
     "flag",
     [
-        "cosreg_weight",
-        "weight_norm_weight",
-        "weight_norm_target",
-        "spectral_normalization_weight",
-        "d_optimal_weight",
+        *(flag.name for flag in FLAGS if flag.parse is finite_nonnegative),
         "adversarial_epsilon",
         "label_smoothing",
     ],

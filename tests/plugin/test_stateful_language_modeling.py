@@ -17,9 +17,10 @@ from spectral_fairseq.errors import (
     UnsupportedError,
 )
 from spectral_fairseq.plugin.tasks.corpus import Corpus
-from spectral_fairseq.plugin.tasks.stateful_language_modeling import (
+from spectral_fairseq.plugin.tasks.stateful_language_modeling import StatefulLanguageModelingTask
+from spectral_fairseq.plugin.tasks.stateful_options import (
     StatefulLanguageModelingConfig,
-    StatefulLanguageModelingTask,
+    update_freq_in,
 )
 from tests.plugin.conftest import build_criterion, words
 
@@ -481,7 +482,7 @@ def test_a_model_without_state_is_refused(tiny_lm_data):
     config = convert_namespace_to_omegaconf(args)
     OmegaConf.to_container(config, resolve=True)
     task = StatefulLanguageModelingTask.setup_task(config.task)
-    assert (task._slots(1), task._slots(2), task._slots(3)) == (2, 4, 4)
+    assert [update_freq_in(config.task, epoch) for epoch in (1, 2, 3)] == [2, 4, 4]
     with pytest.raises(ConfigurationError, match="--arch transformer_lm.*awd_lstm_wt2"):
         task.build_model(config.model)
 

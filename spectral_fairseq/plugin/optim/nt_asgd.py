@@ -1,4 +1,4 @@
-"""Optimiser ``nt_asgd``: SGD that averages its iterates once its schedule says so."""
+"""Optimiser ``nt_asgd``: SGD that averages its iterates from a point that its schedule finds."""
 
 # No "from __future__ import annotations" here: fairseq and omegaconf read the field types.
 from dataclasses import dataclass, field
@@ -33,7 +33,8 @@ class NTASGDConfig(FairseqDataclass):
 class NTASGD(FairseqOptimizer):
     """Non-monotonically triggered averaged SGD, to be used with ``--lr-scheduler nt_asgd``.
 
-    Merity, Keskar, Socher, ICLR 2018 (Regularizing and Optimizing LSTM Language Models).
+    Merity, Keskar, Socher: "Regularizing and Optimizing LSTM Language Models", ICLR 2018,
+    section 3, https://arxiv.org/abs/1708.02182
 
     Args:
         cfg: the flags.
@@ -58,7 +59,7 @@ class NTASGD(FairseqOptimizer):
     def load_state_dict(
         self, state_dict: Dict[str, Any], optimizer_overrides: Optional[Dict[str, Any]] = None
     ) -> None:
-        """Go on from a saved state.
+        """Continue from a saved state.
 
         Args:
             state_dict: of the torch optimiser.
@@ -76,13 +77,13 @@ def averaged_sgd(optimizer: FairseqOptimizer) -> AveragedSGD:
     """The optimiser under fairseq's wrappers for half precision.
 
     Args:
-        optimizer: as the trainer holds it.
+        optimizer: the trainer's.
 
     Returns:
         The torch optimiser.
 
     Raises:
-        ConfigurationError: it is not the one of ``--optimizer nt_asgd``.
+        ConfigurationError: the optimiser is not ``--optimizer nt_asgd``.
     """
     inner = optimizer.optimizer
     if not isinstance(inner, AveragedSGD):
@@ -95,18 +96,18 @@ def averaged_sgd(optimizer: FairseqOptimizer) -> AveragedSGD:
 
 
 def show_averages(optimizer: FairseqOptimizer) -> None:
-    """Let the model hold the averages, also where it is a half-precision copy."""
+    """Put the averages into the model, which may be a half-precision copy."""
     if averaged_sgd(optimizer).use_averages():
         _update_copy(optimizer)
 
 
 def show_iterates(optimizer: FairseqOptimizer) -> None:
-    """Let the model hold the weights that are trained."""
+    """Put the weights that are trained into the model."""
     if averaged_sgd(optimizer).use_iterates():
         _update_copy(optimizer)
 
 
 def _update_copy(optimizer: FairseqOptimizer) -> None:
-    # FP16Optimizer trains a float32 copy; the others train the model's own parameters.
+    # FP16Optimizer trains a float32 copy of the parameters, which the model does not see.
     if hasattr(optimizer, "_sync_fp32_params_to_fp16"):
         optimizer._sync_fp32_params_to_fp16()

@@ -1,4 +1,4 @@
-"""Schedule ``nt_asgd``: a constant learning rate, and the epoch in which averaging starts."""
+"""Schedule ``nt_asgd``: a constant learning rate, and the start of averaging."""
 
 # No "from __future__ import annotations" here: fairseq and omegaconf read the field types.
 import logging
@@ -43,19 +43,19 @@ class NTASGDScheduleConfig(FairseqDataclass):
 
 @register_lr_scheduler("nt_asgd", dataclass=NTASGDScheduleConfig)
 class NTASGDSchedule(FairseqLRScheduler):
-    """Watches the validation loss, for ``--optimizer nt_asgd``.
+    """Starts averaging when the validation loss stops improving, for ``--optimizer nt_asgd``.
 
-    The criterion is checked once an epoch. After it fired it starts anew on the losses of the
-    averages, and ends training where ``--nt-asgd-stop`` asks for that. The end is a learning
-    rate of 0, which fairseq takes as a reason to stop (``--stop-min-lr 0``).
+    The non-monotonic criterion is checked once an epoch. When it is met, it is reset and then
+    checked on the losses of the averages; with ``--nt-asgd-stop`` training ends when it is met
+    again. Training ends by a learning rate of 0, at which fairseq stops (``--stop-min-lr 0``).
 
-    A checkpoint of the end of an epoch is written before that epoch's loss is checked here, and
-    holds the loss elsewhere (nt_asgd_trainer.py). So a resumed run decides anew, and by the flags
-    that it is given.
+    The checkpoint at the end of an epoch is written before that epoch's loss is checked here, and
+    holds the loss elsewhere (hooks/nt_asgd.py). A resumed run therefore checks it again, with the
+    flags that it is given.
 
     Args:
         cfg: the flags.
-        optimizer: as the trainer holds it.
+        optimizer: the trainer's.
 
     Raises:
         ConfigurationError: another optimiser, several learning rates, or a negative interval.
@@ -76,15 +76,15 @@ class NTASGDSchedule(FairseqLRScheduler):
         self.resumed = False  # whether a state was loaded
 
     def state_dict(self) -> Dict[str, Any]:
-        """Plain numbers only."""
+        """The losses seen so far, as plain numbers."""
         return {"best": self.best, "history": list(self.trigger.history)}
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """Go on from a saved state.
+        """Continue from a saved state.
 
         Args:
-            state_dict: from :meth:`state_dict`; another schedule's state has no history, so
-                the checks begin anew.
+            state_dict: from :meth:`state_dict`. The state of another schedule has no history, so
+                the checks start over.
         """
         self.best = state_dict.get("best")
         self.trigger.history = list(state_dict.get("history", ()))
@@ -95,7 +95,7 @@ class NTASGDSchedule(FairseqLRScheduler):
 
         Args:
             epoch: its number.
-            val_loss: of the first validation set; None where the epoch was not validated.
+            val_loss: on the first validation set; None if the epoch was not validated.
         """
         if val_loss is None or self.stopped:
             return
@@ -123,7 +123,7 @@ class NTASGDSchedule(FairseqLRScheduler):
             num_updates: updates taken.
 
         Returns:
-            The rate: ``--lr``, less during warm-up, 0 at the end.
+            The learning rate: ``--lr``, less during warm-up, 0 to end training.
         """
         if self.stopped:
             self.optimizer.set_lr(0.0)

@@ -1,1 +1,1 @@
-"""fairseq tasks: ``stateful_language_modeling`` and its data, from corpus to segments."""
+"""The fairseq task ``stateful_language_modeling`` and its data, from corpus to segments."""

@@ -1,23 +1,27 @@
-"""A split as one sequence of tokens, sentence after sentence."""
+"""A split of a monolingual data folder as one sequence of tokens, sentence after sentence."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 import torch
-from fairseq.data import FairseqDataset
+from fairseq.data import Dictionary, FairseqDataset, data_utils
 from torch import Tensor
 
-# Sentences turned into one array at a time: millions of small ones would need twice the memory.
+from spectral_fairseq.errors import MissingDataError
+
+# The number of sentences that are joined at a time: joining millions of small arrays at once would
+# need twice the memory.
 _BLOCK = 10_000
 
 
 class Corpus(FairseqDataset):
     """All sentences of a split in their order, each ending as ``fairseq-preprocess`` left it.
 
-    Held in memory, four bytes a token, because every segment touches all streams: reads all
-    over the file would cost more than the model of a small language model does.
+    The tokens are held in memory, four bytes each, because every segment touches all streams: a
+    read from the disk for each of them would take longer than a small language model.
 
     Args:
         sentences: one-dimensional tensors of word indices.
@@ -42,3 +46,28 @@ class Corpus(FairseqDataset):
     def __getitem__(self, index: int) -> Tensor:
         """The token at ``index``."""
         return self.tokens[1 + index]
+
+
+def sentences_in(folder: str, split: str, dictionary: Dictionary, kind: Any, combine: bool) -> Any:
+    """The sentences of a split, not yet in memory.
+
+    Args:
+        folder: written by ``fairseq-preprocess --only-source``.
+        split: such as ``train``.
+        dictionary: of the words.
+        kind: ``--dataset-impl``.
+        combine: go on with ``train1``, ``train2`` and so on.
+
+    Raises:
+        MissingDataError: no such split.
+    """
+    prefix = os.path.join(folder, split)
+    sentences = data_utils.load_indexed_dataset(prefix, dictionary, kind, combine=combine)
+    if sentences is None:
+        raise MissingDataError(
+            f"the split '{split}' in the data folder {folder}",
+            f"no {prefix}.idx",
+            "Give the name of a split that exists (--train-subset, --valid-subset), or "
+            "prepare it with fairseq-preprocess --only-source.",
+        )
+    return sentences

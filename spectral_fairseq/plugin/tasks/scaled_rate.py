@@ -1,4 +1,4 @@
-"""One update with another learning rate."""
+"""A context in which an optimiser has another learning rate."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Iterator
 
 @contextlib.contextmanager
 def scaled_rate(optimizer: Any, factor: float) -> Iterator[None]:
-    """Multiply all learning rates, and put the old ones back whatever happens.
+    """Multiply all learning rates, and restore them afterwards, whatever happens.
 
     Args:
-        optimizer: fairseq's, wrapped for half precision or not.
-        factor: what to multiply with.
+        optimizer: of fairseq, wrapped for half precision or not.
+        factor: factor of the learning rates.
     """
     groups = list(optimizer.param_groups)
     rates = [group["lr"] for group in groups]

@@ -1,7 +1,8 @@
-"""How long the segments are for which gradients are propagated back through time (BPTT).
+"""The lengths of the segments through which gradients are propagated back in time (BPTT).
 
-"Regularizing and Optimizing LSTM Language Models", section 4.1: lengths drawn anew for every update
-let each token's gradient reach back a different way in each epoch.
+Merity, Keskar, Socher: "Regularizing and Optimizing LSTM Language Models", ICLR 2018, section 4.1,
+https://arxiv.org/abs/1708.02182. A new length for every update lets each token's gradient reach
+back over a different distance in each epoch.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def sampled_lengths(total: int, length: int, generator: np.random.Generator) -> 
     Args:
         total: tokens of the stream.
         length: L, the usual length.
-        generator: what to draw from.
+        generator: source of randomness.
 
     Returns:
         Lengths that sum to ``total``.
@@ -51,8 +52,8 @@ def sampled_lengths(total: int, length: int, generator: np.random.Generator) -> 
 
 
 def _cut(total: int, shortest: int, draw: Callable[[], int]) -> List[int]:
-    # A rest below `shortest` joins the segment before it: a whole update from a token or two
-    # would be noise, and streams that are one token shorter than others would have none in it.
+    # A remainder below `shortest` joins the segment before it: an update from one or two tokens
+    # would be noise, and streams that are one token shorter than others would have no token in it.
     lengths = []
     left = total
     while left > 0:

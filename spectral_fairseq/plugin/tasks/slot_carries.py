@@ -1,4 +1,4 @@
-"""The carries of one pass over the streams: one for each micro-batch of an update."""
+"""The states of the streams in one pass: a carry for each micro-batch of an update."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class SlotCarries:
         self._before.clear()
 
     def at(self, slot: int, segment: int) -> Carry:
-        """The carry for one micro-batch, as it has to be before it.
+        """The carry for one micro-batch, in the state that the micro-batch starts from.
 
-        The first segment starts afresh. The host feeds a micro-batch a second time after some
-        failures (overflow under --amp, memory in validation); it then starts again from where
-        it started before.
+        The first segment starts with a fresh state. fairseq feeds a micro-batch a second time after
+        some failures (overflow under --amp, out of memory in validation); it then starts from the
+        same state as the first time.
 
         Args:
             slot: which micro-batch of the update.

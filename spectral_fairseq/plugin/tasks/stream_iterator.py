@@ -1,4 +1,4 @@
-"""Where training stands in its streams, the carried states included; saved and restored."""
+"""The position of training in its streams, with the carried states; saved and restored."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from spectral_fairseq.plugin.tasks.streams import Streams
 logger = logging.getLogger(__name__)
 
 # Note [States in the iterator's state]
-# What a task returns as its state is written by the host but never given back to it in training.
-# The iterator's state is, to every worker, and goes with --reset-dataloader and
-# --finetune-from-model, which is right for states that belong to a position in the data. One
-# worker writes, so the states of all are gathered before (hooks/streams.py).
+# fairseq saves a task's state, but never gives it back to the task in training. It gives the
+# iterator's state back to every worker, and drops it with --reset-dataloader and
+# --finetune-from-model, which is right for states that belong to a position in the data. A single
+# worker writes the checkpoint, so the states of all workers are gathered first (hooks/streams.py).
 
 
 class StreamIterator(EpochBatchIterator):
     """The micro-batches of one epoch for one worker, in order.
 
     Args:
-        streams: what to go through.
+        streams: the streams to read.
         shard_id: number of this worker.
         epoch: from 1.
         num_workers: processes that load data.
@@ -54,16 +54,16 @@ class StreamIterator(EpochBatchIterator):
 
     def _get_iterator_for_epoch(self, *args: Any, **kwargs: Any) -> Any:
         found = super()._get_iterator_for_epoch(*args, **kwargs)
-        # In some hosts the sampler keeps a method of this iterator, which so belongs to a cycle.
-        # The garbage collector would end its loading processes late, and, as it closes their
-        # queues first, only after waiting 5 seconds for each of them.
+        # In some versions of fairseq the sampler keeps a method of this iterator, which makes a
+        # reference cycle. The garbage collector would end the loading processes late, and, because
+        # it closes their queues first, only after waiting 5 seconds for each of them.
         sampler = getattr(self, "epoch_batch_sampler", None)
         if sampler is not None:
-            sampler.ordered_batches = None  # asked for once, when the sampler was made
+            sampler.ordered_batches = None  # used once, when the sampler was made
         return found
 
     def state_dict(self) -> Dict[str, Any]:
-        """The host's own entries; within an epoch ``streams`` with the states by group."""
+        """fairseq's entries and, within an epoch, ``streams`` with the states by group."""
         state = super().state_dict()
         if state["iterations_in_epoch"] > 0:
             segment = state["iterations_in_epoch"] // self.streams.slots
@@ -78,11 +78,11 @@ class StreamIterator(EpochBatchIterator):
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Go to a saved position and take this worker's states from it.
 
-        Where the streams have changed since, go to the same share of the epoch and start them
-        afresh there, with a warning.
+        If the streams have changed since, go to the same share of the epoch and start them there
+        with fresh states, with a warning.
 
         Args:
-            state_dict: what :meth:`state_dict` returned, in whichever worker.
+            state_dict: what :meth:`state_dict` returned, in any worker.
         """
         self.carries.reset()
         segment = 0

@@ -9,15 +9,16 @@ import torch
 from fairseq.data import FairseqDataset
 
 from spectral_fairseq.errors import DataError
+from spectral_fairseq.lm.streams import ContiguousStreams
 from spectral_fairseq.plugin.tasks.corpus import Corpus
 
 # Note [Streams, slots and workers]
 # An update reads the same stretch of all streams: from `batch_size` streams in each micro-batch,
 # `slots` micro-batches one after the other (--update-freq) on each of `workers` workers. Streams
-# that are read together form a group, and group g = slot * workers + worker. So the host's way of
-# dealing out batches, one to each worker in turn, gives every worker its own groups; one worker
-# with two slots goes through the same groups as two workers with one; and a state that is stored
-# by group serves any such division.
+# that are read together form a group, and group g = slot * workers + worker. fairseq deals out
+# batches to the workers in turn, so every worker gets its own groups; one worker with two slots
+# reads the same groups as two workers with one slot; and a state that is stored by group can be
+# restored under any such division.
 
 
 class Streams(FairseqDataset):
@@ -27,13 +28,13 @@ class Streams(FairseqDataset):
     Note [Streams, slots and workers].
 
     Args:
-        corpus: what to cut.
+        corpus: the tokens to cut into streams.
         batch_size: B, streams of a micro-batch.
-        slots: micro-batches a worker takes in one update.
+        slots: micro-batches that a worker reads in one update.
         workers: workers that share the corpus.
         pad: index of the padding word.
-        trim: leave out the last tokens if the streams cannot have equally many, as training
-            does; else some streams are one token longer than others, and no token is left out.
+        trim: leave out the last tokens so that all streams have equally many, as training does;
+            otherwise no token is left out, and some streams are one token longer than others.
 
     Raises:
         DataError: fewer tokens than streams.
@@ -47,17 +48,16 @@ class Streams(FairseqDataset):
         count = self.groups * batch_size
         if len(corpus) < count:
             raise DataError(
-                f"at least one token for each of {count} streams (batch size {batch_size} x "
+                f"at least one token for each of {count} streams (--batch-size {batch_size} x "
                 f"--update-freq {slots} x {workers} workers)",
                 f"a corpus of {len(corpus)} tokens",
                 "Use fewer streams, --update-freq or workers, or more text.",
             )
-        self._tokens = corpus.tokens
         self._pad = pad
         self.trimmed = len(corpus) % count if trim else 0
-        # Where each stream starts, and where the last one ends: shape (count + 1,).
-        self._bounds = torch.arange(count + 1) * (len(corpus) - self.trimmed) // count
-        self.length = int((self._bounds[1:] - self._bounds[:-1]).max())
+        tokens = corpus.tokens[1 : 1 + len(corpus) - self.trimmed]
+        self._streams = ContiguousStreams(tokens, count, pad, start=int(corpus.tokens[0]))
+        self.length = self._streams.length
         self.cut([self.length])
 
     def cut(self, lengths: Sequence[int]) -> None:
@@ -81,21 +81,15 @@ class Streams(FairseqDataset):
         ``segment`` and ``slot`` say whose state it continues.
         """
         segment, group = divmod(index, self.groups)
-        rows = torch.arange(group * self.batch_size, (group + 1) * self.batch_size)
-        steps = torch.arange(self.lengths[segment]) + self.starts[segment]
-        positions = self._bounds[rows, None] + steps  # [B, T]
-        outside = positions >= self._bounds[rows + 1, None]
-        positions = positions.masked_fill(outside, 0)
-        # tokens[i] is read and tokens[i + 1] predicted: the corpus starts with one more.
-        source = self._tokens[positions].long().masked_fill(outside, self._pad)
-        target = self._tokens[positions + 1].long().masked_fill(outside, self._pad)
-        lengths = outside.logical_not().sum(dim=1)
+        rows = range(group * self.batch_size, (group + 1) * self.batch_size)
+        piece = self._streams.segment(self.starts[segment], self.lengths[segment], rows)
+        lengths = piece.targets.ne(self._pad).sum(dim=1)
         return {
-            "id": rows + segment * self.groups * self.batch_size,
+            "id": torch.tensor(rows) + segment * self.groups * self.batch_size,
             "nsentences": self.batch_size,
             "ntokens": int(lengths.sum()),
-            "net_input": {"src_tokens": source, "src_lengths": lengths},
-            "target": target,
+            "net_input": {"src_tokens": piece.tokens, "src_lengths": lengths},
+            "target": piece.targets,
             "segment": segment,
             "slot": group // self.workers,
         }

@@ -1,0 +1,96 @@
+"""A corpus as contiguous streams that are read side by side, segment by segment.
+
+Note [How a corpus is cut]
+--------------------------
+A model with a state reads B contiguous streams side by side, segment by segment, and takes its
+state from each segment to the next. Stream b holds the tokens b n / B .. (b + 1) n / B, rounded
+down, so some streams are one token longer than others, whose ends are padded. A stream's first
+input is the token that precedes it in the corpus, but its first state is fresh: that is what B > 1
+costs. Training, validation and ``evaluate-lm`` all read corpora with this file, so their figures
+are equal where B and the segments are.
+
+A model without a state reads blocks of T tokens, of which the first C only repeat the end of the
+block before (``fairseq-eval-lm --tokens-per-sample T --context-window C``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spectral_fairseq.errors import DataError
+
+Corpus = Any
+"""``len(corpus)`` tokens, of which ``corpus[a:b]`` is a tensor of integers: a tensor will do."""
+
+
+@dataclass
+class Segment:
+    """A piece of a corpus, as a model reads it.
+
+    Attributes:
+        tokens: inputs, shape (R, S).
+        targets: the token after each, shape (R, S); padding where nothing is predicted.
+    """
+
+    tokens: Tensor
+    targets: Tensor
+
+
+class ContiguousStreams:
+    """The streams of a corpus; see Note [How a corpus is cut].
+
+    Args:
+        corpus: its tokens.
+        streams: B.
+        padding: index that is no word.
+        start: index of the token that precedes the corpus.
+
+    Attributes:
+        length: tokens of the longest stream.
+
+    Raises:
+        DataError: fewer tokens than streams.
+    """
+
+    def __init__(self, corpus: Corpus, streams: int, padding: int, start: int) -> None:
+        total = len(corpus)
+        if total < streams:
+            raise DataError(
+                f"at least one token for each of {streams} streams",
+                f"a corpus of {total} tokens",
+                "Use fewer streams or more text.",
+            )
+        self.corpus, self.padding, self.start = corpus, padding, start
+        # Where each stream starts, and where the last one ends.
+        self.bounds = [stream * total // streams for stream in range(streams + 1)]
+        self.length = -(-total // streams)
+
+    def segment(self, begin: int, size: int, rows: range) -> Segment:
+        """The tokens ``begin`` .. ``begin + size`` of some streams, shape (R, size).
+
+        Args:
+            begin: position in each stream.
+            size: number of tokens; streams that end before have padding in their place.
+            rows: the streams, R of them.
+        """
+        starts = torch.tensor([self.bounds[row] + begin for row in rows])
+        ends = torch.tensor([self.bounds[row + 1] for row in rows])
+        both = torch.stack([self._around(first, size) for first in starts.tolist()]).long()
+        outside = starts.unsqueeze(1) + torch.arange(size) >= ends.unsqueeze(1)  # [R, size]
+        return Segment(
+            both[:, :-1].masked_fill(outside, self.padding),
+            both[:, 1:].masked_fill(outside, self.padding),
+        )
+
+    def _around(self, first: int, size: int) -> Tensor:
+        """``size`` tokens from ``first`` on and the one before them, shape (size + 1,)."""
+        piece = self.corpus[max(first - 1, 0) : first + size]
+        if len(piece) == size + 1:
+            return piece
+        before = [self.start] if first == 0 else []
+        after = [self.padding] * (size + 1 - len(before) - len(piece))
+        return torch.cat([piece.new_tensor(before), piece, piece.new_tensor(after)])

@@ -1,0 +1,67 @@
+"""From the flags of batches to streams: how many, how long, and cut into which segments."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional
+
+import numpy as np
+
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.plugin.tasks.segment_lengths import fixed_lengths, sampled_lengths
+
+
+def checked_batch_size(
+    batch_size: Optional[int], length: int, max_tokens: Optional[int], max_positions: Any
+) -> int:
+    """The number of streams of a micro-batch.
+
+    Args:
+        batch_size: ``--batch-size``.
+        length: ``--tokens-per-sample``.
+        max_tokens: ``--max-tokens``, an upper bound for a micro-batch of full segments.
+        max_positions: the longest segment that the model reads, one or several limits.
+
+    Raises:
+        ConfigurationError: no batch size, or segments that exceed a limit.
+    """
+    if not batch_size:
+        raise ConfigurationError(
+            "--batch-size, the number of streams that are read in parallel",
+            "none" if max_tokens is None else f"--max-tokens {max_tokens} alone",
+            "Add --batch-size (and --batch-size-valid).",
+        )
+    if max_tokens is not None and batch_size * length > max_tokens:
+        raise ConfigurationError(
+            "--max-tokens of at least --batch-size x --tokens-per-sample = "
+            f"{batch_size} x {length}",
+            str(max_tokens),
+            "Leave --max-tokens out, or lower one of the two.",
+        )
+    limits = [max_positions] if isinstance(max_positions, (int, float)) else max_positions or ()
+    if any(limit is not None and limit < length for limit in limits):
+        raise ConfigurationError(
+            f"--tokens-per-sample within the model's limit of {min(limits)}",
+            str(length),
+            "Lower --tokens-per-sample, or raise the model's limit.",
+        )
+    return batch_size
+
+
+def streams_to_evaluate(batch_size: int, tokens: int, workers: int) -> int:
+    """The number of streams of a micro-batch with at least one token in each, or one stream."""
+    return batch_size if tokens >= batch_size * workers else max(1, tokens // workers)
+
+
+def training_lengths(total: int, options: Any, seed: int, epoch: int) -> List[int]:
+    """The segments of a training epoch, a function of seed and epoch alone.
+
+    Args:
+        total: tokens of a stream.
+        options: the flags of the task.
+        seed: ``--seed``.
+        epoch: from 1.
+    """
+    if options.variable_bptt:
+        generator = np.random.default_rng([seed, epoch])
+        return sampled_lengths(total, options.tokens_per_sample, generator)
+    return fixed_lengths(total, options.tokens_per_sample)

@@ -1,0 +1,87 @@
+"""docs/adding_a_penalty.md, followed literally in a copy of the repository."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "adding_a_penalty.md"
+if not PAGE.exists():
+    pytest.skip("the documentation is not beside these tests", allow_module_level=True)
+
+FILE = re.compile(r"^`(\S+)`\n\n```(python|diff)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMANDS = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def patched(text, diff):
+    """``text`` with each line marked + inserted behind the line that precedes it in ``diff``."""
+    lines, at = text.splitlines(), None
+    for line in diff.splitlines():
+        if line.startswith("+"):
+            at += 1
+            lines.insert(at, line[1:])
+        else:
+            assert lines.count(line[1:]) == 1, f"not found once: {line[1:]}"
+            at = lines.index(line[1:])
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    """A copy in which steps 1 to 4 are done."""
+    folder = tmp_path_factory.mktemp("repository")
+    for name in ("spectral_fairseq", "tests", "docs"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    steps = FILE.findall(PAGE.read_text("utf-8"))
+    assert [kind for _, kind, _ in steps] == ["python", "python", "python", "diff"]
+    for path, kind, code in steps:
+        file = folder / path
+        assert file.exists() == (kind == "diff"), path
+        file.write_text(patched(file.read_text("utf-8"), code) if kind == "diff" else code, "utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(repository):
+    def run_in_copy(command, **variables):
+        path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+        threads = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        env = {**os.environ, **threads, "PATH": path, "PYTHONPATH": str(repository), **variables}
+        return subprocess.run(
+            command, cwd=repository, env=env, capture_output=True, text=True, timeout=300
+        )
+
+    return run_in_copy
+
+
+def test_the_commands_of_the_walk(run, repository, tiny_translation_data):
+    (commands,) = COMMANDS.findall(PAGE.read_text("utf-8"))
+    done = run(["bash", "-euc", commands], DATA=str(tiny_translation_data))
+    log = done.stdout + done.stderr
+    assert done.returncode == 0, log[-6000:]
+    assert "3 passed" in log
+    shares = re.findall(r"\| train \|.* \| top_share ([\d.]+) \|", log)
+    assert shares and all(0 < float(share) < 1 for share in shares)
+    row = "| `--top-share-weight` | 0 | weight of sigma_1^2 / sum_k sigma_k^2, "
+    assert row in (repository / "docs" / "flags.md").read_text("utf-8")
+
+
+def test_the_quartet_covers_the_new_penalty(run):
+    quartet = ["tests/plugin/test_penalties.py", "-k", "every_penalty or top_share"]
+    done = run([sys.executable, "-m", "pytest", "-q", "-rA", *quartet])
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert "test_bad_values_are_refused[-1.0-top_share_weight]" in done.stdout
+
+
+def test_its_style_and_types(run):
+    for tool in (["ruff", "check", "spectral_fairseq", "tests"], ["ruff", "format", "--check"]):
+        done = run([sys.executable, "-m", *tool])
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
