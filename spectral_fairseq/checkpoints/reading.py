@@ -165,15 +165,31 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 
 
+def torch_load(file: Any, **options: Any) -> Any:
+    """``torch.load`` that never runs code from the file; see Note [Two safe readers].
+
+    Args:
+        file: a path or an open file.
+        options: those of ``torch.load``, but for ``weights_only`` and ``pickle_module``.
+
+    Returns:
+        The content of the file.
+
+    Raises:
+        pickle.UnpicklingError: the file names an object outside the allow-list.
+        Exception: one of :data:`READ_FAILURES`, if the file is damaged.
+    """
+    if torch_release() < (2, 6):
+        return torch.load(file, pickle_module=_restricted_pickle(), **options)
+    torch.serialization.add_safe_globals(list(allowed_globals()))
+    return torch.load(file, weights_only=True, **options)
+
+
 def _read(file: Path) -> Any:
-    # See Note [Two safe readers].
     options: Dict[str, Any] = {"map_location": "cpu"}
     if torch_release() >= (2, 1) and _can_be_mapped(file):
         options["mmap"] = True
-    if torch_release() < (2, 6):
-        return torch.load(str(file), pickle_module=_restricted_pickle(), **options)
-    torch.serialization.add_safe_globals(list(allowed_globals()))
-    return torch.load(str(file), weights_only=True, **options)
+    return torch_load(str(file), **options)
 
 
 def _can_be_mapped(file: Path) -> bool:

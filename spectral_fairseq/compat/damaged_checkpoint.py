@@ -7,31 +7,15 @@ import os
 from typing import Any, Callable, Dict
 
 from spectral_fairseq.checkpoints.reading import READ_FAILURES, explain_failure, not_fairseq
-from spectral_fairseq.compat.patching import Outcome, is_ours, mended, not_needed, replace
+from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.errors import SpectralFairseqError
-
-NAME = "damaged checkpoint"
-DEFECT = (
-    "a truncated, damaged or foreign checkpoint fails with torch's internal error, which names "
-    "neither the file nor what to do."
-)
-
-
-def apply() -> Outcome:
-    """Explain what goes wrong in ``load_checkpoint_to_cpu``."""
-    from fairseq import checkpoint_utils
-
-    if is_ours(checkpoint_utils.load_checkpoint_to_cpu):
-        return not_needed("done before in this process")
-    replace(checkpoint_utils, "load_checkpoint_to_cpu", explain)
-    return mended("fairseq.checkpoint_utils.load_checkpoint_to_cpu raises CheckpointError")
 
 
 def explain(load_checkpoint_to_cpu: Callable[..., Dict[str, Any]]) -> Callable[..., Dict[str, Any]]:
     """Wrap fairseq's loader so that it raises :class:`CheckpointError`.
 
     Args:
-        load_checkpoint_to_cpu: the host's function.
+        load_checkpoint_to_cpu: fairseq's function.
 
     Returns:
         A function of the same signature. Missing and forbidden files keep the system's error,
@@ -48,9 +32,17 @@ def explain(load_checkpoint_to_cpu: Callable[..., Dict[str, Any]]) -> Callable[.
             # A dictionary without the entries that fairseq upgrades old checkpoints from.
             raise not_fairseq(path, {"... (no entry " + str(error) + ")": None}) from error
         except READ_FAILURES as error:
-            if not os.path.isfile(path):  # a remote path: the host's own error says more
+            if not os.path.isfile(path):  # a remote path: fairseq's own error says more
                 raise
             raise explain_failure(path, error) from error
         return state
 
     return load_or_explain
+
+
+PATCH = Patch(
+    name="damaged checkpoint",
+    reason="A truncated, damaged or foreign checkpoint fails with torch's internal error, which "
+    "names neither the file nor what to do.",
+    install=replaces({"fairseq.checkpoint_utils:load_checkpoint_to_cpu": explain}),
+)

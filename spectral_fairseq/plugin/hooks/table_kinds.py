@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable, Mapping
 
-from fairseq.models import BaseFairseqModel
-from fairseq.trainer import Trainer
 from torch import nn
 
 from spectral_fairseq.checkpoints.collapse import (
@@ -18,7 +16,7 @@ from spectral_fairseq.checkpoints.collapse import (
     WEIGHT_NORM_ENTRIES,
     entries_by_module,
 )
-from spectral_fairseq.compat.patching import replace
+from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.errors import CheckpointError, SpectralFairseqError
 
 KINDS = {"svd": SVD_ENTRIES, "weight-norm": WEIGHT_NORM_ENTRIES}
@@ -80,5 +78,14 @@ def _saying_why(load_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
     return load_or_say_why
 
 
-replace(BaseFairseqModel, "upgrade_state_dict", _checking)
-replace(Trainer, "load_checkpoint", _saying_why)
+PATCH = Patch(
+    name="kinds of tables",
+    reason="A checkpoint whose tables are stored in another way than the model's is refused with "
+    "the remedy, where fairseq only says that the architectures differ.",
+    install=replaces(
+        {
+            "fairseq.models:BaseFairseqModel.upgrade_state_dict": _checking,
+            "fairseq.trainer:Trainer.load_checkpoint": _saying_why,
+        }
+    ),
+)

@@ -8,7 +8,7 @@ import torch
 
 from spectral_fairseq.provenance import torch_release
 from tests.compat.conftest import train_arguments
-from tests.compat.host import Failure, Host
+from tests.compat.fairseq_process import Failure, FairseqProcess
 
 refused_by_torch = pytest.mark.skipif(
     torch_release() < (2, 6), reason="this torch refuses nothing by default"
@@ -57,13 +57,13 @@ CONTENTS = [
 
 
 @pytest.mark.parametrize("content", CONTENTS)
-def test_plain_content_loads(mended: Host, content: str) -> None:
-    assert mended.call(round_trip, content=content)
+def test_plain_content_loads(patched: FairseqProcess, content: str) -> None:
+    assert patched.call(round_trip, content=content)
 
 
 @refused_by_torch
 @pytest.mark.parametrize("content", CONTENTS)
-def test_the_bare_host_refuses_it(bare: Host, content: str) -> None:
+def test_fairseq_as_installed_refuses_it(bare: FairseqProcess, content: str) -> None:
     with pytest.raises(Failure, match="weights_only|Weights only"):
         bare.call(round_trip, content=content)
 
@@ -83,11 +83,11 @@ class Payload:
 
 
 @refused_by_torch
-def test_the_safety_stays_on(mended: Host, tmp_path: Path) -> None:
+def test_the_safety_stays_on(patched: FairseqProcess, tmp_path: Path) -> None:
     marker = tmp_path / "executed"
     torch.save({"model": {}, "args": Payload(marker)}, tmp_path / "evil.pt")
     with pytest.raises(Failure, match="exec"):
-        mended.call(load, path=str(tmp_path / "evil.pt"))
+        patched.call(load, path=str(tmp_path / "evil.pt"))
     assert not marker.exists()
 
 
@@ -99,14 +99,14 @@ def updates_in(path: str) -> int:
 
 
 def test_training_resumes_after_eval_bleu(
-    bare: Host, mended: Host, data: Path, tmp_path: Path
+    bare: FairseqProcess, patched: FairseqProcess, data: Path, tmp_path: Path
 ) -> None:
     bleu = ["--eval-bleu", "--eval-bleu-args", '{"beam": 1, "max_len_b": 3}']
     bleu += ["--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric"]
     for epochs, updates in (("1", 13), ("2", 26)):
         arguments = train_arguments(data, tmp_path, "--max-epoch", epochs, *bleu)
-        mended.cli("fairseq_cli.train", *arguments)
-        assert mended.call(updates_in, path=str(tmp_path / "checkpoint_last.pt")) == updates
+        patched.cli("fairseq_cli.train", *arguments)
+        assert patched.call(updates_in, path=str(tmp_path / "checkpoint_last.pt")) == updates
     if torch_release() >= (2, 6):
         with pytest.raises(Failure, match="weights_only|Weights only"):
             bare.call(updates_in, path=str(tmp_path / "checkpoint_last.pt"))
