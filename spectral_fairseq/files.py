@@ -1,4 +1,4 @@
-"""Files are written whole or not at all."""
+"""Files to read are regular files; files to write are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -18,6 +18,18 @@ _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _unfinished: Set[str] = set()
 
 
+def why_not_readable(path: Union[str, os.PathLike[str]]) -> Optional[str]:
+    """What is at ``path`` instead of a regular file, or None if there is one.
+
+    Devices and pipes may have no end, and opening a pipe waits for a writer.
+    """
+    if os.path.isfile(path):
+        return None
+    if os.path.isdir(path):
+        return "a folder"
+    return "a device or a pipe" if os.path.exists(path) else "no such file"
+
+
 @contextlib.contextmanager
 def replacing(path: Union[str, os.PathLike[str]]) -> Iterator[Path]:
     """Yield a new empty file to fill, which takes the place of ``path`` at the end of the block.
@@ -33,11 +45,10 @@ def replacing(path: Union[str, os.PathLike[str]]) -> Iterator[Path]:
         OSError: the system could not make, write or rename the file.
     """
     target = os.path.realpath(path)
-    if os.path.exists(target) and not os.path.isfile(target):
+    obstacle = why_not_readable(target)
+    if obstacle is not None and os.path.exists(target):
         raise OutputError(
-            f"a regular file, or none yet, at {path}",
-            "a folder" if os.path.isdir(target) else "a device or a pipe",
-            "Choose another output file.",
+            f"a regular file, or none yet, at {path}", obstacle, "Choose another output file."
         )
     folder, name = os.path.split(target)
     # Not tempfile.mkstemp, whose files nobody else may read, whatever the umask says.

@@ -17,6 +17,7 @@ from spectral_fairseq.compat import (
     damaged_checkpoint,
     dead_encoder_keys,
     fp16_without_cuda,
+    literal_settings,
     missing_data,
     numpy_names,
     prefetch_thread,
@@ -30,6 +31,7 @@ __all__ = ["PATCHES", "Applied", "Status", "patch_fairseq", "why_not_importable"
 PATCHES = (
     tail_batch.PATCH,
     safe_loading.PATCH,
+    literal_settings.PATCH,
     damaged_checkpoint.PATCH,
     numpy_names.PATCH,
     prefetch_thread.PATCH,

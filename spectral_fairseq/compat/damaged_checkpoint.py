@@ -1,4 +1,9 @@
-"""A checkpoint that fairseq cannot read ends in an error that names the file and the remedy."""
+"""A checkpoint that fairseq cannot read ends in an error that names the file and the remedy.
+
+This patch mostly changes error messages. It is worth its lines because a truncated checkpoint is
+what a full disk or a killed copy leaves, on the day when the run has to be resumed: the user needs
+to learn that another checkpoint of the run will do. It also keeps fairseq from waiting for a pipe.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,12 @@ import functools
 import os
 from typing import Any, Callable, Dict
 
-from spectral_fairseq.checkpoints.reading import READ_FAILURES, explain_failure, not_fairseq
+from spectral_fairseq.checkpoints.reading import (
+    READ_FAILURES,
+    checkpoint_file,
+    explain_failure,
+    not_fairseq,
+)
 from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.errors import SpectralFairseqError
 
@@ -24,6 +34,8 @@ def explain(load_checkpoint_to_cpu: Callable[..., Dict[str, Any]]) -> Callable[.
 
     @functools.wraps(load_checkpoint_to_cpu)
     def load_or_explain(path: str, *args: Any, **kwargs: Any) -> Dict[str, Any]:
+        if os.path.exists(path):
+            checkpoint_file(path)  # not a pipe, on which reading would wait
         try:
             state = load_checkpoint_to_cpu(path, *args, **kwargs)
         except (SpectralFairseqError, FileNotFoundError, PermissionError):

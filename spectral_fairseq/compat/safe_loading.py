@@ -14,6 +14,7 @@ import torch
 
 from spectral_fairseq.checkpoints.allow_list import allowed_globals
 from spectral_fairseq.checkpoints.reading import torch_load
+from spectral_fairseq.checkpoints.structure import check_settings
 from spectral_fairseq.compat.patching import Overlay, Patch, replaces
 from spectral_fairseq.errors import CheckpointError
 
@@ -41,7 +42,10 @@ def with_safe_load(torch_module: types.ModuleType) -> Overlay:
         f: Any, map_location: Any = None, pickle_module: Any = None, *,
         weights_only: Any = None, **options: Any,
     ) -> Any:  # fmt: skip
-        return torch_load(f, map_location=map_location, **options)
+        loaded = torch_load(f, map_location=map_location, **options)
+        if isinstance(loaded, dict) and "model" in loaded:
+            check_settings(loaded, getattr(f, "name", f))  # before fairseq looks at it
+        return loaded
 
     return Overlay(torch_module, load=load)
 
