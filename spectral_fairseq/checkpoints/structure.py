@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from numbers import Integral, Real
-from typing import Any, Iterator, Mapping, Tuple
+from typing import Any, Iterator, List, Mapping, Tuple
 
 import torch
 
@@ -31,7 +31,6 @@ EVALUATED = frozenset(
 )
 
 _NODE = (Mapping, argparse.Namespace)
-_MAX_DEPTH = 20
 
 
 def check_settings(state: Mapping[str, Any], path: Any) -> None:
@@ -64,9 +63,8 @@ def check_settings(state: Mapping[str, Any], path: Any) -> None:
     iterator = extra_state.get("train_iterator") or {}
     for name in ("epoch", "iterations_in_epoch"):
         _check(iterator, name, Integral, path, "extra_state.train_iterator.")
-    for name in ("args", "cfg"):
-        for setting, text in _evaluated(name, state.get(name), 0):
-            _check_literal(setting, text, path)
+    for setting, text in _evaluated({name: state.get(name) for name in ("args", "cfg")}):
+        _check_literal(setting, text, path)
 
 
 _NAMES = {
@@ -92,18 +90,21 @@ def _check(node: Any, name: str, kind: Any, path: Any, prefix: str = "") -> None
     )
 
 
-def _evaluated(where: str, node: Any, depth: int) -> Iterator[Tuple[str, str]]:
-    """Names and values of the strings that fairseq would evaluate, in a node and those below."""
-    if isinstance(node, argparse.Namespace):
-        node = vars(node)
-    if not isinstance(node, Mapping) or depth > _MAX_DEPTH:
-        return
-    for name, value in node.items():
-        if isinstance(value, str):
-            if name in EVALUATED and value.strip() not in ("", "???"):  # omegaconf's: not set
+def _evaluated(settings: Mapping[str, Any]) -> Iterator[Tuple[str, str]]:
+    """Full names and values of the strings that fairseq would evaluate, in all nodes."""
+    nodes: List[Tuple[str, Any]] = list(settings.items())
+    seen = set()  # a node may contain itself
+    while nodes:
+        where, node = nodes.pop()
+        node = vars(node) if isinstance(node, argparse.Namespace) else node
+        if not isinstance(node, Mapping) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        for name, value in node.items():
+            if not isinstance(value, str):
+                nodes.append((f"{where}.{name}", value))
+            elif name in EVALUATED and value.strip() not in ("", "???"):  # omegaconf's: not set
                 yield f"{where}.{name}", value
-        else:
-            yield from _evaluated(f"{where}.{name}", value, depth + 1)
 
 
 def _check_literal(setting: str, text: str, path: Any) -> None:
