@@ -1,4 +1,4 @@
-"""What is installed: asked here and nowhere else."""
+"""Versions and devices of this environment, for signatures and problem reports."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def resolve_user_dir(user_dir: str) -> Optional[str]:
         fairseq, next to it; or None.
     """
     candidates = [os.path.abspath(user_dir)]
-    host = util.find_spec("fairseq")
-    if host is not None and host.origin is not None:
-        home = os.path.dirname(host.origin)
+    fairseq = util.find_spec("fairseq")
+    if fairseq is not None and fairseq.origin is not None:
+        home = os.path.dirname(fairseq.origin)
         candidates += [os.path.join(home, user_dir), os.path.join(home, "..", user_dir)]
     for candidate in candidates:
         if os.path.exists(candidate):

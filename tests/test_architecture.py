@@ -1,6 +1,8 @@
-"""Data flows one way: no room imports from a room that is built on it (docs/architecture.md)."""
+"""Rooms import each other only along the arrows of the picture in docs/architecture.md."""
 
 import ast
+import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -8,42 +10,36 @@ import pytest
 import spectral_fairseq
 
 PACKAGE = Path(spectral_fairseq.__file__).parent
+PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
+VERSION_ROOMS = {"compat", "provenance"}
 
-# room -> rooms it may import from, besides itself
-MAY_IMPORT = {
-    "errors": set(),
-    "functional": {"errors"},
-    "provenance": set(),
-    "checkpoints": {"errors", "functional", "embeddings", "provenance"},
-    "compat": {"errors", "checkpoints", "provenance"},
-    "embeddings": {"errors", "functional"},
-    "heads": {"errors", "functional", "embeddings"},
-    "lm": {"errors", "functional", "embeddings", "heads"},
-    "analysis": {"errors", "functional", "embeddings", "checkpoints", "provenance"},
-    "plugin": {"errors", "functional", "embeddings", "heads", "lm", "checkpoints", "compat"},
-    "tools": {
-        "errors",
-        "functional",
-        "lm",
-        "checkpoints",
-        "provenance",
-        "analysis",
-        "plugin",
-    },  # fmt: skip
-    "cli": {
-        "errors",
-        "functional",
-        "checkpoints",
-        "provenance",
-        "analysis",
-        "tools",
-        "plugin",
-        "compat",
-    },  # fmt: skip
-    "__init__": {"plugin"},
-}
-FAIRSEQ_ROOMS = {"plugin", "compat", "tools"}
-VERSION_ROOMS = {"compat", "provenance", "checkpoints"}
+
+def picture():
+    """The picture's arrows, as room -> rooms that it points to, and the rooms with fairseq."""
+    page = PAGE.read_text("utf-8")
+    (lines,) = re.findall(r"<!-- imports -->\n```mermaid\ngraph LR\n(.*?)```", page, re.DOTALL)
+    arrows, with_fairseq = defaultdict(set), set()
+    for line in filter(None, map(str.strip, lines.splitlines())):
+        if line.startswith("class "):
+            with_fairseq = set(line.split()[1].split(","))
+        elif not line.startswith("classDef "):
+            chain = [{room.strip() for room in one.split("&")} for one in line.split("-->")]
+            for sources, targets in zip(chain, chain[1:]):
+                for source in sources:
+                    arrows[source] |= targets
+    return dict(arrows), with_fairseq
+
+
+ARROWS, WITH_FAIRSEQ = picture()
+ROOMS = {"__init__"}.union(ARROWS, *ARROWS.values())
+
+
+def upstream(room):
+    """Rooms from which a path of arrows leads to this one."""
+    if room == "__init__":
+        return {"plugin"}
+    found = {source for source, targets in ARROWS.items() if room in targets}
+    return found.union(*map(upstream, found))
 
 
 def imports(path):
@@ -56,6 +52,15 @@ def imports(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def rooms_imported_by(path):
+    """Pairs of another room and the module of it that the file imports."""
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "spectral_fairseq" and len(parts) > 1 and parts[1] in ROOMS:
+            if parts[1] != room_of(path):
+                yield parts[1], name
+
+
 def room_of(path):
     first = path.relative_to(PACKAGE).parts[0]
     return first[:-3] if first.endswith(".py") else first
@@ -64,20 +69,29 @@ def room_of(path):
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
-def test_the_rooms_are_all_known():
-    assert {room_of(path) for path in FILES} <= set(MAY_IMPORT)
-    assert len(FILES) > 10
+def test_the_rooms_are_all_in_the_picture():
+    assert {room_of(path) for path in FILES} == ROOMS
+    assert WITH_FAIRSEQ < ROOMS
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_no_room_is_built_on_itself(room):
+    assert room not in upstream(room)  # a circle of arrows would not even end
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_no_arrow_points_back(path):
+def test_every_import_follows_the_arrows(path):
     room = room_of(path)
+    for other, name in rooms_imported_by(path):
+        assert other in upstream(room), f"{room} imports {name}"
     for name in imports(path):
-        parts = name.split(".")
-        if parts[0] == "spectral_fairseq" and len(parts) > 1 and parts[1] in MAY_IMPORT:
-            assert parts[1] == room or parts[1] in MAY_IMPORT[room], f"{room} imports {name}"
-        if parts[0] in ("fairseq", "fairseq_cli"):
-            assert room in FAIRSEQ_ROOMS, f"{room} imports {name}"
+        if name.split(".")[0] in ("fairseq", "fairseq_cli"):
+            assert room in WITH_FAIRSEQ, f"{room} imports {name}"
+
+
+def test_every_arrow_is_followed_by_an_import():
+    followed = {(other, room_of(path)) for path in FILES for other, _ in rooms_imported_by(path)}
+    assert {(source, room) for source, rooms in ARROWS.items() for room in rooms} <= followed
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))

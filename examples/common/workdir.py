@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Optional
 
 from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.files import replacing
 
 
 def write_text(path: Path, text: str) -> None:
     """Write ``path`` whole or not at all: an interruption leaves no half-written file."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, "utf-8")
-    os.replace(partial, path)
+    with replacing(path) as partial:
+        partial.write_text(text, "utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:

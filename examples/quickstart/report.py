@@ -7,6 +7,8 @@ from typing import Any, Dict, Sequence
 
 import torch
 
+from spectral_fairseq.files import replacing
+
 # Okabe and Ito's blue and vermilion, told apart by lightness and by line style as well.
 STYLES = {
     "plain": {"color": "#D55E00", "linestyle": "--"},
@@ -83,9 +85,8 @@ def draw_spectra(results: Dict[str, Dict[str, Any]], labels: Dict[str, str], fol
         axes.spines[side].set_visible(False)
     axes.legend(frameon=False)
     for suffix in ("png", "svg"):
-        path = folder / f"spectra.{suffix}"
-        partial = folder / f"spectra.partial.{suffix}"
         # Without a date the same figures give the same file.
-        figure.savefig(partial, dpi=200, metadata={"Date": None} if suffix == "svg" else None)
-        partial.replace(path)
+        metadata = {"Date": None} if suffix == "svg" else None
+        with replacing(folder / f"spectra.{suffix}") as partial:
+            figure.savefig(partial, format=suffix, dpi=200, metadata=metadata)
     pyplot.close(figure)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any, Dict, Mapping, Sequence, Union
 
@@ -13,6 +12,7 @@ from spectral_fairseq.analysis.plots import Picture
 from spectral_fairseq.analysis.render import as_latex, as_text
 from spectral_fairseq.analysis.report import as_html
 from spectral_fairseq.errors import ConfigurationError, OutputError
+from spectral_fairseq.files import replacing
 
 PAGE = "report.html"
 
@@ -55,9 +55,7 @@ def check_folder(out: Union[str, Path], overwrite: bool) -> Path:
 def write_results(
     out: Path, document: Mapping[str, Any], pictures: Sequence[Picture]
 ) -> Dict[str, Path]:
-    """Write all files into a folder inside ``out`` first, then move them up, the page last.
-
-    Inside and not beside: the folder beside may be of another disk, or not ours to write.
+    """Write all files under other names first, then rename them, the page last.
 
     Args:
         out: of :func:`check_folder`.
@@ -88,18 +86,13 @@ def write_results(
     return {name: out / name for name in files}
 
 
-def _write_all(out: Path, files: Mapping[str, bytes]) -> None:
+def _write_all(out: Path, files: Dict[str, bytes]) -> None:
     is_new = not out.is_dir()
     out.mkdir(exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=".partial.", dir=out))
-    moved = False
     try:
-        for name, content in files.items():
-            (partial / name).write_bytes(content)
-        for name in files:
-            os.replace(partial / name, out / name)
-            moved = True
+        with contextlib.ExitStack() as written:  # which ends with the file that came first
+            for name in reversed(files):
+                written.enter_context(replacing(out / name)).write_bytes(files[name])
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        if is_new and not moved:
+        if is_new and not any(out.iterdir()):
             out.rmdir()

@@ -1,12 +1,13 @@
-"""The classes and functions that a checkpoint may name, and no others.
+"""The only classes and functions that a checkpoint may name.
 
-Everything here only builds values: containers, configuration nodes, numpy arrays. Nothing opens
-a file, imports a module or calls what a checkpoint chooses.
+They only build values: containers, configuration nodes, numpy arrays. None of them opens a file,
+imports a module or calls what a checkpoint chooses.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any, List, Tuple
 
 import numpy as np
@@ -43,7 +44,7 @@ _OMEGACONF = (
 )
 
 # What worker 0 sends to the others when training resumes: tensors travel apart from the rest.
-_FAIRSEQ = ("fairseq.distributed.utils._TensorPlaceholder",)
+_FAIRSEQ_HOME, _FAIRSEQ_CLASS = "fairseq.distributed.utils", "_TensorPlaceholder"
 
 # numpy 2 renamed numpy.core; a checkpoint names whichever its writer had.
 _NUMPY_INTERNAL = ("_reconstruct", "scalar")
@@ -60,15 +61,19 @@ def allowed_globals() -> List[Tuple[Any, str]]:
 
     Returns:
         Pairs of an object and the full dotted name under which a checkpoint may ask for it.
-        Names of packages that are not installed are left out.
+        Names of packages that are not installed are left out, and those of fairseq where it is
+        not imported.
     """
     found = []
-    for name in _PLAIN + _OMEGACONF + _FAIRSEQ:
+    for name in _PLAIN + _OMEGACONF:
         home, _, attribute = name.rpartition(".")
         try:
             found.append((getattr(importlib.import_module(home), attribute), name))
         except (ImportError, AttributeError):
             continue
+    if _FAIRSEQ_HOME in sys.modules:
+        placeholder = getattr(sys.modules[_FAIRSEQ_HOME], _FAIRSEQ_CLASS)
+        found.append((placeholder, f"{_FAIRSEQ_HOME}.{_FAIRSEQ_CLASS}"))
     internals = _numpy_internals()
     found += [
         (getattr(internals, attribute), f"{home}.{attribute}")

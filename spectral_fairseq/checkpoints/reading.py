@@ -23,12 +23,15 @@ import re
 import types
 import zipfile
 from pathlib import Path
-from typing import Any, Dict, Mapping, Union
+from typing import Any, Dict, Mapping, Sequence, Union
 
 import torch
 
+from spectral_fairseq.checkpoints import archive
 from spectral_fairseq.checkpoints.allow_list import allowed_globals
+from spectral_fairseq.checkpoints.structure import check_model, check_settings
 from spectral_fairseq.errors import CheckpointError
+from spectral_fairseq.files import why_not_readable
 from spectral_fairseq.provenance import torch_release
 
 _TORCH_REBUILDERS = (
@@ -53,29 +56,32 @@ READ_FAILURES = (
 """What reading a file that is not an intact, plain checkpoint raises, over all torch versions."""
 
 
-def load_checkpoint(path: Union[str, os.PathLike[str]]) -> Dict[str, Any]:
+def load_checkpoint(path: Union[str, os.PathLike[str]], verify: bool = True) -> Dict[str, Any]:
     """Read a fairseq checkpoint onto the CPU; see Note [Mapped, not read].
 
     Args:
         path: the file.
+        verify: compare the tensors' bytes with the checksums in the file, for which all of it is
+            read once.
 
     Returns:
         The checkpoint as saved: ``model`` (name -> tensor, but for the ``_extra_state`` of
         modules; see :func:`tensors_of`), ``args`` (a Namespace or None) and, in newer ones,
-        ``cfg``.
+        ``cfg``. :mod:`checkpoints.structure` says what was checked.
 
     Raises:
         CheckpointError: the file is missing, damaged, names objects outside the allow-list, is
-            not a fairseq checkpoint, or has a ``model`` that is no mapping of names to tensors.
+            not a fairseq checkpoint, or holds something else than such a checkpoint does.
     """
-    file = Path(path)
-    if not file.is_file():
-        what = "a folder" if file.is_dir() else "no such file"
-        raise CheckpointError(
-            f"a checkpoint file at {file}", what, "Check the path; fairseq saves *.pt files."
-        )
+    file = checkpoint_file(path)
     try:
-        state = _read(file)
+        found = archive.entries(file)
+        stored_bytes = archive.check_sizes(found, file)
+        if verify:
+            archive.check_sums(found, file)
+        state = _read(file, found)
+    except CheckpointError:
+        raise
     except PermissionError as error:
         raise CheckpointError(
             f"a readable checkpoint at {file}", str(error), "Check the file's permissions."
@@ -84,25 +90,28 @@ def load_checkpoint(path: Union[str, os.PathLike[str]]) -> Dict[str, Any]:
         raise explain_failure(file, error) from error
     if not (isinstance(state, dict) and isinstance(state.get("model"), dict)):
         raise not_fairseq(file, state)
-    for name, tensor in state["model"].items():
-        named = isinstance(name, str)
-        if not named or not (isinstance(tensor, torch.Tensor) or _is_extra_state(name)):
-            raise CheckpointError(
-                f"names and tensors, as in a fairseq checkpoint, in the entry 'model' of {file}",
-                f"{name!r} with a value of type {type(tensor).__name__}",
-                "Give a checkpoint saved by fairseq-train.",
-            )
+    check_settings(state, file)
+    check_model(state["model"], file, stored_bytes)
     return state
+
+
+def checkpoint_file(path: Union[str, os.PathLike[str]]) -> Path:
+    """``path``, if there is a regular file.
+
+    Raises:
+        CheckpointError: there is none; a pipe, which may have no end, is not read.
+    """
+    obstacle = why_not_readable(path)
+    if obstacle is not None:
+        raise CheckpointError(
+            f"a checkpoint file at {path}", obstacle, "Check the path; fairseq saves *.pt files."
+        )
+    return Path(path)
 
 
 def tensors_of(model: Mapping[str, Any]) -> Dict[str, torch.Tensor]:
     """A checkpoint's ``model`` without what is no tensor; see :func:`load_checkpoint`."""
     return {name: value for name, value in model.items() if isinstance(value, torch.Tensor)}
-
-
-def _is_extra_state(name: str) -> bool:
-    """Whether a module keeps what it likes there: torch's ``get_extra_state``."""
-    return name.rpartition(".")[2] == "_extra_state"
 
 
 def explain_failure(path: Union[str, Path], error: BaseException) -> CheckpointError:
@@ -165,22 +174,32 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 
 
-def _read(file: Path) -> Any:
-    # See Note [Two safe readers].
-    options: Dict[str, Any] = {"map_location": "cpu"}
-    if torch_release() >= (2, 1) and _can_be_mapped(file):
-        options["mmap"] = True
+def torch_load(file: Any, **options: Any) -> Any:
+    """``torch.load`` that never runs code from the file; see Note [Two safe readers].
+
+    Args:
+        file: a path or an open file.
+        options: those of ``torch.load``, but for ``weights_only`` and ``pickle_module``.
+
+    Returns:
+        The content of the file.
+
+    Raises:
+        pickle.UnpicklingError: the file names an object outside the allow-list.
+        Exception: one of :data:`READ_FAILURES`, if the file is damaged.
+    """
     if torch_release() < (2, 6):
-        return torch.load(str(file), pickle_module=_restricted_pickle(), **options)
+        return torch.load(file, pickle_module=_restricted_pickle(), **options)
     torch.serialization.add_safe_globals(list(allowed_globals()))
-    return torch.load(str(file), weights_only=True, **options)
+    return torch.load(file, weights_only=True, **options)
 
 
-def _can_be_mapped(file: Path) -> bool:
-    if not zipfile.is_zipfile(file):
-        return False
-    with zipfile.ZipFile(file) as archive:
-        return all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
+def _read(file: Path, found: Sequence[zipfile.ZipInfo]) -> Any:
+    options: Dict[str, Any] = {"map_location": "cpu"}
+    stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in found)
+    if torch_release() >= (2, 1) and found and stored:
+        options["mmap"] = True
+    return torch_load(str(file), **options)
 
 
 def _restricted_pickle() -> Any:

@@ -1,60 +1,60 @@
-"""``spectral-fairseq doctor``: what is installed, what was mended, what cannot work."""
+"""``spectral-fairseq doctor``: what is installed, how fairseq is patched, what cannot work."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import textwrap
 from typing import Any, Dict, List
 
 import spectral_fairseq
-from spectral_fairseq.compat import Status, mend_host, why_not_importable
+from spectral_fairseq.compat import Applied, Status, patch_fairseq, why_not_importable
 from spectral_fairseq.provenance import cuda_devices, resolve_user_dir, versions
 
 USER_DIR = "spectral_fairseq"
 
 UNSUPPORTED = {
-    "--ddp-backend fully_sharded": "FSDP shards parameters outside forward, where the penalties "
-    "need them whole",
-    "--quant-noise-pq, --quant-noise-scalar": "quantisation noise expects a plain embedding table",
-    "--adaptive-input, --adaptive-softmax-cutoff": "they split the table into several; in a "
-    "transformer_xl_* the second is ours, and stays",
-    "--character-embeddings": "they compute vectors instead of looking them up",
+    "--ddp-backend fully_sharded": "FSDP shards parameters outside of the forward pass, where the "
+    "penalties need whole tables.",
+    "--quant-noise-pq, --quant-noise-scalar": "Quantization noise expects a plain embedding table.",
+    "--adaptive-input, --adaptive-softmax-cutoff": "They split the table into several. "
+    "transformer_xl_* has its own adaptive softmax, which is supported.",
+    "--character-embeddings": "They compute word vectors instead of looking them up.",
 }
-_REQUIRED = ("fairseq",)
+_TITLES = {
+    "defects": "Defects of fairseq",
+    "features": "Features that patch fairseq",
+}
 
 
 def diagnose() -> Dict[str, Any]:
     """Collect the findings.
 
     Returns:
-        ``versions``, ``cuda_devices``, ``mends``, ``unsupported``, ``user_dir`` (what fairseq
-        would import for ``--user-dir spectral_fairseq`` from the working directory, and whether
-        that is this package) and ``problems``, empty when everything works.
+        ``versions``, ``cuda_devices``, ``patches`` (of ``defects`` of fairseq, and for
+        ``features`` of this package), ``unsupported``, ``user_dir`` (what fairseq would import
+        for ``--user-dir spectral_fairseq`` from the working directory, and whether that is this
+        package) and ``problems``, empty when everything works.
     """
-    mends = mend_host()
+    obstacle = why_not_importable()
+    patches = {"defects": patch_fairseq(), "features": [] if obstacle else _patched_for_features()}
+    if obstacle is None:
+        applied = patches["defects"] + patches["features"]
+        problems = [
+            f"{one.patch.name}: {one.detail}" for one in applied if one.status is Status.CANNOT
+        ]
+    else:
+        problems = [obstacle]
     found = versions()
+    if found["fairseq"] is None:
+        problems.append("fairseq is not installed")
     package = os.path.dirname(os.path.abspath(spectral_fairseq.__file__))
     resolved = resolve_user_dir(USER_DIR)
-    problems = [f"{name} is not installed" for name in _REQUIRED if found[name] is None]
-    obstacle = why_not_importable()
-    if obstacle is not None:
-        problems.append(obstacle)
-    else:
-        cannot = [mend for mend in mends if mend.status is Status.CANNOT]
-        problems += [f"{mend.name}: {mend.detail}" for mend in cannot]
     return {
         "versions": found,
         "cuda_devices": cuda_devices(),
-        "mends": [
-            {
-                "name": mend.name,
-                "status": mend.status.value,
-                "defect": mend.defect,
-                "detail": mend.detail,
-            }
-            for mend in mends
-        ],
+        "patches": {group: [_as_json(one) for one in all_] for group, all_ in patches.items()},
         "unsupported": UNSUPPORTED,
         "user_dir": {
             "package": package,
@@ -62,6 +62,22 @@ def diagnose() -> Dict[str, Any]:
             "is_this_package": resolved is not None and os.path.samefile(resolved, package),
         },
         "problems": problems,
+    }
+
+
+def _patched_for_features() -> List[Applied]:
+    from spectral_fairseq.plugin import hooks  # imports fairseq
+
+    return hooks.patch_for_features()
+
+
+def _as_json(applied: Applied) -> Dict[str, str]:
+    patch = applied.patch
+    return {
+        "name": patch.name,
+        "status": applied.status.value,
+        "reason": patch.reason,
+        "detail": applied.detail,
     }
 
 
@@ -76,12 +92,14 @@ def _as_text(found: Dict[str, Any]) -> str:
         lines.append(f"  {name:<18}{version or 'not installed'}")
     devices = found["cuda_devices"]
     lines.append(f"  {'CUDA devices':<18}{', '.join(devices) or 'none'}")
-    lines += ["", "Defects of the host"]
-    for mend in found["mends"]:
-        lines.append(f"  [{mend['status']}] {mend['name']}: {mend['defect']}")
-        lines.append(f"      {mend['detail']}")
-    lines += ["", "Not supported with our tables and heads (refused before training starts)"]
-    lines += [f"  {flag}: {why}" for flag, why in found["unsupported"].items()]
+    for group, patches in found["patches"].items():
+        lines += ["", _TITLES[group]] if patches else []
+        for patch in patches:
+            lines.append(f"  [{patch['status']}] {patch['name']}")
+            lines += [_indented(patch["reason"]), _indented(patch["detail"])]
+    lines += ["", "Not supported with tables and heads of this package (refused before training)"]
+    for flag, why in found["unsupported"].items():
+        lines += [f"  {flag}", _indented(why)]
     lines += ["", f"--user-dir {USER_DIR}, from this folder"]
     user_dir = found["user_dir"]
     if user_dir["is_this_package"]:
@@ -96,6 +114,13 @@ def _as_text(found: Dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _indented(sentence: str) -> str:
+    return textwrap.fill(
+        sentence, 96, initial_indent=" " * 6, subsequent_indent=" " * 6,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
 def add_parser(subparsers: Any) -> None:
     """Add the subcommand ``doctor``.
 
@@ -104,9 +129,9 @@ def add_parser(subparsers: Any) -> None:
     """
     parser = subparsers.add_parser(
         "doctor",
-        help="show versions, what was mended in fairseq, and what is not supported",
-        description="Show what is installed, which defects of the host were found and mended, "
-        "and what is not supported. Exit status 1 if something cannot work.",
+        help="show versions, how fairseq is patched, and what is not supported",
+        description="Show what is installed, which patches of fairseq were applied and why, and "
+        "what is not supported. The exit status is 1 if something cannot work.",
     )
     parser.add_argument("--format", choices=("text", "json"), default="text", help="output format")
     parser.set_defaults(run=run)

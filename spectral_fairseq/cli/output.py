@@ -11,6 +11,7 @@ from typing import Any, Sequence, Union
 import torch
 
 from spectral_fairseq.errors import ConfigurationError, OutputError
+from spectral_fairseq.files import replacing
 
 PathLike = Union[str, Path]
 
@@ -61,7 +62,7 @@ def check_output(out: PathLike, inputs: Sequence[PathLike], overwrite: bool) -> 
 
 
 def save_atomically(checkpoint: Any, out: Path) -> None:
-    """Write ``checkpoint`` next to ``out``, then rename: ``out`` is the old file or the whole new.
+    """Write a checkpoint: ``out`` is the old file or the whole new one.
 
     Args:
         checkpoint: anything that ``torch.save`` takes.
@@ -70,14 +71,11 @@ def save_atomically(checkpoint: Any, out: Path) -> None:
     Raises:
         OutputError: the system did not write all of it.
     """
-    target = out.resolve()
-    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        with partial.open("wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, target)
+        with replacing(out) as partial:
+            torch.save(checkpoint, partial)
+    except OutputError:
+        raise
     except (OSError, RuntimeError) as error:
         # torch fails with an error of its own while it handles that of the system.
         cause = error if isinstance(error, OSError) else error.__context__
@@ -86,6 +84,3 @@ def save_atomically(checkpoint: Any, out: Path) -> None:
         raise OutputError(
             f"{out} to be written", str(cause), "Free some space, or choose another output file."
         ) from error
-    finally:
-        if partial.exists():
-            partial.unlink()

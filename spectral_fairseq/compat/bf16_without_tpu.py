@@ -1,35 +1,24 @@
-"""``--bf16`` on a GPU or CPU, not only on a TPU."""
+"""``--bf16`` trains on a GPU or CPU, not only on a TPU."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
 import sys
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
-from spectral_fairseq.compat.patching import Outcome, is_ours, mended, not_needed, replace
-
-NAME = "bf16 without TPU"
-DEFECT = "--bf16 switches to TPU training, which fails without torch_xla, on a GPU too."
+from spectral_fairseq.compat.patching import Patch, replaces
 
 
-def apply() -> Outcome:
-    """Leave TPU training to those who ask for it."""
-    from fairseq import options
-
-    if importlib.util.find_spec("torch_xla") is not None:
-        return not_needed("torch_xla is installed")
-    if is_ours(options.parse_args_and_arch):
-        return not_needed("done before in this process")
-    replace(options, "parse_args_and_arch", without_tpu)
-    return mended("--bf16 no longer implies --tpu, as torch_xla is not installed")
+def _unneeded() -> Optional[str]:
+    return "torch_xla is installed" if importlib.util.find_spec("torch_xla") is not None else None
 
 
 def without_tpu(parse_args_and_arch: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``options.parse_args_and_arch``.
+    """Wrap ``options.parse_args_and_arch`` so that ``--bf16`` does not imply ``--tpu``.
 
     Args:
-        parse_args_and_arch: the host's function.
+        parse_args_and_arch: fairseq's function.
 
     Returns:
         A function of the same signature.
@@ -46,3 +35,11 @@ def without_tpu(parse_args_and_arch: Callable[..., Any]) -> Callable[..., Any]:
         return parsed
 
     return parse_without_tpu
+
+
+PATCH = Patch(
+    name="bf16 without TPU",
+    reason="--bf16 switches to TPU training, which fails without torch_xla, on a GPU too.",
+    install=replaces({"fairseq.options:parse_args_and_arch": without_tpu}),
+    unneeded=_unneeded,
+)

@@ -1,4 +1,9 @@
-"""A checkpoint that fairseq cannot read ends in an error that names the file and the remedy."""
+"""A checkpoint that fairseq cannot read ends in an error that names the file and the remedy.
+
+This patch mostly changes error messages. It is worth its lines because a truncated checkpoint is
+what a full disk or a killed copy leaves, on the day when the run has to be resumed: the user needs
+to learn that another checkpoint of the run will do. It also keeps fairseq from waiting for a pipe.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +11,21 @@ import functools
 import os
 from typing import Any, Callable, Dict
 
-from spectral_fairseq.checkpoints.reading import READ_FAILURES, explain_failure, not_fairseq
-from spectral_fairseq.compat.patching import Outcome, is_ours, mended, not_needed, replace
-from spectral_fairseq.errors import SpectralFairseqError
-
-NAME = "damaged checkpoint"
-DEFECT = (
-    "a truncated, damaged or foreign checkpoint fails with torch's internal error, which names "
-    "neither the file nor what to do."
+from spectral_fairseq.checkpoints.reading import (
+    READ_FAILURES,
+    checkpoint_file,
+    explain_failure,
+    not_fairseq,
 )
-
-
-def apply() -> Outcome:
-    """Explain what goes wrong in ``load_checkpoint_to_cpu``."""
-    from fairseq import checkpoint_utils
-
-    if is_ours(checkpoint_utils.load_checkpoint_to_cpu):
-        return not_needed("done before in this process")
-    replace(checkpoint_utils, "load_checkpoint_to_cpu", explain)
-    return mended("fairseq.checkpoint_utils.load_checkpoint_to_cpu raises CheckpointError")
+from spectral_fairseq.compat.patching import Patch, replaces
+from spectral_fairseq.errors import SpectralFairseqError
 
 
 def explain(load_checkpoint_to_cpu: Callable[..., Dict[str, Any]]) -> Callable[..., Dict[str, Any]]:
     """Wrap fairseq's loader so that it raises :class:`CheckpointError`.
 
     Args:
-        load_checkpoint_to_cpu: the host's function.
+        load_checkpoint_to_cpu: fairseq's function.
 
     Returns:
         A function of the same signature. Missing and forbidden files keep the system's error,
@@ -40,6 +34,8 @@ def explain(load_checkpoint_to_cpu: Callable[..., Dict[str, Any]]) -> Callable[.
 
     @functools.wraps(load_checkpoint_to_cpu)
     def load_or_explain(path: str, *args: Any, **kwargs: Any) -> Dict[str, Any]:
+        if os.path.exists(path):
+            checkpoint_file(path)  # not a pipe, on which reading would wait
         try:
             state = load_checkpoint_to_cpu(path, *args, **kwargs)
         except (SpectralFairseqError, FileNotFoundError, PermissionError):
@@ -48,9 +44,17 @@ def explain(load_checkpoint_to_cpu: Callable[..., Dict[str, Any]]) -> Callable[.
             # A dictionary without the entries that fairseq upgrades old checkpoints from.
             raise not_fairseq(path, {"... (no entry " + str(error) + ")": None}) from error
         except READ_FAILURES as error:
-            if not os.path.isfile(path):  # a remote path: the host's own error says more
+            if not os.path.isfile(path):  # a remote path: fairseq's own error says more
                 raise
             raise explain_failure(path, error) from error
         return state
 
     return load_or_explain
+
+
+PATCH = Patch(
+    name="damaged checkpoint",
+    reason="A truncated, damaged or foreign checkpoint fails with torch's internal error, which "
+    "names neither the file nor what to do.",
+    install=replaces({"fairseq.checkpoint_utils:load_checkpoint_to_cpu": explain}),
+)

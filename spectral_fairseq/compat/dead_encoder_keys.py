@@ -1,18 +1,12 @@
-"""Stock fairseq's checkpoints load where its dead encoder parameters do not exist."""
+"""Checkpoints of fairseq 0.12.2 load where its unused encoder parameters do not exist."""
 
 from __future__ import annotations
 
 import functools
 import re
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Optional
 
-from spectral_fairseq.compat.patching import Outcome, is_ours, mended, not_needed, replace
-
-NAME = "dead encoder keys"
-DEFECT = (
-    "checkpoints of stock fairseq 0.12.2 hold eight unused tensors for each encoder layer "
-    "(copies for a fast path), on which other versions fail as unexpected keys."
-)
+from spectral_fairseq.compat.patching import Patch, replaces
 
 DEAD = (
     "in_proj_weight",
@@ -26,26 +20,21 @@ DEAD = (
 )
 
 
-def apply() -> Outcome:
-    """Drop the dead keys while encoder layers upgrade a state dict."""
+def _unneeded() -> Optional[str]:
     from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 
-    if "_load_from_state_dict" in vars(TransformerEncoderLayerBase):
-        return not_needed("this fairseq has these parameters itself")
-    if is_ours(TransformerEncoderLayerBase.upgrade_state_dict_named):
-        return not_needed("done before in this process")
-    replace(TransformerEncoderLayerBase, "upgrade_state_dict_named", drop_dead_keys)
-    return mended("TransformerEncoderLayerBase.upgrade_state_dict_named drops them")
+    has_them = "_load_from_state_dict" in vars(TransformerEncoderLayerBase)
+    return "this fairseq has these parameters itself" if has_them else None
 
 
 def drop_dead_keys(upgrade: Callable[..., None]) -> Callable[..., None]:
     """Wrap an encoder layer's ``upgrade_state_dict_named``.
 
-    All layers of the same stack are cleaned at once: with --encoder-layers-to-keep the checkpoint
-    has more of them than the model.
+    The keys of all layers of the same stack are dropped at once: with --encoder-layers-to-keep
+    the checkpoint has more layers than the model.
 
     Args:
-        upgrade: the host's method.
+        upgrade: fairseq's method.
 
     Returns:
         A method of the same signature.
@@ -60,3 +49,17 @@ def drop_dead_keys(upgrade: Callable[..., None]) -> Callable[..., None]:
         upgrade(self, state_dict, name)
 
     return upgrade_without_dead_keys
+
+
+PATCH = Patch(
+    name="dead encoder keys",
+    reason="Checkpoints of fairseq 0.12.2 hold eight unused tensors for each encoder layer (copies "
+    "for a fast path), which other versions refuse as unexpected keys.",
+    install=replaces(
+        {
+            "fairseq.modules.transformer_layer:TransformerEncoderLayerBase"
+            ".upgrade_state_dict_named": drop_dead_keys
+        }
+    ),
+    unneeded=_unneeded,
+)

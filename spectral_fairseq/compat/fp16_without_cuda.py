@@ -1,37 +1,30 @@
-"""``--fp16`` without a GPU ends in an error that names the flags that work."""
+"""``--fp16`` without a GPU ends in an error that names the flags that work.
+
+This patch only changes an error message. It is worth its lines because the cure cannot be guessed:
+half precision does train on a CPU with ``--fp16-no-flatten-grads``, while fairseq's own error comes
+from inside the optimizer and speaks of CUDA devices.
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import torch
 
-from spectral_fairseq.compat.patching import Outcome, is_ours, mended, not_needed, replace
+from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.errors import UnsupportedError
 
-NAME = "fp16 without CUDA"
-DEFECT = "--fp16 without a GPU fails inside the optimiser with an error about CUDA's devices."
 
-
-def apply() -> Outcome:
-    """Refuse flattened fp16 parameters where there is no CUDA device."""
-    from fairseq.optim import fp16_optimizer
-
-    if torch.cuda.is_available():
-        return not_needed("there is a CUDA device")
-    mixin = fp16_optimizer._FP16OptimizerMixin
-    if is_ours(mixin.build_fp32_params):
-        return not_needed("done before in this process")
-    replace(mixin, "build_fp32_params", refuse_flattening, classmethod)
-    return mended("the error says which flags train in half precision on a CPU")
+def _unneeded() -> Optional[str]:
+    return "there is a CUDA device" if torch.cuda.is_available() else None
 
 
 def refuse_flattening(build_fp32_params: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the function of the classmethod ``_FP16OptimizerMixin.build_fp32_params``.
 
     Args:
-        build_fp32_params: the host's function, which takes the class first.
+        build_fp32_params: fairseq's function, which takes the class first.
 
     Returns:
         A function of the same signature.
@@ -48,3 +41,13 @@ def refuse_flattening(build_fp32_params: Callable[..., Any]) -> Callable[..., An
         return build_fp32_params(cls, args, params, flatten)
 
     return build_or_refuse
+
+
+PATCH = Patch(
+    name="fp16 without CUDA",
+    reason="--fp16 without a GPU fails inside the optimizer with an error about CUDA devices.",
+    install=replaces(
+        {"fairseq.optim.fp16_optimizer:_FP16OptimizerMixin.build_fp32_params": refuse_flattening}
+    ),
+    unneeded=_unneeded,
+)

@@ -1,4 +1,10 @@
-"""A missing data folder, dictionary or split ends in an error that says what to do."""
+"""A missing data folder, dictionary or split ends in an error that says what to do.
+
+This patch only changes error messages. It is worth its lines because a wrong data folder is the
+first mistake of most users: fairseq answers it with a traceback of ten files and a bare path, and a
+malformed dictionary without naming the file. This package's own tools read data through the same
+functions, so they give the same errors.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +12,17 @@ import functools
 import os
 from typing import Any, Callable, Tuple
 
-from spectral_fairseq.compat.patching import Outcome, is_ours, mended, not_needed, replace
+from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.errors import DataError, MissingDataError
 
-NAME = "missing data"
-DEFECT = (
-    "a missing data folder or dictionary fails with a bare path, and a malformed dictionary "
-    "without the name of its file."
-)
-
 _REMEDY = "Check the path, or make the folder with fairseq-preprocess --destdir."
-
-
-def apply() -> Outcome:
-    """Explain failures where fairseq first touches the data."""
-    from fairseq.data import Dictionary, data_utils
-    from fairseq.tasks.language_modeling import LanguageModelingTask
-    from fairseq.tasks.translation import TranslationTask
-
-    if is_ours(Dictionary.add_from_file):
-        return not_needed("done before in this process")
-    replace(data_utils, "infer_language_pair", explain_folder)
-    replace(Dictionary, "add_from_file", explain_dictionary)
-    for task in (TranslationTask, LanguageModelingTask):
-        replace(task, "load_dataset", explain_split)
-    return mended("data folders, dictionaries and splits are named, with the remedy")
 
 
 def explain_folder(infer_language_pair: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``infer_language_pair``, the first to list the data folder.
 
     Args:
-        infer_language_pair: the host's function.
+        infer_language_pair: fairseq's function.
 
     Returns:
         A function of the same signature.
@@ -62,7 +47,7 @@ def explain_dictionary(add_from_file: Callable[..., None]) -> Callable[..., None
     """Wrap ``Dictionary.add_from_file``.
 
     Args:
-        add_from_file: the host's method.
+        add_from_file: fairseq's method.
 
     Returns:
         A method of the same signature.
@@ -98,7 +83,7 @@ def explain_split(load_dataset: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a task's ``load_dataset``.
 
     Args:
-        load_dataset: the host's method.
+        load_dataset: fairseq's method.
 
     Returns:
         A method of the same signature.
@@ -125,3 +110,18 @@ def _check_folder(path: str) -> None:
     if not os.path.isdir(path):
         found = "a file" if os.path.exists(path) else "no such folder"
         raise MissingDataError(f"a folder of preprocessed data at {path}", found, _REMEDY)
+
+
+PATCH = Patch(
+    name="missing data",
+    reason="A missing data folder or dictionary fails with a bare path, and a malformed dictionary "
+    "without the name of its file.",
+    install=replaces(
+        {
+            "fairseq.data.data_utils:infer_language_pair": explain_folder,
+            "fairseq.data:Dictionary.add_from_file": explain_dictionary,
+            "fairseq.tasks.translation:TranslationTask.load_dataset": explain_split,
+            "fairseq.tasks.language_modeling:LanguageModelingTask.load_dataset": explain_split,
+        }
+    ),
+)

@@ -1,71 +1,176 @@
-"""What a mend reports: whether the host had the defect, and what was done about it."""
+"""The form of a patch of fairseq, and how patches are applied and reported."""
 
 from __future__ import annotations
 
 import enum
+import functools
+import importlib
+import inspect
+import logging
+import types
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
-_MARK = "_spectral_fairseq_mend"
+logger = logging.getLogger(__name__)
+
+_MARK = "_spectral_fairseq_patches"
+
+Wrap = Callable[[Any], Any]
 
 
 class Status(enum.Enum):
-    """The three things that can be said of a mend after it was tried."""
+    """What became of a patch in this process."""
 
-    MENDED = "mended"
+    PATCHED = "patched"
     NOT_NEEDED = "not needed"
-    CANNOT = "cannot be mended"
+    CANNOT = "cannot be patched"
+
+
+def _always_needed() -> Optional[str]:
+    return None
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Result of applying one mend.
+class Patch:
+    """One change of fairseq, valid for this process only.
 
     Args:
-        status: what happened.
+        name: short name, as shown by ``spectral-fairseq doctor``.
+        reason: one sentence: the defect that it cures, or what a feature needs.
+        install: changes fairseq and returns what was changed; usually :func:`replaces`. Does
+            nothing the second time, and raises if fairseq is not as expected.
+        unneeded: returns why the installed versions do not need the patch, or None if they do.
+    """
+
+    name: str
+    reason: str
+    install: Callable[[], str]
+    unneeded: Callable[[], Optional[str]] = _always_needed
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A patch and what became of it.
+
+    Args:
+        patch: the patch.
+        status: whether fairseq is patched.
         detail: what was changed, why nothing had to be, or why nothing could be.
     """
 
+    patch: Patch
     status: Status
     detail: str
 
 
-def mended(detail: str) -> Outcome:
-    """The defect was present and is cured for the rest of this process."""
-    return Outcome(Status.MENDED, detail)
+_applied: Dict[str, Applied] = {}
 
 
-def not_needed(detail: str) -> Outcome:
-    """The installed versions do not have the defect."""
-    return Outcome(Status.NOT_NEEDED, detail)
+def apply_all(patches: Sequence[Patch]) -> List[Applied]:
+    """Apply patches, each once in a process; later calls only report.
 
-
-def cannot(detail: str) -> Outcome:
-    """The defect is, or may be, present and stays."""
-    return Outcome(Status.CANNOT, detail)
-
-
-def is_ours(function: Any) -> bool:
-    """Whether ``function`` was put in place by :func:`replace`."""
-    return bool(getattr(function, _MARK, ()))
-
-
-def replace(owner: Any, name: str, wrap: Callable[[Any], Any], kind: Any = None) -> None:
-    """Put ``wrap(original)`` in the place of ``owner.name``, once for each ``wrap``.
+    Never raises: a patch that fails is reported as one that cannot be applied, with the reason,
+    so that a fairseq of an unknown version still starts.
 
     Args:
-        owner: module or class that holds the function.
-        name: the attribute.
-        wrap: builds the replacement from the original function; should use ``functools.wraps``,
-            so that the host's own function stays reachable as ``__wrapped__``.
-        kind: ``staticmethod`` or ``classmethod`` where the original is one.
+        patches: with different names.
+
+    Returns:
+        One entry for each patch, in the same order.
     """
-    original = getattr(owner, name)
-    hook = getattr(wrap, "func", wrap)  # of a functools.partial
+    obstacle = why_not_importable()
+    new = [patch for patch in patches if patch.name not in _applied]
+    if new and obstacle is not None:
+        logger.warning(obstacle)
+    for patch in new:
+        _applied[patch.name] = _apply(patch, obstacle)
+    return [_applied[patch.name] for patch in patches]
+
+
+@functools.cache  # a second attempt finds fairseq half imported
+def why_not_importable() -> Optional[str]:
+    """What happens on importing fairseq, or None if nothing does."""
+    try:
+        importlib.import_module("fairseq")
+    except Exception as error:  # fairseq 0.12.2 fails with a ValueError on Python >= 3.11
+        return f"fairseq cannot be imported: {type(error).__name__}: {error}"
+    return None
+
+
+def _apply(patch: Patch, obstacle: Optional[str]) -> Applied:
+    if obstacle is not None:
+        return Applied(patch, Status.CANNOT, obstacle)
+    try:
+        unneeded = patch.unneeded()
+        if unneeded is not None:
+            return Applied(patch, Status.NOT_NEEDED, unneeded)
+        return Applied(patch, Status.PATCHED, patch.install())
+    except Exception as error:  # a fairseq of an unknown version must still start: see apply_all
+        why = f"this fairseq is not as expected: {type(error).__name__}: {error}"
+        logger.warning("%s: %s (%s)", patch.name, patch.reason, why)
+        return Applied(patch, Status.CANNOT, why)
+
+
+def replaces(targets: Mapping[str, Wrap]) -> Callable[[], str]:
+    """Build an ``install`` of :class:`Patch` that replaces functions, classes or modules' globals.
+
+    Args:
+        targets: place -> ``wrap``, where ``wrap(original)`` returns the replacement. A place is
+            written ``module:attribute`` or ``module:Class.attribute``. The wrapper of a
+            classmethod or staticmethod receives the plain function.
+
+    Returns:
+        A function that makes the replacements and returns the list of them.
+    """
+
+    def install() -> str:
+        for place, wrap in targets.items():
+            replace(place, wrap)
+        return f"replaces {', '.join(place.replace(':', '.') for place in targets)}"
+
+    return install
+
+
+class Overlay(types.ModuleType):
+    """A module with some names changed, seen only by those who hold this object.
+
+    # Note [A module of their own]
+    Changing numpy or torch themselves would change what every other library in the process sees.
+    Instead the global ``np`` or ``torch`` of a few fairseq modules becomes an overlay.
+
+    Args:
+        module: the module, whose other names are passed on.
+        names: the changed names.
+    """
+
+    def __init__(self, module: types.ModuleType, **names: Any) -> None:
+        super().__init__(module.__name__)
+        self._module = module
+        self.__dict__.update(names)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def replace(place: str, wrap: Wrap) -> None:
+    """Put ``wrap(original)`` in a place of fairseq, once for each ``wrap``.
+
+    Args:
+        place: see :func:`replaces`.
+        wrap: builds the replacement; should use ``functools.wraps``, so that fairseq's own
+            function stays reachable as ``__wrapped__``.
+    """
+    module, _, path = place.partition(":")
+    *outer, name = path.split(".")
+    owner = functools.reduce(getattr, outer, importlib.import_module(module))
+    original = inspect.getattr_static(owner, name)
+    kind = type(original) if isinstance(original, (classmethod, staticmethod)) else None
+    if kind is not None:
+        original = original.__func__
     # A name rather than the object: a module that is imported anew makes new objects.
-    wrapped_by, mine = getattr(original, _MARK, ()), f"{hook.__module__}.{hook.__qualname__}"
+    wrapped_by, mine = getattr(original, _MARK, ()), f"{wrap.__module__}.{wrap.__qualname__}"
     if mine in wrapped_by:
         return
-    replacement = wrap(original.__func__ if kind is classmethod else original)
+    replacement = wrap(original)
     setattr(replacement, _MARK, (*wrapped_by, mine))
     setattr(owner, name, replacement if kind is None else kind(replacement))

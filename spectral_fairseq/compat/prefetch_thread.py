@@ -14,15 +14,9 @@ import atexit
 import queue
 import threading
 import weakref
-from typing import Any, Type
+from typing import Any, Optional, Type
 
-from spectral_fairseq.compat.patching import Outcome, mended, not_needed
-
-NAME = "prefetch thread"
-DEFECT = (
-    "stopping in the middle of an epoch (--max-update) often aborts at exit with status 134, "
-    "because the thread that prefetches batches still runs."
-)
+from spectral_fairseq.compat.patching import Patch, replaces
 
 _POLL_SECONDS = 0.1
 _JOIN_SECONDS = 30.0  # one batch at most has to be finished; never hang an exit on a dead disk
@@ -30,15 +24,11 @@ _JOIN_SECONDS = 30.0  # one batch at most has to be finished; never hang an exit
 _running: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def apply() -> Outcome:
-    """Let fairseq prefetch with a thread that can be stopped."""
+def _unneeded() -> Optional[str]:
     from fairseq.data import iterators
 
-    if hasattr(iterators.BackgroundConsumer, "stop"):
-        return not_needed("this fairseq can stop its prefetch thread, or was mended before")
-    iterators.BackgroundConsumer = _stoppable(iterators.BackgroundConsumer)
-    atexit.register(stop_all)
-    return mended("fairseq.data.iterators.BackgroundConsumer is stopped before the exit")
+    can_stop = hasattr(iterators.BackgroundConsumer, "stop")
+    return "this fairseq can stop its prefetch thread" if can_stop else None
 
 
 def stop_all() -> None:
@@ -64,11 +54,13 @@ class _InterruptibleQueue:
                 return self._target.put(item, timeout=_POLL_SECONDS)
             except queue.Full:
                 continue
-        # Ends the thread without a word and without reaching the host's `except Exception`.
+        # Ends the thread silently, and is not caught by fairseq's `except Exception`.
         raise SystemExit
 
 
-def _stoppable(consumer: Type[Any]) -> Type[Any]:
+def stoppable(consumer: Type[Any]) -> Type[Any]:
+    """A subclass of fairseq's ``BackgroundConsumer`` that is stopped before the exit."""
+
     class StoppableConsumer(consumer):  # type: ignore[misc]
         """fairseq's prefetch thread, with a way to stop it. See Note [Why the exit aborted]."""
 
@@ -82,4 +74,14 @@ def _stoppable(consumer: Type[Any]) -> Type[Any]:
 
     StoppableConsumer.__name__ = consumer.__name__
     StoppableConsumer.__qualname__ = consumer.__qualname__
+    atexit.register(stop_all)
     return StoppableConsumer
+
+
+PATCH = Patch(
+    name="prefetch thread",
+    reason="Stopping in the middle of an epoch (--max-update) often aborts at exit with status "
+    "134, because the thread that prefetches batches still runs.",
+    install=replaces({"fairseq.data.iterators:BackgroundConsumer": stoppable}),
+    unneeded=_unneeded,
+)

@@ -1,4 +1,4 @@
-"""No sentence dropped: the last batch is kept whatever its size."""
+"""The last batch is kept whatever its size, so that no sentence is dropped."""
 
 from __future__ import annotations
 
@@ -7,30 +7,24 @@ from typing import Any, Callable, List, Optional
 
 import numpy as np
 
-from spectral_fairseq.compat.patching import Outcome, cannot, mended, not_needed, replace
-
-NAME = "tail batch"
-DEFECT = (
-    "the last batch is dropped unless its length divides --required-batch-size-multiple, so that "
-    "sentences are neither translated nor evaluated."
-)
+from spectral_fairseq.compat.patching import Patch, replaces
 
 
-def apply() -> Outcome:
-    """Append what the host's ``batch_by_size`` leaves out."""
+def _unneeded() -> Optional[str]:
     from fairseq.data import data_utils
 
-    try:
-        kept = _sentences_kept(data_utils.batch_by_size)
-    except ImportError as error:
-        return cannot(f"fairseq's compiled batching is not built: {error}")
-    if kept == 3:
-        return not_needed("this fairseq batches all sentences")
+    kept_all = _sentences_kept(data_utils.batch_by_size) == 3
+    return "this fairseq batches all sentences" if kept_all else None
+
+
+def _install() -> str:
+    from fairseq.data import data_utils
+
     # Datasets import data_utils inside their own batch_by_size, so this one name is enough.
-    replace(data_utils, "batch_by_size", keep_tail)
+    changed = replaces({"fairseq.data.data_utils:batch_by_size": keep_tail})()
     if _sentences_kept(data_utils.batch_by_size) != 3:
-        return cannot("this fairseq drops sentences in a way that is not known here")
-    return mended("fairseq.data.data_utils.batch_by_size keeps the last batch")
+        raise RuntimeError("it drops sentences in a way that is not known here")
+    return changed
 
 
 def _sentences_kept(batch_by_size: Callable[..., List[np.ndarray]]) -> int:
@@ -46,11 +40,11 @@ def _sentences_kept(batch_by_size: Callable[..., List[np.ndarray]]) -> int:
 def keep_tail(batch_by_size: Callable[..., List[np.ndarray]]) -> Callable[..., List[np.ndarray]]:
     """Wrap a ``batch_by_size`` so that its batches cover all indices.
 
-    The compiled batching cuts the index array into consecutive slices; what the host removes
+    The compiled batching cuts the index array into consecutive slices; what fairseq removes
     afterwards is therefore exactly the end of the array.
 
     Args:
-        batch_by_size: the host's function.
+        batch_by_size: fairseq's function.
 
     Returns:
         A function of the same signature.
@@ -69,7 +63,7 @@ def keep_tail(batch_by_size: Callable[..., List[np.ndarray]]) -> Callable[..., L
         if not isinstance(indices, np.ndarray):
             indices = np.fromiter(indices, dtype=np.int64, count=-1)
         if len(indices) == 0:
-            return []  # the host looks at the last batch, which an empty set does not have
+            return []  # fairseq looks at the last batch, which an empty set does not have
         batches = batch_by_size(
             indices,
             num_tokens_fn,
@@ -85,3 +79,12 @@ def keep_tail(batch_by_size: Callable[..., List[np.ndarray]]) -> Callable[..., L
         return list(batches) + ([indices[batched:]] if batched < len(indices) else [])
 
     return batch_by_size_keeping_tail
+
+
+PATCH = Patch(
+    name="tail batch",
+    reason="The last batch is dropped unless its length divides --required-batch-size-multiple, so "
+    "that sentences are neither translated nor evaluated.",
+    install=_install,
+    unneeded=_unneeded,
+)

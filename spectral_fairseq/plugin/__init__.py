@@ -1,7 +1,7 @@
 """What is registered with fairseq, as one explicit list; importing this room patches and registers.
 
-Importing it again does nothing. Where fairseq cannot be imported, which is logged, nothing is
-registered.
+Importing it again does nothing. Where fairseq cannot be imported, or not be patched for a feature,
+nothing is registered; the reason is logged, and ``spectral-fairseq doctor`` shows it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from spectral_fairseq import compat
 
 # fairseq's decorators register on import, so each part is imported once, in this order.
 PARTS = (
-    "spectral_fairseq.plugin.hooks.training_progress",
-    "spectral_fairseq.plugin.hooks.table_kinds",
     "spectral_fairseq.plugin.criterions.presets",
     "spectral_fairseq.plugin.models.awd_lstm",
     "spectral_fairseq.plugin.models.lstm",
@@ -23,8 +21,6 @@ PARTS = (
     "spectral_fairseq.plugin.models.transformer_xl",
     "spectral_fairseq.plugin.optim.nt_asgd",
     "spectral_fairseq.plugin.optim.nt_asgd_schedule",
-    "spectral_fairseq.plugin.hooks.nt_asgd",
-    "spectral_fairseq.plugin.hooks.streams",
     "spectral_fairseq.plugin.tasks.stateful_language_modeling",
 )
 
@@ -33,10 +29,15 @@ def register() -> None:
     """Patch fairseq and register every part with it; safe to call more than once."""
     # At every import fairseq logs that a package of its speech tasks is missing.
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
-    compat.mend_host()  # fairseq is imported here
-    if compat.why_not_importable() is None:
-        for part in PARTS:
-            importlib.import_module(part)
+    compat.patch_fairseq()  # fairseq is imported here
+    if compat.why_not_importable() is not None:
+        return
+    from spectral_fairseq.plugin import hooks
+
+    if any(one.status is compat.Status.CANNOT for one in hooks.patch_for_features()):
+        return  # without its patch a feature would train something else
+    for part in PARTS:
+        importlib.import_module(part)
 
 
 register()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import os
 import zipfile
 from pathlib import Path
 from typing import Any, Dict
@@ -14,7 +15,7 @@ from spectral_fairseq.checkpoints import reading as checkpoints
 from spectral_fairseq.checkpoints.reading import load_checkpoint, tensors_of
 from spectral_fairseq.errors import CheckpointError
 from spectral_fairseq.provenance import torch_release
-from tests.compat.test_safe_globals import Payload
+from tests.compat.test_safe_loading import Payload
 
 
 @pytest.fixture(params=["torch's reader", "own reader, mapped", "own reader"], autouse=True)
@@ -63,9 +64,10 @@ def test_what_was_saved_is_loaded(tmp_path: Path, zipped: bool) -> None:
     assert loaded["extra_state"]["bleu"].tolist() == [1, 2]
 
 
-def test_a_checkpoint_of_fairseq_train(checkpoint: Path) -> None:
-    state = load_checkpoint(checkpoint)
-    assert state["model"]["encoder.embed_tokens.weight"].shape[1] == 8
+def test_a_checkpoint_of_fairseq_train(train: Any) -> None:
+    state = load_checkpoint(train("transformer", "cross_entropy") / "checkpoint_last.pt")
+    assert state["model"]["encoder.embed_tokens.weight"].shape[1] == 16
+    assert state["optimizer_history"][-1]["num_updates"] == 4
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads Linux's accounts")
@@ -110,6 +112,13 @@ def test_missing(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "none.pt")
     with pytest.raises(CheckpointError, match="a folder"):
         load_checkpoint(tmp_path)
+
+
+def test_what_has_no_end_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.pt")
+    for endless in (tmp_path / "pipe.pt", Path("/dev/zero")):
+        with pytest.raises(CheckpointError, match="a device or a pipe"):
+            load_checkpoint(endless)
 
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip file", "older format"])

@@ -8,29 +8,29 @@ import pytest
 
 pytest.importorskip("fairseq")
 
-from tests.compat.host import Host  # noqa: E402
+from tests.compat.fairseq_process import FairseqProcess  # noqa: E402
 
 SENTENCES = 100
 
 
 @pytest.fixture(scope="session")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FairseqProcess]:
     """fairseq as installed."""
-    host = Host("bare", tmp_path_factory.mktemp("bare"))
-    yield host
-    host.close()
+    process = FairseqProcess("bare", tmp_path_factory.mktemp("bare"))
+    yield process
+    process.close()
 
 
 @pytest.fixture(scope="session")
-def mended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    """fairseq after mend_host()."""
-    host = Host("mended", tmp_path_factory.mktemp("mended"))
-    yield host
-    host.close()
+def patched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FairseqProcess]:
+    """fairseq after patch_fairseq()."""
+    process = FairseqProcess("patched", tmp_path_factory.mktemp("patched"))
+    yield process
+    process.close()
 
 
 @pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory, mended: Host) -> Path:
+def data(tmp_path_factory: pytest.TempPathFactory, patched: FairseqProcess) -> Path:
     """Preprocessed translation data of 100 pairs, the same for every split."""
     folder = tmp_path_factory.mktemp("data")
     rng = random.Random(0)
@@ -42,7 +42,7 @@ def data(tmp_path_factory: pytest.TempPathFactory, mended: Host) -> Path:
     prefixes = ["--trainpref", text, "--validpref", text, "--testpref", text]
     languages = ["-s", "de", "-t", "en"]
     destination = folder / "bin"
-    mended.cli("fairseq_cli.preprocess", *languages, *prefixes, "--destdir", destination)
+    patched.cli("fairseq_cli.preprocess", *languages, *prefixes, "--destdir", destination)
     return destination
 
 
@@ -60,8 +60,10 @@ def train_arguments(data: Path, save_dir: Path, *more: str) -> List[str]:
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory, mended: Host, data: Path) -> Path:
+def checkpoint(
+    tmp_path_factory: pytest.TempPathFactory, patched: FairseqProcess, data: Path
+) -> Path:
     """A checkpoint of a legacy arch, trained for an epoch."""
     folder = tmp_path_factory.mktemp("checkpoints")
-    mended.cli("fairseq_cli.train", *train_arguments(data, folder, "--max-epoch", "1"))
+    patched.cli("fairseq_cli.train", *train_arguments(data, folder, "--max-epoch", "1"))
     return folder / "checkpoint_last.pt"

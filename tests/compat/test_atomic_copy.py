@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import List
 
-from tests.compat.host import Host
+from tests.compat.fairseq_process import FairseqProcess
 
 
 def killed_while_copying(folder: str) -> List[str]:
@@ -35,11 +35,13 @@ def killed_while_copying(folder: str) -> List[str]:
     return found + [open(target).read(), str(os.path.islink(link))]
 
 
-def test_the_old_file_survives(bare: Host, mended: Host, tmp_path: Path) -> None:
-    for name in ("bare", "mended"):
+def test_the_old_file_survives(
+    bare: FairseqProcess, patched: FairseqProcess, tmp_path: Path
+) -> None:
+    for name in ("bare", "patched"):
         (tmp_path / name).mkdir()
     destroyed = bare.call(killed_while_copying, folder=str(tmp_path / "bare"))
-    kept = mended.call(killed_while_copying, folder=str(tmp_path / "mended"))
+    kept = patched.call(killed_while_copying, folder=str(tmp_path / "patched"))
     assert destroyed == ["new", "new new", "True"]
     assert kept == ["old old", "new new", "True"]
 

@@ -6,19 +6,21 @@ from pathlib import Path
 import pytest
 
 from tests.compat.conftest import train_arguments
-from tests.compat.host import Failure, Host
+from tests.compat.fairseq_process import Failure, FairseqProcess
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch_xla") is not None, reason="torch_xla is installed"
 )
 
 
-def test_bf16_trains(bare: Host, mended: Host, data: Path, tmp_path: Path) -> None:
+def test_bf16_trains(
+    bare: FairseqProcess, patched: FairseqProcess, data: Path, tmp_path: Path
+) -> None:
     arguments = train_arguments(data, tmp_path / "saved", "--max-epoch", "1", "--bf16")
     with pytest.raises(Failure):
         bare.cli("fairseq_cli.train", *arguments)
     assert not (tmp_path / "saved" / "checkpoint_last.pt").exists()
-    mended.cli("fairseq_cli.train", *arguments)
+    patched.cli("fairseq_cli.train", *arguments)
     assert (tmp_path / "saved" / "checkpoint_last.pt").exists()
 
 
@@ -30,13 +32,15 @@ def parsed(flags: list) -> list:
     return [args.bf16, args.tpu]
 
 
-def test_only_the_implied_tpu_is_undone(mended: Host) -> None:
-    assert mended.call(parsed, flags=["--bf16"]) == [True, False]
-    assert mended.call(parsed, flags=["--bf16", "--tpu"]) == [True, True]
-    assert mended.call(parsed, flags=["--tpu"]) == [False, True]
-    assert mended.call(parsed, flags=[]) == [False, False]
+def test_only_the_implied_tpu_is_undone(patched: FairseqProcess) -> None:
+    assert patched.call(parsed, flags=["--bf16"]) == [True, False]
+    assert patched.call(parsed, flags=["--bf16", "--tpu"]) == [True, True]
+    assert patched.call(parsed, flags=["--tpu"]) == [False, True]
+    assert patched.call(parsed, flags=[]) == [False, False]
 
 
-def test_validation_parses_without_defaults(mended: Host, data: Path, checkpoint: Path) -> None:
+def test_validation_parses_without_defaults(
+    patched: FairseqProcess, data: Path, checkpoint: Path
+) -> None:
     flags = ["--task", "translation", "--path", checkpoint, "--cpu", "--batch-size", 16]
-    mended.cli("fairseq_cli.validate", data, *flags)
+    patched.cli("fairseq_cli.validate", data, *flags)

@@ -8,8 +8,8 @@ import torch
 
 from spectral_fairseq.provenance import torch_release
 from tests.compat.conftest import train_arguments
-from tests.compat.host import Failure, Host
-from tests.compat.test_safe_globals import Payload
+from tests.compat.fairseq_process import Failure, FairseqProcess
+from tests.compat.test_safe_loading import Payload
 
 
 def load(path: str) -> None:
@@ -25,50 +25,50 @@ def truncated(tmp_path: Path, checkpoint: Path) -> Path:
     return path
 
 
-def test_truncated(bare: Host, mended: Host, truncated: Path) -> None:
+def test_truncated(bare: FairseqProcess, patched: FairseqProcess, truncated: Path) -> None:
     with pytest.raises(Failure) as before:
         bare.call(load, path=str(truncated))
     assert str(truncated) not in before.value.message
     with pytest.raises(Failure) as after:
-        mended.call(load, path=str(truncated))
+        patched.call(load, path=str(truncated))
     assert after.value.kinds[0] == "CheckpointError"
     assert str(truncated) in after.value.message and "copy it again" in after.value.message
 
 
-def test_not_from_fairseq(bare: Host, mended: Host, tmp_path: Path) -> None:
+def test_not_from_fairseq(bare: FairseqProcess, patched: FairseqProcess, tmp_path: Path) -> None:
     path = tmp_path / "other.pt"
     torch.save({"state_dict": {}}, path)
     with pytest.raises(Failure) as before:
         bare.call(load, path=str(path))
     assert before.value.kinds[0] == "KeyError"
     with pytest.raises(Failure, match="a fairseq checkpoint") as after:
-        mended.call(load, path=str(path))
+        patched.call(load, path=str(path))
     assert after.value.kinds[0] == "CheckpointError"
 
 
 @pytest.mark.skipif(torch_release() < (2, 6), reason="this torch refuses nothing by default")
-def test_foreign_globals(mended: Host, tmp_path: Path) -> None:
+def test_foreign_globals(patched: FairseqProcess, tmp_path: Path) -> None:
     path = tmp_path / "evil.pt"
     torch.save({"model": {}, "args": Payload(tmp_path / "executed")}, path)
     with pytest.raises(Failure, match=r"object ((builtins|__builtin__)\.)?exec,") as caught:
-        mended.call(load, path=str(path))
+        patched.call(load, path=str(path))
     assert caught.value.kinds[0] == "CheckpointError"
     assert not (tmp_path / "executed").exists()
 
 
 @pytest.mark.parametrize("flag", ["--restore-file", "--finetune-from-model"])
 def test_training_does_not_start(
-    mended: Host, data: Path, truncated: Path, tmp_path: Path, flag: str
+    patched: FairseqProcess, data: Path, truncated: Path, tmp_path: Path, flag: str
 ) -> None:
     saved = tmp_path / "saved"
     arguments: List[str] = train_arguments(data, saved, flag, str(truncated), "--max-epoch", "1")
     with pytest.raises(Failure) as caught:
-        mended.cli("fairseq_cli.train", *arguments)
+        patched.cli("fairseq_cli.train", *arguments)
     assert caught.value.kinds[0] == "CheckpointError"
     assert list(saved.iterdir()) == []
 
 
-def test_generation_names_the_file(mended: Host, data: Path, truncated: Path) -> None:
+def test_generation_names_the_file(patched: FairseqProcess, data: Path, truncated: Path) -> None:
     with pytest.raises(Failure, match=str(truncated)) as caught:
-        mended.cli("fairseq_cli.generate", data, "--path", truncated, "--cpu")
+        patched.cli("fairseq_cli.generate", data, "--path", truncated, "--cpu")
     assert caught.value.kinds[0] == "CheckpointError"

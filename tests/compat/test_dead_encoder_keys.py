@@ -4,7 +4,7 @@ from typing import Optional
 
 import pytest
 
-from tests.compat.host import Failure, Host
+from tests.compat.fairseq_process import Failure, FairseqProcess
 
 
 def load_stock_checkpoint(keep: Optional[str], extra: Optional[str]) -> bool:
@@ -53,21 +53,23 @@ def has_them_itself() -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _only_where_they_are_unexpected(bare: Host) -> None:
+def _only_where_they_are_unexpected(bare: FairseqProcess) -> None:
     if bare.call(has_them_itself):
         pytest.skip("this fairseq has these parameters itself")
 
 
 @pytest.mark.parametrize("keep", [None, "0,3"], ids=["all layers", "pruned to two"])
-def test_dead_keys_are_dropped(bare: Host, mended: Host, keep: Optional[str]) -> None:
+def test_dead_keys_are_dropped(
+    bare: FairseqProcess, patched: FairseqProcess, keep: Optional[str]
+) -> None:
     with pytest.raises(Failure, match="Unexpected key.*in_proj_weight"):
         bare.call(load_stock_checkpoint, keep=keep, extra=None)
-    assert mended.call(load_stock_checkpoint, keep=keep, extra=None)
+    assert patched.call(load_stock_checkpoint, keep=keep, extra=None)
 
 
 @pytest.mark.parametrize(
     "extra", ["encoder.layers.0.fc3_weight", "decoder.layers.0.fc1_weight", "fc1_weight"]
 )
-def test_other_unexpected_keys_still_fail(mended: Host, extra: str) -> None:
+def test_other_unexpected_keys_still_fail(patched: FairseqProcess, extra: str) -> None:
     with pytest.raises(Failure, match="Unexpected key"):
-        mended.call(load_stock_checkpoint, keep=None, extra=extra)
+        patched.call(load_stock_checkpoint, keep=None, extra=extra)

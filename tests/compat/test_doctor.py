@@ -12,7 +12,9 @@ import pytest
 import spectral_fairseq
 from spectral_fairseq import compat
 from spectral_fairseq.cli import doctor
-from spectral_fairseq.compat import Mend, Status
+from spectral_fairseq.compat import Applied, Status
+from spectral_fairseq.compat.patching import Patch
+from spectral_fairseq.plugin import hooks
 from spectral_fairseq.provenance import resolve_user_dir
 
 PACKAGE = Path(spectral_fairseq.__file__).resolve().parent
@@ -31,23 +33,29 @@ def test_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert text.rstrip() == doctor.report()
     assert text.rstrip().endswith("No problems found.")
     assert "fully_sharded" in text and "quant-noise" in text and "adaptive-input" in text
-    for mend in compat.mend_host():
-        assert f"[{mend.status.value}] {mend.name}: {mend.defect}" in text
+    words = " ".join(text.split())
+    for one in compat.patch_fairseq() + hooks.patch_for_features():
+        assert f"[{one.status.value}] {one.patch.name} {one.patch.reason} {one.detail}" in words
+    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--format", "json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["versions"]["torch"] and "0.12" in found["versions"]["fairseq"]
-    assert len(found["mends"]) == len(compat.mend_host())
+    names = {group: [one["name"] for one in all_] for group, all_ in found["patches"].items()}
+    assert names == {
+        "defects": [one.name for one in compat.PATCHES],
+        "features": [one.name for one in hooks.PATCHES],
+    }
     assert found["problems"] == []
 
 
 def test_what_cannot_work_sets_the_exit_status(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = Mend("a name", "A defect.", Status.CANNOT, "a reason")
-    monkeypatch.setattr(doctor, "mend_host", lambda: [broken])
+    broken = Applied(Patch("a name", "A defect.", str), Status.CANNOT, "a reason")
+    monkeypatch.setattr(doctor, "patch_fairseq", lambda: [broken])
     assert run() == 1
     assert "PROBLEM a name: a reason" in capsys.readouterr().out
 

@@ -5,7 +5,7 @@ from typing import Any, List
 import numpy as np
 import pytest
 
-from tests.compat.host import Failure, Host
+from tests.compat.fairseq_process import Failure, FairseqProcess
 
 
 def sentences_as_blocks() -> List[List[int]]:
@@ -50,9 +50,9 @@ EXPECTED = [
 
 @pytest.mark.parametrize("function, expected, in_numpy", EXPECTED)
 def test_works_where_numpy_has_retired_the_name(
-    bare: Host, mended: Host, function: Any, expected: Any, in_numpy: bool
+    bare: FairseqProcess, patched: FairseqProcess, function: Any, expected: Any, in_numpy: bool
 ) -> None:
-    assert mended.call(function) == expected
+    assert patched.call(function) == expected
     if in_numpy:
         pytest.skip("this numpy still has the name")
     with pytest.raises(Failure, match="no attribute|unexpected keyword"):
@@ -67,5 +67,5 @@ def names_in_numpy() -> List[bool]:
     return [hasattr(np, name) for name in ("int", "float", "compat")]
 
 
-def test_numpy_itself_is_unchanged(bare: Host, mended: Host) -> None:
-    assert mended.call(names_in_numpy) == bare.call(names_in_numpy)
+def test_numpy_itself_is_unchanged(bare: FairseqProcess, patched: FairseqProcess) -> None:
+    assert patched.call(names_in_numpy) == bare.call(names_in_numpy)

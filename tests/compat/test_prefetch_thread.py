@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compat.host import Host, environment
+from tests.compat.fairseq_process import FairseqProcess, environment
 
 _ABORT = -6
 
@@ -15,9 +15,9 @@ import sys
 import torch
 from fairseq.data import iterators
 
-if sys.argv[1] == "mended":
-    from spectral_fairseq.compat import mend_host
-    mend_host()
+if sys.argv[1] == "patched":
+    from spectral_fairseq.compat import patch_fairseq
+    patch_fairseq()
 
 
 class Batches:
@@ -46,16 +46,16 @@ def stop_early(kind: str, how: str = "end") -> int:
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python suspends such threads")
-def test_the_bare_host_aborts() -> None:
+def test_fairseq_as_installed_aborts() -> None:
     assert any(stop_early("bare") == _ABORT for _ in range(4))
 
 
-def test_the_mended_host_exits_cleanly() -> None:
-    assert [stop_early("mended") for _ in range(2)] == [0, 0]
+def test_patched_fairseq_exits_cleanly() -> None:
+    assert [stop_early("patched") for _ in range(2)] == [0, 0]
 
 
 def test_an_error_keeps_its_own_exit_status() -> None:
-    assert stop_early("mended", "error") == 1
+    assert stop_early("patched", "error") == 1
 
 
 def everything() -> list:
@@ -80,8 +80,8 @@ def everything() -> list:
     return [whole, seen]
 
 
-def test_batches_and_errors_still_arrive(mended: Host) -> None:
-    assert mended.call(everything) == [[4, 5], [0, 1, 2, "disk"]]
+def test_batches_and_errors_still_arrive(patched: FairseqProcess) -> None:
+    assert patched.call(everything) == [[4, 5], [0, 1, 2, "disk"]]
 
 
 def stopped_while_full() -> bool:
@@ -95,17 +95,17 @@ def stopped_while_full() -> bool:
     return bool(batches._consumer.is_alive())
 
 
-def test_a_thread_that_waits_for_room_is_stopped(mended: Host) -> None:
-    assert mended.call(stopped_while_full) is False
+def test_a_thread_that_waits_for_room_is_stopped(patched: FairseqProcess) -> None:
+    assert patched.call(stopped_while_full) is False
 
 
 def test_max_update_through_the_command_line(data: Path, tmp_path: Path) -> None:
     from tests.compat.conftest import train_arguments
 
-    user_dir = tmp_path / "mending_user_dir"
+    user_dir = tmp_path / "patching_user_dir"
     user_dir.mkdir()
     (user_dir / "__init__.py").write_text(
-        "from spectral_fairseq.compat import mend_host\nmend_host()\n"
+        "from spectral_fairseq.compat import patch_fairseq\npatch_fairseq()\n"
     )
     arguments = train_arguments(data, tmp_path / "saved", "--max-update", "3", "--user-dir")
     command = [sys.executable, "-m", "fairseq_cli.train", *arguments, str(user_dir)]

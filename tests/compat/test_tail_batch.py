@@ -6,7 +6,7 @@ from typing import Any, Dict, List
 import pytest
 
 from tests.compat.conftest import SENTENCES
-from tests.compat.host import Host
+from tests.compat.fairseq_process import FairseqProcess
 
 
 def batches_of(count: int, vector: bool, limits: Dict[str, Any]) -> List[List[int]]:
@@ -35,21 +35,21 @@ LIMITS: List[Dict[str, Any]] = [
 @pytest.mark.parametrize("multiple", [1, 3, 8])
 @pytest.mark.parametrize("count", [5, 16, 99, 100])
 def test_every_sentence_is_in_one_batch(
-    mended: Host, count: int, multiple: int, limits: Dict[str, Any], vector: bool
+    patched: FairseqProcess, count: int, multiple: int, limits: Dict[str, Any], vector: bool
 ) -> None:
     given = {**limits, "required_batch_size_multiple": multiple}
-    batches = mended.call(batches_of, count=count, vector=vector, limits=given)
+    batches = patched.call(batches_of, count=count, vector=vector, limits=given)
     assert [index for batch in batches for index in batch] == list(range(count))
     assert all(0 < len(batch) <= limits.get("max_sentences", count) for batch in batches)
 
 
 @pytest.mark.parametrize("vector", [True, False])
-def test_the_batches_that_the_host_keeps_are_unchanged(
-    bare: Host, mended: Host, vector: bool
+def test_the_batches_that_fairseq_keeps_are_unchanged(
+    bare: FairseqProcess, patched: FairseqProcess, vector: bool
 ) -> None:
     limits = {"max_sentences": 16, "required_batch_size_multiple": 8}
     kept = bare.call(batches_of, count=100, vector=vector, limits=limits)
-    whole = mended.call(batches_of, count=100, vector=vector, limits=limits)
+    whole = patched.call(batches_of, count=100, vector=vector, limits=limits)
     assert whole[: len(kept)] == kept
     if sum(map(len, kept)) == 100:
         pytest.skip("this fairseq drops no sentence")
@@ -57,13 +57,13 @@ def test_the_batches_that_the_host_keeps_are_unchanged(
     assert sum(map(len, whole)) == 100
 
 
-def test_an_empty_set_has_no_batches(mended: Host) -> None:
+def test_an_empty_set_has_no_batches(patched: FairseqProcess) -> None:
     limits = {"max_sentences": 16, "required_batch_size_multiple": 8}
-    assert mended.call(batches_of, count=0, vector=False, limits=limits) == []
+    assert patched.call(batches_of, count=0, vector=False, limits=limits) == []
 
 
 def test_batches_of_fixed_shapes_are_passed_on() -> None:
-    """What the host leaves out there fits none of the shapes."""
+    """What fairseq leaves out there fits none of the shapes."""
     import numpy as np
 
     from spectral_fairseq.compat.tail_batch import keep_tail
@@ -74,9 +74,9 @@ def test_batches_of_fixed_shapes_are_passed_on() -> None:
         return kept
 
     shapes = np.array([[2, 7], [1, 9]])
-    mended = keep_tail(batch_by_size)
-    assert mended(np.arange(5), len, fixed_shapes=shapes) is kept
-    assert [batch.tolist() for batch in mended(np.arange(5), len)] == [[0, 2], [1], [3, 4]]
+    patched = keep_tail(batch_by_size)
+    assert patched(np.arange(5), len, fixed_shapes=shapes) is kept
+    assert [batch.tolist() for batch in patched(np.arange(5), len)] == [[0, 2], [1], [3, 4]]
 
 
 def validated(data: str, multiple: int) -> int:
@@ -94,8 +94,10 @@ def validated(data: str, multiple: int) -> int:
     return sum(batch["nsentences"] for batch in iterator)
 
 
-def test_validation_visits_all_sentences(bare: Host, mended: Host, data: Path) -> None:
-    assert mended.call(validated, data=str(data), multiple=8) == SENTENCES
+def test_validation_visits_all_sentences(
+    bare: FairseqProcess, patched: FairseqProcess, data: Path
+) -> None:
+    assert patched.call(validated, data=str(data), multiple=8) == SENTENCES
     seen = bare.call(validated, data=str(data), multiple=8)
     if seen == SENTENCES:
         pytest.skip("this fairseq drops no sentence")
@@ -104,10 +106,10 @@ def test_validation_visits_all_sentences(bare: Host, mended: Host, data: Path) -
 
 @pytest.mark.parametrize("batch_size", [7, 128])
 def test_100_in_100_translated(
-    mended: Host, data: Path, checkpoint: Path, tmp_path: Path, batch_size: int
+    patched: FairseqProcess, data: Path, checkpoint: Path, tmp_path: Path, batch_size: int
 ) -> None:
     flags = ["--beam", "1", "--max-len-b", "3", "--cpu", "--results-path", str(tmp_path)]
-    mended.cli(
+    patched.cli(
         "fairseq_cli.generate", data, "--path", checkpoint, "--batch-size", batch_size, *flags
     )
     written = (tmp_path / "generate-test.txt").read_text().splitlines()

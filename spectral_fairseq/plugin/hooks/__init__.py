@@ -1,1 +1,20 @@
-"""What the plugin's features need of fairseq's trainer and loader, as patches of them."""
+"""Patches that the plugin's features need: what fairseq has no hook for, one feature a file."""
+
+from __future__ import annotations
+
+from typing import List
+
+from spectral_fairseq.compat.patching import Applied, apply_all
+from spectral_fairseq.plugin.hooks import nt_asgd, streams, table_kinds, training_progress
+
+# In this order: the last wrapper of a function is the outermost.
+PATCHES = (training_progress.PATCH, table_kinds.PATCH, nt_asgd.PATCH, streams.PATCH)
+
+
+def patch_for_features() -> List[Applied]:
+    """Apply all of them; later calls only report.
+
+    Returns:
+        One entry for each of :data:`PATCHES`, in their order.
+    """
+    return apply_all(PATCHES)

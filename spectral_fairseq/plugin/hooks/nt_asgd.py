@@ -1,4 +1,4 @@
-"""What ``nt_asgd`` needs of fairseq's trainer: when the model holds which weights, and checks.
+"""``nt_asgd`` decides when the trainer's model holds the averaged weights, and checks its flags.
 
 Note [When the model holds the averages]
 ----------------------------------------
@@ -17,9 +17,7 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable
 
-from fairseq.trainer import Trainer
-
-from spectral_fairseq.compat.patching import replace
+from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.plugin.optim.nt_asgd import show_averages, show_iterates
 
@@ -35,14 +33,14 @@ def _trains_with_nt_asgd(trainer: Any) -> bool:
 
 
 def check_configuration(cfg: Any) -> None:
-    """Refuse what cannot be trained, before anything is; let the learning rate 0 end training.
+    """Refuse flags that cannot work, before training starts; let the learning rate 0 end it.
 
     Args:
         cfg: fairseq's whole configuration; ``optimization.stop_min_lr`` may be changed.
 
     Raises:
         ConfigurationError: flags that exclude each other.
-        UnsupportedError: a feature of the host that changes weights outside the optimiser, or
+        UnsupportedError: a feature of fairseq that changes weights outside the optimizer, or
             hides them from it.
     """
     optimizer, schedule = _name(cfg.optimizer), _name(cfg.lr_scheduler)
@@ -112,7 +110,7 @@ def _with(show: Callable[[Any], None]) -> Callable[..., Any]:
 def _telling_saved_loss(load_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
     """Tell the schedule the loss that the interrupted run was about to tell it.
 
-    The host saves at the end of an epoch, then calls ``lr_step(epoch, loss)``. A run that
+    fairseq saves at the end of an epoch, then calls ``lr_step(epoch, loss)``. A run that
     resumes from that file calls ``lr_step`` without a loss; the file has it.
     """
 
@@ -129,9 +127,18 @@ def _telling_saved_loss(load_checkpoint: Callable[..., Any]) -> Callable[..., An
     return load_and_tell
 
 
-replace(Trainer, "__init__", _checking)
-replace(Trainer, "begin_valid_epoch", _with(show_averages))
-replace(Trainer, "save_checkpoint", _with(show_averages))
-# The first thing of every update, and of what the host does again after one failed.
-replace(Trainer, "zero_grad", _with(show_iterates))
-replace(Trainer, "load_checkpoint", _telling_saved_loss)
+PATCH = Patch(
+    name="nt_asgd in the trainer",
+    reason="--optimizer nt_asgd validates and saves the averaged weights, goes on training the "
+    "others, and refuses flags that it cannot work with.",
+    install=replaces(
+        {
+            "fairseq.trainer:Trainer.__init__": _checking,
+            "fairseq.trainer:Trainer.begin_valid_epoch": _with(show_averages),
+            "fairseq.trainer:Trainer.save_checkpoint": _with(show_averages),
+            # The first step of every update, also of one that is repeated after a failure.
+            "fairseq.trainer:Trainer.zero_grad": _with(show_iterates),
+            "fairseq.trainer:Trainer.load_checkpoint": _telling_saved_loss,
+        }
+    ),
+)

@@ -8,12 +8,10 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable, Mapping
 
-from fairseq.models import BaseFairseqModel
-from fairseq.trainer import Trainer
 from torch import nn
 
 from spectral_fairseq.checkpoints.collapse import entries_by_module, factored_kind
-from spectral_fairseq.compat.patching import replace
+from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.errors import CheckpointError, SpectralFairseqError
 
 
@@ -72,5 +70,14 @@ def _explaining(load_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
     return load_or_explain
 
 
-replace(BaseFairseqModel, "upgrade_state_dict", _checking)
-replace(Trainer, "load_checkpoint", _explaining)
+PATCH = Patch(
+    name="kinds of tables",
+    reason="A checkpoint whose tables are stored in another way than the model's is refused with "
+    "the remedy, where fairseq only says that the architectures differ.",
+    install=replaces(
+        {
+            "fairseq.models:BaseFairseqModel.upgrade_state_dict": _checking,
+            "fairseq.trainer:Trainer.load_checkpoint": _explaining,
+        }
+    ),
+)

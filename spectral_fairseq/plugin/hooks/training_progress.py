@@ -1,8 +1,8 @@
-"""Tell models where training stands, and let criterions look at them before it starts.
+"""Modules learn the epoch and the number of updates; criterions check models before training.
 
-The host tells epochs to tasks, datasets and schedulers but to no module, and passes the number of
-updates on to modules that ask for it without keeping it; some of its tasks, such as
-``multilingual_translation``, do not even pass it on. Both are restored when training resumes.
+fairseq tells the epoch to tasks, datasets and schedulers but to no module. It passes the number of
+updates to modules that define ``set_num_updates`` but keeps it nowhere, and some of its tasks, such
+as ``multilingual_translation``, do not pass it on. Both are restored when training resumes.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import functools
 from typing import Any, Callable
 
 from fairseq.models import BaseFairseqModel
-from fairseq.trainer import Trainer
 
-from spectral_fairseq.compat.patching import replace
+from spectral_fairseq.compat.patching import Patch, replaces
 
 
 def _telling_epoch(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(begin_epoch)
     def begin_epoch_and_tell(self: Any, epoch: int) -> Any:
         result = begin_epoch(self, epoch)
-        # Here rather than in the first step: the host would dump its state into crash.pt there.
+        # Here rather than in the first step, where fairseq would dump its state into crash.pt.
         if hasattr(self.get_criterion(), "check_model"):
             self.get_criterion().check_model(self.get_model())
         if hasattr(self.get_model(), "check_criterion"):
@@ -46,13 +45,22 @@ def _telling_updates(train_step: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(train_step)
     def tell_and_step(self: Any, *args: Any, **kwargs: Any) -> Any:
         for module in self.get_model().modules():
-            if isinstance(module, BaseFairseqModel):  # the model and, of several, each of them
+            if isinstance(module, BaseFairseqModel):  # the model, and each model inside it
                 module.num_updates = self.get_num_updates()
         return train_step(self, *args, **kwargs)
 
     return tell_and_step
 
 
-replace(Trainer, "begin_epoch", _telling_epoch)
-replace(Trainer, "train_step", _telling_updates)
-replace(BaseFairseqModel, "set_num_updates", _keeping_updates)
+PATCH = Patch(
+    name="training progress",
+    reason="Weight-norm tables and lazy penalties depend on the epoch or the number of updates, "
+    "and criterions check the model before training.",
+    install=replaces(
+        {
+            "fairseq.trainer:Trainer.begin_epoch": _telling_epoch,
+            "fairseq.trainer:Trainer.train_step": _telling_updates,
+            "fairseq.models:BaseFairseqModel.set_num_updates": _keeping_updates,
+        }
+    ),
+)

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, List
 
 import pytest
 import torch
 
 from spectral_fairseq.provenance import torch_release
 from tests.compat.conftest import train_arguments
-from tests.compat.host import Failure, Host
+from tests.compat.fairseq_process import Failure, FairseqProcess, environment
 
 refused_by_torch = pytest.mark.skipif(
     torch_release() < (2, 6), reason="this torch refuses nothing by default"
@@ -57,13 +61,13 @@ CONTENTS = [
 
 
 @pytest.mark.parametrize("content", CONTENTS)
-def test_plain_content_loads(mended: Host, content: str) -> None:
-    assert mended.call(round_trip, content=content)
+def test_plain_content_loads(patched: FairseqProcess, content: str) -> None:
+    assert patched.call(round_trip, content=content)
 
 
 @refused_by_torch
 @pytest.mark.parametrize("content", CONTENTS)
-def test_the_bare_host_refuses_it(bare: Host, content: str) -> None:
+def test_fairseq_as_installed_refuses_it(bare: FairseqProcess, content: str) -> None:
     with pytest.raises(Failure, match="weights_only|Weights only"):
         bare.call(round_trip, content=content)
 
@@ -83,12 +87,72 @@ class Payload:
 
 
 @refused_by_torch
-def test_the_safety_stays_on(mended: Host, tmp_path: Path) -> None:
+def test_the_safety_stays_on(patched: FairseqProcess, tmp_path: Path) -> None:
     marker = tmp_path / "executed"
     torch.save({"model": {}, "args": Payload(marker)}, tmp_path / "evil.pt")
     with pytest.raises(Failure, match="exec"):
-        mended.call(load, path=str(tmp_path / "evil.pt"))
+        patched.call(load, path=str(tmp_path / "evil.pt"))
     assert not marker.exists()
+
+
+_LOADER_OF_2025_09 = """
+import inspect, json, sys
+from fairseq import checkpoint_utils
+
+# fairseq's source of 2025-09 differs from older ones in this argument.
+source = inspect.getsource(checkpoint_utils.load_checkpoint_to_cpu)
+old = 'torch.load(f, map_location=torch.device("cpu"))'
+new = 'torch.load(f, map_location=torch.device("cpu"), weights_only=False)'
+assert old in source or "weights_only=False" in source
+exec(source.replace(old, new), vars(checkpoint_utils))
+
+if sys.argv[1] == "patched":
+    from spectral_fairseq.cli import doctor
+    found = doctor.diagnose()["patches"]["defects"]
+    print(json.dumps({one["name"]: one for one in found}["safe loading"]))
+for path in sys.argv[2:]:
+    try:
+        checkpoint_utils.load_checkpoint_to_cpu(path)
+    except Exception as error:
+        print(type(error).__name__)
+    else:
+        print("loaded")
+"""
+
+
+def in_fairseq_of_2025_09(kind: str, *paths: Path) -> List[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", _LOADER_OF_2025_09, kind, *map(str, paths)],
+        env=environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_loader_that_asks_for_no_safety_gets_it(checkpoint: Path, tmp_path: Path) -> None:
+    marker, evil = tmp_path / "executed", tmp_path / "evil.pt"
+    history = [{"num_updates": 1, "optimizer_name": "", "lr_scheduler_state": {}}]
+    state = {"model": {}, "optimizer_history": history, "extra_state": {"train_iterator": None}}
+    torch.save({**state, "payload": Payload(marker)}, evil)
+    assert in_fairseq_of_2025_09("bare", evil, checkpoint) == ["loaded", "loaded"]
+    assert marker.exists()
+    marker.unlink()
+    report, *outcomes = in_fairseq_of_2025_09("patched", evil, checkpoint)
+    assert outcomes == ["CheckpointError", "loaded"] and not marker.exists()
+    assert json.loads(report)["status"] == "patched"
+    assert "would have run code from a checkpoint" in json.loads(report)["detail"]
+
+
+def test_fairseq_waits_for_no_pipe(patched: FairseqProcess, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.pt")
+    with pytest.raises(Failure, match="a device or a pipe"):
+        patched.call(load_with_fairseq, path=str(tmp_path / "pipe.pt"))
+
+
+def load_with_fairseq(path: str) -> None:
+    from fairseq import checkpoint_utils
+
+    checkpoint_utils.load_checkpoint_to_cpu(path)
 
 
 def updates_in(path: str) -> int:
@@ -99,14 +163,14 @@ def updates_in(path: str) -> int:
 
 
 def test_training_resumes_after_eval_bleu(
-    bare: Host, mended: Host, data: Path, tmp_path: Path
+    bare: FairseqProcess, patched: FairseqProcess, data: Path, tmp_path: Path
 ) -> None:
     bleu = ["--eval-bleu", "--eval-bleu-args", '{"beam": 1, "max_len_b": 3}']
     bleu += ["--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric"]
     for epochs, updates in (("1", 13), ("2", 26)):
         arguments = train_arguments(data, tmp_path, "--max-epoch", epochs, *bleu)
-        mended.cli("fairseq_cli.train", *arguments)
-        assert mended.call(updates_in, path=str(tmp_path / "checkpoint_last.pt")) == updates
+        patched.cli("fairseq_cli.train", *arguments)
+        assert patched.call(updates_in, path=str(tmp_path / "checkpoint_last.pt")) == updates
     if torch_release() >= (2, 6):
         with pytest.raises(Failure, match="weights_only|Weights only"):
             bare.call(updates_in, path=str(tmp_path / "checkpoint_last.pt"))

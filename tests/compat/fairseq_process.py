@@ -1,7 +1,7 @@
-"""Two fairseq processes side by side: one as installed, one mended.
+"""Two processes that have imported fairseq: one as installed, one patched.
 
-A test sends the same self-contained function to both, so that it shows the defect where it is
-present and its cure. Each process imports fairseq once for the whole test session.
+A test sends the same self-contained function to both, so that it shows the defect in the first and
+its absence in the second. Each process imports fairseq once for the whole test session.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import json, os, sys, traceback
 replies = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 import fairseq
-if sys.argv[1] == "mended":
-    from spectral_fairseq.compat import mend_host
-    mend_host()
+if sys.argv[1] == "patched":
+    from spectral_fairseq.compat import patch_fairseq
+    patch_fairseq()
 for line in sys.stdin:
     request = json.loads(line)
     space = {}
@@ -62,11 +62,11 @@ def environment() -> Dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
 
 
-class Host:
-    """A process with fairseq in it.
+class FairseqProcess:
+    """A process that has imported fairseq.
 
     Args:
-        kind: 'bare' or 'mended'.
+        kind: 'bare' or 'patched'.
         folder: working directory; what the process prints goes to a log file there.
     """
 
@@ -114,7 +114,7 @@ def run_command(module: str, arguments: List[str]) -> None:
 
     from fairseq import checkpoint_utils
 
-    # The host keeps the best score of a run on this function; runs here share one process.
+    # fairseq keeps the best score of a run on this function; runs here share one process.
     for name in list(vars(checkpoint_utils.save_checkpoint)):
         delattr(checkpoint_utils.save_checkpoint, name)
     sys.argv = [module] + arguments

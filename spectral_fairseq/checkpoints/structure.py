@@ -1,0 +1,165 @@
+"""What every tool may rely on in a checkpoint that was read: types, dense tensors, literals.
+
+A file that torch can read may still hold anything. It is checked once, here, so that the tools
+need no checks of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+from numbers import Integral, Real
+from typing import Any, Iterator, List, Mapping, Tuple
+
+import torch
+
+from spectral_fairseq.checkpoints.literals import literal
+from spectral_fairseq.errors import CheckpointError, ConfigurationError
+
+REMEDY = "Give a checkpoint saved by fairseq-train."
+
+FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+# Settings that fairseq evaluates where they are strings, in whatever node they stand.
+EVALUATED = frozenset(
+    "adafactor_eps adam_betas adamax_betas adaptive_input_cutoff adaptive_softmax_cutoff "
+    "character_filters conv_aggregator_layers conv_feature_layers decoder_attention decoder_layers "
+    "downsample encoder_attention encoder_layers feature_encoder_spec gated_attention lamb_betas "
+    "left_pad_source left_pad_target model_overrides override_encoder_layers pipeline_balance "
+    "pipeline_decoder_balance pipeline_decoder_devices pipeline_devices pipeline_encoder_balance "
+    "pipeline_encoder_devices pretrained project_input self_attention wer_args "
+    "xformers_att_config".split()
+)
+
+_NODE = (Mapping, argparse.Namespace)
+
+
+def check_settings(state: Mapping[str, Any], path: Any) -> None:
+    """Check all of a checkpoint but its model.
+
+    Args:
+        state: the checkpoint as saved; entries may be missing.
+        path: where it was read from, for messages.
+
+    Raises:
+        CheckpointError: an entry of another type than fairseq writes, or a setting that would run
+            code when fairseq evaluates it.
+    """
+    _check(state, "args", argparse.Namespace, path)
+    _check(state, "cfg", Mapping, path)
+    for name in ("common", "model", "task"):
+        _check(state.get("cfg") or {}, name, _NODE, path, "cfg.")
+    _check(state, "task_state", Mapping, path)
+    _check(state, "last_optimizer_state", Mapping, path)
+    _check(state, "optimizer_history", list, path)
+    for number, entry in enumerate(state.get("optimizer_history") or ()):
+        where = f"optimizer_history[{number}]"
+        _check({where: entry}, where, Mapping, path)
+        _check(entry or {}, "num_updates", Integral, path, f"{where}.")
+    _check(state, "extra_state", Mapping, path)
+    extra_state = state.get("extra_state") or {}
+    for name in ("best", "val_loss"):
+        _check(extra_state, name, (Real, torch.Tensor), path, "extra_state.")
+    _check(extra_state, "train_iterator", Mapping, path, "extra_state.")
+    iterator = extra_state.get("train_iterator") or {}
+    for name in ("epoch", "iterations_in_epoch"):
+        _check(iterator, name, Integral, path, "extra_state.train_iterator.")
+    for setting, text in _evaluated({name: state.get(name) for name in ("args", "cfg")}):
+        _check_literal(setting, text, path)
+
+
+_NAMES = {
+    Mapping: "a dictionary",
+    argparse.Namespace: "an argparse.Namespace",
+    Integral: "a whole number",
+    list: "a list",
+    Real: "a number",
+    torch.Tensor: "a tensor",
+}
+
+
+def _check(node: Any, name: str, kind: Any, path: Any, prefix: str = "") -> None:
+    """Refuse ``node[name]`` unless it is missing, None or of ``kind``."""
+    value = node.get(name) if isinstance(node, Mapping) else getattr(node, name, None)
+    if value is None or isinstance(value, kind):
+        return
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    raise CheckpointError(
+        f"{prefix}{name} to be {' or '.join(_NAMES[one] for one in kinds)} in {path}",
+        f"a value of type {type(value).__name__}",
+        REMEDY,
+    )
+
+
+def _evaluated(settings: Mapping[str, Any]) -> Iterator[Tuple[str, str]]:
+    """Full names and values of the strings that fairseq would evaluate, in all nodes."""
+    nodes: List[Tuple[str, Any]] = list(settings.items())
+    seen = set()  # a node may contain itself
+    while nodes:
+        where, node = nodes.pop()
+        node = vars(node) if isinstance(node, argparse.Namespace) else node
+        if not isinstance(node, Mapping) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        for name, value in node.items():
+            if not isinstance(value, str):
+                nodes.append((f"{where}.{name}", value))
+            elif name in EVALUATED and value.strip() not in ("", "???"):  # omegaconf's: not set
+                yield f"{where}.{name}", value
+
+
+def _check_literal(setting: str, text: str, path: Any) -> None:
+    try:
+        literal(text)
+    except ConfigurationError as error:
+        raise CheckpointError(
+            f"{error.expected} as the setting {setting} of {path}",
+            error.found,
+            "Do not use this file unless you know who made it: fairseq would run this as code.",
+        ) from None
+
+
+def check_model(model: Mapping[Any, Any], path: Any, stored_bytes: int) -> None:
+    """Check a checkpoint's entry ``model``.
+
+    Args:
+        model: name -> tensor; ``_extra_state`` of modules may be anything.
+        path: where it was read from, for messages.
+        stored_bytes: what all tensors of the file can have in all.
+
+    Raises:
+        CheckpointError: it is not a mapping of names to dense tensors on the CPU, or a tensor is
+            larger than the file, or its numbers are of a type that nothing here computes with.
+    """
+    for name, tensor in model.items():
+        if not isinstance(name, str) or not (
+            isinstance(tensor, torch.Tensor) or is_extra_state(name)
+        ):
+            raise CheckpointError(
+                f"names and tensors, as in a fairseq checkpoint, in the entry 'model' of {path}",
+                f"{name!r} with a value of type {type(tensor).__name__}",
+                REMEDY,
+            )
+        if isinstance(tensor, torch.Tensor):
+            wrong = _what_is_wrong(tensor, stored_bytes)
+            if wrong is not None:
+                raise CheckpointError(
+                    f"a dense tensor of numbers for {name} in {path}", wrong, REMEDY
+                )
+
+
+def is_extra_state(name: str) -> bool:
+    """Whether a module keeps what it likes there: torch's ``get_extra_state``."""
+    return name.rpartition(".")[2] == "_extra_state"
+
+
+def _what_is_wrong(tensor: torch.Tensor, stored_bytes: int) -> Any:
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return "a quantized tensor" if tensor.is_quantized else "a sparse tensor"
+    if tensor.device.type != "cpu":
+        return f"one on the device {tensor.device.type}, without its numbers"
+    if tensor.is_complex() or (tensor.is_floating_point() and tensor.dtype not in FLOATING):
+        return f"one of {tensor.dtype}"
+    if tensor.numel() * tensor.element_size() > stored_bytes:
+        shape = " x ".join(map(str, tensor.shape))
+        return f"one of {shape} numbers, more than the file holds"
+    return None

@@ -1,0 +1,114 @@
+"""fairseq reads its own checkpoints, and never runs code from one, whatever the versions are."""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import sys
+import tempfile
+import types
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spectral_fairseq.checkpoints.allow_list import allowed_globals
+from spectral_fairseq.checkpoints.reading import torch_load
+from spectral_fairseq.checkpoints.structure import check_settings
+from spectral_fairseq.compat.patching import Overlay, Patch, replaces
+from spectral_fairseq.errors import CheckpointError
+
+# The modules that call torch.load; those of speech are not imported by every fairseq.
+_LOADERS = (
+    "fairseq.checkpoint_utils",
+    "fairseq.distributed.utils",
+    "fairseq.data.codedataset",
+    "fairseq.models.speech_to_text.xm_transformer",
+    "fairseq.models.text_to_speech.vocoder",
+)
+
+
+def with_safe_load(torch_module: types.ModuleType) -> Overlay:
+    """An overlay of torch whose ``load`` takes only the allow-list, whatever its caller asks for.
+
+    Args:
+        torch_module: torch.
+
+    Returns:
+        What a module of fairseq sees as ``torch``; see Note [A module of their own].
+    """
+
+    def load(
+        f: Any, map_location: Any = None, pickle_module: Any = None, *,
+        weights_only: Any = None, **options: Any,
+    ) -> Any:  # fmt: skip
+        loaded = torch_load(f, map_location=map_location, **options)
+        if isinstance(loaded, dict) and "model" in loaded:
+            check_settings(loaded, getattr(f, "name", f))  # before fairseq looks at it
+        return loaded
+
+    return Overlay(torch_module, load=load)
+
+
+def _install() -> str:
+    found = _found()
+    changed = replaces(
+        {f"{name}:torch": with_safe_load for name in _LOADERS if name in sys.modules}
+    )()
+    if hasattr(torch.serialization, "add_safe_globals"):  # for plugins that call torch.load
+        torch.serialization.add_safe_globals(list(allowed_globals()))
+    if _takes(_Foreign()) or not _takes(argparse.Namespace()):
+        raise RuntimeError("it loads checkpoints in a way that is not known here")
+    return f"{found}; {len(allowed_globals())} names are allowed, all others refused; {changed}"
+
+
+def _found() -> str:
+    """What fairseq's loader did before it was patched."""
+    if _takes(_Foreign()):
+        return "fairseq's loader would have run code from a checkpoint"
+    if not _takes(argparse.Namespace()):
+        return "fairseq's loader refused plain settings in a checkpoint"
+    return "fairseq's loader took plain settings and nothing else"
+
+
+class _Foreign:
+    """An object outside the allow-list: loading it calls a function, which does nothing."""
+
+    def __reduce__(self) -> Any:
+        return _rebuild_foreign, ()
+
+
+def _rebuild_foreign() -> None:
+    return None
+
+
+def _takes(value: Any) -> bool:
+    """Whether fairseq's loader takes a checkpoint with this value in it."""
+    from fairseq import checkpoint_utils
+
+    history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}
+    checkpoint = {
+        "args": None,
+        "cfg": None,
+        "model": {},
+        "optimizer_history": [{**history, "num_updates": 0}],
+        "extra_state": {"train_iterator": {"epoch": 1}},
+        "probe": value,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "probe.pt"
+        torch.save(checkpoint, path)
+        try:
+            checkpoint_utils.load_checkpoint_to_cpu(str(path))
+        except (pickle.UnpicklingError, CheckpointError):
+            return False
+    return True
+
+
+PATCH = Patch(
+    name="safe loading",
+    reason="Depending on the versions, fairseq's loader refuses the plain settings in its own "
+    "checkpoints (torch >= 2.6), or runs whatever code a file holds (older torch, and fairseq of "
+    "2025-09, which asks for weights_only=False).",
+    install=_install,
+)

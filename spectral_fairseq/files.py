@@ -1,0 +1,93 @@
+"""Files to read are regular files; files to write are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Iterator, Optional, Set, Union
+
+from spectral_fairseq.errors import OutputError
+
+_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+_unfinished: Set[str] = set()
+
+
+def why_not_readable(path: Union[str, os.PathLike[str]]) -> Optional[str]:
+    """What is at ``path`` instead of a regular file, or None if there is one.
+
+    Devices and pipes may have no end, and opening a pipe waits for a writer.
+    """
+    if os.path.isfile(path):
+        return None
+    if os.path.isdir(path):
+        return "a folder"
+    return "a device or a pipe" if os.path.exists(path) else "no such file"
+
+
+@contextlib.contextmanager
+def replacing(path: Union[str, os.PathLike[str]]) -> Iterator[Path]:
+    """Yield a new empty file to fill, which takes the place of ``path`` at the end of the block.
+
+    The new file lies in the same folder under a random name. It is removed if the block raises,
+    and on SIGTERM and SIGHUP. Other programs see either the old file or the whole new one.
+
+    Args:
+        path: the file to write; of a link, what it points to is replaced.
+
+    Raises:
+        OutputError: there is a folder, a device or a pipe at ``path``.
+        OSError: the system could not make, write or rename the file.
+    """
+    target = os.path.realpath(path)
+    obstacle = why_not_readable(target)
+    if obstacle is not None and os.path.exists(target):
+        raise OutputError(
+            f"a regular file, or none yet, at {path}", obstacle, "Choose another output file."
+        )
+    folder, name = os.path.split(target)
+    # Not tempfile.mkstemp, whose files nobody else may read, whatever the umask says.
+    partial = os.path.join(folder, f".{name[:32]}.{secrets.token_hex(8)}.tmp")
+    with _removed_on_signals(partial):
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            yield Path(partial)
+            os.fsync(descriptor)
+            os.replace(partial, target)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(partial)
+            raise
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _removed_on_signals(partial: str) -> Iterator[None]:
+    """Remove ``partial`` when a signal ends the process, which runs no ``finally``."""
+    replaced = []
+    if threading.current_thread() is threading.main_thread():  # others may not set handlers
+        # A handler of somebody else decides itself whether the process ends.
+        replaced = [one for one in _ENDING_SIGNALS if signal.getsignal(one) is signal.SIG_DFL]
+    _unfinished.add(partial)
+    for number in replaced:
+        signal.signal(number, _remove_and_end)
+    try:
+        yield
+    finally:
+        for number in replaced:
+            signal.signal(number, signal.SIG_DFL)
+        _unfinished.discard(partial)
+
+
+def _remove_and_end(number: int, frame: Optional[FrameType]) -> None:
+    for partial in tuple(_unfinished):
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)  # so that the exit status tells the signal

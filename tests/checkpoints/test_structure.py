@@ -1,0 +1,111 @@
+"""Intact files with other contents than fairseq writes."""
+
+import argparse
+
+import pytest
+import torch
+
+from spectral_fairseq.checkpoints.reading import load_checkpoint
+from spectral_fairseq.errors import CheckpointError
+
+
+def checkpoint(**changed):
+    return {
+        "args": None,
+        "cfg": {
+            "common": {"seed": 1},
+            "model": {"_name": "transformer", "decoder_layers": 6, "adaptive_softmax_cutoff": None},
+            "task": {"data": "data-bin", "left_pad_source": "True"},
+            "optimizer": {"adam_betas": "(0.9, 0.98)"},
+        },
+        "model": {"w": torch.ones(2, 3), "n": torch.ones(1, dtype=torch.int64)},
+        "optimizer_history": [{"num_updates": 3, "criterion_name": "c"}],
+        "extra_state": {"best": 1.5, "val_loss": 2, "train_iterator": {"epoch": 2}},
+        "task_state": {},
+        "last_optimizer_state": None,
+        **changed,
+    }
+
+
+def loaded(tmp_path, state):
+    torch.save(state, tmp_path / "checkpoint.pt")
+    return load_checkpoint(tmp_path / "checkpoint.pt")
+
+
+@pytest.mark.parametrize("changed", [
+    {},
+    {"cfg": None, "args": argparse.Namespace(arch="fconv", encoder_layers="[(512, 3)] * 20")},
+    {"cfg": {"model": argparse.Namespace(arch="lstm", decoder_attention="True")}},
+    {"cfg": {"model": {"w2v_args": {"conv_feature_layers": "[(512, 10, 5)] + [(512, 3, 2)] * 4"}}}},
+    {"optimizer_history": [], "extra_state": None, "task_state": None},
+    {"extra_state": {"best": torch.tensor(1.0), "val_loss": float("inf"), "train_iterator": None}},
+])  # fmt: skip
+def test_what_fairseq_writes_is_loaded(tmp_path, changed):
+    assert loaded(tmp_path, checkpoint(**changed)).keys() == checkpoint().keys()
+
+
+def test_entries_may_be_missing(tmp_path):
+    assert loaded(tmp_path, {"model": {}}) == {"model": {}}
+
+
+@pytest.mark.parametrize("changed, match", [
+    ({"args": {"arch": "lstm"}}, "args to be an argparse.Namespace.*type dict"),
+    ({"cfg": [1]}, "cfg to be a dictionary.*type list"),
+    ({"cfg": "model"}, "cfg to be a dictionary.*type str"),
+    ({"cfg": {"model": "transformer"}}, r"cfg\.model to be a dictionary or an argparse.Namespace"),
+    ({"cfg": {"task": 3}}, r"cfg\.task"),
+    ({"optimizer_history": {}}, "optimizer_history to be a list.*type dict"),
+    ({"optimizer_history": [3]}, r"optimizer_history\[0\] to be a dictionary"),
+    ({"optimizer_history": [{"num_updates": "many"}]}, r"\[0\]\.num_updates to be a whole number"),
+    ({"optimizer_history": [{"num_updates": float("nan")}]}, "num_updates to be a whole number"),
+    ({"extra_state": [1]}, "extra_state to be a dictionary"),
+    ({"extra_state": {"best": "low"}}, r"extra_state\.best to be a number"),
+    ({"extra_state": {"train_iterator": 4}}, r"extra_state\.train_iterator to be a dictionary"),
+    ({"extra_state": {"train_iterator": {"epoch": "2"}}}, "train_iterator.epoch to be a whole"),
+    ({"task_state": [1]}, "task_state to be a dictionary"),
+    ({"last_optimizer_state": 1}, "last_optimizer_state to be a dictionary"),
+])  # fmt: skip
+def test_entries_of_another_type(tmp_path, changed, match):
+    with pytest.raises(CheckpointError, match=match) as caught:
+        loaded(tmp_path, checkpoint(**changed))
+    assert str(tmp_path / "checkpoint.pt") in str(caught.value)
+
+
+HOSTILE = "print(1) or [1]"
+
+
+@pytest.mark.parametrize("changed, name", [
+    ({"args": argparse.Namespace(encoder_layers=HOSTILE)}, "args.encoder_layers"),
+    ({"cfg": {"model": {"character_filters": HOSTILE}}}, "cfg.model.character_filters"),
+    ({"cfg": {"optimizer": {"adam_betas": HOSTILE}}}, "cfg.optimizer.adam_betas"),
+    ({"cfg": {"model": argparse.Namespace(self_attention=HOSTILE)}}, "cfg.model.self_attention"),
+    ({"cfg": {"model": {"w2v_args": {"model": {"conv_feature_layers": HOSTILE}}}}},
+     "cfg.model.w2v_args.model.conv_feature_layers"),
+])  # fmt: skip
+def test_settings_that_would_be_run_as_code_are_refused_by_name(tmp_path, changed, name):
+    with pytest.raises(CheckpointError, match=f"the setting {name} of .*print.*run this as code"):
+        loaded(tmp_path, checkpoint(**changed))
+
+
+@pytest.mark.parametrize("tensor, match", [
+    (torch.ones(2, 2).to_sparse(), "a sparse tensor"),
+    (torch.ones(2, 2, device="meta"), "on the device meta, without its numbers"),
+    (torch.ones(2, 2, dtype=torch.complex64), "one of torch.complex64"),
+    (torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "a quantized tensor"),
+    pytest.param(
+        torch.ones(2).to(torch.float8_e4m3fn) if hasattr(torch, "float8_e4m3fn") else None,
+        "one of torch.float8_e4m3fn",
+        marks=pytest.mark.skipif(
+            not hasattr(torch, "float8_e4m3fn"), reason="this torch has no such type"
+        ),
+    ),
+])  # fmt: skip
+def test_tensors_that_nothing_here_computes_with(tmp_path, tensor, match):
+    with pytest.raises(CheckpointError, match=f"a dense tensor of numbers for w.*{match}"):
+        loaded(tmp_path, checkpoint(model={"w": tensor}))
+
+
+def test_settings_that_refer_to_themselves_end(tmp_path):
+    endless = {"decoder_layers": 3}
+    endless["itself"] = endless
+    assert loaded(tmp_path, checkpoint(cfg={"model": endless}))["cfg"]["model"]["itself"]

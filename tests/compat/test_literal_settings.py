@@ -1,0 +1,203 @@
+"""Settings that fairseq evaluates: literals work, and nothing else is run."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Tuple
+
+import pytest
+import torch
+
+from spectral_fairseq.checkpoints.reading import load_checkpoint
+from spectral_fairseq.checkpoints.structure import EVALUATED
+from spectral_fairseq.cli import main as command
+from spectral_fairseq.errors import CheckpointError
+from tests.compat.fairseq_process import HOME, Failure, FairseqProcess, environment
+
+PACKAGES = {
+    name: Path(importlib.util.find_spec(name).submodule_search_locations[0])  # type: ignore
+    for name in ("fairseq", "fairseq_cli")
+}
+
+
+def calls() -> Iterator[Tuple[str, ast.Call, str]]:
+    """Modules of the installed fairseq, each call of a name in them, and that name."""
+    for package, folder in PACKAGES.items():
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(folder).with_suffix("").parts
+            if parts[0] == "examples":  # programs of their own, which --user-dir does not import
+                continue
+            module = ".".join((package, *parts)).replace(".__init__", "")
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.Call):
+                    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                    yield module, node, name
+
+
+def is_builtin(node: ast.Call) -> bool:
+    return isinstance(node.func, ast.Name)
+
+
+SINKS = sorted({m for m, node, name in calls() if name == "eval" and is_builtin(node)})
+
+
+def test_the_sinks_are_found() -> None:
+    assert len(SINKS) > 15 and {"fairseq.utils", "fairseq.models.fconv"} <= set(SINKS)
+    assert not [m for m, node, name in calls() if name == "exec" and is_builtin(node)]
+
+
+def test_every_evaluated_setting_is_known_by_name() -> None:
+    """eval(args.x), utils.eval_str_list(self.cfg.x, ...) and so on, over all of fairseq."""
+    evaluated = {
+        node.args[0].attr
+        for _, node, name in calls()
+        if name in ("eval", "eval_str_list", "eval_str_dict", "eval_bool") and node.args
+        if isinstance(node.args[0], ast.Attribute)
+    }
+    assert "adaptive_softmax_cutoff" in evaluated
+    assert evaluated <= EVALUATED
+
+
+def evaluate_in(module: str, text: str) -> str:
+    """What ``eval(text)`` is in the code of a module."""
+    import importlib
+    import types
+
+    try:
+        home = importlib.import_module(module)
+    except ImportError as error:
+        return f"not importable: {error}"
+    code = compile("eval(text)", "sink", "eval")
+    function = types.FunctionType(code, vars(home), "sink")
+    vars(home)["text"] = text
+    try:
+        return repr(function())
+    finally:
+        del vars(home)["text"]
+
+
+@pytest.mark.parametrize("module", SINKS)
+def test_no_sink_runs_code(
+    module: str, bare: FairseqProcess, patched: FairseqProcess, tmp_path: Path
+) -> None:
+    marker = tmp_path / "executed"
+    text = f"open({str(marker)!r}, 'w') and [1]"
+    if "not importable" in bare.call(evaluate_in, module=module, text=text):
+        pytest.skip("needs a package that is not installed")
+    assert marker.exists()
+    marker.unlink()
+    with pytest.raises(Failure, match="a literal value") as caught:
+        patched.call(evaluate_in, module=module, text=text)
+    assert caught.value.kinds[0] == "ConfigurationError" and not marker.exists()
+    assert patched.call(evaluate_in, module=module, text="[(1, 2)] * 2") == "[(1, 2), (1, 2)]"
+
+
+def values_of_architectures() -> Dict[str, List[str]]:
+    """All strings that the registered architectures put into evaluated settings."""
+    from argparse import Namespace
+
+    from fairseq.models import ARCH_CONFIG_REGISTRY
+
+    from spectral_fairseq.checkpoints.structure import EVALUATED
+
+    found: Dict[str, List[str]] = {}
+    for arch, fill_in in ARCH_CONFIG_REGISTRY.items():
+        args = Namespace()
+        try:
+            fill_in(args)
+        except (AttributeError, TypeError):  # it asks for an argument without a default
+            continue
+        found[arch] = [
+            value for name, value in vars(args).items()
+            if name in EVALUATED and isinstance(value, str)
+        ]  # fmt: skip
+    return found
+
+
+def equal_to_eval(texts: List[str]) -> bool:
+    from fairseq.models import fconv
+
+    return all(fconv.eval(text) == eval(text) for text in texts)
+
+
+def test_the_values_of_all_architectures_work(patched: FairseqProcess) -> None:
+    found = patched.call(values_of_architectures)
+    texts = sorted({text for values in found.values() for text in values})
+    assert "[(256, 3)] * 4" in found["fconv_iwslt_de_en"] and len(texts) > 10
+    assert patched.call(equal_to_eval, texts=texts)
+
+
+def hostile_checkpoint(checkpoint: Path, path: Path, marker: Path) -> None:
+    """``checkpoint`` with a setting that runs code, as plain dictionaries, which torch allows."""
+    state: Dict[str, Any] = load_checkpoint(checkpoint)
+    model = dict(vars(state["args"] or state["cfg"]["model"]))
+    model["adaptive_softmax_cutoff"] = f"open({str(marker)!r}, 'w') and [5]"
+    state["cfg"] = {**(state["cfg"] or {}), "model": {**model, "_name": model["arch"]}}
+    torch.save({**state, "args": None}, path)
+
+
+def build(path: str) -> None:
+    from fairseq.checkpoint_utils import load_model_ensemble_and_task
+
+    load_model_ensemble_and_task([path])
+
+
+def test_a_checkpoint_runs_no_code(
+    bare: FairseqProcess, patched: FairseqProcess, checkpoint: Path, tmp_path: Path, capsys: Any
+) -> None:
+    path, marker = tmp_path / "hostile.pt", tmp_path / "executed"
+    hostile_checkpoint(checkpoint, path, marker)
+    with pytest.raises(Failure):  # afterwards: the adaptive softmax has no weights there
+        bare.call(build, path=str(path))
+    assert marker.exists()
+    marker.unlink()
+    with pytest.raises(Failure, match="cfg.model.adaptive_softmax_cutoff") as caught:
+        patched.call(build, path=str(path))
+    assert caught.value.kinds[0] == "CheckpointError"
+    with pytest.raises(CheckpointError, match="cfg.model.adaptive_softmax_cutoff"):
+        load_checkpoint(path)
+    assert command.main(["export", str(path), str(tmp_path / "out.pt")]) == 2
+    assert "adaptive_softmax_cutoff" in capsys.readouterr().err
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("kind", ["bare", "patched"])
+def test_a_command_that_is_the_main_program(kind: str, tmp_path: Path) -> None:
+    """Its module is called __main__; it evaluates the flag before it opens the checkpoint."""
+    marker = tmp_path / "executed"
+    (tmp_path / "dict.txt").write_text("a 1\n")
+    arguments = ["--path", "none.pt", "--model-overrides", f"open({str(marker)!r}, 'w') and {{}}"]
+    if kind == "patched":
+        arguments += ["--user-dir", str(HOME / "spectral_fairseq")]
+    done = subprocess.run(
+        [sys.executable, "-m", "fairseq_cli.eval_lm", str(tmp_path), "--cpu", *arguments],
+        env=environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert marker.exists() is (kind == "bare")
+    assert ("a literal value" in done.stderr) is (kind == "patched")
+
+
+def import_late(folder: str) -> List[str]:
+    """Import a module of fairseq that was not loaded when fairseq was patched."""
+    import builtins
+    import importlib
+
+    import fairseq
+
+    fairseq.__path__.append(folder)
+    importlib.invalidate_caches()
+    try:
+        late = importlib.import_module("fairseq.imported_late")
+    finally:
+        fairseq.__path__.remove(folder)
+    return [str(late.value), str(late.eval is not builtins.eval)]
+
+
+def test_modules_that_are_imported_later(patched: FairseqProcess, tmp_path: Path) -> None:
+    (tmp_path / "imported_late.py").write_text("value = eval('[1] * 2')\n")
+    assert patched.call(import_late, folder=str(tmp_path)) == ["[1, 1]", "True"]

@@ -1,0 +1,142 @@
+"""How patches are applied and reported; each patch has a test of its own."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import List, Set
+
+import pytest
+
+from spectral_fairseq import compat
+from spectral_fairseq.compat import Status, patch_fairseq, patching
+from spectral_fairseq.compat.patching import Overlay, Patch, apply_all, replace, replaces
+from spectral_fairseq.plugin import hooks
+from tests.compat.fairseq_process import FairseqProcess
+
+
+def patch_twice() -> List[str]:
+    from fairseq import checkpoint_utils, file_io, options
+    from fairseq.data import data_utils, iterators
+    from fairseq.trainer import Trainer
+
+    from spectral_fairseq import compat
+    from spectral_fairseq.compat import patching
+    from spectral_fairseq.plugin import hooks
+
+    def places() -> List[int]:
+        functions = [
+            data_utils.batch_by_size,
+            data_utils.np,
+            checkpoint_utils.load_checkpoint_to_cpu,
+            checkpoint_utils.torch,
+            iterators.BackgroundConsumer,
+            options.parse_args_and_arch,
+            file_io.PathManager.copy,
+            Trainer.load_checkpoint,
+        ]
+        return [id(function) for function in functions]
+
+    first = compat.patch_fairseq() + hooks.patch_for_features()
+    before = places()
+    assert compat.patch_fairseq() + hooks.patch_for_features() == first and places() == before
+    patching._applied.clear()  # as if nothing was known of the first time
+    again = compat.patch_fairseq() + hooks.patch_for_features()
+    patching._applied.update({one.patch.name: one for one in first})
+    assert places() == before
+    return [one.status.value for one in again]
+
+
+def test_patching_again_changes_nothing(patched: FairseqProcess) -> None:
+    assert set(patched.call(patch_twice)) <= {"patched", "not needed"}
+
+
+def test_every_patch_is_needed_or_not_and_says_why() -> None:
+    applied = patch_fairseq() + hooks.patch_for_features()
+    assert [one.patch for one in applied] == [*compat.PATCHES, *hooks.PATCHES]
+    assert len({one.patch.name for one in applied}) == len(applied)
+    assert [one for one in applied if one.status is Status.CANNOT] == []
+    assert all(one.patch.reason.endswith(".") and one.detail for one in applied)
+
+
+@pytest.fixture
+def unapplied(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(patching, "_applied", {})
+    return monkeypatch
+
+
+def fail() -> str:
+    raise AttributeError("no such function")
+
+
+def test_an_unknown_fairseq_still_starts(unapplied: pytest.MonkeyPatch) -> None:
+    applied = apply_all((Patch("a", "A.", fail), Patch("b", "B.", lambda: "done")))
+    assert [one.status for one in applied] == [Status.CANNOT, Status.PATCHED]
+    assert "no such function" in applied[0].detail and applied[1].detail == "done"
+
+
+def test_a_patch_that_is_not_needed_is_not_installed(unapplied: pytest.MonkeyPatch) -> None:
+    (applied,) = apply_all([Patch("a", "A.", fail, unneeded=lambda: "cured upstream")])
+    assert (applied.status, applied.detail) == (Status.NOT_NEEDED, "cured upstream")
+
+
+def test_without_fairseq_nothing_can_be_patched(unapplied: pytest.MonkeyPatch) -> None:
+    unapplied.setattr(patching, "why_not_importable", lambda: "no fairseq")
+    found: Set[object] = {(one.status, one.detail) for one in patch_fairseq()}
+    assert found == {(Status.CANNOT, "no fairseq")}
+
+
+class Owner:
+    def work(self):
+        return ["original"]
+
+    @classmethod
+    def build(cls, parts):
+        return [cls.__name__, *parts]
+
+    @staticmethod
+    def join(parts):
+        return [*parts]
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of which everything may be replaced, as ``place:Class.attribute``."""
+    module = types.ModuleType("replaceable")
+    module.Owner = type("Owner", (), dict(vars(Owner)))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "replaceable", module)
+    return "replaceable:Owner"
+
+
+def owner() -> type:
+    return sys.modules["replaceable"].Owner  # type: ignore[no-any-return]
+
+
+def first(original):
+    return lambda *args: [*original(*args), "first"]
+
+
+def second(original):
+    return lambda *args: [*original(*args), "second"]
+
+
+def test_two_wrappers_of_one_function_both_stay_and_each_is_applied_once(place: str) -> None:
+    for _ in range(2):
+        replace(f"{place}.work", first)
+        replace(f"{place}.work", second)
+    assert owner()().work() == ["original", "first", "second"]
+
+
+def test_class_and_static_methods_stay_so(place: str) -> None:
+    detail = replaces({f"{place}.build": first, f"{place}.join": first})()
+    assert owner().build(["a"]) == ["Owner", "a", "first"]
+    assert owner()().join(["a"]) == ["a", "first"]
+    assert detail == "replaces replaceable.Owner.build, replaceable.Owner.join"
+
+
+def test_an_overlay_changes_only_its_own_names() -> None:
+    overlay = Overlay(sys, platform="none")
+    assert overlay.platform == "none" and overlay.version is sys.version
+    assert sys.platform != "none"
+    with pytest.raises(AttributeError):
+        _ = overlay.no_such_name

@@ -1,0 +1,104 @@
+"""Files that are written whole or not at all."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import spectral_fairseq
+from spectral_fairseq.errors import OutputError
+from spectral_fairseq.files import replacing
+
+
+def test_the_file_appears_at_the_end_with_the_usual_permissions(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+    with replacing(path) as partial:
+        partial.write_text("new")
+        assert partial.parent == tmp_path and path.read_text() == "old"
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
+    (tmp_path / "plain").touch()
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, error):
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(error), replacing(path) as partial:
+        partial.write_text("half")
+        raise error
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_stays_and_what_it_points_to_is_written(tmp_path):
+    (tmp_path / "disk").mkdir()
+    link, target = tmp_path / "link", tmp_path / "disk" / "file"
+    link.symlink_to(target)
+    with replacing(link) as partial:
+        partial.write_text("new")
+    assert link.is_symlink() and target.read_text() == "new"
+
+
+def test_no_file_or_link_that_lies_in_wait_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("secrets.token_hex", lambda count: "0")
+    (tmp_path / "other").write_text("other")
+    (tmp_path / ".file.0.tmp").symlink_to(tmp_path / "other")
+    with pytest.raises(FileExistsError), replacing(tmp_path / "file") as partial:
+        partial.write_text("new")
+    assert (tmp_path / "other").read_text() == "other"
+
+
+def test_names_are_not_predictable(tmp_path):
+    with replacing(tmp_path / "file") as first, replacing(tmp_path / "file") as second:
+        assert first != second
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["folder", "pipe"])
+def test_what_is_no_file_is_not_replaced(tmp_path, make):
+    make(tmp_path / "it")
+    with pytest.raises(OutputError, match="folder|pipe"), replacing(tmp_path / "it"):
+        pass
+    assert not (tmp_path / "it").is_file()
+
+
+SLOW_WRITER = """
+    import sys, time
+    from pathlib import Path
+    from contextlib import ExitStack
+    from spectral_fairseq.files import replacing
+
+    with ExitStack() as several:
+        for name in ("a", "b"):
+            several.enter_context(replacing(Path(sys.argv[1]) / name)).write_text("half")
+        print("written", flush=True)
+        time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_leaves_no_temporary_file(tmp_path, number):
+    home = str(Path(spectral_fairseq.__file__).parents[1])
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(SLOW_WRITER), str(tmp_path)],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": home},
+    )  # fmt: skip
+    assert process.stdout.readline() == b"written\n"
+    assert len(list(tmp_path.iterdir())) == 2
+    process.send_signal(number)
+    assert process.wait(30) == -number
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_handlers_are_those_of_before(tmp_path):
+    before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)]
+    with ExitStack() as several:
+        for name in ("a", "b"):
+            several.enter_context(replacing(tmp_path / name))
+    assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)] == before
