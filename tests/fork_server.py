@@ -137,9 +137,20 @@ def _import_everything() -> None:
             importlib.import_module(module)
 
 
+def _parse_options_once() -> None:
+    """Fill the caches of Hydra's parser with the names and numbers of fairseq's options."""
+    from fairseq import options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    parser = options.get_training_parser()
+    args = options.parse_args_and_arch(parser, ["data", "--arch", "transformer"])
+    convert_namespace_to_omegaconf(args)
+
+
 def serve(address: str) -> None:
     """Answer requests until the process is terminated."""
     _import_everything()
+    _parse_options_once()
     gc.collect()
     gc.freeze()
     gc.disable()  # a collection in every fork would copy the memory that they share

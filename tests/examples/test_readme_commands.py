@@ -3,16 +3,15 @@
 import os
 import shutil
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import PACKAGE
 from tests.examples import readme_substitutions as table
-from tests.examples.command_server import CLIENT, ENTRIES
 from tests.examples.readme_blocks import Block, blocks, commands_outside_blocks, fairseq_calls
+from tests.examples.readme_programs import client
+from tests.fork_server import MODULES
 
 ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "examples").exists():
@@ -30,35 +29,17 @@ STAND_INS = {
 
 
 @pytest.fixture(scope="module")
-def bin_folder(tmp_path_factory):
+def bin_folder(tmp_path_factory, fork_server):
     """The programs of the READMEs, which a server runs in forks of itself."""
     folder = tmp_path_factory.mktemp("bin")
-    address = str(folder / "s")
-    path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
-    with open(folder / "server.log", "w") as log:
-        server = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("command_server.py")), address],
-            env=env,
-            stdout=log,
-            stderr=log,
-        )
-    while not os.path.exists(address):
-        if server.poll() is not None:
-            pytest.fail((folder / "server.log").read_text())
-        time.sleep(0.1)
-    for do in ("run", "parse"):
-        (folder / do).mkdir()
-        for program in (*ENTRIES, "python"):
-            write_program(
-                folder / do / program,
-                CLIENT.format(python=sys.executable, address=address, do=do),
-            )
+    fork_server.wait_until_ready()
+    for function in ("run", "parse"):
+        (folder / function).mkdir()
+        for program in (*MODULES, "python"):
+            write_program(folder / function / program, client(fork_server.address, function))
     for program, script in STAND_INS.items():
         write_program(folder / "run" / program, f"#!/bin/sh\n{script}\n")
-    yield folder
-    server.terminate()
-    server.wait()
+    return folder
 
 
 def write_program(path, text):
