@@ -62,7 +62,7 @@ class _Steps(Progress):
         self.seconds: Dict[str, float] = {}
         self._name, self._since = "", 0.0
 
-    def begin(self, step: str, units: float = 1) -> None:
+    def begin(self, step: str, units: float = 1) -> None:  # noqa: ARG002
         now = time.perf_counter()
         if self._name:
             self.seconds[self._name] = round(now - self._since, 2)

@@ -246,10 +246,39 @@ class ForkServer:
         connection.sendall(message[sent:])
         return Running(connection)
 
+    def write_programs(
+        self, folder: Path, call: str = "tests.fork_server:run_program", *more: str
+    ) -> None:
+        """Write scripts that let a fork call ``call`` with their command lines.
+
+        They are named as the programs of :data:`MODULES` are, and as ``more`` says.
+        """
+        self.wait_until_ready()
+        text = _CLIENT.format(
+            python=sys.executable, call=call, address=self.address, no_answer=NO_ANSWER
+        )
+        folder.mkdir()
+        for name in (*MODULES, *more):
+            (folder / name).write_text(text, "utf-8")
+            (folder / name).chmod(0o755)
+
     def close(self) -> None:
         """End the server."""
         self._process.terminate()
         self._process.wait()
+
+
+_CLIENT = """#!{python} -S
+import json, os, socket, sys
+argv = [os.path.basename(sys.argv[0]), *sys.argv[1:]]
+request = dict(call={call!r}, arguments=[argv], cwd=os.getcwd(), env=dict(os.environ))
+message = json.dumps(request).encode() + b"\\n"
+server = socket.socket(socket.AF_UNIX)
+server.connect({address!r})
+server.sendall(message[socket.send_fds(server, [message], [0, 1, 2]):])
+answer = server.makefile().readline()
+sys.exit(int(answer) if answer else {no_answer})
+"""
 
 
 class Running:

@@ -1,10 +1,12 @@
 """What a program's name in a README stands for, in a fork of the server of the tests.
 
-The README tests put a script of every program's name first on the path: :func:`client` writes it.
-It sends its command line and its standard streams to the server, a fork of which runs the command
-at the sizes of :mod:`readme_substitutions`, or only checks its flags.
+The README tests put scripts of the programs' names first on the path, which let a fork call one of
+these functions: :func:`run` runs the command at the sizes of :mod:`readme_substitutions`, and
+:func:`parse` only checks its flags.
 """
 
+import importlib
+import inspect
 import runpy
 import sys
 from pathlib import Path
@@ -20,28 +22,6 @@ PARSERS = {
     "fairseq-validate": "get_validation_parser",
 }
 
-_CLIENT = """#!{python} -S
-import json, os, socket, sys
-argv = [os.path.basename(sys.argv[0]), *sys.argv[1:]]
-request = dict(call={call!r}, arguments=[argv], cwd=os.getcwd(), env=dict(os.environ))
-message = json.dumps(request).encode() + b"\\n"
-server = socket.socket(socket.AF_UNIX)
-server.connect({address!r})
-server.sendall(message[socket.send_fds(server, [message], [0, 1, 2]):])
-answer = server.makefile().readline()
-sys.exit(int(answer) if answer else {no_answer})
-"""
-
-
-def client(address, function):
-    """A script that becomes the program it is named after, through ``run`` or ``parse``."""
-    return _CLIENT.format(
-        python=sys.executable,
-        call=f"{__name__}:{function}",
-        address=address,
-        no_answer=fork_server.NO_ANSWER,
-    )
-
 
 def run(argv):
     """Become the command, at the sizes of the table of substitutions."""
@@ -56,9 +36,15 @@ def run(argv):
         sys.argv = argv[1:]
         sys.path[0] = str(Path(argv[1]).resolve().parent)
         if argv[1] in readme_substitutions.PARSED_ONLY:
-            runpy.run_path(argv[1], run_name="parsed")["parse_arguments"](argv[2:])
+            _parse_arguments_of(argv[1], argv[2:])
         else:
             runpy.run_path(argv[1], run_name="__main__")
+
+
+def _parse_arguments_of(script, argv):
+    module = importlib.import_module(readme_substitutions.PARSED_ONLY[script])
+    takes_corpus = "default_corpus" in inspect.signature(module.parse_arguments).parameters
+    module.parse_arguments(argv, *([Path("corpus")] if takes_corpus else []))
 
 
 def parse(argv):

@@ -10,8 +10,6 @@ import pytest
 from tests.conftest import PACKAGE
 from tests.examples import readme_substitutions as table
 from tests.examples.readme_blocks import Block, blocks, commands_outside_blocks, fairseq_calls
-from tests.examples.readme_programs import client
-from tests.fork_server import MODULES
 
 ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "examples").exists():
@@ -32,19 +30,14 @@ STAND_INS = {
 def bin_folder(tmp_path_factory, fork_server):
     """The programs of the READMEs, which a server runs in forks of itself."""
     folder = tmp_path_factory.mktemp("bin")
-    fork_server.wait_until_ready()
     for function in ("run", "parse"):
-        (folder / function).mkdir()
-        for program in (*MODULES, "python"):
-            write_program(folder / function / program, client(fork_server.address, function))
+        call = f"tests.examples.readme_programs:{function}"
+        fork_server.write_programs(folder / function, call, "python")
     for program, script in STAND_INS.items():
-        write_program(folder / "run" / program, f"#!/bin/sh\n{script}\n")
+        path = folder / "run" / program
+        path.write_text(f"#!/bin/sh\n{script}\n", "utf-8")
+        path.chmod(0o755)
     return folder
-
-
-def write_program(path, text):
-    path.write_text(text, "utf-8")
-    path.chmod(0o755)
 
 
 @pytest.fixture
