@@ -48,6 +48,13 @@ def _write(path: Path, sentences: List[List[str]]) -> None:
     path.write_text("".join(" ".join(words) + "\n" for words in sentences), "utf-8")
 
 
+def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
+    """Mark every test that runs a command line, or trains through one, as slow."""
+    for item in items:
+        if "fork_server" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
     """The process in whose forks command lines run; started for the first of them."""
@@ -132,13 +139,13 @@ def run_on_two_workers(fork_server: ForkServer) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def made_once(tmp_path_factory: Any, worker_id: str) -> Callable[..., Path]:
+def made_once(tmp_path_factory: Any) -> Callable[..., Path]:
     """Make a folder once for all of xdist's workers: ``made_once(name, key, make) -> folder``.
 
     ``make(folder)`` fills an empty folder whose name follows from ``name`` and ``key``.
     """
     base = tmp_path_factory.getbasetemp()
-    shared = base if worker_id == "master" else base.parent
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
     def get(name: str, key: Sequence[str], make: Callable[[Path], None]) -> Path:
         digest = hashlib.sha256("\0".join(key).encode()).hexdigest()[:12]
