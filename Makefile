@@ -1,38 +1,37 @@
 # make quickstart    set up, then train, translate, measure and draw on real text
-# make test          set up, then run the tests
+# make test          set up, then run all tests
+# make test-fast     set up, then run the tests that start no command line and train nothing
 # make setup         set up only: everything goes into .venv
 # make lint          set up, then style and types
 # make clean         remove .venv and build outputs; the quickstart's results stay
 #
-# PYTHON=python3.10 make setup chooses the interpreter; QUICKSTART_FLAGS and PYTEST_FLAGS are passed
-# on. What was done already is not done again.
+# PYTHON=python3.10 make setup chooses the interpreter. QUICKSTART_FLAGS and PYTEST_FLAGS are added
+# to the commands. Finished steps are not repeated.
 
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 CONSTRAINTS := constraints.txt
-# Stands in an environment that was made here, from before its first file: no other is removed.
+# This file marks an environment that was made here; no other environment is removed.
 MARK := $(VENV)/.made-by-make
-MADE_HERE = [ -e "$(MARK)" ] || [ -e "$(VENV)/.host" ] || [ -z "$$(ls -A "$(VENV)" 2>/dev/null)" ]
+MADE_HERE = [ -e "$(MARK)" ] || [ -e "$(VENV)/.fairseq" ] || [ -z "$$(ls -A "$(VENV)" 2>/dev/null)" ]
 VERSION_OK := import sys; sys.exit(not (3, 9) <= sys.version_info[:2] <= (3, 12))
-# Only looked for where an environment has to be made.
+# Searched only when an environment has to be made.
 FIND_PYTHON = for p in python3 python3.11 python3.12 python3.10 python3.9; do \
 	"$$p" -c '$(VERSION_OK)' 2>/dev/null && { command -v "$$p"; break; }; done
-# Where the examples' scripts find each other; two folders have a methods.py, so mypy runs twice.
-EXAMPLES := examples/common:examples
 LEGACY = $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 11))'
 
-.PHONY: setup quickstart test lint clean
+.PHONY: setup quickstart test test-fast lint clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.installed
 	@:
 
-# The host is installed first, torch being the larger part of it. fairseq 0.12.2 (Python <= 3.10)
-# has three troubles: its metadata is refused by pip >= 24.1, its source is built against the
-# numpy and setuptools of its day, and it must be built while torch is absent, or it compiles a
-# file that its source archive lacks. The build tools come from the constraints in either case.
-$(VENV)/.host: $(CONSTRAINTS)
+# fairseq and torch are installed first, because torch is by far the largest package. fairseq 0.12.2
+# (Python <= 3.10) needs special care: pip >= 24.1 refuses its metadata, its source is built against
+# the numpy and setuptools of its day, and it must be built before torch is installed, because with
+# torch it compiles a file that its source archive lacks. The build tools come from the constraints.
+$(VENV)/.fairseq: $(CONSTRAINTS)
 	@$(MADE_HERE) || { \
 	  echo "error: expected $(VENV) to be absent or made by this Makefile; found a folder that it" \
 	    "did not make, and would have to replace. Name another: make VENV=.venv-spectral" \
@@ -59,9 +58,9 @@ $(VENV)/.host: $(CONSTRAINTS)
 	fi
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.host setup.py
-	@echo "[setup 3/3] spectral_fairseq with what its tests and pictures need"
-	@$(PIP) install -c $(CONSTRAINTS) --no-build-isolation -e ".[text,plots,export,test]"
+$(VENV)/.installed: $(VENV)/.fairseq setup.py
+	@echo "[setup 3/3] spectral_fairseq with the packages of its tests and examples"
+	@$(PIP) install -c $(CONSTRAINTS) --no-build-isolation -e ".[text,plots,export,examples,test]"
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.installed
@@ -71,20 +70,22 @@ $(VENV)/.lint: $(VENV)/.installed
 quickstart: setup
 	@$(BIN)/python examples/quickstart/quickstart.py $(QUICKSTART_FLAGS)
 
-# A file's tests share trained models, so that files are what processes share out among them.
+# The tests of a file share fixtures, so whole files are distributed over the processes.
+PYTEST = $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+
 test: setup
-	@$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile $(PYTEST_FLAGS)
+	@$(PYTEST) $(PYTEST_FLAGS)
+
+test-fast: setup
+	@$(PYTEST) -m "not slow" $(PYTEST_FLAGS)
 
 lint: $(VENV)/.lint
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@MYPYPATH=$(EXAMPLES) $(BIN)/mypy examples/common examples/quickstart examples/tables.py \
-	  examples/translation_opendocs_de_en
-	@MYPYPATH=$(EXAMPLES) $(BIN)/mypy examples/lm_sotu
 
 clean:
 	@if $(MADE_HERE); then rm -rf "$(VENV)"; else \
 	  echo "$(VENV) stays: this Makefile did not make it"; fi
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
-	find spectral_fairseq tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find spectral_fairseq spectral_fairseq_examples tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

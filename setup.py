@@ -17,7 +17,14 @@ setup(
     long_description=(HERE / "README.md").read_text("utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",
-    packages=find_packages(include=["spectral_fairseq", "spectral_fairseq.*"]),
+    packages=find_packages(
+        include=[
+            "spectral_fairseq",
+            "spectral_fairseq.*",
+            "spectral_fairseq_examples",
+            "spectral_fairseq_examples.*",
+        ]
+    ),
     package_data={"spectral_fairseq": ["py.typed"]},
     python_requires=">=3.9",
     install_requires=[
@@ -33,7 +40,11 @@ setup(
         "text": ["sentencepiece", "subword-nmt"],
         "plots": ["matplotlib"],
         "export": ["ctranslate2"],
-        "test": ["pytest", "pytest-xdist", "sentencepiece", "matplotlib", "ctranslate2", "build"],
+        "examples": ["sentencepiece", "matplotlib", "filelock", "tabulate"],
+        "test": [
+            *("pytest", "pytest-xdist", "filelock", "tabulate"),
+            *("sentencepiece", "matplotlib", "ctranslate2", "build"),
+        ],
         "lint": ["ruff", "mypy"],
     },
     entry_points={"console_scripts": ["spectral-fairseq=spectral_fairseq.cli.main:main"]},

@@ -17,16 +17,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, Sequence
+from typing import Any, Dict
 
 import torch
 
-from benchmarks.harness import peak_resident_mib, positive, print_result, print_table
+from benchmarks.harness import (
+    in_fresh_process,
+    peak_resident_mib,
+    positive,
+    print_result,
+    print_table,
+)
 from spectral_fairseq.analysis.measures import Options
 from spectral_fairseq.analysis.progress import Progress
 from spectral_fairseq.analysis.results import analyse_checkpoint
@@ -34,6 +38,7 @@ from spectral_fairseq.functional.linalg.blockwise_spectrum import BlockwiseSpect
 from spectral_fairseq.functional.measures.divergence import ExpectedPairwiseKL
 from spectral_fairseq.functional.measures.rank import empirical_rank
 
+MODULE = "benchmarks.bench_analysis"
 BUDGET = {"seconds": 60.0, "mib": 4096.0}
 LOG_PROBABILITY_BUDGET = {"mib": 8192.0}
 DIMENSIONS = 280
@@ -63,7 +68,7 @@ class _Steps(Progress):
         self.seconds: Dict[str, float] = {}
         self._name, self._since = "", 0.0
 
-    def begin(self, step: str, units: float = 1) -> None:
+    def begin(self, step: str, units: float = 1) -> None:  # noqa: ARG002
         now = time.perf_counter()
         if self._name:
             self.seconds[self._name] = round(now - self._since, 2)
@@ -126,32 +131,20 @@ def main() -> None:
         return
     if args.log_probabilities:
         tokens, words = args.log_probabilities
-        found = in_child(["--measure", "none", "--log-probabilities", str(tokens), str(words),
-                          "--threads", str(args.threads)])  # fmt: skip
-        report(
-            found, {"tokens": tokens, "words": words, "torch_threads": args.threads},
-            LOG_PROBABILITY_BUDGET,
-        )  # fmt: skip
+        options = ["--measure", "none", "--log-probabilities", str(tokens), str(words)]
+        found = in_fresh_process(MODULE, [*options, "--threads", str(args.threads)])
+        sizes = {"tokens": tokens, "words": words, "torch_threads": args.threads}
+        report(found, sizes, LOG_PROBABILITY_BUDGET)
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint.pt"
         write_checkpoint(path, args.rows, args.dim, args.kind)
         options = ["--measure", str(path), "--threads", str(args.threads),
                    "--isotropy-words", str(args.isotropy_words)]  # fmt: skip
-        found = in_child(options)
+        found = in_fresh_process(MODULE, options)
     sizes = {"rows": args.rows, "dim": args.dim, "kind": args.kind, "torch_threads": args.threads,
              "isotropy_words": args.isotropy_words}  # fmt: skip
     report(found, sizes, BUDGET)
-
-
-def in_child(options: Sequence[str]) -> Dict[str, Any]:
-    """Measure in a process that has done nothing else; what it found."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.bench_analysis", *options],
-        check=True, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    found: Dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def report(found: Dict[str, Any], sizes: Dict[str, Any], budget: Dict[str, float]) -> None:

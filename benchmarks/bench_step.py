@@ -43,6 +43,7 @@ from benchmarks.harness import (
     peak_resident_mib,
     positive,
     print_result,
+    print_table,
 )
 from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.plugin.criterions.penalties.interval import interval_for
@@ -155,7 +156,7 @@ class Step:
         shape: Dict[str, Any], task: Any, arch: str, options: Dict[str, Any]
     ) -> torch.nn.Module:
         if arch not in MODEL_DATACLASS_REGISTRY and ARCH_MODEL_NAME_REGISTRY[arch] == "transformer":
-            args = Namespace(**options)  # an argparse-style arch of the host
+            args = Namespace(**options)  # an argparse-style arch of fairseq
             ARCH_CONFIG_REGISTRY[arch](args)
             return ARCH_MODEL_REGISTRY[arch].build_model(args, task)
         config = OmegaConf.create(
@@ -271,18 +272,23 @@ def main() -> None:
         figures["memory_ratio"] = figures["spectrum_control_mib"] / figures["plain_mib"]
         figures["budget"] = shape["budget"]
         results[name] = figures
-        print(f"  {'':18}{'plain':>10}{'spectrum control':>18}{'ratio':>8}{'budget':>9}")
-        print(
-            f"  {'seconds a step':18}{figures['plain_s']:10.3f}"
-            f"{figures['spectrum_control_s']:18.3f}{figures['time_ratio']:8.3f}"
-            f"{shape['budget']['time']:9.2f}   (pairs {figures['time_ratio_min']:.3f} to "
-            f"{figures['time_ratio_max']:.3f})"
+        print_table(
+            [
+                {
+                    "": what,
+                    "plain": figures[f"plain_{unit}"],
+                    "spectrum control": figures[f"spectrum_control_{unit}"],
+                    "ratio": figures[f"{name_of_ratio}_ratio"],
+                    "budget": shape["budget"][name_of_ratio],
+                }
+                for what, unit, name_of_ratio in (
+                    ("seconds a step", "s", "time"),
+                    ("peak memory, MiB", "mib", "memory"),
+                )
+            ]
         )
-        print(
-            f"  {'peak memory, MiB':18}{figures['plain_mib']:10.0f}"
-            f"{figures['spectrum_control_mib']:18.0f}{figures['memory_ratio']:8.3f}"
-            f"{shape['budget']['memory']:9.2f}"
-        )
+        low, high = figures["time_ratio_min"], figures["time_ratio_max"]
+        print(f"ratios of the pairs: {low:.3f} to {high:.3f}")
     print_result("step", device=args.device, results=results)
 
 

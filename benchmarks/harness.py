@@ -1,4 +1,4 @@
-"""What the benchmarks share: paired timing, peak memory in fresh processes, one form of report."""
+"""Paired timing, peak memory in fresh processes and the form of report of all benchmarks."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence
 
 import torch
+from tabulate import tabulate
 
 import spectral_fairseq
 
-# Importing fairseq sets the root logger to DEBUG, and with it every other library's.
+# Importing fairseq sets the root logger to DEBUG, and thereby the loggers of all libraries.
 logging.getLogger().setLevel(logging.WARNING)
 
 
 def positive(text: str) -> int:
-    """A number on the command line of which zero or fewer would only show after the work."""
+    """Parse a number of the command line, and refuse zero and fewer before any work is done."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected a number of at least 1; found {number}")
@@ -34,9 +35,9 @@ def positive(text: str) -> int:
 def paired_times(
     alternatives: Dict[str, Callable[[], None]], repetitions: int
 ) -> Dict[str, List[float]]:
-    """Seconds of each alternative, taken in turn, A B A B, after one untimed round.
+    """Seconds of each alternative, run in turn (A B A B) after one untimed round.
 
-    Whatever else the machine does then falls on all of them alike; form ratios turn by turn.
+    Other work of the machine then slows all of them alike. Form ratios turn by turn.
     """
     times: Dict[str, List[float]] = {name: [] for name in alternatives}
     for turn in range(repetitions + 1):
@@ -54,39 +55,33 @@ def median_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> fl
 
 
 def peak_resident_mib() -> float:
-    """Highest resident set that this process has had, in MiB."""
+    """Highest resident memory of this process so far, in MiB."""
     status = Path("/proc/self/status")
     if status.exists():
-        # getrusage's figure outlives exec: a child would start from its parent's peak.
+        # The figure of getrusage survives exec: a child would start from its parent's peak.
         return int(re.search(r"VmHWM:\s*(\d+) kB", status.read_text())[1]) / 2**10
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
 
 
 def extra_memory_mib(run: Callable[[], None]) -> float:
-    """MiB by which ``run`` raises this process's peak; call it once, in a fresh process."""
+    """MiB by which ``run`` raises this process's peak. Call it once, in a fresh process."""
     before = peak_resident_mib()
     run()
     return peak_resident_mib() - before
 
 
-def in_fresh_process(module: str, arguments: Sequence[str]) -> float:
-    """Run ``python -m module`` with ``arguments``; the number that it prints last."""
+def in_fresh_process(module: str, arguments: Sequence[str]) -> Any:
+    """Run ``python -m module`` with ``arguments``; returns the JSON value that it prints last."""
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments], check=True, stdout=subprocess.PIPE, text=True
     )
-    return float(done.stdout.split()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def print_table(rows: Sequence[Dict[str, Any]]) -> None:
-    """Print dictionaries of equal keys as aligned columns."""
-    cells = [list(rows[0])] + [
-        [f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()]
-        for row in rows
-    ]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    for line in cells:
-        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths)))
+    """Print dictionaries of equal keys as a table, with four digits of each number."""
+    print(tabulate(rows, headers="keys", floatfmt=".4g"))
 
 
 def print_result(benchmark: str, **figures: Any) -> None:

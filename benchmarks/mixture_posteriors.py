@@ -30,7 +30,7 @@ def posteriors(model: Any, task: Any, subset: str, tokens: int) -> Tensor:
     """r, shape (T, K) with T near ``tokens``, on the first batches of a subset."""
     (head,) = (module for module in model.modules() if isinstance(module, MixtureOfSoftmaxes))
     seen: List[Tensor] = []
-    head.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    head.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
     padding = task.target_dictionary.pad()
     batches = task.get_batch_iterator(
         task.dataset(subset), max_sentences=10, num_workers=0, disable_iterator_cache=True

@@ -1,35 +1,30 @@
 """Fixtures that train and evaluate through the real command line, on data of a few kilobytes.
 
-Importing fairseq takes most of the time of such a run, so every result is kept for the whole
-session: ask for the same training twice and it is run once.
+Command lines run in forks of a process that has imported fairseq (:mod:`tests.fork_server`), and
+every training is kept for the whole session: ask for the same one twice, in this process or in
+another of xdist's, and it is run once. Nothing may write into the folders of what is kept.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
+import shutil
+import socket
 import subprocess
-import sys
+import tempfile
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 import pytest
+from filelock import FileLock
 
 import spectral_fairseq
+from tests.fork_server import ForkServer
 
 PACKAGE = Path(spectral_fairseq.__file__).resolve().parent
-
-MODULES = {
-    "fairseq-preprocess": "fairseq_cli.preprocess",
-    "fairseq-train": "fairseq_cli.train",
-    "fairseq-hydra-train": "fairseq_cli.hydra_train",
-    "fairseq-generate": "fairseq_cli.generate",
-    "fairseq-interactive": "fairseq_cli.interactive",
-    "fairseq-validate": "fairseq_cli.validate",
-    "fairseq-eval-lm": "fairseq_cli.eval_lm",
-    "fairseq-score": "fairseq_cli.score",
-    "spectral-fairseq": "spectral_fairseq.cli.main",
-}
+ROOT = Path(__file__).resolve().parents[1]
 
 # Sizes for fairseq's Transformers; d = 16 is below N, as an SVD table needs.
 TINY_TRANSLATION = (
@@ -53,9 +48,52 @@ def _write(path: Path, sentences: List[List[str]]) -> None:
     path.write_text("".join(" ".join(words) + "\n" for words in sentences), "utf-8")
 
 
+def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
+    """Mark every test that runs a command line, or trains through one, as slow."""
+    for item in items:
+        if "fork_server" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
-def run_cli() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run one command line in a process of its own.
+def fork_server() -> Iterator[ForkServer]:
+    """The process in whose forks command lines run; started for the first of them."""
+    with tempfile.TemporaryDirectory() as folder:  # pytest's names are too long for a socket
+        server = ForkServer(Path(folder), [PACKAGE.parent, ROOT])
+        yield server
+        server.close()
+
+
+class Command:
+    """A command line that runs in a fork of the server; its output goes to files."""
+
+    def __init__(self, server: ForkServer, argv: Sequence[Any], **options: Any) -> None:
+        self.argv = [str(argument) for argument in argv]
+        self._streams = [open(os.devnull), tempfile.TemporaryFile(), tempfile.TemporaryFile()]
+        numbers = [stream.fileno() for stream in self._streams]
+        program = "tests.fork_server:run_program"
+        self._running = server.start(program, self.argv, streams=numbers, **options)
+
+    def finish(self, rc: Optional[int] = 0) -> subprocess.CompletedProcess[str]:
+        """Wait for the end; an exit status other than ``rc`` fails the test, None takes any."""
+        status = self._running.wait()
+        printed = []
+        for stream in self._streams[1:]:
+            stream.seek(0)
+            printed.append(stream.read().decode("utf-8", "replace"))
+        for stream in self._streams:
+            stream.close()
+        if rc is not None and status != rc:
+            pytest.fail(
+                f"{' '.join(self.argv)}\nexit status {status}, not {rc}\n"
+                f"{printed[0][-3000:]}\n{printed[1][-6000:]}"
+            )
+        return subprocess.CompletedProcess(self.argv, status, *printed)
+
+
+@pytest.fixture(scope="session")
+def run_cli(fork_server: ForkServer) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run one command line in a process of its own, a fork of :func:`fork_server`.
 
     ``run_cli("fairseq-train", DATA, "--arch", ..., cwd=FOLDER, rc=0)``: arguments become
     strings, and an exit status other than ``rc`` fails the test with the command's output;
@@ -63,76 +101,118 @@ def run_cli() -> Callable[..., subprocess.CompletedProcess[str]]:
     """
 
     def run(*argv: Any, cwd: Any = None, rc: Any = 0) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", MODULES[argv[0]], *map(str, argv[1:])]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        env["PYTHONPATH"] = os.pathsep.join(
-            filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH")))
-        )
-        done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
-        if rc is not None and done.returncode != rc:
-            pytest.fail(
-                f"{' '.join(map(str, argv))}\nexit status {done.returncode}, not {rc}\n"
-                f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
-            )
-        return done
+        return Command(fork_server, argv, cwd=cwd).finish(rc)
 
     return run
 
 
 @pytest.fixture(scope="session")
-def tiny_translation_data(tmp_path_factory: Any, run_cli: Any) -> Path:
+def run_on_two_workers(fork_server: ForkServer) -> Callable[..., str]:
+    """Run ``fairseq-train`` as two data-parallel workers on the CPU; returns what both printed.
+
+    The flags and the environment are those that ``torchrun`` gives as docs/compatibility.md
+    describes.
+    """
+
+    def run(*argv: Any) -> str:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+        flags = (
+            *("--cpu", "--distributed-world-size", "2", "--distributed-backend", "gloo"),
+            *("--distributed-init-method", "env://", "--distributed-no-spawn"),
+            *("--ddp-backend", "legacy_ddp", "--num-workers", "0"),
+        )
+        workers = [
+            Command(
+                fork_server,
+                ("fairseq-train", *argv, *flags, "--distributed-rank", rank),
+                env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+            for rank in range(2)
+        ]
+        done = [worker.finish() for worker in workers]
+        return "".join(one.stdout + one.stderr for one in done)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: Any) -> Callable[..., Path]:
+    """Make a folder once for all of xdist's workers: ``made_once(name, key, make) -> folder``.
+
+    ``make(folder)`` fills an empty folder whose name follows from ``name`` and ``key``.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def get(name: str, key: Sequence[str], make: Callable[[Path], None]) -> Path:
+        digest = hashlib.sha256("\0".join(key).encode()).hexdigest()[:12]
+        folder = shared / "made" / f"{name}-{digest}"
+        made = folder.with_suffix(".made")
+        folder.parent.mkdir(exist_ok=True)
+        with FileLock(folder.with_suffix(".lock")):
+            if not made.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of a failure
+                folder.mkdir()
+                make(folder)
+                made.touch()
+        return folder
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def tiny_translation_data(made_once: Any, run_cli: Any) -> Path:
     """A binarised parallel corpus, de -> en, with a joined dictionary of about 50 types.
 
     The target is the source with every word renamed; 7 test sentences are deliberately no
     multiple of 8. The text lies beside the binary data, as ``train.de`` and so on.
     """
-    folder = tmp_path_factory.mktemp("translation")
     words = [f"w{index}" for index in range(20)]
-    for seed, (split, count) in enumerate((("train", 48), ("valid", 11), ("test", 7))):
-        source = _sentences(count, words, seed)
-        _write(folder / f"{split}.de", source)
-        _write(folder / f"{split}.en", [[word.upper() for word in line] for line in source])
-    run_cli(
-        *("fairseq-preprocess", "--source-lang", "de", "--target-lang", "en"),
-        *("--trainpref", folder / "train", "--validpref", folder / "valid"),
-        *("--testpref", folder / "test", "--destdir", folder / "bin", "--joined-dictionary"),
-    )
-    for text in folder.glob("*.??"):
-        text.rename(folder / "bin" / text.name)
-    return folder / "bin"
+
+    def make(folder: Path) -> None:
+        for seed, (split, count) in enumerate((("train", 48), ("valid", 11), ("test", 7))):
+            source = _sentences(count, words, seed)
+            _write(folder / f"{split}.de", source)
+            _write(folder / f"{split}.en", [[word.upper() for word in line] for line in source])
+        run_cli(
+            *("fairseq-preprocess", "--source-lang", "de", "--target-lang", "en"),
+            *("--trainpref", folder / "train", "--validpref", folder / "valid"),
+            *("--testpref", folder / "test", "--destdir", folder, "--joined-dictionary"),
+        )
+
+    return made_once("translation", (), make)
 
 
 @pytest.fixture(scope="session")
-def tiny_lm_data(tmp_path_factory: Any, run_cli: Any) -> Path:
+def tiny_lm_data(made_once: Any, run_cli: Any) -> Path:
     """A binarised monolingual corpus of about 40 types, with its text as ``train.txt``..."""
-    folder = tmp_path_factory.mktemp("language_model")
     words = [f"w{index}" for index in range(36)]
-    for seed, (split, count) in enumerate((("train", 60), ("valid", 13), ("test", 9))):
-        _write(folder / f"{split}.txt", _sentences(count, words, seed))
-    run_cli(
-        *("fairseq-preprocess", "--only-source", "--destdir", folder / "bin"),
-        *("--trainpref", folder / "train.txt", "--validpref", folder / "valid.txt"),
-        *("--testpref", folder / "test.txt"),
-    )
-    for text in folder.glob("*.txt"):
-        text.rename(folder / "bin" / text.name)
-    return folder / "bin"
+
+    def make(folder: Path) -> None:
+        for seed, (split, count) in enumerate((("train", 60), ("valid", 13), ("test", 9))):
+            _write(folder / f"{split}.txt", _sentences(count, words, seed))
+        run_cli(
+            *("fairseq-preprocess", "--only-source", "--destdir", folder),
+            *("--trainpref", folder / "train.txt", "--validpref", folder / "valid.txt"),
+            *("--testpref", folder / "test.txt"),
+        )
+
+    return made_once("language_model", (), make)
 
 
 @pytest.fixture(scope="session")
-def train(tmp_path_factory: Any, request: Any, run_cli: Any) -> Callable[..., Path]:
+def train(made_once: Any, request: Any, run_cli: Any) -> Callable[..., Path]:
     """Train a tiny model for a few updates: ``train(arch, criterion, *more) -> save folder``.
 
     The corpus, the task and (for Transformers) the sizes follow from the arch; ``more`` comes
     last on the command line and so overrides them. One epoch is 4 updates unless ``more`` says
     otherwise; the folder holds ``checkpoint_last.pt``, ``checkpoint_best.pt`` and ``log.txt``.
     """
-    kept: Dict[Tuple[str, ...], Path] = {}
 
     def run(arch: str, criterion: str, *more: Any) -> Path:
-        key = (arch, criterion, *map(str, more))
-        if key in kept:
-            return kept[key]
         is_lm = any(part in arch for part in ("_lm", "awd_", "_xl"))
         data = request.getfixturevalue("tiny_lm_data" if is_lm else "tiny_translation_data")
         options: Tuple[Any, ...]
@@ -142,18 +222,19 @@ def train(tmp_path_factory: Any, request: Any, run_cli: Any) -> Callable[..., Pa
             options = ("--task", "translation", "--source-lang", "de", "--target-lang", "en")
         if arch.startswith("transformer") and "_xl" not in arch:
             options += TINY_LANGUAGE_MODEL if is_lm else TINY_TRANSLATION
-        folder = tmp_path_factory.mktemp(arch)
-        done = run_cli(
-            *("fairseq-train", data, "--user-dir", PACKAGE, "--save-dir", folder / "checkpoints"),
-            *("--arch", arch, "--criterion", criterion, *options),
-            *("--optimizer", "adam", "--lr", "0.005", "--max-tokens", "96", "--seed", "1"),
-            *("--max-epoch", "1", "--max-update", "4", "--num-workers", "0"),
-            *("--data-buffer-size", "0", "--log-format", "simple", "--log-interval", "1"),
-            *more,
-            cwd=folder,
-        )
-        (folder / "checkpoints" / "log.txt").write_text(done.stdout + done.stderr, "utf-8")
-        kept[key] = folder / "checkpoints"
-        return kept[key]
+
+        def make(folder: Path) -> None:
+            done = run_cli(
+                *("fairseq-train", data, "--user-dir", PACKAGE, "--save-dir", folder),
+                *("--arch", arch, "--criterion", criterion, *options),
+                *("--optimizer", "adam", "--lr", "0.005", "--max-tokens", "96", "--seed", "1"),
+                *("--max-epoch", "1", "--max-update", "4", "--num-workers", "0"),
+                *("--data-buffer-size", "0", "--log-format", "simple", "--log-interval", "1"),
+                *more,
+                cwd=folder,
+            )
+            (folder / "log.txt").write_text(done.stdout + done.stderr, "utf-8")
+
+        return made_once(arch, (criterion, *map(str, more)), make)
 
     return run

@@ -21,7 +21,13 @@ def make(folder, *arguments):
 def clone(tmp_path):
     for name in ("constraints.txt", "setup.py"):
         (tmp_path / name).touch()
-    for name in ("spectral_fairseq", "tests", "benchmarks", "examples"):
+    for name in (
+        "spectral_fairseq",
+        "spectral_fairseq_examples",
+        "tests",
+        "benchmarks",
+        "examples",
+    ):
         (tmp_path / name).mkdir()
     return tmp_path
 
@@ -36,7 +42,7 @@ def test_an_environment_of_somebody_else_is_not_removed(clone):
     assert (clone / "mine" / "precious").exists()
 
 
-@pytest.mark.parametrize("mark", [".host", ".made-by-make"])
+@pytest.mark.parametrize("mark", [".fairseq", ".made-by-make"])
 def test_what_was_made_here_is_removed(mark, clone):
     (clone / ".venv").mkdir()
     (clone / ".venv" / mark).touch()

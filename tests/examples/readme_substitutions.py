@@ -50,15 +50,17 @@ CHECKPOINTS = {
         "--share-decoder-input-output-embed",
     ),
 }
-# scripts that have a test of their own: here only their flags are parsed
-PARSED_ONLY = (
-    "examples/lm_sotu/compare.py",
-    "examples/lm_sotu/run.py",
-    "examples/lm_sotu/sotu.py",
-    "examples/quickstart/quickstart.py",
-    "examples/tables.py",
-    "examples/translation_opendocs_de_en/run.py",
-)
+# scripts that have a test of their own, so that here only their flags are parsed -> their module
+PARSED_ONLY = {
+    "examples/lm_sotu/compare.py": "spectral_fairseq_examples.lm_sotu.compare",
+    "examples/lm_sotu/run.py": "spectral_fairseq_examples.lm_sotu.run",
+    "examples/lm_sotu/sotu.py": "spectral_fairseq_examples.lm_sotu.sotu",
+    "examples/quickstart/quickstart.py": "spectral_fairseq_examples.quickstart.command",
+    "examples/tables.py": "spectral_fairseq_examples.tables",
+    "examples/translation_opendocs_de_en/run.py": (
+        "spectral_fairseq_examples.translation_opendocs_de_en.command"
+    ),
+}
 
 
 class Rule(NamedTuple):

@@ -3,7 +3,6 @@
 import io
 import json
 import shutil
-import sys
 import tarfile
 from pathlib import Path
 
@@ -15,9 +14,8 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FOLDER = EXAMPLES / "data" / "opendocs_de_en"
 if not EXAMPLES.exists():
     pytest.skip("the examples are not beside these tests", allow_module_level=True)
-sys.path.insert(0, str(EXAMPLES / "common"))
 
-import corpus  # noqa: E402
+from spectral_fairseq_examples.common import corpus  # noqa: E402
 
 
 @pytest.fixture(scope="module")

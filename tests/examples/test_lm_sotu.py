@@ -3,61 +3,44 @@
 import importlib.util
 import json
 import random
-import sys
 from pathlib import Path
 
 import pytest
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, DataError
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 if not EXAMPLES.exists():
     pytest.skip("the examples are not beside these tests", allow_module_level=True)
-FOLDER = EXAMPLES / "lm_sotu"
+
+from spectral_fairseq_examples.lm_sotu import compare, experiment, own_text, run  # noqa: E402
+
 LINES = {"train": 300, "valid": 40, "test": 40}
 
 
-@pytest.fixture
-def scripts(monkeypatch):
-    """The example's modules, and none of another example that are called alike."""
-    monkeypatch.setattr(
-        sys, "path", [str(FOLDER), str(EXAMPLES / "common"), str(EXAMPLES), *sys.path]
-    )
-    for name in ("methods", "compare", "run"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    import compare
-    import run
-
-    import lm_experiment
-
-    yield compare, run, lm_experiment
-    for name in ("methods", "compare", "run", "lm_experiment"):
-        sys.modules.pop(name, None)
+def write_text(folder):
+    """A corpus of 40 words."""
+    for seed, (split, count) in enumerate(LINES.items()):
+        generator = random.Random(seed)
+        words = [f"w{index}" for index in range(40)]
+        lines = [generator.choices(words, k=generator.randint(3, 9)) for _ in range(count)]
+        text = "".join(" ".join(line) + "\n" for line in lines)
+        (folder / f"{split}.tokens").write_text(text, "utf-8")
 
 
 @pytest.fixture
-def small_text(scripts, monkeypatch):
+def small_text(tmp_path_factory, monkeypatch):
     """``sotu.prepare`` replaced: the same files and counts, of 40 words."""
-    _, _, experiment = scripts
-
-    def prepare(folder, wheel=None):
-        folder.mkdir(parents=True)
-        tokens = {}
-        for seed, (split, count) in enumerate(LINES.items()):
-            generator = random.Random(seed)
-            words = [f"w{index}" for index in range(40)]
-            lines = [generator.choices(words, k=generator.randint(3, 9)) for _ in range(count)]
-            tokens[split] = sum(map(len, lines))
-            text = "".join(" ".join(line) + "\n" for line in lines)
-            (folder / f"{split}.tokens").write_text(text, "utf-8")
-        return {"lines": dict(LINES), "tokens": tokens}
-
-    monkeypatch.setattr(experiment.sotu, "prepare", prepare)
+    source = tmp_path_factory.mktemp("messages")
+    write_text(source)
+    monkeypatch.setattr(
+        experiment.sotu, "prepare", lambda folder, wheel: own_text.prepare(folder, source)
+    )
 
 
 @pytest.mark.slow
-def test_methods_are_compared_once(scripts, small_text, tmp_path, monkeypatch):
-    compare, _, experiment = scripts
+@pytest.mark.usefixtures("small_text", "forked_commands")
+def test_methods_are_compared_once(tmp_path, monkeypatch):
     arguments = compare.parse_arguments(
         ["--cpu", "--seeds", "1", "--methods", "awd_lstm", "spectrum_control", "--updates", "12",
          "--dim", "8", "--hidden", "12", "--work-dir", str(tmp_path / "work")]
@@ -77,8 +60,10 @@ def test_methods_are_compared_once(scripts, small_text, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_one_model_from_nothing_to_all_its_perplexities(scripts, small_text, tmp_path, monkeypatch):
-    _, run, experiment = scripts
+@pytest.mark.usefixtures("forked_commands")
+def test_one_model_from_nothing_to_all_its_perplexities(tmp_path, monkeypatch):
+    """On a corpus of the user's own, for which no trigram model is known."""
+    write_text(tmp_path)
     monkeypatch.setattr(
         experiment,
         "EVALUATIONS",
@@ -86,16 +71,11 @@ def test_one_model_from_nothing_to_all_its_perplexities(scripts, small_text, tmp
     )
     arguments = run.parse_arguments(
         ["--cpu", "--epochs", "1", "--fine-tuning-epochs", "1", "--dim", "8", "--hidden", "12",
-         "--work-dir", str(tmp_path / "work")]
+         "--corpus", str(tmp_path), "--work-dir", str(tmp_path / "work")]
     )  # fmt: skip
     text = experiment.train_and_evaluate(arguments)
-    rows = {line.split("|")[1].strip(): line.split("|")[2:4] for line in text.splitlines()[2:6]}
-    assert set(rows) == {
-        "Kneser-Ney trigram",
-        "AWD-LSTM",
-        "fine-tuned",
-        "fine-tuned, continuous cache",
-    }
+    rows = {line.split("|")[1].strip(): line.split("|")[2:4] for line in text.splitlines()[2:5]}
+    assert set(rows) == {"AWD-LSTM", "fine-tuned", "fine-tuned, continuous cache"}
     assert all(1 < float(cell) < 200 for row in rows.values() for cell in row)
     assert rows["AWD-LSTM"] != rows["fine-tuned"] != rows["fine-tuned, continuous cache"]
 
@@ -112,10 +92,7 @@ def test_one_model_from_nothing_to_all_its_perplexities(scripts, small_text, tmp
         ("run", "--tune-tokens"),
     ],
 )
-def test_numbers_that_make_no_sense_are_refused_before_anything_is_written(
-    scripts, tmp_path, command, flag
-):
-    compare, run, experiment = scripts
+def test_numbers_that_make_no_sense_are_refused_before_anything_is_written(tmp_path, command, flag):
     script, action = {
         "compare": (compare, experiment.compare),
         "run": (run, experiment.train_and_evaluate),
@@ -127,9 +104,7 @@ def test_numbers_that_make_no_sense_are_refused_before_anything_is_written(
     assert not work.exists()
 
 
-def test_a_search_on_other_words_is_not_taken_for_this_one(scripts, tmp_path, monkeypatch):
-    _, run, experiment = scripts
-
+def test_a_search_on_other_words_is_not_taken_for_this_one(tmp_path, monkeypatch):
     def start(*more):
         experiment.train_and_evaluate(
             run.parse_arguments(["--cpu", "--dim", "8", "--work-dir", str(tmp_path), *more])
@@ -155,8 +130,7 @@ def test_a_search_on_other_words_is_not_taken_for_this_one(scripts, tmp_path, mo
         start()
 
 
-def test_packages_for_translations_are_not_asked_for(scripts, tmp_path, monkeypatch):
-    compare, _, experiment = scripts
+def test_packages_for_translations_are_not_asked_for(tmp_path, monkeypatch):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util,
@@ -165,3 +139,33 @@ def test_packages_for_translations_are_not_asked_for(scripts, tmp_path, monkeypa
     )
     with pytest.raises(ConfigurationError, match="--updates"):
         experiment.compare(compare.parse_arguments(["--updates", "0", "--work-dir", str(tmp_path)]))
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [(None, r"the file .*valid\.tokens"), (b"", "words in"), ("ä".encode("latin-1"), "UTF-8 in")],
+)
+def test_an_unusable_corpus_is_refused(damage, message, tmp_path):
+    write_text(tmp_path)
+    if damage is None:
+        (tmp_path / "valid.tokens").unlink()
+    else:
+        (tmp_path / "valid.tokens").write_bytes(damage)
+    work = tmp_path / "work"
+    arguments = run.parse_arguments(["--cpu", "--corpus", str(tmp_path), "--work-dir", str(work)])
+    with pytest.raises(DataError, match=message):
+        experiment.train_and_evaluate(arguments)
+    assert not work.exists()
+
+
+def test_a_corpus_is_counted_and_another_one_is_told_apart(tmp_path):
+    for split, text in {"train": "a b a\n<unk> c\n", "valid": "a\n", "test": "a d"}.items():
+        (tmp_path / f"{split}.tokens").write_text(text, "utf-8")
+    found = own_text.prepare(tmp_path / "text", tmp_path)
+    assert found["tokens"] == {"train": 5, "valid": 1, "test": 2}
+    assert found["lines"] == {"train": 2, "valid": 1, "test": 1}
+    assert (found["vocabulary"], found["unknown"]["train"]) == (3, 1)
+    assert (tmp_path / "text" / "test.tokens").read_text("utf-8") == "a d\n"
+    before = own_text.checksum(tmp_path)
+    (tmp_path / "train.tokens").write_text("a b a\n<unk> d\n", "utf-8")
+    assert own_text.checksum(tmp_path) != before

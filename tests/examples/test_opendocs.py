@@ -1,24 +1,19 @@
 """The comparison of methods: once as a whole on a few hundred pairs of plain text."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-import spectral_fairseq
 from spectral_fairseq.errors import DataError
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 if not EXAMPLES.exists():
     pytest.skip("the examples are not beside these tests", allow_module_level=True)
-FOLDER = EXAMPLES / "translation_opendocs_de_en"
-sys.path[:0] = [str(EXAMPLES / "common"), str(EXAMPLES), str(FOLDER)]
 
-import corpus  # noqa: E402
-from methods import METHODS  # noqa: E402
+from spectral_fairseq_examples.common import corpus  # noqa: E402
+from spectral_fairseq_examples.translation_opendocs_de_en.command import main  # noqa: E402
+from spectral_fairseq_examples.translation_opendocs_de_en.methods import METHODS  # noqa: E402
 
 PAIRS = {"train": 400, "valid": 12, "test": 7}
 
@@ -77,39 +72,34 @@ def test_flags_of_every_method_are_known():
         assert parsed.criterion in CRITERION_REGISTRY
 
 
-def run(cwd, *options):
-    package = str(Path(spectral_fairseq.__file__).resolve().parents[1])
-    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
-    return subprocess.run(
-        [sys.executable, str(FOLDER / "run.py"), *map(str, options)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
-    )
-
-
 @pytest.mark.slow
-def test_methods_are_added_to_a_finished_comparison(plain_text, tmp_path):
-    common = ("--corpus", plain_text, "--work-dir", "work", "--updates", "12", "--vocabulary")
-    common += ("400", "--dim", "16", "--layers", "1", "--cpu", "--seeds", "1", "--methods")
-    first = run(tmp_path, *common, "plain")
-    assert first.returncode == 0, first.stderr
+@pytest.mark.usefixtures("own_process", "forked_commands")
+def test_methods_are_added_to_a_finished_comparison(plain_text, tmp_path, capsys):
     work = tmp_path / "work"
+
+    def run(*methods_and_more):
+        options = ("--work-dir", work, "--updates", "12", "--vocabulary", "400", "--dim", "16")
+        options += ("--layers", "1", "--cpu", "--seeds", "1", "--methods", *methods_and_more)
+        status = main([str(option) for option in options], default_corpus=plain_text)
+        return status, *capsys.readouterr()
+
+    status, _, err = run("plain")
+    assert status == 0, err
     before = {path: path.stat().st_mtime_ns for path in work.rglob("checkpoint_best.pt")}
     assert len(before) == 1
 
-    second = run(tmp_path, *common, "plain", "mos")
-    assert second.returncode == 0, second.stderr
-    assert "2 runs, 1 done before" in second.stdout and "fairseq-generate, 1 runs" in second.stdout
+    status, out, err = run("plain", "mos")
+    assert status == 0, err
+    assert "2 runs, 1 done before" in out and "fairseq-generate, 1 runs" in out
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
     table = (work / "table.md").read_text("utf-8")
-    assert "| plain | 1 |" in table and "| mos | 1 |" in table and table in second.stdout
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in table.splitlines()]
+    assert ["plain", "1"] in rows and ["mos", "1"] in rows and table in out
     figures = json.loads((work / "mos" / "seed-1" / "figures.json").read_text("utf-8"))
     assert figures["updates"] == 12 and "transformer_mos" in figures["train_command"]
     assert [path.name for path in (work / "mos" / "seed-1" / "checkpoints").iterdir()] == [
         "checkpoint_best.pt"
     ]
 
-    other = run(tmp_path, *common, "plain", "--dim", 32)
-    assert other.returncode == 1 and "dim 16 -> 32" in other.stderr
+    status, _, err = run("plain", "--dim", 32)
+    assert status == 1 and "dim 16 -> 32" in err

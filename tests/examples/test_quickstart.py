@@ -18,24 +18,29 @@ import torch
 
 import spectral_fairseq
 from spectral_fairseq.errors import ConfigurationError, DataError
+from tests.conftest import PACKAGE
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 if not EXAMPLES.exists():
     pytest.skip("the examples are not beside these tests", allow_module_level=True)
-sys.path[:0] = [str(EXAMPLES / "common"), str(EXAMPLES / "quickstart")]
 
-import corpus  # noqa: E402
-import fairseq_log  # noqa: E402
-import jobs  # noqa: E402
-import machine  # noqa: E402
-import measures  # noqa: E402
-import pipeline  # noqa: E402
-import quickstart  # noqa: E402
-import report  # noqa: E402
-import training  # noqa: E402
-import translation  # noqa: E402
-from workdir import WorkDir, write_text  # noqa: E402
+from spectral_fairseq_examples.common import (  # noqa: E402
+    corpus,
+    fairseq_log,
+    jobs,
+    machine,
+    measures,
+    training,
+    translation_commands,
+)
+from spectral_fairseq_examples.common.workdir import WorkDir, write_text  # noqa: E402
+from spectral_fairseq_examples.quickstart import command, pipeline, report  # noqa: E402
 
+CORPUS = EXAMPLES / "data" / "opendocs_de_en"
+
+PATH = os.pathsep.join(
+    (str(PACKAGE.parent), str(EXAMPLES.parent), os.environ.get("PYTHONPATH", ""))
+)
 PAIRS = {"train": 400, "valid": 12, "test": 7}
 OPTIONS = ("--updates", "60", "--vocabulary", "400", "--dim", "16", "--cpu")
 
@@ -183,7 +188,7 @@ def test_progress_is_read_from_new_lines_only(tmp_path, capsys):
 def test_a_training_that_ended_unseen_is_not_started_again(tmp_path):
     def trained(max_update):
         run = training.TrainingRun(
-            "one", WorkDir(tmp_path), tmp_path / "one", [], 40, max_update, []
+            "one", WorkDir(tmp_path), tmp_path / "one", [], tmp_path, 40, max_update, []
         )
         return run.is_trained()
 
@@ -200,7 +205,8 @@ def test_a_training_that_ended_unseen_is_not_started_again(tmp_path):
 def test_a_recipe_that_was_changed_is_not_taken_for_the_old_one(tmp_path):
     def keep(*flags):
         folder = tmp_path / "one"
-        training.TrainingRun("one", WorkDir(tmp_path), folder, [], 1, 1, flags).keep_flags()
+        run = training.TrainingRun("one", WorkDir(tmp_path), folder, [], tmp_path, 1, 1, flags)
+        run.keep_flags()
 
     keep("--arch", "transformer")
     keep("--arch", "transformer")
@@ -287,9 +293,9 @@ def test_training_progress():
 def test_translations_are_put_in_order_and_counted(tmp_path):
     path = tmp_path / "log"
     path.write_text("H-1\t-1\t_b\nD-1\t-1.0\tb c\nother\nD-0\t-0.5\ta\n", "utf-8")
-    assert translation.read_translations(path, 2) == ["a", "b c"]
+    assert translation_commands.read_translations(path, 2) == ["a", "b c"]
     with pytest.raises(DataError, match="3 translations"):
-        translation.read_translations(path, 3)
+        translation_commands.read_translations(path, 3)
 
 
 # -- the report
@@ -322,7 +328,7 @@ def test_picture_is_the_same_for_the_same_figures(tmp_path):
 @pytest.fixture(scope="module")
 def small_corpus(tmp_path_factory):
     """The first pairs of the corpus that ships, as a corpus of its own."""
-    source, folder = EXAMPLES / "data" / "opendocs_de_en", tmp_path_factory.mktemp("corpus")
+    source, folder = CORPUS, tmp_path_factory.mktemp("corpus")
     manifest = corpus.load_manifest(source)
     manifest["splits"] = {split: {"pairs": count} for split, count in PAIRS.items()}
     archive = folder / manifest["archive"]
@@ -340,15 +346,13 @@ def small_corpus(tmp_path_factory):
 
 
 def start(cwd, *options):
-    package = str(Path(spectral_fairseq.__file__).resolve().parents[1])
-    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
         [sys.executable, str(EXAMPLES / "quickstart" / "quickstart.py"), *map(str, options)],
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "PYTHONPATH": PATH, "PYTHONDONTWRITEBYTECODE": "1"},
         # A shell's background job ignores Ctrl-C, and its children would with it.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
@@ -420,16 +424,16 @@ def test_interrupted_resumed_and_finished(small_corpus, tmp_path):
 @pytest.mark.parametrize("ignored", [False, True], ids=["closed", "with nohup"])
 def test_a_closed_terminal_interrupts(tmp_path, ignored):
     script = (
-        "import os, signal, sys; from pathlib import Path; from command_line import exit_status\n"
+        "import os, signal, sys; from pathlib import Path\n"
+        "from spectral_fairseq_examples.common.command_line import exit_status\n"
         "def action():\n    os.kill(os.getpid(), signal.SIGHUP); return 'to its end'\n"
         "sys.exit(exit_status(action, Path()))"
     )
-    package = str(Path(spectral_fairseq.__file__).resolve().parents[1])
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((package, str(EXAMPLES / "common")))},
+        env={**os.environ, "PYTHONPATH": PATH},
         preexec_fn=lambda: signal.signal(
             signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL
         ),
@@ -447,13 +451,11 @@ def test_a_closed_terminal_interrupts(tmp_path, ignored):
 )
 def test_options_that_make_no_sense_are_refused(options, message):
     with pytest.raises(ConfigurationError, match=message):
-        pipeline.settings_of(quickstart.parse_arguments(options))
+        pipeline.settings_of(command.parse_arguments(options, CORPUS))
 
 
 def test_commands_to_try_can_be_pasted_whatever_the_folder_is_called():
-    (line,) = (
-        line for line in quickstart.what_next(Path("it's a")).split("\n") if "export" in line
-    )
+    (line,) = (line for line in command.what_next(Path("it's a")).split("\n") if "export" in line)
     assert shlex.split(line)[-2:] == [
         "it's a/spectrum_control/checkpoints/checkpoint_best.pt", "plain.pt"
     ]  # fmt: skip

@@ -3,15 +3,12 @@
 import os
 import shutil
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import PACKAGE
 from tests.examples import readme_substitutions as table
-from tests.examples.command_server import CLIENT, ENTRIES
 from tests.examples.readme_blocks import Block, blocks, commands_outside_blocks, fairseq_calls
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,40 +27,17 @@ STAND_INS = {
 
 
 @pytest.fixture(scope="module")
-def bin_folder(tmp_path_factory):
+def bin_folder(tmp_path_factory, fork_server):
     """The programs of the READMEs, which a server runs in forks of itself."""
     folder = tmp_path_factory.mktemp("bin")
-    address = str(folder / "s")
-    path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
-    with open(folder / "server.log", "w") as log:
-        server = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("command_server.py")), address],
-            env=env,
-            stdout=log,
-            stderr=log,
-        )
-    while not os.path.exists(address):
-        if server.poll() is not None:
-            pytest.fail((folder / "server.log").read_text())
-        time.sleep(0.1)
-    for do in ("run", "parse"):
-        (folder / do).mkdir()
-        for program in (*ENTRIES, "python"):
-            write_program(
-                folder / do / program,
-                CLIENT.format(python=sys.executable, address=address, do=do),
-            )
+    for function in ("run", "parse"):
+        call = f"tests.examples.readme_programs:{function}"
+        fork_server.write_programs(folder / function, call, "python")
     for program, script in STAND_INS.items():
-        write_program(folder / "run" / program, f"#!/bin/sh\n{script}\n")
-    yield folder
-    server.terminate()
-    server.wait()
-
-
-def write_program(path, text):
-    path.write_text(text, "utf-8")
-    path.chmod(0o755)
+        path = folder / "run" / program
+        path.write_text(f"#!/bin/sh\n{script}\n", "utf-8")
+        path.chmod(0o755)
+    return folder
 
 
 @pytest.fixture

@@ -13,9 +13,8 @@ from spectral_fairseq.errors import DataError
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 if not EXAMPLES.exists():
     pytest.skip("the examples are not beside these tests", allow_module_level=True)
-sys.path[:0] = [str(EXAMPLES / "common"), str(EXAMPLES)]
 
-import tables  # noqa: E402
+from spectral_fairseq_examples import tables  # noqa: E402
 
 SIGNATURE = "BLEU|tok:13a"
 

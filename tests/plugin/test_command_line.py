@@ -1,9 +1,6 @@
 """What users type: every registered name trained, evaluated, reloaded, exported; and mishaps."""
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -273,43 +270,21 @@ def test_a_table_of_another_kind_is_refused_with_the_remedy(
     assert "spectral-fairseq export" in last
 
 
-@pytest.fixture
-def run_two_workers():
-    """Train with two CPU workers, as docs/compatibility.md describes."""
-
-    def run(data, folder, arch, criterion, *more):
-        command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"),
-            *("--master_port", "29617", "--no-python", "bash", "-c"),
-            f'exec {sys.executable} -m fairseq_cli.train "$@" --distributed-rank $RANK',
-            *("_", data, *USER_DIR, "--save-dir", folder, "--arch", arch),
-            *("--criterion", criterion, "--task", "translation", "--source-lang", "de"),
-            *("--target-lang", "en", *TINY_TRANSLATION, "--seed", "1", "--num-workers", "0"),
-            *("--max-epoch", "1", "--cpu", "--distributed-world-size", "2"),
-            *("--distributed-backend", "gloo", "--distributed-init-method", "env://"),
-            *("--distributed-no-spawn", "--ddp-backend", "legacy_ddp", *more),
-        ]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PACKAGE.parent)}
-        done = subprocess.run(
-            list(map(str, command)), env=env, capture_output=True, text=True, timeout=300
-        )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-        return folder
-
-    return run
-
-
 @pytest.mark.parametrize("criterion", ["spectrum_control", "mle_cosreg", "weight_norm"])
 def test_two_workers_equal_one_with_update_freq_two(
-    criterion, run_two_workers, train, tiny_translation_data, tmp_path
+    criterion, run_on_two_workers, train, tiny_translation_data, tmp_path
 ):
     more = ("--batch-size", "6", "--max-tokens", "1000", "--max-update", "3", "--dropout", "0")
     more += ("--orthogonality-weights", "0.1,0.1,0.1,0.1", "--spectrum-weight", "0.1")
     more += ("--cosreg-weight", "1", "--weight-norm-weight", "0.1", "--optimizer", "sgd")
     more += ("--lr", "0.1", "--no-epoch-checkpoints")
     one = train("transformer_sc", criterion, SHARED, "--update-freq", "2", *more)
-    two = run_two_workers(
-        tiny_translation_data, tmp_path / "two", "transformer_sc", criterion, SHARED, *more
+    two = tmp_path / "two"
+    run_on_two_workers(
+        *(tiny_translation_data, *USER_DIR, "--save-dir", two, "--arch", "transformer_sc"),
+        *("--criterion", criterion, "--task", "translation", "--source-lang", "de"),
+        *("--target-lang", "en", *TINY_TRANSLATION, "--seed", "1", "--max-epoch", "1"),
+        *(SHARED, *more),
     )
     first, second = (load_checkpoint(f / "checkpoint_last.pt")["model"] for f in (one, two))
     for key in first:

@@ -2,9 +2,7 @@
 
 import logging
 import math
-import os
 import re
-import subprocess
 import sys
 
 import pytest
@@ -103,27 +101,17 @@ def test_validate_repeats_the_training_loops_figures(through, tiny_lm_data, monk
     assert math.isfinite(float(perplexity))
 
 
-def test_two_workers_equal_one_with_two_slots(train, tiny_lm_data, tmp_path):
+def test_two_workers_equal_one_with_two_slots(train, tiny_lm_data, run_on_two_workers, tmp_path):
     """And a checkpoint of the two is continued by the one, carried states included."""
     more = (*NO_DROPOUT, "--variable-bptt", "--save-interval-updates", "2")
     two = tmp_path / "two"
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"),
-        *("--master_port", "29631", "--no_python", "bash", "-c"),
-        f'exec {sys.executable} -m fairseq_cli.train "$@" --distributed-rank $RANK',
-        *("_", tiny_lm_data, "--user-dir", PACKAGE, "--save-dir", two, "--arch", ARCH),
-        *("--criterion", CRITERION, "--seed", "1", "--num-workers", "0", *TINY, *more),
+    printed = run_on_two_workers(
+        *(tiny_lm_data, "--user-dir", PACKAGE, "--save-dir", two, "--arch", ARCH),
+        *("--criterion", CRITERION, "--seed", "1", *TINY, *more),
         *("--batch-size", "3", "--batch-size-valid", "2", "--log-format", "simple"),
-        *("--distributed-world-size", "2", "--distributed-backend", "gloo"),
-        *("--distributed-init-method", "env://", "--distributed-no-spawn"),
-        *("--ddp-backend", "legacy_ddp", "--data-buffer-size", "0"),
-    ]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PACKAGE.parent)}
-    done = subprocess.run(
-        list(map(str, command)), env=env, capture_output=True, text=True, timeout=300
+        *("--data-buffer-size", "0"),
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    (two / "log.txt").write_text(done.stdout + done.stderr, "utf-8")
+    (two / "log.txt").write_text(printed, "utf-8")
 
     half = interrupted(two)
     streams = load_checkpoint(half)["extra_state"]["train_iterator"]["streams"]

@@ -1,15 +1,16 @@
-"""The one folder that a run writes into: settings, lock, stamps of finished steps, safe writes."""
+"""The work folder of a run: its settings, its lock, stamps of finished steps, atomic writes."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Optional
+
+from filelock import Timeout, UnixFileLock
 
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.files import replacing
@@ -26,23 +27,33 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+class InheritableLock(UnixFileLock):
+    """A lock on a file that started programs can hold too."""
+
+    def fileno(self) -> int:
+        """The descriptor that holds the lock, to be passed to a started program."""
+        descriptor = self._context.lock_file_fd
+        assert descriptor is not None, "the lock is not held"
+        return descriptor
+
+
 class WorkDir:
     """A folder in which every step is done once, however often a run is interrupted.
 
     Args:
-        root: the folder; made when it does not exist.
+        root: the folder; it is made when it does not exist.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.lock_fd = -1
+        self.lock = InheritableLock(root / ".lock", blocking=False)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other runs out.
 
-        Started programs inherit the lock's descriptor, so a training that outlived a killed
-        run still holds the lock, and cannot be joined by a second one in the same folder.
+        Started programs inherit the lock, so that a training that outlives a killed run keeps
+        a second one out of the same folder.
 
         Raises:
             ConfigurationError: another run is at work here, or it cannot be such a folder.
@@ -56,11 +67,9 @@ class WorkDir:
         if self.root.exists() and not self.root.is_dir():
             raise ConfigurationError(f"a folder {self.root}", "a file", "Give another --work-dir.")
         self.root.mkdir(parents=True, exist_ok=True)
-        self.lock_fd = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self.lock_fd)
+            self.lock.acquire()
+        except Timeout:
             raise ConfigurationError(
                 f"no other run in {self.root}",
                 "one that holds its lock",
@@ -69,7 +78,7 @@ class WorkDir:
         try:
             yield
         finally:
-            os.close(self.lock_fd)
+            self.lock.release()
 
     def keep_settings(
         self, settings: Dict[str, Any], unrecorded: Optional[Dict[str, Any]] = None

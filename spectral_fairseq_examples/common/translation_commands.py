@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import spectral_fairseq
-from settings import TranslationSettings
 from spectral_fairseq.errors import DataError
+from spectral_fairseq_examples.common.translation_settings import TranslationSettings
 
 USER_DIR = str(Path(spectral_fairseq.__file__).resolve().parent)
 

@@ -9,12 +9,17 @@ from typing import Sequence
 
 import torch
 
-from jobs import find_command
 from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq_examples.common.jobs import find_command
 
 
 def check_installation(
-    commands: Sequence[str] = ("fairseq-preprocess", "fairseq-train", "fairseq-generate"),
+    commands: Sequence[str] = (
+        "fairseq-preprocess",
+        "fairseq-train",
+        "fairseq-generate",
+        "spectral-fairseq",
+    ),
     modules: Sequence[str] = ("sentencepiece", "sacrebleu", "matplotlib"),
 ) -> None:
     """Find all tools before the first minute is spent.

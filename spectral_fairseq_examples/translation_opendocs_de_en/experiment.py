@@ -6,17 +6,16 @@ import argparse
 from dataclasses import asdict
 from typing import Any, Dict, List
 
-import corpus
-import measures
-import tables
-from machine import check_installation, device
-from methods import METHODS
-from settings import TranslationSettings
 from spectral_fairseq.errors import ConfigurationError
-from training import train_all
-from translation_job import PreparedCorpus, TranslationRun
-from workdir import WorkDir, write_json, write_text
-from workers import Workers
+from spectral_fairseq_examples import tables
+from spectral_fairseq_examples.common import corpus, measures
+from spectral_fairseq_examples.common.machine import check_installation, device
+from spectral_fairseq_examples.common.training import train_all
+from spectral_fairseq_examples.common.translation_job import PreparedCorpus, TranslationRun
+from spectral_fairseq_examples.common.translation_settings import TranslationSettings
+from spectral_fairseq_examples.common.workdir import WorkDir, write_json, write_text
+from spectral_fairseq_examples.common.workers import Workers
+from spectral_fairseq_examples.translation_opendocs_de_en.methods import METHODS
 
 DISK_SPACE_A_RUN = 40  # bytes a parameter of the table: three checkpoints with Adam's moments
 
@@ -92,7 +91,8 @@ class Experiment:
         left = [run for run in self.runs if not (run.folder / "figures.json").exists()]
         print(f"[3/4] fairseq-generate, {len(left)} runs", flush=True)
         self.workers.run([run.translation() for run in left])
-        print("[4/4] scores and measures", flush=True)
+        print("[4/4] spectral-fairseq analyze, scores", flush=True)
+        self.workers.run([run.analysis() for run in left])
         for run in left:
             write_json(run.folder / "figures.json", self._figures(run))
             for checkpoint in run.best.parent.glob("*.pt"):
@@ -104,7 +104,7 @@ class Experiment:
 
     def _figures(self, run: TranslationRun) -> Dict[str, Any]:
         return {
-            **run.figures(self.workers.gpu),
+            **run.figures(),
             "versions": measures.versions(),
             "settings": asdict(run.settings),
             "at_once": self.workers.at_once,

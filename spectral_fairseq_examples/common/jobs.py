@@ -1,7 +1,8 @@
-"""Run fairseq's commands side by side, their output in files and their progress on bars."""
+"""Run commands side by side, with their output in files and their progress on bars."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,26 +10,43 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, Dict, List, Optional, Sequence, TextIO, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, TextIO, Tuple
 
 from tqdm import tqdm
 
-from spectral_fairseq.errors import ConfigurationError, SpectralFairseqError
+from spectral_fairseq.errors import ConfigurationError, DataError, SpectralFairseqError
 
 POLL_SECONDS = 0.3
 GRACE_SECONDS = 10.0
 LINES_SHOWN = 15
 
-# One line of output -> (how far, what to show beside the bar), None for a line of no interest.
+# A line of output -> (progress, text beside the bar), or None for a line that shows no progress.
 Progress = Callable[[str], Optional[Tuple[int, str]]]
 
 
 class JobFailed(SpectralFairseqError, RuntimeError):
-    """A command of fairseq's ended with an error."""
+    """A command ended with an error."""
+
+
+def no_progress(_line: str) -> None:
+    """The :data:`Progress` of a command that prints none."""
+
+
+def json_document(log: Path) -> Dict[str, Any]:
+    """The last JSON object that stands on a line of its own in a command's output.
+
+    Raises:
+        DataError: there is none.
+    """
+    for line in reversed(log.read_text("utf-8", "replace").split("\n")):
+        if line.startswith("{"):
+            document: Dict[str, Any] = json.loads(line)
+            return document
+    raise DataError(f"a line of JSON in {log}", "none", "Give the same command again.")
 
 
 def find_command(name: str) -> str:
-    """Path of an installed command, that of this Python's environment first.
+    """Path of an installed command; the one in this Python's environment is preferred.
 
     Raises:
         ConfigurationError: it is not installed.
@@ -52,9 +70,9 @@ class Job:
         label: shown beside its bar.
         command: name of an installed command, then its arguments.
         log: file to which its output is appended.
-        total: length of the bar.
+        total: what the bar counts to.
         unit: what the bar counts.
-        progress: reads the output.
+        progress: is given every line of the output.
     """
 
     label: str
@@ -92,18 +110,18 @@ def run_jobs(
     threads: int,
     gpu: bool,
     lock_fd: int,
-    on_end: Callable[[Job, Usage], None] = lambda job, usage: None,
+    on_end: Callable[[Job, Usage], None] = lambda _job, _usage: None,
 ) -> None:
-    """Run jobs to their end, in order, some of them at once.
+    """Run jobs in order, several of them at once, until all have ended.
 
-    Whatever goes wrong, no process is left behind.
+    No process is left behind when one fails or the run is interrupted.
 
     Args:
         jobs: what to run.
         at_once: how many run side by side; when one ends the next begins.
-        threads: for each process.
-        gpu: let them see the GPU.
-        lock_fd: descriptor that they inherit.
+        threads: number of threads of each process.
+        gpu: whether the processes may see the GPU.
+        lock_fd: descriptor of the lock that they inherit.
         on_end: called when a process has ended, successfully or not.
 
     Raises:

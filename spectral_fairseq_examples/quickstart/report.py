@@ -8,6 +8,7 @@ from typing import Any, Dict, Sequence
 import torch
 
 from spectral_fairseq.files import replacing
+from spectral_fairseq_examples.common.text_tables import text_table
 
 # Okabe and Ito's blue and vermilion, told apart by lightness and by line style as well.
 STYLES = {
@@ -17,7 +18,7 @@ STYLES = {
 
 
 def format_table(results: Dict[str, Dict[str, Any]], labels: Sequence[str], on_gpu: bool) -> str:
-    """The figures of each recipe side by side, as text."""
+    """The figures of the recipes side by side, as text."""
     isotropy = "isotropy_as_is"
     rows = [
         ("sacreBLEU (up is better)", lambda r: f"{r['bleu']:.1f}"),
@@ -35,14 +36,8 @@ def format_table(results: Dict[str, Dict[str, Any]], labels: Sequence[str], on_g
             lambda r: f"{r['peak_bytes'] / 2**20:.0f} MiB" if "peak_bytes" in r else "unknown",
         ),
     ]
-    width = max(len(name) for name, _ in rows) + 2
-    columns = [max(len(label), 10) + 2 for label in labels]
-    lines = [" " * width + "".join(f"{lab:>{col}}" for lab, col in zip(labels, columns))]
-    lines.append("-" * len(lines[0]))
-    for name, show in rows:
-        cells = (f"{show(result):>{col}}" for result, col in zip(results.values(), columns))
-        lines.append(f"{name:<{width}}" + "".join(cells))
-    return "\n".join(lines) + "\n"
+    cells = [[name, *map(show, results.values())] for name, show in rows]
+    return text_table(cells, ["", *labels]) + "\n"
 
 
 def draw_spectra(results: Dict[str, Dict[str, Any]], labels: Dict[str, str], folder: Path) -> None:

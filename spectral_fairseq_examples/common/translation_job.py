@@ -1,26 +1,24 @@
-"""A corpus made ready, and trainings on it: what every translation example here consists of."""
+"""A prepared corpus and a training on it: the parts of every translation example here."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
-import corpus
-import measures
-from fairseq_log import read_training_log
-from jobs import Job
-from machine import gpu_bytes
-from settings import TranslationSettings
-from training import TrainingRun
-from translation import (
+from spectral_fairseq_examples.common import corpus, measures
+from spectral_fairseq_examples.common.jobs import Job, no_progress
+from spectral_fairseq_examples.common.machine import gpu_bytes
+from spectral_fairseq_examples.common.training import TrainingRun
+from spectral_fairseq_examples.common.translation_commands import (
     TranslationProgress,
     generate_command,
     preprocess_command,
     read_translations,
     train_command,
 )
-from workdir import WorkDir, write_text
-from workers import Workers
+from spectral_fairseq_examples.common.translation_settings import TranslationSettings
+from spectral_fairseq_examples.common.workdir import WorkDir, write_text
+from spectral_fairseq_examples.common.workers import Workers
 
 PREPARATION = ("unpack", "learn_subwords", "encode", "preprocess")
 
@@ -44,7 +42,7 @@ class PreparedCorpus:
         self.preprocess = preprocess_command(self.source, self.target, self.subwords, self.binary)
 
     def encode(self) -> None:
-        """Text and subwords, unless they were made before."""
+        """Write text and subwords, unless that was done before."""
         work = self.work
         work.step("unpack", lambda: corpus.unpack(self.folder, self.text))
         work.step(
@@ -53,12 +51,12 @@ class PreparedCorpus:
         work.step("encode", lambda: corpus.encode(self.text, self.model, self.subwords))
 
     def binarise(self, workers: Workers) -> None:
-        """fairseq's binary data, unless it was made before."""
+        """Write fairseq's binary data, unless that was done before."""
 
         def preprocess() -> Dict[str, Any]:
             corpus.clear(self.binary)
             log = self.work.root / "preprocess.log"
-            workers.run([Job("preprocess", self.preprocess, log, 1, " step", lambda line: None)])
+            workers.run([Job("preprocess", self.preprocess, log, 1, " step", no_progress)])
             return {}
 
         self.work.step("preprocess", preprocess)
@@ -72,12 +70,12 @@ class TranslationRun(TrainingRun):
     """One training with one recipe, in a folder of its own.
 
     Args:
-        label: shown beside its bar.
-        flags: in which its recipe differs from the others.
-        settings: what it shares with them.
+        label: the text beside its bar.
+        flags: the part of the command in which recipes differ.
+        settings: everything else.
         data: the corpus.
-        folder: receives ``train.log``, ``checkpoints/``, ``translate.log`` and ``test.*``; below
-            the corpus's work folder.
+        folder: a folder below the corpus's work folder; receives ``train.log``, ``checkpoints/``,
+            ``translate.log``, ``analyze.log`` and ``test.*``.
     """
 
     def __init__(
@@ -91,7 +89,14 @@ class TranslationRun(TrainingRun):
         languages = (data.source, data.target)
         command = train_command(flags, settings, *languages, data.binary, folder / "checkpoints")
         super().__init__(
-            label, data.work, folder, command, settings.updates, settings.updates, flags
+            label,
+            data.work,
+            folder,
+            command,
+            data.binary,
+            settings.updates,
+            settings.updates,
+            flags,
         )
         self.settings, self.data = settings, data
         self.translate_command = generate_command(settings, *languages, data.binary, self.best)
@@ -117,15 +122,9 @@ class TranslationRun(TrainingRun):
         write_text(path, "".join(f"{line}\n" for line in lines))
         return lines
 
-    def figures(self, gpu: bool) -> Dict[str, Any]:
-        """Scores, what training took, and measures of the table."""
-        training = read_training_log(self.folder / "train.log")
-        peak = self.peak_figure()
-        if gpu:
-            peak = {"peak_bytes": gpu_bytes() - int(training["gpu_free_gb"] * 2**30)}
-        return {
-            **measures.scores(self.hypotheses(), self.data.references()),
-            **training,
-            **peak,
-            **measures.table_figures(self.best, self.data.binary),
-        }
+    def figures(self) -> Dict[str, Any]:
+        """Scores and the figures of the training and of the table."""
+        figures = super().figures()
+        if self.settings.device == "cuda":
+            figures["peak_bytes"] = gpu_bytes() - int(figures["gpu_free_gb"] * 2**30)
+        return {**measures.scores(self.hypotheses(), self.data.references()), **figures}

@@ -1,4 +1,4 @@
-"""The steps of both commands: prepare, train, evaluate, tabulate; each of them once."""
+"""The steps of both commands: prepare, train, evaluate, tabulate. Each step is done once."""
 
 from __future__ import annotations
 
@@ -6,37 +6,39 @@ import argparse
 from dataclasses import asdict, replace
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
-import measures
-import sotu
-import tables
-from jobs import Job, Usage
-from language_model_job import LanguageModelRun, PreparedText
-from lm_settings import LanguageModelSettings
-from machine import available_cores, check_installation, device
-from methods import METHODS
 from spectral_fairseq.errors import ConfigurationError
-from training import train_all
-from workdir import WorkDir, write_json, write_text
-from workers import Workers
+from spectral_fairseq_examples import tables
+from spectral_fairseq_examples.common import measures
+from spectral_fairseq_examples.common.jobs import Job, Usage
+from spectral_fairseq_examples.common.machine import available_cores, check_installation, device
+from spectral_fairseq_examples.common.text_tables import text_table
+from spectral_fairseq_examples.common.training import train_all
+from spectral_fairseq_examples.common.workdir import WorkDir, write_json, write_text
+from spectral_fairseq_examples.common.workers import Workers
+from spectral_fairseq_examples.lm_sotu import own_text, sotu
+from spectral_fairseq_examples.lm_sotu.job import LanguageModelRun, PreparedText
+from spectral_fairseq_examples.lm_sotu.methods import METHODS
+from spectral_fairseq_examples.lm_sotu.settings import LanguageModelSettings
 
 DISK_SPACE = 60_000_000  # bytes: text and binary data
 CHECKPOINT_BYTES = 150  # of each parameter of the tables: two checkpoints and one being written
 COMMANDS = ("fairseq-preprocess", "fairseq-train", "spectral-fairseq")
-MANY_EPOCHS = 1000  # where updates decide
+SPLITS = ("valid", "test")
+MANY_EPOCHS = 1000  # the number of updates ends the training
 TRIGRAM = {"valid": 125.0, "test": 111.0}
-"""Perplexities of an interpolated Kneser-Ney trigram model on the same text."""
+"""Perplexities of an interpolated Kneser-Ney trigram model on the presidential messages."""
 
 
 def settings_of(
     arguments: argparse.Namespace, seed: int, epochs: int, updates: Optional[int] = None
 ) -> LanguageModelSettings:
-    """The settings that the command line asks for on this machine.
+    """Settings that the command line asks for on this machine.
 
     Args:
         arguments: the parsed command line.
-        seed: of the training.
-        epochs: likewise.
-        updates: at most; None for no such limit.
+        seed: seed of the training.
+        epochs: number of its epochs.
+        updates: the largest number of its updates; None for no such limit.
 
     Raises:
         ConfigurationError: a number that makes no sense.
@@ -53,7 +55,9 @@ def settings_of(
         epochs=epochs,
         updates=updates or 0,
         device=device(arguments.cpu),
-        corpus=sotu.TEXT_SHA256["train.tokens"],
+        corpus=own_text.checksum(arguments.corpus)
+        if arguments.corpus
+        else sotu.TEXT_SHA256["train.tokens"],
         dim=arguments.dim,
         hidden=arguments.hidden,
     )
@@ -76,7 +80,7 @@ def _tokens(prepared: Dict[str, Any]) -> int:
 
 
 def compare(arguments: argparse.Namespace) -> str:
-    """Every method with every seed; returns the table."""
+    """Train and evaluate every method with every seed; returns the table."""
     check_installation(COMMANDS, ())
     work = WorkDir(arguments.work_dir)
     _check_least(("at-once", arguments.at_once, 1))
@@ -88,7 +92,7 @@ def compare(arguments: argparse.Namespace) -> str:
         settings = next(iter(of_seed.values()))
         _keep(work, settings)
         workers = Workers(work, settings.device, arguments.at_once)
-        data = PreparedText(work, arguments.wheel)
+        data = PreparedText(work, arguments.wheel, arguments.corpus)
         print("[1/4] corpus", flush=True)
         tokens = _tokens(data.prepare(workers))
         # Seed by seed, so that methods are compared as early as possible.
@@ -112,7 +116,8 @@ def compare(arguments: argparse.Namespace) -> str:
         # In ten streams, as in validation: some times faster than in one, and nearly the same.
         streams = ("--gen-subset", "test", "--streams", str(settings.valid_streams))
         workers.run([run.evaluation("test", *streams, "--segment", "70") for run in left])
-        print("[4/4] measures", flush=True)
+        print("[4/4] spectral-fairseq analyze", flush=True)
+        workers.run([run.analysis() for run in left])
         for run in left:
             (figure,) = run.perplexity("test").values()
             write_json(
@@ -131,7 +136,7 @@ def compare(arguments: argparse.Namespace) -> str:
 
 
 def train_and_evaluate(arguments: argparse.Namespace) -> str:
-    """One model from nothing to all its perplexities; returns the table."""
+    """Train one model and measure all its perplexities; returns the table."""
     check_installation(COMMANDS, ())
     work = WorkDir(arguments.work_dir)
     settings = settings_of(arguments, arguments.seed, arguments.epochs)
@@ -140,7 +145,7 @@ def train_and_evaluate(arguments: argparse.Namespace) -> str:
         ("tune-tokens", arguments.tune_tokens, 1),
     )
     with work.locked():
-        work.need_space(DISK_SPACE + CHECKPOINT_BYTES * sotu_parameters(settings))
+        work.need_space(DISK_SPACE + CHECKPOINT_BYTES * parameters(settings))
         work.keep_settings(
             {
                 **asdict(settings),
@@ -152,7 +157,7 @@ def train_and_evaluate(arguments: argparse.Namespace) -> str:
         )
         # One process with all cores; evaluations share them.
         alone = Workers(work, settings.device, 1)
-        data = PreparedText(work, arguments.wheel)
+        data = PreparedText(work, arguments.wheel, arguments.corpus)
         print("[1/4] corpus", flush=True)
         tokens = _tokens(data.prepare(alone))
         flags = METHODS[arguments.method]
@@ -172,13 +177,13 @@ def train_and_evaluate(arguments: argparse.Namespace) -> str:
         train_all([tuned], alone)
         print("[4/4] spectral-fairseq evaluate-lm", flush=True)
         evaluate(trained, tuned, Workers(work, settings.device, available_cores()), arguments)
-        text = report(trained, tuned)
+        text = report(trained, tuned, TRIGRAM if arguments.corpus is None else None)
         write_text(work.root / "results.txt", text)
         return text
 
 
-def sotu_parameters(s: LanguageModelSettings) -> int:
-    """About how many numbers the model has."""
+def parameters(s: LanguageModelSettings) -> int:
+    """About the number of the model's parameters, with the vocabulary of the messages."""
     return 16_400 * s.dim + 4 * s.hidden * (s.dim + 4 * s.hidden)
 
 
@@ -186,10 +191,10 @@ class Evaluation(NamedTuple):
     """A way to measure perplexity.
 
     Args:
-        label: of its row in the table.
-        flags: of evaluate-lm.
-        grid: flags of the search on valid; none if there is nothing to search.
-        found: name of a number searched -> flag that sets it.
+        label: the name of its row in the table.
+        flags: flags of evaluate-lm.
+        grid: flags of the search on the validation split; empty if nothing is searched.
+        found: pairs of the name of a searched value and the flag that sets it.
     """
 
     label: str
@@ -223,9 +228,9 @@ def evaluate(
     workers: Workers,
     arguments: argparse.Namespace,
 ) -> None:
-    """Every perplexity that is not measured yet: valid, where numbers are searched, then test."""
+    """Measure what is not measured yet: first valid, on which values are searched, then test."""
     work = trained.data.work
-    for split in ("valid", "test"):
+    for split in SPLITS:
         jobs: Dict[str, Job] = {}
         for run, name in [(trained, "plain"), *((tuned, name) for name in EVALUATIONS)]:
             stamp = f"evaluate_{run.folder.name}_{name}_{split}"
@@ -249,20 +254,29 @@ def evaluate(
         workers.run(list(jobs.values()), on_end=ended)
 
 
-def report(trained: LanguageModelRun, tuned: LanguageModelRun) -> str:
-    """The table of perplexities, with how each was measured."""
-    rows = [("Kneser-Ney trigram", TRIGRAM["valid"], TRIGRAM["test"])]
+def report(
+    trained: LanguageModelRun, tuned: LanguageModelRun, trigram: Optional[Dict[str, float]]
+) -> str:
+    """The table of perplexities, followed by the signature of each.
+
+    Args:
+        trained: the model after SGD.
+        tuned: the same after averaged SGD.
+        trigram: perplexities of a trigram model on the same text, if known.
+    """
+    rows = []
+    if trigram:
+        rows.append(["Kneser-Ney trigram", *(f"{trigram[split]:.2f}" for split in SPLITS)])
     signatures = []
     shown = [("AWD-LSTM", trained, "plain")]
     shown += [(one.label, tuned, name) for name, one in EVALUATIONS.items()]
     for label, run, name in shown:
         found = []
-        for split in ("valid", "test"):
-            # The last figure is that of the method; the plain one stands before it.
+        for split in SPLITS:
+            # The last figure is that of the method; the plain one precedes it.
             figure = list(run.perplexity(f"{name}-{split}").values())[-1]
-            found.append(figure["perplexity"])
+            found.append(f"{figure['perplexity']:.2f}")
         signatures.append(f"{label}: {figure['signature']}")
-        rows.append((label, *found))
-    lines = ["| | valid | test |", "|---|---:|---:|"]
-    lines += [f"| {label} | {valid:.2f} | {test:.2f} |" for label, valid, test in rows]
-    return "\n".join([*lines, "", *signatures]) + "\n"
+        rows.append([label, *found])
+    table = text_table(rows, ["", *SPLITS], "pipe")
+    return "\n".join([table, "", *signatures]) + "\n"

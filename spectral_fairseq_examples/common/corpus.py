@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Dict, List
 
 from spectral_fairseq.errors import DataError
-from workdir import write_text
+from spectral_fairseq_examples.common.workdir import write_text
 
 SPLITS = ("train", "valid", "test")
 SOURCE, TARGET = "de", "en"  # of a folder without a description

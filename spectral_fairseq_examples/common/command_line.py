@@ -10,40 +10,41 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, NoReturn
 
+from spectral_fairseq.errors import SpectralFairseqError
 
-def _interrupted(signal_number: int, frame: Any) -> NoReturn:
+
+def _interrupted(_signal_number: int, _frame: Any) -> NoReturn:
     """Treat a request to terminate, and a closed terminal, like Ctrl-C."""
     raise KeyboardInterrupt
 
 
 def exit_status(action: Callable[[], str], work_dir: Path) -> int:
-    """Run a job, print what it returns, and turn what may go wrong into one line.
+    """Run a job, print the text it returns, and report expected errors in one line.
 
     Args:
-        action: the job. What takes seconds to import is imported in it, so that ``--help`` and
-            mistakes on the command line are quick.
-        work_dir: named where it cannot be written.
+        action: the job. It imports torch and fairseq itself, which takes seconds, so that
+            ``--help`` and mistakes on the command line are answered at once.
+        work_dir: the folder that the error message names when it cannot be written.
 
     Returns:
-        0, 1 after an error that was printed, 130 after an interruption.
+        The exit status: 0, 1 after an error that was printed, 130 after an interruption.
     """
     signal.signal(signal.SIGTERM, _interrupted)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # which nohup asks for
         signal.signal(signal.SIGHUP, _interrupted)  # the terminal is gone
     logging.disable(logging.INFO)  # fairseq sets the level of every library's log when imported
     try:
-        from spectral_fairseq.cli.output import print_anywhere
-        from spectral_fairseq.errors import SpectralFairseqError
-    except ModuleNotFoundError as error:
-        return _missing(error)
-    except KeyboardInterrupt:
-        return 130
-    print_anywhere()
-    try:
+        from spectral_fairseq.cli.output import print_anywhere  # imports torch
+
+        print_anywhere()
         print(action(), end="")
         return 0
     except ModuleNotFoundError as error:
-        return _missing(error)
+        print(
+            f"error: expected the Python package {error.name}; found none for {sys.executable}. "
+            "Run `make setup`, and use .venv/bin/python.",
+            file=sys.stderr,
+        )
     except SpectralFairseqError as error:
         print(f"error: {error}", file=sys.stderr)
     except OSError as error:
@@ -58,13 +59,4 @@ def exit_status(action: Callable[[], str], work_dir: Path) -> int:
         with contextlib.suppress(OSError):  # nobody may be left to read it
             print("\ninterrupted; the same command goes on from here", file=sys.stderr)
         return 130
-    return 1
-
-
-def _missing(error: ModuleNotFoundError) -> int:
-    print(
-        f"error: expected the Python package {error.name}; found none for {sys.executable}. "
-        "Run `make setup`, and use .venv/bin/python.",
-        file=sys.stderr,
-    )
     return 1

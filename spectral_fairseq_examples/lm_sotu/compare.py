@@ -1,0 +1,47 @@
+"""The AWD-LSTM against each paper's method on it at one small budget, with a table at the end.
+
+Prepares the corpus, trains every method with every seed for the same number of updates, measures
+perplexity with carried state and the embedding tables. What is finished is not done again: after
+an interruption give the same command, and for more seeds or methods give more of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Optional, Sequence
+
+from spectral_fairseq_examples.common.command_line import exit_status
+from spectral_fairseq_examples.common.comparison_options import add_sizes, comparison_parser
+from spectral_fairseq_examples.lm_sotu.corpus_options import add_corpus
+from spectral_fairseq_examples.lm_sotu.methods import METHODS
+from spectral_fairseq_examples.lm_sotu.settings import LanguageModelSettings
+
+
+def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
+    """Parsed command line."""
+    parser = comparison_parser(
+        __doc__.split("\n\n")[0],
+        METHODS,
+        1200,
+        "outputs/lm_sotu_compare",
+        "; about 2,620 are an epoch",
+    )
+    add_corpus(parser)
+    sizes = (
+        ("dim", "width of the embeddings"),
+        ("hidden", "width of the LSTM layers but the last"),
+    )
+    add_sizes(parser, LanguageModelSettings, sizes)
+    return parser.parse_args(argv)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the command; returns the exit status."""
+    arguments = parse_arguments(argv)
+
+    def action() -> str:
+        from spectral_fairseq_examples.lm_sotu import experiment  # imports torch
+
+        return f"\n{experiment.compare(arguments)}"
+
+    return exit_status(action, arguments.work_dir)

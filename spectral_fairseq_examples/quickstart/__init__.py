@@ -1,0 +1,1 @@
+"""The code of ``examples/quickstart``: two recipes that differ in two flags, compared."""

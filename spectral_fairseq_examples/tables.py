@@ -1,0 +1,285 @@
+"""A table of results from the logs of several runs: means over seeds, with their spread.
+
+The folder holds ``METHOD/seed-N/``, and each of these a ``train.log``, fairseq's output with
+``--log-format json``, and a ``figures.json`` with what evaluation found, from whose presence a run
+counts as finished. Nothing else is looked at, so the table of a translation experiment and that of
+a language model are made alike:
+
+    python examples/tables.py outputs/translation_opendocs_de_en --baseline plain
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import statistics
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+
+from spectral_fairseq.cli.output import print_anywhere
+from spectral_fairseq.errors import DataError, SpectralFairseqError
+from spectral_fairseq_examples.common.fairseq_log import read_training_log
+from spectral_fairseq_examples.common.text_tables import text_table
+
+# method -> seed -> name -> number or text
+Results = Dict[str, Dict[int, Dict[str, Any]]]
+
+SEED = re.compile(r"seed-(\d+)")
+
+
+class Column(NamedTuple):
+    """How a figure is shown: its heading, and one value of it."""
+
+    heading: str
+    show: Callable[[float], str]
+
+
+def _digits(count: int, scale: float = 1.0) -> Callable[[float], str]:
+    return lambda value: f"{scale * value:.{count}f}"
+
+
+# Columns appear in this order, those of them that some run has.
+COLUMNS: Dict[str, Column] = {
+    "bleu": Column("sacreBLEU", _digits(1)),
+    "chrf": Column("chrF", _digits(1)),
+    "valid_ppl": Column("valid ppl", _digits(2)),
+    "test_ppl": Column("test ppl", _digits(2)),
+    "cache_test_ppl": Column("test ppl, cache", _digits(2)),
+    "dynamic_test_ppl": Column("test ppl, dynamic", _digits(2)),
+    "isotropy_as_is.I1_both_signs": Column("I1", _digits(3)),
+    "isotropy_as_is.I2_both_signs": Column("I2", _digits(3)),
+    "mean_cosine": Column("mean cosine", _digits(3)),
+    "sigma_last_to_first": Column("σ_d / σ_1", _digits(3)),
+    "seconds_per_update": Column("ms an update", _digits(0, 1000)),
+    "peak_bytes": Column("peak MiB", _digits(0, 2**-20)),
+}
+
+
+def read(folder: Path) -> Results:
+    """Every figure of every run below ``folder``.
+
+    Raises:
+        DataError: no runs, a damaged file, or runs that cannot be compared.
+    """
+    results: Results = {}
+    for path in sorted(folder.glob("*/seed-*")):
+        match = SEED.fullmatch(path.name)
+        figures = _figures(path) if match and path.is_dir() else {}
+        if match and figures:
+            results.setdefault(path.parent.name, {})[int(match.group(1))] = figures
+    if not results:
+        raise DataError(
+            f"runs in {folder}",
+            "no METHOD/seed-N/figures.json",
+            "Name the folder in which METHOD/seed-N/ lie.",
+        )
+    _comparable(results)
+    return results
+
+
+def check_request(
+    results: Results, baseline: Optional[str], columns: Optional[Sequence[str]]
+) -> None:
+    """Refuse to show what no run has.
+
+    Raises:
+        DataError: a baseline or a column that is not there, or no column at all.
+    """
+    if baseline is not None and baseline not in results:
+        raise DataError(
+            f"runs of the baseline {baseline}",
+            f"only {', '.join(sorted(results))}",
+            "Choose --baseline from these.",
+        )
+    present = columns_of(results)
+    missing = [name for name in columns or () if name not in present]
+    if missing or not present:
+        raise DataError(
+            f"some run with {', '.join(missing) or 'a figure of ' + ', '.join(COLUMNS)}",
+            f"only {', '.join(present) or 'others'}",
+            "Choose --columns from what there is." if present else "Evaluate the runs anew.",
+        )
+
+
+def _figures(run: Path) -> Dict[str, Any]:
+    """All that is known of a finished run; nothing of another."""
+    path = run / "figures.json"
+    if not path.exists():
+        return {}
+    try:
+        figures = _flat(json.loads(path.read_text("utf-8")))
+    except ValueError as error:
+        raise DataError(f"JSON in {path}", str(error), "Remove it and measure again.") from None
+    for name in COLUMNS:
+        if isinstance(figures.get(name), str):
+            raise DataError(
+                f"a number as {name} in {path}", figures[name], "Remove it and measure again."
+            )
+    log = run / "train.log"
+    return {**(read_training_log(log) if log.exists() else {}), **figures}
+
+
+def _flat(value: Any, prefix: str = "") -> Dict[str, Any]:
+    """Numbers and texts by their dotted names; lists are left out."""
+    if not isinstance(value, dict):
+        known = isinstance(value, (int, float, str)) and not isinstance(value, bool)
+        return {prefix: value} if known else {}
+    flat: Dict[str, Any] = {}
+    for key, inner in value.items():
+        flat.update(_flat(inner, f"{prefix}.{key}" if prefix else key))
+    return flat
+
+
+def _comparable(results: Results) -> None:
+    """Refuse to put side by side what was scored or trained differently."""
+    runs = [figures for seeds in results.values() for figures in seeds.values()]
+    for name in sorted({name for figures in runs for name in figures}):
+        if name.endswith("_signature") or name == "updates":
+            found = {figures[name] for figures in runs if name in figures}
+            if len(found) > 1:
+                raise DataError(
+                    f"one {name} in all runs",
+                    ", ".join(map(str, sorted(found))),
+                    "Make a folder for each budget and each way of scoring.",
+                )
+
+
+def columns_of(results: Results) -> List[str]:
+    """The figures of :data:`COLUMNS` that some run has, in that order."""
+    present = {name for seeds in results.values() for run in seeds.values() for name in run}
+    return [name for name in COLUMNS if name in present]
+
+
+class Cell(NamedTuple):
+    """Mean and sample standard deviation over ``seeds``; the latter NaN where there is none."""
+
+    mean: float
+    deviation: float
+    seeds: int
+
+
+def cell(values: Sequence[float]) -> Optional[Cell]:
+    """Mean and spread, or None without a value."""
+    if not values:
+        return None
+    # stdev() fails on infinity and NaN, the figures of a training that diverged.
+    spread = len(values) > 1 and all(map(math.isfinite, values))
+    deviation = statistics.stdev(values) if spread else math.nan
+    return Cell(statistics.fmean(values), deviation, len(values))
+
+
+def summary(results: Results, baseline: Optional[str] = None) -> Dict[str, Dict[str, Any]]:
+    """Mean and spread of every column, and of the differences from the baseline seed by seed.
+
+    Returns:
+        method -> column -> ``{"of": Cell, "difference": Cell or None}``.
+    """
+    rows: Dict[str, Dict[str, Any]] = {}
+    for method in sorted(results, key=lambda name: (name != baseline, name)):
+        rows[method] = {}
+        for name in columns_of(results):
+            of = cell([run[name] for run in results[method].values() if name in run])
+            base = results.get(baseline or "", {})
+            both = [
+                run[name] - base[seed][name]
+                for seed, run in results[method].items()
+                if name in run and name in base.get(seed, {})
+            ]
+            difference = cell(both) if method != baseline else None
+            rows[method][name] = {"of": of, "difference": difference}
+    return rows
+
+
+def _spread(found: Optional[Cell], column: Column, signed: bool = False) -> str:
+    if found is None:
+        return ""
+    sign = "+" if signed and found.mean >= 0 else ""
+    spread = "" if math.isnan(found.deviation) else f" ± {column.show(found.deviation)}"
+    return f"{sign}{column.show(found.mean)}{spread}"
+
+
+def markdown(
+    results: Results, baseline: Optional[str] = None, columns: Optional[Sequence[str]] = None
+) -> str:
+    """The table, with the differences of the first column and what all runs share below it."""
+    chosen = list(columns or columns_of(results))
+    rows = summary(results, baseline)
+    has_baseline = baseline in rows and len(rows) > 1
+    headings = ["method", "seeds", *(COLUMNS[name].heading for name in chosen)]
+    if has_baseline:
+        headings.insert(3, f"{COLUMNS[chosen[0]].heading} less {baseline}'s")
+    cells = []
+    for method, row in rows.items():
+        shown = [_spread(row[name]["of"], COLUMNS[name]) for name in chosen]
+        if has_baseline:
+            first = chosen[0]
+            shown.insert(1, _spread(row[first]["difference"], COLUMNS[first], signed=True))
+        cells.append([method, str(len(results[method])), *shown])
+    lines = [text_table(cells, headings, "pipe")]
+    lines += ["", "Mean ± sample standard deviation over seeds; differences are seed by seed."]
+    lines += [f"`{signature}`" for signature in _shared(results, "_signature")]
+    updates = _shared(results, "updates")
+    lines += [f"{number} updates each." for number in updates]
+    return "\n".join(lines) + "\n"
+
+
+def _shared(results: Results, ending: str) -> List[Any]:
+    """Distinct values of the figures whose name ends so."""
+    found: Dict[Any, None] = {}
+    for seeds in results.values():
+        for run in seeds.values():
+            for name in sorted(run):
+                if name.endswith(ending) and "." not in name:
+                    found[run[name]] = None
+    return list(found)
+
+
+def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("folder", type=Path, help="holds METHOD/seed-N/")
+    parser.add_argument("--baseline", metavar="METHOD", help="also show differences from it")
+    parser.add_argument(
+        "--columns",
+        nargs="+",
+        choices=list(COLUMNS),
+        metavar="FIGURE",
+        help=f"which, and in which order: {', '.join(COLUMNS)} (default: those there are)",
+    )
+    parser.add_argument("--format", choices=("markdown", "json"), default="markdown")
+    return parser.parse_args(argv)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Command-line entry; returns the exit status."""
+    arguments = parse_arguments(argv)
+    print_anywhere()
+    try:
+        results = read(arguments.folder)
+        check_request(results, arguments.baseline, arguments.columns)
+        if arguments.format == "json":
+            print(json.dumps(_as_json(summary(results, arguments.baseline)), indent=2))
+        else:
+            print(markdown(results, arguments.baseline, arguments.columns), end="")
+    except SpectralFairseqError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _as_json(rows: Dict[str, Dict[str, Any]]) -> Dict[str, Any]:
+    def plain(found: Optional[Cell]) -> Optional[Dict[str, Any]]:
+        if found is None:
+            return None
+        mean, deviation = (
+            value if math.isfinite(value) else None for value in (found.mean, found.deviation)
+        )
+        return {"mean": mean, "standard_deviation": deviation, "seeds": found.seeds}
+
+    return {
+        method: {name: {key: plain(found) for key, found in of.items()} for name, of in row.items()}
+        for method, row in rows.items()
+    }

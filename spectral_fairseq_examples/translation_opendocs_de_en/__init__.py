@@ -1,0 +1,1 @@
+"""The code of ``examples/translation_opendocs_de_en``: every method at one budget."""

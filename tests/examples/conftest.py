@@ -1,0 +1,28 @@
+import logging
+import signal
+
+import pytest
+
+
+@pytest.fixture
+def own_process():
+    """Undo what a command of the examples does to its process."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    handlers = [signal.getsignal(number) for number in numbers]
+    disabled = logging.root.manager.disable
+    yield
+    for number, handler in zip(numbers, handlers):
+        signal.signal(number, handler)
+    logging.disable(disabled)
+
+
+@pytest.fixture
+def forked_commands(fork_server, tmp_path_factory, monkeypatch):
+    """The commands that the examples start run in forks of the server."""
+    from spectral_fairseq_examples.common import jobs, machine
+
+    folder = tmp_path_factory.mktemp("programs") / "bin"
+    fork_server.write_programs(folder)
+    for module in (jobs, machine):
+        monkeypatch.setattr(module, "find_command", lambda name: str(folder / name))
+    monkeypatch.setenv("PYTHONPATH", fork_server.python_path)

@@ -1,0 +1,298 @@
+"""Run commands of fairseq and of this package in forks of one process that has imported fairseq.
+
+Importing fairseq takes four to seven seconds, and a fork of a process that has done it takes a few
+milliseconds. Every request names a function and its arguments; a fork calls the function in the
+working directory, with the environment and on the standard streams that the client hands over, and
+answers with the exit status. The server itself never imports this package, so a fork starts without
+its patches and its registrations, as a new process would.
+
+``python -m tests.fork_server SOCKET`` is the server; :class:`ForkServer` starts it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import logging
+import os
+import random
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Dict, List, Mapping, Sequence
+from unittest import mock
+
+MODULES = {
+    "fairseq-preprocess": "fairseq_cli.preprocess",
+    "fairseq-train": "fairseq_cli.train",
+    "fairseq-hydra-train": "fairseq_cli.hydra_train",
+    "fairseq-generate": "fairseq_cli.generate",
+    "fairseq-interactive": "fairseq_cli.interactive",
+    "fairseq-validate": "fairseq_cli.validate",
+    "fairseq-eval-lm": "fairseq_cli.eval_lm",
+    "fairseq-score": "fairseq_cli.score",
+    "spectral-fairseq": "spectral_fairseq.cli.main",
+}
+# These programs set up logging before they import fairseq, whose import otherwise does.
+SET_UP_LOGGING_FIRST = (
+    "fairseq-preprocess",
+    "fairseq-train",
+    "fairseq-interactive",
+    "fairseq-validate",
+    "fairseq-eval-lm",
+)
+# torch and fairseq import these only when they first need them.
+IMPORTED_LATE = ("torch._dynamo", "matplotlib.pyplot", "sacrebleu", "sklearn.metrics")
+
+ROOT = Path(__file__).resolve().parents[1]
+NO_ANSWER = 134  # as a shell reports a process that was aborted
+
+
+# -- in a fork
+
+
+def run_program(argv: Sequence[str]) -> None:
+    """Become ``argv[0]``, as ``python -m`` with the program's module would."""
+    if argv[0] in SET_UP_LOGGING_FIRST:
+        logging.root.handlers.clear()
+        logging.root.setLevel(logging.WARNING)
+    sys.argv = list(argv)
+    runpy.run_module(MODULES[argv[0]], run_name="__main__", alter_sys=True)
+
+
+def _become(request: Dict[str, Any], streams: Sequence[int]) -> None:
+    """Take over everything in which a new process would differ from the server."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    sys.stdin = open(0, closefd=False)
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    sys.path[0] = request["cwd"]
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    random.seed()  # fairseq draws a port number
+    gc.enable()
+
+
+def _exit_status(request: Dict[str, Any]) -> int:
+    """Call the function that is asked for; what Python makes of how it ends."""
+    try:
+        module, function = request["call"].split(":")
+        getattr(importlib.import_module(module), function)(*request["arguments"])
+        return 0
+    except SystemExit as ending:
+        if isinstance(ending.code, str):
+            print(ending.code, file=sys.stderr)
+        return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+
+
+def _serve_one(connection: socket.socket) -> None:
+    message = b""
+    streams: List[int] = []
+    while not message.endswith(b"\n"):
+        part, received, _, _ = socket.recv_fds(connection, 65536, 3)
+        if not part:
+            return
+        message, streams = message + part, streams + received
+    request = json.loads(message)
+    _become(request, streams)
+    status = _exit_status(request)
+    with contextlib.suppress(OSError):  # the reader may be gone
+        sys.stdout.flush()
+        sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        connection.sendall(f"{status}\n".encode())
+
+
+# -- the server
+
+
+def _import_everything() -> None:
+    """Import what the programs import, and forget the programs, which a fork runs as ``__main__``.
+
+    Their modules set up logging when they are imported, which is left to the forks.
+    """
+    importlib.import_module("fairseq")
+    with mock.patch("logging.basicConfig"):
+        for module in MODULES.values():
+            if module.startswith("fairseq_cli"):
+                importlib.import_module(module)
+    for module in [name for name in sys.modules if name.startswith("fairseq_cli.")]:
+        del sys.modules[module]
+    for module in IMPORTED_LATE:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+
+
+def _parse_options_once() -> None:
+    """Fill the caches of Hydra's parser with the names and numbers of fairseq's options."""
+    from fairseq import options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    parser = options.get_training_parser()
+    args = options.parse_args_and_arch(parser, ["data", "--arch", "transformer"])
+    convert_namespace_to_omegaconf(args)
+
+
+def serve(address: str) -> None:
+    """Answer requests until the process is terminated."""
+    _import_everything()
+    _parse_options_once()
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # a collection in every fork would copy the memory that they share
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address + ".new")
+    listener.listen()
+    os.rename(address + ".new", address)  # clients wait for this name
+    while True:
+        connection, _ = listener.accept()
+        threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
+        assert threads == 1, f"a fork of {threads} threads would wait for those it lacks"
+        if os.fork() == 0:
+            listener.close()
+            try:
+                _serve_one(connection)
+            finally:
+                os._exit(0)
+        connection.close()
+
+
+# -- the client
+
+
+class ForkServer:
+    """A running server.
+
+    Args:
+        folder: receives the socket and the log; a short path, as a socket's name is limited.
+        path: folders that become the start of the forks' ``sys.path``.
+    """
+
+    def __init__(self, folder: Path, path: Sequence[Path]) -> None:
+        self.address = str(folder / "socket")
+        self._log = folder / "log"
+        self.python_path = os.pathsep.join(
+            [*map(str, path), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
+        with open(self._log, "w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.fork_server", self.address],
+                cwd=ROOT,
+                env=self.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def environment(self) -> Dict[str, str]:
+        """Environment of a command: one thread, no GPU, and the package importable."""
+        return {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONPATH": self.python_path,
+        }
+
+    def wait_until_ready(self) -> None:
+        """Wait for the end of the imports."""
+        while not os.path.exists(self.address):
+            if self._process.poll() is not None:
+                raise RuntimeError(self._log.read_text())
+            time.sleep(0.05)
+
+    def start(
+        self,
+        call: str,
+        *arguments: Any,
+        streams: Sequence[int],
+        cwd: Any = None,
+        env: Mapping[str, str] = MappingProxyType({}),
+    ) -> Running:
+        """Let a fork call a function.
+
+        Args:
+            call: ``module:function``.
+            arguments: of the function; JSON values.
+            streams: descriptors of its standard input, output and error.
+            cwd: its working directory; that of this process unless given.
+            env: additions to :meth:`environment`.
+        """
+        self.wait_until_ready()
+        request = {
+            "call": call,
+            "arguments": arguments,
+            "cwd": str(cwd or os.getcwd()),
+            "env": {**self.environment(), **env},
+        }
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(self.address)
+        message = json.dumps(request).encode() + b"\n"
+        sent = socket.send_fds(connection, [message], list(streams))
+        connection.sendall(message[sent:])
+        return Running(connection)
+
+    def write_programs(
+        self, folder: Path, call: str = "tests.fork_server:run_program", *more: str
+    ) -> None:
+        """Write scripts that let a fork call ``call`` with their command lines.
+
+        They are named as the programs of :data:`MODULES` are, and as ``more`` says.
+        """
+        self.wait_until_ready()
+        text = _CLIENT.format(
+            python=sys.executable, call=call, address=self.address, no_answer=NO_ANSWER
+        )
+        folder.mkdir()
+        for name in (*MODULES, *more):
+            (folder / name).write_text(text, "utf-8")
+            (folder / name).chmod(0o755)
+
+    def close(self) -> None:
+        """End the server."""
+        self._process.terminate()
+        self._process.wait()
+
+
+_CLIENT = """#!{python} -S
+import json, os, socket, sys
+argv = [os.path.basename(sys.argv[0]), *sys.argv[1:]]
+request = dict(call={call!r}, arguments=[argv], cwd=os.getcwd(), env=dict(os.environ))
+message = json.dumps(request).encode() + b"\\n"
+server = socket.socket(socket.AF_UNIX)
+server.connect({address!r})
+server.sendall(message[socket.send_fds(server, [message], [0, 1, 2]):])
+answer = server.makefile().readline()
+sys.exit(int(answer) if answer else {no_answer})
+"""
+
+
+class Running:
+    """A command that a fork runs."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def wait(self) -> int:
+        """Exit status."""
+        with self._connection, self._connection.makefile() as answers:
+            answer = answers.readline()
+        return int(answer) if answer else NO_ANSWER
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
