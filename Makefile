@@ -2,6 +2,7 @@
 # make test          set up, then run the tests
 # make setup         set up only: everything goes into .venv
 # make lint          set up, then style and types
+# make docs          set up, then the documentation site in build/site; a warning is an error
 # make clean         remove .venv and build outputs; the quickstart's results stay
 #
 # PYTHON=python3.10 make setup chooses the interpreter; QUICKSTART_FLAGS and PYTEST_FLAGS are passed
@@ -22,7 +23,7 @@ FIND_PYTHON = for p in python3 python3.11 python3.12 python3.10 python3.9; do \
 EXAMPLES := examples/common:examples
 LEGACY = $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 11))'
 
-.PHONY: setup quickstart test lint clean
+.PHONY: setup quickstart test lint docs clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.installed
@@ -82,6 +83,13 @@ lint: $(VENV)/.lint
 	@MYPYPATH=$(EXAMPLES) $(BIN)/mypy examples/common examples/quickstart examples/tables.py \
 	  examples/translation_opendocs_de_en
 	@MYPYPATH=$(EXAMPLES) $(BIN)/mypy examples/lm_sotu
+
+$(VENV)/.docs: $(VENV)/.installed
+	@$(PIP) install -c $(CONSTRAINTS) --no-build-isolation -e ".[docs]"
+	@touch $@
+
+docs: $(VENV)/.docs
+	@$(BIN)/mkdocs build --quiet
 
 clean:
 	@if $(MADE_HERE); then rm -rf "$(VENV)"; else \
