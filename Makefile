@@ -89,7 +89,7 @@ $(VENV)/.docs: $(VENV)/.installed
 	@touch $@
 
 docs: $(VENV)/.docs
-	@$(BIN)/mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 clean:
 	@if $(MADE_HERE); then rm -rf "$(VENV)"; else \

@@ -7,11 +7,11 @@ import logging
 import re
 from typing import Any, Dict, Iterator, Optional
 
-from griffe import AliasResolutionError, Extension, Module, Object
+from griffe import Extension, Module, Object
 
 logger = logging.getLogger("mkdocs.plugins.docstrings")
 
-ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):`~?\.?([\w.]+)`")
+ROLE = re.compile(r":(attr|class|data|exc|func|meth|mod):`~?\.?([\w.]+)`")
 LITERAL = re.compile(r"(:\w+:`[^`]*`|``.+?``|`[^`]+`|^ +\*{1,2}\w+: )")
 SPECIAL = re.compile(r"([*<\[\]|~])")  # what Markdown would read as markup in a formula
 SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields):")
@@ -24,7 +24,10 @@ class MarkdownDocstrings(Extension):
         """Griffe's hook: ``pkg`` is complete, so every reference can be resolved."""
         for obj in _walk(pkg):
             if obj.docstring is not None:
-                obj.docstring.value = _markdown(obj.docstring.value, obj, pkg)
+                text = obj.docstring.value
+                if obj.is_class and any(str(base).endswith("NamedTuple") for base in obj.bases):  # type: ignore[attr-defined]
+                    text = text.replace("\nArgs:\n", "\nAttributes:\n")  # it has no constructor
+                obj.docstring.value = _markdown(text, obj, pkg)
 
 
 def _walk(obj: Object) -> Iterator[Object]:
@@ -58,7 +61,7 @@ def _line(line: str, obj: Object, package: Module) -> str:
     for piece in LITERAL.split(line):
         role = ROLE.fullmatch(piece)
         if role:
-            pieces.append(_link(role.group(1), obj, package))
+            pieces.append(_link(*role.groups(), obj, package))
         elif LITERAL.fullmatch(piece):
             pieces.append(piece)
         else:
@@ -66,40 +69,36 @@ def _line(line: str, obj: Object, package: Module) -> str:
     return "".join(pieces)
 
 
-def _link(name: str, obj: Object, package: Module) -> str:
+def _link(kind: str, name: str, obj: Object, package: Module) -> str:
     """A reference to the object called ``name`` from where ``obj`` is defined.
 
-    What has no page, because it is private or has no docstring, is shown as code.
+    What has no page is shown as code: private objects, those without a docstring, and those of
+    torch, to which inherited methods belong.
     """
     found = _find(name, obj, package)
     if found is None:
-        logger.warning("%s: the docstring refers to %s, which is not found", obj.path, name)
+        if kind != "meth" and not name.startswith("torch."):
+            logger.warning("%s: the docstring refers to %s, which is not found", obj.path, name)
         return f"`{name}`"
     hidden = any(part.startswith("_") for part in found.path.split("."))
     return f"`{name}`" if hidden or found.docstring is None else f"[`{name}`][{found.path}]"
 
 
 def _find(name: str, obj: Object, package: Module) -> Optional[Object]:
-    """The object that ``name`` means in ``obj``, in the scopes around it or in the package."""
+    """What ``name`` means in ``obj`` or in a scope around it, else the one object called so."""
+    objects = _objects(package)
     scope: Optional[Object] = obj
     while scope is not None:
-        path = f"{scope.path}.{name}"[len(package.path) + 1 :]
-        if path in _members(package):
-            return _members(package)[path]
+        member = scope.members.get(name)
+        path = member.target_path if member is not None and member.is_alias else None  # type: ignore
+        path = path or f"{scope.path}.{name}"
+        if path in objects:
+            return objects[path]
         scope = scope.parent  # type: ignore[assignment]
-    return _members(package).get(name[len(package.path) + 1 :])
+    found = [objects[path] for path in objects if f".{path}".endswith(f".{name}")]
+    return found[0] if len(found) == 1 else None
 
 
 @functools.lru_cache(maxsize=1)
-def _members(package: Module) -> Dict[str, Object]:
-    """Every object of the package under each of its names, without the package's own."""
-    found = {}
-    for obj in _walk(package):
-        found[obj.path[len(package.path) + 1 :]] = obj
-        for name, member in obj.members.items():
-            if member.is_alias and member.target_path.startswith(f"{package.path}."):  # type: ignore[union-attr]
-                try:
-                    found[f"{obj.path}.{name}"[len(package.path) + 1 :]] = member.final_target  # type: ignore[union-attr]
-                except AliasResolutionError:
-                    continue
-    return found
+def _objects(package: Module) -> Dict[str, Object]:
+    return {obj.path: obj for obj in _walk(package)}

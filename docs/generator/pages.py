@@ -36,11 +36,11 @@ def sources() -> Dict[str, Path]:
 
 def modules() -> Dict[str, str]:
     """Path of each module of the package -> address of its reference."""
-    return {
-        path.relative_to(ROOT).as_posix(): "reference/"
-        + path.relative_to(ROOT / PACKAGE).with_suffix(".md").as_posix().replace("__init__", "index")
-        for path in sorted((ROOT / PACKAGE).rglob("*.py"))
-    }
+    found = {}
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        page = path.relative_to(ROOT / PACKAGE).with_suffix(".md").as_posix()
+        found[path.relative_to(ROOT).as_posix()] = f"reference/{page}".replace("__init__", "index")
+    return found
 
 
 def targets() -> Dict[str, str]:
@@ -96,7 +96,7 @@ def translated(path: Path, uri: str) -> str:
     """The text of a Markdown file, its links rewritten for the page at ``uri``."""
     known = targets()
 
-    def rewrite(match: "re.Match[str]") -> str:
+    def rewrite(match: re.Match[str]) -> str:
         link = urlsplit(match.group())
         if link.scheme or link.netloc or not link.path:
             return match.group()
