@@ -3,6 +3,7 @@
 # make test-fast     set up, then run the tests that start no command line and train nothing
 # make setup         set up only: everything goes into .venv
 # make lint          set up, then style and types
+# make docs          set up, then the documentation site in build/site; a warning is an error
 # make clean         remove .venv and build outputs; the quickstart's results stay
 #
 # PYTHON=python3.10 make setup chooses the interpreter. QUICKSTART_FLAGS and PYTEST_FLAGS are added
@@ -21,7 +22,7 @@ FIND_PYTHON = for p in python3 python3.11 python3.12 python3.10 python3.9; do \
 	"$$p" -c '$(VERSION_OK)' 2>/dev/null && { command -v "$$p"; break; }; done
 LEGACY = $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 11))'
 
-.PHONY: setup quickstart test test-fast lint clean
+.PHONY: setup quickstart test test-fast lint docs clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.installed
@@ -83,6 +84,13 @@ lint: $(VENV)/.lint
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+$(VENV)/.docs: $(VENV)/.installed
+	@$(PIP) install -c $(CONSTRAINTS) --no-build-isolation -e ".[docs]"
+	@touch $@
+
+docs: $(VENV)/.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 clean:
 	@if $(MADE_HERE); then rm -rf "$(VENV)"; else \

@@ -14,6 +14,10 @@ setup(
     name="spectral-fairseq",
     version=VERSION,
     description="Spectrum control, embedding regularisation and softmax mixtures for fairseq",
+    author="The spectral_fairseq authors",
+    maintainer="The spectral_fairseq authors",
+    keywords="fairseq, embeddings, representation degeneration, mixture of softmaxes, "
+    "language modeling, machine translation",
     long_description=(HERE / "README.md").read_text("utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",
@@ -46,10 +50,17 @@ setup(
             *("sentencepiece", "matplotlib", "ctranslate2", "build"),
         ],
         "lint": ["ruff", "mypy"],
+        "docs": ["mkdocs-material", "mkdocstrings[python]"],
     },
     entry_points={"console_scripts": ["spectral-fairseq=spectral_fairseq.cli.main:main"]},
     classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
         "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.9",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
 )

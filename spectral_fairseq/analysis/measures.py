@@ -108,7 +108,7 @@ def measure_table(
     """Measure one table.
 
     Args:
-        table: of :func:`analysis.tables.extract_table`.
+        table: of :func:`extract_table`.
         options: what is sampled, and how.
         words: the dictionary of the table's rows.
         prior: arguments of the prior the table was trained with, for ``prior_spectrum``.

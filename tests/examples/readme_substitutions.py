@@ -49,6 +49,10 @@ CHECKPOINTS = {
         *("transformer_lm_sc", "spectrum_control"),
         "--share-decoder-input-output-embed",
     ),
+    "language_model_2.pt": (
+        *("transformer_lm", "mle_cosreg"),
+        "--share-decoder-input-output-embed",
+    ),
 }
 # scripts that have a test of their own, so that here only their flags are parsed -> their module
 PARSED_ONLY = {
@@ -110,6 +114,7 @@ RULES = (
     Rule("fairseq-train", "--task (stateful_)?language_modeling", (), "--tokens-per-sample 16"),
     Rule("fairseq-train", "--task stateful_language_modeling", (), "--batch-size 2"),
     Rule("fairseq-generate", "", ("--fp16",), "--cpu --num-workers 0 --max-len-b 8"),
+    Rule("fairseq-interactive", "", ("--fp16",), "--cpu --max-len-b 8"),
     Rule("fairseq-eval-lm", "", ("--fp16",), "--cpu --num-workers 0"),
     Rule("fairseq-eval-lm", "--context-window", (), "--context-window 4 --tokens-per-sample 16"),
     Rule("fairseq-validate", "", ("--fp16",), "--cpu --num-workers 0"),

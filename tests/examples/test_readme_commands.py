@@ -1,6 +1,7 @@
 """Every command of every README runs, on tiny data: readme_substitutions.py says what changes."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,7 +17,7 @@ if not (ROOT / "examples").exists():
     pytest.skip("the examples are not beside these tests", allow_module_level=True)
 READMES = [
     ROOT / "README.md",
-    *sorted((ROOT / "docs").glob("choosing.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "examples").rglob("*.md")),
 ]
 # Programs that a block may name besides those that the server runs.
@@ -54,7 +55,7 @@ def sandbox(tmp_path, request, bin_folder):
             if str(Path(name).parent) in text:
                 link(tmp_path / name, request.getfixturevalue("tiny_lm_data") / source)
         for name, arguments in table.CHECKPOINTS.items():
-            if f" {name}" in text:
+            if re.search(rf"[ :]{re.escape(name)}\b", text):
                 train = request.getfixturevalue("train")
                 shutil.copy(train(*arguments) / "checkpoint_best.pt", tmp_path / name)
         return tmp_path
