@@ -89,8 +89,9 @@ $(VENV)/.docs: $(VENV)/.installed
 	@$(PIP) install -c $(CONSTRAINTS) --no-build-isolation -e ".[docs]"
 	@touch $@
 
+# Without --quiet, which would hide the warnings and pass in spite of them.
 docs: $(VENV)/.docs
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 clean:
 	@if $(MADE_HERE); then rm -rf "$(VENV)"; else \
