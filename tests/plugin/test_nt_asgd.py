@@ -48,7 +48,7 @@ class Model(BaseFairseqModel):
 
 
 class Task(SimpleNamespace):
-    def begin_valid_epoch(self, epoch, model):
+    def begin_valid_epoch(self, _, model):
         self.seen = weights(model)
 
     def state_dict(self):
@@ -94,7 +94,7 @@ def update(trainer, count=1):
 
 
 def save(trainer, path, val_loss=None, epoch=1, done=0):
-    """Write what the host writes; ``done`` is 0 at the end of the epoch before ``epoch``."""
+    """Write what fairseq writes; ``done`` is 0 at the end of the epoch before ``epoch``."""
     iterator = {"version": 2, "epoch": epoch, "iterations_in_epoch": done, "shuffle": True}
     trainer.consolidate_optimizer()
     trainer.save_checkpoint(str(path), {"train_iterator": iterator, "val_loss": val_loss})
@@ -219,7 +219,7 @@ def test_the_switch(losses, at, caplog):
 
 
 @pytest.mark.parametrize("stop", [True, False])
-def test_the_same_criterion_ends_training_on_the_losses_of_the_averages(stop, caplog):
+def test_the_same_criterion_ends_training_on_the_losses_of_the_averages(stop):
     """The loss that caused the switch and those before it do not count for the end."""
     trainer = build_trainer(INTERVAL_0, f"lr_scheduler.nt_asgd_stop={stop}")
     rates = [trainer.lr_step(epoch, loss) for epoch, loss in enumerate((3, 4, 9, 8, 8.5), 1)]
@@ -230,7 +230,7 @@ def test_the_same_criterion_ends_training_on_the_losses_of_the_averages(stop, ca
 
 @pytest.mark.parametrize("place", ["end of an epoch", "middle of an epoch", "reset"])
 def test_a_loss_in_the_checkpoint_is_checked_on_resumption(place, tmp_path):
-    """The host saves before it tells the schedule the loss, and does not repeat it."""
+    """fairseq saves before it tells the schedule the loss, and does not repeat it."""
     trainer = build_trainer(INTERVAL_0)
     update(trainer)
     trainer.lr_step(1, 2.0)
@@ -240,7 +240,7 @@ def test_a_loss_in_the_checkpoint_is_checked_on_resumption(place, tmp_path):
     save(trainer, path, val_loss=2.5, epoch=3 - done, done=done)
     resumed = build_trainer(INTERVAL_0)
     resumed.load_checkpoint(str(path), reset_optimizer=place == "reset")
-    resumed.lr_step(3)  # as the host does after loading
+    resumed.lr_step(3)  # as fairseq does after loading
     history = resumed.lr_scheduler.trigger.history
     assert averaged_sgd(resumed.optimizer).averaging is (place == "end of an epoch")
     assert history == {"middle of an epoch": [2.0]}.get(place, [])

@@ -10,7 +10,7 @@ from spectral_fairseq.checkpoints.reading import load_checkpoint
 ARCH = ("transformer_lm_sc", "cross_entropy", "--share-decoder-input-output-embed")
 BOTH = ("--optimizer", "nt_asgd", "--lr-scheduler", "nt_asgd", "--weight-decay", "1e-4")
 # One epoch is several updates; the rate is so high that the validation loss goes up and down.
-# Without --grouped-shuffling the host composes batches anew when it resumes, and only then.
+# Without --grouped-shuffling fairseq composes new batches when it resumes, and only then.
 RUN = (*ARCH, *BOTH, "--lr", "2.0", "--clip-norm", "1.0", "--max-update", "1000")
 RUN += ("--grouped-shuffling",)
 SAVING = ("--save-interval-updates", "3", "--nt-asgd-interval", "1", "--max-epoch", "8")

@@ -49,7 +49,7 @@ NAIVE = {
     "d_optimal_weight": ("d_optimal", lambda w: -torch.linalg.svdvals(w).log().sum()),
 }
 
-HOST = {
+FAIRSEQ_MODELS = {
     "transformer shared": ("transformer", {"share_all_embeddings": True}),
     "transformer separate": ("transformer", {}),
     "lstm shared": (
@@ -72,11 +72,11 @@ HOST = {
 }
 
 
-LONGEST_FIRST = ((6, 2), (5, 4), (3, 7))  # as the host's LSTM wants its source
+LONGEST_FIRST = ((6, 2), (5, 4), (3, 7))  # fairseq's LSTM wants the longest source first
 
 
 def host_model(task, name):
-    arch, options = HOST[name]
+    arch, options = FAIRSEQ_MODELS[name]
     return build_host_model(task, arch, **options)
 
 
@@ -99,9 +99,9 @@ def encoder_task(task):
     return task
 
 
-@pytest.mark.parametrize("name", HOST)
+@pytest.mark.parametrize("name", FAIRSEQ_MODELS)
 @pytest.mark.parametrize("flag", NAIVE)
-def test_value_on_the_hosts_architectures(encoder_task, name, flag):
+def test_value_on_fairseqs_architectures(encoder_task, name, flag):
     model = host_model(encoder_task, name).train()
     sample = make_sample(encoder_task, sizes=LONGEST_FIRST)
     key, naive = NAIVE[flag]
@@ -118,7 +118,7 @@ def test_value_on_the_hosts_architectures(encoder_task, name, flag):
 
 @pytest.mark.parametrize("flag", NAIVE)
 @pytest.mark.parametrize("embedding_type", ["plain", "svd", "weight-norm"])
-def test_value_on_our_tables(task, flag, embedding_type):
+def test_value_on_every_kind_of_table(task, flag, embedding_type):
     model = build_model(task, embedding_type=embedding_type).train()
     key, naive = NAIVE[flag]
     criterion = build_criterion(task, "mle_cosreg", **{**NOTHING, flag: 0.7})
@@ -129,7 +129,7 @@ def test_value_on_our_tables(task, flag, embedding_type):
 
 @pytest.mark.parametrize("sentence_avg", [False, True])
 def test_the_scale_is_that_of_the_sample(task, sentence_avg):
-    """With --sentence-avg the host divides by sentences, so penalties count them too."""
+    """With --sentence-avg fairseq divides by sentences, so penalties count them too."""
     model, sample = build_model(task).train(), make_sample(task)
     options = {**NOTHING, "cosreg_weight": 50.0, "sentence_avg": sentence_avg}
     loss, size, log = build_criterion(task, "mle_cosreg", **options)(model, sample)
@@ -192,7 +192,7 @@ def test_adversarial_softmax(encoder_task, name, label_smoothing):
     """Trains on lowered target logits; logs what the plain criterion would have logged."""
     model = host_model(encoder_task, name).train()
     sample = make_sample(encoder_task, sizes=LONGEST_FIRST)
-    for module in model.modules():  # the host's LSTM drops out by default
+    for module in model.modules():  # fairseq's LSTM has dropout by default
         if hasattr(module, "p"):
             module.p = 0.0
     options = {"label_smoothing": label_smoothing, "report_accuracy": True}
@@ -214,7 +214,7 @@ def test_adversarial_softmax_logs_the_plain_loss_of_a_certain_target(task):
     """Even where the perturbed NLL is exactly 0, as only padding's was thought to be."""
     model, sample = build_model(task).train(), make_sample(task)
     hidden = torch.nn.functional.one_hot(sample["target"], len(task.target_dictionary)).float()
-    model.decoder.output_projection.forward = lambda features: 300.0 * hidden
+    model.decoder.output_projection.forward = lambda _: 300.0 * hidden
     options = {"label_smoothing": 0.1}
     ours = build_criterion(task, "mle_cosreg", **{**NOTHING, "adversarial_epsilon": 0.1, **options})
     plain = build_criterion(task, "label_smoothed_cross_entropy", **options)
@@ -341,10 +341,9 @@ def test_a_model_without_an_output_table_is_refused(task):
 
 
 @pytest.mark.parametrize(
-    "flag, key, falls",
-    [("cosreg_weight", "cosine", True), ("weight_norm_weight", "weight_norm", True)],
+    "flag, key", [("cosreg_weight", "cosine"), ("weight_norm_weight", "weight_norm")]
 )
-def test_training_with_a_penalty_does_what_its_paper_says(task, flag, key, falls):
+def test_training_with_a_penalty_does_what_its_paper_says(task, flag, key):
     """Fifty updates on one batch: against the same run without it, its measure is lower."""
     ends = []
     for weight in (0.0, 5.0):
@@ -363,7 +362,7 @@ def test_training_with_a_penalty_does_what_its_paper_says(task, flag, key, falls
     assert ends[1] < ends[0]
 
 
-def test_tables_of_ours_are_found_under_a_shared_name(task):
+def test_tables_of_this_package_are_found_under_a_shared_name(task):
     model = build_model(task, "transformer_lm_sc", share_decoder_input_output_embed=True)
     assert isinstance(model.decoder.output_projection.table, SVDEmbedding)
     assert output_table(model, len(words())).shape == (len(words()), 16)

@@ -36,7 +36,7 @@ class Memory(FairseqDecoder):
         self.lstm = nn.LSTM(6, 6, batch_first=True)
         self.output = nn.Linear(6, len(dictionary))
 
-    def forward(self, prev_output_tokens, src_lengths=None, carry=None, **_):
+    def forward(self, prev_output_tokens, carry=None, **_):
         state = None if carry is None else carry.state
         features, state = self.lstm(self.table(prev_output_tokens), state)
         if carry is not None:
@@ -49,11 +49,11 @@ class MemoryLanguageModel(FairseqLanguageModel):
     stateful = True
 
     @classmethod
-    def build_model(cls, args, task):
+    def build_model(cls, _, task):
         return cls(Memory(task.target_dictionary))
 
-    def get_normalized_probs(self, net_output, log_probs, sample=None):
-        return torch.log_softmax(net_output[0], dim=-1)  # the host's is in single precision
+    def get_normalized_probs(self, net_output, **_):
+        return torch.log_softmax(net_output[0], dim=-1)  # fairseq's is in single precision
 
 
 def sentences(tokens, seed=3):
@@ -471,7 +471,7 @@ def test_folders_take_turns(tiny_lm_data):
 
 
 def test_a_model_without_state_is_refused(tiny_lm_data):
-    """With the options that the host makes of a command line, all of which must resolve."""
+    """With the options that fairseq makes of a command line, all of which must resolve."""
     from fairseq import options
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from omegaconf import OmegaConf
@@ -487,13 +487,13 @@ def test_a_model_without_state_is_refused(tiny_lm_data):
         task.build_model(config.model)
 
 
-def test_the_hosts_scorer_is_refused():
+def test_fairseqs_scorer_is_refused():
     task = build_task()
     with pytest.raises(UnsupportedError, match="Leave --task out"):
         task.eval_lm_dataloader(task.dataset("valid"), batch_size=1)
 
 
-def test_lines_to_continue_go_the_hosts_way():
+def test_lines_to_continue_are_batched_by_fairseq():
     """Those of fairseq-interactive; fairseq-generate, which would cut a split, is refused."""
     task = build_task()
     lines = [torch.tensor([5, 6, 7, 2]), torch.tensor([8, 2])]

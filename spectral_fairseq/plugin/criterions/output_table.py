@@ -23,10 +23,14 @@ def decoder_of(model: nn.Module) -> nn.Module:
     return decoder if isinstance(decoder, nn.Module) else model
 
 
+def head_of(model: nn.Module) -> Any:
+    """The module that turns features into scores: a head of this package, fairseq's or ``None``."""
+    return getattr(decoder_of(model), "output_projection", None)
+
+
 def factored_table(model: nn.Module) -> Optional[Table]:
     """The output table if it is a module of this package, else ``None``."""
-    head = getattr(decoder_of(model), "output_projection", None)
-    table = getattr(head, "table", None)
+    table = getattr(head_of(model), "table", None)
     return table if isinstance(table, Table) else None
 
 

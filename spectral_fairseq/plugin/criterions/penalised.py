@@ -14,6 +14,7 @@ from torch import nn
 from spectral_fairseq.errors import arguments_as_flags
 from spectral_fairseq.functional.losses.blockwise import smoothing_weights
 from spectral_fairseq.plugin.criterions import likelihood
+from spectral_fairseq.plugin.criterions.output_table import head_of
 from spectral_fairseq.plugin.criterions.penalties import objective
 from spectral_fairseq.plugin.criterions.penalties.activation import reported_terms
 from spectral_fairseq.plugin.criterions.penalties.logs import log_terms, reduce_terms
@@ -72,33 +73,42 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
 
     def forward(self, model: nn.Module, sample: Any, reduce: bool = True) -> Tuple[Any, Any, Any]:
         """As ``label_smoothed_cross_entropy``, with the penalties added to the loss in training."""
-        head = likelihood.output_layer_of(model)
-        if not model.training and not getattr(head, "own_loss_in_evaluation", False):
-            loss, sample_size, logging_output = super().forward(model, sample, reduce=reduce)
-            logging_output.update(self._log_spectrum(self.penalties.view(model)))
-            return loss, sample_size, logging_output
-        found = self._likelihood(model)(model, sample, reduce)
-        loss = found.loss
-        sample_size = sample["target"].size(0) if self.sentence_avg else sample["ntokens"]
-        logging_output = {
-            "loss": found.logged_loss,
-            "nll_loss": found.logged_nll,
-            "ntokens": sample["ntokens"],
-            "nsentences": sample["target"].size(0),
-            "sample_size": sample_size,
-        }
-        if self.report_accuracy:
-            n_correct, total = self.compute_accuracy(model, found.net_output, sample)
-            logging_output["n_correct"], logging_output["total"] = int(n_correct), int(total)
         if not model.training:
-            logging_output.update(self._log_spectrum(self.penalties.view(model)))
-            return loss, sample_size, logging_output
+            return self._evaluate(model, sample, reduce)
+        found = self._likelihood(model)(model, sample, reduce)
+        log = self._logging_output(found, model, sample)
+        loss, sample_size = found.loss, log["sample_size"]
         due = self.penalties(model) + reported_terms(found.net_output)
         for term in due:
             # See Note [The scale of a penalty].
             loss = loss + term.weight * term.value * sample_size
-        logging_output.update(log_terms(due, self.penalties.last(model), sample_size))
-        return loss, sample_size, logging_output
+        log.update(log_terms(due, self.penalties.last(model), sample_size))
+        return loss, sample_size, log
+
+    def _evaluate(self, model: nn.Module, sample: Any, reduce: bool) -> Tuple[Any, Any, Any]:
+        if getattr(head_of(model), "own_loss_in_evaluation", False):
+            found = self._likelihood(model)(model, sample, reduce)
+            loss, log = found.loss, self._logging_output(found, model, sample)
+        else:
+            loss, _, log = super().forward(model, sample, reduce=reduce)
+        log.update(self._log_spectrum(self.penalties.view(model)))
+        return loss, log["sample_size"], log
+
+    def _logging_output(
+        self, found: likelihood.Likelihood, model: nn.Module, sample: Any
+    ) -> Dict[str, Any]:
+        """The logging output of ``label_smoothed_cross_entropy``."""
+        log = {
+            "loss": found.logged_loss,
+            "nll_loss": found.logged_nll,
+            "ntokens": sample["ntokens"],
+            "nsentences": sample["target"].size(0),
+            "sample_size": sample["target"].size(0) if self.sentence_avg else sample["ntokens"],
+        }
+        if self.report_accuracy:
+            n_correct, total = self.compute_accuracy(model, found.net_output, sample)
+            log["n_correct"], log["total"] = int(n_correct), int(total)
+        return log
 
     def _likelihood(self, model: nn.Module) -> likelihood.LikelihoodTerm:
         return likelihood.likelihood_term(self, self._likelihood_options, model)

@@ -11,14 +11,11 @@ from spectral_fairseq.plugin.criterions.likelihood.adversarial import (
     Adversarial,
 )
 from spectral_fairseq.plugin.criterions.likelihood.base import Likelihood, LikelihoodTerm
-from spectral_fairseq.plugin.criterions.likelihood.blockwise import (
-    BLOCKWISE_LOSS,
-    Blockwise,
-    output_layer_of,
-)
+from spectral_fairseq.plugin.criterions.likelihood.blockwise import BLOCKWISE_LOSS, Blockwise
 from spectral_fairseq.plugin.criterions.likelihood.full_scores import FullScores
+from spectral_fairseq.plugin.criterions.output_table import head_of
 
-__all__ = ["FLAGS", "Likelihood", "LikelihoodTerm", "likelihood_term", "output_layer_of"]
+__all__ = ["FLAGS", "Likelihood", "LikelihoodTerm", "likelihood_term"]
 
 FLAGS = (ADVERSARIAL_EPSILON, BLOCKWISE_LOSS)
 
@@ -33,6 +30,6 @@ def likelihood_term(criterion: Any, options: Any, model: nn.Module) -> Likelihoo
     """
     if options.adversarial_epsilon:
         return Adversarial(criterion, options.adversarial_epsilon)
-    if options.blockwise_loss or getattr(output_layer_of(model), "own_loss", False):
+    if options.blockwise_loss or getattr(head_of(model), "own_loss", False):
         return Blockwise(criterion)
     return FullScores(criterion)

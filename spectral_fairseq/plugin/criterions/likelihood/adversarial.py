@@ -24,8 +24,8 @@ from spectral_fairseq.plugin.criterions.likelihood.output_layer import (
     output_layer_replaced,
 )
 from spectral_fairseq.plugin.criterions.output_table import (
-    decoder_of,
     factored_table,
+    head_of,
     output_table,
 )
 from spectral_fairseq.plugin.flags import Flag, finite_nonnegative
@@ -57,7 +57,7 @@ class Adversarial(LikelihoodTerm):
             ConfigurationError: an output layer that is not a single softmax, or that cannot be
                 replaced.
         """
-        head = getattr(decoder_of(model), "output_projection", None)
+        head = head_of(model)
         if getattr(head, "own_loss", False):
             raise ConfigurationError(
                 "a single softmax for --adversarial-epsilon",

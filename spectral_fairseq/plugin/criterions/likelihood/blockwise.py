@@ -18,7 +18,7 @@ from spectral_fairseq.plugin.criterions.likelihood.output_layer import (
     check_output_layer,
     output_layer_replaced,
 )
-from spectral_fairseq.plugin.criterions.output_table import decoder_of, output_table
+from spectral_fairseq.plugin.criterions.output_table import head_of, output_table
 from spectral_fairseq.plugin.flags import Flag
 
 BLOCKWISE_LOSS = Flag(
@@ -30,11 +30,6 @@ BLOCKWISE_LOSS = Flag(
 
 HeadLoss = Callable[[Tensor, Tensor, float, int], Tuple[Tensor, Tensor]]
 """(features, targets, label smoothing, padding index) -> (loss_sum, nll_sum)."""
-
-
-def output_layer_of(model: nn.Module) -> Any:
-    """The module that turns a decoder's features into scores, ``None`` if it has no such name."""
-    return getattr(decoder_of(model), "output_projection", None)
 
 
 class Blockwise(FullScores):
@@ -50,7 +45,7 @@ class Blockwise(FullScores):
             ConfigurationError: an output layer that cannot be replaced or has a bias of fairseq's,
                 or label smoothing where the output layer's own loss has none.
         """
-        head = output_layer_of(model)
+        head = head_of(model)
         if isinstance(head, Head) and not self.criterion.report_accuracy:
             with arguments_as_flags(
                 label_smoothing="--label-smoothing", cutoffs="--adaptive-softmax-cutoff"
@@ -85,7 +80,7 @@ class Blockwise(FullScores):
         return Likelihood(loss, loss.detach(), nll.detach(), net_output)
 
     def _loss_of(self, model: nn.Module) -> HeadLoss:
-        head = output_layer_of(model)
+        head = head_of(model)
         if getattr(head, "own_loss", False) or isinstance(head, SoftmaxHead):
             return head.loss
         if getattr(head, "bias", None) is not None:
