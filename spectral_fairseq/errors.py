@@ -28,12 +28,26 @@ class SpectralFairseqError(Exception):
         self.expected = expected
         self.found = found
         self.remedy = remedy
-        super().__init__(f"expected {expected}; found {found}. {remedy}")
+        # Names of files and entries of checkpoints are in it, which may hold escape sequences.
+        super().__init__(printable(f"expected {expected}; found {found}. {remedy}"))
 
     def __reduce__(self) -> tuple:
         # BaseException pickles self.args, which is only the formatted message: a worker process
         # could not send such an error back to its parent.
         return type(self), (self.expected, self.found, self.remedy)
+
+
+def printable(text: str, keep: str = "\n") -> str:
+    """``text`` with backslash escapes in place of control characters, which a terminal obeys.
+
+    Args:
+        text: from a file, a file's name or the command line.
+        keep: control characters that stay.
+    """
+    return "".join(
+        one if one.isprintable() or one in keep else one.encode("unicode_escape").decode()
+        for one in text
+    )
 
 
 class ConfigurationError(SpectralFairseqError, ValueError):

@@ -1,6 +1,6 @@
 import pytest
 
-from spectral_fairseq.errors import ConfigurationError, DataError, arguments_as_flags
+from spectral_fairseq.errors import ConfigurationError, DataError, arguments_as_flags, printable
 
 
 def test_arguments_are_renamed_in_every_part_and_the_class_is_kept():
@@ -42,3 +42,10 @@ def test_other_errors_pass_unchanged():
     with pytest.raises(ValueError) as caught, arguments_as_flags(a="--a"):
         raise error
     assert caught.value is error
+
+
+def test_no_escape_sequence_reaches_a_terminal():
+    error = DataError("a", "\x1b[2J\r\u009b1mred\tend", "Correct\nit.")
+    assert str(error) == "expected a; found \\x1b[2J\\r\\x9b1mred\\tend. Correct\nit."
+    assert error.found.startswith("\x1b")  # as given, for code that asks
+    assert printable("▁the – σ", keep="") == "▁the – σ" and printable("a\nb", keep="") == "a\\nb"

@@ -6,6 +6,7 @@ import re
 from typing import Any, Dict, List
 
 from spectral_fairseq.analysis.catalogue import Measure, groups_in_use, shown
+from spectral_fairseq.errors import printable
 
 # U+2581, with which SentencePiece begins words, is in no LaTeX font by default.
 _LATEX = {
@@ -34,13 +35,14 @@ def as_text(document: Dict[str, Any]) -> str:
             lines.append(f"\nNeighbours of {word} in {one['label']}: {near}")
     lines.append("")
     lines += [f"{one['label']}: {one['signature']}" for one in checkpoints]
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 def as_latex(document: Dict[str, Any]) -> str:
     """The document as a LaTeX table (package booktabs), signatures in comments above it."""
     checkpoints = document["checkpoints"]
-    lines = [f"% {one['label']}: {one['signature']}" for one in checkpoints]
+    # A line break would end the comment, and what follows would be run by LaTeX.
+    lines = [printable(f"% {one['label']}: {one['signature']}", keep="") for one in checkpoints]
     lines += [r"\begin{tabular}{l" + "r" * len(checkpoints) + "}", r"\toprule"]
     lines.append(" & ".join(["", *(escaped(one["label"]) for one in checkpoints)]) + r" \\")
     for group, measures in _groups(document).items():
@@ -54,8 +56,8 @@ def as_latex(document: Dict[str, Any]) -> str:
 
 
 def escaped(text: str) -> str:
-    """``text`` with LaTeX's special characters escaped."""
-    return "".join(_LATEX.get(character, character) for character in text)
+    """``text`` with LaTeX's special characters escaped, on one line."""
+    return "".join(_LATEX.get(character, character) for character in printable(text, keep=""))
 
 
 def _latex_number(number: str) -> str:

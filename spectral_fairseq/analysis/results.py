@@ -16,7 +16,7 @@ import torch
 from spectral_fairseq.analysis.measures import Measured, Options, measure_table
 from spectral_fairseq.analysis.progress import Progress
 from spectral_fairseq.checkpoints.dictionary import WordList, checkpoint_settings, find_dictionary
-from spectral_fairseq.checkpoints.reading import load_checkpoint, tensors_of
+from spectral_fairseq.checkpoints.reading import checkpoint_file, load_checkpoint, tensors_of
 from spectral_fairseq.checkpoints.tables import (
     StoredTable,
     choose_table,
@@ -74,7 +74,7 @@ def analyse_checkpoint(
     """
     options.check()
     progress = progress or Progress()
-    progress.begin("hash", os.path.getsize(path) if os.path.isfile(path) else 1)
+    progress.begin("hash", os.path.getsize(checkpoint_file(path)))
     file_hash = sha256(path, progress)
     progress.begin("load")
     checkpoint = load_checkpoint(path)
@@ -252,14 +252,18 @@ def prior_of(checkpoint: Mapping[str, Any], table: StoredTable) -> Optional[Dict
     if table.kind != "svd" or not kind:
         return None
     c1, gamma = model.get("spectrum_c1"), model.get("spectrum_gamma")
-    if gamma is None:
-        gamma = DEFAULT_GAMMA[str(kind)]
-    return {
-        "kind": str(kind),
-        "c1": None if c1 in (None, "auto") else float(c1),
-        "c2": float(model.get("spectrum_c2") or 0.0),
-        "gamma": float(gamma),
-    }
+    try:
+        return {
+            "kind": str(kind),
+            "c1": None if c1 in (None, "auto") else float(c1),
+            "c2": float(model.get("spectrum_c2") or 0.0),
+            "gamma": float(DEFAULT_GAMMA[str(kind)] if gamma is None else gamma),
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            "the name and numbers of a prior in the checkpoint's settings spectrum_*",
+            f"{kind!r} with c1 {c1!r} and gamma {gamma!r}", "Use a checkpoint that trained.",
+        ) from error  # fmt: skip
 
 
 def _dictionary_of(

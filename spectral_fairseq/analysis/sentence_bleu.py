@@ -20,6 +20,7 @@ from sacrebleu.metrics import BLEU
 
 from spectral_fairseq.analysis.progress import Progress
 from spectral_fairseq.errors import DataError
+from spectral_fairseq.files import why_not_readable
 
 ORDERS = (1, 2, 3, 4)
 
@@ -86,6 +87,9 @@ def read_generated(path: Union[str, Path]) -> List[Tuple[List[str], List[str]]]:
     """
     file = Path(path)
     try:
+        obstacle = why_not_readable(file)  # a pipe may have no end
+        if obstacle is not None:
+            raise OSError(obstacle)
         text = file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(

@@ -73,6 +73,6 @@ def check_sums(found: List[zipfile.ZipInfo], file: Path) -> None:
         raise CheckpointError(
             f"an intact checkpoint in {file}",
             f"other bytes in its entry {damaged!r} than were written, by their checksum",
-            "Copy it again, or use another one from the same run; verify=False loads it without "
-            "this check.",
+            "Copy it again, or use another one from the same run. If torch was told to write no "
+            "checksums, see `verify`.",
         )

@@ -232,6 +232,13 @@ def test_text_and_latex(results):
     assert escaped("\u2581the^") == r"\textvisiblespace{}the\textasciicircum{}"
 
 
+def test_names_with_control_characters_stay_names(results):
+    one = {**results[0]["checkpoints"][0], "label": "a\n\\input{evil}", "signature": "\x1b[2J"}
+    latex, text = as_latex({"checkpoints": [one]}), as_text({**results[0], "checkpoints": [one]})
+    assert not any(line.startswith("\\input") for line in latex.splitlines())
+    assert "\x1b" not in latex + text and "\\x1b[2J" in text
+
+
 def test_scientific_numbers_in_latex(results):
     one = {**results[0]["checkpoints"][0], "measures": {"i1": 1.5e-7, "i2": -2.5e12}}
     latex = as_latex({"checkpoints": [one]})

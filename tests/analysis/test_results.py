@@ -1,6 +1,7 @@
 """The JSON document: its schema, its signatures, what stands in a checkpoint beside the table."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -114,6 +115,23 @@ def test_the_prior_is_that_of_the_training(svd_checkpoint):
     assert prior_of({"cfg": {"model": {}}}, table) is None
     table.kind = "plain"
     assert prior_of({"cfg": {"model": SC}}, table) is None
+
+
+@pytest.mark.parametrize("changed", [
+    {"spectrum_prior": "flat", "spectrum_gamma": None}, {"spectrum_c1": "many"},
+    {"spectrum_gamma": [1]},
+])  # fmt: skip
+def test_a_prior_that_cannot_be(changed):
+    table = extract_table(entries(with_padding(cone()), "svd"), "x.pt")
+    with pytest.raises(CheckpointError, match="prior in the checkpoint's settings"):
+        prior_of({"cfg": {"model": {**SC, **changed}}}, table)
+
+
+def test_what_has_no_end_is_not_hashed(tmp_path):
+    os.mkfifo(tmp_path / "pipe.pt")
+    for endless in (tmp_path / "pipe.pt", "/dev/zero"):
+        with pytest.raises(CheckpointError, match="a device or a pipe"):
+            analyse_checkpoint(endless, Options())
 
 
 def test_labels():

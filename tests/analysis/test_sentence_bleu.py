@@ -1,5 +1,7 @@
 """Precision and recall over n-best lists, against BLEU counted by hand."""
 
+import os
+
 import pytest
 
 from spectral_fairseq.analysis.sentence_bleu import bleu_details, nbest_bleu, read_generated
@@ -46,6 +48,12 @@ def test_a_line_separator_of_unicode_does_not_cut_a_sentence(tmp_path):
     file = tmp_path / "out.txt"
     file.write_text("T-0\ta\u2028b\nH-0\t-1\ta\u0085b\n", "utf-8")
     assert read_generated(file) == [(["a\u2028b"], ["a\u0085b"])]
+
+
+def test_a_pipe_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="a device or a pipe"):
+        read_generated(tmp_path / "pipe")
 
 
 def test_unusable_files(tmp_path):
