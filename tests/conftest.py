@@ -65,14 +65,27 @@ def fork_server() -> Iterator[ForkServer]:
 
 
 class Command:
-    """A command line that runs in a fork of the server; its output goes to files."""
+    """A command line that runs in a fork of the server; its output goes to files.
 
-    def __init__(self, server: ForkServer, argv: Sequence[Any], **options: Any) -> None:
+    Args:
+        server: the server.
+        argv: program and arguments, which become strings.
+        function: the function of :mod:`tests.fork_server` that becomes the program.
+        options: see :meth:`ForkServer.start`.
+    """
+
+    def __init__(
+        self,
+        server: ForkServer,
+        argv: Sequence[Any],
+        function: str = "run_program",
+        **options: Any,
+    ) -> None:
         self.argv = [str(argument) for argument in argv]
         self._streams = [open(os.devnull), tempfile.TemporaryFile(), tempfile.TemporaryFile()]
         numbers = [stream.fileno() for stream in self._streams]
-        program = "tests.fork_server:run_program"
-        self._running = server.start(program, self.argv, streams=numbers, **options)
+        call = f"tests.fork_server:{function}"
+        self._running = server.start(call, self.argv, streams=numbers, **options)
 
     def finish(self, rc: Optional[int] = 0) -> subprocess.CompletedProcess[str]:
         """Wait for the end; an exit status other than ``rc`` fails the test, None takes any."""
@@ -102,6 +115,16 @@ def run_cli(fork_server: ForkServer) -> Callable[..., subprocess.CompletedProces
 
     def run(*argv: Any, cwd: Any = None, rc: Any = 0) -> subprocess.CompletedProcess[str]:
         return Command(fork_server, argv, cwd=cwd).finish(rc)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_without_plugin(fork_server: ForkServer) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The same for a program of fairseq that must never import this package."""
+
+    def run(*argv: Any, cwd: Any) -> subprocess.CompletedProcess[str]:
+        return Command(fork_server, argv, "run_without_plugin", cwd=cwd).finish()
 
     return run
 

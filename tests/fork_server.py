@@ -68,6 +68,12 @@ def run_program(argv: Sequence[str]) -> None:
     runpy.run_module(MODULES[argv[0]], run_name="__main__", alter_sys=True)
 
 
+def run_without_plugin(argv: Sequence[str]) -> None:
+    """The same for a program that must never import this package."""
+    run_program(argv)
+    assert not [name for name in sys.modules if name.startswith("spectral_fairseq")]
+
+
 def _become(request: Dict[str, Any], streams: Sequence[int]) -> None:
     """Take over everything in which a new process would differ from the server."""
     for number, stream in enumerate(streams):

@@ -2,7 +2,6 @@
 
 import copy
 import math
-import os
 import re
 import subprocess
 import sys
@@ -54,26 +53,6 @@ NAMES = {
     "decoder": "decoder.embed_tokens.weight",
     "output": "decoder.output_projection.weight",
 }
-
-# Runs one of fairseq's commands in a process that must never have seen this package.
-WITHOUT_PLUGIN = """
-import importlib, sys
-module = importlib.import_module(sys.argv.pop(1))
-sys.argv[0] = module.__name__
-module.cli_main()
-assert not [name for name in sys.modules if name.startswith("spectral_fairseq")]
-"""
-
-
-def without_plugin(module, *argv, cwd):
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    env.pop("PYTHONPATH", None)
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_PLUGIN, module, *map(str, argv)],
-        cwd=cwd, env=env, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
-    return done
 
 
 def export_of(folder, tmp_path, name="plain.pt"):
@@ -222,7 +201,9 @@ def hypotheses(output):
 
 
 @pytest.mark.parametrize("kind", TRANSLATION)
-def test_generate_without_the_plugin(kind, train, tiny_translation_data, run_cli, tmp_path):
+def test_generate_without_the_plugin(
+    kind, train, tiny_translation_data, run_cli, run_without_plugin, tmp_path
+):
     folder = train_translation(train, kind)
     out = export_of(folder, tmp_path)
     # Some versions of the host drop the last batch unless its size is a multiple of 8.
@@ -232,14 +213,14 @@ def test_generate_without_the_plugin(kind, train, tiny_translation_data, run_cli
         "fairseq-generate", *options, "--path", folder / "checkpoint_last.pt",
         "--user-dir", PACKAGE, cwd=tmp_path,
     )  # fmt: skip
-    plain = without_plugin("fairseq_cli.generate", *options, "--path", out, cwd=tmp_path)
+    plain = run_without_plugin("fairseq-generate", *options, "--path", out, cwd=tmp_path)
     expected, found = hypotheses(ours.stdout), hypotheses(plain.stdout)
     assert set(expected) == set(found) == set(range(7))
     for number, (text, score) in expected.items():
         assert found[number] == (text, pytest.approx(score, abs=2e-3))
 
 
-def test_eval_lm_without_the_plugin(train, tiny_lm_data, run_cli, tmp_path):
+def test_eval_lm_without_the_plugin(train, tiny_lm_data, run_cli, run_without_plugin, tmp_path):
     folder = train_lm(train)
     out = export_of(folder, tmp_path)
     options = (tiny_lm_data, "--gen-subset", "test", "--tokens-per-sample", "16",
@@ -248,19 +229,21 @@ def test_eval_lm_without_the_plugin(train, tiny_lm_data, run_cli, tmp_path):
         "fairseq-eval-lm", *options, "--path", folder / "checkpoint_last.pt",
         "--user-dir", PACKAGE, cwd=tmp_path,
     )  # fmt: skip
-    plain = without_plugin("fairseq_cli.eval_lm", *options, "--path", out, cwd=tmp_path)
+    plain = run_without_plugin("fairseq-eval-lm", *options, "--path", out, cwd=tmp_path)
     loss = re.compile(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)")
     expected, found = (loss.search(done.stderr + done.stdout).groups() for done in (ours, plain))
     assert float(found[0]) == pytest.approx(float(expected[0]), abs=2e-4)
 
 
 @pytest.mark.parametrize("option", ["--finetune-from-model", "--restore-file"])
-def test_training_goes_on_without_the_plugin(option, train, tiny_translation_data, tmp_path):
+def test_training_goes_on_without_the_plugin(
+    option, train, tiny_translation_data, run_without_plugin, tmp_path
+):
     from tests.conftest import TINY_TRANSLATION
 
     out = exported_translation(train, "three ways", tmp_path)
-    done = without_plugin(
-        "fairseq_cli.train", tiny_translation_data, "--arch", "transformer",
+    done = run_without_plugin(
+        "fairseq-train", tiny_translation_data, "--arch", "transformer",
         "--share-all-embeddings", *TINY_TRANSLATION, option, out, "--save-dir", tmp_path / "more",
         "--optimizer", "adam", "--lr", "1e-9", "--max-tokens", "96", "--max-epoch", "1",
         "--num-workers", "0", "--data-buffer-size", "0", "--required-batch-size-multiple", "1",
