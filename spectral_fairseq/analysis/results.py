@@ -24,12 +24,12 @@ from spectral_fairseq.checkpoints.tables import (
     table_shape,
 )
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.functional.penalties.spectrum import DEFAULT_GAMMA
 from spectral_fairseq.provenance import versions
 
 SCHEMA = "spectral-fairseq/analysis/1"
 
 # What --spectrum-gamma means where it is not given (plugin/models/options.py).
-DEFAULT_GAMMA = {"exponential": 1.0, "polynomial": 0.5}
 
 EPOCH_FILE = re.compile(r"checkpoint(\d+)\.pt$")
 UPDATE_FILE = re.compile(r"checkpoint_(\d+)_(\d+)\.pt$")

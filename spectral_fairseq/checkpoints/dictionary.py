@@ -1,6 +1,7 @@
-"""A fairseq dictionary (dict.txt) read without fairseq: the words of a table's rows, their counts.
+"""Read a fairseq dictionary (dict.txt) without fairseq: the words of a table and their counts.
 
-A row for each of <s>, <pad>, </s>, <unk>, then one for each line "<symbol> <count> [flags]".
+A table has a row for each of <s>, <pad>, </s>, <unk>, then one for each line of the dictionary,
+"<symbol> <count> [flags]".
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ class WordList:
     """Words and counts of a table's rows.
 
     Attributes:
-        path: file it came from.
-        symbols: one a row.
-        counts: one a row; 0 for the special symbols.
+        path: the file.
+        symbols: one for each row.
+        counts: one for each row; 0 for the special symbols.
     """
 
     path: Path
@@ -44,7 +45,7 @@ class WordList:
 
     @property
     def has_counts(self) -> bool:
-        """Whether the counts say anything."""
+        """Whether any word is counted more than once."""
         return max(self.counts) > 1
 
 
@@ -60,15 +61,16 @@ def read_dictionary(path: Union[str, Path]) -> WordList:
     file = Path(path)
     if not file.is_file():
         raise DataError(
-            f"a dictionary at {file}", "a folder" if file.is_dir() else "no such file",
+            f"a dictionary at {file}",
+            "a folder" if file.is_dir() else "no such file",
             "Give dict.txt (or dict.<language>.txt) of the folder made by fairseq-preprocess.",
-        )  # fmt: skip
+        )
     try:
-        # Not splitlines(), for which U+2028 and others, symbols to fairseq, end a line too.
+        # splitlines() would also split at U+2028 and others, which fairseq treats as symbols.
         lines = file.read_text("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"a readable text file in UTF-8 at {file}", str(error), "Make it anew."
+            f"a readable text file in UTF-8 at {file}", str(error), "Write the file again."
         ) from error
     symbols, counts = list(SPECIALS), [0] * len(SPECIALS)
     place = {symbol: row for row, symbol in enumerate(symbols)}
@@ -82,38 +84,41 @@ def read_dictionary(path: Union[str, Path]) -> WordList:
         symbol, space, count = text.rpartition(" ")
         if not space or not count.isdigit():
             raise DataError(
-                f"lines '<symbol> <count>' in {file}", f"{line[:60]!r} in line {number}",
+                f"lines '<symbol> <count>' in {file}",
+                f"{line[:60]!r} in line {number}",
                 "Give the dict.txt that fairseq-preprocess wrote.",
-            )  # fmt: skip
+            )
         if symbol in place and not overwrite:
             raise DataError(
-                f"every symbol once in {file}", f"{symbol!r} again in line {number}",
+                f"every symbol once in {file}",
+                f"{symbol!r} again in line {number}",
                 "Remove the second line, or end it with #fairseq:overwrite as fairseq asks.",
-            )  # fmt: skip
+            )
         place[symbol] = len(symbols)
         symbols.append(symbol)
         counts.append(int(count))
     if len(symbols) == len(SPECIALS):
         raise DataError(
-            f"words in the dictionary {file}", "an empty dictionary",
+            f"words in the dictionary {file}",
+            "an empty dictionary",
             "Give the dict.txt of the training data.",
-        )  # fmt: skip
+        )
     return WordList(file, symbols, counts)
 
 
 def dictionary_files(where: Path, checkpoint: Mapping[str, Any], table: str) -> List[Path]:
-    """Dictionaries in a folder of binarised data that could be a table's.
+    """The dictionaries in a folder of binarised data that could belong to a table.
 
     Args:
         where: the folder.
-        checkpoint: whose task says the languages.
-        table: the table's name; an encoder's takes the source language first.
+        checkpoint: as loaded; its task names the languages.
+        table: the table's name; the source language comes first for a table of the encoder.
 
     Returns:
-        Existing files, the likeliest first.
+        Existing files, the most likely one first.
     """
     task = checkpoint_settings(checkpoint, "task")
-    # Trained without --source-lang and --target-lang, a checkpoint does not name them.
+    # The checkpoint of a training without --source-lang and --target-lang names no languages.
     source, target = _language_pair(where)
     languages = [task.get("target_lang") or target, task.get("source_lang") or source]
     if table.startswith("encoder."):
@@ -123,13 +128,14 @@ def dictionary_files(where: Path, checkpoint: Mapping[str, Any], table: str) -> 
 
 
 def _language_pair(where: Path) -> Tuple[Optional[str], Optional[str]]:
-    """Source and target that the file names show, as in train.de-en.de.idx, if all show the same.
+    """The one pair of source and target language in file names such as train.de-en.de.idx.
 
-    fairseq takes the languages from there too, where flags do not give them.
+    fairseq also takes the languages from there if no flag gives them. Returns None for both unless
+    all files agree.
     """
     try:
         parts = [path.name.split(".") for path in where.iterdir()]
-    except PermissionError:  # a folder whose files can be read, but not their names
+    except PermissionError:  # the files of such a folder can be read, but not listed
         return None, None
     pairs = {part[1] for part in parts if len(part) >= 3 and part[1].count("-") == 1}
     source, _, target = pairs.pop().partition("-") if len(pairs) == 1 else ("", "", "")
@@ -146,15 +152,15 @@ def find_dictionary(
     """The dictionary of a table, if there is one.
 
     Args:
-        given: value of ``--dict``, a file or a folder of binarised data; None looks in the folder
-            that the checkpoint was trained on, where it can still be found.
+        given: value of ``--dict``, a file or a folder of binarised data; ``None`` looks for the
+            folder that the checkpoint was trained on.
         checkpoint: as loaded.
         table: name of the table.
-        rows: of the table.
+        rows: number of rows of the table.
         path: of the checkpoint, for messages.
 
     Returns:
-        The dictionary or None, and a sentence that says which was taken and why.
+        The dictionary or None, and a sentence that says which one was chosen and why.
 
     Raises:
         DataError: ``given`` is unusable, or its size is not the table's.
@@ -165,9 +171,10 @@ def find_dictionary(
             files = dictionary_files(file, checkpoint, table)
             if not files:
                 raise DataError(
-                    f"dict.txt or dict.<language>.txt in {file}", "none",
+                    f"dict.txt or dict.<language>.txt in {file}",
+                    "none",
                     "Name the file itself with --dict.",
-                )  # fmt: skip
+                )
             words = _fitting(files, rows) or read_dictionary(files[0])
         else:
             words = read_dictionary(file)
@@ -195,9 +202,10 @@ def find_dictionary(
 
 
 def _training_folders(recorded: str, path: Any) -> List[Path]:
-    """Where the data may be: a relative path was relative to where the training was started.
+    """Existing folders that could be the recorded one.
 
-    That was, as a rule, the working directory of now, or a folder above the checkpoint's.
+    A relative path is relative to where the training was started. That is usually the present
+    working directory or a folder above the checkpoint's.
     """
     if not recorded:
         return []

@@ -24,7 +24,7 @@ from spectral_fairseq.functional.penalties.orthogonality import (
     identity_residual,
     spectral_defect,
 )
-from spectral_fairseq.functional.penalties.spectrum import PRIORS, prior_spectrum
+from spectral_fairseq.functional.penalties.spectrum import DEFAULT_GAMMA, PRIORS, prior_spectrum
 
 # Note [Scales of the factors]
 # ----------------------------
@@ -42,9 +42,6 @@ from spectral_fairseq.functional.penalties.spectrum import PRIORS, prior_spectru
 #
 # v is part of the checkpoint format, since V' is what is saved.
 V_SCALE = 16.0
-
-# The decay rate of a prior where none is given.
-DEFAULT_GAMMA = {"exponential": 1.0, "polynomial": 0.5}
 
 
 def parse_c1(text: Union[str, float]) -> Optional[float]:
@@ -77,7 +74,8 @@ class SVDEmbedding(FactoredEmbedding):
         prior: ``exponential`` or ``polynomial``.
         c1: scale of the prior; ``None`` keeps the Frobenius norm that the table starts with.
         c2: decay of the exponential prior.
-        gamma: decay rate of either prior; ``None`` is that of :data:`DEFAULT_GAMMA`.
+        gamma: decay rate of either prior; ``None`` is 1 for the exponential and 0.5 for the
+            polynomial one.
         frobenius_norm: of the initial table; ``None`` is that of fairseq's own initialisation,
             entries from N(0, 1/d).
 

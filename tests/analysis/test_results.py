@@ -10,7 +10,6 @@ import torch
 
 from spectral_fairseq.analysis.measures import Options
 from spectral_fairseq.analysis.results import (
-    DEFAULT_GAMMA,
     analyse_checkpoint,
     document,
     finite,
@@ -21,7 +20,9 @@ from spectral_fairseq.analysis.results import (
 )
 from spectral_fairseq.analysis.schema import DOCUMENT, violations
 from spectral_fairseq.checkpoints.tables import extract_table
+from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.functional.penalties.spectrum import DEFAULT_GAMMA
 from tests.checkpoints.made import cone, entries, save, save_dictionary, with_padding
 
 SC = {"_name": "transformer_sc", "spectrum_prior": "polynomial", "spectrum_c1": "auto",
@@ -100,14 +101,12 @@ def test_the_same_file_gives_the_same_numbers(svd_checkpoint):
 
 
 def test_the_prior_is_that_of_the_training(svd_checkpoint):
-    from spectral_fairseq.plugin.models.options import gamma_of
-
     model = entries(with_padding(cone()), "svd")
     table = extract_table(model, "x.pt")
     for kind in DEFAULT_GAMMA:
         flags = {**SC, "spectrum_prior": kind}
         prior = prior_of({"cfg": {"model": flags}}, table)
-        assert prior["gamma"] == gamma_of(type("Options", (), flags))
+        assert prior["gamma"] == SVDEmbedding(61, 6, 1, prior=kind).gamma
         assert prior == {"kind": kind, "c1": None, "c2": 0.0005, "gamma": prior["gamma"]}
     flags = {**SC, "spectrum_c1": "7.5", "spectrum_gamma": 0.3}
     assert prior_of({"cfg": {"model": flags}}, table)["c1"] == 7.5

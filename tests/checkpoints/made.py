@@ -2,17 +2,14 @@
 
 import torch
 
-from spectral_fairseq.embeddings.svd import SVDEmbedding
-from spectral_fairseq.embeddings.weight_norm import WeightNormEmbedding
+from spectral_fairseq.embeddings import TABLES
 
 NAME = "decoder.embed_tokens"
 
 
 def entries(weight, kind="plain", name=NAME):
     """A checkpoint's entries for a table of any kind that equals ``weight``."""
-    if kind == "plain":
-        return {f"{name}.weight": weight}
-    table = {"svd": SVDEmbedding, "weight-norm": WeightNormEmbedding}[kind]
+    (table,) = (table for table in TABLES if table.kind == kind)
     stored = table.from_dense(weight, 1).state_dict()
     return {f"{name}.{key}": value for key, value in stored.items()}
 
@@ -26,10 +23,15 @@ def save(path, tensors, updates=None, **cfg):
     """Write a checkpoint; ``cfg`` are its configuration's nodes."""
     history = [{"num_updates": updates}] if updates is not None else []
     torch.save(
-        {"args": None, "cfg": cfg or None, "model": tensors, "optimizer_history": history,
-         "extra_state": {"train_iterator": {"epoch": 2}}},
+        {
+            "args": None,
+            "cfg": cfg or None,
+            "model": tensors,
+            "optimizer_history": history,
+            "extra_state": {"train_iterator": {"epoch": 2}},
+        },
         path,
-    )  # fmt: skip
+    )
     return path
 
 

@@ -32,9 +32,14 @@ def test_line_separators_of_unicode_are_symbols_as_for_fairseq(tmp_path):
 
 @pytest.mark.parametrize(
     "content, message",
-    [("", "empty dictionary"), ("\n\n", "empty dictionary"), ("word\n", "line 1"),
-     ("a 1\nb x\n", "line 2"), ("a 1\na 2\n", "'a' again")],
-)  # fmt: skip
+    [
+        ("", "empty dictionary"),
+        ("\n\n", "empty dictionary"),
+        ("word\n", "line 1"),
+        ("a 1\nb x\n", "line 2"),
+        ("a 1\na 2\n", "'a' again"),
+    ],
+)
 def test_unusable_files(tmp_path, content, message):
     file = tmp_path / "dict.txt"
     file.write_text(content)

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from spectral_fairseq.checkpoints.tables import choose_table, extract_table, find_tables
-from spectral_fairseq.embeddings import PlainEmbedding
+from spectral_fairseq.embeddings import TABLES, PlainEmbedding
 from spectral_fairseq.errors import CheckpointError, DataError
 from spectral_fairseq.heads import MixtureOfSoftmaxes
 from tests.checkpoints.made import NAME, cone, entries, with_padding
 
 
-@pytest.mark.parametrize("kind", ["plain", "svd", "weight-norm"])
+@pytest.mark.parametrize("kind", [table.kind for table in TABLES])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_every_kind_of_storage_gives_the_same_table(kind, dtype):
     rows = cone(53, 7)
@@ -54,9 +54,11 @@ def test_shared_tables_are_one():
     }
     assert find_tables(model) == {
         "encoder.embed_tokens": [
-            "encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projection",
+            "encoder.embed_tokens",
+            "decoder.embed_tokens",
+            "decoder.output_projection",
         ]
-    }  # fmt: skip
+    }
     model["decoder.output_projection.weight"][5] += 1
     assert len(find_tables(model)) == 2
 
@@ -94,8 +96,13 @@ def test_several_tables_need_a_choice():
         choose_table(model, None, "x.pt")
     message = str(caught.value)
     assert "--table" in message and "encoder.embed_tokens, svd, 61 x 6" in message
-    for wanted, seed in (("encoder", 1), ("decoder.embed_tokens", 2), ("output", 3),
-                         ("encoder.other", 4), ("encoder.other.weight", 4)):  # fmt: skip
+    for wanted, seed in (
+        ("encoder", 1),
+        ("decoder.embed_tokens", 2),
+        ("output", 3),
+        ("encoder.other", 4),
+        ("encoder.other.weight", 4),
+    ):
         table = extract_table(model, "x.pt", wanted)
         torch.testing.assert_close(table.weight, cone(seed=seed), rtol=1e-4, atol=1e-5)
     with pytest.raises(CheckpointError, match="--table"):

@@ -4,23 +4,19 @@ import pytest
 import torch
 from torch import nn
 
-from spectral_fairseq.embeddings import PlainEmbedding, SVDEmbedding, WeightNormEmbedding
+from spectral_fairseq.embeddings import TABLES, PlainEmbedding, SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.heads.adaptive import AdaptiveSoftmaxHead
 from tests.reference import adaptive_softmax as reference
 
 PAD, WORDS, DIM = 1, 41, 6
 CUTOFFS = (7, 9, 30)
-TABLES = {
-    "plain": lambda: PlainEmbedding(WORDS, DIM, PAD),
-    "svd": lambda: SVDEmbedding(WORDS, DIM, PAD),
-    "weight-norm": lambda: WeightNormEmbedding(WORDS, DIM, PAD),
-}
+KINDS = {kind.kind: kind for kind in TABLES}
 
 
 def head(table):
     torch.manual_seed(7)
-    built = AdaptiveSoftmaxHead(TABLES[table](), CUTOFFS, init_std=1.0)
+    built = AdaptiveSoftmaxHead(KINDS[table](WORDS, DIM, PAD), CUTOFFS, init_std=1.0)
     if table == "svd":
         nn.init.uniform_(built.table.sigma, 0.5, 1.5)
         nn.init.normal_(built.table.V, std=16)
@@ -47,7 +43,7 @@ def naive(module, features):
     )
 
 
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("table", KINDS)
 def test_forward_is_the_naive_distribution(table):
     module, (features, _) = head(table), batch()
     found = module(features)
@@ -56,7 +52,7 @@ def test_forward_is_the_naive_distribution(table):
     torch.testing.assert_close(found.log_softmax(-1), found)
 
 
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("table", KINDS)
 def test_loss_and_every_gradient_equal_the_naive_form(table):
     module, (features, targets) = head(table), batch()
     features.requires_grad_()
@@ -102,4 +98,4 @@ def test_label_smoothing_is_refused():
 
 def test_cutoffs_beyond_the_table_are_refused():
     with pytest.raises(ConfigurationError, match="below the dictionary's 41"):
-        AdaptiveSoftmaxHead(TABLES["plain"](), (20, 41))
+        AdaptiveSoftmaxHead(PlainEmbedding(WORDS, DIM, PAD), (20, 41))

@@ -4,11 +4,11 @@ import logging
 
 import pytest
 import torch
-from fairseq.sequence_generator import SequenceGenerator
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.lm.carry import Carry
 from tests.plugin.conftest import build_criterion, build_model
+from tests.plugin.stateful_models import beam_search, segments
 
 ARCHS = ("awd_lstm_ptb", "awd_lstm_wt2", "awd_lstm_mos_ptb", "awd_lstm_mos_wt2")
 # The public recipes: see docs/papers.md.
@@ -30,19 +30,6 @@ def build(task, arch="awd_lstm_ptb", **options):
     if "mos" in arch:
         sizes.update(decoder_last_hidden_size=14, mixture_components=3)
     return build_model(task, arch, **{**sizes, **options})
-
-
-def sample(task, bsz=3, length=7, seed=0, pad=0):
-    generator = torch.Generator().manual_seed(seed)
-    text = torch.randint(4, 49, (bsz, length + 1), generator=generator)
-    tokens, target = text[:, :-1].clone(), text[:, 1:].clone()
-    if pad:
-        tokens[-1, -pad:] = target[-1, -pad:] = task.target_dictionary.pad()
-    return {
-        "net_input": {"src_tokens": tokens, "src_lengths": torch.full((bsz,), length)},
-        "target": target,
-        "ntokens": int(target.ne(task.target_dictionary.pad()).sum()),
-    }
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -67,9 +54,13 @@ def test_presets_are_the_published_ones(arch):
 @pytest.mark.parametrize(
     "arch, words, millions",
     # 24 M and 33 M are the AWD-LSTM's, 22 M and 35 M those of table 1 and 2 of the MoS paper.
-    [("awd_lstm_ptb", 10000, 24.2), ("awd_lstm_wt2", 33278, 33.6),
-     ("awd_lstm_mos_ptb", 10000, 21.5), ("awd_lstm_mos_wt2", 33278, 34.9)],
-)  # fmt: skip
+    [
+        ("awd_lstm_ptb", 10000, 24.2),
+        ("awd_lstm_wt2", 33278, 33.6),
+        ("awd_lstm_mos_ptb", 10000, 21.5),
+        ("awd_lstm_mos_wt2", 33278, 34.9),
+    ],
+)
 def test_parameter_counts_are_the_published_ones(arch, words, millions):
     from fairseq.models import MODEL_DATACLASS_REGISTRY
 
@@ -100,7 +91,7 @@ def test_the_formula_of_the_count_is_that_of_the_model(task, arch, untied):
 @pytest.mark.parametrize("kind", ["plain", "svd", "weight-norm"])
 def test_segments_with_a_carry_equal_one_pass(task, arch, kind):
     model = build(task, arch, embedding_type=kind).eval()
-    tokens = sample(task)["net_input"]["src_tokens"]
+    tokens = segments(task)["net_input"]["src_tokens"]
     whole = model(tokens)[0]
     carry, parts = Carry(), []
     for piece in tokens.split([3, 1, 3], dim=1):
@@ -113,7 +104,7 @@ def test_segments_with_a_carry_equal_one_pass(task, arch, kind):
 
 def test_features_are_what_the_head_takes_in_evaluation(task):
     model = build(task)
-    tokens = sample(task)["net_input"]["src_tokens"]
+    tokens = segments(task)["net_input"]["src_tokens"]
     scores, extra = model.eval()(tokens)
     torch.testing.assert_close(model.decoder.output_layer(extra["features"]), scores)
     assert "activation_penalties" not in extra
@@ -130,10 +121,18 @@ def test_an_svd_table_starts_with_the_norm_of_the_published_initialisation(task)
 @pytest.mark.parametrize("blockwise", [False, True])
 @pytest.mark.parametrize("arch", ["awd_lstm_ptb", "awd_lstm_mos_ptb"])
 def test_the_criterion_adds_activation_regularisation_in_training_only(task, arch, blockwise):
-    model = build(task, arch, dropout=0.0, input_dropout=0.0, hidden_dropout=0.0,
-                  word_dropout=0.0, weight_drop=0.0, mixture_dropout=0.0)  # fmt: skip
+    model = build(
+        task,
+        arch,
+        dropout=0.0,
+        input_dropout=0.0,
+        hidden_dropout=0.0,
+        word_dropout=0.0,
+        weight_drop=0.0,
+        mixture_dropout=0.0,
+    )
     criterion = build_criterion(task, "mle_cosreg", cosreg_weight=0.0, blockwise_loss=blockwise)
-    batch = sample(task, pad=2)
+    batch = segments(task, pad=2)
     loss, size, log = criterion(model.train(), batch)
     pure, _, valid_log = criterion(model.eval(), batch)
     features = model(**batch["net_input"])[1]["features"]
@@ -150,10 +149,15 @@ def test_the_criterion_adds_activation_regularisation_in_training_only(task, arc
 def test_adversarial_softmax_and_every_penalty_work_on_it(task):
     model = build(task, embedding_type="svd").train()
     criterion = build_criterion(
-        task, "spectrum_control", adversarial_epsilon=0.05, cosreg_weight=1.0,
-        weight_norm_weight=1e-3, orthogonality_weights="1,1,1,1", d_optimal_weight=0.1,
-    )  # fmt: skip
-    loss, _, log = criterion(model, sample(task))
+        task,
+        "spectrum_control",
+        adversarial_epsilon=0.05,
+        cosreg_weight=1.0,
+        weight_norm_weight=1e-3,
+        orthogonality_weights="1,1,1,1",
+        d_optimal_weight=0.1,
+    )
+    loss, _, log = criterion(model, segments(task))
     loss.backward()
     assert torch.isfinite(loss)
     assert {"cosine", "spectrum", "orthogonality", "weight_norm", "d_optimal", "activation"} <= set(
@@ -165,19 +169,7 @@ def test_adversarial_softmax_and_every_penalty_work_on_it(task):
 @pytest.mark.parametrize("arch", ["awd_lstm_ptb", "awd_lstm_mos_ptb"])
 def test_beam_search_equals_search_without_incremental_state(task, arch):
     model = build(task, arch, seed=3).eval()
-    source = {"net_input": {"src_tokens": torch.tensor([[2, 7, 9], [2, 11, 5]])}}
-    prefix = source["net_input"]["src_tokens"][:, 1:]
-
-    def search(stateful):
-        generator = SequenceGenerator(
-            [model], task.target_dictionary, beam_size=3, max_len_b=8, min_len=4
-        )
-        if not stateful:
-            generator.model.has_incremental = False
-        finals = generator.forward(source, prefix_tokens=prefix, bos_token=2)
-        return [[hypothesis["tokens"].tolist() for hypothesis in beam] for beam in finals]
-
-    assert search(True) == search(False)
+    assert beam_search(model, task, True) == beam_search(model, task, False)
 
 
 def test_a_stock_criterion_is_told_what_it_leaves_out(task, caplog):
@@ -210,6 +202,6 @@ def test_flags_that_cannot_be_trained_are_refused(task, flags, words):
 
 def test_a_carry_of_another_number_of_streams_is_refused(task):
     model, carry = build(task), Carry()
-    model(sample(task)["net_input"]["src_tokens"], carry=carry)
+    model(segments(task)["net_input"]["src_tokens"], carry=carry)
     with pytest.raises(ConfigurationError, match="2 streams"):
-        model(sample(task, bsz=2)["net_input"]["src_tokens"], carry=carry)
+        model(segments(task, bsz=2)["net_input"]["src_tokens"], carry=carry)

@@ -7,11 +7,11 @@ import torch
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from fairseq.trainer import Trainer
 
-from spectral_fairseq.embeddings import PlainEmbedding, SVDEmbedding, WeightNormEmbedding
+from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample
 
-TABLES = {"plain": PlainEmbedding, "svd": SVDEmbedding, "weight-norm": WeightNormEmbedding}
+KINDS = {kind.kind: kind for kind in TABLES}
 NOTHING = {"spectrum_weight": 0.0, "orthogonality_weights": "0,0,0,0"}
 
 
@@ -39,7 +39,7 @@ def test_presets_are_registered():
 
 
 @pytest.mark.parametrize("head", ["mos", "moc"])
-@pytest.mark.parametrize("embedding_type", TABLES)
+@pytest.mark.parametrize("embedding_type", KINDS)
 @pytest.mark.parametrize(
     "sharing",
     [
@@ -50,7 +50,7 @@ def test_presets_are_registered():
 )
 def test_output_is_a_normalised_log_mixture(task, head, embedding_type, sharing):
     model = mos(task, output_head=head, embedding_type=embedding_type, **sharing).eval()
-    assert isinstance(model.decoder.output_projection.table, TABLES[embedding_type])
+    assert isinstance(model.decoder.output_projection.table, KINDS[embedding_type])
     scores, _ = model(**make_sample(task)["net_input"])
     assert scores.dtype == torch.float32
     torch.testing.assert_close(scores.exp().sum(-1), torch.ones(scores.shape[:-1]))
@@ -63,7 +63,7 @@ def test_output_is_a_normalised_log_mixture(task, head, embedding_type, sharing)
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("head", ["mos", "moc"])
-@pytest.mark.parametrize("embedding_type", TABLES)
+@pytest.mark.parametrize("embedding_type", KINDS)
 def test_blockwise_training_loss_equals_the_plain_criterions(
     task, head, embedding_type, label_smoothing
 ):
@@ -140,7 +140,7 @@ def test_torchscript_compiles_and_agrees(task):
     torch.testing.assert_close(actual, model(**inputs)[0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("embedding_type", TABLES)
+@pytest.mark.parametrize("embedding_type", KINDS)
 def test_own_checkpoint_restores_bit_for_bit(task, embedding_type):
     model = mos(task, embedding_type=embedding_type).eval()
     other = mos(task, embedding_type=embedding_type, seed=2).eval()
@@ -161,7 +161,7 @@ def build_lstm(task, embedding_type, **options):
     )
 
 
-@pytest.mark.parametrize("embedding_type", TABLES)
+@pytest.mark.parametrize("embedding_type", KINDS)
 @pytest.mark.parametrize(
     "sharing", ["share_all_embeddings", "share_decoder_input_output_embed", ""]
 )
@@ -181,7 +181,7 @@ def test_lstm(task, embedding_type, sharing):
     torch.testing.assert_close(scores.exp().sum(-1), torch.ones(scores.shape[:-1]))
 
 
-@pytest.mark.parametrize("embedding_type", TABLES)
+@pytest.mark.parametrize("embedding_type", KINDS)
 @pytest.mark.parametrize("sides", ["share_all_embeddings", "encoder", "decoder"])
 def test_lstm_takes_pretrained_and_frozen_tables(task, tmp_path, embedding_type, sides):
     weight = torch.randn(len(task.target_dictionary), 16)
@@ -194,7 +194,7 @@ def test_lstm_takes_pretrained_and_frozen_tables(task, tmp_path, embedding_type,
     options.update({sides: True} if side != sides else {"embedding_tables": "all"})
     model = build_lstm(task, embedding_type, **options)
     table = getattr(model, side).embed_tokens
-    assert isinstance(table, TABLES[embedding_type])
+    assert isinstance(table, KINDS[embedding_type])
     torch.testing.assert_close(table.weight.detach(), weight, rtol=1e-4, atol=1e-5)
     assert not any(p.requires_grad for p in table.parameters())
 

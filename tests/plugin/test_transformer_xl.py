@@ -6,7 +6,6 @@ import pytest
 import torch
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.models import MODEL_DATACLASS_REGISTRY
-from fairseq.sequence_generator import SequenceGenerator
 
 from spectral_fairseq.embeddings import PlainEmbedding, SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
@@ -14,6 +13,7 @@ from spectral_fairseq.heads import AdaptiveSoftmaxHead, MixtureOfSoftmaxes, Soft
 from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.plugin.models.transformer_xl import INIT_STD
 from tests.plugin.conftest import build_criterion, build_model
+from tests.plugin.stateful_models import beam_search, segments
 
 ARCHS = {"transformer_xl_wt103": 16, "transformer_xl_wt103_small": 4}
 WT103 = 267_735
@@ -32,19 +32,6 @@ def build(task, arch="transformer_xl_wt103_small", **options):
     if options.get("output_head", "softmax") != "softmax":
         del sizes["adaptive_softmax_cutoff"]
     return build_model(task, arch, **{**sizes, **options})
-
-
-def sample(task, bsz=3, length=7, seed=0, pad=0):
-    generator = torch.Generator().manual_seed(seed)
-    text = torch.randint(4, 49, (bsz, length + 1), generator=generator)
-    tokens, target = text[:, :-1].clone(), text[:, 1:].clone()
-    if pad:
-        tokens[-1, -pad:] = target[-1, -pad:] = PAD
-    return {
-        "net_input": {"src_tokens": tokens, "src_lengths": torch.full((bsz,), length)},
-        "target": target,
-        "ntokens": int(target.ne(PAD).sum()),
-    }
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -83,7 +70,7 @@ def test_segments_with_a_carry_equal_one_pass(task, table, options, kind):
     model = build(task, embedding_type=table, mem_len=9, **options).eval()
     assert isinstance(model.decoder.output_projection, kind)
     assert model.decoder.output_projection.table is model.decoder.network.embed_tokens
-    tokens = sample(task)["net_input"]["src_tokens"]
+    tokens = segments(task)["net_input"]["src_tokens"]
     whole = model(tokens)[0]
     assert whole.shape == (3, 7, len(task.target_dictionary))
     carry, parts = Carry(), []
@@ -98,7 +85,7 @@ def test_segments_with_a_carry_equal_one_pass(task, table, options, kind):
 def test_features_are_what_the_head_takes_in_evaluation(task):
     model = build(task)
     assert model.stateful and model.decoder.stateful
-    tokens = sample(task)["net_input"]["src_tokens"]
+    tokens = segments(task)["net_input"]["src_tokens"]
     scores, extra = model.eval()(tokens)
     torch.testing.assert_close(model.decoder.output_layer(extra["features"]), scores)
     torch.testing.assert_close(model.extract_features(tokens)[0], extra["features"])
@@ -120,7 +107,7 @@ def test_tables_start_as_the_published_one(task):
 def test_our_criterions_compute_what_the_stock_one_does(task, table, training):
     """From the clusters hit on one side, from every word's log-probability on the other."""
     model = build(task, embedding_type=table, dropout=0.0).train(training)
-    batch = sample(task, pad=2)
+    batch = segments(task, pad=2)
     results = []
     for name, options in (("cross_entropy", {}), ("mle_cosreg", {"cosreg_weight": 0.0})):
         model.zero_grad()
@@ -136,17 +123,21 @@ def test_validation_does_not_compute_every_word(task, monkeypatch):
     model = build(task).eval()
     criterion = build_criterion(task, "mle_cosreg", log_spectrum_interval=1)
     monkeypatch.setattr(AdaptiveSoftmaxHead, "forward", None)
-    _, _, log = criterion(model, sample(task))
+    _, _, log = criterion(model, segments(task))
     assert "table_mean_cosine" in log and "cosine" not in log
 
 
 def test_every_penalty_works_on_it(task):
     model = build(task, embedding_type="svd").train()
     criterion = build_criterion(
-        task, "spectrum_control", cosreg_weight=1.0, weight_norm_weight=1e-3,
-        orthogonality_weights="1,1,1,1", d_optimal_weight=0.1,
-    )  # fmt: skip
-    loss, _, log = criterion(model, sample(task))
+        task,
+        "spectrum_control",
+        cosreg_weight=1.0,
+        weight_norm_weight=1e-3,
+        orthogonality_weights="1,1,1,1",
+        d_optimal_weight=0.1,
+    )
+    loss, _, log = criterion(model, segments(task))
     loss.backward()
     assert torch.isfinite(loss)
     assert {"cosine", "spectrum", "orthogonality", "weight_norm", "d_optimal"} <= set(log)
@@ -158,20 +149,8 @@ def test_beam_search_equals_search_without_incremental_state(task, options):
     model = build(task, seed=3, **options).eval()
     with torch.no_grad():  # far from uniform, so that beams are reordered
         model.decoder.network.embed_tokens.weight *= 40
-    source = {"net_input": {"src_tokens": torch.tensor([[2, 7, 9], [2, 11, 5]])}}
-    prefix = source["net_input"]["src_tokens"][:, 1:]
-
-    def search(stateful):
-        generator = SequenceGenerator(
-            [model], task.target_dictionary, beam_size=3, max_len_b=8, min_len=4
-        )
-        if not stateful:
-            generator.model.has_incremental = False
-        finals = generator.forward(source, prefix_tokens=prefix, bos_token=2)
-        return [[hypothesis["tokens"].tolist() for hypothesis in beam] for beam in finals]
-
-    found = search(True)
-    assert found == search(False)
+    found = beam_search(model, task, True)
+    assert found == beam_search(model, task, False)
     assert len({tuple(tokens) for beam in found for tokens in beam}) > 2
 
 
@@ -179,7 +158,7 @@ def test_a_plain_checkpoint_restores_into_an_svd_table(task):
     plain = build(task, embedding_type="plain").eval()
     model = build(task, embedding_type="svd", seed=2).eval()
     model.load_state_dict(plain.state_dict(), strict=True)
-    tokens = sample(task)["net_input"]["src_tokens"]
+    tokens = segments(task)["net_input"]["src_tokens"]
     torch.testing.assert_close(model(tokens)[0], plain(tokens)[0], rtol=1e-4, atol=1e-5)
 
 
@@ -234,14 +213,14 @@ def test_flags_that_cannot_be_trained_are_refused(task, flags, words):
     "options, words",
     [
         ({"label_smoothing": 0.1}, "--label-smoothing 0"),
-        ({"adversarial_epsilon": 0.1}, "one logit"),
+        ({"adversarial_epsilon": 0.1}, "no single logit"),
     ],
 )
 def test_what_an_adaptive_softmax_cannot_take_is_refused(task, options, words):
     criterion = build_criterion(task, "mle_cosreg", **options)
     model = build(task).train()
     with pytest.raises(ConfigurationError, match=words):
-        criterion(model, sample(task))
+        criterion(model, segments(task))
     with pytest.raises(ConfigurationError, match=words):  # and before the first batch
         criterion.check_model(model)
 
@@ -253,6 +232,6 @@ def test_the_hosts_adaptive_softmax_stays_refused_elsewhere(task):
 
 def test_a_carry_of_another_number_of_streams_is_refused(task):
     model, carry = build(task), Carry()
-    model(sample(task)["net_input"]["src_tokens"], carry=carry)
+    model(segments(task)["net_input"]["src_tokens"], carry=carry)
     with pytest.raises(ConfigurationError, match="2 streams"):
-        model(sample(task, bsz=2)["net_input"]["src_tokens"], carry=carry)
+        model(segments(task, bsz=2)["net_input"]["src_tokens"], carry=carry)

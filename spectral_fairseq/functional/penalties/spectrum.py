@@ -20,6 +20,9 @@ from spectral_fairseq.errors import ConfigurationError
 
 PRIORS = ("exponential", "polynomial")
 
+DEFAULT_GAMMA = {"exponential": 1.0, "polynomial": 0.5}
+"""The decay rate of each prior where users give none."""
+
 
 def prior_spectrum(
     kind: str,

@@ -1,9 +1,10 @@
 """fairseq's nested Transformer configuration as one flat dataclass.
 
-A subclass of the nested configuration fails on one of the supported hosts and silently ignores
-``--encoder-layers`` on another, and an argparse-style architecture loses its own flags under hydra
-and writes ``argparse.Namespace`` objects into checkpoints. A flat dataclass with the installed
-host's own fields has none of these troubles, and every flag of the host is there by construction.
+A subclass of the nested configuration fails with one of the supported versions of fairseq and
+silently ignores ``--encoder-layers`` with another. An argparse-style architecture loses its own
+flags under hydra and writes ``argparse.Namespace`` objects into checkpoints. A flat dataclass with
+the fields of the installed fairseq has none of these problems, and it has every flag of fairseq by
+construction.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ FlatTransformerConfig = dataclasses.make_dataclass(
 def to_namespace(model: Any, config: Any) -> Namespace:
     """The resolved flags of a model node, as fairseq's own architectures expect them.
 
-    Under ``fairseq-hydra-train`` a node holds only what the user wrote, because the plugin is not
-    imported yet when the host fills in defaults; they are filled in here.
+    Under ``fairseq-hydra-train`` a node holds only what the user wrote, because fairseq fills in
+    defaults before it imports the plugin. This function fills them in.
 
     Args:
         model: registered model class.

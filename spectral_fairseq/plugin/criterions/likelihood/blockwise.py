@@ -28,6 +28,9 @@ BLOCKWISE_LOSS = Flag(
     "up to rounding. Mixtures always do",
 )
 
+# The arguments that an output layer's own loss may refuse.
+HEAD_FLAGS = {"label_smoothing": "--label-smoothing", "cutoffs": "--adaptive-softmax-cutoff"}
+
 HeadLoss = Callable[[Tensor, Tensor, float, int], Tuple[Tensor, Tensor]]
 """(features, targets, label smoothing, padding index) -> (loss_sum, nll_sum)."""
 
@@ -47,9 +50,7 @@ class Blockwise(FullScores):
         """
         head = head_of(model)
         if isinstance(head, Head) and not self.criterion.report_accuracy:
-            with arguments_as_flags(
-                label_smoothing="--label-smoothing", cutoffs="--adaptive-softmax-cutoff"
-            ):
+            with arguments_as_flags(**HEAD_FLAGS):
                 head.check_label_smoothing(self.criterion.eps)
         self._loss_of(model)
         check_output_layer(model)
@@ -64,12 +65,13 @@ class Blockwise(FullScores):
 
         def loss_instead(_: OutputLayer) -> OutputLayer:
             def run(features: Tensor) -> Tensor:
-                pair = head_loss(
-                    features[:, skip:],
-                    targets[:, skip:],
-                    self.criterion.eps,
-                    self.criterion.padding_idx,
-                )
+                with arguments_as_flags(**HEAD_FLAGS):
+                    pair = head_loss(
+                        features[:, skip:],
+                        targets[:, skip:],
+                        self.criterion.eps,
+                        self.criterion.padding_idx,
+                    )
                 return torch.stack(pair)
 
             return run
