@@ -20,7 +20,7 @@ SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields):")
 class MarkdownDocstrings(Extension):
     """Rewrites every docstring of a package once the whole package is loaded."""
 
-    def on_package(self, *, pkg: Module, **kwargs: Any) -> None:
+    def on_package(self, *, pkg: Module, **_: Any) -> None:
         """Griffe's hook: ``pkg`` is complete, so every reference can be resolved."""
         for obj in _walk(pkg):
             if obj.docstring is not None:

@@ -5,7 +5,7 @@ In errors ```weight``` stands for the flag that asked for a table.
 
 from __future__ import annotations
 
-from typing import List, Optional
+from typing import Any, List, Optional
 
 from torch import Tensor, nn
 
