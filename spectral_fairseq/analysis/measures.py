@@ -218,7 +218,7 @@ def _isotropy(
     if not wanted or wanted >= count:
         progress.begin("partition function", count)
         return _isotropy_of(weight, sigma, directions, torch.float64, progress), None
-    # See functional/measures/isotropy.py, Note [Z in float32].
+    # See functional/measures/partition_function.py, Note [Z in float32].
     narrow = weight.dtype == torch.float32 and longest <= NARROW_ROW_NORM
     dtype = torch.float32 if narrow else torch.float64
     progress.begin("partition function", 2 * wanted * options.isotropy_runs)
