@@ -133,12 +133,6 @@ class AWDLSTM(nn.Module):
             WeightDropLSTM(before, after, weight_drop) for before, after in zip(widths, widths[1:])
         )
 
-    @property
-    def output_dim(self) -> int:
-        """d_h, the width of the features."""
-        last: Any = self.layers[-1]
-        return last.lstm.hidden_size
-
     def forward(self, tokens: Tensor, state: Optional[State] = None) -> Features:
         """Compute the features of a segment.
 

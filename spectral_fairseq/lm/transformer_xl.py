@@ -171,11 +171,6 @@ class TransformerXL(nn.Module):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
-    @property
-    def output_dim(self) -> int:
-        """d, the width of the features."""
-        return self.dim
-
     def forward(self, tokens: Tensor, state: Optional[State] = None) -> Features:
         """Compute the features of a segment.
 

@@ -109,7 +109,7 @@ def test_trained_weights_come_back_bit_by_bit_even_after_an_error():
     before = {name: one.clone() for name, one in model.state_dict().items()}
     statistics = gradient_statistics(reader(model, 4), corpus(60))
 
-    def stop(count):
+    def stop(_count):
         assert not torch.equal(model.embed.weight, before["embed.weight"])
         raise KeyboardInterrupt
 
@@ -132,7 +132,7 @@ def test_a_shared_table_is_adapted_once_and_a_frozen_parameter_not_at_all():
     with DynamicEvaluation(model, statistics, RATES) as dynamic:
         evaluate(
             reader(model), corpus(30), update=dynamic.update,
-            progress=lambda count: torch.testing.assert_close(model.output.bias, bias),
+            progress=lambda _: torch.testing.assert_close(model.output.bias, bias),
         )  # fmt: skip
 
 

@@ -58,9 +58,10 @@ def test_unseen():
     assert masked_keys(2, 4, 2).tolist() == [[1, 0, 0, 1], [1, 1, 0, 0]]
 
 
+@pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("clamp, reach", [(None, None), (2, None), (None, 3), (1, 4)])
 @pytest.mark.parametrize("queries, keys, dim", [(1, 1, 6), (1, 6, 6), (5, 5, 7), (3, 8, 6)])
-def test_equals_the_naive_form(kernel, queries, keys, dim, clamp, reach):
+def test_equals_the_naive_form(queries, keys, dim, clamp, reach):
     module = build(dim)
     torch.manual_seed(9)
     context = torch.randn(2, keys, dim, dtype=torch.float64)
@@ -80,7 +81,8 @@ def test_equals_the_naive_form(kernel, queries, keys, dim, clamp, reach):
         torch.testing.assert_close(found[b], expected)
 
 
-def test_gradcheck(kernel):
+@pytest.mark.usefixtures("kernel")
+def test_gradcheck():
     module = build(dim=4, heads=2, head_dim=3)
     relative = relative_of(module, 2, 3, 4)
     context = torch.randn(1, 3, 4, dtype=torch.float64, requires_grad=True)
@@ -96,7 +98,8 @@ def test_gradcheck(kernel):
     assert torch.autograd.gradcheck(run, (context, u, v, *weights))
 
 
-def test_attention_dropout_only_in_training(kernel):
+@pytest.mark.usefixtures("kernel")
+def test_attention_dropout_only_in_training():
     module = build(dropout=0.5)
     relative = relative_of(module, 5, 5, 6)
     x = torch.randn(1, 5, 6, dtype=torch.float64)
@@ -106,7 +109,8 @@ def test_attention_dropout_only_in_training(kernel):
     assert not torch.allclose(kept, module.train()(x, context, relative))
 
 
-def test_half_precision_keeps_its_dtype(kernel):
+@pytest.mark.usefixtures("kernel")
+def test_half_precision_keeps_its_dtype():
     module = build().to(torch.bfloat16)
     relative = relative_of(module, 3, 5, 6)
     lean = Relative(*(t.to(torch.bfloat16) for t in relative[:3]), relative.masked)

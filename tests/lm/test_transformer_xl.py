@@ -124,7 +124,7 @@ def test_dropout_falls_on_embeddings_positions_parts_and_output(monkeypatch):
     drawn = []
     original = F.dropout
 
-    def recording(values, p=0.5, training=True, inplace=False):
+    def recording(values, p=0.5, training=True):
         if p:  # attention without torch's fused kernel draws none at 0
             drawn.append((tuple(values.shape), p, training))
         return original(values, p, training)

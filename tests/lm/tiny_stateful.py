@@ -19,7 +19,7 @@ class TinyStateful(nn.Module):
         self.output.weight = self.embed.weight  # one parameter, two names
         self.forwards = 0
 
-    def forward(self, src_tokens, src_lengths=None, carry=None, incremental_state=None):
+    def forward(self, src_tokens, carry=None, **_):
         self.forwards += 1
         state = None if carry is None else carry.state
         features, state = self.lstm(self.dropout(self.embed(src_tokens)), state)
@@ -27,7 +27,7 @@ class TinyStateful(nn.Module):
             carry.state = tuple(one.detach() for one in state)
         return self.output(self.dropout(features)), {"features": features}
 
-    def get_normalized_probs(self, net_output, log_probs, sample=None):
+    def get_normalized_probs(self, net_output, **_):
         return torch.log_softmax(net_output[0], -1)
 
 

@@ -196,7 +196,7 @@ def test_autocast_takes_products_in_bfloat16_and_sums_in_float32(smoothing):
 
 @WATCHING
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_no_pass_holds_tokens_times_experts_times_words(monkeypatch, smoothing):
+def test_no_pass_holds_tokens_times_experts_times_words(smoothing):
     """The largest tensor that either pass allocates is a block, or as large as an input."""
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -68,7 +68,7 @@ def adaptive_loss(contexts, targets, matrix, bias):
 LOSSES = [softmax_loss, mixture_loss, smoothed_mixture_loss, log_mixture_loss, adaptive_loss]
 
 
-def one_block_as_it_is(tokens, block):
+def one_block_as_it_is(tokens, _block):
     return [(slice(0, tokens), tokens)] if tokens else []
 
 
