@@ -235,7 +235,7 @@ def _isotropy(
 def _isotropy_of(
     weight: Tensor, sigma: Tensor, directions: Tensor, dtype: torch.dtype, progress: Progress
 ) -> Dict[str, Optional[float]]:
-    """I1 and I2 by each convention of isotropy.py, Note [Sign and scale of I1 and I2]."""
+    """I1 and I2 by each convention of partition_function.py, Note [Sign and scale of I1 and I2]."""
     root_mean_square = float(sigma.norm()) / math.sqrt(weight.size(0))
     scales = (1.0, 1 / root_mean_square)
     as_is, unit = log_partitions(weight, directions, scales, dtype=dtype, progress=progress.advance)
