@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Optional
 
 from spectral_fairseq.analysis.catalogue import ALL
 from spectral_fairseq.analysis.results import SCHEMA
+from spectral_fairseq.embeddings import TABLES
 
 
 def _of(kind: Any, description: str, **more: Any) -> Dict[str, Any]:
@@ -57,7 +58,7 @@ _CHECKPOINT = _record(
             {
                 "name": _of("string", "module that holds the table"),
                 "names": _of("array", "all modules that share it", items={"type": "string"}),
-                "kind": _of("string", "how it is stored", enum=["plain", "svd", "weight-norm"]),
+                "kind": _of("string", "how it is stored", enum=[table.kind for table in TABLES]),
                 "rows": _of("integer", "rows stored"),
                 "words": _of("integer", "rows measured: padding and made-up words left out"),
                 "dimensions": _of("integer", "d"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, NamedTuple, Sequence
+from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Sequence
 
 
 class Option(NamedTuple):
@@ -11,20 +11,20 @@ class Option(NamedTuple):
     Attributes:
         argument: the name of the argument.
         field: the name of the field. Its flag is ``--field`` with dashes for underscores.
-        type: the type of the field.
         default: the field's default.
         help: what the flag means, readable by itself.
-        choices: the values that are allowed, if they are few.
-        parse: turns the field's value into the argument.
+        choices: the values that are allowed, if they are few texts.
+        type: the type of the field; that of the default if not given.
+        parse: turns the field's value into the argument; a choice becomes a text.
     """
 
     argument: str
     field: str
-    type: Any
     default: Any
     help: str
     choices: Sequence[str] = ()
-    parse: Callable[[Any], Any] = lambda value: value
+    type: Any = None
+    parse: Optional[Callable[[Any], Any]] = None
 
     @property
     def flag(self) -> str:
@@ -44,4 +44,10 @@ def arguments(options: Iterable[Option], config: Any) -> Dict[str, Any]:
         options: declared by a table or a head.
         config: object whose attributes are the options' fields.
     """
-    return {option.argument: option.parse(getattr(config, option.field)) for option in options}
+    return {option.argument: _read(option, getattr(config, option.field)) for option in options}
+
+
+def _read(option: Option, value: Any) -> Any:
+    if option.choices:
+        return str(value)
+    return value if option.parse is None else option.parse(value)

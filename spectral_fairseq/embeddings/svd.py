@@ -91,16 +91,13 @@ class SVDEmbedding(FactoredEmbedding):
         Option(
             "prior",
             "spectrum_prior",
-            str,
             "exponential",
             "decay of the prior singular values of an SVD table",
             choices=PRIORS,
-            parse=str,
         ),
         Option(
             "c1",
             "spectrum_c1",
-            str,
             "auto",
             "c1: scale of an SVD table's prior, a positive number, or 'auto' to keep the Frobenius "
             "norm that the table starts with",
@@ -109,16 +106,15 @@ class SVDEmbedding(FactoredEmbedding):
         Option(
             "c2",
             "spectrum_c2",
-            float,
             0.0005,
             "c2 of an SVD table's exponential prior c1 exp(-c2 k^gamma)",
         ),
         Option(
             "gamma",
             "spectrum_gamma",
-            Optional[float],
             None,
             "gamma of an SVD table's prior; 1 for exponential and 0.5 for polynomial if unset",
+            type=Optional[float],
         ),
     )
 

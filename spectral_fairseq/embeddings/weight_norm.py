@@ -69,7 +69,6 @@ class WeightNormEmbedding(FactoredEmbedding):
         Option(
             "sigma",
             "weight_norm_init_sigma",
-            float,
             0.5,
             "sigma: a weight-norm table's vectors start with length sigma log(count); the paper's "
             "0.5 is for LSTMs, a Transformer does better with 0.15",
@@ -77,14 +76,12 @@ class WeightNormEmbedding(FactoredEmbedding):
         Option(
             "init_range",
             "weight_norm_init_range",
-            float,
             0.1,
             "r: initial directions of a weight-norm table are drawn uniformly from [-r, r]",
         ),
         Option(
             "gamma",
             "weight_norm_gradient_scale",
-            float,
             0.1,
             "gamma: factor that the gradient of a weight-norm table's lengths has fallen to after "
             "tau epochs",
@@ -92,7 +89,6 @@ class WeightNormEmbedding(FactoredEmbedding):
         Option(
             "tau",
             "weight_norm_gradient_epochs",
-            float,
             100.0,
             "tau: epochs over which the gradient of a weight-norm table's lengths falls linearly",
         ),

@@ -65,10 +65,10 @@ class AdaptiveSoftmaxHead(Head):
         Option(
             "cutoffs",
             "adaptive_softmax_cutoff",
-            Optional[str],
             None,
             "first word of each cluster of the adaptive softmax, comma separated; "
             f"{PUBLISHED_CUTOFFS} for a softmax head if unset, '' for a full softmax",
+            type=Optional[str],
             parse=parse_cutoffs,
         ),
     )

@@ -61,21 +61,18 @@ class MixtureHead(Head):
         Option(
             "components",
             "mixture_components",
-            int,
             15,
             "K: number of experts of a mixture output head",
         ),
         Option(
             "dropout",
             "mixture_dropout",
-            float,
             0.0,
             "dropout of a mixture's contexts, with a mask for each expert",
         ),
         Option(
             "context_scale",
             "mixture_context_scale",
-            float,
             1.0,
             "s of a mixture's contexts s tanh(.); the paper's is 1, and a Transformer learns much "
             "faster with 4",
