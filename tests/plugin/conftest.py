@@ -8,7 +8,7 @@ import torch
 from fairseq.data import Dictionary
 from omegaconf import OmegaConf
 
-import spectral_fairseq  # noqa: F401  (registers with fairseq)
+import spectral_fairseq.plugin  # noqa: F401  (registers with fairseq)
 
 SIZES = {
     "encoder_embed_dim": 16,

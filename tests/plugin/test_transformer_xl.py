@@ -213,7 +213,7 @@ def test_flags_that_cannot_be_trained_are_refused(task, flags, words):
     "options, words",
     [
         ({"label_smoothing": 0.1}, "--label-smoothing 0"),
-        ({"adversarial_epsilon": 0.1}, "no single logit"),
+        ({"adversarial_epsilon": 0.1}, "single logit"),
     ],
 )
 def test_what_an_adaptive_softmax_cannot_take_is_refused(task, options, words):
