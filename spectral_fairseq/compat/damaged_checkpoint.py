@@ -2,7 +2,8 @@
 
 This patch mostly changes error messages. It is worth its lines because a truncated checkpoint is
 what a full disk or a killed copy leaves, on the day when the run has to be resumed: the user needs
-to learn that another checkpoint of the run will do. It also keeps fairseq from waiting for a pipe.
+to learn that another checkpoint of the run will do. It also keeps fairseq
+from waiting for a pipe and from inflating an archive of zeros.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import functools
 import os
 from typing import Any, Callable, Dict
 
+from spectral_fairseq.checkpoints import archive
 from spectral_fairseq.checkpoints.reading import (
     READ_FAILURES,
     checkpoint_file,
@@ -34,9 +36,10 @@ def explain(load_checkpoint_to_cpu: Callable[..., Dict[str, Any]]) -> Callable[.
 
     @functools.wraps(load_checkpoint_to_cpu)
     def load_or_explain(path: str, *args: Any, **kwargs: Any) -> Dict[str, Any]:
-        if os.path.exists(path):
-            checkpoint_file(path)  # not a pipe, on which reading would wait
         try:
+            if os.path.exists(path):  # else a remote path, or an error of fairseq's own
+                file = checkpoint_file(path)
+                archive.check_sizes(archive.entries(file), file)
             state = load_checkpoint_to_cpu(path, *args, **kwargs)
         except (SpectralFairseqError, FileNotFoundError, PermissionError):
             raise

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import List
 
@@ -33,6 +34,13 @@ def test_truncated(bare: FairseqProcess, patched: FairseqProcess, truncated: Pat
         patched.call(load, path=str(truncated))
     assert after.value.kinds[0] == "CheckpointError"
     assert str(truncated) in after.value.message and "copy it again" in after.value.message
+
+
+def test_an_archive_that_would_fill_the_memory(patched: FairseqProcess, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("bomb/data.pkl", bytes(10_000_000))
+    with pytest.raises(Failure, match="declares 10,000,000 bytes"):
+        patched.call(load, path=str(tmp_path / "bomb.pt"))
 
 
 def test_not_from_fairseq(bare: FairseqProcess, patched: FairseqProcess, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from pathlib import Path
 from typing import List, Set
 
 import pytest
@@ -57,6 +58,14 @@ def test_every_patch_is_needed_or_not_and_says_why() -> None:
     assert len({one.patch.name for one in applied}) == len(applied)
     assert [one for one in applied if one.status is Status.CANNOT] == []
     assert all(one.patch.reason.endswith(".") and one.detail for one in applied)
+
+
+def test_the_page_lists_every_patch() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "compatibility.md").read_text("utf-8")
+    tables = page[page.index("| patch | defect of fairseq |") :].split("\n\n")[:2]
+    for table, patches in zip(tables, (compat.PATCHES, hooks.PATCHES)):
+        rows = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
+        assert rows == [patch.name for patch in patches]
 
 
 @pytest.fixture
