@@ -29,7 +29,7 @@ setup(
             "spectral_fairseq_examples.*",
         ]
     ),
-    package_data={"spectral_fairseq": ["py.typed"]},
+    package_data={"spectral_fairseq": ["py.typed", "analysis/*.jinja2"]},
     python_requires=">=3.9",
     install_requires=[
         "torch>=1.12",
@@ -37,16 +37,18 @@ setup(
         # last commit with the two files mended that stop it there.
         'fairseq==0.12.2; python_version < "3.11"',
         've-fairseq==0.12.3; python_version >= "3.11"',
+        "jinja2",
         "sacrebleu>=2.0",
+        "tabulate>=0.9",
         "tqdm",
     ],
     extras_require={
         "text": ["sentencepiece", "subword-nmt"],
         "plots": ["matplotlib"],
         "export": ["ctranslate2"],
-        "examples": ["sentencepiece", "matplotlib", "filelock", "tabulate"],
+        "examples": ["sentencepiece", "matplotlib", "filelock"],
         "test": [
-            *("pytest", "pytest-xdist", "filelock", "tabulate"),
+            *("pytest", "pytest-xdist", "filelock", "jsonschema"),
             *("sentencepiece", "matplotlib", "ctranslate2", "build"),
         ],
         "lint": ["ruff", "mypy"],

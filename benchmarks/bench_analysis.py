@@ -31,8 +31,8 @@ from benchmarks.harness import (
     print_result,
     print_table,
 )
-from spectral_fairseq.analysis.measures import Options
-from spectral_fairseq.analysis.progress import Progress
+from spectral_fairseq.analysis.callback import StepCallback
+from spectral_fairseq.analysis.options import Options
 from spectral_fairseq.analysis.results import analyse_checkpoint
 from spectral_fairseq.functional.linalg.blockwise_spectrum import BlockwiseSpectrum
 from spectral_fairseq.functional.measures.divergence import ExpectedPairwiseKL
@@ -61,7 +61,7 @@ def write_checkpoint(path: Path, rows: int, dim: int, kind: str) -> None:
     torch.save({"args": None, "cfg": None, "model": model}, path)
 
 
-class _Steps(Progress):
+class _Steps(StepCallback):
     """Seconds of each step."""
 
     def __init__(self) -> None:

@@ -1,12 +1,15 @@
-"""Versions and devices of this environment, for signatures and problem reports."""
+"""Where a figure comes from: versions and devices, hashes of files, and the signature of them."""
 
 from __future__ import annotations
 
+import hashlib
+import math
 import os
 import platform
 import re
 from importlib import metadata, util
-from typing import Dict, List, Optional, Tuple
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
 
@@ -49,6 +52,47 @@ def versions() -> Dict[str, Optional[str]]:
     }
     found.update({name: distribution_version(name) for name in _REPORTED})
     return found
+
+
+def signature(parts: Mapping[str, Any]) -> str:
+    """One line that says what a figure depends on: the parts, then the versions.
+
+    Args:
+        parts: name -> value, such as the seed or the hash of a checkpoint.
+    """
+    found = versions()
+    package = found["spectral-fairseq"] or "source"
+    both = {**parts, "version": package, "torch": found["torch"]}
+    return "|".join(f"{name}:{value}" for name, value in both.items())
+
+
+def finite(value: Any) -> Any:
+    """``value`` with None in place of NaN and infinities, for which JSON has no form."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
+
+
+def sha256(path: Union[str, Path], advance: Callable[[int], object] = lambda size: None) -> str:
+    """Hash of a file's bytes, hexadecimal; empty for a file that cannot be read.
+
+    Args:
+        path: the file.
+        advance: called with the number of bytes of each block that is done.
+    """
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            for block in iter(lambda: file.read(1 << 20), b""):
+                digest.update(block)
+                advance(len(block))
+    except OSError:
+        return ""
+    return digest.hexdigest()
 
 
 def cuda_devices() -> List[str]:

@@ -35,7 +35,8 @@ def test_the_built_wheel_passes_its_tests(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     site = tmp_path / "site"
     subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(wheel)], check=True)
-    assert (site / "spectral_fairseq" / "py.typed").exists()
+    for name in ("py.typed", "analysis/report.html.jinja2"):
+        assert (site / "spectral_fairseq" / name).exists()
     assert (site / "spectral_fairseq_examples" / "quickstart" / "pipeline.py").exists()
 
     shutil.copytree(ROOT / "tests", tmp_path / "elsewhere" / "tests")

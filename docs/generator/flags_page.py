@@ -6,66 +6,27 @@ The sections, their text and the columns of the tables of presets are written by
 generated.
 """
 
-import argparse
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import List
 
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
-from fairseq.criterions.label_smoothed_cross_entropy import (
-    LabelSmoothedCrossEntropyCriterionConfig,
-)
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 
-from spectral_fairseq.plugin.criterions.penalised import PenalisedCriterionConfig
-from spectral_fairseq.plugin.models.awd_lstm import AWDLSTMConfig
-from spectral_fairseq.plugin.models.options import SpectralOptions
-from spectral_fairseq.plugin.models.transformer_xl import TransformerXLConfig
-from spectral_fairseq.plugin.optim.nt_asgd import NTASGDConfig
-from spectral_fairseq.plugin.optim.nt_asgd_schedule import NTASGDScheduleConfig
-from spectral_fairseq.plugin.tasks.stateful_options import StatefulLanguageModelingConfig
+from spectral_fairseq.tools.plugin_flags import Flag, default_text, flag_sections
 
 PAGE = Path(__file__).resolve().parents[1] / "flags.md"
 
-# heading -> the dataclass of its flags, and the dataclass whose flags another section has
-SECTIONS: Dict[str, Any] = {
-    "Tables and output heads": (SpectralOptions, None),
-    "Criterions": (PenalisedCriterionConfig, LabelSmoothedCrossEntropyCriterionConfig),
-    "AWD-LSTM": (AWDLSTMConfig, SpectralOptions),
-    "Transformer-XL": (TransformerXLConfig, SpectralOptions),
-    "The task `stateful_language_modeling`": (StatefulLanguageModelingConfig, None),
-    "The optimiser `nt_asgd`": (NTASGDConfig, None),
-    "The schedule `nt_asgd`": (NTASGDScheduleConfig, None),
-}
 PRESETS = {**CRITERION_DATACLASS_REGISTRY, **MODEL_DATACLASS_REGISTRY}
 FLAG_ROWS = re.compile(r"(?:^\| `--.*\n)+", re.MULTILINE)
 # A table of presets: its first column has their names, and the others are headed by flags.
 PRESET_TABLE = re.compile(r"^\| (?:criterion|arch) ((?:\| `--.*?` )+)\|\n.*\n((?:\|.*\n)+)", re.M)
 
 
-def shown(value: Any) -> str:
-    """A default as the page shows it; empty if unset."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return f"{value:g}" if isinstance(value, float) else str(getattr(value, "value", value))
-
-
-def flag_rows(config: Any, elsewhere: Optional[Any]) -> List[str]:
-    """The rows of a table of flags: name, default, meaning."""
-    left_out = {field.name for field in fields(elsewhere)} if elsewhere else {"data"}
-    rows = []
-    for field in fields(config):
-        text = field.metadata.get("help")
-        if field.name in left_out or not text or text == argparse.SUPPRESS:
-            continue
-        if hasattr(field.type, "__members__"):
-            text += ": " + ", ".join(f"`{choice.value}`" for choice in field.type)
-        flag = "--" + field.name.replace("_", "-")
-        rows.append(f"| `{flag}` | {shown(field.default)} | " + text.replace("|", "\\|") + " |")
-    return rows
+def flag_row(flag: Flag) -> str:
+    """The row of a flag: name, default, meaning."""
+    return f"| `{flag.name}` | {flag.default} | " + flag.meaning.replace("|", "\\|") + " |"
 
 
 def preset_rows(presets: List[str], flags: List[str]) -> List[str]:
@@ -73,7 +34,9 @@ def preset_rows(presets: List[str], flags: List[str]) -> List[str]:
     rows = []
     for preset in presets:
         defaults = {field.name: field.default for field in fields(PRESETS[preset])}
-        values = [shown(defaults[flag.strip("-").replace("-", "_")]) or "d" for flag in flags]
+        values = [
+            default_text(defaults[flag.strip("-").replace("-", "_")]) or "d" for flag in flags
+        ]
         rows.append(f"| `{preset}` | " + " | ".join(values) + " |")
     return rows
 
@@ -87,10 +50,11 @@ def _new_preset_rows(table: "re.Match[str]") -> str:
 def rewritten(page: str) -> str:
     """The page with all its tables as the declarations have them."""
     head, *sections = re.split(r"^(?=## )", page, flags=re.MULTILINE)
+    flags = flag_sections()
     found = []
     for section in sections:
         heading = section.splitlines()[0][3:]
-        rows = "\n".join(flag_rows(*SECTIONS[heading])) + "\n"
+        rows = "\n".join(map(flag_row, flags[heading])) + "\n"
         section, tables = FLAG_ROWS.subn(lambda _, rows=rows: rows, section)
         assert tables == 1, f"{heading}: {tables} tables of flags"
         found.append(PRESET_TABLE.sub(_new_preset_rows, section))

@@ -1,11 +1,13 @@
-"""Pictures of a document of results, as in the papers; PNG and SVG, for print and for dark pages.
+"""Pictures of a document of results, as in the papers; PNG and SVG, for light and dark pages.
 
-Colours are those of Okabe and Ito, which the colour-blind can tell apart, and every curve has a
-dash pattern of its own, so that a grey print can be read too.
+The colours are those of Okabe and Ito, which colour-blind readers can tell apart. Every curve has
+its own dash pattern, so that a grey print can be read too. The pictures are narrow and their
+legends lie below them, so that they can be read on a phone.
 """
 
 from __future__ import annotations
 
+import base64
 import io
 import logging
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from spectral_fairseq.analysis.catalogue import ALL, shown
 from spectral_fairseq.analysis.results import Analysed
+from spectral_fairseq.analysis.selection import follows_one_run, spread
 from spectral_fairseq.errors import ConfigurationError
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -28,6 +31,10 @@ THEMES: Dict[str, Dict[str, Any]] = {
 # Curves beyond this are told apart by neither colour nor dashes.
 MOST_CURVES = len(COLOURS)
 MOST_PROJECTIONS = 6
+SIZE = (5.2, 3.8)
+
+# The report shows the first pictures at once: both spectra and the cosines.
+OPENING = 3
 
 HISTORY = ("i1", "i2", "mean_cosine", "share_of_first", "effective_rank", "isoscore")
 
@@ -47,6 +54,10 @@ class Picture:
     title: str
     alt: str
     files: Dict[str, bytes]
+
+    def url(self, theme: str) -> str:
+        """The SVG of a theme as a data: URL."""
+        return f"data:image/svg+xml;base64,{base64.b64encode(self.files[f'{theme}.svg']).decode()}"
 
 
 def matplotlib_pyplot() -> Any:
@@ -82,6 +93,7 @@ def draw_all(document: Mapping[str, Any], analysed: Sequence[Analysed]) -> List[
     drawn = spread(checkpoints, MOST_CURVES)
     pictures = [
         _spectra(drawn),
+        _absolute_spectra(drawn),
         _cosines(drawn),
         _norms(drawn),
         _projections(
@@ -100,19 +112,6 @@ def draw_all(document: Mapping[str, Any], analysed: Sequence[Analysed]) -> List[
     return pictures
 
 
-def spread(items: Sequence[Any], most: int) -> List[Any]:
-    """At most ``most`` of the items, the first and the last among them, evenly spaced."""
-    if len(items) <= most:
-        return list(items)
-    return [items[round(at * (len(items) - 1) / (most - 1))] for at in range(most)]
-
-
-def follows_one_run(checkpoints: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether there are three checkpoints or more, of increasing numbers of updates."""
-    updates = [one["progress"]["updates"] for one in checkpoints]
-    return len(updates) > 2 and None not in updates and updates == sorted(set(updates))
-
-
 def _render(draw: Callable[[Any, Dict[str, Any]], Any]) -> Dict[str, bytes]:
     pyplot = matplotlib_pyplot()
     files: Dict[str, bytes] = {}
@@ -122,7 +121,7 @@ def _render(draw: Callable[[Any, Dict[str, Any]], Any]) -> Dict[str, bytes]:
             "figure.facecolor": ground, "axes.facecolor": ground, "savefig.facecolor": ground,
             "text.color": ink, "axes.labelcolor": ink, "axes.edgecolor": ink,
             "xtick.color": ink, "ytick.color": ink, "grid.color": colours["grid"],
-            "axes.grid": True, "axes.axisbelow": True, "font.size": 10,
+            "axes.grid": True, "axes.axisbelow": True, "font.size": 11,
             "legend.frameon": True, "legend.facecolor": ground, "legend.edgecolor": ground,
             "svg.hashsalt": "spectral-fairseq", "axes.spines.top": False,
             "axes.spines.right": False,
@@ -156,8 +155,16 @@ def _literal(label: str) -> str:
 
 
 def _legend(axes: Any) -> None:
-    """Beside the axes, where it covers no curve."""
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0)
+    """Below the axes, where it covers no curve and leaves them the whole width."""
+    axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.16), borderaxespad=0.0)
+
+
+def _ordered_by(checkpoints: Sequence[Mapping[str, Any]]) -> str:
+    """What the places of words are: known counts give ranks, otherwise they are rows."""
+    kinds = {one["frequency_order"] for one in checkpoints}
+    if kinds == {"counts"}:
+        return "frequency rank"
+    return "row index" if kinds == {"rows"} else "frequency rank (row index without a dictionary)"
 
 
 def _priors(checkpoints: Sequence[Mapping[str, Any]]) -> List[Tuple[int, str, List[float]]]:
@@ -177,7 +184,7 @@ def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
 
 def _spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
     def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
-        figure, axes = pyplot.subplots(figsize=(6.4, 4.2))
+        figure, axes = pyplot.subplots(figsize=SIZE)
         for index, one in enumerate(checkpoints):
             sigma = one["singular_values"]
             k = range(1, len(sigma) + 1)
@@ -204,13 +211,37 @@ def _spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
     return Picture("singular_values", "Normalised singular values", alt, _render(draw))
 
 
+def _absolute_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
+    def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
+        figure, axes = pyplot.subplots(figsize=SIZE)
+        for index, one in enumerate(checkpoints):
+            sigma = one["singular_values"]
+            axes.plot(
+                range(1, len(sigma) + 1),
+                sigma,
+                label=_literal(one["label"]),
+                **_curve(palette, index),
+            )
+        axes.set(xlabel="k", ylabel=r"$\sigma_k$", yscale="log", xlim=(1, None))
+        _legend(axes)
+        return figure
+
+    ends = "; ".join(
+        f"{one['label']}: from {shown(one['singular_values'][0], 3)} to "
+        f"{shown(one['singular_values'][-1], 3)}"
+        for one in checkpoints
+    )
+    alt = f"Singular values as they are, on a logarithmic scale, over their rank k. {ends}."
+    return Picture("singular_values_absolute", "Singular values", alt, _render(draw))
+
+
 def _ratio(sigma: Sequence[float], at: int) -> float:
     return sigma[min(at, len(sigma) - 1)] / sigma[0]
 
 
 def _cosines(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
     def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
-        figure, axes = pyplot.subplots(figsize=(6.4, 4.2))
+        figure, axes = pyplot.subplots(figsize=SIZE)
         seen = []
         for index, one in enumerate(checkpoints):
             edges, counts = one["cosines"]["edges"], one["cosines"]["counts"]
@@ -234,10 +265,10 @@ def _cosines(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
 
 
 def _norms(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
-    ordered = {one["frequency_order"] for one in checkpoints} == {"counts"}
+    places = _ordered_by(checkpoints)
 
     def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
-        figure, axes = pyplot.subplots(figsize=(6.4, 4.2))
+        figure, axes = pyplot.subplots(figsize=SIZE)
         for index, one in enumerate(checkpoints):
             norms = one["norms"]
             style = _curve(palette, index)
@@ -245,7 +276,7 @@ def _norms(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
             axes.fill_between(norms["rank"], norms["p10"], norms["p90"], alpha=0.18,
                               color=style["color"], linewidth=0)  # fmt: skip
         axes.set(xscale="log", ylabel=r"$\|w\|$: mean, 10th to 90th percentile", ylim=(0, None),
-                 xlabel="frequency rank" if ordered else "row of the dictionary")  # fmt: skip
+                 xlabel=places)  # fmt: skip
         _legend(axes)
         return figure
 
@@ -254,8 +285,8 @@ def _norms(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
         f"{shown(one['norms']['mean'][-1], 3)} for the last"
         for one in checkpoints
     )
-    alt = f"Length of word vectors over the words' rank, logarithmic. {ends}."
-    return Picture("norms", "Row norms by frequency rank", alt, _render(draw))
+    alt = f"Length of word vectors over their {places}, on a logarithmic scale. {ends}."
+    return Picture("norms", f"Row norms by {places}", alt, _render(draw))
 
 
 def _projections(
@@ -263,6 +294,7 @@ def _projections(
 ) -> Picture:
     columns = {1: 1, 2: 2, 4: 2}.get(len(checkpoints), 3)
     lines = -(-len(checkpoints) // columns)
+    places = _ordered_by(checkpoints)
     direction = {"svd": "singular direction", "pca": "principal component"}[kind]
 
     def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
@@ -291,10 +323,9 @@ def _projections(
         for axes in grid[:, 0]:
             axes.set_ylabel(f"{direction} 2")
         bar = figure.colorbar(drawn, ax=list(grid.flat[: len(checkpoints)]), shrink=0.8)
-        counted = {one["frequency_order"] for one in checkpoints} == {"counts"}
         ticks = [10**power for power in range(10) if 10**power < last / 2] + [last]
         bar.set_ticks(ticks, labels=[f"{tick:,}" for tick in ticks])
-        bar.set_label("frequency rank" if counted else "row of the dictionary")
+        bar.set_label(places)
         return figure
 
     how = {
@@ -303,7 +334,7 @@ def _projections(
     centres = "; ".join(
         f"{one['label']}: centre at {_centre(found)}" for one, found in zip(checkpoints, analysed)
     )
-    alt = f"Words projected on {how}, coloured by frequency; a cross marks the origin. {centres}."
+    alt = f"Words projected on {how}, coloured by {places}; a cross marks the origin. {centres}."
     return Picture("projection", "Words in two dimensions", alt, _render(draw))
 
 
@@ -336,7 +367,7 @@ def _centre(found: Analysed) -> str:
 
 def _log_probability_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
     def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
-        figure, axes = pyplot.subplots(figsize=(6.4, 4.2))
+        figure, axes = pyplot.subplots(figsize=SIZE)
         for index, one in enumerate(checkpoints):
             axes.plot(one["outputs"]["points"],
                       [100 * share for share in one["outputs"]["cumulative_share"]],

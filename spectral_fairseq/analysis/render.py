@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from typing import Any, Dict, List
 
+from tabulate import SEPARATING_LINE, tabulate
+
 from spectral_fairseq.analysis.catalogue import Measure, groups_in_use, shown
+from spectral_fairseq.analysis.selection import spread
+from spectral_fairseq.analysis.verdict import MOST_VERDICTS, verdict, warnings
 from spectral_fairseq.errors import printable
 
 # U+2581, with which SentencePiece begins words, is in no LaTeX font by default.
@@ -19,23 +24,46 @@ _LATEX = {
 def as_text(document: Dict[str, Any]) -> str:
     """The document as aligned plain text."""
     checkpoints = document["checkpoints"]
-    rows: List[List[str]] = [["", *(one["label"] for one in checkpoints)]]
+    parts = [_wrapped(f"Warning: {text}", "") for text in warnings(checkpoints)]
+    parts += [_opening(one) for one in spread(checkpoints, MOST_VERDICTS)]
+    rows: List[Any] = []
     for group, measures in _groups(document).items():
-        rows.append([group])
-        rows += [[f"  {m.title}", *_values(checkpoints, m)] for m in measures]
-    widths = [max(len(row[at]) for row in rows if len(row) > at) for at in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:])]
-        lines.append("  ".join(cells).rstrip())
+        rows += [SEPARATING_LINE] if rows else []
+        rows.append([group, *("" for _ in checkpoints)])
+        rows += [[m.title, *_values(checkpoints, m)] for m in measures]
+    headers = ["", *(one["label"] for one in checkpoints)]
+    align = ("left", *("right" for _ in checkpoints))
+    parts.append(tabulate(rows, headers, disable_numparse=True, colalign=align))
     for one in checkpoints:
         for word, neighbours in one["neighbours"].items():
             near = ", ".join(f"{n['word']} {shown(n['cosine'], 3)}" for n in neighbours)
-            lines.append(f"\nNeighbours of {word} in {one['label']}: {near}")
-    lines.append("")
-    lines += [f"{one['label']}: {one['signature']}" for one in checkpoints]
-    return printable("\n".join(lines))
+            parts.append(f"Neighbours of {word} in {one['label']}: {near}")
+    parts.append("\n".join(f"{one['label']}: {one['signature']}" for one in checkpoints))
+    return printable("\n\n".join(parts))
+
+
+def _opening(checkpoint: Dict[str, Any]) -> str:
+    """The name, architecture, progress and table of one checkpoint, and the verdict on it."""
+    updates = checkpoint["progress"]["updates"]
+    name = f"{checkpoint['label']}: {checkpoint['arch'] or 'unknown architecture'}"
+    return "\n".join(
+        [
+            name if updates is None else f"{name}, {updates:,} updates",
+            _wrapped(checkpoint["table"]["choice"], "  "),
+            _wrapped(" ".join(verdict(checkpoint)), "  "),
+        ]
+    )
+
+
+def _wrapped(text: str, indent: str) -> str:
+    return textwrap.fill(
+        text,
+        98,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
 def as_latex(document: Dict[str, Any]) -> str:

@@ -1,38 +1,34 @@
-"""From checkpoint files to one JSON-ready document, with the signature of each number."""
+"""Measures checkpoint files and collects the results in one JSON document with signatures."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import math
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
-from spectral_fairseq.analysis.measures import Measured, Options, measure_table
-from spectral_fairseq.analysis.progress import Progress
+from spectral_fairseq.analysis.callback import StepCallback
+from spectral_fairseq.analysis.measures import Measured, measure_table
+from spectral_fairseq.analysis.options import Options
 from spectral_fairseq.checkpoints.dictionary import WordList, checkpoint_settings, find_dictionary
-from spectral_fairseq.checkpoints.reading import checkpoint_file, load_checkpoint, tensors_of
+from spectral_fairseq.checkpoints.reading import load_checkpoint, tensors_of
+from spectral_fairseq.checkpoints.saved import checkpoint_file
+from spectral_fairseq.checkpoints.table_uses import describe_choice
 from spectral_fairseq.checkpoints.tables import (
     StoredTable,
     choose_table,
     extract_table,
+    find_tables,
     table_shape,
 )
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.functional.penalties.spectrum import DEFAULT_GAMMA
-from spectral_fairseq.provenance import versions
+from spectral_fairseq.provenance import finite, sha256, signature, versions
 
 SCHEMA = "spectral-fairseq/analysis/1"
-
-# What --spectrum-gamma means where it is not given (plugin/models/options.py).
-
-EPOCH_FILE = re.compile(r"checkpoint(\d+)\.pt$")
-UPDATE_FILE = re.compile(r"checkpoint_(\d+)_(\d+)\.pt$")
 
 
 @dataclass
@@ -55,7 +51,7 @@ def analyse_checkpoint(
     label: Optional[str] = None,
     table: Optional[str] = None,
     dictionary: Optional[Union[str, Path]] = None,
-    progress: Optional[Progress] = None,
+    progress: Optional[StepCallback] = None,
 ) -> Analysed:
     """Measure one checkpoint's table.
 
@@ -73,9 +69,9 @@ def analyse_checkpoint(
         ConfigurationError: an impossible option.
     """
     options.check()
-    progress = progress or Progress()
+    progress = progress or StepCallback()
     progress.begin("hash", os.path.getsize(checkpoint_file(path)))
-    file_hash = sha256(path, progress)
+    file_hash = sha256(path, progress.advance)
     progress.begin("load")
     checkpoint = load_checkpoint(path)
     checkpoint["model"] = tensors_of(checkpoint["model"])
@@ -84,7 +80,7 @@ def analyse_checkpoint(
     chosen = extract_table(
         checkpoint["model"], path, table, None if words is None else words.uncounted_rows()
     )
-    checkpoint.pop("model")
+    choice = describe_choice(chosen.names, list(find_tables(checkpoint.pop("model")).values()))
     measured = measure_table(chosen, options, words, prior_of(checkpoint, chosen), progress)
     result = {
         "path": str(path),
@@ -95,6 +91,7 @@ def analyse_checkpoint(
         "table": {
             "name": chosen.name,
             "names": chosen.names,
+            "choice": choice,
             "kind": chosen.kind,
             "rows": chosen.stored_rows,
             "words": len(chosen.rows),
@@ -111,17 +108,17 @@ def analyse_checkpoint(
         "outputs": None,
         "nbest": None,
     }
-    result["signature"] = signature(result, options)
+    result["signature"] = signature_of(result, options)
     return Analysed(result, measured)
 
 
 def document(command: str, analysed: Sequence[Analysed], options: Options) -> Dict[str, Any]:
-    """The whole document; its schema is :mod:`analysis.schema`.
+    """Return the document, whose JSON schema is :mod:`analysis.schema`.
 
     Args:
         command: ``analyze`` or ``compare``.
         analysed: one for each checkpoint.
-        options: those of all of them.
+        options: common to all of them.
     """
     chosen = dataclasses.asdict(options)
     chosen["words"] = list(options.words)
@@ -137,57 +134,23 @@ def document(command: str, analysed: Sequence[Analysed], options: Options) -> Di
     )
 
 
-def finite(value: Any) -> Any:
-    """``value`` with None in place of NaN and infinities, for which JSON has no form."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return value
-
-
-def signature(result: Mapping[str, Any], options: Options) -> str:
-    """Options, seed, versions and checkpoint hash of one checkpoint's numbers, in one line."""
-    table, found = result["table"], versions()
-    dictionary_hash = result["dictionary"]["sha256"]
-    isotropy = "all"
-    if result["isotropy_runs"]:
-        isotropy = f"{options.isotropy_words}x{options.isotropy_runs}"
-    parts = {
-        "table": table["name"],
-        "kind": table["kind"],
-        "words": f"{table['words']}of{table['rows']}",
-        "dim": table["dimensions"],
-        "isotropy": isotropy,
-        "cosines": result["cosines"]["words"],
-        "seed": options.seed,
-        "dict": dictionary_hash[:12] if dictionary_hash else "none",
-        "ckpt": result["sha256"][:12],
-        "version": found["spectral-fairseq"] or "source",
-        "torch": found["torch"],
-    }
-    return "|".join(f"{name}:{value}" for name, value in parts.items())
-
-
-def sha256(path: Union[str, Path], progress: Optional[Progress] = None) -> str:
-    """Hash of a file's bytes, hexadecimal; empty for a file that cannot be read.
-
-    Args:
-        path: the file.
-        progress: told of the bytes that are done.
-    """
-    digest = hashlib.sha256()
-    try:
-        with open(path, "rb") as file:
-            for block in iter(lambda: file.read(1 << 20), b""):
-                digest.update(block)
-                if progress is not None:
-                    progress.advance(len(block))
-    except OSError:
-        return ""
-    return digest.hexdigest()
+def signature_of(result: Mapping[str, Any], options: Options) -> str:
+    """Options, seed, versions and hashes behind one checkpoint's figures, in one line."""
+    table, dictionary_hash = result["table"], result["dictionary"]["sha256"]
+    samples = result["isotropy_runs"]
+    return signature(
+        {
+            "table": table["name"],
+            "kind": table["kind"],
+            "words": f"{table['words']}of{table['rows']}",
+            "dim": table["dimensions"],
+            "isotropy": f"{samples['words']}x{options.isotropy_runs}" if samples else "all",
+            "cosines": result["cosines"]["words"],
+            "seed": options.seed,
+            "dict": dictionary_hash[:12] if dictionary_hash else "none",
+            "ckpt": result["sha256"][:12],
+        }
+    )
 
 
 def labels_for(paths: Sequence[Path], given: Optional[Sequence[str]] = None) -> List[str]:
@@ -216,35 +179,6 @@ def labels_for(paths: Sequence[Path], given: Optional[Sequence[str]] = None) -> 
     return [f"{path} ({number})" for number, path in enumerate(named, 1)]
 
 
-def saved_epochs(folder: Path) -> List[Path]:
-    """The checkpoints that one run saved, in the order of training.
-
-    Args:
-        folder: a --save-dir.
-
-    Returns:
-        ``checkpoint<epoch>.pt`` and ``checkpoint_<epoch>_<updates>.pt``.
-
-    Raises:
-        CheckpointError: there are none.
-    """
-    found = []
-    for path in folder.iterdir():
-        by_epoch, by_update = EPOCH_FILE.fullmatch(path.name), UPDATE_FILE.fullmatch(path.name)
-        if by_update:
-            found.append(((int(by_update.group(1)), int(by_update.group(2))), path))
-        elif by_epoch:
-            # An epoch's own checkpoint comes after those saved within it.
-            found.append(((int(by_epoch.group(1)), 2**62), path))
-    if not found:
-        raise CheckpointError(
-            f"checkpoints of a training run in {folder}",
-            "none named checkpoint<epoch>.pt or checkpoint_<epoch>_<updates>.pt",
-            "Name the --save-dir of a run without --no-epoch-checkpoints, or the files.",
-        )
-    return [path for _, path in sorted(found)]
-
-
 def prior_of(checkpoint: Mapping[str, Any], table: StoredTable) -> Optional[Dict[str, Any]]:
     """The prior that a table was trained with, from the checkpoint's flags; None if it had none."""
     model = checkpoint_settings(checkpoint, "model")
@@ -262,8 +196,9 @@ def prior_of(checkpoint: Mapping[str, Any], table: StoredTable) -> Optional[Dict
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             "the name and numbers of a prior in the checkpoint's settings spectrum_*",
-            f"{kind!r} with c1 {c1!r} and gamma {gamma!r}", "Use a checkpoint that trained.",
-        ) from error  # fmt: skip
+            f"{kind!r} with c1 {c1!r} and gamma {gamma!r}",
+            "Use a checkpoint that trained.",
+        ) from error
 
 
 def _dictionary_of(

@@ -1,15 +1,16 @@
-"""The JSON document's schema (JSON Schema, draft 2020-12): what a program may rely on.
+"""JSON Schema (draft 2020-12) of the document of results: what programs may rely on.
 
-A change that breaks a reader of the document changes the number in ``results.SCHEMA``.
+A change that breaks programs changes the number in ``results.SCHEMA``.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict
 
 from spectral_fairseq.analysis.catalogue import ALL
+from spectral_fairseq.analysis.options import Options
 from spectral_fairseq.analysis.results import SCHEMA
-from spectral_fairseq.embeddings import TABLES
+from spectral_fairseq.options import json_properties
 
 
 def _of(kind: Any, description: str, **more: Any) -> Dict[str, Any]:
@@ -58,7 +59,8 @@ _CHECKPOINT = _record(
             {
                 "name": _of("string", "module that holds the table"),
                 "names": _of("array", "all modules that share it", items={"type": "string"}),
-                "kind": _of("string", "how it is stored", enum=[table.kind for table in TABLES]),
+                "choice": _of("string", "what it is, and which other tables there are"),
+                "kind": _of("string", "how it is stored", enum=["plain", "svd", "weight-norm"]),
                 "rows": _of("integer", "rows stored"),
                 "words": _of("integer", "rows measured: padding and made-up words left out"),
                 "dimensions": _of("integer", "d"),
@@ -162,76 +164,8 @@ DOCUMENT: Dict[str, Any] = {
             "command": _of("string", "which subcommand", enum=["analyze", "compare"]),
             "versions": _map("of the software; null where not installed", {"type": _TEXT_OR_NULL}),
             "threads": _of("integer", "threads that the numbers were computed with"),
-            "options": _record(
-                "what decides the samples",
-                {
-                    "seed": _of("integer", "of all samples"),
-                    "isotropy_words": _of("integer", "words of a sample for I1, I2; 0 is all"),
-                    "isotropy_runs": _of("integer", "samples averaged"),
-                    "cosine_words": _of("integer", "words whose pairs are counted, at most"),
-                    "projection_words": _of("integer", "words drawn, at most"),
-                    "projection": _of("string", "kind of projection", enum=["svd", "pca"]),
-                    "neighbours": _of("integer", "neighbours of a word"),
-                    "words": _of("array", "asked for", items={"type": "string"}),
-                },
-            ),
+            "options": _record("what decides the samples", json_properties(Options)),
             "checkpoints": _of("array", "in the order given", items=_CHECKPOINT, minItems=1),
         },
     ),
 }
-
-_TYPES: Dict[str, Any] = {
-    "object": dict,
-    "array": list,
-    "string": str,
-    "integer": int,
-    "number": (int, float),
-    "null": type(None),
-}
-
-
-def violations(value: Any, schema: Optional[Dict[str, Any]] = None, where: str = "$") -> List[str]:
-    """Where a document departs from the schema; the keywords used above and no others.
-
-    Args:
-        value: parsed JSON.
-        schema: :data:`DOCUMENT` if not given.
-        where: path of ``value``, for the messages.
-    """
-    schema = DOCUMENT if schema is None else schema
-    kinds = schema.get("type", [])
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    if kinds and not any(_is_a(value, kind) for kind in kinds):
-        return [f"{where}: a {type(value).__name__}, not {' or '.join(kinds)}"]
-    found = []
-    if "enum" in schema and value not in schema["enum"]:
-        found.append(f"{where}: {value!r} is none of {schema['enum']}")
-    if "const" in schema and value != schema["const"]:
-        found.append(f"{where}: {value!r} is not {schema['const']!r}")
-    if isinstance(value, dict):
-        found += _object_violations(value, schema, where)
-    if isinstance(value, list):
-        if len(value) < schema.get("minItems", 0):
-            found.append(f"{where}: fewer than {schema['minItems']} items")
-        for index, item in enumerate(value):
-            found += violations(item, schema.get("items", {}), f"{where}[{index}]")
-    return found
-
-
-def _object_violations(value: Dict[str, Any], schema: Dict[str, Any], where: str) -> List[str]:
-    known = schema.get("properties", {})
-    found = [f"{where}: no {key}" for key in schema.get("required", []) if key not in value]
-    for key, item in value.items():
-        inner = known.get(key, schema.get("additionalProperties", {}))
-        if inner is False:
-            found.append(f"{where}: {key} is not in the schema")
-        else:
-            found += violations(item, inner, f"{where}.{key}")
-    return found
-
-
-def _is_a(value: Any, kind: str) -> bool:
-    # JSON's true and false are no numbers, though Python's are.
-    if isinstance(value, bool):
-        return kind == "boolean"
-    return isinstance(value, _TYPES[kind])

@@ -1,13 +1,14 @@
 """Precision and recall of smoothed sentence-level BLEU over n-best lists.
 
-Yang et al., ICLR 2018, table 4, after Zhao, Zhao, Eskenazi, ACL 2017, section 5.2. For a context
-with references r_1..r_M and hypotheses h_1..h_N,
+Yang et al., ICLR 2018 (https://arxiv.org/abs/1711.03953), table 4, after Zhao, Zhao, Eskenazi, ACL
+2017 (https://aclanthology.org/P17-1061), section 5.2. For a context with references r_1..r_M and
+hypotheses h_1..h_N,
 
     precision = 1/N sum_i max_j BLEU(r_j, h_i),      recall = 1/M sum_j max_i BLEU(r_j, h_i),
 
 averaged over contexts. BLEU-n is sacrebleu's sentence BLEU up to n-grams of order n, smoothed
-(method ``exp``: method 3 of Chen and Cherry 2014), as a fraction; ``effective_order`` leaves out
-orders longer than the sentence.
+(``exp``, method 3 of Chen and Cherry 2014, https://aclanthology.org/W14-3346), as a fraction.
+``effective_order`` leaves out orders longer than the sentence.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ import re
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
-from sacrebleu.metrics import BLEU
-
-from spectral_fairseq.analysis.progress import Progress
+from spectral_fairseq.analysis.callback import StepCallback
 from spectral_fairseq.errors import DataError
 from spectral_fairseq.files import why_not_readable
 
@@ -29,7 +28,7 @@ def nbest_bleu(
     contexts: Sequence[Tuple[Sequence[str], Sequence[str]]],
     tokenize: str = "none",
     smooth_method: str = "exp",
-    progress: Optional[Progress] = None,
+    progress: Optional[StepCallback] = None,
 ) -> Tuple[Dict[str, float], str]:
     """Precision and recall for every order of :data:`ORDERS`.
 
@@ -37,7 +36,7 @@ def nbest_bleu(
         contexts: for each, its references and its hypotheses, none of the two empty.
         tokenize: sacrebleu's tokeniser; ``none`` for text that is tokenised already.
         smooth_method: sacrebleu's.
-        progress: told of the contexts that are done, once for every order.
+        progress: advanced by one for each context and order.
 
     Returns:
         ``bleu_<n>_precision`` and ``bleu_<n>_recall``, 0 to 1, and sacrebleu's signature.
@@ -45,6 +44,8 @@ def nbest_bleu(
     Raises:
         DataError: no context, or one without a reference or a hypothesis.
     """
+    from sacrebleu.metrics import BLEU
+
     if not contexts or any(not refs or not hyps for refs, hyps in contexts):
         raise DataError(
             "at least one reference and one hypothesis for every sentence",
@@ -116,7 +117,7 @@ def read_generated(path: Union[str, Path]) -> List[Tuple[List[str], List[str]]]:
 
 
 def bleu_details(contexts: Sequence[Tuple[Any, Any]], signature: str, path: Any) -> Dict[str, Any]:
-    """What the report says about the n-best lists beside their scores."""
+    """The entry ``nbest`` of the document: the lists behind the scores."""
     sizes = [len(hypotheses) for _, hypotheses in contexts]
     return {
         "file": str(path),

@@ -1,4 +1,4 @@
-"""A folder of results that is never half-written: pictures, JSON and, last, the page."""
+"""Writes a folder of results whole or not at all: pictures, JSON and, last, the page."""
 
 from __future__ import annotations
 

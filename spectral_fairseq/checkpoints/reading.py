@@ -29,9 +29,9 @@ import torch
 
 from spectral_fairseq.checkpoints import archive
 from spectral_fairseq.checkpoints.allow_list import allowed_globals
+from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.checkpoints.structure import check_model, check_settings
 from spectral_fairseq.errors import CheckpointError
-from spectral_fairseq.files import why_not_readable
 from spectral_fairseq.provenance import torch_release
 
 _TORCH_REBUILDERS = (
@@ -95,20 +95,6 @@ def load_checkpoint(path: Union[str, os.PathLike[str]], verify: bool = True) -> 
     return state
 
 
-def checkpoint_file(path: Union[str, os.PathLike[str]]) -> Path:
-    """``path``, if there is a regular file.
-
-    Raises:
-        CheckpointError: there is none; a pipe, which may have no end, is not read.
-    """
-    obstacle = why_not_readable(path)
-    if obstacle is not None:
-        raise CheckpointError(
-            f"a checkpoint file at {path}", obstacle, "Check the path; fairseq saves *.pt files."
-        )
-    return Path(path)
-
-
 def tensors_of(model: Mapping[str, Any]) -> Dict[str, torch.Tensor]:
     """A checkpoint's ``model`` without what is no tensor; see :func:`load_checkpoint`."""
     return {name: value for name, value in model.items() if isinstance(value, torch.Tensor)}
@@ -138,9 +124,11 @@ def explain_failure(path: Union[str, Path], error: BaseException) -> CheckpointE
             _first_line(error),
             "Give the --user-dir of the plugin that wrote it, or save it again without them.",
         )
+    # Where torch fails to read a file it suggests weights_only=False, which would run its code.
+    cause = "" if "weights_only" in str(error) else f" ({_first_line(error)})"
     return CheckpointError(
         f"an intact checkpoint in {path}",
-        f"a file of {os.path.getsize(path):,} bytes that cannot be read ({_first_line(error)})",
+        f"a file of {os.path.getsize(path):,} bytes that cannot be read{cause}",
         "It is truncated, damaged or not a checkpoint: copy it again, or use another one from "
         "the same run (checkpoint_best.pt, checkpoint_last.pt or one of an earlier epoch).",
     )

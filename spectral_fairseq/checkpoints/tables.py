@@ -18,6 +18,7 @@ from spectral_fairseq.checkpoints.collapse import (
     entries_by_module,
     factored_kind,
 )
+from spectral_fairseq.checkpoints.table_uses import known_name_first, output_tables
 from spectral_fairseq.embeddings import PlainEmbedding, Table
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError
 
@@ -99,18 +100,22 @@ def choose_table(model: Mapping[str, Tensor], wanted: Optional[str], path: Any) 
     Args:
         model: name -> tensor.
         wanted: value of ``--table``: a module's name, or a part of it that fits only one table,
-            or the full name of any matrix of the model. ``None`` stands for the only table.
+            or the full name of any matrix of the model. ``None`` stands for the output table, or
+            for the only one there is.
         path: of the checkpoint, for messages.
 
     Returns:
-        The modules that hold it; the first is the one to read.
+        The modules that hold it; the first is the one to read, ``decoder.embed_tokens`` if it is
+        among them.
 
     Raises:
         CheckpointError: no table found, none fits, or several do.
     """
     tables = find_tables(model)
     fitting = list(tables.values())
-    if wanted is not None:
+    if wanted is None and len(fitting) > 1:
+        fitting = output_tables(fitting)
+    elif wanted is not None:
         exact = wanted[: -len(".weight")] if wanted.endswith(".weight") else wanted
         fitting = [names for names in tables.values() if exact in names]
         if not fitting and _entries_of(model, exact) is not None:
@@ -118,7 +123,7 @@ def choose_table(model: Mapping[str, Tensor], wanted: Optional[str], path: Any) 
         if not fitting:
             fitting = [names for names in tables.values() if any(wanted in name for name in names)]
     if len(fitting) == 1:
-        return fitting[0]
+        return known_name_first(fitting[0])
     listed = "; ".join(_describe(model, names) for names in tables.values()) or "none"
     if not tables:
         matrices = [key for key, value in model.items() if value.dim() == 2]

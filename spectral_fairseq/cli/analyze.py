@@ -6,24 +6,23 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any, List, Sequence
+from typing import TYPE_CHECKING, Any, List, Sequence
 
-from tqdm import tqdm
-
-from spectral_fairseq.analysis.measures import Options
-from spectral_fairseq.analysis.plots import draw_all, matplotlib_pyplot
-from spectral_fairseq.analysis.progress import SHARES, Progress
-from spectral_fairseq.analysis.render import as_latex, as_text
-from spectral_fairseq.analysis.results import Analysed, analyse_checkpoint, document, labels_for
-from spectral_fairseq.analysis.schema import DOCUMENT
-from spectral_fairseq.analysis.sentence_bleu import ORDERS, bleu_details, nbest_bleu, read_generated
-from spectral_fairseq.analysis.write import PAGE, check_folder, write_results
+from spectral_fairseq.analysis.callback import SHARES
+from spectral_fairseq.analysis.options import Options
+from spectral_fairseq.checkpoints.saved import checkpoint_file
+from spectral_fairseq.cli.fairseq_plugin import import_plugin
+from spectral_fairseq.cli.progress import CheckpointBar, checkpoints_bar
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.tools.model_outputs import measure_outputs
+from spectral_fairseq.options import add_flags, from_arguments
+
+if TYPE_CHECKING:
+    from spectral_fairseq.analysis.results import Analysed
 
 DESCRIPTION = """\
 Measure the table of word vectors of any fairseq checkpoint (plain, SVD or weight norm;
 translation or language model): isotropy, singular values, cosines, row norms, neighbours.
+Of several tables, the one of the output layer is measured unless --table names another.
 Checkpoints are read without executing what they contain. With --out, a folder is written with
 pictures (PNG, SVG), the raw JSON and report.html, one page that needs no network.
 """
@@ -35,110 +34,98 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: of either.
     """
-    default = Options()
-    parser.add_argument("--out", metavar="DIR", help="write report.html, pictures and JSON there")
     parser.add_argument(
-        "--overwrite", action="store_true", help="replace a report that is in DIR already"
+        "--out", metavar="DIR", help="write report.html, pictures and JSON to this folder"
     )
     parser.add_argument(
-        "--format", choices=("text", "json", "latex"), default="text", help="of what is printed"
+        "--overwrite", action="store_true", help="replace a report that is already in DIR"
     )
     parser.add_argument(
-        "--table", metavar="NAME",
-        help="which table, where a checkpoint has several: its module's name or a part of it",
-    )  # fmt: skip
+        "--format",
+        choices=("text", "json", "latex"),
+        default="text",
+        help="format of the printed figures (default: %(default)s)",
+    )
     parser.add_argument(
-        "--dict", metavar="PATH", dest="dictionary",
-        help="dict.txt, or the folder of binarised data, for words and frequencies; looked for "
-        "where the checkpoint was trained if not given",
-    )  # fmt: skip
+        "--table",
+        metavar="NAME",
+        help="measure this table, given by its module's name or a part of it, instead of the "
+        "output table",
+    )
+    parser.add_argument(
+        "--dict",
+        metavar="PATH",
+        dest="dictionary",
+        help="read words and their frequencies from this dict.txt or folder of binarised data "
+        "(default: look where the checkpoint was trained)",
+    )
     parser.add_argument(
         "--labels", metavar="A,B,...", help="names of the checkpoints, separated by commas"
     )
-    parser.add_argument(
-        "--words",
-        metavar="WORD",
+    add_flags(parser, Options)
+    data = parser.add_argument_group("predictions", "fairseq builds the model and runs it on data")
+    data.add_argument(
+        "--data",
+        metavar="DIR",
+        help="folder of binarised data, on which rank and pairwise KL of log P are measured",
+    )
+    data.add_argument(
+        "--gen-subset",
+        metavar="NAME",
+        default="valid",
+        help="subset of DIR to run the model on (default: %(default)s)",
+    )
+    data.add_argument(
+        "--tokens",
+        metavar="N",
+        type=int,
+        default=4096,
+        help="use the first N contexts of the subset; the paper takes all of PTB's "
+        "(default: %(default)s)",
+    )
+    data.add_argument(
+        "--nbest",
+        metavar="FILE",
         nargs="+",
         default=[],
-        help="list the nearest neighbours of these",
-    )
-    parser.add_argument(
-        "--neighbours", metavar="N", type=int, default=default.neighbours,
-        help="neighbours of each (%(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--isotropy-words", metavar="N", type=int, default=default.isotropy_words,
-        help="words of a random sample for I1 and I2; the paper's language model has 40000. "
-        "0 takes all words (%(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--isotropy-runs", metavar="N", type=int, default=default.isotropy_runs,
-        help="samples to average (%(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--cosine-words", metavar="N", type=int, default=default.cosine_words,
-        help="words whose pairs make the distribution of cosines (%(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--projection", choices=("svd", "pca"), default=default.projection,
-        help="project words on singular vectors, or on principal components (%(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--projection-words", metavar="N", type=int, default=default.projection_words,
-        help="words to draw (%(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seed", type=int, default=default.seed, help="of all samples (%(default)s)"
-    )
-    data = parser.add_argument_group("predictions", "the model is built by fairseq and run on data")
-    data.add_argument("--data", metavar="DIR", help="binarised data; measures rank and KL of log P")
-    data.add_argument(
-        "--gen-subset", metavar="NAME", default="valid", help="subset of DIR (%(default)s)"
+        help="measure precision and recall of sentence-level BLEU on the output of "
+        "fairseq-generate --nbest, one file for each checkpoint",
     )
     data.add_argument(
-        "--tokens", metavar="N", type=int, default=4096,
-        help="contexts, the first ones of the subset (%(default)s; the paper takes all of PTB's)",
-    )  # fmt: skip
-    data.add_argument(
-        "--nbest", metavar="FILE", nargs="+", default=[],
-        help="output of fairseq-generate --nbest, one file for each checkpoint: precision and "
-        "recall of sentence-level BLEU",
-    )  # fmt: skip
-    data.add_argument(
-        "--nbest-tokenize", metavar="NAME", default="none",
-        help="sacrebleu's tokeniser for --nbest (%(default)s, for tokenised text)",
-    )  # fmt: skip
+        "--nbest-tokenize",
+        metavar="NAME",
+        default="none",
+        help="tokenise --nbest with this tokeniser of sacrebleu (default: %(default)s, for text "
+        "that is tokenised already)",
+    )
     parser.add_argument(
-        "--no-progress", action="store_true", help="no progress bar (shown on terminals only)"
+        "--no-progress", action="store_true", help="show no progress bar (terminals only)"
     )
 
 
 class _PrintSchema(argparse.Action):
-    """Print the schema and leave, whatever else is on the command line."""
+    """Print the schema and exit, whatever else is on the command line."""
 
     def __call__(self, parser: Any, *unused: Any) -> None:
+        from spectral_fairseq.analysis.schema import DOCUMENT
+
         print(json.dumps(DOCUMENT, indent=2))
         parser.exit()
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the subcommand ``analyze``.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``analyze``.
 
     Args:
-        subparsers: what ``ArgumentParser.add_subparsers`` returned.
+        parser: of the subcommand.
     """
-    parser = subparsers.add_parser(
-        "analyze",
-        help="measure and draw the embedding space of checkpoints",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser.add_argument(
+        "checkpoints", metavar="CKPT", nargs="+", help="checkpoint saved by fairseq-train"
     )
-    parser.add_argument("checkpoints", metavar="CKPT", nargs="+", help="saved by fairseq-train")
     add_options(parser)
     parser.add_argument(
         "--schema", action=_PrintSchema, nargs=0, help="print the JSON's schema and exit"
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -157,7 +144,7 @@ def report(args: argparse.Namespace, paths: Sequence[Path], command: str) -> int
     """Measure, print, and write the folder if asked.
 
     Args:
-        args: parsed arguments, those of :func:`add_options`.
+        args: parsed arguments, with the options of :func:`add_options`.
         paths: the checkpoints.
         command: the subcommand's name.
 
@@ -172,8 +159,17 @@ def report(args: argparse.Namespace, paths: Sequence[Path], command: str) -> int
             f"one --nbest file for each of {len(paths)} checkpoints", str(len(args.nbest)),
             "Give them in the order of the checkpoints.",
         )  # fmt: skip
-    options = _options(args)
+    options = from_arguments(Options, args)
     options.check()
+    for path in paths:
+        checkpoint_file(path)
+    if args.data:
+        import_plugin()
+    from spectral_fairseq.analysis.plots import draw_all, matplotlib_pyplot
+    from spectral_fairseq.analysis.render import as_latex, as_text
+    from spectral_fairseq.analysis.results import document, labels_for
+    from spectral_fairseq.analysis.write import PAGE, check_folder, write_results
+
     out = None
     if args.out is not None:
         out = check_folder(args.out, args.overwrite)
@@ -192,34 +188,25 @@ def report(args: argparse.Namespace, paths: Sequence[Path], command: str) -> int
     return 0
 
 
-def _options(args: argparse.Namespace) -> Options:
-    return Options(
-        seed=args.seed,
-        isotropy_words=args.isotropy_words,
-        isotropy_runs=args.isotropy_runs,
-        cosine_words=args.cosine_words,
-        projection_words=args.projection_words,
-        projection=args.projection,
-        neighbours=args.neighbours,
-        words=tuple(args.words),
-    )
-
-
 def _analyse(
     args: argparse.Namespace, paths: Sequence[Path], labels: Sequence[str], options: Options
 ) -> List[Analysed]:
+    from spectral_fairseq.analysis.results import analyse_checkpoint
+    from spectral_fairseq.analysis.sentence_bleu import (
+        ORDERS,
+        bleu_details,
+        nbest_bleu,
+        read_generated,
+    )
+
     nbest = [read_generated(name) for name in args.nbest]  # fails before any long work
     unused = {"predictions": not args.data, "BLEU of the n best": not nbest}
     total = len(paths) * sum(share for name, share in SHARES.items() if not unused.get(name))
-    disable = True if args.no_progress else None  # None: off where stderr is no terminal
     found: List[Analysed] = []
-    with tqdm(
-        total=total, disable=disable, file=sys.stderr, leave=False, dynamic_ncols=True,
-        bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
-    ) as bar:  # fmt: skip
+    with checkpoints_bar(args.no_progress, total) as bar:
         for index, (path, label) in enumerate(zip(paths, labels)):
             place = f" ({index + 1}/{len(paths)})" if len(paths) > 1 else ""
-            progress = _Bar(bar, label + place)
+            progress = CheckpointBar(bar, label + place)
             one = analyse_checkpoint(
                 path,
                 options,
@@ -229,6 +216,8 @@ def _analyse(
                 progress=progress,
             )
             if args.data:
+                from spectral_fairseq.tools.model_outputs import measure_outputs
+
                 # The spectrum of the collected rows comes after the last of them.
                 progress.begin("predictions", 1.3 * args.tokens)
                 measures, details = measure_outputs(
@@ -244,33 +233,3 @@ def _analyse(
             progress.end()
             found.append(one)
     return found
-
-
-class _Bar(Progress):
-    """One checkpoint's part of a bar over all of them.
-
-    Args:
-        bar: counts the shares of all steps of all checkpoints.
-        label: of the checkpoint.
-    """
-
-    def __init__(self, bar: Any, label: str) -> None:
-        self._bar = bar
-        self._label = label
-        self._per_unit = self._left = 0.0
-
-    def begin(self, step: str, units: float = 1) -> None:
-        self.end()
-        self._bar.set_description_str(f"{self._label}: {step}")
-        self._left = SHARES[step]
-        self._per_unit = self._left / max(units, 1)
-
-    def advance(self, units: float) -> None:
-        done = min(units * self._per_unit, self._left)
-        self._left -= done
-        self._bar.update(done)
-
-    def end(self) -> None:
-        """The last step has ended."""
-        self._bar.update(self._left)
-        self._left = 0.0

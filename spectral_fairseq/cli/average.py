@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
-from typing import Any, List, Optional
+from typing import List, Optional
 
-from spectral_fairseq.checkpoints.averaging import average_checkpoints
+from spectral_fairseq.checkpoints.saved import EPOCH_FILE, UPDATE_FILE, checkpoint_file
 from spectral_fairseq.cli.output import check_output, save_atomically
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
-
-EPOCH_CHECKPOINT = re.compile(r"checkpoint(\d+)\.pt")
-UPDATE_CHECKPOINT = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 
 DESCRIPTION = """\
 Average checkpoints of one training run, of this package or plain. A factored table is averaged
@@ -23,15 +19,12 @@ state is left out.
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the subcommand ``average``.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``average``.
 
     Args:
-        subparsers: what ``ArgumentParser.add_subparsers`` returned.
+        parser: of the subcommand.
     """
-    parser = subparsers.add_parser(
-        "average", help="average checkpoints, tables rather than factors", description=DESCRIPTION
-    )
     parser.add_argument(
         "checkpoints", metavar="CKPT", nargs="*",
         help="checkpoints, or one folder together with one of the --num options",
@@ -54,7 +47,6 @@ def add_parser(subparsers: Any) -> None:
         help="leave out checkpoints of a later epoch, or after more updates, than this",
     )  # fmt: skip
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,7 +59,11 @@ def run(args: argparse.Namespace) -> int:
         Exit status 0; every failure is an error.
     """
     paths = chosen_checkpoints(args)
+    for path in paths:
+        checkpoint_file(path)
     out = check_output(args.output, paths, args.overwrite)
+    from spectral_fairseq.checkpoints.averaging import average_checkpoints
+
     save_atomically(average_checkpoints(paths), out)
     print(f"{out}: the average of {', '.join(map(str, paths))}")
     return 0
@@ -109,12 +105,12 @@ def chosen_checkpoints(args: argparse.Namespace) -> List[Path]:
             ", ".join(map(str, inputs)) or "none",
             "Name the --save-dir of the training.",
         )
-    pattern = EPOCH_CHECKPOINT if by_epoch else UPDATE_CHECKPOINT
+    pattern = EPOCH_FILE if by_epoch else UPDATE_FILE
     numbered = [
-        (int(match.group(1)), path)
+        (int(match.groups()[-1]), path)
         for path in inputs[0].iterdir()
         for match in [pattern.fullmatch(path.name)]
-        if match and (bound is None or int(match.group(1)) <= bound)
+        if match and (bound is None or int(match.groups()[-1]) <= bound)
     ]
     if len(numbered) < count:
         what = "epoch" if by_epoch else "update"

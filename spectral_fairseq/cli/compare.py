@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, List
+from typing import List
 
-from spectral_fairseq.analysis.results import saved_epochs
+from spectral_fairseq.checkpoints.saved import saved_epochs
 from spectral_fairseq.cli.analyze import add_options, report
 from spectral_fairseq.errors import ConfigurationError
 
@@ -18,23 +18,19 @@ report also draws the measures over the updates.
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the subcommand ``compare``.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``compare``.
 
     Args:
-        subparsers: what ``ArgumentParser.add_subparsers`` returned.
+        parser: of the subcommand.
     """
-    parser = subparsers.add_parser(
-        "compare",
-        help="put the embedding spaces of several checkpoints side by side",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
     parser.add_argument(
-        "checkpoints", metavar="CKPT_OR_DIR", nargs="+", help="checkpoints, or a --save-dir"
+        "checkpoints",
+        metavar="CKPT_OR_DIR",
+        nargs="+",
+        help="checkpoint, or the --save-dir of a training run",
     )
     add_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

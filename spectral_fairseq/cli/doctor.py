@@ -12,6 +12,11 @@ import spectral_fairseq
 from spectral_fairseq.compat import Applied, Status, patch_fairseq, why_not_importable
 from spectral_fairseq.provenance import cuda_devices, resolve_user_dir, versions
 
+DESCRIPTION = """\
+Show what is installed, which patches of fairseq were applied and why, and what is not supported.
+The exit status is 1 if something cannot work.
+"""
+
 USER_DIR = "spectral_fairseq"
 
 UNSUPPORTED = {
@@ -121,20 +126,13 @@ def _indented(sentence: str) -> str:
     )  # fmt: skip
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the subcommand ``doctor``.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``doctor``.
 
     Args:
-        subparsers: what ``ArgumentParser.add_subparsers`` returned.
+        parser: of the subcommand.
     """
-    parser = subparsers.add_parser(
-        "doctor",
-        help="show versions, how fairseq is patched, and what is not supported",
-        description="Show what is installed, which patches of fairseq were applied and why, and "
-        "what is not supported. The exit status is 1 if something cannot work.",
-    )
     parser.add_argument("--format", choices=("text", "json"), default="text", help="output format")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""``spectral-fairseq evaluate-lm``: exact perplexity, plain, cached or adapting."""
+"""``spectral-fairseq evaluate-lm``: exact perplexity, static, cached or adapting."""
 
 from __future__ import annotations
 
@@ -7,17 +7,11 @@ import json
 import sys
 from typing import Any, Dict, List, Optional
 
-from tqdm import tqdm
-
-from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.tools.language_model_evaluation import (
-    PUBLISHED,
-    CacheOptions,
-    DynamicOptions,
-    Options,
-    TuneOptions,
-    evaluate_checkpoint,
-)
+from spectral_fairseq.checkpoints.saved import checkpoint_file
+from spectral_fairseq.cli.fairseq_plugin import import_plugin
+from spectral_fairseq.cli.progress import StageBars
+from spectral_fairseq.options import add_flags, from_arguments
+from spectral_fairseq.tools.evaluate_lm.options import Options
 
 DESCRIPTION = """\
 Perplexity of a language model on a split that fairseq-preprocess --only-source binarised: every
@@ -28,145 +22,31 @@ split, --segment tokens at a time, as in training. All other language models of 
 blocks of --segment tokens, of which --context-window repeat the block before: the figure is that
 of fairseq-eval-lm --tokens-per-sample SEGMENT --context-window C.
 
-  --cache     mixes in a continuous cache of the words seen last (Grave et al. 2017)
-  --dynamic   lets the model learn from what it has been scored on (Krause et al. 2018)
-  --tune      searches the numbers of both on the split "valid", never on another
+  --cache     mixes in a continuous cache of the last words (Grave et al. 2017)
+  --dynamic   adapts the model to the text that it has been scored on (Krause et al. 2018)
+  --tune      searches the numbers of both on the split "valid", never on another; the default
+              grid is widened while the best value lies at its end
 """
 
-
-def _numbers(text: str) -> List[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"expected numbers separated by commas, found {text!r}"
-        ) from None
+# What the papers call the numbers that are searched.
+_SYMBOLS = {"rate": "eta", "decay": "lambda"}
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the subcommand ``evaluate-lm``.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``evaluate-lm``.
 
     Args:
-        subparsers: what ``ArgumentParser.add_subparsers`` returned.
+        parser: of the subcommand.
     """
-    parser = subparsers.add_parser(
-        "evaluate-lm",
-        help="perplexity of a language model, with cache and dynamic evaluation",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("checkpoint", metavar="CKPT", help="saved by fairseq-train")
+    parser.add_argument("checkpoint", metavar="CKPT", help="checkpoint saved by fairseq-train")
     parser.add_argument("data", metavar="DATA", help="folder of binarised data")
     parser.add_argument(
-        "--gen-subset", metavar="NAME", default="valid", help="split to evaluate (%(default)s)"
+        "--format", choices=("text", "json"), default="text", help="format of the printed figures"
     )
     parser.add_argument(
-        "--streams", metavar="B", type=int, default=1,
-        help="contiguous parts read side by side by a model with a state (%(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--segment", metavar="T", type=int,
-        help="tokens at a time (those of the training; 5 with --dynamic and a state)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--context-window", metavar="C", type=int, default=0,
-        help="of a block's tokens, those that repeat the block before (%(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--model-overrides", metavar="DICT", default="{}",
-        help="settings of the checkpoint to replace, such as \"{'mem_len': 640}\"",
-    )  # fmt: skip
-    parser.add_argument(
-        "--format", choices=("text", "json"), default="text", help="of what is printed"
+        "--no-progress", action="store_true", help="show no progress bar (terminals only)"
     )
-    parser.add_argument("--cpu", action="store_true", help="leave a GPU alone")
-    parser.add_argument(
-        "--no-progress", action="store_true", help="no progress bar (shown on terminals only)"
-    )
-    _add_cache(parser)
-    _add_dynamic(parser)
-    _add_tuning(parser)
-    parser.set_defaults(run=run)
-
-
-def _add_cache(parser: argparse.ArgumentParser) -> None:
-    default = CacheOptions()
-    group = parser.add_argument_group(
-        "cache", "published: WikiText-2 the defaults; PTB window 500, theta 1.0, lambda 0.1"
-    )
-    group.add_argument(
-        "--cache", action="store_true", help="use a cache (as any of the following does)"
-    )
-    group.add_argument(
-        "--cache-window", metavar="W", type=int, help=f"words that it holds ({default.window})"
-    )
-    group.add_argument(
-        "--cache-theta", metavar="THETA", type=float,
-        help=f"how much alike two states must be ({default.theta})",
-    )  # fmt: skip
-    group.add_argument(
-        "--cache-lambda", metavar="LAMBDA", type=float,
-        help=f"share of the cache in the mixture, in [0, 1) ({default.weight})",
-    )  # fmt: skip
-
-
-def _add_dynamic(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "dynamic evaluation", "published for AWD-LSTM: the defaults, with --segment 5"
-    )
-    group.add_argument(
-        "--dynamic", action="store_true", help="use it (as any of the following does)"
-    )
-    for flag, metavar, key, meaning in (
-        ("rate", "ETA", "rate", "learning rate"),
-        ("decay", "LAMBDA", "decay", "mean rate of decay towards the trained weights"),
-        ("epsilon", "EPS", "epsilon", "added to the root mean square of the gradient"),
-    ):
-        shown = getattr(PUBLISHED["mean"], key)
-        group.add_argument(
-            f"--dynamic-{flag}", metavar=metavar, type=float, help=f"{meaning} ({shown:g})"
-        )
-    group.add_argument(
-        "--dynamic-units", choices=tuple(PUBLISHED),
-        help="what the three numbers are for: the paper's means (default), or the sums of the "
-        "method's first code, with defaults of their own: 0.002, 0.02, 0.001. Values for mixtures "
-        "of softmaxes were published for sums: lambda 0.075 on PTB, epsilon 0.002 on WikiText-2",
-    )  # fmt: skip
-    group.add_argument(
-        "--dynamic-batches", metavar="N", type=int,
-        help="batches of the training split, for the statistics of its gradients (all); with "
-        "few, words that are in none of them make steps of eta/epsilon",
-    )  # fmt: skip
-    group.add_argument(
-        "--dynamic-batch-size", metavar="B", type=int,
-        help="streams in each of those batches (100), or blocks of a model without a state (1)",
-    )  # fmt: skip
-
-
-def _add_tuning(parser: argparse.ArgumentParser) -> None:
-    default = TuneOptions()
-    group = parser.add_argument_group(
-        "grid search", "on the split valid; the split evaluated then uses the best values"
-    )
-    group.add_argument(
-        "--tune", action="store_true", help="search theta and lambda, eta and lambda"
-    )
-    group.add_argument(
-        "--tune-tokens", metavar="N", type=int, help="search on the first N tokens of valid (all)"
-    )
-    for flag, shown in (
-        ("cache-theta", _list(default.cache_thetas)),
-        ("cache-lambda", _list(default.cache_weights)),
-        ("dynamic-rate", "the authors' 6, scaled by SEGMENT/5"),
-        ("dynamic-decay", "the authors' 4, scaled by SEGMENT/5"),
-    ):
-        group.add_argument(
-            f"--tune-{flag}", metavar="A,B,...", type=_numbers, help=f"grid of --{flag} ({shown})"
-        )
-
-
-def _list(values: Any) -> str:
-    return ",".join(f"{value:g}" for value in values)
+    add_flags(parser, Options)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -178,136 +58,71 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         Exit status 0; every failure is an error.
     """
-    with _Bars(args.no_progress) as bars:
-        found = evaluate_checkpoint(args.checkpoint, args.data, options_of(args), bars.begin)
+    options = from_arguments(Options, args)
+    checkpoint_file(args.checkpoint)
+    import_plugin()
+    from spectral_fairseq.tools.evaluate_lm.evaluation import evaluate_checkpoint
+
+    with StageBars(args.no_progress) as bars:
+        found = evaluate_checkpoint(args.checkpoint, args.data, options, bars.begin)
     if found["data"]["remark"]:
         print(f"warning: {found['data']['remark']}", file=sys.stderr)
     print(json.dumps(found) if args.format == "json" else as_text(found))
     return 0
 
 
-def options_of(args: argparse.Namespace) -> Options:
-    """What the parsed arguments ask for.
-
-    Args:
-        args: parsed arguments.
-
-    Raises:
-        ConfigurationError: options of --tune without it, or of a grid without its method.
-    """
-    cache = {
-        "window": args.cache_window, "theta": args.cache_theta, "weight": args.cache_lambda
-    }  # fmt: skip
-    dynamic = {
-        "rate": args.dynamic_rate, "decay": args.dynamic_decay, "epsilon": args.dynamic_epsilon,
-        "units": args.dynamic_units, "batches": args.dynamic_batches,
-        "batch_size": args.dynamic_batch_size,
-    }  # fmt: skip
-    tune = {
-        "tokens": args.tune_tokens, "cache_thetas": args.tune_cache_theta,
-        "cache_weights": args.tune_cache_lambda, "dynamic_rates": args.tune_dynamic_rate,
-        "dynamic_decays": args.tune_dynamic_decay,
-    }  # fmt: skip
-    if not args.tune and _given(tune):
-        raise ConfigurationError(
-            "--tune with the options of the grid search", "these options alone", "Add --tune."
-        )
-    for method, asked, grid in (
-        ("cache", args.cache or _given(cache), (args.tune_cache_theta, args.tune_cache_lambda)),
-        (
-            "dynamic",
-            args.dynamic or _given(dynamic),
-            (args.tune_dynamic_rate, args.tune_dynamic_decay),
-        ),
-    ):
-        if not asked and grid != (None, None):
-            raise ConfigurationError(
-                f"--{method} with the options of its grid, --tune-{method}-...",
-                "these options alone", f"Add --{method}, or leave them out.",
-            )  # fmt: skip
-    return Options(
-        subset=args.gen_subset,
-        streams=args.streams,
-        segment=args.segment,
-        context_window=args.context_window,
-        overrides=args.model_overrides,
-        cache=CacheOptions(**_given(cache)) if args.cache or _given(cache) else None,
-        dynamic=DynamicOptions(**_given(dynamic)) if args.dynamic or _given(dynamic) else None,
-        tune=TuneOptions(**_given(tune)) if args.tune else None,
-        cpu=args.cpu,
-    )
-
-
-def _given(values: Dict[str, Any]) -> Dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
-
-
 def as_text(document: Dict[str, Any]) -> str:
     """The document as plain text: the grids, then a table of the figures and their signatures."""
-    lines: List[str] = []
-    for search in document["tuning"]:
-        lines += [*_grid(search), ""]
-    lines.append(f"{'':<28}{'tokens':>12}{'bits':>10}{'perplexity':>14}")
-    for one in document["figures"]:
-        bits = "-" if one["bits"] is None else f"{one['bits']:.4f}"
-        lines.append(
-            f"{one['method']:<28}{one['tokens']:>12,}{bits:>10}{_shown(one['perplexity']):>14}"
-        )
-    lines.append("")
-    lines += [f"{one['method']}: {one['signature']}" for one in document["figures"]]
-    return "\n".join(lines)
+    from tabulate import tabulate
+
+    parts = [_grid(search) for search in document["tuning"]]
+    rows = [
+        [
+            one["method"],
+            f"{one['tokens']:,}",
+            "-" if one["bits"] is None else f"{one['bits']:.4f}",
+            _shown(one["perplexity"]),
+        ]
+        for one in document["figures"]
+    ]
+    headers = ["", "tokens", "bits", "perplexity"]
+    align = ("left", "right", "right", "right")
+    parts.append(tabulate(rows, headers, disable_numparse=True, colalign=align))
+    parts.append("\n".join(f"{one['method']}: {one['signature']}" for one in document["figures"]))
+    return "\n\n".join(parts)
 
 
-def _grid(search: Dict[str, Any]) -> List[str]:
+def _grid(search: Dict[str, Any]) -> str:
     """A table of perplexities: the first number searched down, the second across."""
+    from tabulate import tabulate
+
     down, across = [name for name in search["points"][0] if name != "perplexity"]
-    table: Dict[float, Dict[float, Any]] = {}
-    for point in search["points"]:
-        table.setdefault(point[down], {})[point[across]] = point["perplexity"]
+    found = {(point[down], point[across]): point["perplexity"] for point in search["points"]}
     best = search["best"]
-    names = {"rate": "eta", "decay": "lambda"}
-    down_name, across_name = names.get(down, down), names.get(across, across)
-    columns = list(next(iter(table.values())))
+    rows_of, columns_of = (sorted({place[axis] for place in found}) for axis in (0, 1))
+    rows: List[List[str]] = []
+    for value in rows_of:
+        cells = []
+        for column in columns_of:
+            mark = "*" if (value, column) == (best[down], best[across]) else ""
+            cells.append(_shown(found[value, column]) + mark)
+        rows.append([f"{value:g}", *cells])
+    down_name, across_name = _SYMBOLS.get(down, down), _SYMBOLS.get(across, across)
+    headers = [f"{down_name} \\ {across_name}", *(f"{column:g}" for column in columns_of)]
     lines = [
         f"{search['method']}: perplexity on {search['subset']}, {search['tokens']:,} tokens",
-        f"{down_name} \\ {across_name}".rjust(16) + "".join(f"{one:>12g}" for one in columns),
-    ]
-    for value, row in table.items():
-        cells = []
-        for column in columns:
-            mark = "*" if (value, column) == (best[down], best[across]) else ""
-            cells.append(f"{_shown(row[column]) + mark:>12}")
-        lines.append(f"{value:>16g}" + "".join(cells))
-    lines.append(
+        tabulate(rows, headers, disable_numparse=True, colalign=("right",) * len(headers)),
         f"best (*): {down_name} {best[down]:g}, {across_name} {best[across]:g}, "
-        f"perplexity {_shown(best['perplexity'])}"
-    )
-    return lines
+        f"perplexity {_shown(best['perplexity'])}",
+    ]
+    for name, end in search["ends"].items():
+        flag = f"--tune-{search['method']}-{name}"
+        lines.append(
+            f"note: {_SYMBOLS.get(name, name)} {best[name]:g} is the {end} value searched; a "
+            f"better one may lie beyond it ({flag})"
+        )
+    return "\n".join(lines)
 
 
 def _shown(value: Optional[float]) -> str:
     return "infinite" if value is None else f"{value:.2f}"
-
-
-class _Bars:
-    """One progress bar for each stage, with the time left in it, on stderr."""
-
-    def __init__(self, hidden: bool) -> None:
-        self.disable = True if hidden else None  # None: off where stderr is no terminal
-        self.bar: Any = None
-
-    def __enter__(self) -> _Bars:
-        return self
-
-    def __exit__(self, *unused: Any) -> None:
-        if self.bar is not None:
-            self.bar.close()
-
-    def begin(self, stage: str, tokens: int) -> Any:
-        """Start the bar of a stage; gives what counts its tokens."""
-        self.__exit__()
-        self.bar = tqdm(
-            total=tokens, disable=self.disable, unit="tok", unit_scale=True, desc=stage,
-            file=sys.stderr, leave=False,
-        )  # fmt: skip
-        return self.bar.update

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
 
-from spectral_fairseq.checkpoints.reading import load_checkpoint
+from spectral_fairseq.checkpoints.saved import checkpoint_file
+from spectral_fairseq.cli.fairseq_plugin import import_plugin
 from spectral_fairseq.cli.output import check_output, save_atomically
-from spectral_fairseq.tools.export import export_checkpoint
 
 DESCRIPTION = """\
 Collapse the factored tables of a transformer_sc* or transformer_lm_sc* checkpoint to a plain
@@ -24,22 +23,15 @@ fairseq-eval-lm, --finetune-from-model and converters, for example
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the subcommand ``export``.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``export``.
 
     Args:
-        subparsers: what ``ArgumentParser.add_subparsers`` returned.
+        parser: of the subcommand.
     """
-    parser = subparsers.add_parser(
-        "export",
-        help="collapse a checkpoint to one that fairseq loads without this package",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
     parser.add_argument("checkpoint", metavar="CKPT", help="checkpoint saved by fairseq-train")
     parser.add_argument("output", metavar="OUT", help="file to write")
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,7 +43,12 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         Exit status 0; every failure is an error.
     """
+    checkpoint_file(args.checkpoint)
     out = check_output(args.output, [args.checkpoint], args.overwrite)
+    import_plugin()
+    from spectral_fairseq.checkpoints.reading import load_checkpoint
+    from spectral_fairseq.tools.export import export_checkpoint
+
     plain, check = export_checkpoint(load_checkpoint(args.checkpoint))
     save_atomically(plain, out)
     figures = {

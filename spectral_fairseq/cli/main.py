@@ -1,35 +1,54 @@
-"""The command ``spectral-fairseq``: reads the command line and hands over to one subcommand."""
+"""The command ``spectral-fairseq``: reads the command line and runs one subcommand."""
 
 from __future__ import annotations
 
 import argparse
-import logging
+import importlib
 import os
 import sys
-from types import ModuleType
-from typing import Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence
 
 import spectral_fairseq
-from spectral_fairseq.cli import average, doctor, user_dir
 from spectral_fairseq.cli.output import print_anywhere
-from spectral_fairseq.compat import why_not_importable
-from spectral_fairseq.errors import SpectralFairseqError, UnsupportedError
+from spectral_fairseq.errors import SpectralFairseqError
 
-SUBCOMMANDS: Tuple[ModuleType, ...] = (average, user_dir, doctor)
-if why_not_importable() is None:
-    from spectral_fairseq.cli import analyze, compare, evaluate_lm, export
+SUBCOMMANDS: Dict[str, str] = {
+    "analyze": "measure and draw the embedding space of checkpoints",
+    "compare": "put the embedding spaces of several checkpoints side by side",
+    "export": "collapse a checkpoint to one that fairseq loads without this package",
+    "average": "average checkpoints, tables rather than factors",
+    "evaluate-lm": "perplexity of a language model, with cache and dynamic evaluation",
+    "flags": "list every flag that this package adds to fairseq-train",
+    "user-dir": "print the installed package's folder, for fairseq's --user-dir",
+    "doctor": "show versions, how fairseq is patched, and what is not supported",
+}
+"""Name -> its line in the help. Its code is in ``cli/<name>.py``: ``DESCRIPTION``,
+``add_arguments(parser)`` and ``run(arguments) -> exit status``."""
 
-    SUBCOMMANDS = (analyze, compare, export, average, evaluate_lm, user_dir, doctor)
-"""Modules with ``add_parser(subparsers)``, in the order in which the help shows them.
+_DEBUG_HELP = "show the traceback of an error as well"
 
-Without fairseq there are those that need none: the doctor above all, who says what is wrong.
-"""
 
-NEED_FAIRSEQ = ("analyze", "compare", "export", "evaluate-lm")
+class _Subcommand(argparse.ArgumentParser):
+    """Parser of one subcommand, whose module is imported only if the command line names it."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        name = self.prog.split()[-1].replace("-", "_")
+        module = importlib.import_module(f"spectral_fairseq.cli.{name}")
+        self.description = module.DESCRIPTION
+        module.add_arguments(self)
+        # Without a default, so that one given before the subcommand stays.
+        self.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help=_DEBUG_HELP
+        )
+        self.set_defaults(run=module.run)
+        return super().parse_known_args(args, namespace)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command; each subcommand sets ``run``."""
+    """The parser of the whole command; it sets ``run`` to the subcommand's function."""
     parser = argparse.ArgumentParser(
         prog="spectral-fairseq",
         description="Measure, compare, average, export and evaluate fairseq checkpoints, plain or "
@@ -38,12 +57,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--version", action="version", version=f"%(prog)s {spectral_fairseq.__version__}"
     )
-    parser.add_argument(
-        "--debug", action="store_true", help="show the traceback of an error as well"
+    parser.add_argument("--debug", action="store_true", help=_DEBUG_HELP)
+    subparsers = parser.add_subparsers(
+        dest="subcommand", metavar="SUBCOMMAND", required=True, parser_class=_Subcommand
     )
-    subparsers = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND", required=True)
-    for module in SUBCOMMANDS:
-        module.add_parser(subparsers)
+    for name, line in SUBCOMMANDS.items():
+        subparsers.add_parser(name, help=line)
     return parser
 
 
@@ -54,44 +73,30 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         argv: the arguments after the command's name; those of the process if not given.
 
     Returns:
-        Exit status: the subcommand's own; 2 for an error that the user can mend, which is printed
-        on stderr; as in a shell 130 after Ctrl-C, and 141 where nobody reads the output any more.
+        Exit status: the subcommand's own; 2 for an error that the user can correct, which is
+        printed on stderr; as in a shell, 130 after Ctrl-C and 141 if the reader of the output has
+        closed it.
     """
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    named = next((one for one in arguments if not one.startswith("-")), "")
-    obstacle = why_not_importable()
-    if obstacle is not None and named in NEED_FAIRSEQ:
-        missing = UnsupportedError(
-            "a fairseq that can be imported", obstacle,
-            "Run spectral-fairseq doctor; docs/compatibility.md has the versions that go together.",
-        )  # fmt: skip
-        return _failed(named, missing)
-    args = build_parser().parse_args(arguments)
-    # Importing fairseq sets the root logger to DEBUG, and with it every other library's.
-    logging.getLogger().setLevel(logging.WARNING)
+    args = build_parser().parse_args(argv)
     print_anywhere()
     try:
         status = int(args.run(args))
-        sys.stdout.flush()  # here, where the end of a pipe can still be answered
+        sys.stdout.flush()  # here, where a closed pipe can still be handled
         return status
     except SpectralFairseqError as error:
         if args.debug:
             raise
-        return _failed(args.subcommand, error)
+        print(f"spectral-fairseq {args.subcommand}: error: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         if args.debug:
             raise
         print(f"\nspectral-fairseq {args.subcommand}: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Python flushes once more at the end, into nothing now.
+        # Python flushes stdout once more at exit; give it a file that accepts everything.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-
-
-def _failed(subcommand: str, error: SpectralFairseqError) -> int:
-    print(f"spectral-fairseq {subcommand}: error: {error}", file=sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

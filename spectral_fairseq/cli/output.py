@@ -1,4 +1,4 @@
-"""What the subcommands write: files never half, nothing replaced unasked; text on any terminal."""
+"""Output of the subcommands: files written whole or not at all, and text for any terminal."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any, Sequence, Union
 
-import torch
-
 from spectral_fairseq.errors import ConfigurationError, OutputError
 from spectral_fairseq.files import replacing
 
@@ -17,7 +15,7 @@ PathLike = Union[str, Path]
 
 
 def print_anywhere() -> None:
-    """Let a terminal without a text's dashes or Greek letters show their numbers, and not fail."""
+    """Make stdout print escapes for characters that the terminal lacks, rather than fail."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -71,6 +69,8 @@ def save_atomically(checkpoint: Any, out: Path) -> None:
     Raises:
         OutputError: the system did not write all of it.
     """
+    import torch
+
     try:
         with replacing(out) as partial:
             torch.save(checkpoint, partial)

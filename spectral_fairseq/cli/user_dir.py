@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import spectral_fairseq
 
+DESCRIPTION = """\
+Print the folder of the installed package, from any working directory:
+fairseq-train DATA --user-dir "$(spectral-fairseq user-dir)" ...
+"""
 
-def add_parser(subparsers: Any) -> None:
-    """Add the subcommand ``user-dir``.
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add nothing: the subcommand has no arguments.
 
     Args:
-        subparsers: what ``ArgumentParser.add_subparsers`` returned.
+        parser: of the subcommand.
     """
-    parser = subparsers.add_parser(
-        "user-dir",
-        help="print the installed package's folder, for fairseq's --user-dir",
-        description="Print the folder of the installed package, from any working directory: "
-        'fairseq-train DATA --user-dir "$(spectral-fairseq user-dir)" ...',
-    )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,10 +15,10 @@ from typing import Any, Callable, Dict
 from spectral_fairseq.checkpoints import archive
 from spectral_fairseq.checkpoints.reading import (
     READ_FAILURES,
-    checkpoint_file,
     explain_failure,
     not_fairseq,
 )
+from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.errors import SpectralFairseqError
 

@@ -1,1 +1,1 @@
-"""What the commands do with a fairseq model: export, evaluation, predictions."""
+"""What the subcommands do with fairseq models: export, evaluation, predictions, flags."""

@@ -1,14 +1,14 @@
-"""From a checkpoint of ours to one that fairseq loads without this package, and the proof.
+"""Export a checkpoint to one that fairseq loads without this package, and compare their logits.
 
 # Note [Flags of an exported Transformer]
 fairseq's own ``transformer`` checkpoints keep the model's flags in an ``argparse.Namespace``,
 which ``torch.load(weights_only=True)`` refuses. A plain dict is safe, and enough for
-``transformer_lm``; but converters such as CTranslate2's read and set the flags of a translation
-model as attributes. An ``OrderedDict`` is the one type that is safe, is a mapping, and may carry
+``transformer_lm``, but converters such as CTranslate2's read and set the flags of a translation
+model as attributes. ``OrderedDict`` is the only type that is safe, is a mapping and can have
 attributes: torch allows it for the metadata of state dicts. So each flag of an exported
 translation model is stored as an entry and as an attribute, together with the task's flags, as in
-fairseq's Namespace. A Namespace that the original holds elsewhere, as it does for some multilingual
-tasks, is stored in the same way.
+fairseq's Namespace. A Namespace elsewhere in the original checkpoint, as some multilingual tasks
+have it, is stored in the same way.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from spectral_fairseq.plugin.models.transformer import SpectralTransformer
 from spectral_fairseq.plugin.models.transformer_lm import SpectralTransformerLM
 
 TOLERANCE = 1e-4
-"""Greatest difference of logits, relative to the greatest logit, that counts as equal."""
+"""Logits count as equal up to this difference, relative to the largest logit."""
 
-# Files that filled the tables before training; the checkpoint's weights replaced them since.
+# Files of initial word vectors; training has replaced them by the weights of the checkpoint.
 _EMBEDDING_FILES = ("encoder_embed_path", "decoder_embed_path")
 
 
@@ -47,8 +47,8 @@ class LogitCheck:
     """Logits of the original and the exported model on the same random input, float32.
 
     Args:
-        max_difference: the greatest absolute difference.
-        max_logit: the greatest absolute logit of the original.
+        max_difference: the largest absolute difference.
+        max_logit: the largest absolute logit of the original.
     """
 
     max_difference: float
@@ -61,10 +61,10 @@ class LogitCheck:
 
 
 def export_checkpoint(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], LogitCheck]:
-    """The plain checkpoint that computes the same as ``checkpoint``.
+    """Return the plain checkpoint that computes the same logits as ``checkpoint``.
 
-    Left out are the optimiser's state, which belongs to the factors, and the progress of the
-    training: ``--finetune-from-model`` and ``--restore-file`` start a new training from the
+    It has neither the state of the optimiser, which belongs to the factors, nor the progress of
+    the training: ``--finetune-from-model`` and ``--restore-file`` start a new training from the
     exported weights.
 
     Args:
@@ -84,10 +84,10 @@ def export_checkpoint(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], Lo
             "Give a checkpoint that fairseq 0.12 saved in training.",
         )  # fmt: skip
     _refuse_mixture(cfg)
-    host_name = _host_model(cfg)
+    plain_arch = _plain_arch(cfg)
     plain = {
         "args": None,
-        "cfg": _plain_cfg(cfg, host_name),
+        "cfg": _plain_cfg(cfg, plain_arch),
         "model": collapse_tables(checkpoint["model"]),
         "criterion": None,
         "optimizer_history": _plain_history(checkpoint),
@@ -97,7 +97,7 @@ def export_checkpoint(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], Lo
     check = compare_logits(checkpoint, plain)
     if not check.equal:
         raise CheckpointError(
-            f"logits equal within {TOLERANCE:g} of the greatest, {check.max_logit:.3g}",
+            f"logits equal within {TOLERANCE:g} of the largest, {check.max_logit:.3g}",
             f"a difference of {check.max_difference:.3g}",
             "Nothing was written. Look for NaN or infinite values in the checkpoint; if there "
             "are none, please report this as a bug.",
@@ -116,12 +116,12 @@ def compare_logits(
         seed: of the random tokens.
     """
     task = _task_like(exported["model"])
-    ours, plain = _build(original, task), _build(exported, task)
-    batch = _random_batch(task, ours, torch.Generator().manual_seed(seed))
+    factored, plain = _build(original, task), _build(exported, task)
+    batch = _random_batch(task, factored, torch.Generator().manual_seed(seed))
     with torch.no_grad(), warnings.catch_warnings():
-        # The host's decoder gives torch masks of two types; its users can do nothing about it.
+        # fairseq's decoder passes masks of two types; users can do nothing about it.
         warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask", UserWarning)
-        expected, found = ours(**batch)[0].float(), plain(**batch)[0].float()
+        expected, found = factored(**batch)[0].float(), plain(**batch)[0].float()
     return LogitCheck((expected - found).abs().max().item(), expected.abs().max().item())
 
 
@@ -139,7 +139,7 @@ def _refuse_mixture(cfg: Mapping[str, Any]) -> None:
         )
 
 
-def _host_model(cfg: Mapping[str, Any]) -> str:
+def _plain_arch(cfg: Mapping[str, Any]) -> str:
     model = cfg["model"]
     if isinstance(model, Namespace):
         model = vars(model)
@@ -166,27 +166,27 @@ def _host_model(cfg: Mapping[str, Any]) -> str:
     )
 
 
-def _plain_cfg(cfg: Mapping[str, Any], host_name: str) -> Dict[str, Any]:
+def _plain_cfg(cfg: Mapping[str, Any], plain_arch: str) -> Dict[str, Any]:
     plain = {
         name: _with_attributes(vars(node)) if isinstance(node, Namespace) else node
         for name, node in cfg.items()
     }
     plain["common"] = {**cfg["common"], "user_dir": None}
     plain["criterion"] = _plain_criterion(cfg["criterion"])
-    plain["model"] = _plain_flags(cfg, host_name)
+    plain["model"] = _plain_flags(cfg, plain_arch)
     return plain
 
 
-def _plain_flags(cfg: Mapping[str, Any], host_name: str) -> Dict[str, Any]:
-    is_lm = host_name == "transformer_lm"
+def _plain_flags(cfg: Mapping[str, Any], plain_arch: str) -> Dict[str, Any]:
+    is_lm = plain_arch == "transformer_lm"
     known = dataclasses.fields(TransformerLanguageModelConfig if is_lm else FlatTransformerConfig)
     flags = {field.name: cfg["model"][field.name] for field in known if field.name in cfg["model"]}
     flags.update({name: None for name in _EMBEDDING_FILES if name in flags})
-    flags["_name"] = host_name
+    flags["_name"] = plain_arch
     if is_lm:
         return flags
     task = vars(cfg["task"]) if isinstance(cfg["task"], Namespace) else cfg["task"]
-    names = {"task": task.get("_name") or task["task"], "arch": host_name}
+    names = {"task": task.get("_name") or task["task"], "arch": plain_arch}
     return _with_attributes({**task, **flags, **names})
 
 
@@ -198,8 +198,8 @@ def _with_attributes(flags: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _plain_criterion(node: Any) -> Any:
-    ours = isinstance(node, dict) and CRITERION_REGISTRY.get(node.get("_name"))
-    if not (ours and issubclass(ours, PenalisedCrossEntropy)):
+    criterion = isinstance(node, dict) and CRITERION_REGISTRY.get(node.get("_name"))
+    if not (criterion and issubclass(criterion, PenalisedCrossEntropy)):
         return node
     sentence_avg = node["sentence_avg"]
     extras = {name: node[name] for name in ("report_accuracy", "ignore_prefix_size")}
@@ -228,7 +228,7 @@ def _plain_history(checkpoint: Mapping[str, Any]) -> Any:
 
 
 def _task_like(model: Mapping[str, Tensor]) -> Any:
-    """What fairseq needs of a task to build a model: dictionaries of the right sizes."""
+    """A stand-in for a task that suffices to build a model: dictionaries of the right sizes."""
     target_in = model["decoder.embed_tokens.weight"].size(0)
     output = model.get("decoder.output_projection.weight")
     target = target_in if output is None else output.size(0)
@@ -243,13 +243,13 @@ def _task_like(model: Mapping[str, Tensor]) -> Any:
 def _dictionary(size: int) -> Dictionary:
     dictionary = Dictionary()
     while len(dictionary) < size:
-        # Counted more than once: weight-norm tables start from counts.
+        # A count above 1, since weight-norm tables start from log counts.
         dictionary.add_symbol(str(len(dictionary)), n=2)
     return dictionary
 
 
 def _build(checkpoint: Mapping[str, Any], task: Any) -> Any:
-    # The model's flags refer to those of the other two.
+    # The model's configuration interpolates values of the other two.
     nodes = {name: checkpoint["cfg"].get(name) for name in ("model", "task", "common")}
     cfg = {name: dict(node) for name, node in nodes.items() if isinstance(node, dict)}
     for name in _EMBEDDING_FILES:

@@ -1,8 +1,8 @@
-"""What a checkpoint's model predicts on data: rank of log P, its spectrum, pairwise KL.
+"""Measures of a model's predictions on data: rank of log P, its spectrum, pairwise KL.
 
 The measures are defined in :mod:`functional.measures.rank` and
-:mod:`functional.measures.divergence`; here the model is built and run by fairseq, and its
-log-probabilities are handed over block by block.
+:mod:`functional.measures.divergence`; here fairseq builds and runs the model, and
+its log-probabilities are passed on block by block.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from fairseq import checkpoint_utils
 from torch import Tensor
 
+import spectral_fairseq.plugin  # noqa: F401  registers the architectures that a checkpoint names
 from spectral_fairseq.errors import (
     ConfigurationError,
     DataError,

@@ -7,14 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from spectral_fairseq.analysis.callback import SHARES, StepCallback
 from spectral_fairseq.analysis.catalogue import ALL
-from spectral_fairseq.analysis.measures import (
-    Options,
-    frequency_order,
-    measure_table,
-    sample_rows,
-)
-from spectral_fairseq.analysis.progress import SHARES, Progress
+from spectral_fairseq.analysis.measures import measure_table
+from spectral_fairseq.analysis.options import Options
+from spectral_fairseq.analysis.table_facts import TableFacts, sample_rows
 from spectral_fairseq.checkpoints.dictionary import read_dictionary
 from spectral_fairseq.checkpoints.tables import StoredTable, extract_table
 from spectral_fairseq.errors import ConfigurationError, DataError
@@ -43,6 +40,7 @@ def test_signed_identity_blocks_are_isotropic():
     assert found["i1"] == pytest.approx(1) and found["i2"] == pytest.approx(0, abs=1e-9)
     assert (found["i1_one_sign"], found["i1_unit_scale"]) == pytest.approx((1, 1))
     assert found["mean_cosine"] == pytest.approx(-1 / 9)
+    assert found["mean_share"] == pytest.approx(0)
     assert found["isoscore"] == pytest.approx(1)
     assert (found["effective_rank"], found["stable_rank"]) == pytest.approx((5, 5))
     assert found["share_of_first"] == pytest.approx(1 / 5)
@@ -105,6 +103,8 @@ def test_naive_forms_and_numpy():
     assert (found["i1_one_sign"], found["i2_one_sign"]) == pytest.approx((naive.i1(z), naive.i2(z)))
     assert found["isoscore"] == pytest.approx(naive_isoscore.isoscore(rows))
     assert found["mean_cosine"] == pytest.approx(naive.mean_cosine(rows))
+    mean = rows.mean(0).norm() / rows.square().sum(1).mean().sqrt()
+    assert found["mean_share"] == pytest.approx(float(mean))
     np.testing.assert_allclose(
         result.details["singular_values"], np.linalg.svd(rows.numpy(), compute_uv=False), rtol=1e-9
     )
@@ -121,7 +121,8 @@ def test_rotation_and_permutation_change_nothing(n, d):
         assert found.keys() == plain.keys()
         for key, value in plain.items():
             slack = {"abs": 0.02} if key in BINNED else {"rel": 1e-6, "abs": 1e-9}
-            assert found[key] == pytest.approx(value, **slack), key
+            expected = None if value is None else pytest.approx(value, **slack)
+            assert found[key] == expected, key
 
 
 def test_every_measure_is_in_the_catalogue(tmp_path):
@@ -175,11 +176,11 @@ def test_norms_follow_frequency(tmp_path):
     curve = found.details["norms"]
     assert curve["mean"] == sorted(curve["mean"], reverse=True)
     assert found.details["frequency_order"] == "counts"
-    order = frequency_order(table, words)
+    order = TableFacts(table, Options(), words).frequency_order
     assert table.rows[order[0]] == 4 and len(order.unique()) == 60
     # A dictionary without counts says nothing.
     words.counts = [1] * 61
-    assert "norm_count_pearson" not in measure_table(table, Options(), words).measures
+    assert measure_table(table, Options(), words).measures["norm_count_pearson"] is None
 
 
 def test_neighbours(tmp_path):
@@ -215,7 +216,7 @@ def test_projection_keeps_the_first_two_coordinates():
     assert measured(rows, projection_words=5).projection.shape == (5, 2)
 
 
-class Recorded(Progress):
+class Recorded(StepCallback):
     def __init__(self):
         self.units, self.done = {}, {}
 

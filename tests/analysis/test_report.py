@@ -14,12 +14,13 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from spectral_fairseq.analysis import plots, write  # noqa: E402
-from spectral_fairseq.analysis.measures import Options  # noqa: E402
-from spectral_fairseq.analysis.plots import draw_all, spread  # noqa: E402
+from spectral_fairseq.analysis import write  # noqa: E402
+from spectral_fairseq.analysis.options import Options  # noqa: E402
+from spectral_fairseq.analysis.plots import draw_all  # noqa: E402
 from spectral_fairseq.analysis.render import as_latex, as_text, escaped  # noqa: E402
 from spectral_fairseq.analysis.report import as_html  # noqa: E402
 from spectral_fairseq.analysis.results import analyse_checkpoint, document  # noqa: E402
+from spectral_fairseq.analysis.selection import follows_one_run, spread  # noqa: E402
 from spectral_fairseq.analysis.write import check_folder, write_results  # noqa: E402
 from spectral_fairseq.errors import ConfigurationError, OutputError  # noqa: E402
 from tests.checkpoints.made import (  # noqa: E402
@@ -34,7 +35,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 HEADLESS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--virtual-time-budget=5000", "--window-size=1200,900",
+    "--virtual-time-budget=5000",
 )  # fmt: skip
 SVG = "{http://www.w3.org/2000/svg}"
 # A name that is markup would break the page if it were not escaped.
@@ -71,7 +72,12 @@ addEventListener("load", async () => {
       .filter(n => !n.startsWith("data:")),
     download: link.download, schema: JSON.parse(raw).schema,
     labels: JSON.parse(raw).checkpoints.map(c => c.label),
-    heads: [...document.querySelectorAll("thead th")].map(h => h.textContent),
+    heads: [...document.querySelectorAll("table")].map(
+      t => [...t.querySelectorAll("thead th")].map(h => h.textContent)),
+    hidden: [...document.querySelectorAll("main > .scroll td")].map(
+      e => e.getBoundingClientRect()).filter(b => b.left < 0 || b.right > innerWidth).length,
+    first: [...document.querySelectorAll("main > .scroll td")].map(e => e.dataset.label),
+    size: parseFloat(getComputedStyle(document.querySelector("td")).fontSize),
     rows: document.querySelectorAll("tbody th[scope=row]").length,
     wide: document.documentElement.scrollWidth > innerWidth,
     stray: document.querySelectorAll("main b").length,
@@ -130,27 +136,33 @@ def browse(page, tmp_path, scheme, *more):
     return done.stdout
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_in_a_browser(results, pictures, tmp_path, scheme):
+@pytest.mark.parametrize(
+    "scheme, width",
+    [("light", 1200), ("dark", 1200), ("light", 390)],
+    ids=["light", "dark", "phone"],
+)
+def test_the_page_in_a_browser(results, pictures, tmp_path, scheme, width):
     html = as_html(results[0], pictures)
     # The policy forbids scripts; the probe needs one.
     html = html.replace("default-src 'none'", "default-src 'none'; script-src 'unsafe-inline'")
     page = tmp_path / "probed.html"
     page.write_text(html.replace("</body>", PROBE + "</body>"), "utf-8")
-    text = browse(page, tmp_path, scheme, "--dump-dom")
+    text = browse(page, tmp_path, scheme, f"--window-size={width},900", "--dump-dom")
     found = re.search(r'<pre id="probe">(.*?)</pre>', text, re.DOTALL)
     assert found, text[-2000:]
     seen = json.loads(unescape(found.group(1)))
     assert seen["dark"] is (scheme == "dark")
     assert seen["contrast"] >= 4.5  # WCAG AA
     assert seen["fetched"] == [] and seen["stray"] == 0
-    assert len(seen["images"]) == 6
+    assert len(seen["images"]) == 7
     for index, (width, alt, source) in enumerate(seen["images"]):
         data = pictures[index].files[f"{scheme}.svg"]
         assert width > 100 and alt > 60
         assert source == len("data:image/svg+xml;base64,") + len(base64.b64encode(data))
     labels = [one["label"] for one in results[0]["checkpoints"]]
-    assert seen["labels"] == labels and seen["heads"] == ["measure", *labels]
+    assert seen["labels"] == labels and seen["heads"] == 2 * [["measure", *labels]]
+    # The headline table shows every checkpoint without scrolling, on a phone too.
+    assert seen["hidden"] == 0 and seen["first"] == 4 * labels and seen["size"] >= 16
     assert seen["download"] == "analysis.json" and seen["schema"] == results[0]["schema"]
     assert seen["rows"] > 35 and not seen["wide"]
 
@@ -166,14 +178,23 @@ def test_the_page_refers_to_nothing_outside(results, pictures):
     assert json.loads(base64.b64decode(raw)) == results[0]
     for one in results[0]["checkpoints"]:
         assert one["sha256"] in html
+    opening = html[: html.index("<details>")]
+    assert opening.count("<figure") == 3 and opening.count('scope="row"') == 4
+    assert "transformer_sc, 100 updates" in opening and "the mean cosine of two words is" in opening
     assert "nrefs:1|case:mixed" in html and "first 40 tokens" in html
 
 
 def test_pictures_are_whole_and_say_what_they_show(results, pictures):
     names = [picture.name for picture in pictures]
     assert names == [
-        "singular_values", "cosines", "norms", "projection", "log_probabilities", "history",
-    ]  # fmt: skip
+        "singular_values",
+        "singular_values_absolute",
+        "cosines",
+        "norms",
+        "projection",
+        "log_probabilities",
+        "history",
+    ]
     for picture in pictures:
         assert set(picture.files) == {"light.png", "light.svg", "dark.svg"}
         assert picture.files["light.png"].startswith(b"\x89PNG")
@@ -181,7 +202,7 @@ def test_pictures_are_whole_and_say_what_they_show(results, pictures):
             xml.etree.ElementTree.fromstring(picture.files[f"{theme}.svg"])
         assert picture.files["light.svg"] != picture.files["dark.svg"]
         assert re.search(r"\d", picture.alt)
-    assert f"{results[0]['checkpoints'][0]['measures']['mean_cosine']:.3g}" in pictures[1].alt
+    assert f"{results[0]['checkpoints'][0]['measures']['mean_cosine']:.3g}" in pictures[2].alt
 
 
 @pytest.mark.parametrize("label", ["$x^{$", "$a$", "_hidden", r"a\$b"])
@@ -200,13 +221,13 @@ def test_names_are_drawn_as_they_are(label, results):
 
 def test_history_needs_one_run(results):
     checkpoints = results[0]["checkpoints"]
-    assert plots.follows_one_run(checkpoints)
-    assert not plots.follows_one_run(checkpoints[:2])
-    assert not plots.follows_one_run(checkpoints[::-1])
+    assert follows_one_run(checkpoints)
+    assert not follows_one_run(checkpoints[:2])
+    assert not follows_one_run(checkpoints[::-1])
     unknown = {**checkpoints[0], "progress": {"epoch": None, "updates": None}}
-    assert not plots.follows_one_run([unknown, *checkpoints[1:]])
+    assert not follows_one_run([unknown, *checkpoints[1:]])
     again = [{**one, "progress": {"epoch": 1, "updates": 100}} for one in checkpoints]
-    assert not plots.follows_one_run(again)  # one checkpoint under several names, say
+    assert not follows_one_run(again)  # one checkpoint under several names, say
 
 
 def test_many_checkpoints_are_drawn_in_part(results):
@@ -220,7 +241,7 @@ def test_many_checkpoints_are_drawn_in_part(results):
 
 def test_text_and_latex(results):
     text, latex = as_text(results[0]), as_latex(results[0])
-    (line,) = [line for line in text.splitlines() if line.startswith("  I1 ")]
+    (line,) = [line for line in text.splitlines() if line.startswith("I1 ")]
     values = [one["measures"]["i1"] for one in results[0]["checkpoints"]]
     assert line.split()[1:] == [f"{value:.4g}" for value in values]
     (line,) = [line for line in latex.splitlines() if line.startswith("$I_1$ ")]

@@ -8,21 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from spectral_fairseq.analysis.measures import Options
+from spectral_fairseq.analysis.options import Options
 from spectral_fairseq.analysis.results import (
     analyse_checkpoint,
     document,
-    finite,
     labels_for,
     prior_of,
-    saved_epochs,
-    sha256,
 )
-from spectral_fairseq.analysis.schema import DOCUMENT, violations
+from spectral_fairseq.analysis.schema import DOCUMENT
 from spectral_fairseq.checkpoints.tables import extract_table
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.functional.penalties.spectrum import DEFAULT_GAMMA
+from spectral_fairseq.provenance import finite, sha256
+from tests.analysis.schema_violations import violations
 from tests.checkpoints.made import cone, entries, save, save_dictionary, with_padding
 
 SC = {"_name": "transformer_sc", "spectrum_prior": "polynomial", "spectrum_c1": "auto",
@@ -55,14 +54,14 @@ def test_the_document_follows_its_schema(svd_checkpoint, tmp_path):
 
 @pytest.mark.parametrize(
     "spoil, where",
-    [(lambda d: d.pop("versions"), "no versions"),
-     (lambda d: d.update(extra=1), "extra is not in the schema"),
-     (lambda d: d.update(schema="other"), "is not 'spectral"),
-     (lambda d: d.update(checkpoints=[]), "fewer than 1"),
-     (lambda d: d["options"].update(seed="1"), "a str, not integer"),
-     (lambda d: d["options"].update(seed=True), "a bool, not integer"),
-     (lambda d: d["checkpoints"][0]["table"].update(kind="other"), "is none of"),
-     (lambda d: d["checkpoints"][0]["measures"].update(i9=1.0), "i9 is not in the schema"),
+    [(lambda d: d.pop("versions"), "'versions' is a required property"),
+     (lambda d: d.update(extra=1), "'extra' was unexpected"),
+     (lambda d: d.update(schema="other"), "'spectral-fairseq/analysis/1' was expected"),
+     (lambda d: d.update(checkpoints=[]), "should be non-empty"),
+     (lambda d: d["options"].update(seed="1"), "'1' is not of type 'integer'"),
+     (lambda d: d["options"].update(seed=True), "True is not of type 'integer'"),
+     (lambda d: d["checkpoints"][0]["table"].update(kind="other"), "is not one of"),
+     (lambda d: d["checkpoints"][0]["measures"].update(i9=1.0), "'i9' was unexpected"),
      (lambda d: d["checkpoints"][0]["singular_values"].append(None), r"singular_values\[6\]")],
 )  # fmt: skip
 def test_the_schema_finds_departures(svd_checkpoint, spoil, where):
@@ -142,18 +141,6 @@ def test_labels():
     for wrong in (["x"], ["x", "x"]):
         with pytest.raises(ConfigurationError, match="2 different names"):
             labels_for(paths, wrong)
-
-
-def test_a_run_is_followed_in_the_order_of_training(tmp_path):
-    for name in ("checkpoint2.pt", "checkpoint10.pt", "checkpoint_2_900.pt", "checkpoint_1_50.pt",
-                 "checkpoint1.pt", "checkpoint_best.pt", "checkpoint_last.pt"):  # fmt: skip
-        (tmp_path / name).touch()
-    assert [path.stem for path in saved_epochs(tmp_path)] == [
-        "checkpoint_1_50", "checkpoint1", "checkpoint_2_900", "checkpoint2", "checkpoint10",
-    ]  # fmt: skip
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match="none named"):
-        saved_epochs(tmp_path / "empty")
 
 
 def test_what_json_has_no_form_for():

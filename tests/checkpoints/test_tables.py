@@ -90,8 +90,28 @@ def test_a_mixture_has_one_table():
     assert choose_table(model, None, "mixture.pt") == names
 
 
+def test_the_output_table_is_the_default():
+    model = several()
+    assert choose_table(model, None, "x.pt") == ["decoder.output_projection"]
+    # Tied, as with --share-decoder-input-output-embed.
+    model["decoder.output_projection.weight"] = model["decoder.embed_tokens.weight"]
+    tied = ["decoder.embed_tokens", "decoder.output_projection"]
+    assert choose_table(model, None, "x.pt") == tied
+    # Tied, but saved by an old version, which does not store the output layer.
+    del model["decoder.output_projection.weight"]
+    assert choose_table(model, None, "x.pt") == ["decoder.embed_tokens"]
+
+
+def test_a_shared_table_has_the_name_that_users_know():
+    shared = with_padding(cone())
+    names = ("encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projection")
+    model = {f"{name}.weight": shared for name in names}
+    assert choose_table(model, None, "x.pt")[0] == "decoder.embed_tokens"
+
+
 def test_several_tables_need_a_choice():
     model = several()
+    model["second.output_projection.weight"] = with_padding(cone(seed=5))
     with pytest.raises(CheckpointError) as caught:
         choose_table(model, None, "x.pt")
     message = str(caught.value)
@@ -99,7 +119,7 @@ def test_several_tables_need_a_choice():
     for wanted, seed in (
         ("encoder", 1),
         ("decoder.embed_tokens", 2),
-        ("output", 3),
+        ("decoder.output", 3),
         ("encoder.other", 4),
         ("encoder.other.weight", 4),
     ):

@@ -8,8 +8,9 @@ import sys
 import pytest
 import torch
 
-from spectral_fairseq.analysis.schema import DOCUMENT, violations
+from spectral_fairseq.analysis.schema import DOCUMENT
 from spectral_fairseq.cli.main import main
+from tests.analysis.schema_violations import violations
 from tests.checkpoints.made import cone, entries, save, save_dictionary, with_padding
 
 
@@ -65,6 +66,23 @@ def test_a_terminal_without_such_characters(checkpoint, tmp_path, monkeypatch):
     assert list(one["neighbours"]) == ["\u00e9\u65e53"]
 
 
+def test_what_was_measured_is_said_first(checkpoint, tmp_path, capsys):
+    other = save(
+        tmp_path / "separate.pt",
+        {**entries(cone(seed=1), name="encoder.embed_tokens"), **entries(with_padding(cone())),
+         "decoder.output_projection.weight": with_padding(cone(seed=3))},
+        updates=31_200, model={"_name": "transformer"},
+    )  # fmt: skip
+    text = " ".join(analyze(capsys, checkpoint, other).split())
+    warning, rest = text.split("checkpoint_best: unknown architecture")
+    assert warning.startswith("Warning: No dictionary was used for checkpoint_best, separate:")
+    assert "separate: transformer, 31,200 updates Measured: decoder.output_projection" in rest
+    assert "Not measured: encoder.embed_tokens, decoder.embed_tokens" in rest
+    assert rest.index("The word vectors") < rest.index("mean cosine 0.")
+    with_words = analyze(capsys, checkpoint, "--dict", tmp_path)
+    assert "Warning" not in with_words and with_words.startswith("checkpoint_best")
+
+
 class Evil:
     def __reduce__(self):
         return os.system, ("touch executed",)
@@ -86,8 +104,8 @@ def broken(folder):
         "code": (lambda: torch.save({"model": {"x": Evil()}}, path), "could run code"),
         "no table": (lambda: save(path, {"fc1.weight": torch.ones(3, 3)}), "--table NAME"),
         "several": (
-            lambda: save(path, {**entries(cone(seed=1), name="encoder.embed_tokens"),
-                                **entries(cone(seed=2))}),
+            lambda: save(path, {**entries(cone(seed=1), name="a.embed_tokens"),
+                                **entries(cone(seed=2), name="b.embed_tokens")}),
             "Choose one with --table NAME",
         ),
         "nan": (lambda: save(path, entries(nan)), "NaN in 1 of 60 rows"),

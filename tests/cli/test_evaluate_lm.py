@@ -11,13 +11,11 @@ from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.dynamic_update import DynamicRates
 from spectral_fairseq.lm.dynamic_evaluation import DynamicEvaluation, gradient_statistics
 from spectral_fairseq.lm.evaluation import CacheGrid, StreamReader, evaluate, perplexity
-from spectral_fairseq.tools.language_model_evaluation import (
-    DynamicOptions,
-    Options,
-    TuneOptions,
-)
-from spectral_fairseq.tools.language_model_reader import load_language_model
-from tests.plugin.language_models import (
+from spectral_fairseq.lm.tuning import CACHE_THETAS, CACHE_WEIGHTS
+from spectral_fairseq.tools.evaluate_lm.checks import check
+from spectral_fairseq.tools.evaluate_lm.options import DynamicOptions, Options, TuneOptions
+from spectral_fairseq.tools.language_models.loading import load_language_model
+from tests.language_models import (
     block_checkpoint,
     remade,
     stateful_checkpoint,
@@ -104,7 +102,7 @@ def test_published_values_for_sums(stateful, run):
     )  # fmt: skip
     assert given["options"]["dynamic"]["epsilon"] == 0.001
     assert given["options"]["segment"] == 5
-    signature = given["figures"][0]["signature"]
+    signature = figure(given, "dynamic evaluation")["signature"]
     batches = int(re.search(r"sum,(\d+)x4", signature).group(1))
     model = load_language_model(stateful, given["data"]["path"], {}).model
     tensors = len(list(model.parameters()))
@@ -113,7 +111,8 @@ def test_published_values_for_sums(stateful, run):
         stateful, "--dynamic-rate", means.rate, "--dynamic-decay", means.decay,
         "--dynamic-epsilon", means.epsilon, *SMALL_STATISTICS,
     )  # fmt: skip
-    assert same["figures"][0]["nll"] == pytest.approx(given["figures"][0]["nll"], rel=1e-9)
+    nll = figure(given, "dynamic evaluation")["nll"]
+    assert figure(same, "dynamic evaluation")["nll"] == pytest.approx(nll, rel=1e-9)
 
 
 def test_tuning_searches_valid_and_never_the_split_evaluated(stateful, run, tiny_lm_data):
@@ -142,11 +141,33 @@ def test_tuning_searches_valid_and_never_the_split_evaluated(stateful, run, tiny
         [one["nll"] for one in document["figures"]], rel=1e-6
     )
     on_valid = run(stateful, "--gen-subset", "valid", *best)
-    assert [one["perplexity"] for one in on_valid["figures"]] == pytest.approx(
+    assert [one["perplexity"] for one in on_valid["figures"][1:]] == pytest.approx(
         [dynamic["best"]["perplexity"], cache["best"]["perplexity"]], rel=1e-6
     )
-    assert f"tuned:valid[:{valid}]" in document["figures"][1]["signature"]
-    assert "tuned" not in again["figures"][1]["signature"]
+    for one in document["figures"]:
+        assert (f"tuned:valid[:{valid}]" in one["signature"]) == (one["method"] != "model")
+    assert all("tuned" not in one["signature"] for one in again["figures"])
+
+
+def test_dynamic_evaluation_is_shown_beside_the_static_model(stateful, run):
+    static = run(stateful, "--segment", 6)["figures"]
+    found = run(stateful, "--segment", 6, "--dynamic", *SMALL_STATISTICS)["figures"]
+    assert [one["method"] for one in found] == ["model", "dynamic evaluation"]
+    assert found[0] == static[0]
+
+
+def test_a_default_grid_is_widened_while_the_best_value_lies_at_its_end(stateful, run, capsys):
+    """An untrained model of 40 words gains from a large share of the cache."""
+    document = run(stateful, "--tune", "--cache-window", 9)
+    (search,) = document["tuning"]
+    weights = sorted({point["lambda"] for point in search["points"]})
+    thetas = sorted({point["theta"] for point in search["points"]})
+    assert len(search["points"]) == len(weights) * len(thetas)
+    assert len(weights) + len(thetas) > len(CACHE_WEIGHTS) + len(CACHE_THETAS)
+    given = ("--tune", "--cache-window", 9, "--tune-cache-theta", "0.1,0.2",
+             "--tune-cache-lambda", "0.02,0.05")  # fmt: skip
+    (fixed,) = run(stateful, *given)["tuning"]
+    assert len(fixed["points"]) == 4 and fixed["ends"]
 
 
 def test_tuning_on_some_tokens_needs_no_model_of_the_rest(stateful, run, tiny_lm_data):
@@ -167,7 +188,7 @@ def test_mixture_and_svd_table_adapt_their_own_parameters(stateful, run, tiny_lm
     )  # fmt: skip
     plain = run(path)["figures"][0]
     document = run(path, "--cache", "--dynamic", "--dynamic-rate", 0.001, *SMALL_STATISTICS)
-    for one in document["figures"]:
+    for one in document["figures"][1:]:
         assert 1 < one["perplexity"] < math.inf
         assert one["perplexity"] != pytest.approx(plain["perplexity"], rel=1e-4)
 
@@ -196,6 +217,8 @@ def test_text_shows_the_grids_and_signs_each_figure(stateful, run, tiny_lm_data,
     for point in search["points"]:
         assert f"{point['perplexity']:.2f}" in text
     assert text.count("*") == 2  # in the table, and what it means
+    for name in search["ends"]:
+        assert f"note: {name}" in text
     for one in document["figures"]:
         assert f"{one['perplexity']:.2f}" in text and one["signature"] in text
         assert f"ckpt:{document['checkpoint']['sha256'][:12]}" in one["signature"]
@@ -241,7 +264,7 @@ def test_streams_of_a_model_without_a_state_are_refused(train, run):
 
 def test_impossible_options_need_no_checkpoint():
     with pytest.raises(ConfigurationError, match="Give both"):
-        Options(dynamic=DynamicOptions(units="sum"), tune=TuneOptions()).check()
+        check(Options(dynamic=DynamicOptions(units="sum"), tune=TuneOptions()))
 
 
 def test_the_command_itself(stateful, run_cli, tiny_lm_data):

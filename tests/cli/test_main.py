@@ -7,9 +7,10 @@ import sys
 import pytest
 
 import spectral_fairseq
-from spectral_fairseq.cli import main as command
-from spectral_fairseq.cli.main import main
+from spectral_fairseq.cli import user_dir
+from spectral_fairseq.cli.main import SUBCOMMANDS, main
 from spectral_fairseq.errors import CheckpointError
+from tests.checkpoints.made import cone, entries, save, with_padding
 
 
 def test_version(capsys):
@@ -19,14 +20,42 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"spectral-fairseq {spectral_fairseq.__version__}\n"
 
 
-def test_every_subcommand_has_help_and_a_run_function(capsys):
-    subcommands = ["doctor", "export", "average", "user-dir"]
-    for name in subcommands:
-        with pytest.raises(SystemExit) as stop:
-            main([name, "--help"])
-        assert stop.value.code == 0
-        assert f"spectral-fairseq {name}" in capsys.readouterr().out
-    assert len(command.SUBCOMMANDS) >= len(subcommands)
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_every_subcommand_has_help(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([name, "--help"])
+    assert stop.value.code == 0
+    assert f"spectral-fairseq {name}" in capsys.readouterr().out
+
+
+SLOW = ("fairseq", "matplotlib", "numpy", "sacrebleu", "sklearn", "torch")
+
+
+@pytest.mark.parametrize(
+    "argv, status, slow",
+    [(["--help"], 0, SLOW), (["user-dir"], 0, SLOW), (["analyze", "--help"], 0, SLOW),
+     (["evaluate-lm", "--help"], 0, SLOW), (["analyze", "absent.pt"], 2, SLOW),
+     (["export", "absent.pt", "out.pt"], 2, SLOW), (["evaluate-lm", "absent.pt", "d"], 2, SLOW),
+     (["average", "absent.pt", "--output", "out.pt"], 2, SLOW),
+     (["analyze", "one.pt"], 0, ("fairseq", "matplotlib", "sacrebleu", "sklearn"))],
+)  # fmt: skip
+def test_only_what_is_needed_is_imported(argv, status, slow, tmp_path):
+    save(tmp_path / "one.pt", entries(with_padding(cone())))
+    code = (
+        "import sys; from spectral_fairseq.cli.main import main\n"
+        "try: status = main(sys.argv[1:])\n"
+        "except SystemExit as stop: status = stop.code\n"
+        "print('LOADED', status, *sorted(name for name in sys.modules if '.' not in name))"
+    )
+    path = os.path.dirname(os.path.dirname(spectral_fairseq.__file__))
+    done = subprocess.run(
+        [sys.executable, "-c", code, *argv],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    _, found, *loaded = done.stdout.splitlines()[-1].split()
+    assert int(found) == status
+    assert set(loaded).isdisjoint(slow)
 
 
 @pytest.mark.parametrize("argv", [[], ["no-such-subcommand"]])
@@ -46,16 +75,18 @@ def test_an_error_is_one_message_without_traceback(tmp_path, capsys):
     assert printed.err.count("\n") == 1
 
 
-def test_debug_shows_the_traceback(tmp_path):
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_debug_shows_the_traceback(place, tmp_path):
+    argv = ["export", str(tmp_path / "none.pt"), str(tmp_path / "out.pt")]
     with pytest.raises(CheckpointError):
-        main(["--debug", "export", str(tmp_path / "none.pt"), str(tmp_path / "out.pt")])
+        main([*argv[:place], "--debug", *argv[place:]])
 
 
 def test_a_defect_of_ours_is_not_taken_for_the_users(monkeypatch):
     def fail(args):
         raise KeyError("a bug")
 
-    monkeypatch.setattr(command.user_dir, "run", fail)
+    monkeypatch.setattr(user_dir, "run", fail)
     with pytest.raises(KeyError):
         main(["user-dir"])
 
@@ -64,7 +95,7 @@ def test_ctrl_c_is_no_traceback(monkeypatch, capsys):
     def stop(args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command.user_dir, "run", stop)
+    monkeypatch.setattr(user_dir, "run", stop)
     assert main(["user-dir"]) == 130
     assert capsys.readouterr().err == "\nspectral-fairseq user-dir: interrupted\n"
     with pytest.raises(KeyboardInterrupt):

@@ -9,7 +9,7 @@ from fairseq import checkpoint_utils
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.tools import model_outputs
 from spectral_fairseq.tools.model_outputs import check_memory, measure_outputs, spectrum_bytes
-from tests.plugin.language_models import stateful_checkpoint
+from tests.language_models import stateful_checkpoint
 from tests.reference.divergence import expected_pairwise_kl
 
 FLAGS = ("transformer", "cross_entropy", "--share-all-embeddings")

@@ -1,4 +1,4 @@
-"""What long work tells of its progress: which step has begun, and how much of it is done."""
+"""The callback through which a long analysis reports its steps, and about how long each takes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ SHARES: Dict[str, float] = {
     "predictions": 20,
     "BLEU of the n best": 3,
 }
-"""Steps of one checkpoint and about what share of the time each takes."""
+"""Steps of one checkpoint -> their shares of the time, roughly."""
 
 
-class Progress:
-    """Is told of the steps of some work and of the parts of each; this one keeps silent."""
+class StepCallback:
+    """Called at the start of each step and for each part that is done; this base does nothing."""
 
     def begin(self, step: str, units: float = 1) -> None:
-        """A step begins, and the one before has ended.
+        """A step starts, which ends the one before.
 
         Args:
             step: one of :data:`SHARES`.
-            units: parts that it has: rows, bytes, sentences.
+            units: number of its parts: rows, bytes or sentences.
         """
 
     def advance(self, units: float) -> None:
-        """So many more parts of the step are done."""
+        """Further parts of the current step are done."""

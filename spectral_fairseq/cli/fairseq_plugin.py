@@ -1,0 +1,28 @@
+"""Importing fairseq and this plugin, for the subcommands that build models."""
+
+from __future__ import annotations
+
+import logging
+
+from spectral_fairseq.errors import UnsupportedError
+
+
+def import_plugin() -> None:
+    """Import fairseq, patch it, and register this package with it.
+
+    Raises:
+        UnsupportedError: fairseq cannot be imported.
+    """
+    from spectral_fairseq.compat import why_not_importable
+
+    obstacle = why_not_importable()
+    if obstacle is not None:
+        raise UnsupportedError(
+            "a fairseq that can be imported",
+            obstacle,
+            "Run spectral-fairseq doctor; docs/compatibility.md lists versions that work together.",
+        )
+    import spectral_fairseq.plugin  # noqa: F401
+
+    # Importing fairseq sets the root logger to DEBUG, and so that of every other library.
+    logging.getLogger().setLevel(logging.WARNING)

@@ -1,0 +1,60 @@
+"""``spectral-fairseq flags``: every flag that this package adds to ``fairseq-train``."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import textwrap
+
+from spectral_fairseq.cli.fairseq_plugin import import_plugin
+
+DESCRIPTION = """\
+List every flag that this package adds to fairseq-train, with its default and its meaning.
+fairseq-train --help exits before it looks at plugins, so it shows none of them.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``flags``.
+
+    Args:
+        parser: of the subcommand.
+    """
+    parser.add_argument(
+        "pattern",
+        metavar="TEXT",
+        nargs="?",
+        default="",
+        help="list only flags whose name or meaning contains this text",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the flags.
+
+    Args:
+        args: parsed arguments, with ``pattern``.
+
+    Returns:
+        Exit status: 0, or 1 if no flag contains the pattern.
+    """
+    import_plugin()
+    from spectral_fairseq.tools.plugin_flags import flag_sections
+
+    wanted = args.pattern.lower()
+    width = min(shutil.get_terminal_size().columns, 100)
+    parts = []
+    for heading, flags in flag_sections().items():
+        chosen = [flag for flag in flags if wanted in f"{flag.name} {flag.meaning}".lower()]
+        if chosen:
+            parts.append(heading.replace("`", ""))
+        for flag in chosen:
+            default = f" (default: {flag.default})" if flag.default else ""
+            parts.append(f"  {flag.name}{default}")
+            indent = " " * 6
+            text = flag.meaning.replace("`", "")
+            parts.append(
+                textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
+            )
+    print("\n".join(parts) if parts else f"No flag contains {args.pattern!r}.")
+    return 0 if parts else 1

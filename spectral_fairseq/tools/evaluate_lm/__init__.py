@@ -1,0 +1,1 @@
+"""The work of ``spectral-fairseq evaluate-lm``: options, grid search, evaluation, document."""

@@ -1,0 +1,159 @@
+"""The options of ``evaluate-lm``; each is declared here and nowhere else.
+
+This file does not import torch, so that ``--help`` and mistakes on the command line answer at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Optional, Tuple
+
+from spectral_fairseq.options import option
+
+VALIDATION = "valid"
+
+# (eta, lambda, epsilon) of the authors' code for AWD-LSTM: its present version works with mean
+# gradients, its first version worked with sums (Krause et al., ICML 2018).
+PUBLISHED: Dict[str, Tuple[float, float, float]] = {
+    "mean": (5e-5, 0.002, 2e-5),
+    "sum": (0.002, 0.02, 0.001),
+}
+
+
+@dataclass
+class CacheOptions:
+    """Options of the continuous cache; the defaults are those published for WikiText-2."""
+
+    window: int = option(3785, "number of past words that the cache holds", metavar="W")
+    theta: float = option(
+        0.662, "how strongly similar hidden states are preferred", metavar="THETA"
+    )
+    weight: float = option(
+        0.1279, "weight of the cache in the mixture, in [0, 1)", flag="lambda", metavar="LAMBDA"
+    )
+
+
+@dataclass
+class DynamicOptions:
+    """Options of dynamic evaluation; None stands for the published value in ``units``."""
+
+    rate: Optional[float] = option(
+        None, f"learning rate eta (default: {PUBLISHED['mean'][0]:g})", metavar="ETA"
+    )
+    decay: Optional[float] = option(
+        None,
+        f"mean rate of decay towards the trained weights (default: {PUBLISHED['mean'][1]:g})",
+        metavar="LAMBDA",
+    )
+    epsilon: Optional[float] = option(
+        None,
+        f"added to the root mean square of the gradient (default: {PUBLISHED['mean'][2]:g})",
+        metavar="EPS",
+    )
+    units: str = option(
+        "mean",
+        "units of eta, lambda and epsilon: the paper's means, or the sums of the method's first "
+        "code, whose defaults are 0.002, 0.02 and 0.001. Values for mixtures of softmaxes were "
+        "published in sums: lambda 0.075 on PTB, epsilon 0.002 on WikiText-2",
+        choices=tuple(PUBLISHED),
+    )
+    batches: Optional[int] = option(
+        None,
+        "gather gradient statistics from the first N batches of the training split (default: all); "
+        "with few batches, words that occur in none of them make steps of eta/epsilon",
+        metavar="N",
+        at_least=1,
+    )
+    batch_size: Optional[int] = option(
+        None,
+        "size of those batches: streams of a stateful model (default: 100), or blocks of any other "
+        "(default: 1)",
+        metavar="B",
+        at_least=1,
+    )
+
+    @property
+    def rates(self) -> Tuple[float, float, float]:
+        """Eta, lambda and epsilon, in ``units``."""
+        rate, decay, epsilon = PUBLISHED[self.units]
+        return (
+            rate if self.rate is None else self.rate,
+            decay if self.decay is None else self.decay,
+            epsilon if self.epsilon is None else self.epsilon,
+        )
+
+
+@dataclass
+class TuneOptions:
+    """Options of the grid search on the validation split; None stands for the default grid."""
+
+    tokens: Optional[int] = option(
+        None, "search on the first N tokens of valid (default: all)", metavar="N", at_least=1
+    )
+    cache_thetas: Optional[Tuple[float, ...]] = option(
+        None, "grid of --cache-theta (default: 0.1 to 1.3)", flag="cache_theta", metavar="A,B,..."
+    )
+    cache_weights: Optional[Tuple[float, ...]] = option(
+        None,
+        "grid of --cache-lambda (default: 0.02 to 0.4)",
+        flag="cache_lambda",
+        metavar="A,B,...",
+    )
+    dynamic_rates: Optional[Tuple[float, ...]] = option(
+        None,
+        "grid of --dynamic-rate (default: the authors' 6 values, scaled by SEGMENT/5)",
+        flag="dynamic_rate",
+        metavar="A,B,...",
+    )
+    dynamic_decays: Optional[Tuple[float, ...]] = option(
+        None,
+        "grid of --dynamic-decay (default: the authors' 4 values, scaled by SEGMENT/5)",
+        flag="dynamic_decay",
+        metavar="A,B,...",
+    )
+
+
+@dataclass
+class Options:
+    """What decides the figures; part of every signature."""
+
+    subset: str = option(VALIDATION, "split to evaluate", flag="gen_subset", metavar="NAME")
+    streams: int = option(
+        1, "contiguous parts that a stateful model reads side by side", metavar="B", at_least=1
+    )
+    segment: Optional[int] = option(
+        None,
+        "tokens read at a time (default: as in training; 5 for a stateful model with --dynamic)",
+        metavar="T",
+        at_least=1,
+    )
+    context_window: int = option(
+        0,
+        "tokens of each block that repeat the end of the block before, for models without a state",
+        metavar="C",
+        at_least=0,
+    )
+    overrides: str = option(
+        "{}",
+        "settings of the checkpoint to replace, such as \"{'mem_len': 640}\"",
+        flag="model_overrides",
+        metavar="DICT",
+    )
+    cpu: bool = option(False, "do not use a GPU")
+    cache: Optional[CacheOptions] = option(
+        None,
+        "mix in a cache of past words (any option of this group switches it on)",
+        title="cache; published: the defaults for WikiText-2; for PTB window 500, theta 1.0, "
+        "lambda 0.1",
+    )
+    dynamic: Optional[DynamicOptions] = option(
+        None,
+        "adapt the model to the text (any option of this group switches it on)",
+        title="dynamic evaluation; published for AWD-LSTM: the defaults, with --segment 5",
+    )
+    tune: Optional[TuneOptions] = option(
+        None,
+        "search theta and lambda of the cache, eta and lambda of dynamic evaluation",
+        title="grid search on the split valid; the evaluated split then uses the best values",
+        implied=False,
+    )

@@ -1,0 +1,118 @@
+"""Grid search on the validation split that widens an axis while the best value lies at its end."""
+
+from __future__ import annotations
+
+from typing import Callable, Collection, Dict, List, Sequence
+
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.lm.tuning import (
+    CACHE_THETAS,
+    CACHE_WEIGHTS,
+    DYNAMIC_DECAYS,
+    DYNAMIC_RATES,
+    DYNAMIC_SEGMENT,
+    GridSearch,
+    check_dynamic_grid,
+)
+from spectral_fairseq.tools.evaluate_lm.options import DynamicOptions, TuneOptions
+
+Axes = Dict[str, List[float]]
+"""Name of a number that is searched -> the values tried, ascending."""
+
+# Each step costs a pass over the corpus, or several.
+MOST_STEPS = 3
+
+
+def cache_axes(tune: TuneOptions) -> Axes:
+    """The grid of the cache: the values given, or those around the published ones."""
+    return {
+        "theta": sorted(CACHE_THETAS if tune.cache_thetas is None else tune.cache_thetas),
+        "lambda": sorted(CACHE_WEIGHTS if tune.cache_weights is None else tune.cache_weights),
+    }
+
+
+def dynamic_axes(dynamic: DynamicOptions, tune: TuneOptions, segment: int) -> Axes:
+    """The grid of dynamic evaluation: the values given, or the authors' scaled by the segment.
+
+    Raises:
+        ConfigurationError: an impossible value, or no grid beside ``--dynamic-units sum``.
+    """
+    scale = segment / DYNAMIC_SEGMENT
+    rates, decays = tune.dynamic_rates, tune.dynamic_decays
+    if dynamic.units != "mean" and (rates is None or decays is None):
+        raise ConfigurationError(
+            "--tune-dynamic-rate and --tune-dynamic-decay beside --dynamic-units sum",
+            "one of them missing",
+            "Give both: the default grid is in units of means.",
+        )
+    axes = {
+        "rate": sorted([scale * rate for rate in DYNAMIC_RATES] if rates is None else rates),
+        "decay": sorted([scale * decay for decay in DYNAMIC_DECAYS] if decays is None else decays),
+    }
+    check_dynamic_grid(axes["rate"], axes["decay"], dynamic.rates[2])
+    return axes
+
+
+def axes_of(search: GridSearch) -> Axes:
+    """The values that a search has tried."""
+    names = search.points[0].values
+    return {name: sorted({point.values[name] for point in search.points}) for name in names}
+
+
+def ends_reached(search: GridSearch) -> Dict[str, str]:
+    """Numbers whose best value lies at an end of their axis -> ``smallest`` or ``largest``.
+
+    Zero is the least value there is, so it is no end; nor is the only value of an axis.
+    """
+    found = {}
+    for name, values in axes_of(search).items():
+        best = search.best.values[name]
+        if len(values) > 1 and best == values[-1]:
+            found[name] = "largest"
+        elif len(values) > 1 and best == values[0] and best > 0:
+            found[name] = "smallest"
+    return found
+
+
+def search_widening(
+    axes: Axes, fixed: Collection[str], search: Callable[[Axes], GridSearch]
+) -> GridSearch:
+    """Search a grid, then the lines beyond its ends while the best point lies at one.
+
+    Args:
+        axes: the grid to begin with.
+        fixed: names of axes that the user chose, which are not widened.
+        search: tries every point of the grid it is given.
+
+    Returns:
+        All points tried, after at most :data:`MOST_STEPS` further lines.
+    """
+    found = search(axes)
+    for _ in range(MOST_STEPS):
+        ends = [(name, end) for name, end in ends_reached(found).items() if name not in fixed]
+        if not ends:
+            break
+        ((name, end), *_) = ends
+        tried = axes_of(found)
+        line = search({**tried, name: [_beyond(name, tried[name], end)]})
+        found = GridSearch(found.method, found.tokens, [*found.points, *line.points])
+    return found
+
+
+def _beyond(name: str, values: Sequence[float], end: str) -> float:
+    if end == "smallest":
+        return values[0] / 2
+    if name == "lambda":  # a share, which must stay below 1
+        return (1 + values[-1]) / 2
+    return values[-1] * 2
+
+
+def chosen_axes(tune: TuneOptions) -> List[str]:
+    """Names of the axes whose values the user gave."""
+    given = {
+        "theta": tune.cache_thetas,
+        "lambda": tune.cache_weights,
+        "rate": tune.dynamic_rates,
+        "decay": tune.dynamic_decays,
+    }
+    return [name for name, values in given.items() if values is not None]

@@ -1,0 +1,75 @@
+"""Every flag that this package adds to ``fairseq-train``, as it is registered.
+
+``fairseq-train --help`` exits before it looks at plugins, so it shows none of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Type
+
+from fairseq.criterions.label_smoothed_cross_entropy import (
+    LabelSmoothedCrossEntropyCriterionConfig,
+)
+
+from spectral_fairseq.plugin.criterions.penalised import PenalisedCriterionConfig
+from spectral_fairseq.plugin.models.awd_lstm import AWDLSTMConfig
+from spectral_fairseq.plugin.models.options import SpectralOptions
+from spectral_fairseq.plugin.models.transformer_xl import TransformerXLConfig
+from spectral_fairseq.plugin.optim.nt_asgd import NTASGDConfig
+from spectral_fairseq.plugin.optim.nt_asgd_schedule import NTASGDScheduleConfig
+from spectral_fairseq.plugin.tasks.stateful_options import StatefulLanguageModelingConfig
+
+# heading -> the dataclass of its flags, and the one whose flags are listed elsewhere
+_SECTIONS: Dict[str, Tuple[Type[Any], Optional[Type[Any]]]] = {
+    "Tables and output heads": (SpectralOptions, None),
+    "Criterions": (PenalisedCriterionConfig, LabelSmoothedCrossEntropyCriterionConfig),
+    "AWD-LSTM": (AWDLSTMConfig, SpectralOptions),
+    "Transformer-XL": (TransformerXLConfig, SpectralOptions),
+    "The task `stateful_language_modeling`": (StatefulLanguageModelingConfig, None),
+    "The optimiser `nt_asgd`": (NTASGDConfig, None),
+    "The schedule `nt_asgd`": (NTASGDScheduleConfig, None),
+}
+
+
+class Flag(NamedTuple):
+    """One flag.
+
+    Attributes:
+        name: as typed, such as ``--spectrum-c2``.
+        default: as text; empty if unset.
+        meaning: its help line, with the choices where there are some.
+    """
+
+    name: str
+    default: str
+    meaning: str
+
+
+def flag_sections() -> Dict[str, List[Flag]]:
+    """Heading -> its flags, in the order of docs/flags.md."""
+    return {heading: _flags(*configs) for heading, configs in _SECTIONS.items()}
+
+
+def default_text(value: Any) -> str:
+    """A default as the lists of flags show it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(getattr(value, "value", value))
+
+
+def _flags(config: Type[Any], elsewhere: Optional[Type[Any]]) -> List[Flag]:
+    left_out = {field.name for field in fields(elsewhere)} if elsewhere else {"data"}
+    found = []
+    for field in fields(config):
+        text = field.metadata.get("help")
+        if field.name in left_out or not text or text == argparse.SUPPRESS:
+            continue
+        choices: Any = getattr(field.type, "__members__", {}).values()
+        if choices:
+            text += ": " + ", ".join(f"`{choice.value}`" for choice in choices)
+        found.append(Flag("--" + field.name.replace("_", "-"), default_text(field.default), text))
+    return found

@@ -1,0 +1,26 @@
+"""Files that fairseq-train saves: whether one exists, and those of a run in order."""
+
+import pytest
+
+from spectral_fairseq.checkpoints.saved import checkpoint_file, saved_epochs
+from spectral_fairseq.errors import CheckpointError
+
+
+def test_a_run_is_followed_in_the_order_of_training(tmp_path):
+    for name in ("checkpoint2.pt", "checkpoint10.pt", "checkpoint_2_900.pt", "checkpoint_1_50.pt",
+                 "checkpoint1.pt", "checkpoint_best.pt", "checkpoint_last.pt"):  # fmt: skip
+        (tmp_path / name).touch()
+    assert [path.stem for path in saved_epochs(tmp_path)] == [
+        "checkpoint_1_50", "checkpoint1", "checkpoint_2_900", "checkpoint2", "checkpoint10",
+    ]  # fmt: skip
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="none named"):
+        saved_epochs(tmp_path / "empty")
+
+
+def test_a_checkpoint_is_a_file(tmp_path):
+    (tmp_path / "one.pt").touch()
+    assert checkpoint_file(str(tmp_path / "one.pt")) == tmp_path / "one.pt"
+    for path, found in ((tmp_path, "a folder"), (tmp_path / "two.pt", "no such file")):
+        with pytest.raises(CheckpointError, match=f"found {found}"):
+            checkpoint_file(path)

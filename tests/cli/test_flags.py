@@ -1,0 +1,21 @@
+"""``spectral-fairseq flags``: all flags of the plugin, or those that contain a text."""
+
+import re
+
+from spectral_fairseq.cli.main import main
+from spectral_fairseq.tools.plugin_flags import flag_sections
+
+
+def test_every_flag_is_listed_with_its_meaning(capsys):
+    assert main(["flags"]) == 0
+    text = capsys.readouterr().out
+    flags = [flag for section in flag_sections().values() for flag in section]
+    assert re.findall(r"^  (--\S+)", text, re.M) == [flag.name for flag in flags]
+    words = " ".join(text.split())
+    assert all(" ".join(flag.meaning.replace("`", "").split()) in words for flag in flags)
+
+
+def test_flags_that_contain_a_text(capsys):
+    assert main(["flags", "Spectrum-C2"]) == 0
+    assert re.findall(r"^  (--\S+)", capsys.readouterr().out, re.M) == ["--spectrum-c2"]
+    assert main(["flags", "no such flag"]) == 1
