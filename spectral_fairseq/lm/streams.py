@@ -2,15 +2,15 @@
 
 Note [How a corpus is cut]
 --------------------------
-A model with a state reads B contiguous streams side by side, segment by segment, and takes its
+A model with a state reads B contiguous streams side by side, segment by segment, and carries its
 state from each segment to the next. Stream b holds the tokens b n / B .. (b + 1) n / B, rounded
-down, so some streams are one token longer than others, whose ends are padded. A stream's first
-input is the token that precedes it in the corpus, but its first state is fresh: that is what B > 1
-costs. Training, validation and ``evaluate-lm`` all read corpora with this file, so their figures
-are equal where B and the segments are.
+down, so some streams are one token longer than others, whose ends are padded. The first input of a
+stream is the token that precedes it in the corpus, but its first state is empty: this is the cost
+of B > 1. Training, validation and ``evaluate-lm`` all use this module, so their figures are equal
+if B and the segments are.
 
 A model without a state reads blocks of T tokens, of which the first C only repeat the end of the
-block before (``fairseq-eval-lm --tokens-per-sample T --context-window C``).
+block before, like the context window of fairseq's eval_lm.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from torch import Tensor
 from spectral_fairseq.errors import DataError
 
 Corpus = Any
-"""``len(corpus)`` tokens, of which ``corpus[a:b]`` is a tensor of integers: a tensor will do."""
+"""``len(corpus)`` tokens, of which ``corpus[a:b]`` is a tensor of integers; it can be a tensor."""
 
 
 @dataclass
 class Segment:
-    """A piece of a corpus, as a model reads it.
+    """A piece of a corpus in the form in which a model reads it.
 
     Attributes:
         tokens: inputs, shape (R, S).
@@ -44,16 +44,16 @@ class ContiguousStreams:
     """The streams of a corpus; see Note [How a corpus is cut].
 
     Args:
-        corpus: its tokens.
+        corpus: n tokens.
         streams: B.
-        padding: index that is no word.
+        padding: index of the padding symbol.
         start: index of the token that precedes the corpus.
 
     Attributes:
-        length: tokens of the longest stream.
+        length: number of tokens of the longest stream.
 
     Raises:
-        DataError: fewer tokens than streams.
+        DataError: the corpus has fewer tokens than streams.
     """
 
     def __init__(self, corpus: Corpus, streams: int, padding: int, start: int) -> None:
@@ -70,11 +70,11 @@ class ContiguousStreams:
         self.length = -(-total // streams)
 
     def segment(self, begin: int, size: int, rows: range) -> Segment:
-        """The tokens ``begin`` .. ``begin + size`` of some streams, shape (R, size).
+        """Return the tokens ``begin`` .. ``begin + size`` of some streams, shape (R, size).
 
         Args:
             begin: position in each stream.
-            size: number of tokens; streams that end before have padding in their place.
+            size: number of tokens; streams that end before are padded.
             rows: the streams, R of them.
         """
         starts = torch.tensor([self.bounds[row] + begin for row in rows])
@@ -87,7 +87,7 @@ class ContiguousStreams:
         )
 
     def _around(self, first: int, size: int) -> Tensor:
-        """``size`` tokens from ``first`` on and the one before them, shape (size + 1,)."""
+        """Return ``size`` tokens from ``first`` on and the one before them, shape (size + 1,)."""
         piece = self.corpus[max(first - 1, 0) : first + size]
         if len(piece) == size + 1:
             return piece
