@@ -83,3 +83,8 @@ def finite_nonnegative(value: float) -> float:
     if not (math.isfinite(value) and value >= 0):
         raise ConfigurationError("`value` to be a finite number >= 0", repr(value), "Correct it.")
     return value
+
+
+def weight_flag(name: str, help: str) -> Flag:
+    """The flag of a weight that is 0, which turns its penalty off, unless given."""
+    return Flag(name, 0.0, help, finite_nonnegative)

@@ -28,13 +28,10 @@ from spectral_fairseq.plugin.criterions.output_table import (
     head_of,
     output_table,
 )
-from spectral_fairseq.plugin.flags import Flag, finite_nonnegative
+from spectral_fairseq.plugin.flags import weight_flag
 
-ADVERSARIAL_EPSILON = Flag(
-    "adversarial_epsilon",
-    0.0,
-    "in training a target's logit loses epsilon ||w_y|| ||h||",
-    finite_nonnegative,
+ADVERSARIAL_EPSILON = weight_flag(
+    "adversarial_epsilon", "in training a target's logit loses epsilon ||w_y|| ||h||"
 )
 
 

@@ -7,11 +7,11 @@ https://openreview.net/forum?id=rJNH6sAqY7
 from spectral_fairseq.functional.penalties.d_optimal import d_optimal_penalty
 from spectral_fairseq.plugin.criterions.penalties.needs import singular_values
 from spectral_fairseq.plugin.criterions.penalties.penalty import Penalty
-from spectral_fairseq.plugin.flags import Flag, finite_nonnegative
+from spectral_fairseq.plugin.flags import weight_flag
 
 D_OPTIMAL = Penalty(
     name="d_optimal",
-    weight=Flag("d_optimal_weight", 0.0, "weight of -sum_k log sigma_k", finite_nonnegative),
+    weight=weight_flag("d_optimal_weight", "weight of -sum_k log sigma_k"),
     needs=singular_values,
     value=lambda sigma, _: d_optimal_penalty(sigma),
 )

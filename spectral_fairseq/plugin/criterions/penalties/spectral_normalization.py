@@ -9,16 +9,11 @@ from spectral_fairseq.functional.penalties.spectral_normalization import (
 )
 from spectral_fairseq.plugin.criterions.penalties.needs import singular_values
 from spectral_fairseq.plugin.criterions.penalties.penalty import Penalty
-from spectral_fairseq.plugin.flags import Flag, finite_nonnegative
+from spectral_fairseq.plugin.flags import weight_flag
 
 SPECTRAL_NORMALIZATION = Penalty(
     name="spectral_normalization",
-    weight=Flag(
-        "spectral_normalization_weight",
-        0.0,
-        "weight of sum_k (1 - sigma_k/sigma_1)^2",
-        finite_nonnegative,
-    ),
+    weight=weight_flag("spectral_normalization_weight", "weight of sum_k (1 - sigma_k/sigma_1)^2"),
     needs=singular_values,
     value=lambda sigma, _: spectral_normalization_penalty(sigma),
 )

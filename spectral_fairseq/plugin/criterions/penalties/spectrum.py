@@ -8,15 +8,13 @@ import torch
 from spectral_fairseq.functional.penalties.spectrum import spectrum_penalty
 from spectral_fairseq.plugin.criterions.penalties.needs import svd_tables
 from spectral_fairseq.plugin.criterions.penalties.penalty import Penalty
-from spectral_fairseq.plugin.flags import Flag, finite_nonnegative
+from spectral_fairseq.plugin.flags import weight_flag
 
 SPECTRUM = Penalty(
     name="spectrum",
-    weight=Flag(
+    weight=weight_flag(
         "spectrum_weight",
-        0.0,
         "lambda_e or lambda_p: weight of sum_k (sigma_k - prior_k)^2 of an SVD table",
-        finite_nonnegative,
     ),
     needs=svd_tables,
     value=lambda tables, _: torch.stack(

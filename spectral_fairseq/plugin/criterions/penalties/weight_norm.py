@@ -12,7 +12,7 @@ from torch import Tensor
 from spectral_fairseq.functional.penalties.weight_norm import log_count_target, weight_norm_penalty
 from spectral_fairseq.plugin.criterions.penalties.needs import RowNorms, Words, row_norms
 from spectral_fairseq.plugin.criterions.penalties.penalty import Penalty
-from spectral_fairseq.plugin.flags import Flag, finite_nonnegative
+from spectral_fairseq.plugin.flags import Flag, finite_nonnegative, weight_flag
 
 
 def _with_targets(options: Any, words: Words) -> Any:
@@ -30,12 +30,7 @@ def _value(rows: RowNorms, options: Any) -> Tensor:
 
 WEIGHT_NORM = Penalty(
     name="weight_norm",
-    weight=Flag(
-        "weight_norm_weight",
-        0.0,
-        "rho: weight of sqrt(sum_j (||W_j|| - nu)^2)",
-        finite_nonnegative,
-    ),
+    weight=weight_flag("weight_norm_weight", "rho: weight of sqrt(sum_j (||W_j|| - nu)^2)"),
     settings=(
         Flag(
             "weight_norm_target",
