@@ -4,16 +4,16 @@
                                     [--device cpu|cuda] [--pairs N]
 
 Time: both models live in one process and take steps in turn, A B A B; the ratio is formed pair by
-pair, and its median is reported. Memory: each model in a process of its own; the peak resident
+pair, and its median is reported. Memory is the peak of a process for each model: the resident
 set on a CPU, the allocator's peak on a GPU. A step is criterion, backward, clipping and Adam.
 
 Where the orthogonality terms are computed every k-th update only, the spectrum-control time is
 the mean over k updates, from steps with and without them.
 
-The xl-small shape is Transformer-XL with an adaptive softmax, which plain fairseq has not: both
-variants are ours there, a plain table without penalties against an SVD table with all of spectrum
-control's, the spectral norms included. Its words are drawn by Zipf's law, because the step's cost
-depends on how many of them fall into each cluster.
+The xl-small shape is Transformer-XL with an adaptive softmax, which plain fairseq does not have.
+There, both variants are models of this package: a plain table without penalties, and an SVD table
+with all penalties of spectrum control, the spectral norms included. Words are drawn by Zipf's law,
+because the cost of a step depends on how many of them fall into each cluster.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A table of results from the logs of several runs: means over seeds, with their spread.
+"""Print a table of the results of several runs: means over seeds, with their spread.
 
-The folder holds ``METHOD/seed-N/``, and each of these a ``train.log``, fairseq's output with
-``--log-format json``, and a ``figures.json`` with what evaluation found, from whose presence a run
-counts as finished. Nothing else is looked at, so the table of a translation experiment and that of
-a language model are made alike:
+The folder holds folders ``METHOD/seed-N/``, each with a ``train.log``, which is fairseq's output
+with ``--log-format json``, and a ``figures.json`` with the results of the evaluation. A run without
+``figures.json`` is not finished and is left out. The same command serves translation and language
+models:
 
     python examples/tables.py outputs/translation_opendocs_de_en --baseline plain
 """
@@ -31,7 +31,7 @@ SEED = re.compile(r"seed-(\d+)")
 
 
 class Column(NamedTuple):
-    """How a figure is shown: its heading, and one value of it."""
+    """Heading of a figure, and the function that formats its values."""
 
     heading: str
     show: Callable[[float], str]
@@ -41,7 +41,7 @@ def _digits(count: int, scale: float = 1.0) -> Callable[[float], str]:
     return lambda value: f"{scale * value:.{count}f}"
 
 
-# Columns appear in this order, those of them that some run has.
+# Columns in their order; a column that no run has is left out.
 COLUMNS: Dict[str, Column] = {
     "bleu": Column("sacreBLEU", _digits(1)),
     "chrf": Column("chrF", _digits(1)),
@@ -59,7 +59,7 @@ COLUMNS: Dict[str, Column] = {
 
 
 def read(folder: Path) -> Results:
-    """Every figure of every run below ``folder``.
+    """Read every figure of every finished run below ``folder``.
 
     Raises:
         DataError: no runs, a damaged file, or runs that cannot be compared.
@@ -83,7 +83,7 @@ def read(folder: Path) -> Results:
 def check_request(
     results: Results, baseline: Optional[str], columns: Optional[Sequence[str]]
 ) -> None:
-    """Refuse to show what no run has.
+    """Check that the baseline and the columns exist.
 
     Raises:
         DataError: a baseline or a column that is not there, or no column at all.
@@ -105,7 +105,7 @@ def check_request(
 
 
 def _figures(run: Path) -> Dict[str, Any]:
-    """All that is known of a finished run; nothing of another."""
+    """All figures of a finished run; empty for an unfinished one."""
     path = run / "figures.json"
     if not path.exists():
         return {}
@@ -123,7 +123,7 @@ def _figures(run: Path) -> Dict[str, Any]:
 
 
 def _flat(value: Any, prefix: str = "") -> Dict[str, Any]:
-    """Numbers and texts by their dotted names; lists are left out."""
+    """Numbers and texts of a JSON value under dotted names; lists are left out."""
     if not isinstance(value, dict):
         known = isinstance(value, (int, float, str)) and not isinstance(value, bool)
         return {prefix: value} if known else {}
@@ -134,7 +134,7 @@ def _flat(value: Any, prefix: str = "") -> Dict[str, Any]:
 
 
 def _comparable(results: Results) -> None:
-    """Refuse to put side by side what was scored or trained differently."""
+    """Check that all runs were scored alike and trained for equally many updates."""
     runs = [figures for seeds in results.values() for figures in seeds.values()]
     for name in sorted({name for figures in runs for name in figures}):
         if name.endswith("_signature") or name == "updates":
@@ -148,13 +148,13 @@ def _comparable(results: Results) -> None:
 
 
 def columns_of(results: Results) -> List[str]:
-    """The figures of :data:`COLUMNS` that some run has, in that order."""
+    """Names from :data:`COLUMNS` that some run has, in that order."""
     present = {name for seeds in results.values() for run in seeds.values() for name in run}
     return [name for name in COLUMNS if name in present]
 
 
 class Cell(NamedTuple):
-    """Mean and sample standard deviation over ``seeds``; the latter NaN where there is none."""
+    """Mean and sample standard deviation over ``seeds``; NaN if there is no deviation."""
 
     mean: float
     deviation: float
@@ -162,10 +162,10 @@ class Cell(NamedTuple):
 
 
 def cell(values: Sequence[float]) -> Optional[Cell]:
-    """Mean and spread, or None without a value."""
+    """Mean and deviation of values; None without a value."""
     if not values:
         return None
-    # stdev() fails on infinity and NaN, the figures of a training that diverged.
+    # stdev() fails on the infinities and NaN of a training that diverged.
     spread = len(values) > 1 and all(map(math.isfinite, values))
     deviation = statistics.stdev(values) if spread else math.nan
     return Cell(statistics.fmean(values), deviation, len(values))
@@ -204,7 +204,10 @@ def _spread(found: Optional[Cell], column: Column, signed: bool = False) -> str:
 def markdown(
     results: Results, baseline: Optional[str] = None, columns: Optional[Sequence[str]] = None
 ) -> str:
-    """The table, with the differences of the first column and what all runs share below it."""
+    """The table as Markdown, followed by what all runs have in common.
+
+    With a baseline, its second column holds the differences of the first figure.
+    """
     chosen = list(columns or columns_of(results))
     rows = summary(results, baseline)
     has_baseline = baseline in rows and len(rows) > 1
@@ -227,7 +230,7 @@ def markdown(
 
 
 def _shared(results: Results, ending: str) -> List[Any]:
-    """Distinct values of the figures whose name ends so."""
+    """Distinct values of the figures whose names have this ending."""
     found: Dict[Any, None] = {}
     for seeds in results.values():
         for run in seeds.values():
@@ -238,7 +241,7 @@ def _shared(results: Results, ending: str) -> List[Any]:
 
 
 def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
-    """Command line."""
+    """Parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("folder", type=Path, help="holds METHOD/seed-N/")
     parser.add_argument("--baseline", metavar="METHOD", help="also show differences from it")
@@ -254,7 +257,7 @@ def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Command-line entry; returns the exit status."""
+    """Run the command; returns the exit status."""
     arguments = parse_arguments(argv)
     print_anywhere()
     try:

@@ -10,6 +10,7 @@ from typing import Any, Dict
 from spectral_fairseq.analysis.catalogue import ALL
 from spectral_fairseq.analysis.options import Options
 from spectral_fairseq.analysis.results import SCHEMA
+from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.options import json_properties
 
 
@@ -60,7 +61,7 @@ _CHECKPOINT = _record(
                 "name": _of("string", "module that holds the table"),
                 "names": _of("array", "all modules that share it", items={"type": "string"}),
                 "choice": _of("string", "what it is, and which other tables there are"),
-                "kind": _of("string", "how it is stored", enum=["plain", "svd", "weight-norm"]),
+                "kind": _of("string", "how it is stored", enum=[table.kind for table in TABLES]),
                 "rows": _of("integer", "rows stored"),
                 "words": _of("integer", "rows measured: padding and made-up words left out"),
                 "dimensions": _of("integer", "d"),

@@ -1,4 +1,4 @@
-"""How the examples' commands end: errors in one line, interruptions that can be resumed."""
+"""Report errors of the examples' commands in one line, and let interruptions be resumed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spectral_fairseq.errors import SpectralFairseqError
 
 
 def _interrupted(_signal_number: int, _frame: Any) -> NoReturn:
-    """Treat a request to terminate, and a closed terminal, like Ctrl-C."""
+    """Signal handler that treats termination and a closed terminal like Ctrl-C."""
     raise KeyboardInterrupt
 
 
@@ -30,8 +30,8 @@ def exit_status(action: Callable[[], str], work_dir: Path) -> int:
         The exit status: 0, 1 after an error that was printed, 130 after an interruption.
     """
     signal.signal(signal.SIGTERM, _interrupted)
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # which nohup asks for
-        signal.signal(signal.SIGHUP, _interrupted)  # the terminal is gone
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, _interrupted)  # the terminal was closed
     logging.disable(logging.INFO)  # fairseq sets the level of every library's log when imported
     try:
         from spectral_fairseq.cli.output import print_anywhere  # imports torch
@@ -56,7 +56,7 @@ def exit_status(action: Callable[[], str], work_dir: Path) -> int:
             file=sys.stderr,
         )
     except KeyboardInterrupt:
-        with contextlib.suppress(OSError):  # nobody may be left to read it
+        with contextlib.suppress(OSError):  # the terminal may be closed
             print("\ninterrupted; the same command goes on from here", file=sys.stderr)
         return 130
     return 1

@@ -1,4 +1,4 @@
-"""What the commands that compare methods have in common on their command lines."""
+"""Options shared by the commands that compare methods."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Collection, Tuple
 def comparison_parser(
     description: str, methods: Collection[str], updates: int, work_dir: str, epoch: str = ""
 ) -> argparse.ArgumentParser:
-    """A parser with what decides which trainings there are, where and how many at once.
+    """A parser with the options that choose the trainings, their folder and their number at once.
 
     Args:
-        description: of the command.
-        methods: names to choose from.
-        updates: of each training, unless told otherwise.
-        work_dir: likewise.
-        epoch: a remark about how many updates an epoch has.
+        description: description of the command.
+        methods: names of the methods.
+        updates: default number of updates of each training.
+        work_dir: default work folder.
+        epoch: a remark on the number of updates of an epoch.
     """
     parser = argparse.ArgumentParser(description=description)
     add = parser.add_argument
@@ -59,12 +59,12 @@ def comparison_parser(
 def add_sizes(
     parser: argparse.ArgumentParser, defaults: object, sizes: Collection[Tuple[str, str]]
 ) -> None:
-    """Add whole numbers whose defaults are those of a class of settings.
+    """Add options for sizes, with the defaults of a class of settings.
 
     Args:
-        parser: receives them.
-        defaults: has an attribute for each flag.
-        sizes: flag without its dashes, and what it is a number of.
+        parser: receives the options.
+        defaults: has an attribute for each of them.
+        sizes: pairs of a flag without its dashes and a description.
     """
     for flag, of_what in sizes:
         parser.add_argument(

@@ -1,4 +1,4 @@
-"""A parallel corpus, packed with checksums or as plain files: checked, cut into subwords."""
+"""Check and unpack a parallel corpus, and split it into subwords."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spectral_fairseq.errors import DataError
 from spectral_fairseq_examples.common.workdir import write_text
 
 SPLITS = ("train", "valid", "test")
-SOURCE, TARGET = "de", "en"  # of a folder without a description
+SOURCE, TARGET = "de", "en"  # languages of a folder without a description
 RESTORE = "Restore the corpus folder from the project's repository or archive."
 
 
@@ -24,13 +24,13 @@ def sha256(data: bytes) -> str:
 
 
 def load_manifest(folder: Path) -> Dict[str, Any]:
-    """What a corpus folder holds: names, counts and checksums.
+    """Description of a corpus folder: names, counts and checksums of its files.
 
-    They are read from ``corpus.json``. A folder without one, but with ``train.de``, ``train.en``
-    and so on in plain text, is described in the same form, with ``archive`` None.
+    It is read from ``corpus.json``. Without that file, a folder with ``train.de``, ``train.en``
+    and so on in plain text is described in the same form, with ``archive`` None.
 
     Raises:
-        DataError: missing or damaged.
+        DataError: the description is missing or damaged.
     """
     path = folder / "corpus.json"
     if not path.exists() and (folder / f"train.{SOURCE}").exists():
@@ -96,7 +96,7 @@ def describe(folder: Path) -> Dict[str, Any]:
 
 
 def unpack(folder: Path, destination: Path) -> Dict[str, Any]:
-    """Unpack or copy a corpus, comparing the archive and each file with their checksums.
+    """Unpack or copy a corpus and check the archive and each file against their checksums.
 
     Only the files that the description names are written, under those names.
 
@@ -108,7 +108,7 @@ def unpack(folder: Path, destination: Path) -> Dict[str, Any]:
         The corpus's checksum and the number of pairs of each split.
 
     Raises:
-        DataError: something is missing or differs.
+        DataError: a file is missing or has another checksum.
     """
     manifest = load_manifest(folder)
     if manifest["archive"] is None:
@@ -150,21 +150,21 @@ def read_lines(path: Path) -> List[str]:
 
 
 def split_lines(data: bytes) -> List[str]:
-    """Lines of UTF-8 text, split at line feeds only; the last one may lack its own.
+    """Lines of UTF-8 text, split at line feeds only; the last line may lack one.
 
-    A carriage return, for which ``read_text`` would begin a line, stays: split on one side only
-    it would shift all pairs that follow.
+    A carriage return does not end a line, as it would in ``read_text``: in one language only, it
+    would shift all pairs that follow.
     """
     lines = data.decode("utf-8").split("\n")
     return lines if lines[-1] else lines[:-1]
 
 
 def learn_subwords(text: Path, model: Path, vocabulary: int) -> Dict[str, Any]:
-    """A byte-pair encoding shared by both languages; the same text gives the same model.
+    """Learn a byte-pair encoding that both languages share; it depends on the text alone.
 
     Args:
         text: folder with ``train.*``.
-        model: file to write, ending in ``.model``.
+        model: file to write; its name ends in ``.model``.
         vocabulary: number of subwords.
 
     Raises:
@@ -176,7 +176,7 @@ def learn_subwords(text: Path, model: Path, vocabulary: int) -> Dict[str, Any]:
     partial = model.with_name("partial")
     try:
         sentencepiece.SentencePieceTrainer.train(
-            input=list(map(str, languages)),  # a text would be split at commas in a folder's name
+            input=list(map(str, languages)),  # a single string would be split at commas
             model_prefix=str(partial),
             model_type="bpe",
             vocab_size=vocabulary,
@@ -211,5 +211,5 @@ def encode(text: Path, model: Path, destination: Path) -> Dict[str, Any]:
 
 
 def clear(folder: Path) -> None:
-    """Remove what an interrupted fairseq-preprocess left: it refuses to go on from there."""
+    """Remove the output of an interrupted fairseq-preprocess, which it refuses to overwrite."""
     shutil.rmtree(folder, ignore_errors=True)

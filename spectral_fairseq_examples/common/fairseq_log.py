@@ -1,4 +1,4 @@
-"""What fairseq writes while it trains, read back: progress, perplexities, speed."""
+"""Read the log of fairseq-train: progress, perplexities, speed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def log_record(line: str) -> Optional[Tuple[str, Dict[str, Any]]]:
     match = _RECORD.search(line)
     try:
         return (match.group(1), json.loads(match.group(2))) if match else None
-    except ValueError:  # cut off by a full disk, with the next run's first line behind it
+    except ValueError:  # a full disk cut the line, and the next run appended to it
         return None
 
 
 class TrainingProgress:
-    """Updates done, and the latest perplexities, from training's output."""
+    """Progress of a training: its updates and latest perplexities."""
 
     def __init__(self) -> None:
         self.updates, self.ppl, self.valid_ppl = 0, "", ""
@@ -42,7 +42,7 @@ class TrainingProgress:
 
 
 def read_training_log(path: Path) -> Dict[str, Any]:
-    """Figures of a training, over all its interruptions.
+    """Figures of a training, which may have been interrupted and resumed.
 
     Returns:
         ``valid_ppl`` of the best checkpoint and the update at which it was reached,

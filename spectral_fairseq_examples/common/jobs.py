@@ -151,7 +151,7 @@ def _start(job: Job, env: Dict[str, str], lock_fd: int, position: int) -> _Runni
     command = [find_command(job.command[0]), *job.command[1:]]
     with open(job.log, "ab") as log:
         before = log.tell()
-        # A session of its own: Ctrl-C reaches this process alone, which then ends the others.
+        # In a new session Ctrl-C reaches only this process, which then ends the others.
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -162,7 +162,7 @@ def _start(job: Job, env: Dict[str, str], lock_fd: int, position: int) -> _Runni
             pass_fds=(lock_fd,),
         )
         output = open(job.log, encoding="utf-8", errors="replace")
-        output.seek(before)  # an interrupted run's output stands above
+        output.seek(before)  # skip the output of an interrupted run
     return _Running(job, process, output, position)
 
 
@@ -184,7 +184,7 @@ def _has_ended(one: _Running, on_end: Callable[[Job, Usage], None]) -> bool:
 
 
 def _reap(one: _Running, options: int, on_end: Callable[[Job, Usage], None]) -> bool:
-    """Whether the process has ended; its resource usage comes with its exit status."""
+    """Whether the process has ended. Its exit status and resource usage are collected here."""
     if one.process.returncode is not None:
         return True
     pid, status, usage = os.wait4(one.process.pid, options)
@@ -217,7 +217,7 @@ def _show(one: _Running) -> None:
             )
         one.bar.set_postfix_str(note, refresh=False)
         one.bar.update(done - one.bar.n)
-    else:  # a line for each tenth: bars would fill a log file
+    else:  # bars would fill a log file, so print a line for each tenth
         tenth = 10 * done // one.job.total
         if tenth > one.shown:
             one.shown = tenth

@@ -1,4 +1,4 @@
-"""What this machine has: cores, a GPU, the tools that a job needs."""
+"""The machine's cores, its GPU and the installed tools."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def check_installation(
     ),
     modules: Sequence[str] = ("sentencepiece", "sacrebleu", "matplotlib"),
 ) -> None:
-    """Find all tools before the first minute is spent.
+    """Check that all tools are installed, before any work is done.
 
     Args:
-        commands: to be run; unless told otherwise those of a translation.
-        modules: Python packages that are not needed by the rest of the project; likewise.
+        commands: commands to be run; by default those of a translation.
+        modules: Python packages that only examples need; by default those of a translation.
 
     Raises:
         ConfigurationError: one is missing.
@@ -43,17 +43,17 @@ def check_installation(
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
+    """Number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def device(cpu: bool) -> str:
-    """``cuda`` where there is a GPU and nobody asked for the CPU, else ``cpu``."""
+    """``cuda`` if there is a GPU and ``cpu`` is false, else ``cpu``."""
     return "cuda" if torch.cuda.is_available() and not cpu else "cpu"
 
 
 def gpu_bytes() -> int:
-    """Memory of the first GPU."""
+    """Memory of the first GPU, in bytes."""
     return int(torch.cuda.get_device_properties(0).total_memory)

@@ -55,7 +55,7 @@ class TrainingRun:
         return self.work.is_done(self.stamp) or self._ended_unseen()
 
     def _ended_unseen(self) -> bool:
-        """Whether the last checkpoint, which fairseq writes last, is that of the last update.
+        """Whether the last checkpoint is that of the last update.
 
         A training that outlives the run that started it ends without a stamp.
         """
@@ -64,7 +64,7 @@ class TrainingRun:
             return False
         try:
             history = load_checkpoint(path).get("optimizer_history") or ()
-        except CheckpointError:  # fairseq will say so
+        except CheckpointError:  # fairseq will report it
             return False
         return max((one["num_updates"] for one in history), default=0) >= self.max_update
 
@@ -90,7 +90,7 @@ class TrainingRun:
             write_json(path, self.flags)
 
     def training(self) -> Job:
-        """The job that trains, or goes on training."""
+        """The job that trains or continues training."""
         return Job(
             self.label,
             self.train_command,

@@ -1,6 +1,6 @@
-"""A translation recipe as fairseq command lines, and how to read what fairseq-generate prints.
+"""fairseq's commands for a translation recipe, and the reading of what fairseq-generate prints.
 
-Every command is given ``--user-dir``, so that the mends of the host serve all recipes alike.
+Every command gets ``--user-dir``, so that fairseq is patched alike for all recipes.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def train_command(
     binary: Path,
     checkpoints: Path,
 ) -> List[str]:
-    """``fairseq-train`` for one recipe; it goes on from ``checkpoint_last.pt`` if there is one.
+    """``fairseq-train`` for one recipe, which continues from ``checkpoint_last.pt`` if it exists.
 
     Args:
-        flags: the ones in which recipes differ.
-        s: what they have in common.
-        source: language, as the ending of the text files.
-        target: likewise.
+        flags: the flags in which recipes differ.
+        s: everything else.
+        source: source language, which is the ending of its text files.
+        target: target language.
         binary: fairseq's data folder.
         checkpoints: folder to save in.
     """
@@ -124,7 +124,7 @@ def train_command(
 def generate_command(
     s: TranslationSettings, source: str, target: str, binary: Path, checkpoint: Path
 ) -> List[str]:
-    """``fairseq-generate`` on the test split, subwords joined again."""
+    """``fairseq-generate`` on the test split, which joins the subwords again."""
     command = [
         "fairseq-generate",
         str(binary),
@@ -153,7 +153,7 @@ def generate_command(
 
 
 class TranslationProgress:
-    """Sentences translated, from fairseq-generate's output."""
+    """Progress of fairseq-generate: the number of translated sentences."""
 
     def __init__(self) -> None:
         self.sentences = 0
@@ -167,10 +167,10 @@ class TranslationProgress:
 
 
 def read_translations(path: Path, count: int) -> List[str]:
-    """The detokenised best hypotheses in the order of the test set.
+    """Detokenised best hypotheses in the order of the test set.
 
     Raises:
-        DataError: not one for each of the ``count`` sentences.
+        DataError: there are not ``count`` of them.
     """
     found: Dict[int, str] = {}
     for line in path.read_text("utf-8", "replace").split("\n"):
@@ -181,6 +181,6 @@ def read_translations(path: Path, count: int) -> List[str]:
         raise DataError(
             f"{count} translations in {path}",
             f"{len(found)}",
-            "Run `spectral-fairseq doctor` to see what became of the host's known defects.",
+            "Run `spectral-fairseq doctor` to check that fairseq's known defects are patched.",
         )
     return [found[index] for index in range(count)]

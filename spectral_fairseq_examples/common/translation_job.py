@@ -62,7 +62,7 @@ class PreparedCorpus:
         self.work.step("preprocess", preprocess)
 
     def references(self) -> List[str]:
-        """The target side of the test set."""
+        """Reference translations of the test set."""
         return corpus.read_lines(self.text / f"test.{self.target}")
 
 
@@ -105,7 +105,7 @@ class TranslationRun(TrainingRun):
         """The job that translates the test set with the best checkpoint."""
         log = self.folder / "translate.log"
         if log.exists():
-            log.unlink()  # of an interrupted run
+            log.unlink()  # left by an interrupted run
         return Job(
             self.label,
             self.translate_command,
@@ -116,7 +116,7 @@ class TranslationRun(TrainingRun):
         )
 
     def hypotheses(self) -> List[str]:
-        """The translations, in the order of the test set, kept as ``test.*`` too."""
+        """Translations in the order of the test set, which are also written into ``test.*``."""
         lines = read_translations(self.folder / "translate.log", self.data.test_pairs)
         path = self.folder / f"test.{self.data.target}"
         write_text(path, "".join(f"{line}\n" for line in lines))

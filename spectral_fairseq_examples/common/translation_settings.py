@@ -1,4 +1,4 @@
-"""The numbers of a translation job: sizes, updates, optimiser. Quick to import."""
+"""Settings of a translation model: sizes, updates, optimiser. Importing this module is quick."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TranslationSettings:
-    """All that decides a result besides a recipe's own flags.
+    """Everything besides a recipe's own flags that determines a result.
 
-    A work folder belongs to one setting of these.
+    A work folder holds the results of one such setting.
     """
 
     seed: int

@@ -17,13 +17,13 @@ from spectral_fairseq.files import replacing
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``path`` whole or not at all: an interruption leaves no half-written file."""
+    """Write a file atomically: an interruption leaves the old file or the new one."""
     with replacing(path) as partial:
         partial.write_text(text, "utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
-    """As :func:`write_text`, for a JSON value."""
+    """Write a JSON value atomically."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -50,7 +50,7 @@ class WorkDir:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other runs out.
+        """Hold the lock of the folder.
 
         Started programs inherit the lock, so that a training that outlives a killed run keeps
         a second one out of the same folder.
@@ -83,11 +83,11 @@ class WorkDir:
     def keep_settings(
         self, settings: Dict[str, Any], unrecorded: Optional[Dict[str, Any]] = None
     ) -> None:
-        """Record the settings, or compare them with those the folder was begun with.
+        """Record the settings, or compare them with the recorded ones.
 
         Args:
-            settings: all that decides a result.
-            unrecorded: what those of them were that older folders did not record.
+            settings: everything that determines a result.
+            unrecorded: values of settings that older versions did not record.
 
         Raises:
             ConfigurationError: the folder belongs to a run with other settings, or its record
@@ -114,10 +114,10 @@ class WorkDir:
             )
 
     def need_space(self, needed: int) -> None:
-        """Check for free space before anything is written.
+        """Check that there is enough free space.
 
         Args:
-            needed: bytes.
+            needed: free space in bytes.
 
         Raises:
             DataError: there is less.
@@ -135,7 +135,7 @@ class WorkDir:
         return self._stamp(name).exists()
 
     def result(self, name: str) -> Dict[str, Any]:
-        """What the step returned, with ``seconds``."""
+        """The result of a finished step, with the ``seconds`` that it took."""
         return json.loads(self._stamp(name).read_text("utf-8"))
 
     def mark_done(self, name: str, result: Dict[str, Any]) -> None:
@@ -144,9 +144,9 @@ class WorkDir:
         write_json(self._stamp(name), result)
 
     def step(self, name: str, action: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
-        """Run ``action`` unless it was finished before; either way, its result.
+        """Run ``action`` unless it was finished before; returns its result in either case.
 
-        Its ``seconds`` are those of all attempts, but for one that was killed.
+        Its ``seconds`` include those of failed attempts, except for attempts that were killed.
         """
         if not self.is_done(name):
             unfinished = f"{name}.unfinished"
@@ -159,7 +159,7 @@ class WorkDir:
             try:
                 result = action()
             except BaseException:
-                with contextlib.suppress(OSError):  # a full disk, say, which the caller explains
+                with contextlib.suppress(OSError):  # the disk may be full, which the caller reports
                     self.mark_done(unfinished, {"seconds": seconds()})
                 raise
             self.mark_done(name, {**result, "seconds": seconds()})

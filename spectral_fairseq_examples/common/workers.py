@@ -1,4 +1,4 @@
-"""How commands share this machine."""
+"""The share of the machine that each command gets."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from spectral_fairseq_examples.common.workdir import WorkDir
 
 
 class Workers:
-    """How commands are run on this machine: one at a time on a GPU, else sharing the cores.
+    """Runs commands one at a time on a GPU, or several at a time that share the CPU's cores.
 
     Args:
-        work: whose lock the commands inherit.
+        work: the work folder, whose lock the commands inherit.
         device: ``cpu`` or ``cuda``.
-        at_once: how many run side by side.
+        at_once: the largest number of commands side by side on a CPU.
     """
 
     def __init__(self, work: WorkDir, device: str, at_once: int) -> None:

@@ -1,7 +1,7 @@
-"""The AWD-LSTM against each paper's method on it at one small budget, with a table at the end.
+"""Compare each paper's method on an AWD-LSTM with the AWD-LSTM alone, at one small budget.
 
 Prepares the corpus, trains every method with every seed for the same number of updates, measures
-perplexity with carried state and the embedding tables. What is finished is not done again: after
+perplexity with carried state and the embedding tables. Finished steps are not repeated: after
 an interruption give the same command, and for more seeds or methods give more of them.
 """
 

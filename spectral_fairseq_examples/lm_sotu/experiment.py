@@ -21,7 +21,7 @@ from spectral_fairseq_examples.lm_sotu.methods import METHODS
 from spectral_fairseq_examples.lm_sotu.settings import LanguageModelSettings
 
 DISK_SPACE = 60_000_000  # bytes: text and binary data
-CHECKPOINT_BYTES = 150  # of each parameter of the tables: two checkpoints and one being written
+CHECKPOINT_BYTES = 150  # for each parameter: two checkpoints and one being written
 COMMANDS = ("fairseq-preprocess", "fairseq-train", "spectral-fairseq")
 SPLITS = ("valid", "test")
 MANY_EPOCHS = 1000  # the number of updates ends the training
@@ -95,7 +95,7 @@ def compare(arguments: argparse.Namespace) -> str:
         data = PreparedText(work, arguments.wheel, arguments.corpus)
         print("[1/4] corpus", flush=True)
         tokens = _tokens(data.prepare(workers))
-        # Seed by seed, so that methods are compared as early as possible.
+        # Sorted by seed, so that methods can be compared as early as possible.
         runs = [
             LanguageModelRun(
                 f"{method} {seed}",
@@ -113,7 +113,7 @@ def compare(arguments: argparse.Namespace) -> str:
         train_all(runs, workers)
         left = [run for run in runs if not (run.folder / "figures.json").exists()]
         print(f"[3/4] spectral-fairseq evaluate-lm, {len(left)} runs", flush=True)
-        # In ten streams, as in validation: some times faster than in one, and nearly the same.
+        # Ten streams, as in validation, are several times faster than one and nearly as exact.
         streams = ("--gen-subset", "test", "--streams", str(settings.valid_streams))
         workers.run([run.evaluation("test", *streams, "--segment", "70") for run in left])
         print("[4/4] spectral-fairseq analyze", flush=True)
@@ -155,7 +155,7 @@ def train_and_evaluate(arguments: argparse.Namespace) -> str:
             },
             unrecorded={"tune_tokens": 10_000},
         )
-        # One process with all cores; evaluations share them.
+        # Trainings use all cores one after the other; evaluations share the cores.
         alone = Workers(work, settings.device, 1)
         data = PreparedText(work, arguments.wheel, arguments.corpus)
         print("[1/4] corpus", flush=True)
@@ -203,8 +203,8 @@ class Evaluation(NamedTuple):
     found: Tuple[Tuple[str, str], ...] = ()
 
 
-# The authors adapt after every 5 tokens, at a rate of 5e-5 and a decay of .002; after 35, seven
-# times as much is about the same, at a seventh of the time.
+# The authors adapt after every 5 tokens, with a rate of 5e-5 and a decay of .002. To adapt after
+# every 35 tokens with seven times these values is about the same and takes a seventh of the time.
 EVALUATIONS: Dict[str, Evaluation] = {
     "plain": Evaluation("fine-tuned"),
     "cache": Evaluation(

@@ -27,7 +27,7 @@ def preprocess_command(text: Path, binary: Path) -> List[str]:
 def train_command(
     flags: Sequence[str], s: LanguageModelSettings, binary: Path, checkpoints: Path
 ) -> List[str]:
-    """``fairseq-train``; it goes on from ``checkpoint_last.pt`` if there is one."""
+    """``fairseq-train``, which continues from ``checkpoint_last.pt`` if there is one."""
     command = ["fairseq-train", str(binary), "--user-dir", USER_DIR]
     command += ["--task", "stateful_language_modeling"]
     for flag, value in (
@@ -58,7 +58,11 @@ def train_command(
         ("--distributed-world-size", 1),
     ):
         command += [flag, str(value)]
-    command += ["--variable-bptt", "--no-epoch-checkpoints", *flags]  # which may say otherwise
+    command += [
+        "--variable-bptt",
+        "--no-epoch-checkpoints",
+        *flags,
+    ]  # a later flag overrides an earlier one
     return command + (["--cpu"] if s.device == "cpu" else [])
 
 
@@ -99,14 +103,14 @@ class LanguageModelRun(TrainingRun):
     """One training and its evaluations, in a folder of its own.
 
     Args:
-        label: shown beside its bar.
-        flags: in which its method differs from the others.
-        settings: what it shares with them.
+        label: the text beside its bar.
+        flags: the part of the command in which methods differ.
+        settings: everything else.
         data: the corpus.
-        folder: receives ``train.log``, ``checkpoints/`` and the evaluations; below the corpus's
-            work folder.
-        tokens: of the training split, ends of sentences included.
-        start: checkpoint from which it starts, if not from nothing.
+        folder: a folder below the corpus's work folder; receives ``train.log``, ``checkpoints/``
+            and the output of the evaluations.
+        tokens: number of tokens of the training split, ends of sentences included.
+        start: checkpoint to start from; None to start from random weights.
     """
 
     def __init__(
@@ -119,7 +123,7 @@ class LanguageModelRun(TrainingRun):
         tokens: int,
         start: Optional[Path] = None,
     ) -> None:
-        # About as many: the lengths of segments are drawn.
+        # An estimate, because the lengths of segments are random.
         whole = settings.epochs * tokens // (settings.streams * settings.segment)
         whole_flags = (*flags, "--finetune-from-model", str(start)) if start else flags
         command = train_command(whole_flags, settings, data.binary, folder / "checkpoints")
@@ -130,10 +134,10 @@ class LanguageModelRun(TrainingRun):
         self.settings, self.data = settings, data
 
     def evaluation(self, name: str, *flags: str) -> Job:
-        """The job that measures perplexity, as JSON in ``evaluate-NAME.log``."""
+        """The job that measures perplexity and writes it as JSON into ``evaluate-NAME.log``."""
         log = self._log(name)
         if log.exists():
-            log.unlink()  # of an interrupted run
+            log.unlink()  # left by an interrupted run
         command = ["spectral-fairseq", "evaluate-lm", str(self.best), str(self.data.binary)]
         command += ["--format", "json", "--no-progress", *flags]
         if self.settings.device == "cpu":

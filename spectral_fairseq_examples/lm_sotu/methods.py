@@ -1,4 +1,4 @@
-"""The AWD-LSTM and each paper's method on it, as flags. Quick to import.
+"""Flags of the AWD-LSTM and of each paper's method on it. Importing this module is quick.
 
 The criterions of this package apply activation regularisation, which is part of an AWD-LSTM; with
 its own weight at 0, ``mle_cosreg`` is cross entropy and that alone.

@@ -1,8 +1,8 @@
-"""Train an AWD-LSTM on real text, fine-tune it, evaluate it as the papers do.
+"""Train an AWD-LSTM on real text, fine-tune it, and evaluate it as the papers do.
 
 Prepares the corpus, trains with SGD, fine-tunes with averaged SGD, and measures perplexity on valid
 and test: plain, with a continuous cache, with dynamic evaluation, the numbers of both searched on
-valid. What is finished is not done again: after an interruption give the same command.
+valid. Finished steps are not repeated: after an interruption, give the same command.
 """
 
 from __future__ import annotations

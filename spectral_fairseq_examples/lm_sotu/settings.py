@@ -1,4 +1,4 @@
-"""The numbers of a language-model job: sizes, epochs, optimiser. Quick to import."""
+"""Settings of a language model: sizes, epochs, optimiser. Importing this module is quick."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LanguageModelSettings:
-    """All that decides a result besides a method's own flags.
+    """Everything besides a method's own flags that determines a result.
 
     Sizes, dropouts and streams are made for two CPU cores; optimiser, clipping, weight decay and
     segment sampling are those of the published AWD-LSTM.
@@ -15,7 +15,7 @@ class LanguageModelSettings:
 
     seed: int
     epochs: int
-    updates: int  # at most, however many epochs they are; 0 for as many as that takes
+    updates: int  # training stops after so many, or after the epochs; 0 for no limit
     device: str
     corpus: str
     dim: int = 128

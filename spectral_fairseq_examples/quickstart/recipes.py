@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, Tuple
 
-# recipe -> (label, the flags in which it differs)
+# recipe -> (label, flags in which the recipes differ)
 RECIPES: Dict[str, Tuple[str, Tuple[str, ...]]] = {
     "plain": (
         "plain",
@@ -16,6 +16,6 @@ RECIPES: Dict[str, Tuple[str, Tuple[str, ...]]] = {
     ),
 }
 
-# Chosen so that the whole job takes at most 15 minutes on two CPU cores; a GPU gets through more
-# in less. One number for both recipes: their tables are compared after equal work.
+# The whole job takes at most 15 minutes on two CPU cores, and less on a GPU. Both recipes train for
+# the same number of updates, because their tables are compared after equal work.
 UPDATES = {"cpu": 2000, "cuda": 8000}

@@ -10,7 +10,7 @@ import torch
 from spectral_fairseq.files import replacing
 from spectral_fairseq_examples.common.text_tables import text_table
 
-# Okabe and Ito's blue and vermilion, told apart by lightness and by line style as well.
+# Okabe and Ito's blue and vermilion, which also differ in lightness, and two line styles.
 STYLES = {
     "plain": {"color": "#D55E00", "linestyle": "--"},
     "spectrum_control": {"color": "#0072B2", "linestyle": "-"},
@@ -41,11 +41,11 @@ def format_table(results: Dict[str, Dict[str, Any]], labels: Sequence[str], on_g
 
 
 def draw_spectra(results: Dict[str, Dict[str, Any]], labels: Dict[str, str], folder: Path) -> None:
-    """``spectra.png`` and ``spectra.svg``: each table's sigma_k / sigma_1, with the prior."""
+    """Draw sigma_k / sigma_1 of each table and the prior into ``spectra.png`` and ``.svg``."""
     import matplotlib
 
     matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "spectra"  # equal figures give equal files
+    matplotlib.rcParams["svg.hashsalt"] = "spectra"  # the same figures give the same file
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6.4, 4.0), constrained_layout=True)

@@ -1,7 +1,7 @@
-"""Plain fairseq against each method at one budget, over several seeds, with a table at the end.
+"""Compare plain fairseq with each method at one budget over several seeds.
 
 Prepares the corpus, trains every method with every seed, translates the test set, measures the
-embedding tables. What is finished is not done again: after an interruption give the same command,
+embedding tables. Finished steps are not repeated: after an interruption, give the same command,
 and for more seeds or methods give more of them.
 """
 

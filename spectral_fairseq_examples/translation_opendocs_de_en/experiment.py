@@ -1,4 +1,4 @@
-"""The steps: prepare, train, translate, measure, tabulate; each of them once."""
+"""The steps: prepare, train, translate, measure, tabulate. Each step is done once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spectral_fairseq_examples.common.workdir import WorkDir, write_json, write_
 from spectral_fairseq_examples.common.workers import Workers
 from spectral_fairseq_examples.translation_opendocs_de_en.methods import METHODS
 
-DISK_SPACE_A_RUN = 40  # bytes a parameter of the table: three checkpoints with Adam's moments
+DISK_SPACE_A_RUN = 40  # bytes for each entry of the table: three checkpoints with Adam's moments
 
 
 def settings_of(arguments: argparse.Namespace, seed: int) -> TranslationSettings:
@@ -54,7 +54,7 @@ def settings_of(arguments: argparse.Namespace, seed: int) -> TranslationSettings
 
 
 class Experiment:
-    """Every method with every seed, in one work folder."""
+    """All trainings of a comparison: every method with every seed, in one work folder."""
 
     def __init__(self, arguments: argparse.Namespace, work: WorkDir) -> None:
         self.work = work
@@ -65,7 +65,7 @@ class Experiment:
         work.keep_settings(common)
         self.data = PreparedCorpus(arguments.corpus, work, settings.vocabulary)
         self.workers = Workers(work, settings.device, arguments.at_once)
-        # Seed by seed, so that methods are compared as early as possible.
+        # Sorted by seed, so that methods can be compared as early as possible.
         self.runs: List[TranslationRun] = [
             TranslationRun(
                 f"{method} {seed}",
@@ -81,7 +81,7 @@ class Experiment:
         work.need_space(20_000_000 + due * DISK_SPACE_A_RUN * settings.vocabulary * settings.dim)
 
     def run(self) -> str:
-        """All that is not done yet; returns the table."""
+        """Do everything that is not done yet; returns the table."""
         print("[1/4] corpus", flush=True)
         self.data.encode()
         self.data.binarise(self.workers)
@@ -97,7 +97,7 @@ class Experiment:
             write_json(run.folder / "figures.json", self._figures(run))
             for checkpoint in run.best.parent.glob("*.pt"):
                 if checkpoint != run.best:
-                    checkpoint.unlink()  # training will not go on: see TranslationRun.is_trained
+                    checkpoint.unlink()  # training will not continue: see TrainingRun.is_trained
         table = tables.markdown(tables.read(self.work.root), baseline="plain")
         write_text(self.work.root / "table.md", table)
         return table
@@ -114,7 +114,7 @@ class Experiment:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Check everything that can be checked at once, then do what is left to do.
+    """Check the options and the installation, then run the comparison.
 
     Returns:
         The table.

@@ -1,18 +1,18 @@
-"""The plain recipe and each method, as the flags in which they differ. Quick to import."""
+"""Flags of the plain recipe and of each method. Importing this module is quick."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Dict, Tuple
 
-# An adversary or a mixture needs one of our criterions, with no penalty of its own.
+# The adversarial softmax and the mixtures need a criterion of this package, without a penalty.
 NO_PENALTY = ("--criterion", "mle_cosreg", "--cosreg-weight", "0")
 PLAIN_LOSS = ("--criterion", "label_smoothed_cross_entropy")
 
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the table.
+    """A method of the comparison.
 
     Args:
         label: what the table calls it.

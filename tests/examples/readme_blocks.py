@@ -61,9 +61,9 @@ def commands_outside_blocks(path: Path) -> List[str]:
 
 
 def fairseq_calls(text: str) -> List[List[str]]:
-    """Every call of fairseq's commands or ours in a block, also behind ``torchrun`` or ``sbatch``.
+    """Commands of fairseq and of this package in a block, also behind ``torchrun`` or ``sbatch``.
 
-    Variables stand as 1, since only names and flags are looked at.
+    Variables are replaced by 1, because only names and flags are checked.
     """
     text = re.sub(r'"?\$\(which ([\w-]+)\)"?', r"\1", text)
     text = re.sub(r'"?\$\(spectral-fairseq user-dir\)"?', "spectral_fairseq", text)

@@ -57,7 +57,7 @@ def build_model(task, arch="transformer_sc", seed=1, **options):
 
 
 def build_host_model(task, arch, seed=1, **options):
-    """A model of the host's own, in its argparse way."""
+    """A model of fairseq's own, built from argparse options."""
     from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
     args = Namespace(**{**SIZES, "criterion": None, **options})
