@@ -26,6 +26,12 @@ def add(folder, method, seed, **figures):
     return path
 
 
+def rows_of(text):
+    """Cells of a Markdown table, its headings first."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+
+
 @pytest.fixture
 def runs(tmp_path):
     for method, scores in {"plain": (10.0, 12.0), "sc": (11.5, 12.5)}.items():
@@ -43,7 +49,7 @@ def test_mean_spread_and_paired_differences(runs):
     assert difference.mean == 1.0 and difference.deviation == pytest.approx(0.5**0.5)
     assert rows["plain"]["bleu"]["difference"] is None
     text = tables.markdown(tables.read(runs), "plain")
-    assert "| sc | 2 | 12.0 ± 0.7 | +1.0 ± 0.7 | 0.120 ± 0.007 |" in text
+    assert ["sc", "2", "12.0 ± 0.7", "+1.0 ± 0.7", "0.120 ± 0.007"] in rows_of(text)
     assert text.count(SIGNATURE) == 1
 
 
@@ -69,7 +75,9 @@ def test_one_seed_has_no_spread_and_unpaired_seeds_no_difference(tmp_path):
     add(tmp_path, "plain", 1, bleu=10)
     add(tmp_path, "sc", 2, bleu=11)
     text = tables.markdown(tables.read(tmp_path), "plain")
-    assert "| plain | 1 | 10.0 |" in text and "| sc | 1 | 11.0 |  |" in text
+    rows = rows_of(text)
+    assert ["plain", "1", "10.0"] in [row[:3] for row in rows]
+    assert ["sc", "1", "11.0", ""] in [row[:4] for row in rows]
     assert "nan" not in text
 
 
@@ -114,7 +122,8 @@ def test_command_prints_json_and_refuses_in_one_line(runs, tmp_path_factory, cap
 def test_diverged_runs_have_a_mean_and_no_spread(tmp_path, capsys):
     for seed, ppl in enumerate((math.inf, math.inf, 3.0), 1):
         add(tmp_path, "plain", seed, bleu=float(seed), valid_ppl=ppl)
-    assert "| 2.0 ± 1.0 | inf |" in tables.markdown(tables.read(tmp_path))
+    (row,) = rows_of(tables.markdown(tables.read(tmp_path)))[2:]
+    assert row[2:4] == ["2.0 ± 1.0", "inf"]
     assert tables.main([str(tmp_path), "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)["plain"]["valid_ppl"]["of"]
     assert found == {"mean": None, "standard_deviation": None, "seeds": 3}
