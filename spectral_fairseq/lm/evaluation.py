@@ -106,7 +106,7 @@ class StreamReader(Reader):
         self.segment = segment
 
     def segments(self, corpus: Corpus) -> Iterator[Segment]:
-        """Yield the segments of all streams side by side; see :mod:`spectral_fairseq.lm.streams`."""
+        """Yield the segments of all streams side by side; see :mod:`lm.streams`."""
         streams = ContiguousStreams(corpus, self.streams, self.padding, self.start)
         for begin in range(0, streams.length, self.segment):
             size = min(self.segment, streams.length - begin)
