@@ -185,7 +185,8 @@ def extract_table(
     stored_rows, dim = table_shape(model, names[0])
     entries = _entries_of(model, names[0]) or {}
     kind = _kind(entries)
-    left_out = torch.tensor(sorted(set([PADDING_ROW] if excluded is None else excluded)))
+    uncounted = sorted(set([PADDING_ROW] if excluded is None else excluded))
+    left_out = torch.tensor(uncounted, dtype=torch.long)
     if len(left_out) and int(left_out.max()) >= stored_rows:
         left_out = left_out[left_out < stored_rows]
     counted = torch.ones(stored_rows, dtype=torch.bool)

@@ -73,7 +73,7 @@ class Table(nn.Module):
         kind: name of the kind, one of the choices of ``embedding_type``.
         summary: what the kind stores, in a few words.
         options: arguments that users choose.
-        entries: names of its tensors in a checkpoint; the first has a row for every word.
+        entries: names of its tensors in a checkpoint; the first one has shape (N, d).
         settings: those of ``entries`` that record how the table is trained and do not follow from
             the matrix.
 
