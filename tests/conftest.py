@@ -59,9 +59,8 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
 def fork_server() -> Iterator[ForkServer]:
     """The process in whose forks command lines run; started for the first of them."""
     with tempfile.TemporaryDirectory() as folder:  # pytest's names are too long for a socket
-        server = ForkServer(Path(folder), [PACKAGE.parent, ROOT])
-        yield server
-        server.close()
+        with ForkServer.started(Path(folder), [str(PACKAGE.parent), str(ROOT)]) as server:
+            yield server
 
 
 class Command:

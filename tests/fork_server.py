@@ -6,7 +6,8 @@ working directory, with the environment and on the standard streams that the cli
 answers with the exit status. The server itself never imports this package, so a fork starts without
 its patches and its registrations, as a new process would.
 
-``python -m tests.fork_server SOCKET`` is the server; :class:`ForkServer` starts it.
+``python -m tests.fork_server SOCKET`` is the server; :meth:`ForkServer.started` starts it. It ends
+with the process that started it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import logging
 import os
 import random
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -27,7 +29,7 @@ import time
 import traceback
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
 from unittest import mock
 
 MODULES = {
@@ -90,11 +92,15 @@ def _become(request: Dict[str, Any], streams: Sequence[int]) -> None:
     gc.enable()
 
 
+def _call(call: str, *arguments: Any) -> None:
+    module, function = call.split(":")
+    getattr(importlib.import_module(module), function)(*arguments)
+
+
 def _exit_status(request: Dict[str, Any]) -> int:
     """Call the function that is asked for; what Python makes of how it ends."""
     try:
-        module, function = request["call"].split(":")
-        getattr(importlib.import_module(module), function)(*request["arguments"])
+        _call(request["call"], *request["arguments"])
         return 0
     except SystemExit as ending:
         if isinstance(ending.code, str):
@@ -153,10 +159,8 @@ def _parse_options_once() -> None:
     convert_namespace_to_omegaconf(args)
 
 
-def serve(address: str) -> None:
-    """Answer requests until the process is terminated."""
-    _import_everything()
-    _parse_options_once()
+def _listen(address: str) -> None:
+    """Answer requests until the other end of the standard input is closed."""
     gc.collect()
     gc.freeze()
     gc.disable()  # a collection in every fork would copy the memory that they share
@@ -165,7 +169,7 @@ def serve(address: str) -> None:
     listener.bind(address + ".new")
     listener.listen()
     os.rename(address + ".new", address)  # clients wait for this name
-    while True:
+    while select.select([listener, 0], [], [])[0] == [listener]:
         connection, _ = listener.accept()
         threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
         assert threads == 1, f"a fork of {threads} threads would wait for those it lacks"
@@ -178,6 +182,19 @@ def serve(address: str) -> None:
         connection.close()
 
 
+def serve(address: str) -> None:
+    """Be the server."""
+    _import_everything()
+    _parse_options_once()
+    _listen(address)
+
+
+def serve_after(call: str, address: str) -> None:
+    """Be a server whose forks start after ``call``, in a fork of another server."""
+    _call(call)
+    _listen(address)
+
+
 # -- the client
 
 
@@ -185,25 +202,57 @@ class ForkServer:
     """A running server.
 
     Args:
-        folder: receives the socket and the log; a short path, as a socket's name is limited.
+        address: name of its socket, which has to be short.
         path: folders that become the start of the forks' ``sys.path``.
+        ended: says why the server has ended, if it has.
     """
 
-    def __init__(self, folder: Path, path: Sequence[Path]) -> None:
-        self.address = str(folder / "socket")
-        self._log = folder / "log"
-        self.python_path = os.pathsep.join(
-            [*map(str, path), *filter(None, [os.environ.get("PYTHONPATH")])]
-        )
-        with open(self._log, "w") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.fork_server", self.address],
+    def __init__(
+        self, address: str, path: Sequence[str], ended: Callable[[], Optional[str]]
+    ) -> None:
+        self.address, self._path, self._ended = address, path, ended
+
+    @classmethod
+    @contextlib.contextmanager
+    def started(cls, folder: Path, path: Sequence[str]) -> Iterator[ForkServer]:
+        """A new server, whose socket and log are in ``folder``."""
+        log = folder / "log"
+
+        def ended() -> Optional[str]:
+            return log.read_text() if process.poll() is not None else None
+
+        server = cls(str(folder / "socket"), path, ended)
+        with open(log, "w") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.fork_server", server.address],
                 cwd=ROOT,
-                env=self.environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                env=server.environment(),
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
             )
+        with process:
+            yield server
+
+    @contextlib.contextmanager
+    def after(self, call: str) -> Iterator[ForkServer]:
+        """A server that is a fork of this one in which ``call`` was called first."""
+        address = f"{self.address}-{call.rpartition(':')[2]}"
+        reading, writing = os.pipe()
+        with open(f"{address}.log", "w+") as log:
+            running = self.start(
+                f"{__name__}:serve_after",
+                *(call, address),
+                streams=[reading, log.fileno(), log.fileno()],
+            )
+            os.close(reading)
+
+            def ended() -> Optional[str]:
+                return Path(log.name).read_text() if running.has_ended() else None
+
+            yield type(self)(address, self._path, ended)
+            os.close(writing)
+            running.wait()
 
     def environment(self) -> Dict[str, str]:
         """Environment of a command: one thread, no GPU, and the package importable."""
@@ -211,14 +260,19 @@ class ForkServer:
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
-            "PYTHONPATH": self.python_path,
+            "PYTHONPATH": self.python_path(),
         }
+
+    def python_path(self) -> str:
+        """``PYTHONPATH`` of a command."""
+        return os.pathsep.join([*self._path, *filter(None, [os.environ.get("PYTHONPATH")])])
 
     def wait_until_ready(self) -> None:
         """Wait for the end of the imports."""
         while not os.path.exists(self.address):
-            if self._process.poll() is not None:
-                raise RuntimeError(self._log.read_text())
+            why = self._ended()
+            if why is not None:
+                raise RuntimeError(why)
             time.sleep(0.05)
 
     def start(
@@ -268,11 +322,6 @@ class ForkServer:
             (folder / name).write_text(text, "utf-8")
             (folder / name).chmod(0o755)
 
-    def close(self) -> None:
-        """End the server."""
-        self._process.terminate()
-        self._process.wait()
-
 
 _CLIENT = """#!{python} -S
 import json, os, socket, sys
@@ -292,6 +341,10 @@ class Running:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
+
+    def has_ended(self) -> bool:
+        """Whether there is an exit status."""
+        return bool(select.select([self._connection], [], [], 0)[0])
 
     def wait(self) -> int:
         """Exit status."""

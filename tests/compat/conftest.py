@@ -9,24 +9,24 @@ import pytest
 pytest.importorskip("fairseq")
 
 from tests.compat.fairseq_process import FairseqProcess  # noqa: E402
+from tests.fork_server import ForkServer  # noqa: E402
 
 SENTENCES = 100
 
 
 @pytest.fixture(scope="session")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FairseqProcess]:
+def bare(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> FairseqProcess:
     """fairseq as installed."""
-    process = FairseqProcess("bare", tmp_path_factory.mktemp("bare"))
-    yield process
-    process.close()
+    return FairseqProcess(fork_server, tmp_path_factory.mktemp("bare"))
 
 
 @pytest.fixture(scope="session")
-def patched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FairseqProcess]:
+def patched(
+    fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FairseqProcess]:
     """fairseq after patch_fairseq()."""
-    process = FairseqProcess("patched", tmp_path_factory.mktemp("patched"))
-    yield process
-    process.close()
+    with fork_server.after("tests.compat.fairseq_process:patch") as server:
+        yield FairseqProcess(server, tmp_path_factory.mktemp("patched"))
 
 
 @pytest.fixture(scope="session")

@@ -1,45 +1,22 @@
-"""Two processes that have imported fairseq: one as installed, one patched.
+"""fairseq as installed and fairseq after the patches, each in forks of the tests' server.
 
 A test sends the same self-contained function to both, so that it shows the defect in the first and
-its absence in the second. Each process imports fairseq once for the whole test session.
+its absence in the second. Forks import this module, which therefore imports nothing of the package.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import inspect
 import json
 import os
-import subprocess
-import sys
+import tempfile
 import textwrap
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
-import spectral_fairseq
-
-# Where this process found the package, so that an installed wheel is tested as such.
-HOME = Path(spectral_fairseq.__file__).resolve().parents[1]
-
-_SERVER = """
-import json, os, sys, traceback
-replies = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)
-import fairseq
-if sys.argv[1] == "patched":
-    from spectral_fairseq.compat import patch_fairseq
-    patch_fairseq()
-for line in sys.stdin:
-    request = json.loads(line)
-    space = {}
-    try:
-        exec("from __future__ import annotations\\n" + request["source"], space)
-        reply = {"value": space[request["name"]](**request["arguments"])}
-    except BaseException as error:
-        traceback.print_exc()
-        kinds = [kind.__name__ for kind in type(error).__mro__]
-        reply = {"kinds": kinds, "message": str(error)}
-    print(json.dumps(reply), file=replies, flush=True)
-"""
+from tests.fork_server import ForkServer
 
 
 class Failure(Exception):
@@ -58,64 +35,71 @@ class Failure(Exception):
 
 def environment() -> Dict[str, str]:
     """Environment of a child process: one thread, and the package importable."""
-    paths = [str(HOME)] + [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    package = importlib.util.find_spec("spectral_fairseq")
+    assert package is not None and package.origin is not None
+    home = str(Path(package.origin).parents[1])
+    path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
 
 
 class FairseqProcess:
-    """A process that has imported fairseq.
+    """Calls functions in processes that have imported fairseq.
 
     Args:
-        kind: 'bare' or 'patched'.
-        folder: working directory; what the process prints goes to a log file there.
+        server: starts a process for each call.
+        folder: working directory of the processes.
     """
 
-    def __init__(self, kind: str, folder: Path) -> None:
-        self._log = open(folder / f"{kind}.log", "w")
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _SERVER, kind],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            cwd=folder,
-            env=environment(),
-            text=True,
-        )
+    def __init__(self, server: ForkServer, folder: Path) -> None:
+        self._server, self._folder = server, folder
 
     def call(self, function: Callable[..., Any], **arguments: Any) -> Any:
-        """Run a self-contained function in the process; arguments and result are JSON."""
+        """Run a self-contained function in a process; arguments and result are JSON."""
         source = textwrap.dedent(inspect.getsource(function))
         request = {"source": source, "name": function.__name__, "arguments": arguments}
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None and stdout is not None
-        stdin.write(json.dumps(request) + "\n")
-        stdin.flush()
-        line = stdout.readline()
-        assert line, f"the process died; see {self._log.name}"
-        reply = json.loads(line)
-        if "kinds" in reply:
-            raise Failure(reply["kinds"], reply["message"])
-        return reply["value"]
+        with open(os.devnull) as nothing, tempfile.TemporaryFile("w+") as printed:
+            reply = self._folder / "reply.json"
+            running = self._server.start(
+                f"{__name__}:_answer",
+                *(request, str(reply)),
+                streams=[nothing.fileno(), printed.fileno(), printed.fileno()],
+                cwd=self._folder,
+            )
+            status = running.wait()
+            printed.seek(0)
+            assert status == 0, printed.read()[-6000:]
+        answer = json.loads(reply.read_text("utf-8"))
+        reply.unlink()
+        if "kinds" in answer:
+            raise Failure(answer["kinds"], answer["message"])
+        return answer["value"]
 
     def cli(self, module: str, *arguments: Any) -> None:
-        """Run a fairseq command, such as fairseq_cli.train, inside the process."""
+        """Run a fairseq command, such as fairseq_cli.train, in a process."""
         self.call(run_command, module=module, arguments=[str(a) for a in arguments])
 
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(60)
-        self._log.close()
+
+def patch() -> None:
+    """In the process: patch fairseq."""
+    importlib.import_module("spectral_fairseq.compat").patch_fairseq()
+
+
+def _answer(request: Dict[str, Any], reply: str) -> None:
+    """In the process: call the function, and write what it returns or raises into ``reply``."""
+    space: Dict[str, Any] = {}
+    answer: Dict[str, Any]
+    try:
+        exec("from __future__ import annotations\n" + request["source"], space)
+        answer = {"value": space[request["name"]](**request["arguments"])}
+    except BaseException as error:
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        answer = {"kinds": kinds, "message": str(error)}
+    Path(reply).write_text(json.dumps(answer), "utf-8")
 
 
 def run_command(module: str, arguments: List[str]) -> None:
     import importlib
     import sys
 
-    from fairseq import checkpoint_utils
-
-    # fairseq keeps the best score of a run on this function; runs here share one process.
-    for name in list(vars(checkpoint_utils.save_checkpoint)):
-        delattr(checkpoint_utils.save_checkpoint, name)
     sys.argv = [module] + arguments
     importlib.import_module(module).cli_main()

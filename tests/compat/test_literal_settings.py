@@ -16,7 +16,8 @@ from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.checkpoints.structure import EVALUATED
 from spectral_fairseq.cli import main as command
 from spectral_fairseq.errors import CheckpointError
-from tests.compat.fairseq_process import HOME, Failure, FairseqProcess, environment
+from tests.compat.fairseq_process import Failure, FairseqProcess, environment
+from tests.conftest import PACKAGE
 
 PACKAGES = {
     name: Path(importlib.util.find_spec(name).submodule_search_locations[0])  # type: ignore
@@ -172,7 +173,7 @@ def test_a_command_that_is_the_main_program(kind: str, tmp_path: Path) -> None:
     (tmp_path / "dict.txt").write_text("a 1\n")
     arguments = ["--path", "none.pt", "--model-overrides", f"open({str(marker)!r}, 'w') and {{}}"]
     if kind == "patched":
-        arguments += ["--user-dir", str(HOME / "spectral_fairseq")]
+        arguments += ["--user-dir", str(PACKAGE)]
     done = subprocess.run(
         [sys.executable, "-m", "fairseq_cli.eval_lm", str(tmp_path), "--cpu", *arguments],
         env=environment(), capture_output=True, text=True,

@@ -45,15 +45,18 @@ def stop_early(kind: str, how: str = "end") -> int:
     return subprocess.run(command, env=environment(), capture_output=True).returncode
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python suspends such threads")
 def test_fairseq_as_installed_aborts() -> None:
     assert any(stop_early("bare") == _ABORT for _ in range(4))
 
 
+@pytest.mark.slow
 def test_patched_fairseq_exits_cleanly() -> None:
     assert [stop_early("patched") for _ in range(2)] == [0, 0]
 
 
+@pytest.mark.slow
 def test_an_error_keeps_its_own_exit_status() -> None:
     assert stop_early("patched", "error") == 1
 

@@ -25,4 +25,4 @@ def forked_commands(fork_server, tmp_path_factory, monkeypatch):
     fork_server.write_programs(folder)
     for module in (jobs, machine):
         monkeypatch.setattr(module, "find_command", lambda name: str(folder / name))
-    monkeypatch.setenv("PYTHONPATH", fork_server.python_path)
+    monkeypatch.setenv("PYTHONPATH", fork_server.python_path())
