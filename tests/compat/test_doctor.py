@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -12,19 +11,18 @@ import pytest
 import spectral_fairseq
 from spectral_fairseq import compat
 from spectral_fairseq.cli import doctor
+from spectral_fairseq.cli.main import main
 from spectral_fairseq.compat import Applied, Status
 from spectral_fairseq.compat.patching import Patch
 from spectral_fairseq.plugin import hooks
 from spectral_fairseq.provenance import resolve_user_dir
+from tests.checkpoints.made import cone, entries, save, with_padding
 
 PACKAGE = Path(spectral_fairseq.__file__).resolve().parent
 
 
 def run(*arguments: str) -> int:
-    parser = argparse.ArgumentParser()
-    doctor.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["doctor", *arguments])
-    return int(args.run(args))
+    return main(["doctor", *arguments])
 
 
 def test_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,9 +72,17 @@ def test_a_fairseq_that_cannot_be_imported(tmp_path: Path) -> None:
     assert done.returncode == 1
     (problem,) = json.loads(done.stdout)["problems"]
     assert "fairseq cannot be imported: ValueError: mutable default" in problem
-    done = command("analyze", "checkpoint.pt")
-    assert done.returncode == 2 and "spectral-fairseq doctor" in done.stderr
-    assert "mutable default" in done.stderr and "Traceback" not in done.stderr
+    one = save(tmp_path / "checkpoint.pt", entries(with_padding(cone())))
+    for needs_fairseq in (
+        ("export", one, tmp_path / "out.pt"),
+        ("evaluate-lm", one, tmp_path),
+        ("analyze", one, "--data", tmp_path),
+        ("flags",),
+    ):
+        done = command(*map(str, needs_fairseq))
+        assert done.returncode == 2 and "spectral-fairseq doctor" in done.stderr
+        assert "mutable default" in done.stderr and "Traceback" not in done.stderr
+    assert command("analyze", str(one)).returncode == 0  # which needs no fairseq
 
 
 def test_user_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
