@@ -139,7 +139,9 @@ class Step:
     def __init__(self, shape: Dict[str, Any], variant: str, device: str) -> None:
         torch.manual_seed(1)
         dictionary = vocabulary(shape["words"])
-        task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+        self.task = task = SimpleNamespace(
+            source_dictionary=dictionary, target_dictionary=dictionary
+        )
         plain = variant == "plain"
         index = 0 if plain else 1
         options = dict(shape["model"])

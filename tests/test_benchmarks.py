@@ -17,6 +17,7 @@ from benchmarks import (
     bench_decoding,
     bench_mixture,
     bench_penalties,
+    bench_spectrum_decay,
     bench_step,
     harness,
     mixture_posteriors,
@@ -33,6 +34,7 @@ def figures(monkeypatch, capsys):
     def run(module, *argv):
         monkeypatch.setattr(harness, "in_fresh_process", lambda *_: 1.0)
         monkeypatch.setattr(bench_step, "in_fresh_process", lambda *_: 1.0)
+        monkeypatch.setattr(bench_spectrum_decay, "in_fresh_process", lambda *_: 1.0)
         monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, argv)])
         module.main()
         return json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -45,7 +47,7 @@ def figures(monkeypatch, capsys):
     [(bench_step, "--pairs"), (bench_penalties, "--repetitions"), (bench_mixture, "--components"),
      (bench_decoding, "--repetitions"), (bench_analysis, "--rows"),
      (bench_awd_lstm, "--repetitions"), (bench_block_memory, "--batches"),
-     (mixture_posteriors, "--tokens")],
+     (mixture_posteriors, "--tokens"), (bench_spectrum_decay, "--pairs")],
 )  # fmt: skip
 def test_numbers_that_measure_nothing_are_refused_at_once(module, flag, monkeypatch, capsys):
     checkpoint = ["model.pt", "data"] if module is mixture_posteriors else []
@@ -53,6 +55,13 @@ def test_numbers_that_measure_nothing_are_refused_at_once(module, flag, monkeypa
     with pytest.raises(SystemExit):
         module.main()
     assert f"argument {flag}: expected a number of at least 1; found 0" in capsys.readouterr().err
+
+
+def test_spectrum_decay(figures):
+    found = figures(bench_spectrum_decay, "--shape", "tiny", "--device", "cpu", "--pairs", 1)
+    for side in ("above", "both"):
+        row = found["results"]["tiny"][side]
+        assert 1 < row["time_ratio"] < row["due_ratio"]
 
 
 def test_step(figures):

@@ -27,12 +27,14 @@ class Flag:
         help: the flag's line in the documentation.
         parse: turns the value given into the value used. Errors that it raises may call the value
             ```value```, which is replaced by the flag.
+        type: of the field, if it is not that of the default.
     """
 
     name: str
     default: Any
     help: str
     parse: Callable[[Any], Any] = unchecked
+    type: Any = None
 
     @property
     def option(self) -> str:
@@ -68,7 +70,11 @@ def with_flags(config: Type[FairseqDataclass], name: str, flags: Iterable[Flag],
         doc: docstring of the new class.
     """
     fields = [
-        (flag.name, type(flag.default), field(default=flag.default, metadata={"help": flag.help}))
+        (
+            flag.name,
+            flag.type or type(flag.default),
+            field(default=flag.default, metadata={"help": flag.help}),
+        )
         for flag in flags
     ]
     return make_dataclass(name, fields, bases=(config,), namespace={"__doc__": doc})

@@ -327,7 +327,11 @@ def failing(run_cli, data, folder, *argv):
 @pytest.mark.parametrize(
     "argv, message",
     [
-        (("--arch", "transformer", "--criterion", "spectrum_control"), "--embedding-type svd"),
+        (
+            ("--arch", "transformer", "--criterion", "spectrum_control")
+            + ("--orthogonality-weights", "0.1,0.1,0,0"),
+            "--embedding-type svd",
+        ),
         (
             ("--arch", "transformer_sc", "--criterion", "spectrum_control")
             + ("--encoder-embed-dim", "64", "--decoder-embed-dim", "64", SHARED),

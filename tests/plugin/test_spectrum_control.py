@@ -197,7 +197,7 @@ def test_the_automatic_interval_is_one_for_subword_vocabularies():
 def test_a_model_without_an_svd_table_is_refused_with_the_way_out(task):
     model = build_model(task, embedding_type="plain").train()
     with pytest.raises(ConfigurationError, match="--embedding-type svd"):
-        build_criterion(task)(model, make_sample(task))
+        build_criterion(task, orthogonality_weights="0.1,0,0,0")(model, make_sample(task))
 
 
 def test_orthogonality_weights_parse():

@@ -71,6 +71,11 @@ def output_table(model: nn.Module, num_words: int) -> Tensor:
     )
 
 
+def has_svd_table(model: nn.Module) -> bool:
+    """Whether any table of the model is stored as a singular value decomposition."""
+    return any(isinstance(module, SVDEmbedding) for module in model.modules())
+
+
 def svd_tables(model: nn.Module) -> List[SVDEmbedding]:
     """The model's SVD tables, each once however often it is shared.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from fairseq.criterions.label_smoothed_cross_entropy import (
     LabelSmoothedCrossEntropyCriterion,
@@ -13,8 +13,8 @@ from torch import nn
 
 from spectral_fairseq.errors import arguments_as_flags
 from spectral_fairseq.functional.losses.blockwise import smoothing_weights
-from spectral_fairseq.plugin.criterions import likelihood
-from spectral_fairseq.plugin.criterions.output_table import head_of
+from spectral_fairseq.plugin.criterions import likelihood, table_control, unset
+from spectral_fairseq.plugin.criterions.output_table import has_svd_table, head_of
 from spectral_fairseq.plugin.criterions.penalties import objective
 from spectral_fairseq.plugin.criterions.penalties.activation import reported_terms
 from spectral_fairseq.plugin.criterions.penalties.logs import log_terms, reduce_terms
@@ -28,7 +28,7 @@ from spectral_fairseq.plugin.flags import read_flags, with_flags
 PenalisedCriterionConfig = with_flags(
     LabelSmoothedCrossEntropyCriterionConfig,
     "PenalisedCriterionConfig",
-    (*objective.FLAGS, *likelihood.FLAGS, LOG_SPECTRUM_INTERVAL),
+    (*objective.FLAGS, *table_control.FLAGS, *likelihood.FLAGS, LOG_SPECTRUM_INTERVAL),
     "The flags of ``label_smoothed_cross_entropy``, and those of every penalty.",
 )
 
@@ -51,7 +51,9 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         # fairseq itself smooths with any number.
         with arguments_as_flags(label_smoothing="--label-smoothing"):
             smoothing_weights(cfg.label_smoothing, vocabulary=2)
-        self.penalties = objective.Penalties(cfg, task.target_dictionary)
+        self._cfg, self._dictionary = cfg, task.target_dictionary
+        self._factored: Optional[bool] = None
+        self._complete(factored=True)
         self._likelihood_options = read_flags(likelihood.FLAGS, cfg)
         self._log_spectrum = SpectrumLog(LOG_SPECTRUM_INTERVAL.read(cfg))
 
@@ -60,6 +62,18 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         """Called by fairseq."""
         return cls(cfg, task)
 
+    def suit(self, model: nn.Module) -> None:
+        """Complete the flags that were not given by the kind of table that the model has."""
+        if unset.has_unset(self._cfg):
+            self._complete(has_svd_table(model))
+
+    def _complete(self, factored: bool) -> None:
+        if factored is not self._factored:
+            cfg = unset.Completed(self._cfg, factored)
+            self.penalties = objective.Penalties(cfg, self._dictionary)
+            self.table_control = table_control.TableControl(cfg)
+            self._factored = factored
+
     def check_model(self, model: nn.Module) -> None:
         """Refuse a model that lacks what the flags need, before training starts.
 
@@ -67,12 +81,15 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             ConfigurationError: no table for a penalty, no output layer that can be replaced, or
                 label smoothing where the output layer's own loss has none.
         """
+        self.suit(model)
         for one in model.models.values() if isinstance(model, FairseqMultiModel) else (model,):
             self.penalties.check(one)
+            self.table_control.check(self.penalties.view(one))
         self._likelihood(model).check(model)
 
     def forward(self, model: nn.Module, sample: Any, reduce: bool = True) -> Tuple[Any, Any, Any]:
         """As ``label_smoothed_cross_entropy``, with the penalties added to the loss in training."""
+        self.suit(model)
         if not model.training:
             return self._evaluate(model, sample, reduce)
         found = self._likelihood(model)(model, sample, reduce)

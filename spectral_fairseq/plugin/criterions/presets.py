@@ -6,6 +6,7 @@ from typing import Any, Dict, NamedTuple
 
 from fairseq.criterions import register_criterion
 
+from spectral_fairseq.plugin.criterions import unset
 from spectral_fairseq.plugin.criterions.penalised import (
     PenalisedCriterionConfig,
     PenalisedCrossEntropy,
@@ -37,13 +38,13 @@ PRESETS = (
         "Cross entropy and the mean cosine between different words.\n\n"
         "Gao et al., ICLR 2019, https://arxiv.org/abs/1907.12009, with the paper's gamma = 1.",
     ),
-    # The paper gives grids and no values; these are the ones docs/spectrum.md arrives at.
     Preset(
         "spectrum_control",
         "SpectrumControl",
-        {"spectrum_weight": 0.0001, "orthogonality_weights": "0.001,0.001,0,0"},
-        "Cross entropy with the spectrum and orthogonality penalties of an SVD table.\n\n"
-        "Wang et al., ICLR 2020, https://openreview.net/forum?id=ByxY8CNtvr.",
+        {name: None for name in unset.NAMES},
+        "Cross entropy with the spectrum and orthogonality penalties of an SVD table, or the "
+        "decoupled control of any other.\n\n"
+        "Wang et al., ICLR 2020, https://openreview.net/forum?id=ByxY8CNtvr; see unset.py.",
     ),
     Preset(
         "weight_norm",

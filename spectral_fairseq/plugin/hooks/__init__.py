@@ -5,10 +5,22 @@ from __future__ import annotations
 from typing import List
 
 from spectral_fairseq.compat.patching import Applied, apply_all
-from spectral_fairseq.plugin.hooks import nt_asgd, streams, table_kinds, training_progress
+from spectral_fairseq.plugin.hooks import (
+    nt_asgd,
+    streams,
+    table_control,
+    table_kinds,
+    training_progress,
+)
 
 # In this order: the last wrapper of a function is the outermost.
-PATCHES = (training_progress.PATCH, table_kinds.PATCH, nt_asgd.PATCH, streams.PATCH)
+PATCHES = (
+    training_progress.PATCH,
+    table_kinds.PATCH,
+    table_control.PATCH,
+    nt_asgd.PATCH,
+    streams.PATCH,
+)
 
 
 def patch_for_features() -> List[Applied]:

@@ -31,10 +31,11 @@ def _choice_field(name: str, choices: Sequence[str], text: str) -> NamedField:
 def _option_fields(kinds: Iterable[Union[Type[Table], Type[Head]]]) -> List[NamedField]:
     """A field for each option of any of the kinds, once if several kinds share it."""
     options = {option.field: option for kind in kinds for option in kind.options}
-    return [(name, _field_type(option), option_field(option)) for name, option in options.items()]
+    return [(name, field_type(option), option_field(option)) for name, option in options.items()]
 
 
-def _field_type(option: Option) -> Any:
+def field_type(option: Option) -> Any:
+    """The type of a dataclass field for an option."""
     if option.choices:
         return ChoiceEnum(option.choices)
     return option.type or type(option.default)

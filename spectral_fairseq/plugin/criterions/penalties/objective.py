@@ -14,7 +14,7 @@ too weak, and its strength would change with the batch.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List
+from typing import Any, Dict, List
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,7 +25,7 @@ from spectral_fairseq.plugin.criterions.output_table import decoder_of
 from spectral_fairseq.plugin.criterions.penalties import PENALTIES
 from spectral_fairseq.plugin.criterions.penalties.interval import PENALTY_INTERVAL, interval_for
 from spectral_fairseq.plugin.criterions.penalties.needs import ModelView, Words
-from spectral_fairseq.plugin.criterions.penalties.penalty import Penalty, Term
+from spectral_fairseq.plugin.criterions.penalties.penalty import Term
 from spectral_fairseq.plugin.flags import read_flags
 
 FLAGS = (*(flag for penalty in PENALTIES for flag in penalty.flags), PENALTY_INTERVAL)
@@ -45,9 +45,7 @@ class Penalties:
 
     def __init__(self, cfg: Any, dictionary: Any) -> None:
         self._options = read_flags(FLAGS, cfg)
-        active = [penalty for penalty in PENALTIES if penalty.factor(self._options)]
-        self._always = [penalty for penalty in active if not penalty.lazy]
-        self._lazy = [penalty for penalty in active if penalty.lazy]
+        self._active = [penalty for penalty in PENALTIES if penalty.factor(self._options)]
         self._dictionary = dictionary
         self._words: Dict[int, Words] = {}
         self._of_words: Dict[Words, Dict[str, Any]] = {}
@@ -61,11 +59,11 @@ class Penalties:
             ConfigurationError: the model lacks what a penalty needs.
         """
         view = self.view(model)
-        due = self._terms(self._always, view)
+        due = self._terms(view, lazy=False)
         interval = self._options.penalty_interval or interval_for(view.words.rows)
         if getattr(model, "num_updates", 0) % interval:
             return due
-        lazy = self._terms(self._lazy, view)
+        lazy = self._terms(view, lazy=True)
         self._last[decoder_of(model)] = [term._replace(value=term.value.detach()) for term in lazy]
         return due + [term._replace(weight=term.weight * interval) for term in lazy]
 
@@ -76,7 +74,7 @@ class Penalties:
         Raises:
             ConfigurationError: the model lacks what a penalty needs.
         """
-        self._terms(self._always, self.view(model))
+        self._terms(self.view(model), lazy=False)
         self.last(model)
 
     @torch.no_grad()
@@ -90,7 +88,7 @@ class Penalties:
         """
         decoder = decoder_of(model)
         if decoder not in self._last:
-            self._last[decoder] = self._terms(self._lazy, self.view(model))
+            self._last[decoder] = self._terms(self.view(model), lazy=True)
         return self._last[decoder]
 
     def view(self, model: nn.Module) -> ModelView:
@@ -111,16 +109,17 @@ class Penalties:
         """Name of a penalty -> its options, completed for a dictionary."""
         if words not in self._of_words:
             self._of_words[words] = {
-                penalty.name: penalty.for_words(self._options, words)
-                for penalty in (*self._always, *self._lazy)
+                penalty.name: penalty.for_words(self._options, words) for penalty in self._active
             }
         return self._of_words[words]
 
-    def _terms(self, penalties: Iterable[Penalty], view: ModelView) -> List[Term]:
+    def _terms(self, view: ModelView, lazy: bool) -> List[Term]:
         options = self._options_for(view.words)
         terms = []
         with torch.autocast(view.device.type, enabled=False):
-            for penalty in penalties:
+            for penalty in self._active:
+                if penalty.lazy(view) is not lazy:
+                    continue
                 with arguments_as_flags(weight=penalty.weight.option):
                     value = penalty.value(view.get(penalty.needs), options[penalty.name])
                 terms.append(Term(penalty.name, penalty.factor(self._options), value))

@@ -3,7 +3,7 @@
 https://openreview.net/forum?id=ByxY8CNtvr
 """
 
-from typing import Any, List, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -51,6 +51,7 @@ ORTHOGONALITY = Penalty(
         "l1,l2,l3,l4: weights of ||U'U-I||_F^2, ||V'V-I||_F^2, ||U'U-I||_2^2 and ||V'V-I||_2^2 of "
         "an SVD table",
         four_weights,
+        Optional[str],
     ),
     needs=svd_tables,
     value=_value,

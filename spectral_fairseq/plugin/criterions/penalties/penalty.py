@@ -7,7 +7,7 @@ from typing import Any, Callable, NamedTuple, Tuple
 
 from torch import Tensor
 
-from spectral_fairseq.plugin.criterions.penalties.needs import Need, Words
+from spectral_fairseq.plugin.criterions.penalties.needs import ModelView, Need, Words
 from spectral_fairseq.plugin.flags import Flag
 
 
@@ -24,7 +24,7 @@ class Penalty:
             flags of this penalty, by name. Called in float32, outside autocast.
         settings: further flags.
         for_words: completes the options for a dictionary; called once for each dictionary.
-        lazy: whether R is computed every k-th update only; see Note [Lazy penalties].
+        lazy: whether R of a model is computed every k-th update only; see Note [Lazy penalties].
     """
 
     name: str
@@ -33,7 +33,7 @@ class Penalty:
     value: Callable[[Any, Any], Tensor]
     settings: Tuple[Flag, ...] = ()
     for_words: Callable[[Any, Words], Any] = lambda options, _: options
-    lazy: bool = True
+    lazy: Callable[[ModelView], bool] = lambda view: True
 
     @property
     def flags(self) -> Tuple[Flag, ...]:

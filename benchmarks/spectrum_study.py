@@ -1,0 +1,347 @@
+"""What the forms of spectrum control cost in learning: trainings side by side, one table.
+
+Three small models: a Transformer that translates (Adam), an AWD-LSTM (SGD at a rate of 30) and a
+Transformer-XL (Adam); every variant of the table with every seed, for equally many updates.
+Validation loss over training and the table's spectrum come from fairseq's logs. What is finished
+is not done again: after an interruption give the same command.
+
+    python -m benchmarks.spectrum_study --sotu FOLDER    # made by examples/lm_sotu/sotu.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Sequence
+
+import torch
+
+import spectral_fairseq
+from benchmarks.harness import positive, print_result
+from spectral_fairseq.checkpoints.reading import load_checkpoint
+from spectral_fairseq.checkpoints.tables import extract_table
+from spectral_fairseq.functional.measures.isotropy import mean_cosine, right_singular_system
+
+ROOT = Path(__file__).resolve().parents[1]
+ARCHIVE = ROOT / "examples/data/opendocs_de_en/opendocs-libreoffice-de-en.tar.xz"
+PAIRS, SUBWORDS, WORDS = 10_000, 2_000, 4_000
+_VALID = re.compile(r"\| INFO \| valid \| (\{.*\})\s*$")
+
+
+class Task(NamedTuple):
+    """A model to train.
+
+    Args:
+        data: which binary data.
+        updates: as many for each variant.
+        flags: common to all variants.
+        plain: arch with a plain table.
+        factored: arch with an SVD table.
+    """
+
+    data: str
+    updates: int
+    flags: str
+    plain: str
+    factored: str
+
+
+TASKS = {
+    "translation": Task(
+        "translation",
+        1_500,
+        "--source-lang de --target-lang en --share-all-embeddings --label-smoothing 0.1 "
+        "--encoder-embed-dim 64 --decoder-embed-dim 64 --encoder-ffn-embed-dim 128 "
+        "--decoder-ffn-embed-dim 128 --encoder-layers 2 --decoder-layers 2 "
+        "--encoder-attention-heads 2 --decoder-attention-heads 2 --dropout 0.1 "
+        "--optimizer adam --adam-betas (0.9,0.98) --lr 0.002 --lr-scheduler inverse_sqrt "
+        "--warmup-updates 400 --clip-norm 1.0 --max-tokens 1600 --validate-interval-updates 300",
+        "--arch transformer",
+        "--arch transformer_sc",
+    ),
+    "awd_lstm": Task(
+        "language_model",
+        1_500,
+        "--task stateful_language_modeling --batch-size 20 --batch-size-valid 10 "
+        "--tokens-per-sample 35 --variable-bptt --decoder-embed-dim 64 --decoder-hidden-size 128 "
+        "--decoder-layers 3 --dropout 0.2 --input-dropout 0.2 --hidden-dropout 0.1 "
+        "--word-dropout 0.05 --weight-drop 0.2 --blockwise-loss --optimizer nt_asgd "
+        "--lr-scheduler nt_asgd --lr 30 --weight-decay 1.2e-6 --clip-norm 0.25 "
+        "--validate-interval-updates 300 --max-valid-steps 100",
+        "--arch awd_lstm_wt2",
+        "--arch awd_lstm_wt2 --embedding-type svd",
+    ),
+    "transformer_xl": Task(
+        "language_model",
+        1_500,
+        "--task stateful_language_modeling --batch-size 20 --batch-size-valid 10 "
+        "--tokens-per-sample 64 --decoder-embed-dim 64 --decoder-ffn-embed-dim 256 "
+        "--decoder-attention-heads 4 --mem-len 64 --adaptive-softmax-cutoff 1000,2500 "
+        "--optimizer adam --lr 0.001 --warmup-updates 200 --lr-scheduler cosine --clip-norm 0.25 "
+        "--validate-interval-updates 300 --max-valid-steps 100",
+        "--arch transformer_xl_wt103_small",
+        "--arch transformer_xl_wt103_small --embedding-type svd",
+    ),
+}
+
+NO_PENALTY = "--criterion mle_cosreg --cosreg-weight 0"
+FACTORED = "--criterion spectrum_control"
+# {interval}-fold ETA is the share of each change: ETA 0.01 with an interval of 10 is a tenth.
+VARIANTS: Dict[str, str] = {
+    "plain": NO_PENALTY,
+    "factored": FACTORED,
+    "factored_l3": f"{FACTORED} --orthogonality-weights 0.001,0.001,0.001,0",
+    "factored_l3_strong": f"{FACTORED} --orthogonality-weights 0.001,0.001,0.1,0.1",
+    "penalty_0.0001": f"{NO_PENALTY} --spectrum-weight 0.0001",
+    "penalty_0.01": f"{NO_PENALTY} --spectrum-weight 0.01",
+    "above_1.5": f"{NO_PENALTY} --spectrum-decay 0.01",
+    "above_1.2": f"{NO_PENALTY} --spectrum-decay 0.01 --spectrum-slack 1.2",
+    "above_2": f"{NO_PENALTY} --spectrum-decay 0.01 --spectrum-slack 2",
+    "above_1.5_gentle": f"{NO_PENALTY} --spectrum-decay 0.001",
+    "above_1.5_full": f"{NO_PENALTY} --spectrum-decay 0.1",
+    "above_1.5_late": f"{NO_PENALTY} --spectrum-decay 0.01 --spectrum-decay-start 600",
+    "above_1.5_fixed": f"{NO_PENALTY} --spectrum-decay 0.01 --spectrum-scale fixed",
+    "above_1.5_c2": f"{NO_PENALTY} --spectrum-decay 0.01 --spectrum-c2 0.01",
+    "both_free": f"{NO_PENALTY} --spectrum-decay 0.01 --spectrum-side both",
+    "both_free_c2": f"{NO_PENALTY} --spectrum-decay 0.01 --spectrum-side both --spectrum-c2 0.01",
+    "both_fixed": (
+        f"{NO_PENALTY} --spectrum-decay 0.01 --spectrum-side both --spectrum-scale fixed"
+    ),
+    "centred": f"{NO_PENALTY} --table-centering 0.01",
+    "centred_full": f"{NO_PENALTY} --table-centering 0.1",
+    "centred_above_1.5": f"{NO_PENALTY} --table-centering 0.01 --spectrum-decay 0.01",
+    "centred_above_2": (
+        f"{NO_PENALTY} --table-centering 0.1 --spectrum-decay 0.01 --spectrum-slack 2"
+    ),
+    "averaged_plain": f"{NO_PENALTY} --nt-asgd-from-start",
+    "averaged_above_1.5": f"{NO_PENALTY} --nt-asgd-from-start --spectrum-decay 0.01",
+}
+
+
+def prepare(folder: Path, sotu: Path, data: Sequence[str]) -> None:
+    """Make fairseq's binary data, unless it is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if "translation" in data and not (folder / "translation").exists():
+        import sentencepiece
+
+        text, subwords = folder / "text", folder / "subwords"
+        text.mkdir(exist_ok=True)
+        subwords.mkdir(exist_ok=True)
+        with tarfile.open(ARCHIVE, "r:xz") as tar:
+            for name in ("train.de", "train.en", "valid.de", "valid.en"):
+                lines = tar.extractfile(name).read().decode("utf-8").split("\n")  # type: ignore
+                kept = lines[:PAIRS] if name.startswith("train") else lines[:-1]
+                (text / name).write_text("".join(f"{line}\n" for line in kept), "utf-8")
+        sentencepiece.SentencePieceTrainer.train(
+            input=[str(text / "train.de"), str(text / "train.en")],
+            model_prefix=str(folder / "subwords"),
+            model_type="bpe",
+            vocab_size=SUBWORDS,
+            character_coverage=1.0,
+            bos_id=-1,
+            eos_id=-1,
+            num_threads=1,
+            minloglevel=2,
+        )
+        model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "subwords.model"))
+        for path in text.iterdir():
+            lines = path.read_text("utf-8").split("\n")[:-1]
+            encoded = model.encode(lines, out_type=str)
+            (subwords / path.name).write_text("".join(f"{' '.join(x)}\n" for x in encoded), "utf-8")
+        _preprocess(
+            folder,
+            "translation",
+            *("--source-lang", "de", "--target-lang", "en", "--joined-dictionary"),
+            *("--trainpref", str(subwords / "train"), "--validpref", str(subwords / "valid")),
+        )
+    if "language_model" in data and not (folder / "language_model").exists():
+        _preprocess(
+            folder,
+            "language_model",
+            *("--only-source", "--trainpref", str(sotu / "train.tokens")),
+            *("--validpref", str(sotu / "valid.tokens"), "--nwordssrc", str(WORDS)),
+        )
+
+
+def _preprocess(folder: Path, name: str, *flags: str) -> None:
+    partial = folder / f"{name}.partial"
+    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--destdir", str(partial), *flags]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    partial.rename(folder / name)
+
+
+def command_of(task: str, variant: str, seed: int, data: Path, save: Path, updates: int) -> Any:
+    """``fairseq-train`` for one run; it goes on from its last checkpoint if there is one."""
+    one = TASKS[task]
+    arch = one.factored if variant.startswith("factored") else one.plain
+    own = f"--max-update {updates} --seed {seed} --save-dir {save} --cpu --num-workers 0"
+    common = (
+        "--data-buffer-size 0 --log-format json --log-interval 50 --log-spectrum-interval 1 "
+        "--no-epoch-checkpoints --save-interval-updates 300 --keep-interval-updates 1 "
+        "--distributed-world-size 1"
+    )
+    user_dir = str(Path(spectral_fairseq.__file__).resolve().parent)
+    return [
+        *(sys.executable, "-m", "fairseq_cli.train", str(data / one.data)),
+        *("--user-dir", user_dir, *arch.split(), *one.flags.split()),
+        *(*VARIANTS[variant].split(), *own.split(), *common.split()),
+    ]
+
+
+def train(task: str, variant: str, seed: int, work: Path, updates: int) -> Dict[str, Any]:
+    """One run and its figures; read from its folder where it is finished."""
+    folder = work / "runs" / task / f"{variant}-{seed}"
+    result = folder / "result.json"
+    if result.exists():
+        return json.loads(result.read_text("utf-8"))
+    folder.mkdir(parents=True, exist_ok=True)
+    command = command_of(task, variant, seed, work / "data", folder / "checkpoints", updates)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    env["PYTHONPATH"] = str(ROOT)
+    with open(folder / "train.log", "a", encoding="utf-8") as log:
+        done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=env, cwd=folder)
+    if done.returncode:
+        raise RuntimeError(
+            f"{task} {variant} {seed}: exit status {done.returncode}, see {log.name}"
+        )
+    found = {
+        "task": task,
+        "variant": variant,
+        "seed": seed,
+        "flags": VARIANTS[variant],
+        "curve": curve(folder / "train.log"),
+        **table_figures(folder / "checkpoints" / "checkpoint_last.pt"),
+    }
+    result.write_text(json.dumps(found), "utf-8")
+    for checkpoint in (folder / "checkpoints").glob("*.pt"):
+        checkpoint.unlink()
+    return found
+
+
+def curve(log: Path) -> List[Dict[str, float]]:
+    """Validations by update: loss in bits, and the table as it was."""
+    points: Dict[int, Dict[str, float]] = {}
+    for line in log.read_text("utf-8", "replace").split("\n"):
+        match = _VALID.search(line)
+        if match:
+            record = {key: float(value) for key, value in json.loads(match[1]).items()
+                      if key != "valid_wps"}  # fmt: skip
+            points[int(record["valid_num_updates"])] = {
+                "update": record["valid_num_updates"],
+                "nll_bits": record["valid_nll_loss"],
+                "mean_cosine": record["valid_table_mean_cosine"],
+                "sigma_1": record["valid_table_sigma_max"],
+                "frobenius_norm": record["valid_table_frobenius_norm"],
+            }
+    return [points[update] for update in sorted(points)]
+
+
+def table_figures(checkpoint: Path) -> Dict[str, Any]:
+    """Spectrum and mean cosine of the output table; of an SVD table what is stored, too."""
+    state = load_checkpoint(checkpoint)
+    # A plain table shared by fairseq's Transformer is saved under four names.
+    shared = "decoder.output_projection.weight" in state["model"]
+    wanted = "decoder.output_projection" if shared else None
+    table = extract_table(state["model"], checkpoint, wanted)
+    sigma, _ = right_singular_system(table.weight)
+    rms = float(sigma.square().mean().sqrt())
+    figures = {
+        "mean_cosine": mean_cosine(table.weight),
+        "sigma_1_to_rms": float(sigma[0]) / rms,
+        "sigma_d_to_sigma_1": float(sigma[-1] / sigma[0]),
+        "singular_values": [round(value, 5) for value in sigma.tolist()],
+    }
+    if table.kind == "svd":
+        stored = table.stored_sigma
+        figures["stored_singular_values"] = [round(value, 5) for value in stored.tolist()]
+        figures["largest_relative_error"] = float(((sigma - stored).abs() / stored).max())
+        figures["relative_error_of_first"] = float((sigma[0] - stored[0]) / stored[0])
+    return figures
+
+
+def rows(results: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """A row for each task and variant: means over seeds, against plain with the same seeds."""
+    found = []
+    for task in TASKS:
+        of_task = [one for one in results if one["task"] == task]
+        plain = {one["seed"]: one["curve"] for one in of_task if one["variant"] == "plain"}
+        for variant in VARIANTS:
+            runs = [one for one in of_task if one["variant"] == variant]
+            if not runs:
+                continue
+            behind = [
+                [a["nll_bits"] - b["nll_bits"] for a, b in zip(run["curve"], plain[run["seed"]])]
+                for run in runs
+                if run["seed"] in plain
+            ]
+            last = [run["curve"][-1]["nll_bits"] for run in runs]
+            found.append(
+                {
+                    "task": task,
+                    "variant": variant,
+                    "seeds": len(runs),
+                    "bits": statistics.mean(last),
+                    "spread": max(last) - min(last),
+                    "behind": statistics.mean(one[-1] for one in behind) if behind else None,
+                    "most behind": max((statistics.mean(at) for at in zip(*behind)), default=None),
+                    **{
+                        key: statistics.mean(run[key] for run in runs)
+                        for key in ("mean_cosine", "sigma_1_to_rms", "sigma_d_to_sigma_1")
+                    },
+                }
+            )
+    return found
+
+
+def markdown(table: Sequence[Dict[str, Any]]) -> str:
+    """The rows as a table."""
+    head = list(table[0])
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for row in table:
+        cells = [f"{v:.3f}" if isinstance(v, float) else str(v or "") for v in row.values()]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--work-dir", type=Path, default=Path("outputs/spectrum_study"))
+    add("--sotu", type=Path, default=Path("sotu"), help="folder with train.tokens, valid.tokens")
+    add("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    add("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), metavar="VARIANT")
+    add("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    add("--updates", type=positive, help="of every run; each task's own number if unset")
+    add("--at-once", type=positive, default=2)
+    add("--out", type=Path, help="file that receives the figures of all finished runs as JSON")
+    args = parser.parse_args()
+    work = args.work_dir.resolve()
+    prepare(work / "data", args.sotu.resolve(), {TASKS[task].data for task in args.tasks})
+    due = [
+        (task, variant, seed, work, args.updates or TASKS[task].updates)
+        for seed in args.seeds
+        for variant in args.variants
+        for task in args.tasks
+        if task == "awd_lstm" or not variant.startswith("averaged")
+    ]
+    torch.set_num_threads(1)
+    with ThreadPoolExecutor(args.at_once) as pool:
+        list(pool.map(lambda run: train(*run), due))
+    results = [json.loads(p.read_text("utf-8")) for p in sorted(work.glob("runs/*/*/result.json"))]
+    table = rows(results)
+    print(markdown(table))
+    if args.out:
+        args.out.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    print_result("spectrum_study", rows=table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""Control of a table's true spectrum outside the optimiser, as AdamW does with weight decay.
+
+Loshchilov and Hutter, ICLR 2019 (https://arxiv.org/abs/1711.05101), take weight decay out of the
+loss, so that neither clipping nor Adam's second moment changes its strength. The same is done here
+with the spectrum control of Wang et al., ICLR 2020 (https://openreview.net/forum?id=ByxY8CNtvr):
+
+    W = U diag(sigma) V',   sigma_new = sigma + rate (target - sigma),
+    W <- W V diag(sigma_new / sigma) V'
+
+sigma and V come from the d x d Gram matrix, so that no decomposition of N x d is needed. Centring
+takes the mean vector out likewise, w_i <- w_i - rate * mean (https://arxiv.org/abs/2601.02031 for
+output embeddings): adding one vector to all output vectors changes no softmax.
+
+A change is planned from the table and applied to it in two calls, so that one worker can plan for
+all. The plan for a table that is not finite is not finite either, and is refused, by every worker,
+before anything is written.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.functional.linalg.gram import accumulate_gram, mirror_gram
+from spectral_fairseq.functional.linalg.singular_values import right_singular_system_of_gram
+
+SIDES = ("both", "above")
+SCALES = ("fixed", "free")
+# A block of rows and its product stay within a few ten MiB at any usual width.
+BLOCK_ROWS = 8192
+
+
+class TableChange(NamedTuple):
+    """What is to be done to a table: W <- (W - 1 shift') V diag(ratio) V'.
+
+    Args:
+        shift: shape (d,), subtracted from every row.
+        ratio: shape (d,), by which the part along each direction grows; 1 for no change.
+        vectors: V, shape (d, d), the directions as columns.
+    """
+
+    shift: Tensor
+    ratio: Tensor
+    vectors: Tensor
+
+    def packed(self) -> Tensor:
+        """One tensor of shape (d + 2, d), to be sent to other workers."""
+        return torch.cat([self.shift[None], self.ratio[None], self.vectors])
+
+    @classmethod
+    def unpacked(cls, packed: Tensor) -> TableChange:
+        """The change that :meth:`packed` made a tensor of."""
+        return cls(packed[0], packed[1], packed[2:])
+
+
+def spectrum_target(
+    sigma: Tensor, prior: Tensor, *, side: str = "both", slack: float = 1.0, scale: str = "fixed"
+) -> Tensor:
+    """The singular values that a spectrum is drawn to.
+
+    Args:
+        sigma: singular values, largest first, shape (d,).
+        prior: likewise, shape (d,), positive.
+        side: ``both`` draws every value to the prior; ``above`` draws what exceeds ``slack`` times
+            the prior back to that bound, and leaves the rest where it is.
+        slack: factor on the prior of ``above``, >= 1.
+        scale: ``fixed`` takes the prior as it is; ``free`` gives it the norm of ``sigma``, so that
+            it describes the shape alone. With a flat prior the bound of ``above`` is then
+            ``slack`` times the root mean square of all sigma.
+
+    Returns:
+        Shape (d,).
+
+    Raises:
+        ConfigurationError: a prior of another length than the spectrum.
+    """
+    if prior.shape != sigma.shape:
+        raise ConfigurationError(
+            f"a prior of {sigma.numel()} singular values, one for each dimension",
+            f"one of shape {tuple(prior.shape)}",
+            "Make the prior for the width of this table.",
+        )
+    if scale == "free":
+        prior = prior * (sigma.norm() / prior.norm())
+    return torch.minimum(sigma, slack * prior) if side == "above" else prior
+
+
+@torch.no_grad()
+def counted_moments(weight: Tensor, excluded: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
+    """Sum and Gram matrix of the rows that count, in float32 or wider.
+
+    Args:
+        weight: W, shape (n, d).
+        excluded: indices of the rows left out (padding and the like), shape (m,).
+
+    Returns:
+        sum_i w_i, shape (d,), and sum_i w_i w_i', shape (d, d).
+    """
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    total = weight.new_zeros(weight.size(1), dtype=dtype)
+    gram = weight.new_zeros((weight.size(1), weight.size(1)), dtype=dtype)
+    for block in weight.split(BLOCK_ROWS):
+        exact = block.to(dtype)  # [b, d]
+        total += exact.sum(0)
+        accumulate_gram(gram, exact)
+    mirror_gram(gram)
+    if excluded is not None and excluded.numel() > 0:
+        rows = weight.index_select(0, excluded).to(dtype)  # [m, d]
+        total -= rows.sum(0)
+        gram -= rows.t() @ rows
+    return total, gram
+
+
+@torch.no_grad()
+def plan_change(
+    weight: Tensor,
+    prior: Tensor,
+    rate: float,
+    *,
+    side: str = "above",
+    slack: float = 1.5,
+    scale: str = "free",
+    centering: float = 0.0,
+    excluded: Optional[Tensor] = None,
+) -> TableChange:
+    """One step of the decoupled control, not yet applied.
+
+    Args:
+        weight: W, shape (n, d); at least d rows count.
+        prior: singular values, largest first, shape (d,).
+        rate: share of the way to the target, in [0, 1].
+        side: as in :func:`spectrum_target`.
+        slack: as in :func:`spectrum_target`.
+        scale: as in :func:`spectrum_target`.
+        centering: share of the mean vector that is taken out first, in [0, 1].
+        excluded: rows that are not counted, shape (m,).
+
+    Returns:
+        The change, in float32 or wider; NaN throughout for a table with infinity or NaN in it.
+
+    Raises:
+        ConfigurationError: a prior of another length than the table's width.
+    """
+    total, gram = counted_moments(weight, excluded)
+    if not torch.isfinite(gram).all():  # which no eigensolver takes
+        nan = torch.full_like(gram, float("nan"))
+        return TableChange(nan[0], nan[0], nan)
+    count = weight.size(0) - (0 if excluded is None else excluded.numel())
+    mean = total / count
+    # sum_i (w_i - c m)(w_i - c m)' = G - c (2 - c) N m m'
+    gram -= (centering * (2 - centering) * count) * torch.outer(mean, mean)
+    sigma, vectors = right_singular_system_of_gram(gram, count)
+    target = spectrum_target(sigma, prior.to(sigma), side=side, slack=slack, scale=scale)
+    # A direction that no row has, or one lost in roundoff, cannot be stretched.
+    ratio = torch.where(sigma > 0, 1 + rate * (target - sigma) / sigma, torch.ones_like(sigma))
+    return TableChange(centering * mean, ratio, vectors)
+
+
+@torch.no_grad()
+def apply_change_(weight: Tensor, change: TableChange, excluded: Optional[Tensor] = None) -> None:
+    """Carry a change out in place; excluded rows stay as they are, bit for bit.
+
+    The part of W along the directions whose ratio is not 1 is added to it (ratio - 1) times, so
+    that the rest is not even rounded, and a one-sided change costs 4 N d products for each
+    direction that stands out.
+
+    Args:
+        weight: W, shape (n, d).
+        change: what to do.
+        excluded: rows to leave alone, shape (m,).
+
+    Raises:
+        DataError: the change was planned from a table with infinity or NaN in it.
+    """
+    if not torch.isfinite(change.ratio).all():
+        raise DataError(
+            "a table of finite numbers",
+            "infinity or NaN among its entries, or entries too large to be squared",
+            "Training diverged: lower the learning rate, and go on from an earlier checkpoint.",
+        )
+    moved = change.ratio != 1
+    vectors = change.vectors[:, moved]  # [d, r]
+    factors = [vectors, ((change.ratio[moved] - 1) * vectors).t()]  # [d, r], [r, d]
+    if 2 * vectors.size(1) > vectors.size(0):
+        factors = [factors[0] @ factors[1]]  # then one product with d x d is cheaper
+    centred = bool(change.shift.any())
+    if not (centred or vectors.size(1)):
+        return
+    kept = None if excluded is None else (excluded, weight[excluded])
+    for block in weight.split(BLOCK_ROWS):
+        exact = block.to(change.vectors.dtype)  # [b, d]; the block itself where it is float32
+        if centred:
+            exact = exact.sub_(change.shift)
+        part = exact
+        for factor in factors:
+            part = part @ factor
+        block.copy_(exact.add_(part))
+    if kept is not None:
+        weight.index_copy_(0, *kept)

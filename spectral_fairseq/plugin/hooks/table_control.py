@@ -1,0 +1,199 @@
+"""Where the trainer carries out ``--spectrum-decay`` and ``--table-centering``.
+
+After every update that was taken, outside autograd, clipping and the optimiser, and on the weights
+that the optimiser trains: the float32 copy where fairseq keeps one. The first worker plans the
+change and the others receive it, since two eigensolvers need not agree on the last bit; all apply
+the same products to equal tables. What else a checkpoint needs, the norms that an automatic prior
+refers to, lies in its extra state.
+
+Averaged SGD counts an iterate in when it is made, so an average holds the k-th ones as they were
+before they were changed.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Iterator
+
+import torch
+from fairseq.distributed import utils as distributed_utils
+from fairseq.models import FairseqMultiModel
+from torch import Tensor, nn
+
+from spectral_fairseq.compat.patching import Patch, replaces
+from spectral_fairseq.errors import UnsupportedError
+from spectral_fairseq.functional.spectrum_decay import TableChange, apply_change_
+from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
+from spectral_fairseq.plugin.criterions.table_prior import restore_start_norms, start_norms
+
+EXTRA_STATE = "table_start_norms"
+
+
+def trained_weights(optimizer: Any, parameter: Tensor) -> Tensor:
+    """What fairseq's optimiser trains for a parameter: itself, or its float32 copy.
+
+    Args:
+        optimizer: as the trainer holds it.
+        parameter: of the model.
+
+    Returns:
+        Shape of the parameter, without a gradient; writing to it changes what is trained.
+    """
+    copies = getattr(optimizer, "fp32_params", None)
+    if copies is None:
+        return parameter.detach()
+    if not isinstance(copies, dict):  # --fp16-no-flatten-grads, --bf16
+        (copy,) = (c for p, c in zip(optimizer.fp16_params, copies) if p is parameter)
+        return copy.detach()
+    offset = 0  # one flat tensor for each device
+    for other in optimizer.fp16_params:
+        if other is parameter:
+            break
+        if other.device == parameter.device:
+            offset += other.numel()
+    flat = copies[parameter.device.index].detach()
+    return flat[offset : offset + parameter.numel()].view_as(parameter)
+
+
+def check_configuration(trainer: Any) -> None:
+    """Refuse ways of training in which no worker holds the whole table after an update.
+
+    Raises:
+        UnsupportedError: sharded parameters, or workers whose weights differ.
+    """
+    criterion = trainer.get_criterion()
+    if not isinstance(criterion, PenalisedCrossEntropy):
+        return
+    criterion.suit(trainer.get_model())
+    if not criterion.table_control.active:
+        return
+    distributed = trainer.cfg.distributed_training
+    for asked, flag in (
+        (trainer.cfg.optimization.use_bmuf, "--use-bmuf"),
+        (
+            distributed.ddp_backend in ("fully_sharded", "slowmo"),
+            f"--ddp-backend {distributed.ddp_backend}",
+        ),
+        (trainer.cfg.common.model_parallel_size > 1, "--model-parallel-size"),
+        (distributed.pipeline_model_parallel, "--pipeline-model-parallel"),
+        (trainer.cfg.common.tpu, "--tpu"),
+    ):
+        if asked:
+            raise UnsupportedError(
+                "every worker to hold the whole table, for --spectrum-decay and --table-centering",
+                flag,
+                "Remove it; --ddp-backend legacy_ddp and pytorch_ddp work.",
+            )
+
+
+@torch.no_grad()
+def control_tables(trainer: Any, lr: float) -> None:
+    """Change the output tables if that is due after the trainer's latest update.
+
+    Args:
+        trainer: fairseq's.
+        lr: learning rate of that update.
+
+    Raises:
+        DataError: a table with infinity or NaN in it; no table is written.
+    """
+    criterion = trainer.get_criterion()
+    if not isinstance(criterion, PenalisedCrossEntropy):
+        return
+    control = criterion.table_control
+    if not control.is_due(trainer.get_num_updates()):
+        return
+    highest = max(trainer.cfg.optimization.lr)
+    lr_share = min(1.0, lr / highest) if highest > 0 else 0.0
+    for owner, parameter, excluded in _tables(criterion, trainer.get_model()):
+        weight = trained_weights(trainer.optimizer, parameter)
+        plan = functools.partial(control.plan, owner, weight, excluded, lr_share)
+        change = agreed_change(plan, weight, trainer)
+        apply_change_(weight, change, excluded)
+        if weight.data_ptr() != parameter.data_ptr():
+            parameter.copy_(weight)
+
+
+def _tables(criterion: Any, model: nn.Module) -> Iterator[tuple[nn.Module, Tensor, Tensor]]:
+    """The output tables of a model, each once: owner, parameter, uncounted rows."""
+    seen = set()
+    for one in model.models.values() if isinstance(model, FairseqMultiModel) else (model,):
+        found = criterion.table_control.table(criterion.penalties.view(one))
+        if found[1] not in seen:
+            seen.add(found[1])
+            yield found
+
+
+def agreed_change(plan: Callable[[], TableChange], weight: Tensor, trainer: Any) -> TableChange:
+    """The first worker's plan, on every worker."""
+    if trainer.data_parallel_world_size == 1:
+        return plan()
+    if trainer.data_parallel_rank == 0:
+        packed = plan().packed()
+    else:
+        shape = (weight.size(1) + 2, weight.size(1))
+        packed = weight.new_empty(shape, dtype=torch.promote_types(weight.dtype, torch.float32))
+    distributed_utils.broadcast(packed, 0, trainer.data_parallel_process_group)
+    return TableChange.unpacked(packed)
+
+
+def _checking(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(begin_epoch)
+    def check_and_begin_epoch(self: Any, epoch: int) -> Any:
+        check_configuration(self)
+        return begin_epoch(self, epoch)
+
+    return check_and_begin_epoch
+
+
+def _controlling(train_step: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(train_step)
+    def step_and_control(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # fairseq calls itself again where --amp overflowed; and an update may be left out.
+        before, lr = self.get_num_updates(), self.get_lr()
+        result = train_step(self, *args, **kwargs)
+        if before < self.get_num_updates() != getattr(self, "_tables_controlled_at", None):
+            self._tables_controlled_at = self.get_num_updates()
+            control_tables(self, lr)
+        return result
+
+    return step_and_control
+
+
+def _saving(save_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(save_checkpoint)
+    def save_with_norms(self: Any, filename: str, extra_state: Any) -> Any:
+        norms = start_norms(self.get_model())
+        return save_checkpoint(
+            self, filename, {**extra_state, EXTRA_STATE: norms} if norms else extra_state
+        )
+
+    return save_with_norms
+
+
+def _loading(load_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(load_checkpoint)
+    def load_with_norms(
+        self: Any, filename: str, reset_optimizer: bool = False, *args: Any, **kwargs: Any
+    ) -> Any:
+        extra_state = load_checkpoint(self, filename, reset_optimizer, *args, **kwargs)
+        # A training that begins anew from a checkpoint's weights begins with their norms.
+        if extra_state is not None and not reset_optimizer:
+            restore_start_norms(self.get_model(), extra_state.get(EXTRA_STATE, {}))
+        return extra_state
+
+    return load_with_norms
+
+
+PATCH = Patch(
+    name="table control",
+    reason="--spectrum-decay and --table-centering change the output table after an update.",
+    install=replaces(
+        {
+            "fairseq.trainer:Trainer.begin_epoch": _checking,
+            "fairseq.trainer:Trainer.train_step": _controlling,
+            "fairseq.trainer:Trainer.save_checkpoint": _saving,
+            "fairseq.trainer:Trainer.load_checkpoint": _loading,
+        }
+    ),
+)

@@ -1,0 +1,171 @@
+import itertools
+
+import pytest
+import torch
+
+from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.functional.linalg.singular_values import singular_values
+from spectral_fairseq.functional.penalties.spectrum import prior_spectrum, spectrum_penalty
+from spectral_fairseq.functional.spectrum_decay import (
+    SCALES,
+    SIDES,
+    TableChange,
+    apply_change_,
+    plan_change,
+    spectrum_target,
+)
+from tests.reference import spectrum_decay as reference
+
+EXCLUDED = torch.tensor([0, 40, 122])
+
+
+def table(n=123, d=7, seed=0):
+    """Columns of different lengths and a mean that is not zero."""
+    generator = torch.Generator().manual_seed(seed)
+    matrix = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    return matrix * torch.linspace(3, 1, d, dtype=torch.float64) + 0.4
+
+
+def prior(dim=7, norm=40.0):
+    return prior_spectrum("exponential", dim, c2=0.2, frobenius_norm=norm, dtype=torch.float64)
+
+
+def changed(matrix, target, rate, excluded=None, **options):
+    matrix = matrix.clone()
+    apply_change_(matrix, plan_change(matrix, target, rate, excluded=excluded, **options), excluded)
+    return matrix
+
+
+@pytest.mark.parametrize("side, scale", itertools.product(SIDES, SCALES))
+@pytest.mark.parametrize("rate, centering", [(0.0, 0.5), (0.3, 0.0), (0.3, 0.4), (1.0, 1.0)])
+def test_a_step_equals_the_naive_one(side, scale, rate, centering):
+    options = {"side": side, "scale": scale, "slack": 1.2, "centering": centering}
+    fast = changed(table(), prior(), rate, EXCLUDED, **options)
+    naive = reference.controlled(table(), prior(), rate, excluded=EXCLUDED.tolist(), **options)
+    torch.testing.assert_close(fast, naive, rtol=1e-9, atol=1e-10)
+    assert torch.equal(fast[EXCLUDED], table()[EXCLUDED])
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-6), (torch.float16, 2e-3)])
+def test_lower_precisions_in_several_blocks(dtype, tolerance, monkeypatch):
+    monkeypatch.setattr("spectral_fairseq.functional.spectrum_decay.BLOCK_ROWS", 50)
+    matrix, target = table(507, 123).to(dtype), prior(123, 300.0)
+    options = {"side": "above", "scale": "free", "slack": 1.1, "centering": 0.5}
+    naive = reference.controlled(matrix, target, 0.5, **options)
+    fast = changed(matrix, target, 0.5, **options)
+    assert fast.dtype == dtype
+    torch.testing.assert_close(fast.double(), naive, rtol=tolerance, atol=4 * tolerance)
+
+
+def test_a_full_step_reaches_the_target():
+    sigma = torch.linalg.svdvals(changed(table(), prior(), 1.0, side="both", scale="fixed"))
+    torch.testing.assert_close(sigma, prior())
+    before = torch.linalg.svdvals(table())
+    free = torch.linalg.svdvals(changed(table(), prior(), 1.0, side="both", scale="free"))
+    torch.testing.assert_close(free.norm(), before.norm())
+    torch.testing.assert_close(free / free.norm(), prior() / prior().norm())
+
+
+def test_what_is_within_the_slack_stays_bit_for_bit():
+    matrix = table()
+    assert torch.equal(changed(matrix, prior(), 1.0, side="above", slack=9.0), matrix)
+    assert torch.equal(changed(matrix, prior(), 0.0, side="both"), matrix)
+
+
+def test_repeated_steps_keep_the_bound_while_the_table_grows():
+    """As in training: what is pushed out again and again stands no further out than the slack."""
+    matrix, generator = table(), torch.Generator().manual_seed(1)
+    push = torch.randn(123, 1, generator=generator, dtype=torch.float64) @ torch.ones(1, 7).double()
+    flat = torch.ones(7, dtype=torch.float64)
+    for _ in range(20):
+        matrix = changed(matrix + 0.5 * push, flat, 1.0, side="above", slack=1.3, scale="fixed")
+        assert float(torch.linalg.svdvals(matrix)[0]) <= 1.3 * (1 + 1e-9)
+
+
+def test_equal_values_are_moved_together():
+    basis = torch.linalg.qr(table(60, 5))[0]
+    moved = changed(3 * basis, torch.full((5,), 2.0).double(), 0.5, side="both", scale="fixed")
+    torch.testing.assert_close(moved, 2.5 * basis)
+
+
+def test_a_direction_that_no_row_has_is_not_invented():
+    matrix = table()
+    matrix[:, 3] = 2 * matrix[:, 2]
+    moved = changed(matrix, prior(), 1.0, side="both", scale="fixed")
+    assert torch.isfinite(moved).all()
+    assert int((torch.linalg.svdvals(moved) > 1e-6).sum()) == 6
+
+
+def test_a_change_survives_being_packed():
+    change = plan_change(table(), prior(), 0.5, side="both", centering=0.1)
+    for sent, received in zip(change, TableChange.unpacked(change.packed())):
+        assert torch.equal(sent, received)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_a_table_that_is_not_finite_is_refused_unwritten(value):
+    matrix = table().float()
+    matrix[5, 2] = value
+    before = matrix.clone()
+    with pytest.raises(DataError, match="a table of finite numbers"):
+        apply_change_(matrix, plan_change(matrix, prior(), 0.5, side="both"))
+    torch.testing.assert_close(matrix, before, equal_nan=True, rtol=0, atol=0)
+
+
+def test_a_prior_of_another_length_is_refused():
+    with pytest.raises(ConfigurationError, match="a prior of 7 singular values"):
+        plan_change(table(), prior(6), 0.5)
+
+
+def test_target_of_a_flat_prior_is_the_root_mean_square():
+    sigma = torch.tensor([4.0, 2.0, 2.0, 1.0], dtype=torch.float64)
+    target = spectrum_target(sigma, torch.ones(4).double(), side="above", slack=1.5, scale="free")
+    torch.testing.assert_close(target, torch.tensor([3.75, 2.0, 2.0, 1.0]).double())
+
+
+def penalty(matrix, target):
+    return spectrum_penalty(singular_values(matrix, torch.tensor([2])), target)
+
+
+def test_penalty_gradient_has_its_closed_form():
+    """W V diag(2 (sigma - prior) / sigma) V', by an SVD in float64."""
+    matrix = table(31, 5).requires_grad_()
+    penalty(matrix, prior(5, 9.0)).backward()
+    rows = matrix.detach()[torch.arange(31) != 2]
+    _, sigma, vh = torch.linalg.svd(rows, full_matrices=False)
+    closed = rows @ vh.t() @ torch.diag(2 * (sigma - prior(5, 9.0)) / sigma) @ vh
+    torch.testing.assert_close(matrix.grad[torch.arange(31) != 2], closed)
+    assert not matrix.grad[2].any()
+
+
+def with_values(sigma):
+    """A matrix with these singular values and a row of zeros, which is left out."""
+    basis = torch.linalg.qr(table(12, 5).index_fill(0, torch.tensor([2]), 0))[0]
+    rotation = torch.linalg.qr(table(5, 5, seed=1))[0]
+    return (basis * torch.tensor(sigma, dtype=torch.float64)) @ rotation
+
+
+@pytest.mark.parametrize(
+    "sigma, targets",
+    [
+        ([5.0, 4.1, 3.2, 2.3, 1.4], [6.0, 4.0, 3.0, 2.0, 1.0]),
+        ([5.0, 3.2, 3.2, 3.2, 1.4], [6.0, 2.0, 2.0, 2.0, 1.0]),
+        ([3.2, 3.2, 3.2, 3.2, 3.2], [2.0, 2.0, 2.0, 2.0, 2.0]),
+        # A kink: both ways along any direction, the slopes differ, and their mean is the gradient.
+        ([5.0, 5.0, 3.2, 1.4, 1.4], [6.0, 4.0, 3.0, 2.0, 1.0]),
+    ],
+)
+def test_penalty_gradcheck_equal_values_included(sigma, targets):
+    targets = torch.tensor(targets, dtype=torch.float64)
+    matrix = with_values(sigma).requires_grad_()
+    assert torch.autograd.gradcheck(lambda m: penalty(m, targets), (matrix,))
+
+
+def test_penalty_gradient_at_equal_values_does_not_depend_on_their_basis():
+    """A rotation of all rows rotates the gradient, though the eigensolver then starts elsewhere."""
+    matrix, rotation = with_values([3.0] * 5), torch.linalg.qr(table(5, 5, seed=2))[0]
+    gradients = []
+    for one in (matrix, matrix @ rotation):
+        one.requires_grad_()
+        gradients.append(torch.autograd.grad(penalty(one, prior(5, 9.0)), one)[0])
+    torch.testing.assert_close(gradients[0] @ rotation, gradients[1])

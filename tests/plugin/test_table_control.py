@@ -1,0 +1,395 @@
+"""The decoupled control under fairseq's trainer: optimisers, precisions, checkpoints, errors."""
+
+import functools
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.optim import FP16Optimizer
+from fairseq.optim.adam import FairseqAdam
+from fairseq.tasks import FairseqTask
+from fairseq.trainer import Trainer
+from omegaconf import OmegaConf
+from torch import nn
+
+from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
+from spectral_fairseq.functional.spectrum_decay import apply_change_, plan_change
+from spectral_fairseq.plugin.criterions.output_table import output_table
+from spectral_fairseq.plugin.criterions.table_prior import _start_norms, start_norms
+from spectral_fairseq.plugin.hooks.table_control import (
+    EXTRA_STATE,
+    agreed_change,
+    check_configuration,
+    control_tables,
+    trained_weights,
+)
+from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample, words
+from tests.reference import spectrum_decay as reference
+
+PLAIN = {"name": "mle_cosreg", "cosreg_weight": 0.0}
+FULL = {"spectrum_decay": 1.0, "spectrum_decay_interval": 1, "spectrum_slack": 1.2}
+OPTIMIZERS = {
+    "sgd": ("--optimizer", "sgd", "--lr", "0.5"),
+    "averaged sgd": ("--optimizer", "nt_asgd", "--lr-scheduler", "nt_asgd", "--lr", "0.5"),
+    "adam": ("--optimizer", "adam", "--lr", "0.02"),
+    "adafactor": ("--optimizer", "adafactor", "--lr", "0.02"),
+}
+PRECISIONS = {
+    "float32": (),
+    "fp16": ("common.fp16=true", "common.fp16_no_flatten_grads=true"),
+    "memory-efficient fp16": ("common.fp16=true", "common.memory_efficient_fp16=true"),
+    "bf16": ("common.bf16=true",),
+}
+
+
+class Task(FairseqTask):
+    """A task whose batches are handed to the trainer directly."""
+
+    def __init__(self, dictionary):
+        super().__init__(None)
+        self.source_dictionary_ = dictionary
+
+    source_dictionary = property(lambda self: self.source_dictionary_)
+    target_dictionary = property(lambda self: self.source_dictionary_)
+
+
+@functools.cache
+def parsed(*flags):
+    parser = options.get_training_parser()
+    argv = ["no-data", "--arch", "transformer_lm", "--task", "language_modeling", "--cpu"]
+    argv += ["--batch-size", "1", "--criterion", "mle_cosreg", *flags]
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, argv))
+
+
+def build_trainer(*overrides, optimizer="adam", arch="transformer_sc", **flags):
+    """A trainer of a tiny Transformer with a plain shared table."""
+    cfg = OmegaConf.merge(parsed(*OPTIMIZERS[optimizer]), OmegaConf.from_dotlist(list(overrides)))
+    task = Task(words())
+    model = build_model(task, arch, embedding_type="plain")
+    trainer = Trainer(cfg, task, model, build_criterion(task, **{**PLAIN, **flags}))
+    trainer.reset_dummy_batch(make_sample(task))
+    trainer.begin_epoch(1)
+    return trainer
+
+
+def train(trainer, updates):
+    for _ in range(updates):
+        seed = trainer.get_num_updates()
+        trainer.train_step([make_sample(trainer.task, seed=seed)])
+
+
+def table(trainer):
+    return output_table(trainer.get_model(), len(trainer.task.target_dictionary)).detach()
+
+
+def excluded_rows(trainer):
+    return trainer.get_criterion().penalties.view(trainer.get_model()).words.excluded.tolist()
+
+
+def counted(trainer):
+    excluded = excluded_rows(trainer)
+    weight = table(trainer).double()
+    return weight[[i for i in range(len(weight)) if i not in excluded]]
+
+
+def shape_of(trainer):
+    sigma = torch.linalg.svdvals(counted(trainer))
+    return float(sigma[0] / sigma.square().mean().sqrt())
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_bound_holds_under_every_optimiser(optimizer):
+    plain, controlled = (
+        build_trainer(optimizer=optimizer),
+        build_trainer(optimizer=optimizer, **FULL),
+    )
+    for trainer in (plain, controlled):
+        with torch.no_grad():  # a common direction, as degenerated tables have
+            table(trainer).add_(1.0)
+        train(trainer, 4)
+    assert shape_of(plain) > 2
+    # The bound is taken before the change makes the norm smaller, again and again.
+    assert shape_of(controlled) < 1.3
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_what_is_trained_is_what_is_controlled(precision):
+    """One update without control, then the naive change of what the optimiser trains."""
+    plain = build_trainer(*PRECISIONS[precision])
+    flags = {"spectrum_side": "both", "table_centering": 0.25, "spectrum_decay": 0.5}
+    controlled = build_trainer(*PRECISIONS[precision], **flags, spectrum_decay_interval=2)
+    for trainer in (plain, controlled):
+        train(trainer, 2)
+    assert plain.get_num_updates() == 2  # or an overflow hides all
+    parameter = table(plain)
+    prior = torch.exp(-0.0005 * torch.arange(1, 17, dtype=torch.float64))
+    excluded = excluded_rows(plain)
+    before, after = (
+        trained_weights(
+            t.optimizer, output_table(t.get_model(), len(t.task.target_dictionary))
+        ).double()
+        for t in (plain, controlled)
+    )
+    # lr / lr_max is 1 under the fixed schedule; 2 eta of the way, all of it.
+    expected = reference.controlled(before, prior, 1.0, "both", 1.5, "free", 0.5, excluded)
+    close = 1e-2 if precision == "memory-efficient fp16" else 1e-5
+    torch.testing.assert_close(after, expected, rtol=close, atol=close)
+    assert torch.equal(table(controlled).float(), after.to(parameter.dtype).float())
+
+
+def test_flattened_float32_copy_under_fp16():
+    """What --fp16 does on a GPU: one tensor holds all parameters of a device."""
+    cfg = OmegaConf.merge(parsed(*OPTIMIZERS["adam"]), {"common": {"fp16": True}})
+    params = [nn.Parameter(torch.randn(shape).half()) for shape in ((3,), (20, 4), (5,))]
+    flat = nn.Parameter(torch.cat([p.detach().float().view(-1) for p in params]))
+    # The key is the device's number, which a CPU does not have.
+    optimizer = FP16Optimizer(cfg, params, FairseqAdam(cfg.optimizer, [flat]), {None: flat})
+    copy = trained_weights(optimizer, params[1])
+    assert torch.equal(copy, params[1].float())
+    copy.mul_(2)
+    optimizer._sync_fp32_params_to_fp16()
+    assert torch.equal(params[1].float(), copy)
+
+
+def test_the_share_follows_the_learning_rate():
+    """eta k lr / lr_max of the way: none where the rate is zero, as after its schedule's end."""
+    trainer = build_trainer(spectrum_decay=0.1, spectrum_decay_interval=1, spectrum_side="both")
+    train(trainer, 1)
+    for lr, share in ((0.0, 0.0), (0.01, 0.05), (0.02, 0.1), (5.0, 0.1)):
+        before = table(trainer).clone()
+        excluded = excluded_rows(trainer)
+        prior = torch.exp(-0.0005 * torch.arange(1, 17, dtype=torch.float64))
+        control_tables(trainer, lr)
+        expected = reference.controlled(before, prior, share, "both", 1.5, "free", 0.0, excluded)
+        torch.testing.assert_close(table(trainer).double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_it_is_due_at_every_kth_update_after_the_start():
+    cfg = build_criterion(
+        Task(words()), **PLAIN, spectrum_decay=0.1, spectrum_decay_interval=3,
+        spectrum_decay_start=4,
+    ).table_control  # fmt: skip
+    assert [n for n in range(14) if cfg.is_due(n)] == [6, 9, 12]
+
+
+def test_zero_equals_plain_bit_for_bit():
+    plain, zero = build_trainer(), build_trainer(spectrum_decay=0.0, spectrum_decay_interval=1)
+    for trainer in (plain, zero):
+        train(trainer, 3)
+    first, second = (t.get_model().state_dict() for t in (plain, zero))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+# With --fp16 or --bf16 fairseq itself does not save the float32 copy that it trains.
+@pytest.mark.parametrize("precision", ["float32", "memory-efficient fp16"])
+def test_resumed_equals_uninterrupted(precision, tmp_path):
+    """With a fixed prior of automatic scale, whose norm is that of the first of all tables."""
+    flags = {"spectrum_decay": 0.2, "spectrum_decay_interval": 2, "spectrum_side": "both"}
+    flags["spectrum_scale"] = "fixed"
+    build = functools.partial(build_trainer, *PRECISIONS[precision], **flags)
+    through, half = build(), build()
+    train(through, 7)
+    train(half, 3)
+    iterator = {"version": 2, "epoch": 1, "iterations_in_epoch": 3, "shuffle": True}
+    half.consolidate_optimizer()
+    half.save_checkpoint(str(tmp_path / "c.pt"), {"train_iterator": iterator, "val_loss": None})
+    state = torch.load(tmp_path / "c.pt", map_location="cpu", weights_only=True)
+    assert list(state["extra_state"][EXTRA_STATE]) == ["decoder"]
+    resumed = build()
+    with torch.no_grad():
+        table(resumed).mul_(3)
+    _start_norms.clear()
+    resumed.load_checkpoint(str(tmp_path / "c.pt"))
+    resumed.begin_epoch(1)
+    train(resumed, 4)
+    first, second = (t.get_model().state_dict() for t in (through, resumed))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    # Training that begins anew from the same file begins with the norm that is in it.
+    anew = build()
+    _start_norms.clear()
+    anew.load_checkpoint(str(tmp_path / "c.pt"), reset_optimizer=True)
+    anew.begin_epoch(1)
+    norms = start_norms(anew.get_model())
+    assert norms["decoder"] == pytest.approx(float(counted(anew).norm()), rel=1e-3)
+
+
+def test_a_table_with_nan_is_refused_unwritten():
+    trainer = build_trainer(**FULL)
+    with torch.no_grad():
+        table(trainer)[7, 3] = float("nan")
+    before = table(trainer).clone()
+    trainer.set_num_updates(1)
+    with pytest.raises(DataError, match="a table of finite numbers"):
+        control_tables(trainer, 0.02)
+    torch.testing.assert_close(table(trainer), before, equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (("distributed_training.ddp_backend=slowmo",), "--ddp-backend slowmo"),
+        (("optimization.use_bmuf=true",), "--use-bmuf"),
+        (("distributed_training.ddp_backend=fully_sharded",), "fully_sharded"),
+        (("common.model_parallel_size=2",), "--model-parallel-size"),
+        (("common.tpu=true",), "--tpu"),
+    ],
+)
+def test_workers_without_the_whole_table_are_refused(overrides, message):
+    cfg = OmegaConf.merge(parsed(*OPTIMIZERS["adam"]), OmegaConf.from_dotlist(list(overrides)))
+    task = Task(words())
+    trainer = SimpleNamespace(cfg=cfg)
+    trainer.get_model = lambda: build_model(task, embedding_type="plain")
+    for flags in ({**PLAIN, "spectrum_decay": 0.1}, {"name": "spectrum_control"}):
+        trainer.get_criterion = lambda flags=flags: build_criterion(task, **flags)
+        with pytest.raises(UnsupportedError, match=message):
+            check_configuration(trainer)
+    trainer.get_criterion = lambda: build_criterion(task, **PLAIN)
+    check_configuration(trainer)
+
+
+def active(criterion, model):
+    """Names of the penalties, and whether the table is controlled outside the optimiser."""
+    criterion.check_model(model)
+    model.train()
+    return [term.name for term in criterion.penalties(model)], criterion.table_control.active
+
+
+def test_the_preset_does_what_suits_the_table(task):
+    plain = build_model(task, embedding_type="plain")
+    factored, criterion = build_model(task), build_criterion(task)
+    assert active(criterion, plain) == ([], True)
+    assert active(criterion, factored) == (["spectrum", "orthogonality"], False)
+    assert active(criterion, plain) == ([], True)
+    asked = build_criterion(task, spectrum_weight=0.1)
+    assert active(asked, plain) == (["spectrum"], False)
+    assert active(asked, factored) == (["spectrum", "orthogonality"], False)
+    assert active(build_criterion(task, spectrum_weight=0.1, spectrum_decay=0.1), plain)[1]
+    assert active(build_criterion(task, **PLAIN), plain) == ([], False)
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ({"spectrum_decay": 1.5}, "--spectrum-decay to be a number from 0 to 1"),
+        ({"spectrum_decay": -0.1}, "--spectrum-decay"),
+        ({"spectrum_decay": float("nan")}, "--spectrum-decay"),
+        ({"table_centering": 2.0}, "--table-centering"),
+        ({"spectrum_slack": 0.9}, "--spectrum-slack"),
+        ({"spectrum_decay_interval": 0}, "--spectrum-decay-interval"),
+        ({"spectrum_decay_start": -1}, "--spectrum-decay-start"),
+        ({"spectrum_c1": "large"}, "--spectrum-c1"),
+        ({"spectrum_c2": -1.0}, "--spectrum-c2"),
+    ],
+)
+def test_bad_flags_are_refused(task, flags, message):
+    with pytest.raises(ConfigurationError, match=message):
+        build_criterion(task, **{**PLAIN, "spectrum_decay": 0.1, **flags})
+
+
+@pytest.mark.parametrize("kind", ["svd", "weight-norm"])
+def test_a_computed_table_is_refused(task, kind):
+    criterion = build_criterion(task, **PLAIN, spectrum_decay=0.1)
+    with pytest.raises(ConfigurationError, match="computed from other parameters"):
+        criterion.check_model(build_model(task, embedding_type=kind))
+
+
+@pytest.mark.parametrize("flags", [{"spectrum_decay": 0.1}, {"spectrum_weight": 0.1}])
+def test_fewer_words_than_dimensions_are_refused(task, flags):
+    model = build_host_model(
+        task, "transformer", share_all_embeddings=True, encoder_embed_dim=64, decoder_embed_dim=64,
+        decoder_output_dim=64, decoder_input_dim=64,
+    )  # fmt: skip
+    with pytest.raises(ConfigurationError, match="N >= d"):
+        build_criterion(task, **PLAIN, **flags).check_model(model)
+
+
+def test_a_frozen_table_is_refused(task):
+    model = build_model(task, embedding_type="plain")
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    with pytest.raises(ConfigurationError, match="a frozen one"):
+        build_criterion(task, **PLAIN, spectrum_decay=0.1).check_model(model)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_penalty_on_a_plain_table_of_fairseq(task, shared):
+    model = build_host_model(task, "transformer", share_all_embeddings=shared).train()
+    criterion = build_criterion(
+        task, **PLAIN, spectrum_weight=0.3, spectrum_c1="2.0", spectrum_c2=0.1
+    )
+    weight = output_table(model, len(task.target_dictionary))
+    excluded = criterion.penalties.view(model).words.excluded.tolist()
+    rows = weight.detach().double()[[i for i in range(len(weight)) if i not in excluded]]
+    target = 2.0 * torch.exp(-0.1 * torch.arange(1, 17, dtype=torch.float64))
+    expected = float((torch.linalg.svdvals(rows) - target).square().sum())
+    sample = make_sample(task)
+    loss, size, log = criterion(model, sample)
+    assert float(log["spectrum"]) / size == pytest.approx(expected, rel=1e-4)
+    assert float(loss.detach()) == pytest.approx(float(log["loss"]) + 0.3 * expected * size)
+    loss.backward()
+    assert torch.isfinite(weight.grad).all() and not weight.grad[excluded[1:]].isnan().any()
+
+
+def test_penalty_on_a_weight_norm_table_reaches_its_parts(task):
+    model = build_model(task, embedding_type="weight-norm").train()
+    loss, _, log = build_criterion(task, **PLAIN, spectrum_weight=0.3)(model, make_sample(task))
+    loss.backward()
+    assert float(log["spectrum"]) > 0
+    assert all(p.grad is not None for n, p in model.named_parameters() if n.endswith((".g", ".v")))
+
+
+def test_an_automatic_prior_keeps_the_norm_of_the_start(task):
+    """Asked again after the table grew, it is the same prior."""
+    model = build_model(task, embedding_type="plain")
+    criterion = build_criterion(task, **PLAIN, spectrum_weight=0.3)
+    model.train()
+    weight, sample = output_table(model, len(task.target_dictionary)), make_sample(task)
+    first, second = [], []
+    for log in (first, second):
+        value = float(criterion(model, sample)[2]["spectrum"]) / sample["ntokens"]
+        sigma = torch.linalg.svdvals(weight.detach().double()[criterion_rows(criterion, model)])
+        log += [value, sigma]
+        with torch.no_grad():
+            weight.mul_(5)
+    norm = float(first[1].norm())
+    shape = torch.exp(-0.0005 * torch.arange(1, 17, dtype=torch.float64))
+    for value, sigma in (first, second):
+        expected = (sigma - shape * norm / shape.norm()).square().sum()
+        assert value == pytest.approx(float(expected), rel=1e-3)
+
+
+def criterion_rows(criterion, model):
+    words = criterion.penalties.view(model).words
+    return [i for i in range(words.rows) if i not in words.excluded.tolist()]
+
+
+def _worker(rank, folder):
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
+    )
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(50, 6, generator=generator) + 1
+
+    def plan():
+        assert rank == 0, "only the first worker's eigensolver may decide"
+        return plan_change(weight, torch.ones(6), 0.5, centering=0.1)
+
+    trainer = SimpleNamespace(
+        data_parallel_world_size=2,
+        data_parallel_rank=rank,
+        data_parallel_process_group=torch.distributed.group.WORLD,
+    )
+    apply_change_(weight, agreed_change(plan, weight, trainer))
+    torch.save(weight, f"{folder}/{rank}.pt")
+
+
+def test_all_workers_carry_out_the_plan_of_the_first(tmp_path):
+    torch.multiprocessing.spawn(_worker, args=(str(tmp_path),), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert torch.equal(first, second)
+    generator = torch.Generator().manual_seed(0)
+    before = torch.randn(50, 6, generator=generator) + 1
+    expected = reference.controlled(before, torch.ones(6), 0.5, "above", 1.5, "free", 0.1)
+    torch.testing.assert_close(first.double(), expected, rtol=1e-5, atol=1e-6)
