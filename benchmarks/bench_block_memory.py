@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import harness
+from spectral_fairseq.functional.losses import token_blocks
 from spectral_fairseq.functional.losses.blockwise import blockwise_cross_entropy
 from spectral_fairseq.functional.losses.mixture import mixture_cross_entropy
-from spectral_fairseq.functional.losses.token_blocks import token_blocks
 from tests.reference import mixture as reference
 
 VARIANTS = ("stock", "blockwise", "every-shape")

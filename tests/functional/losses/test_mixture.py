@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.losses import token_blocks
 from spectral_fairseq.functional.losses.mixture import (
     log_mixture,
     mix_scores,
@@ -11,7 +12,6 @@ from spectral_fairseq.functional.losses.mixture import (
     mixture_of_contexts,
     posterior,
 )
-from spectral_fairseq.functional.losses.token_blocks import token_blocks
 from tests.capabilities import FLOAT16, HALF_ON_CPU, WATCHING
 from tests.reference import mixture as reference
 
