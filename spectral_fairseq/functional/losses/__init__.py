@@ -11,6 +11,10 @@ from spectral_fairseq.functional.losses.adversarial import (
     unperturbed_nll,
 )
 from spectral_fairseq.functional.losses.blockwise import blockwise_cross_entropy, smoothing_weights
+from spectral_fairseq.functional.losses.consistency import (
+    consistency_cross_entropy,
+    dense_consistency,
+)
 from spectral_fairseq.functional.losses.mixture import (
     log_mixture,
     log_mixture_scripted,
@@ -26,6 +30,8 @@ __all__ = [
     "adversarial_margin",
     "blockwise_cross_entropy",
     "check_cutoffs",
+    "consistency_cross_entropy",
+    "dense_consistency",
     "log_mixture",
     "log_mixture_scripted",
     "mixture_cross_entropy",
