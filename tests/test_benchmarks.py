@@ -14,6 +14,7 @@ from benchmarks import (
     bench_analysis,
     bench_awd_lstm,
     bench_block_memory,
+    bench_consistency,
     bench_decoding,
     bench_mixture,
     bench_penalties,
@@ -33,8 +34,8 @@ def figures(monkeypatch, capsys):
 
     def run(module, *argv):
         monkeypatch.setattr(harness, "in_fresh_process", lambda *_: 1.0)
-        monkeypatch.setattr(bench_step, "in_fresh_process", lambda *_: 1.0)
-        monkeypatch.setattr(bench_spectrum_decay, "in_fresh_process", lambda *_: 1.0)
+        for one in (bench_step, bench_spectrum_decay, bench_consistency):
+            monkeypatch.setattr(one, "in_fresh_process", lambda *_: 1.0)
         monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, argv)])
         module.main()
         return json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -47,7 +48,8 @@ def figures(monkeypatch, capsys):
     [(bench_step, "--pairs"), (bench_penalties, "--repetitions"), (bench_mixture, "--components"),
      (bench_decoding, "--repetitions"), (bench_analysis, "--rows"),
      (bench_awd_lstm, "--repetitions"), (bench_block_memory, "--batches"),
-     (mixture_posteriors, "--tokens"), (bench_spectrum_decay, "--pairs")],
+     (mixture_posteriors, "--tokens"), (bench_spectrum_decay, "--pairs"),
+     (bench_consistency, "--pairs")],
 )  # fmt: skip
 def test_numbers_that_measure_nothing_are_refused_at_once(module, flag, monkeypatch, capsys):
     checkpoint = ["model.pt", "data"] if module is mixture_posteriors else []
@@ -62,6 +64,12 @@ def test_spectrum_decay(figures):
     for side in ("above", "both"):
         row = found["results"]["tiny"][side]
         assert 1 < row["time_ratio"] < row["due_ratio"]
+
+
+def test_consistency(figures):
+    found = figures(bench_consistency, "--shape", "tiny", "--pairs", 1)
+    assert [row["variant"] for row in found["results"]] == ["plain", "r_drop", "simcut"]
+    assert all(row["time_ratio"] > 0 for row in found["results"])
 
 
 def test_step(figures):

@@ -329,7 +329,6 @@ def test_adaptive_softmax_is_refused_with_what_to_do(task):
 @pytest.mark.parametrize("flag", [{"blockwise_loss": True}, {"adversarial_epsilon": 0.1}])
 def test_a_decoder_without_an_output_layer_is_refused(encoder_task, flag):
     model = host_model(encoder_task, "fconv")
-    model.decoder.fc3.bias = None  # which --blockwise-loss refuses first
     criterion = build_criterion(encoder_task, "mle_cosreg", **flag)
     with pytest.raises(ConfigurationError, match="FConvDecoder, which has none"):
         criterion.check_model(model)

@@ -5,7 +5,7 @@ In errors ```weight``` stands for the flag that asked for a table.
 
 from __future__ import annotations
 
-from typing import Any, List, Optional
+from typing import Any, List, Optional, Tuple
 
 from torch import Tensor, nn
 
@@ -74,6 +74,32 @@ def output_table(model: nn.Module, num_words: int) -> Tensor:
 def has_svd_table(model: nn.Module) -> bool:
     """Whether any table of the model is stored as a singular value decomposition."""
     return any(isinstance(module, SVDEmbedding) for module in model.modules())
+
+
+def softmax_operands(
+    model: nn.Module, features: Tensor, num_words: int
+) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
+    """(x, M, b) such that x M' + b are the logits of ``features``, of a model with one softmax.
+
+    Args:
+        model: any fairseq model with a target vocabulary.
+        features: the input of its output layer, shape (*, d).
+        num_words: N, the size of the target dictionary.
+
+    Returns:
+        x, shape (*, d); M, shape (N, d); and the bias, shape (N,), if there is one.
+
+    Raises:
+        ConfigurationError: no such table can be found.
+    """
+    table = factored_table(model)
+    if table is not None:
+        rows, matrix = table.operands(features)
+        return rows, matrix, getattr(head_of(model), "bias", None)
+    weight = output_table(model, num_words)
+    layers = (getattr(decoder_of(model), name, None) for name in OUTPUT_LAYERS)
+    biases = (layer.bias for layer in layers if getattr(layer, "weight", None) is weight)
+    return features, weight, next(biases, None)
 
 
 def svd_tables(model: nn.Module) -> List[SVDEmbedding]:

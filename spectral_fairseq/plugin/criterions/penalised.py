@@ -23,7 +23,7 @@ from spectral_fairseq.plugin.criterions.spectrum_log import (
     SpectrumLog,
     reduce_spectrum,
 )
-from spectral_fairseq.plugin.flags import read_flags, with_flags
+from spectral_fairseq.plugin.flags import with_flags
 
 PenalisedCriterionConfig = with_flags(
     LabelSmoothedCrossEntropyCriterionConfig,
@@ -54,7 +54,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         self._cfg, self._dictionary = cfg, task.target_dictionary
         self._factored: Optional[bool] = None
         self._complete(factored=True)
-        self._likelihood_options = read_flags(likelihood.FLAGS, cfg)
+        self._likelihood_options = likelihood.read_options(cfg)
         self._log_spectrum = SpectrumLog(LOG_SPECTRUM_INTERVAL.read(cfg))
 
     @classmethod
@@ -99,6 +99,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         for term in due:
             # See Note [The scale of a penalty].
             loss = loss + term.weight * term.value * sample_size
+        due.extend(found.measures)
         log.update(log_terms(due, self.penalties.last(model), sample_size))
         return loss, sample_size, log
 

@@ -6,18 +6,43 @@ from typing import Any
 
 from torch import nn
 
+from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.plugin.criterions.likelihood.adversarial import (
     ADVERSARIAL_EPSILON,
     Adversarial,
 )
 from spectral_fairseq.plugin.criterions.likelihood.base import Likelihood, LikelihoodTerm
 from spectral_fairseq.plugin.criterions.likelihood.blockwise import BLOCKWISE_LOSS, Blockwise
+from spectral_fairseq.plugin.criterions.likelihood.consistency import (
+    RDROP_WEIGHT,
+    SIMCUT_CUTOFF,
+    SIMCUT_WEIGHT,
+    Consistency,
+)
 from spectral_fairseq.plugin.criterions.likelihood.full_scores import FullScores
 from spectral_fairseq.plugin.criterions.output_table import head_of
+from spectral_fairseq.plugin.flags import read_flags
 
-__all__ = ["FLAGS", "Likelihood", "LikelihoodTerm", "likelihood_term"]
+__all__ = ["FLAGS", "Likelihood", "LikelihoodTerm", "likelihood_term", "read_options"]
 
-FLAGS = (ADVERSARIAL_EPSILON, BLOCKWISE_LOSS)
+FLAGS = (ADVERSARIAL_EPSILON, RDROP_WEIGHT, SIMCUT_WEIGHT, SIMCUT_CUTOFF, BLOCKWISE_LOSS)
+# Each replaces the likelihood by one of its own.
+EXCLUSIVE = (ADVERSARIAL_EPSILON, RDROP_WEIGHT, SIMCUT_WEIGHT)
+
+
+def read_options(cfg: Any) -> Any:
+    """The parsed values of :data:`FLAGS`.
+
+    Raises:
+        ConfigurationError: a value outside its range, or flags that exclude each other.
+    """
+    options = read_flags(FLAGS, cfg)
+    used = [flag.option for flag in EXCLUSIVE if getattr(options, flag.name)]
+    if len(used) > 1:
+        raise ConfigurationError(
+            "at most one method that changes the likelihood", " and ".join(used), "Keep one."
+        )
+    return options
 
 
 def likelihood_term(criterion: Any, options: Any, model: nn.Module) -> LikelihoodTerm:
@@ -30,6 +55,8 @@ def likelihood_term(criterion: Any, options: Any, model: nn.Module) -> Likelihoo
     """
     if options.adversarial_epsilon:
         return Adversarial(criterion, options.adversarial_epsilon)
+    if options.rdrop_weight or options.simcut_weight:
+        return Consistency(criterion, options)
     if options.blockwise_loss or getattr(head_of(model), "own_loss", False):
         return Blockwise(criterion)
     return FullScores(criterion)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Tuple
 
 from torch import Tensor, nn
+
+from spectral_fairseq.plugin.criterions.penalties.penalty import Term
 
 
 class Likelihood(NamedTuple):
@@ -15,12 +17,14 @@ class Likelihood(NamedTuple):
         logged_loss: what the logs show as the loss.
         logged_nll: the negative log-likelihood without label smoothing, for the logs.
         net_output: of the model; its first entry need not be the scores.
+        measures: further values for the logs.
     """
 
     loss: Tensor
     logged_loss: Tensor
     logged_nll: Tensor
     net_output: Any
+    measures: Tuple[Term, ...] = ()
 
 
 class LikelihoodTerm:

@@ -7,7 +7,7 @@ from typing import Any, Callable, Tuple
 import torch
 from torch import Tensor, nn
 
-from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
+from spectral_fairseq.errors import arguments_as_flags
 from spectral_fairseq.functional.losses.blockwise import blockwise_cross_entropy
 from spectral_fairseq.heads import SoftmaxHead
 from spectral_fairseq.heads.base import Head
@@ -18,7 +18,11 @@ from spectral_fairseq.plugin.criterions.likelihood.output_layer import (
     check_output_layer,
     output_layer_replaced,
 )
-from spectral_fairseq.plugin.criterions.output_table import head_of, output_table
+from spectral_fairseq.plugin.criterions.output_table import (
+    head_of,
+    output_table,
+    softmax_operands,
+)
 from spectral_fairseq.plugin.flags import Flag
 
 BLOCKWISE_LOSS = Flag(
@@ -45,8 +49,8 @@ class Blockwise(FullScores):
         """See the base class.
 
         Raises:
-            ConfigurationError: an output layer that cannot be replaced or has a bias of fairseq's,
-                or label smoothing where the output layer's own loss has none.
+            ConfigurationError: an output layer that cannot be replaced, or label smoothing where
+                the output layer's own loss has none.
         """
         head = head_of(model)
         if isinstance(head, Head) and not self.criterion.report_accuracy:
@@ -85,20 +89,17 @@ class Blockwise(FullScores):
         head = head_of(model)
         if getattr(head, "own_loss", False) or isinstance(head, SoftmaxHead):
             return head.loss
-        if getattr(head, "bias", None) is not None:
-            raise ConfigurationError(
-                "an output layer without bias for --blockwise-loss",
-                f"a bias in {type(head).__name__}",
-                "Drop --blockwise-loss.",
-            )
+        num_words = self.criterion.penalties.view(model).words.rows
         with arguments_as_flags(weight=BLOCKWISE_LOSS.option):
-            weight = output_table(model, self.criterion.penalties.view(model).words.rows)
+            output_table(model, num_words)
 
         def loss(features: Tensor, targets: Tensor, eps: float, ignore_index: int) -> Any:
+            rows, matrix, bias = softmax_operands(model, features.flatten(0, -2), num_words)
             return blockwise_cross_entropy(
-                features.flatten(0, -2),
+                rows,
                 targets.flatten(),
-                weight,
+                matrix,
+                bias,
                 label_smoothing=eps,
                 ignore_index=ignore_index,
             )

@@ -35,18 +35,22 @@ def output_layer_replaced(
         del decoder.output_layer
 
 
+def calls_output_layer(model: nn.Module) -> bool:
+    """Whether the decoder ends in an ``output_layer`` of its own."""
+    output_layer = getattr(type(decoder_of(model)), "output_layer", None)
+    # Decoders that never call one (fconv, lightconv) inherit fairseq's, which only raises.
+    return callable(output_layer) and output_layer is not FairseqDecoder.output_layer
+
+
 def check_output_layer(model: nn.Module) -> None:
     """Refuse a model whose output layer cannot be replaced.
 
     Raises:
         ConfigurationError: the decoder does not end in an ``output_layer``.
     """
-    decoder = decoder_of(model)
-    output_layer = getattr(type(decoder), "output_layer", None)
-    # Decoders that never call one (fconv, lightconv) inherit fairseq's, which only raises.
-    if not callable(output_layer) or output_layer is FairseqDecoder.output_layer:
+    if not calls_output_layer(model):
         raise ConfigurationError(
             "a decoder with an output_layer for --adversarial-epsilon or --blockwise-loss",
-            f"{type(decoder).__name__}, which has none",
+            f"{type(decoder_of(model)).__name__}, which has none",
             "Use a transformer, transformer_lm or lstm arch, or drop the flag.",
         )

@@ -14,7 +14,9 @@ from spectral_fairseq.plugin.criterions.penalties import PENALTIES
 from spectral_fairseq.plugin.criterions.penalties.activation import ACTIVATION_NAMES
 from spectral_fairseq.plugin.criterions.penalties.penalty import Term
 
-NAMES = (*(penalty.name for penalty in PENALTIES), *ACTIVATION_NAMES)
+# What the likelihood terms measure, for each token; likelihood/consistency.py.
+MEASURE_NAMES = ("r_drop", "simcut")
+NAMES = (*(penalty.name for penalty in PENALTIES), *ACTIVATION_NAMES, *MEASURE_NAMES)
 
 
 def log_terms(due: Iterable[Term], last: Iterable[Term], sample_size: int) -> Dict[str, Any]:

@@ -1,0 +1,83 @@
+"""A training step with R-Drop or SimCut against a step of plain fairseq: time and peak memory.
+
+Usage: python -m benchmarks.bench_consistency [--pairs 5] [--shape iwslt tiny]
+
+The models and batches are those of bench_step.py. Time: the steps run alternately in one process.
+Memory: each variant in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from typing import Any, Dict
+
+import torch
+
+from benchmarks.bench_step import SHAPES, Step
+from benchmarks.harness import (
+    in_fresh_process,
+    median_ratio,
+    paired_times,
+    peak_resident_mib,
+    positive,
+    print_result,
+    print_table,
+)
+
+BUDGET = {"time": 2.05, "memory": 1.3}
+PLAIN = {"_name": "label_smoothed_cross_entropy", "label_smoothing": 0.1}
+OURS = {"_name": "mle_cosreg", "cosreg_weight": 0.0, "label_smoothing": 0.1}
+VARIANTS: Dict[str, Dict[str, Any]] = {
+    "plain": PLAIN,
+    "r_drop": {**OURS, "rdrop_weight": 5.0},
+    "simcut": {**OURS, "simcut_weight": 3.0},
+}
+
+
+def step_of(name: str, variant: str) -> Step:
+    """A step of plain fairseq's model with the criterion of a variant."""
+    shape = SHAPES[name]
+    arch = shape["archs"][0]
+    flags = VARIANTS[variant]
+    return Step({**shape, "archs": (arch, arch), "criterions": (flags, flags)}, "plain", "cpu")
+
+
+def measure_memory(name: str, variant: str) -> float:
+    """Peak MiB of two steps; to be called in a process of its own."""
+    step = step_of(name, variant)
+    for _ in range(2):
+        step()
+    return peak_resident_mib()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=("iwslt", "tiny"), default="iwslt")
+    parser.add_argument("--pairs", type=positive, default=5)
+    parser.add_argument("--measure-memory", choices=list(VARIANTS), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure_memory:
+        print(measure_memory(args.shape, args.measure_memory))
+        return
+    print(f"{args.shape}: {SHAPES[args.shape]['what']}", flush=True)
+    torch.manual_seed(1)
+    times = paired_times({name: step_of(args.shape, name) for name in VARIANTS}, args.pairs)
+    module, shape = "benchmarks.bench_consistency", ["--shape", args.shape]
+    rows = [
+        {
+            "variant": name,
+            "seconds": statistics.median(times[name]),
+            "time_ratio": median_ratio(times[name], times["plain"]),
+            "mib": in_fresh_process(module, [*shape, "--measure-memory", name]),
+        }
+        for name in VARIANTS
+    ]
+    for row in rows:
+        row["memory_ratio"] = row["mib"] / rows[0]["mib"]
+    print_table(rows)
+    print_result("consistency", shape=args.shape, pairs=args.pairs, budget=BUDGET, results=rows)
+
+
+if __name__ == "__main__":
+    main()
