@@ -4,6 +4,7 @@ from spectral_fairseq.lm.averaged_sgd import AveragedSGD
 from spectral_fairseq.lm.awd_lstm import AWDLSTM
 from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.lm.continuous_cache import ContinuousCache
+from spectral_fairseq.lm.coupled_adam import CoupledAdam
 from spectral_fairseq.lm.dynamic_evaluation import DynamicEvaluation, gradient_statistics
 from spectral_fairseq.lm.evaluation import CacheGrid, StreamReader, evaluate, perplexity
 from spectral_fairseq.lm.non_monotonic import NonMonotonicTrigger
@@ -15,6 +16,7 @@ __all__ = [
     "CacheGrid",
     "Carry",
     "ContinuousCache",
+    "CoupledAdam",
     "DynamicEvaluation",
     "NonMonotonicTrigger",
     "StreamReader",

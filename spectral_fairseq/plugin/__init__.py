@@ -19,6 +19,7 @@ PARTS = (
     "spectral_fairseq.plugin.models.transformer",
     "spectral_fairseq.plugin.models.transformer_lm",
     "spectral_fairseq.plugin.models.transformer_xl",
+    "spectral_fairseq.plugin.optim.coupled_adam",
     "spectral_fairseq.plugin.optim.nt_asgd",
     "spectral_fairseq.plugin.optim.nt_asgd_schedule",
     "spectral_fairseq.plugin.tasks.stateful_language_modeling",

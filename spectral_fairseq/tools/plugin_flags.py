@@ -17,6 +17,7 @@ from spectral_fairseq.plugin.criterions.penalised import PenalisedCriterionConfi
 from spectral_fairseq.plugin.models.awd_lstm import AWDLSTMConfig
 from spectral_fairseq.plugin.models.options import SpectralOptions
 from spectral_fairseq.plugin.models.transformer_xl import TransformerXLConfig
+from spectral_fairseq.plugin.optim.coupled_adam import CoupledAdamConfig
 from spectral_fairseq.plugin.optim.nt_asgd import NTASGDConfig
 from spectral_fairseq.plugin.optim.nt_asgd_schedule import NTASGDScheduleConfig
 from spectral_fairseq.plugin.tasks.stateful_options import StatefulLanguageModelingConfig
@@ -28,6 +29,7 @@ _SECTIONS: Dict[str, Tuple[Type[Any], Optional[Type[Any]]]] = {
     "AWD-LSTM": (AWDLSTMConfig, SpectralOptions),
     "Transformer-XL": (TransformerXLConfig, SpectralOptions),
     "The task `stateful_language_modeling`": (StatefulLanguageModelingConfig, None),
+    "The optimiser `coupled_adam`": (CoupledAdamConfig, None),
     "The optimiser `nt_asgd`": (NTASGDConfig, None),
     "The schedule `nt_asgd`": (NTASGDScheduleConfig, None),
 }

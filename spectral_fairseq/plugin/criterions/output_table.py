@@ -97,7 +97,7 @@ def softmax_operands(
         rows, matrix = table.operands(features)
         return rows, matrix, getattr(head_of(model), "bias", None)
     weight = output_table(model, num_words)
-    layers = (getattr(decoder_of(model), name, None) for name in OUTPUT_LAYERS)
+    layers: List[Any] = [getattr(decoder_of(model), name, None) for name in OUTPUT_LAYERS]
     biases = (layer.bias for layer in layers if getattr(layer, "weight", None) is weight)
     return features, weight, next(biases, None)
 

@@ -6,6 +6,7 @@ from typing import List
 
 from spectral_fairseq.compat.patching import Applied, apply_all
 from spectral_fairseq.plugin.hooks import (
+    coupled_adam,
     nt_asgd,
     streams,
     table_control,
@@ -20,6 +21,7 @@ PATCHES = (
     table_control.PATCH,
     nt_asgd.PATCH,
     streams.PATCH,
+    coupled_adam.PATCH,
 )
 
 

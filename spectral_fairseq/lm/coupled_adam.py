@@ -1,0 +1,161 @@
+r"""Adam with one second moment for all rows of an embedding table.
+
+Stollenwerk and Stollenwerk: "Better Embeddings with Coupled Adam", ACL 2025,
+https://arxiv.org/abs/2502.08441. Adam divides the step of a word's vector by the root of that
+word's second moment, which is small for rare words: their common direction grows. For the rows
+w_1 .. w_N of a table the paper therefore replaces the second moments by their mean over the rows,
+
+    m_i = b1 m_i + (1 - b1) g_i,   v_i = b2 v_i + (1 - b2) g_i^2,   v = (1/N) \sum_i v_i
+    w_i = w_i - lr (m_i / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps),
+
+and leaves every other parameter to Adam. A mean of moving averages is the moving average of the
+means, so v of shape (1, d) is all that is stored: a third less than Adam's table and two moments.
+As in fairseq's Adam, eps is added to the root before its bias is corrected, and weight decay is
+decoupled from the gradient (AdamW).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, Iterable, Optional, Set, Tuple
+
+import torch
+from torch import Tensor
+
+from spectral_fairseq.errors import CheckpointError, ConfigurationError
+
+
+class CoupledAdam(torch.optim.Optimizer):
+    """Adam that couples the second moments of the rows of some matrices.
+
+    Parameters of 16 bits are updated in float32 and rounded; moments are float32, or the
+    parameter's own dtype where that is wider.
+
+    Args:
+        params: parameters or groups of them, as for every optimiser of torch.
+        tables: matrices among them, of shape (N, d), that are coupled; :meth:`couple` adds others.
+        lr: learning rate.
+        betas: b1 and b2.
+        eps: added to the root of the second moment.
+        weight_decay: fraction of a weight that is subtracted in a step, times the learning rate.
+
+    Raises:
+        ConfigurationError: a table that is no matrix, or is not among the parameters.
+    """
+
+    # fairseq's half-precision wrappers read these attributes. Flattened parameters have no rows.
+    # The last one stops fairseq from restoring the saved state on the CPU after load_state_dict,
+    # which has already moved it to the device and to its own dtype.
+    supports_flat_params = False
+    supports_memory_efficient_fp16 = True
+    disable_mem_eff_fp16_loading_hack = True
+
+    def __init__(
+        self,
+        params: Any,
+        tables: Iterable[Tensor] = (),
+        lr: float = 1e-3,
+        betas: Tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults)
+        self._coupled: Set[int] = set()
+        self.couple(tables)
+
+    def couple(self, tables: Iterable[Tensor]) -> None:
+        """Couple the rows of further matrices, before the first step.
+
+        Args:
+            tables: parameters of this optimiser, of shape (N, d).
+
+        Raises:
+            ConfigurationError: a table that is no matrix, or is not among the parameters.
+            CheckpointError: a table whose second moments were kept for each entry before.
+        """
+        known = {id(parameter) for group in self.param_groups for parameter in group["params"]}
+        for table in tables:
+            if table.dim() != 2 or id(table) not in known:
+                raise ConfigurationError(
+                    "each of `tables` to be a matrix among `params`",
+                    f"a tensor of shape {tuple(table.shape)}, "
+                    f"{'one' if id(table) in known else 'not one'} of them",
+                    "Pass the parameters themselves, not copies or views of them.",
+                )
+            moment = self.state.get(table, {}).get("exp_avg_sq")
+            if moment is not None and moment.size(0) != 1:
+                raise CheckpointError(
+                    "one second moment for all rows of a table",
+                    f"moments of shape {tuple(moment.shape)}",
+                    "Start with a new state of the optimiser.",
+                )
+            self._coupled.add(id(table))
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self, closure: Optional[Callable[[], Any]] = None
+    ) -> Any:
+        """Take one step; parameters without a gradient keep their values.
+
+        Args:
+            closure: computes the loss and its gradients again; rarely needed.
+
+        Returns:
+            The result of ``closure``, or None without one.
+        """
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+        return result
+
+    def _update(self, parameter: Tensor, group: Any) -> None:
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        weight = parameter.to(dtype)
+        gradient = parameter.grad.to(dtype)  # type: ignore[union-attr]
+        coupled = id(parameter) in self._coupled
+        state = self.state[parameter]
+        if not state:
+            state["step"] = 0
+            state["exp_avg"] = torch.zeros_like(weight)
+            state["exp_avg_sq"] = torch.zeros_like(weight[:1] if coupled else weight)
+        state["step"] += 1
+        beta1, beta2 = group["betas"]
+        first, second = state["exp_avg"], state["exp_avg_sq"]
+        first.mul_(beta1).add_(gradient, alpha=1 - beta1)
+        if coupled:
+            mean = gradient.square().mean(0, keepdim=True)  # [1, d]
+            second.mul_(beta2).add_(mean, alpha=1 - beta2)
+        else:
+            second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        corrections = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]
+        step_size = group["lr"] * math.sqrt(corrections[1]) / corrections[0]
+        if group["weight_decay"]:
+            weight.add_(weight, alpha=-group["weight_decay"] * group["lr"])
+        weight.addcdiv_(first, second.sqrt().add_(group["eps"]), value=-step_size)
+        if weight is not parameter:
+            parameter.copy_(weight)
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Resume from a saved state; the moments keep float32.
+
+        Args:
+            state_dict: from :meth:`state_dict` of an optimiser with the same parameters.
+        """
+        super().load_state_dict(state_dict)
+        # torch has converted every tensor to its parameter's dtype; moments have their own.
+        saved = [key for group in state_dict["param_groups"] for key in group["params"]]
+        own = [parameter for group in self.param_groups for parameter in group["params"]]
+        for key, parameter in zip(saved, own):
+            for name in ("exp_avg", "exp_avg_sq"):
+                if key in state_dict["state"]:
+                    self.state[parameter][name] = state_dict["state"][key][name].to(
+                        device=parameter.device,
+                        dtype=torch.promote_types(parameter.dtype, torch.float32),
+                        copy=True,
+                    )

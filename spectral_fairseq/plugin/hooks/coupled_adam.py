@@ -1,0 +1,31 @@
+"""``--optimizer coupled_adam`` is told which parameters are tables, before the first step.
+
+fairseq builds an optimiser from parameters without names.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable
+
+from spectral_fairseq.compat.patching import Patch, replaces
+from spectral_fairseq.lm.coupled_adam import CoupledAdam
+from spectral_fairseq.plugin.optim.coupled_adam import couple_tables
+
+
+def _telling_tables(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(begin_epoch)
+    def tell_and_begin(self: Any, epoch: int) -> Any:
+        if isinstance(self.optimizer.optimizer, CoupledAdam):
+            couple_tables(self.optimizer, self.get_model())
+        return begin_epoch(self, epoch)
+
+    return tell_and_begin
+
+
+PATCH = Patch(
+    name="tables of coupled_adam",
+    reason="--optimizer coupled_adam averages second moments over the rows of tables, and fairseq "
+    "does not tell an optimiser which of its parameters are tables.",
+    install=replaces({"fairseq.trainer:Trainer.begin_epoch": _telling_tables}),
+)

@@ -1,0 +1,130 @@
+"""Optimiser ``coupled_adam``: fairseq's Adam, with one second moment for all rows of a table."""
+
+# No "from __future__ import annotations" here: fairseq and omegaconf read the field types.
+import ast
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Tuple
+
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import FairseqDecoder
+from fairseq.modules import LearnedPositionalEmbedding
+from fairseq.optim import FairseqOptimizer, register_optimizer
+from omegaconf import II
+from torch import Tensor, nn
+
+from spectral_fairseq.embeddings import Table
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.lm.coupled_adam import CoupledAdam
+from spectral_fairseq.plugin.criterions.output_table import OUTPUT_LAYERS
+
+
+@dataclass
+class CoupledAdamConfig(FairseqDataclass):
+    """Flags of the optimiser: those of fairseq's ``adam`` that apply."""
+
+    adam_betas: Any = field(
+        default="(0.9, 0.999)", metadata={"help": "decay rates of the two moments"}
+    )
+    adam_eps: float = field(
+        default=1e-8, metadata={"help": "added to the root of the second moment"}
+    )
+    weight_decay: float = field(
+        default=0.0, metadata={"help": "weight decay, decoupled from the gradient"}
+    )
+    lr: List[float] = II("optimization.lr")
+
+
+def two_numbers(betas: Any) -> Tuple[float, float]:
+    """The decay rates of the moments.
+
+    Args:
+        betas: two numbers, or their text.
+
+    Raises:
+        ConfigurationError: anything else, or a number outside [0, 1).
+    """
+    try:
+        first, second = ast.literal_eval(betas) if isinstance(betas, str) else betas
+        if 0 <= first < 1 and 0 <= second < 1:
+            return float(first), float(second)
+    except (SyntaxError, TypeError, ValueError):
+        pass
+    raise ConfigurationError(
+        "--adam-betas of two numbers from 0 to below 1",
+        repr(betas),
+        "Correct it, for example: '(0.9, 0.98)'.",
+    )
+
+
+@register_optimizer("coupled_adam", dataclass=CoupledAdamConfig)
+class FairseqCoupledAdam(FairseqOptimizer):
+    """Adam whose second moments are averaged over the rows of each embedding table.
+
+    Stollenwerk and Stollenwerk, ACL 2025, https://arxiv.org/abs/2502.08441. The trainer's hook
+    (hooks/coupled_adam.py) names the tables before the first step.
+
+    Args:
+        cfg: the flags.
+        params: the parameters to train.
+    """
+
+    def __init__(self, cfg: CoupledAdamConfig, params: Any) -> None:
+        super().__init__(cfg)
+        self._optimizer = CoupledAdam(params, **self.optimizer_config)
+
+    @property
+    def optimizer_config(self) -> Dict[str, Any]:
+        """Keyword arguments of the torch optimiser."""
+        return {
+            "lr": self.cfg.lr[0],
+            "betas": two_numbers(self.cfg.adam_betas),
+            "eps": self.cfg.adam_eps,
+            "weight_decay": self.cfg.weight_decay,
+        }
+
+
+def table_parameters(model: nn.Module) -> List[nn.Parameter]:
+    """The parameters of a model that have a row for each word, each once.
+
+    These are the matrices of embeddings (of a factored table U or v, whose rows are words) and of
+    output layers, tied or not. Embeddings of positions are no tables.
+    """
+    found: List[Any] = []
+    for module in model.modules():
+        if isinstance(module, LearnedPositionalEmbedding):
+            continue
+        if isinstance(module, (Table, nn.Embedding)):
+            own = module.parameters(recurse=False)
+            found.extend(p for p in own if p.dim() == 2 and p.size(0) == module.num_embeddings)
+        if isinstance(module, FairseqDecoder):
+            for name in OUTPUT_LAYERS:
+                layer = getattr(module, name, None)
+                weight = layer if isinstance(layer, Tensor) else getattr(layer, "weight", None)
+                if isinstance(weight, nn.Parameter) and len(weight) == len(module.dictionary):
+                    found.append(weight)
+    return list({id(one): one for one in found if one.requires_grad}.values())
+
+
+def couple_tables(optimizer: FairseqOptimizer, model: nn.Module) -> None:
+    """Name the tables of ``model`` to a ``coupled_adam``, which may step copies of them.
+
+    Raises:
+        UnsupportedError: the optimiser does not step the tables as they are, but flattened with
+            other parameters or in parts.
+    """
+    inner = optimizer.optimizer
+    # FP16Optimizer trains float32 copies, in the order of the parameters.
+    originals = getattr(optimizer, "fp16_params", None)
+    copies = getattr(optimizer, "fp32_params", None)
+    stepped = {id(p): p for group in inner.param_groups for p in group["params"]}
+    if originals is not None and isinstance(copies, (list, tuple)):
+        stepped = {id(original): copy for original, copy in zip(originals, copies)}
+    tables = table_parameters(model)
+    if not all(id(table) in stepped for table in tables):
+        raise UnsupportedError(
+            "tables that are parameters of their own, for --optimizer coupled_adam",
+            "flattened or sharded parameters, which have no rows",
+            "Add --fp16-no-flatten-grads to --fp16; use --ddp-backend legacy_ddp or pytorch_ddp, "
+            "without --zero-sharding.",
+        )
+    inner.couple(stepped[id(table)] for table in tables)
