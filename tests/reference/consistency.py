@@ -11,7 +11,7 @@ def kl(log_p, log_q):
 
 
 def r_drop(first, second, targets, alpha, label_smoothing=0.0, ignore_index=None):
-    """(objective, mean NLL) from log-probabilities (T, N); arXiv 2106.14448, equations 2 to 4."""
+    """(objective, mean NLL) from log-probabilities (T, N); arXiv 2106.14448."""
     losses, nlls = zip(
         *(smoothed_nll(p, targets, label_smoothing, ignore_index) for p in (first, second))
     )

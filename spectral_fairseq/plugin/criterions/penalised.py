@@ -14,6 +14,7 @@ from torch import nn
 from spectral_fairseq.errors import arguments_as_flags
 from spectral_fairseq.functional.losses.blockwise import smoothing_weights
 from spectral_fairseq.plugin.criterions import likelihood, table_control, unset
+from spectral_fairseq.plugin.criterions.likelihood.word_memory import WordMemory
 from spectral_fairseq.plugin.criterions.output_table import has_svd_table, head_of
 from spectral_fairseq.plugin.criterions.penalties import objective
 from spectral_fairseq.plugin.criterions.penalties.activation import reported_terms
@@ -55,6 +56,11 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         self._factored: Optional[bool] = None
         self._complete(factored=True)
         self._likelihood_options = likelihood.read_options(cfg)
+        self.word_memory = WordMemory(
+            task,
+            len(task.target_dictionary),
+            self._likelihood_options.gradient_gating_memory,
+        )
         self._log_spectrum = SpectrumLog(LOG_SPECTRUM_INTERVAL.read(cfg))
 
     @classmethod

@@ -20,14 +20,27 @@ from spectral_fairseq.plugin.criterions.likelihood.consistency import (
     Consistency,
 )
 from spectral_fairseq.plugin.criterions.likelihood.full_scores import FullScores
+from spectral_fairseq.plugin.criterions.likelihood.gradient_gating import (
+    GRADIENT_GATING,
+    GRADIENT_GATING_MEMORY,
+    GradientGating,
+)
 from spectral_fairseq.plugin.criterions.output_table import head_of
 from spectral_fairseq.plugin.flags import read_flags
 
 __all__ = ["FLAGS", "Likelihood", "LikelihoodTerm", "likelihood_term", "read_options"]
 
-FLAGS = (ADVERSARIAL_EPSILON, RDROP_WEIGHT, SIMCUT_WEIGHT, SIMCUT_CUTOFF, BLOCKWISE_LOSS)
-# Each replaces the likelihood by one of its own.
-EXCLUSIVE = (ADVERSARIAL_EPSILON, RDROP_WEIGHT, SIMCUT_WEIGHT)
+FLAGS = (
+    ADVERSARIAL_EPSILON,
+    RDROP_WEIGHT,
+    SIMCUT_WEIGHT,
+    SIMCUT_CUTOFF,
+    GRADIENT_GATING,
+    GRADIENT_GATING_MEMORY,
+    BLOCKWISE_LOSS,
+)
+# Each changes the likelihood, or its gradient, in a way of its own.
+EXCLUSIVE = (ADVERSARIAL_EPSILON, RDROP_WEIGHT, SIMCUT_WEIGHT, GRADIENT_GATING)
 
 
 def read_options(cfg: Any) -> Any:
@@ -41,6 +54,10 @@ def read_options(cfg: Any) -> Any:
     if len(used) > 1:
         raise ConfigurationError(
             "at most one method that changes the likelihood", " and ".join(used), "Keep one."
+        )
+    if options.gradient_gating and options.blockwise_loss:
+        raise ConfigurationError(
+            "the scores of all words for --gradient-gating", "--blockwise-loss", "Drop one of them."
         )
     return options
 
@@ -57,6 +74,8 @@ def likelihood_term(criterion: Any, options: Any, model: nn.Module) -> Likelihoo
         return Adversarial(criterion, options.adversarial_epsilon)
     if options.rdrop_weight or options.simcut_weight:
         return Consistency(criterion, options)
+    if options.gradient_gating:
+        return GradientGating(criterion, options.gradient_gating)
     if options.blockwise_loss or getattr(head_of(model), "own_loss", False):
         return Blockwise(criterion)
     return FullScores(criterion)

@@ -1,6 +1,6 @@
 """SimCut's perturbation: some positions of the embedded input are set to zero.
 
-Gao et al., "Bi-SimCut", NAACL 2022, https://aclanthology.org/2022.naacl-main.289/, section 3.1.
+Gao et al., "Bi-SimCut", NAACL 2022, https://aclanthology.org/2022.naacl-main.289/.
 """
 
 from __future__ import annotations

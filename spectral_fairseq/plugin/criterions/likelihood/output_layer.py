@@ -50,7 +50,8 @@ def check_output_layer(model: nn.Module) -> None:
     """
     if not calls_output_layer(model):
         raise ConfigurationError(
-            "a decoder with an output_layer for --adversarial-epsilon or --blockwise-loss",
+            "a decoder with an output_layer for --adversarial-epsilon, --blockwise-loss or "
+            "--gradient-gating",
             f"{type(decoder_of(model)).__name__}, which has none",
             "Use a transformer, transformer_lm or lstm arch, or drop the flag.",
         )

@@ -1,0 +1,129 @@
+r"""Adaptive gradient gating: rare words' vectors are not pushed away by other words' contexts.
+
+Yu et al.: "Rare Tokens Degenerate All Tokens: Improving Neural Text Generation
+via Adaptive Gradient Gating for Rare Token Embeddings", ACL 2022, https://arxiv.org/abs/2109.03127.
+With c_v the count of word v over the last K updates, a word is rare if c_v / K < alpha.
+The gradient of row v of the output table W is a sum over tokens t with hidden state h_t,
+
+    d L / d w_v = \sum_t gate(v, t) (d L / d s_tv) h_t,
+
+where for a rare word v that is not the target y_t
+
+    gate(v, t) = c_v / K                               if y_t is not rare,
+                 min(c_v / (mean of c over the rare words), 1)    if y_t is rare,
+
+and the gate is 1 otherwise. The hidden states receive their plain gradient, and the scores do not
+change. The naive form is ``tests/reference/gradient_gating.py``.
+
+Note [Gates by group of targets]
+--------------------------------
+The gate of a row depends on the token only through the group of its target. Hence
+
+    d L / d W = diag(gate_1) G_1' H_1 + diag(gate_2) G_2' H_2 + what the targets lack,
+
+G the gradient of the scores, with the tokens of the frequent targets in group 1 and those of the
+rare ones in group 2. One product is enough for most tokens, a small one for the others, and what
+the targets lack is one row for each token of group 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+class Gates(NamedTuple):
+    """The gates of all words.
+
+    Attributes:
+        rare: which words are rare, shape (N,).
+        frequent_target: the gate of each word where the target is not rare, shape (N,).
+        rare_target: the gate of each word where the target is rare, shape (N,).
+    """
+
+    rare: Tensor
+    frequent_target: Tensor
+    rare_target: Tensor
+
+
+def gates_of_counts(counts: Tensor, updates: int, alpha: float, never_rare: Tensor) -> Gates:
+    """Return the gates for counts over some updates; all are 1 where there was no update yet.
+
+    Args:
+        counts: c, how often each word was a target, shape (N,).
+        updates: K, over how many updates; 0 is allowed.
+        alpha: words that occur less often than this in an update are rare.
+        never_rare: indices of words that are not gated, such as special symbols, shape (m,).
+
+    Returns:
+        The gates, in float32.
+    """
+    counts = counts.float()
+    frequency = counts / max(updates, 1)
+    rare = (frequency < alpha) if updates else torch.zeros_like(counts, dtype=torch.bool)
+    rare[never_rare] = False
+    mean = counts[rare].mean() if bool(rare.any()) else counts.new_ones(())
+    ones = torch.ones_like(counts)
+    # Without any count the mean is 0; then all gates of the group are 0 / tiny = 0.
+    relative = (counts / mean.clamp_min(torch.finfo(torch.float32).tiny)).clamp_max(1.0)
+    return Gates(rare, torch.where(rare, frequency, ones), torch.where(rare, relative, ones))
+
+
+class _GatedScores(torch.autograd.Function):
+    """W h, of which W receives a gated gradient; see Note [Gates by group of targets]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        contexts: Tensor,
+        matrix: Tensor,
+        targets: Tensor,
+        rare: Tensor,
+        frequent_target: Tensor,
+        rare_target: Tensor,
+    ) -> Tensor:
+        scores = F.linear(contexts, matrix)
+        ctx.dtype = scores.dtype  # that of autocast, where it is on
+        ctx.save_for_backward(contexts, matrix, targets, rare, frequent_target, rare_target)
+        return scores
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Optional[Tensor], ...]:
+        contexts, matrix, targets, rare, frequent_target, rare_target = ctx.saved_tensors
+        for_contexts = for_matrix = None
+        with torch.autocast(contexts.device.type, enabled=False):
+            if ctx.needs_input_grad[0]:
+                for_contexts = (gradient @ matrix.to(ctx.dtype)).to(contexts.dtype)
+            if ctx.needs_input_grad[1]:
+                in_rare = rare[targets]  # [T]
+                narrow = contexts.to(ctx.dtype)
+                frequent = narrow.masked_fill(in_rare.unsqueeze(1), 0.0)
+                total = (gradient.t() @ frequent) * frequent_target.to(ctx.dtype).unsqueeze(1)
+                place = in_rare.nonzero().squeeze(1)  # [R]
+                rows, inputs, words = gradient[place], narrow[place], targets[place]
+                total.addcmul_(rows.t() @ inputs, rare_target.to(ctx.dtype).unsqueeze(1))
+                of_target = rows.gather(1, words.unsqueeze(1))  # [R, 1]
+                lacking = (1 - rare_target[words]).to(ctx.dtype).unsqueeze(1) * of_target
+                for_matrix = total.index_add_(0, words, lacking * inputs).to(matrix.dtype)
+        return for_contexts, for_matrix, None, None, None, None
+
+
+def gated_scores(contexts: Tensor, matrix: Tensor, targets: Tensor, gates: Gates) -> Tensor:
+    """Return the scores W h, of which only the gradient of W is gated.
+
+    Args:
+        contexts: h, shape (T, d).
+        matrix: W, shape (N, d).
+        targets: y, shape (T,). Tokens that the loss leaves out may have any target.
+        gates: of the words.
+
+    Returns:
+        Shape (T, N). Only first derivatives.
+    """
+    scores: Tensor = _GatedScores.apply(contexts, matrix, targets, *gates)
+    return scores

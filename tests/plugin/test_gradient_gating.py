@@ -1,0 +1,195 @@
+"""Adaptive gradient gating as a criterion: the gated gradient, the counts, and their state."""
+
+import io
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.tasks.fairseq_task import StatefulContainer
+
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.plugin.criterions.likelihood import word_memory
+from tests.plugin.conftest import (
+    build_criterion,
+    build_host_model,
+    build_model,
+    make_sample,
+    split,
+)
+from tests.reference import gradient_gating as reference
+
+ALPHA = 1.5  # two updates of a tiny batch: words with fewer than three targets are rare
+ROWS = {"transformer": "decoder.output_projection.weight", "lstm": "decoder.fc_out.weight"}
+LONGEST_FIRST = ((6, 2), (5, 4), (3, 7))
+
+
+def criterion_of(task, alpha=ALPHA, **options):
+    options = {"cosreg_weight": 0.0, "label_smoothing": 0.1, **options}
+    return build_criterion(task, "mle_cosreg", gradient_gating=alpha, **options)
+
+
+def gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def sample_of(task, seed):
+    """A batch in which some words are frequent."""
+    sample = make_sample(task, sizes=LONGEST_FIRST, seed=seed)
+    target = sample["target"]
+    target[target > 24] = 7
+    return sample
+
+
+def filled(task, model, criterion, updates=2):
+    """The criterion after some updates, at the start of the next one."""
+    for update in range(updates):
+        model.num_updates = update
+        criterion(model, sample_of(task, update))
+    model.num_updates = updates
+    return criterion
+
+
+@pytest.mark.parametrize("arch", ROWS)
+def test_only_the_output_tables_gradient_is_gated(task, arch):
+    task.max_positions = lambda: (64, 64)
+    model = build_host_model(task, arch, decoder_out_embed_dim=8).double().train()
+    criterion = filled(task, model, criterion_of(task))
+    criterion.check_model(model)
+    sample, seen = sample_of(task, 5), {}
+    plain_loss, _, plain_log = build_criterion(
+        task, "label_smoothed_cross_entropy", label_smoothing=0.1
+    )(model, sample)
+    plain = gradients(model, plain_loss)
+    output_layer = type(model.decoder).output_layer
+
+    def watched(features):
+        scores = output_layer(model.decoder, features)
+        scores.register_hook(lambda gradient: seen.update(gradient=gradient))
+        seen["features"] = features.detach()
+        return scores
+
+    model.decoder.output_layer = watched
+    gradients(model, build_criterion(task, "label_smoothed_cross_entropy", label_smoothing=0.1)(
+        model, sample)[0])  # fmt: skip
+    del model.decoder.output_layer
+    loss, _, log = criterion(model, sample)
+    torch.testing.assert_close(loss, plain_loss)
+    torch.testing.assert_close(log["nll_loss"], plain_log["nll_loss"])
+    found = gradients(model, loss)
+    counts = sum(
+        torch.bincount(
+            sample_of(task, seed)["target"].flatten(), minlength=len(task.target_dictionary)
+        )
+        for seed in (0, 1)
+    )
+    dictionary = task.target_dictionary
+    made_up = [i for i, word in enumerate(dictionary.symbols) if word.startswith("madeupword")]
+    counts[dictionary.pad()] = 0
+    gates = reference.gates(counts.tolist(), 2, ALPHA, {*range(dictionary.nspecial), *made_up})
+    assert 0 < sum(gates[0]) < len(dictionary)
+    expected = reference.table_gradient(
+        seen["features"].flatten(0, -2),
+        seen["gradient"].flatten(0, -2),
+        sample["target"].flatten(),
+        *gates,
+    )
+    torch.testing.assert_close(found.pop(ROWS[arch]), expected, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(plain.pop(ROWS[arch]), expected, atol=1e-4)
+    for name in plain:
+        torch.testing.assert_close(found[name], plain[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("embedding_type", ["plain", "svd", "weight-norm"])
+def test_alpha_of_zero_and_no_rare_word_are_the_plain_criterion(task, embedding_type):
+    model = build_model(task, embedding_type=embedding_type).double().train()
+    sample = sample_of(task, 5)
+    plain = build_criterion(task, "label_smoothed_cross_entropy", label_smoothing=0.1)
+    expected = gradients(model, plain(model, sample)[0])
+    off = gradients(model, criterion_of(task, 0.0)(model, sample)[0])
+    assert all(torch.equal(off[name], expected[name]) for name in expected)
+    no_rare_word = gradients(model, criterion_of(task)(model, sample)[0])  # the first update
+    for name in expected:
+        torch.testing.assert_close(no_rare_word[name], expected[name], rtol=1e-5, atol=1e-7)
+    gated = gradients(model, filled(task, model, criterion_of(task))(model, sample)[0])
+    assert any(not torch.allclose(gated[name], expected[name], atol=1e-4) for name in expected)
+
+
+@pytest.mark.parametrize("parts", [[[0], [1, 2]], [[2], [1], [0]]])
+def test_how_an_update_is_cut_does_not_matter(task, parts):
+    model = build_model(task).double().train()
+    sample = sample_of(task, 5)
+    whole, pieces = (filled(task, model, criterion_of(task, cosreg_weight=0.1)) for _ in range(2))
+    expected = gradients(model, whole(model, sample)[0])
+    found = gradients(model, sum(pieces(model, split(sample, rows))[0] for rows in parts))
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-6)
+    model.num_updates += 1
+    for criterion in (whole, pieces):
+        criterion(model, sample)
+    assert torch.equal(whole.word_memory.total, pieces.word_memory.total)
+    assert len(whole.word_memory) == len(pieces.word_memory) == 3
+
+
+def test_the_memory_forgets(task):
+    memory = word_memory.WordMemory(task, 10, size=2)
+    for update, words in enumerate(([1, 1, 5], [5], [9, 9], [])):
+        memory.add(torch.tensor(words, dtype=torch.long), update)
+    assert len(memory) == 2 and memory.total.tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 0, 2]
+
+
+def test_counts_are_those_of_all_workers(task, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(word_memory.distributed, "get_data_parallel_group", lambda: "group")
+    monkeypatch.setattr(word_memory.distributed, "all_reduce", lambda counts, group: counts.mul_(3))
+    memory = word_memory.WordMemory(task, 4, size=2)
+    memory.add(torch.tensor([1, 1, 2]), 0)
+    memory.add(torch.tensor([3]), 1)
+    assert memory.total.tolist() == [0, 6, 3, 0]
+
+
+def test_resumed_training_has_the_same_counts(task):
+    def stateful(container):
+        return SimpleNamespace(**vars(task), state=container)
+
+    model, sample = build_model(task).train(), sample_of(task, 5)
+    first = stateful(StatefulContainer())
+    criterion = filled(task, model, criterion_of(first))
+    file = io.BytesIO()
+    torch.save(first.state.state_dict, file)
+    file.seek(0)
+    second = stateful(StatefulContainer())
+    resumed = criterion_of(second)
+    second.state.merge_state_dict(torch.load(file))
+    expected = gradients(model, criterion(model, sample)[0])
+    found = gradients(model, resumed(model, sample)[0])
+    assert len(resumed.word_memory) == 2
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_validation_neither_counts_nor_gates(task):
+    model, sample = build_model(task), sample_of(task, 5)
+    criterion = filled(task, model.train(), criterion_of(task))
+    before = criterion.word_memory.total.clone()
+    loss = criterion(model.eval(), sample)[0]
+    plain = build_criterion(task, "label_smoothed_cross_entropy", label_smoothing=0.1)
+    assert torch.equal(loss, plain(model, sample)[0])
+    assert torch.equal(criterion.word_memory.total, before)
+
+
+def test_what_cannot_be_gated_is_refused(task):
+    for options, flag in (
+        ({"alpha": -1.0}, "--gradient-gating"),
+        ({"gradient_gating_memory": 0}, "--gradient-gating-memory"),
+        ({"blockwise_loss": True}, "--blockwise-loss"),
+        ({"rdrop_weight": 1.0}, "--rdrop-weight and --gradient-gating"),
+    ):
+        with pytest.raises(ConfigurationError, match=flag):
+            criterion_of(task, **options)
+    for model in (
+        build_model(task, output_head="mos"),
+        build_host_model(task, "transformer", adaptive_softmax_cutoff="20,30"),
+    ):
+        with pytest.raises(ConfigurationError, match="a single softmax for --gradient-gating"):
+            criterion_of(task).check_model(model)
