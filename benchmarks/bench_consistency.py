@@ -1,6 +1,6 @@
-"""A training step with R-Drop or SimCut against a step of plain fairseq: time and peak memory.
+"""A step with R-Drop, SimCut or gradient gating against plain fairseq: time and peak memory.
 
-Usage: python -m benchmarks.bench_consistency [--pairs 5] [--shape iwslt tiny]
+Usage: python -m benchmarks.bench_consistency [--pairs 5] [--shape iwslt] [--sentences 128]
 
 The models and batches are those of bench_step.py. Time: the steps run alternately in one process.
 Memory: each variant in a process of its own.
@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import statistics
 from typing import Any, Dict
-
-import torch
 
 from benchmarks.bench_step import SHAPES, Step
 from benchmarks.harness import (
@@ -32,20 +30,21 @@ VARIANTS: Dict[str, Dict[str, Any]] = {
     "plain": PLAIN,
     "r_drop": {**OURS, "rdrop_weight": 5.0},
     "simcut": {**OURS, "simcut_weight": 3.0},
+    "gradient_gating": {**OURS, "gradient_gating": 0.03},
 }
 
 
-def step_of(name: str, variant: str) -> Step:
+def step_of(name: str, sentences: int, variant: str) -> Step:
     """A step of plain fairseq's model with the criterion of a variant."""
-    shape = SHAPES[name]
+    shape = {**SHAPES[name], "sentences": sentences}
     arch = shape["archs"][0]
     flags = VARIANTS[variant]
     return Step({**shape, "archs": (arch, arch), "criterions": (flags, flags)}, "plain", "cpu")
 
 
-def measure_memory(name: str, variant: str) -> float:
+def measure_memory(name: str, sentences: int, variant: str) -> float:
     """Peak MiB of two steps; to be called in a process of its own."""
-    step = step_of(name, variant)
+    step = step_of(name, sentences, variant)
     for _ in range(2):
         step()
     return peak_resident_mib()
@@ -54,16 +53,20 @@ def measure_memory(name: str, variant: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=("iwslt", "tiny"), default="iwslt")
+    parser.add_argument("--sentences", type=positive, help="a step; those of the shape if unset")
     parser.add_argument("--pairs", type=positive, default=5)
     parser.add_argument("--measure-memory", choices=list(VARIANTS), help=argparse.SUPPRESS)
     args = parser.parse_args()
+    sentences = args.sentences or SHAPES[args.shape]["sentences"]
     if args.measure_memory:
-        print(measure_memory(args.shape, args.measure_memory))
+        print(measure_memory(args.shape, sentences, args.measure_memory))
         return
-    print(f"{args.shape}: {SHAPES[args.shape]['what']}", flush=True)
-    torch.manual_seed(1)
-    times = paired_times({name: step_of(args.shape, name) for name in VARIANTS}, args.pairs)
-    module, shape = "benchmarks.bench_consistency", ["--shape", args.shape]
+    what = SHAPES[args.shape]["what"]
+    print(f"{args.shape}: {what}; here {sentences} sentences a step", flush=True)
+    steps = {name: step_of(args.shape, sentences, name) for name in VARIANTS}
+    times = paired_times(steps, args.pairs)
+    module = "benchmarks.bench_consistency"
+    shape = ["--shape", args.shape, "--sentences", str(sentences)]
     rows = [
         {
             "variant": name,
@@ -76,7 +79,8 @@ def main() -> None:
     for row in rows:
         row["memory_ratio"] = row["mib"] / rows[0]["mib"]
     print_table(rows)
-    print_result("consistency", shape=args.shape, pairs=args.pairs, budget=BUDGET, results=rows)
+    figures = {"sentences": sentences, "pairs": args.pairs, "budget": BUDGET, "results": rows}
+    print_result("consistency", shape=args.shape, **figures)
 
 
 if __name__ == "__main__":
