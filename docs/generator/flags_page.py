@@ -30,12 +30,13 @@ def flag_row(flag: Flag) -> str:
 
 
 def preset_rows(presets: List[str], flags: List[str]) -> List[str]:
-    """The rows of a table of presets; "d" stands for the width of the table."""
+    """The rows of a table of presets; the text below it says what the unset ones are."""
     rows = []
     for preset in presets:
         defaults = {field.name: field.default for field in fields(PRESETS[preset])}
+        unset = "by table" if preset in CRITERION_DATACLASS_REGISTRY else "d"
         values = [
-            default_text(defaults[flag.strip("-").replace("-", "_")]) or "d" for flag in flags
+            default_text(defaults[flag.strip("-").replace("-", "_")]) or unset for flag in flags
         ]
         rows.append(f"| `{preset}` | " + " | ".join(values) + " |")
     return rows
