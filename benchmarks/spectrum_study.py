@@ -33,7 +33,8 @@ from spectral_fairseq.functional.measures.isotropy import mean_cosine, right_sin
 ROOT = Path(__file__).resolve().parents[1]
 ARCHIVE = ROOT / "examples/data/opendocs_de_en/opendocs-libreoffice-de-en.tar.xz"
 PAIRS, SUBWORDS, WORDS = 10_000, 2_000, 4_000
-_VALID = re.compile(r"\| INFO \| valid \| (\{.*\})\s*$")
+WINDOW = 300  # updates between two points of a curve
+_RECORD = re.compile(r"\| INFO \| (train_inner|valid) \| (\{.*\})\s*$")
 
 
 class Task(NamedTuple):
@@ -185,7 +186,7 @@ def command_of(task: str, variant: str, seed: int, data: Path, save: Path, updat
     own = f"--max-update {updates} --seed {seed} --save-dir {save} --cpu --num-workers 0"
     common = (
         "--data-buffer-size 0 --log-format json --log-interval 50 --log-spectrum-interval 1 "
-        "--no-epoch-checkpoints --save-interval-updates 300 --keep-interval-updates 1 "
+        f"--no-epoch-checkpoints --save-interval-updates {WINDOW} --keep-interval-updates 1 "
         "--distributed-world-size 1"
     )
     user_dir = str(Path(spectral_fairseq.__file__).resolve().parent)
@@ -196,12 +197,11 @@ def command_of(task: str, variant: str, seed: int, data: Path, save: Path, updat
     ]
 
 
-def train(task: str, variant: str, seed: int, work: Path, updates: int) -> Dict[str, Any]:
-    """One run and its figures; read from its folder where it is finished."""
+def train(task: str, variant: str, seed: int, work: Path, updates: int) -> None:
+    """One run, unless it is finished; its folder keeps the log and the figures of its table."""
     folder = work / "runs" / task / f"{variant}-{seed}"
-    result = folder / "result.json"
-    if result.exists():
-        return json.loads(result.read_text("utf-8"))
+    if (folder / "table.json").exists():
+        return
     folder.mkdir(parents=True, exist_ok=True)
     command = command_of(task, variant, seed, work / "data", folder / "checkpoints", updates)
     env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -209,38 +209,52 @@ def train(task: str, variant: str, seed: int, work: Path, updates: int) -> Dict[
     with open(folder / "train.log", "a", encoding="utf-8") as log:
         done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=env, cwd=folder)
     if done.returncode:
-        raise RuntimeError(
-            f"{task} {variant} {seed}: exit status {done.returncode}, see {log.name}"
-        )
-    found = {
-        "task": task,
-        "variant": variant,
-        "seed": seed,
-        "flags": VARIANTS[variant],
-        "curve": curve(folder / "train.log"),
-        **table_figures(folder / "checkpoints" / "checkpoint_last.pt"),
-    }
-    result.write_text(json.dumps(found), "utf-8")
+        raise RuntimeError(f"{folder}: exit status {done.returncode}, see {log.name}")
+    figures = table_figures(folder / "checkpoints" / "checkpoint_last.pt")
+    (folder / "table.json").write_text(json.dumps(figures), "utf-8")
     for checkpoint in (folder / "checkpoints").glob("*.pt"):
         checkpoint.unlink()
-    return found
+
+
+def result_of(folder: Path) -> Dict[str, Any]:
+    """The figures of a finished run."""
+    variant, _, seed = folder.name.rpartition("-")
+    return {
+        "task": folder.parent.name,
+        "variant": variant,
+        "seed": int(seed),
+        "flags": VARIANTS[variant],
+        "curve": curve(folder / "train.log"),
+        **json.loads((folder / "table.json").read_text("utf-8")),
+    }
 
 
 def curve(log: Path) -> List[Dict[str, float]]:
-    """Validations by update: loss in bits, and the table as it was."""
+    """Points of a training, :data:`WINDOW` updates apart.
+
+    Each has the validation loss in bits, the table as it then was, and the mean training loss since
+    the point before. The language models see no word of the corpus twice in a run, so theirs is a
+    loss on new text, with dropout, and far less noisy than one validation under SGD.
+    """
+    losses: Dict[int, float] = {}
     points: Dict[int, Dict[str, float]] = {}
     for line in log.read_text("utf-8", "replace").split("\n"):
-        match = _VALID.search(line)
-        if match:
-            record = {key: float(value) for key, value in json.loads(match[1]).items()
-                      if key != "valid_wps"}  # fmt: skip
+        match = _RECORD.search(line)
+        record = json.loads(match[2]) if match else {}
+        if match and match[1] == "train_inner":
+            losses[int(record["num_updates"])] = float(record["nll_loss"])
+        elif match and int(record["valid_num_updates"]) % WINDOW == 0:
             points[int(record["valid_num_updates"])] = {
-                "update": record["valid_num_updates"],
-                "nll_bits": record["valid_nll_loss"],
-                "mean_cosine": record["valid_table_mean_cosine"],
-                "sigma_1": record["valid_table_sigma_max"],
-                "frobenius_norm": record["valid_table_frobenius_norm"],
+                "nll_bits": float(record["valid_nll_loss"]),
+                "mean_cosine": float(record["valid_table_mean_cosine"]),
+                "sigma_1": float(record["valid_table_sigma_max"]),
+                "frobenius_norm": float(record["valid_table_frobenius_norm"]),
             }
+    for update, point in points.items():
+        point["update"] = update
+        point["train_nll_bits"] = statistics.mean(
+            loss for at, loss in losses.items() if update - WINDOW < at <= update
+        )
     return [points[update] for update in sorted(points)]
 
 
@@ -268,7 +282,12 @@ def table_figures(checkpoint: Path) -> Dict[str, Any]:
 
 
 def rows(results: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """A row for each task and variant: means over seeds, against plain with the same seeds."""
+    """A row for each task and variant: means over seeds, against plain with the same seeds.
+
+    ``behind`` is how far the loss is above plain's at the end, ``most behind`` the most that it is
+    at any point, each the mean over the seeds; ``spread`` is how far the seeds of the variant lie
+    apart at the end.
+    """
     found = []
     for task in TASKS:
         of_task = [one for one in results if one["task"] == task]
@@ -277,27 +296,22 @@ def rows(results: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
             runs = [one for one in of_task if one["variant"] == variant]
             if not runs:
                 continue
-            behind = [
-                [a["nll_bits"] - b["nll_bits"] for a, b in zip(run["curve"], plain[run["seed"]])]
-                for run in runs
-                if run["seed"] in plain
-            ]
-            last = [run["curve"][-1]["nll_bits"] for run in runs]
-            found.append(
-                {
-                    "task": task,
-                    "variant": variant,
-                    "seeds": len(runs),
-                    "bits": statistics.mean(last),
-                    "spread": max(last) - min(last),
-                    "behind": statistics.mean(one[-1] for one in behind) if behind else None,
-                    "most behind": max((statistics.mean(at) for at in zip(*behind)), default=None),
-                    **{
-                        key: statistics.mean(run[key] for run in runs)
-                        for key in ("mean_cosine", "sigma_1_to_rms", "sigma_d_to_sigma_1")
-                    },
-                }
-            )
+            row: Dict[str, Any] = {"task": task, "variant": variant, "seeds": len(runs)}
+            for key, name in (("nll_bits", "valid"), ("train_nll_bits", "train")):
+                last = [run["curve"][-1][key] for run in runs]
+                behind = [
+                    [a[key] - b[key] for a, b in zip(run["curve"], plain[run["seed"]])]
+                    for run in runs
+                    if run["seed"] in plain
+                ]
+                means = [statistics.mean(at) for at in zip(*behind)]
+                row[name] = statistics.mean(last)
+                row[f"{name} spread"] = max(last) - min(last)
+                row[f"{name} behind"] = means[-1] if means else None
+                row[f"{name} most behind"] = max(means, default=None)
+            for key in ("mean_cosine", "sigma_1_to_rms", "sigma_d_to_sigma_1"):
+                row[key] = statistics.mean(run[key] for run in runs)
+            found.append(row)
     return found
 
 
@@ -306,7 +320,7 @@ def markdown(table: Sequence[Dict[str, Any]]) -> str:
     head = list(table[0])
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for row in table:
-        cells = [f"{v:.3f}" if isinstance(v, float) else str(v or "") for v in row.values()]
+        cells = [f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -335,7 +349,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with ThreadPoolExecutor(args.at_once) as pool:
         list(pool.map(lambda run: train(*run), due))
-    results = [json.loads(p.read_text("utf-8")) for p in sorted(work.glob("runs/*/*/result.json"))]
+    results = [result_of(path.parent) for path in sorted(work.glob("runs/*/*/table.json"))]
     table = rows(results)
     print(markdown(table))
     if args.out:
