@@ -76,6 +76,7 @@ class Table(nn.Module):
         entries: names of its tensors in a checkpoint; the first one has shape (N, d).
         settings: those of ``entries`` that record how the table is trained and do not follow from
             the matrix.
+        starts_from_counts: whether a new table depends on how often the words occur.
 
     Attributes:
         num_embeddings: N, all rows of the dictionary.
@@ -90,6 +91,7 @@ class Table(nn.Module):
     options: ClassVar[Tuple[Option, ...]] = ()
     entries: ClassVar[Tuple[str, ...]]
     settings: ClassVar[FrozenSet[str]] = frozenset()
+    starts_from_counts: ClassVar[bool] = False
 
     num_embeddings: int
     embedding_dim: int

@@ -65,6 +65,7 @@ class WeightNormEmbedding(FactoredEmbedding):
     kind = "weight-norm"
     summary = "lengths and directions"
     entries = ("v", "g")
+    starts_from_counts = True
     options = (
         Option(
             "sigma",

@@ -52,7 +52,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         # fairseq itself smooths with any number.
         with arguments_as_flags(label_smoothing="--label-smoothing"):
             smoothing_weights(cfg.label_smoothing, vocabulary=2)
-        self._cfg, self._dictionary = cfg, task.target_dictionary
+        self._cfg, self._task = cfg, task
         self._factored: Optional[bool] = None
         self._complete(factored=True)
         self._likelihood_options = likelihood.read_options(cfg)
@@ -76,7 +76,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     def _complete(self, factored: bool) -> None:
         if factored is not self._factored:
             cfg = unset.Completed(self._cfg, factored)
-            self.penalties = objective.Penalties(cfg, self._dictionary)
+            self.penalties = objective.Penalties(cfg, self._task)
             self.table_control = table_control.TableControl(cfg)
             self._factored = factored
 

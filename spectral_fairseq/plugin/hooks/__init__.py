@@ -11,12 +11,14 @@ from spectral_fairseq.plugin.hooks import (
     streams,
     table_control,
     table_kinds,
+    training_counts,
     training_progress,
 )
 
 # In this order: the last wrapper of a function is the outermost.
 PATCHES = (
     training_progress.PATCH,
+    training_counts.PATCH,
     table_kinds.PATCH,
     table_control.PATCH,
     nt_asgd.PATCH,

@@ -12,6 +12,7 @@ from spectral_fairseq.embeddings.option import arguments, flags_by_argument
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.heads import Head, HeadSpec
 from spectral_fairseq.plugin.models.options import head_kind, table_kind
+from spectral_fairseq.plugin.tasks.training_counts import counts_for_new_table
 
 
 def uncounted_rows(dictionary: Any) -> List[int]:
@@ -54,7 +55,7 @@ def build_table(
         embedding_dim=dim,
         padding_idx=dictionary.pad(),
         excluded_rows=uncounted_rows(dictionary),
-        counts=dictionary.count[: len(dictionary)],
+        counts=counts_for_new_table(dictionary) if kind.starts_from_counts else None,
         init_range=init_range,
     )
     with arguments_as_flags(**flags):

@@ -19,6 +19,7 @@ from spectral_fairseq.functional.linalg.row_norms import row_norms as row_norms_
 from spectral_fairseq.functional.linalg.singular_values import singular_values as singular_values_of
 from spectral_fairseq.plugin.criterions import output_table as find
 from spectral_fairseq.plugin.models.tables import uncounted_rows
+from spectral_fairseq.plugin.tasks.training_counts import training_counts
 
 
 class Words:
@@ -26,14 +27,16 @@ class Words:
 
     Args:
         dictionary: the dictionary itself.
+        task: the task in whose training data its special symbols are counted, if any.
 
     Attributes:
         rows: N, the number of rows of a table for it.
         excluded: indices of the rows that are not words: padding and ``madeupword`` fillers.
     """
 
-    def __init__(self, dictionary: Any) -> None:
+    def __init__(self, dictionary: Any, task: Any = None) -> None:
         self.dictionary = dictionary
+        self._task = task
         self.rows = len(dictionary)
         self.excluded = torch.tensor(uncounted_rows(dictionary))
 
@@ -44,7 +47,7 @@ class Words:
         Raises:
             DataError: the dictionary has no counts.
         """
-        return smoothed_log_counts(self.dictionary.count[: self.rows])
+        return smoothed_log_counts(training_counts(self._task, self.dictionary))
 
 
 class ModelView:

@@ -36,20 +36,21 @@ class Penalties:
 
     Args:
         cfg: a configuration with the fields of :data:`FLAGS`.
-        dictionary: target dictionary of the models whose decoder does not have one of its own.
+        task: has the target dictionary of the models whose decoder does not have one of its own,
+            and the training data in which special symbols are counted.
 
     Raises:
         ConfigurationError: a flag is outside its range.
         DataError: the dictionary lacks what a penalty needs.
     """
 
-    def __init__(self, cfg: Any, dictionary: Any) -> None:
+    def __init__(self, cfg: Any, task: Any) -> None:
         self._options = read_flags(FLAGS, cfg)
         self._active = [penalty for penalty in PENALTIES if penalty.factor(self._options)]
-        self._dictionary = dictionary
+        self._task, self._dictionary = task, task.target_dictionary
         self._words: Dict[int, Words] = {}
         self._of_words: Dict[Words, Dict[str, Any]] = {}
-        self._options_for(self._words_of(dictionary))  # raises now rather than in an update
+        self._options_for(self._words_of(self._dictionary))  # raises now rather than in an update
         self._last: WeakKeyDictionary[nn.Module, List[Term]] = WeakKeyDictionary()
 
     def __call__(self, model: nn.Module) -> List[Term]:
@@ -102,7 +103,7 @@ class Penalties:
 
     def _words_of(self, dictionary: Any) -> Words:
         if id(dictionary) not in self._words:
-            self._words[id(dictionary)] = Words(dictionary)
+            self._words[id(dictionary)] = Words(dictionary, self._task)
         return self._words[id(dictionary)]
 
     def _options_for(self, words: Words) -> Dict[str, Any]:

@@ -1,0 +1,152 @@
+"""Count the words of a dictionary in the training data, special symbols included.
+
+``dict.txt`` holds no counts of fairseq's special symbols: every dictionary that is loaded says that
+``</s>`` and ``<unk>`` occurred once. Here they are counted in the binarised training split.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import logging
+import os
+from typing import Any, Iterable, Iterator, List, Optional
+
+import numpy as np
+from fairseq import utils
+from fairseq.data import Dictionary, indexed_dataset
+
+from spectral_fairseq.functional.counts import smoothed_log_counts
+
+logger = logging.getLogger(__name__)
+
+# The number of tokens, or of sentences in fairseq's older formats, that are in memory at a time.
+_BLOCK = 1 << 22
+_SENTENCES = 10_000
+
+_task: contextvars.ContextVar[Any] = contextvars.ContextVar("task", default=None)
+_restoring: contextvars.ContextVar[bool] = contextvars.ContextVar("restoring", default=False)
+
+
+@contextlib.contextmanager
+def building_for(task: Any, from_checkpoint: bool) -> Iterator[None]:
+    """Within this context a model is built; see :func:`counts_for_new_table`.
+
+    Args:
+        task: whose training data the words are counted in.
+        from_checkpoint: whether the new tables are overwritten next, so no count is needed.
+    """
+    tokens = _task.set(task), _restoring.set(from_checkpoint)
+    try:
+        yield
+    finally:
+        _task.reset(tokens[0])
+        _restoring.reset(tokens[1])
+
+
+def counts_for_new_table(dictionary: Dictionary) -> List[float]:
+    """The counts from which a table of the model that is being built starts."""
+    if _restoring.get():
+        return list(map(float, dictionary.count[: len(dictionary)]))
+    return training_counts(_task.get(), dictionary)
+
+
+def training_counts(task: Any, dictionary: Dictionary) -> List[float]:
+    """Counts of a dictionary's words, with those of the special symbols from the training data.
+
+    A dictionary of several languages is counted in all of them. Where the task has no binarised
+    training data, ``</s>`` and ``<unk>`` get the count whose smoothed logarithm is the mean of the
+    words', and a warning says so.
+
+    Args:
+        task: any of fairseq's; ``None`` has no data.
+        dictionary: one of the task's.
+
+    Returns:
+        One count for each row.
+    """
+    counts = [float(count) for count in dictionary.count[: len(dictionary)]]
+    specials = range(dictionary.nspecial)
+    files = list(_training_files(task, dictionary))
+    if files:
+        kind = getattr(_configuration(task), "dataset_impl", None)
+        found = _special_counts(files, None if kind is None else str(kind), dictionary)
+        for index in specials:
+            counts[index] = float(found[index])
+        return counts
+    # fairseq's ``madeupword`` fillers have the count 0.
+    words = [count for count in counts[dictionary.nspecial :] if count > 0]
+    if max(words, default=0) > 1:
+        mean = float(smoothed_log_counts(words).double().mean().expm1())
+        logger.warning(
+            "no binarised training data to count </s> and <unk> in; their count is taken to be "
+            "the mean of the words', %.1f",
+            mean,
+        )
+        counts[dictionary.eos()] = counts[dictionary.unk()] = mean
+    return counts
+
+
+def _configuration(task: Any) -> Any:
+    return getattr(task, "args", None) or getattr(task, "cfg", None)
+
+
+def _training_files(task: Any, dictionary: Dictionary) -> Iterator[str]:
+    """The prefix of every file with training text in the words of ``dictionary``."""
+    config = _configuration(task)
+    data = getattr(config, "data", None)
+    split = str(getattr(config, "train_subset", "train"))
+    pair = [getattr(config, f"{side}_lang", None) for side in ("source", "target")]
+    suffixes = [""]
+    if all(pair):
+        suffixes += [
+            f".{first}-{second}.{language}"
+            for first, second in (pair, pair[::-1])
+            for language, words in zip(pair, (task.source_dictionary, task.target_dictionary))
+            # fairseq loads a joined dictionary once for each language.
+            if words == dictionary
+        ]
+    for folder in utils.split_paths(str(data)) if data else ():
+        for suffix in suffixes:
+            yield from _with_numbered(os.path.join(folder, split), suffix)
+
+
+def _with_numbered(prefix: str, suffix: str) -> Iterator[str]:
+    """The file, and then ``train1``, ``train2`` and so on, which fairseq joins to ``train``."""
+    number: Optional[int] = None
+    while indexed_dataset.dataset_exists(f"{prefix}{number or ''}{suffix}", "mmap"):
+        yield f"{prefix}{number or ''}{suffix}"
+        number = (number or 0) + 1
+
+
+def _special_counts(
+    files: Iterable[str], kind: Optional[str], dictionary: Dictionary
+) -> np.ndarray:
+    """How often each special symbol occurs in binarised files, int64."""
+    counts = np.zeros(dictionary.nspecial, dtype=np.int64)
+    for prefix in files:
+        for tokens in _blocks(prefix, kind, dictionary):
+            specials = tokens[tokens < len(counts)].astype(np.int64)
+            counts += np.bincount(specials, minlength=len(counts))
+            # Words that --output-dictionary-size cut off are read as <unk>.
+            counts[dictionary.unk()] += int((tokens >= len(dictionary)).sum())
+    return counts
+
+
+def _blocks(prefix: str, kind: Optional[str], dictionary: Dictionary) -> Iterator[np.ndarray]:
+    kind = kind or indexed_dataset.infer_dataset_impl(prefix)
+    # The reader "cached" would keep in memory what has been read.
+    kind = "lazy" if kind == "cached" else kind
+    dataset = indexed_dataset.make_dataset(
+        prefix, kind, fix_lua_indexing=True, dictionary=dictionary
+    )
+    if isinstance(dataset, indexed_dataset.MMapIndexedDataset):
+        path = indexed_dataset.data_file_path(prefix)
+        if os.path.getsize(path) > 0:  # an empty file cannot be mapped
+            stored = np.memmap(path, dtype=dataset._index.dtype, mode="r")
+            for first in range(0, len(stored), _BLOCK):
+                yield stored[first : first + _BLOCK]
+        return
+    for first in range(0, len(dataset), _SENTENCES):
+        block = range(first, min(first + _SENTENCES, len(dataset)))
+        yield np.concatenate([dataset[index].numpy() for index in block])

@@ -1,0 +1,126 @@
+"""Counts of special symbols in the training data, and the tables that start from them."""
+
+import math
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq import models, tasks
+from fairseq.data import Dictionary, indexed_dataset
+from omegaconf import OmegaConf
+
+from spectral_fairseq.embeddings import WeightNormEmbedding
+from spectral_fairseq.plugin.criterions.penalties.needs import Words
+from spectral_fairseq.plugin.tasks.training_counts import training_counts
+from tests.plugin.conftest import build_model
+
+LINES = {
+    "train.de-en.de": [[4, 5, 3, 2], [3, 2]],
+    "train.de-en.en": [[4, 4, 2], [5, 2], [2]],
+    "train1.de-en.en": [[3, 3, 3, 2]],
+    "valid.de-en.en": [[3, 2]] * 9,
+}
+
+
+def _write(folder, name, lines, kind="mmap"):
+    prefix = str(folder / name)
+    file = indexed_dataset.data_file_path(prefix)
+    builder = indexed_dataset.make_builder(file, impl=kind, vocab_size=6)
+    for line in lines:
+        builder.add_item(torch.tensor(line, dtype=torch.int32))
+    builder.finalize(indexed_dataset.index_file_path(prefix))
+
+
+def _dictionary(**counts):
+    dictionary = Dictionary()
+    for word, count in (counts or {"a": 40, "b": 9}).items():
+        dictionary.add_symbol(word, n=count)
+    return dictionary
+
+
+def _task(data, source, target):
+    return SimpleNamespace(
+        cfg=SimpleNamespace(data=str(data), source_lang="de", target_lang="en"),
+        source_dictionary=source,
+        target_dictionary=target,
+    )
+
+
+@pytest.mark.parametrize("kind", ["mmap", "lazy"])
+def test_special_symbols_are_counted_in_the_training_text(tmp_path, kind):
+    for name, lines in LINES.items():
+        _write(tmp_path, name, lines, kind)
+    words, other = _dictionary(), _dictionary(c=3, d=2)
+    # bos, pad, eos, unk, and then the words as the dictionary counts them
+    assert training_counts(_task(tmp_path, other, words), words) == [0, 0, 4, 3, 40, 9]
+    joined = _task(tmp_path, words, _dictionary())
+    assert training_counts(joined, words) == [0, 0, 6, 5, 40, 9]
+
+
+def test_every_data_folder_is_counted(tmp_path):
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        _write(tmp_path / folder, "train", [[4, 5, 3, 2], []])
+    task = SimpleNamespace(args=SimpleNamespace(data=f"{tmp_path}/one:{tmp_path}/two"))
+    assert training_counts(task, _dictionary()) == [0, 0, 2, 2, 40, 9]
+
+
+def test_words_beyond_a_cut_dictionary_are_unknown(tmp_path):
+    _write(tmp_path, "train", [[4, 5, 3, 2]])
+    task = SimpleNamespace(args=SimpleNamespace(data=str(tmp_path)))
+    assert training_counts(task, _dictionary(a=40)) == [0, 0, 1, 2, 40]
+
+
+def test_without_data_the_mean_of_the_words_is_taken(tmp_path, caplog):
+    counts = training_counts(_task(tmp_path, _dictionary(), _dictionary()), _dictionary())
+    expected = math.sqrt(41 * 10) - 1
+    assert counts == pytest.approx([1, 1, expected, expected, 40, 9], rel=1e-5)
+    assert "no binarised training data" in caplog.text
+
+
+def _language_modeling(data):
+    return tasks.get_task("language_modeling").setup_task(
+        SimpleNamespace(
+            **{
+                **dict(task="language_modeling", data=str(data), self_target=False),
+                **dict(future_target=False, past_target=False, output_dictionary_size=-1),
+            }
+        )
+    )
+
+
+@pytest.fixture
+def spoken(tiny_lm_data):
+    """A task, and how often each symbol occurs in the text that it trains on."""
+    lines = (tiny_lm_data / "train.txt").read_text("utf-8").splitlines()
+    return _language_modeling(tiny_lm_data), Counter(
+        word for line in lines for word in [*line.split(), "</s>"]
+    )
+
+
+def test_a_table_starts_from_the_number_of_lines(spoken):
+    task, occurs = spoken
+    model = build_model(task, "awd_lstm_wt2", embedding_type="weight-norm")
+    (table,) = (m for m in model.modules() if isinstance(m, WeightNormEmbedding))
+    for symbol in ("</s>", "w3"):
+        expected = 0.5 * math.log1p(occurs[symbol])
+        found = float(table.g[task.target_dictionary.index(symbol)].detach())
+        assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_targets_by_count_know_the_number_of_lines(spoken):
+    task, occurs = spoken
+    words = Words(task.target_dictionary, task)
+    end = task.target_dictionary.eos()
+    assert float(words.log_counts[end]) == pytest.approx(math.log1p(occurs["</s>"]), rel=1e-6)
+
+
+def test_a_restored_model_counts_nothing(spoken, monkeypatch, caplog):
+    task, _ = spoken
+    monkeypatch.setattr(task.args, "data", "nowhere")
+    options = OmegaConf.create({"_name": "awd_lstm_wt2", "embedding_type": "weight-norm"})
+    models.build_model(options, task, True)
+    assert "no binarised" not in caplog.text
+    models.build_model(options, task)
+    assert "no binarised" in caplog.text
