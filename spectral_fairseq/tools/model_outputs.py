@@ -30,6 +30,8 @@ from spectral_fairseq.functional.measures.rank import (
     empirical_rank,
     roundoff_threshold,
 )
+from spectral_fairseq.lm.carry import Carry
+from spectral_fairseq.lm.streams import ContiguousStreams
 from spectral_fairseq.plugin.tasks.corpus import Corpus
 
 MEMORY_LIMIT = 8 * 2**30
@@ -137,6 +139,9 @@ def predict(
 ) -> Predictions:
     """Run a checkpoint on the first tokens of a subset.
 
+    A model of ``stateful_language_modeling`` reads the subset as one stream, in segments as long as
+    those of its training, and carries its state from each to the next.
+
     Args:
         path: checkpoint.
         data: folder of binarised data.
@@ -145,7 +150,7 @@ def predict(
 
     Raises:
         DataError: no such folder or subset.
-        UnsupportedError: fairseq cannot build this model, or its batches need one another.
+        UnsupportedError: fairseq cannot build this model.
     """
     if not Path(data).is_dir():
         raise DataError(
@@ -172,42 +177,57 @@ def predict(
             "Choose another with --gen-subset (train, valid, test).",
         ) from error  # fmt: skip
     dataset = task.dataset(subset)
+    words, padding = len(task.target_dictionary), task.target_dictionary.pad()
+    model = models[0].float().eval()
     if isinstance(dataset, Corpus):
-        raise UnsupportedError(
-            f"a model in {path} whose batches can be run each by itself",
-            "one of --task stateful_language_modeling, whose state goes from segment to segment",
-            "Leave out --data; spectral-fairseq evaluate-lm gives its perplexity.",
-        )
+        tokens = min(tokens, len(dataset))
+        return Predictions(words, tokens, _blocks(_stream(model, task, dataset), tokens, words))
     sizes = getattr(dataset, "tgt_sizes", None)
     sizes = dataset.sizes if sizes is None else sizes
-    available = int(np.sum(sizes))
-    words = len(task.target_dictionary)
-    return Predictions(
-        words, min(tokens, available), _blocks(models[0], task, dataset, min(tokens, available))
-    )
+    tokens = min(tokens, int(np.sum(sizes)))
+    batches = _batches(model, task, dataset, max(_BLOCK_NUMBERS // words, 1), padding)
+    return Predictions(words, tokens, _blocks(batches, tokens, words))
+
+
+def _blocks(rows: Iterator[Tensor], tokens: int, words: int) -> Iterator[Tensor]:
+    """The first ``tokens`` rows, in blocks that fit in memory."""
+    left = tokens
+    for some in rows:
+        yield from some[:left].split(max(_BLOCK_NUMBERS // words, 1))
+        left -= some.size(0)
+        if left <= 0:
+            return
 
 
 @torch.no_grad()
-def _blocks(model: Any, task: Any, dataset: Any, tokens: int) -> Iterator[Tensor]:
-    model = model.float().eval()
-    words, padding = len(task.target_dictionary), task.target_dictionary.pad()
-    longest = int(np.max(dataset.sizes))
+def _batches(model: Any, task: Any, dataset: Any, tokens: int, padding: int) -> Iterator[Tensor]:
+    """Log-probabilities of batches that are run each by itself, shape (b, n) each."""
     batches = task.get_batch_iterator(
         dataset,
-        max_tokens=max(longest, _BLOCK_NUMBERS // words),
+        max_tokens=max(int(np.max(dataset.sizes)), tokens),
         required_batch_size_multiple=1,
         num_workers=0,
         disable_iterator_cache=True,
     ).next_epoch_itr(shuffle=False)
-    left = tokens
     for sample in batches:
         if not sample:
             continue
         net_output = model(**sample["net_input"])
         log_probabilities = model.get_normalized_probs(net_output, log_probs=True, sample=sample)
-        counted = sample["target"].ne(padding)
-        rows = log_probabilities[counted].float()[:left]  # [b, words]
-        yield from rows.split(max(_BLOCK_NUMBERS // words, 1))
-        left -= rows.size(0)
-        if left <= 0:
-            return
+        yield log_probabilities[sample["target"].ne(padding)].float()
+
+
+@torch.no_grad()
+def _stream(model: Any, task: Any, corpus: Corpus) -> Iterator[Tensor]:
+    """Log-probabilities of a corpus that a model with a state reads as one stream."""
+    dictionary, size = task.target_dictionary, task.args.tokens_per_sample
+    stream = ContiguousStreams(corpus.tokens[1:], 1, dictionary.pad(), dictionary.eos())
+    carry = Carry()
+    for begin in range(0, stream.length, size):
+        segment = stream.segment(begin, min(size, stream.length - begin), range(1))
+        lengths = torch.tensor([segment.tokens.size(1)])
+        net_output = model(segment.tokens, src_lengths=lengths, carry=carry)
+        log_probabilities = model.get_normalized_probs(
+            net_output, log_probs=True, sample={"target": segment.targets}
+        )  # [1, b, n]
+        yield log_probabilities[0].float()

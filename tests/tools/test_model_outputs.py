@@ -8,8 +8,13 @@ from fairseq import checkpoint_utils
 
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.tools import model_outputs
-from spectral_fairseq.tools.model_outputs import check_memory, measure_outputs, spectrum_bytes
-from tests.language_models import stateful_checkpoint
+from spectral_fairseq.tools.model_outputs import (
+    check_memory,
+    measure_outputs,
+    predict,
+    spectrum_bytes,
+)
+from tests.language_models import stateful_checkpoint, tokens_of
 from tests.reference.divergence import expected_pairwise_kl
 
 FLAGS = ("transformer", "cross_entropy", "--share-all-embeddings")
@@ -90,6 +95,22 @@ def test_data_that_do_not_fit(path, tiny_translation_data, tmp_path):
         measure_outputs(path, separate)
 
 
-def test_a_model_with_a_state_is_refused(train, tiny_lm_data):
-    with pytest.raises(UnsupportedError, match="evaluate-lm"):
-        measure_outputs(stateful_checkpoint(train), tiny_lm_data)
+@torch.no_grad()
+def test_a_model_with_a_state_reads_one_stream(train, tiny_lm_data):
+    path = stateful_checkpoint(train)
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
+        [str(path)], arg_overrides={"data": str(tiny_lm_data)}
+    )
+    tokens = tokens_of(tiny_lm_data, "valid")
+    # The state of an LSTM does not depend on where the text is cut: here it is not cut at all.
+    inputs = torch.cat([tokens.new_tensor([task.target_dictionary.eos()]), tokens[:-1]])
+    model.eval()
+    (expected,) = model.get_normalized_probs(model(inputs.unsqueeze(0)), log_probs=True)
+    predictions = predict(path, tiny_lm_data, "valid", 10_000)
+    assert predictions.tokens == len(tokens) > 3 * task.args.tokens_per_sample
+    torch.testing.assert_close(torch.cat(list(predictions.blocks)), expected, rtol=1e-4, atol=1e-5)
+    measures, details = measure_outputs(path, tiny_lm_data, tokens=37)
+    assert details["tokens"] == 37
+    assert measures["expected_pairwise_kl"] == pytest.approx(
+        expected_pairwise_kl(expected[:37]), rel=1e-4
+    )
