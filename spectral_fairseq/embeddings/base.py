@@ -76,6 +76,8 @@ class Table(nn.Module):
         entries: names of its tensors in a checkpoint; the first one has shape (N, d).
         settings: those of ``entries`` that record how the table is trained and do not follow from
             the matrix.
+        undecayed: names of parameters that weight decay should leave alone, because W is linear in
+            another parameter, whose decay is that of W.
         starts_from_counts: whether a new table depends on how often the words occur.
 
     Attributes:
@@ -91,6 +93,7 @@ class Table(nn.Module):
     options: ClassVar[Tuple[Option, ...]] = ()
     entries: ClassVar[Tuple[str, ...]]
     settings: ClassVar[FrozenSet[str]] = frozenset()
+    undecayed: ClassVar[Tuple[str, ...]] = ()
     starts_from_counts: ClassVar[bool] = False
 
     num_embeddings: int

@@ -87,6 +87,7 @@ class SVDEmbedding(FactoredEmbedding):
     summary = "its singular value decomposition"
     entries = ("U", "sigma", "V", "scale", "initial_norm")
     settings = frozenset({"initial_norm"})
+    undecayed = ("U", "V")
     options = (
         Option(
             "prior",

@@ -7,6 +7,7 @@ from typing import List
 from spectral_fairseq.compat.patching import Applied, apply_all
 from spectral_fairseq.plugin.hooks import (
     coupled_adam,
+    factor_decay,
     nt_asgd,
     streams,
     table_control,
@@ -21,6 +22,7 @@ PATCHES = (
     training_counts.PATCH,
     table_kinds.PATCH,
     table_control.PATCH,
+    factor_decay.PATCH,
     nt_asgd.PATCH,
     streams.PATCH,
     coupled_adam.PATCH,

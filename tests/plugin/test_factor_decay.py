@@ -1,0 +1,157 @@
+"""Weight decay of an SVD table equals that of a plain one."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq import optim
+from fairseq.optim.fp16_optimizer import FP16Optimizer, MemoryEfficientFP16Optimizer
+from omegaconf import OmegaConf
+from torch import nn
+
+from spectral_fairseq.checkpoints.reading import load_checkpoint
+from spectral_fairseq.embeddings import SVDEmbedding
+from spectral_fairseq.plugin.hooks.factor_decay import decay_once
+
+RATE, DECAY = 0.05, 0.02
+OPTIMIZERS = {
+    "sgd": {"momentum": 0.0},
+    "adam": {"adam_betas": [0.9, 0.999], "adam_eps": 1e-8, "tpu": False},
+    "nt_asgd": {"nt_asgd_from_start": False},
+}
+
+
+def _model():
+    torch.manual_seed(0)
+    return nn.ModuleList([nn.Linear(3, 2), SVDEmbedding(11, 4, 1), nn.Linear(2, 2)])
+
+
+def _config(name, **common):
+    options = {"_name": name, "lr": [RATE], "weight_decay": DECAY, **OPTIMIZERS[name]}
+    common = {"fp16": True, "fp16_scale_window": 10, "fp16_init_scale": 4.0, **common}
+    common = {"fp16_scale_tolerance": 0.0, "threshold_loss_scale": None, **common}
+    common = {"min_loss_scale": 1e-4, **common}
+    return OmegaConf.create({"optimizer": options, "common": common})
+
+
+def _optimizer(model, name="adam"):
+    return optim.build_optimizer(_config(name).optimizer, list(model.parameters()))
+
+
+def _step(optimizer, model, steps=1, grad=0.0):
+    for _ in range(steps):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, grad)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_decay_alone_shrinks_the_table_as_a_plain_one(name):
+    model = _model()
+    optimizer = _optimizer(model, name)
+    decay_once(optimizer, model)
+    before, linear = model[1].dense().detach(), model[0].weight.detach().clone()
+    _step(optimizer, model, 100)
+    factor = (1 - RATE * DECAY) ** 100
+    torch.testing.assert_close(model[1].dense().detach(), before * factor)
+    torch.testing.assert_close(model[0].weight.detach(), linear * factor)
+
+
+def test_a_model_without_factors_keeps_one_group():
+    model = nn.Linear(3, 2)
+    optimizer = _optimizer(model)
+    decay_once(optimizer, model)
+    assert len(optimizer.param_groups) == 1
+
+
+def test_the_state_is_restored():
+    first, second = _model(), _model()
+    one, two = _optimizer(first), _optimizer(second)
+    decay_once(one, first)
+    decay_once(two, second)
+    _step(one, first, 3, grad=0.1)
+    second.load_state_dict(first.state_dict())
+    overrides = {"weight_decay": 0.5}
+    two.load_state_dict(copy.deepcopy(one.state_dict()), overrides)
+    assert [group["weight_decay"] for group in two.param_groups] == [0.5, 0.0]
+    two.load_state_dict(copy.deepcopy(one.state_dict()))
+    for optimizer, model in ((one, first), (two, second)):
+        _step(optimizer, model, 2, grad=-0.2)
+    for name, value in first.state_dict().items():
+        assert torch.equal(value, second.state_dict()[name]), name
+
+
+def test_an_older_state_keeps_its_decay(caplog):
+    first, second = _model(), _model()
+    one, two = _optimizer(first), _optimizer(second)  # one group, as older versions have
+    decay_once(two, second)
+    _step(one, first, 3, grad=0.1)
+    second.load_state_dict(first.state_dict())
+    two.load_state_dict(copy.deepcopy(one.state_dict()))
+    assert "--reset-optimizer" in caplog.text
+    for optimizer, model in ((one, first), (two, second)):
+        _step(optimizer, model, 2, grad=-0.2)
+    for name, value in first.state_dict().items():
+        assert torch.equal(value, second.state_dict()[name]), name
+
+
+def _half(cls, config, **more):
+    model = _model().half()
+    return model, cls.build_optimizer(config, list(model.parameters()), **more)
+
+
+def test_half_precision_with_a_copy_of_each_parameter():
+    config = _config("adam", fp16_no_flatten_grads=True)
+    model, optimizer = _half(FP16Optimizer, config)
+    decay_once(optimizer, model)
+    kept, moved = optimizer.optimizer.param_groups
+    assert (kept["weight_decay"], moved["weight_decay"]) == (DECAY, 0.0)
+    assert [tuple(one.shape) for one in moved["params"]] == [(11, 4), (4, 4)]
+    assert all(one.dtype == torch.float32 for one in moved["params"])
+
+
+def test_memory_efficient_half_precision_and_an_older_state():
+    config = _config("adam")
+    older, one = _half(MemoryEfficientFP16Optimizer, config)
+    model, two = _half(MemoryEfficientFP16Optimizer, config)
+    decay_once(two, model)
+    _step(one, older, 2, grad=0.1)
+    two.load_state_dict(copy.deepcopy(one.state_dict()))
+    assert len(two.optimizer.param_groups) == 2
+    for mine, theirs in zip(model.parameters(), older.parameters()):
+        expected, found = one.optimizer.state[theirs], two.optimizer.state[mine]
+        assert found["exp_avg"].dtype == torch.float32
+        assert torch.equal(found["exp_avg"], expected["exp_avg"])
+
+
+def test_flattened_parameters_are_warned_of(caplog):
+    model = _model()
+    flat = nn.Parameter(torch.cat([one.detach().view(-1) for one in model.parameters()]))
+    inner = torch.optim.SGD([flat], lr=RATE, weight_decay=DECAY)
+    optimizer = SimpleNamespace(optimizer=inner, fp32_params={0: flat})
+    decay_once(optimizer, model)
+    assert len(inner.param_groups) == 1 and "--fp16-no-flatten-grads" in caplog.text
+
+
+FLAGS = ("--share-decoder-input-output-embed", "--weight-decay", "0.1")
+
+
+def test_training_has_two_groups_and_resumes_an_older_checkpoint(train, tmp_path):
+    path = train("transformer_lm_sc", "cross_entropy", *FLAGS) / "checkpoint_last.pt"
+    checkpoint = load_checkpoint(path)
+    state = checkpoint["last_optimizer_state"]
+    kept, moved = state["param_groups"]
+    assert (kept["weight_decay"], moved["weight_decay"]) == (0.1, 0.0)
+    more = ("--max-epoch", "2", "--max-update", "6", "--restore-file")
+    train("transformer_lm_sc", "cross_entropy", *FLAGS, *more, path)
+    # In one group the table comes first, as U, sigma, V.
+    order = [moved["params"][0], kept["params"][0], moved["params"][1], *kept["params"][1:]]
+    checkpoint["last_optimizer_state"] = {
+        "state": {index: state["state"][number] for index, number in enumerate(order)},
+        "param_groups": [{**kept, "params": list(range(len(order)))}],
+    }
+    torch.save(checkpoint, tmp_path / "older.pt")
+    more = (*FLAGS, *more, tmp_path / "older.pt")
+    log = (train("transformer_lm_sc", "cross_entropy", *more) / "log.txt").read_text("utf-8")
+    assert "of an older version" in log
