@@ -52,10 +52,12 @@ def write_checkpoint(path: Path, rows: int, dim: int, kind: str) -> None:
     name = "decoder.embed_tokens"
     if kind == "svd":
         model = {
-            f"{name}.U": table, f"{name}.sigma": torch.ones(dim),
-            f"{name}.V": 16 * torch.eye(dim), f"{name}.scale": torch.tensor(rows**0.5 / dim**0.5),
+            f"{name}.U": table,
+            f"{name}.sigma": torch.ones(dim),
+            f"{name}.V": 16 * torch.eye(dim),
+            f"{name}.scale": torch.tensor(rows**0.5 / dim**0.5),
             f"{name}.initial_norm": torch.tensor(rows**0.5),
-        }  # fmt: skip
+        }
     else:
         model = {f"{name}.weight": table}
     torch.save({"args": None, "cfg": None, "model": model}, path)
@@ -102,11 +104,18 @@ def measure_log_probabilities(tokens: int, words: int, threads: int) -> None:
     heard.begin("eigenvalues")
     sigma = spectrum.singular_values()
     heard.begin("end")
-    print(json.dumps({
-        "seconds": time.perf_counter() - started, "cpu_seconds": time.process_time(),
-        "mib": peak_resident_mib(), "rank": empirical_rank(sigma, tokens, words),
-        "expected_pairwise_kl": divergence.value(), "steps": heard.seconds,
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "seconds": time.perf_counter() - started,
+                "cpu_seconds": time.process_time(),
+                "mib": peak_resident_mib(),
+                "rank": empirical_rank(sigma, tokens, words),
+                "expected_pairwise_kl": divergence.value(),
+                "steps": heard.seconds,
+            }
+        )
+    )
 
 
 def main() -> None:
@@ -117,9 +126,12 @@ def main() -> None:
     parser.add_argument("--kind", choices=("plain", "svd"), default="plain")
     parser.add_argument("--isotropy-words", type=int, default=0)
     parser.add_argument(
-        "--log-probabilities", metavar=("TOKENS", "WORDS"), nargs=2, type=int,
+        "--log-probabilities",
+        metavar=("TOKENS", "WORDS"),
+        nargs=2,
+        type=int,
         help="measure a matrix of log-probabilities instead of a table",
-    )  # fmt: skip
+    )
     parser.add_argument("--measure", metavar="CKPT", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure and args.log_probabilities:
@@ -139,11 +151,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint.pt"
         write_checkpoint(path, args.rows, args.dim, args.kind)
-        options = ["--measure", str(path), "--threads", str(args.threads),
-                   "--isotropy-words", str(args.isotropy_words)]  # fmt: skip
+        options = [
+            "--measure",
+            str(path),
+            "--threads",
+            str(args.threads),
+            "--isotropy-words",
+            str(args.isotropy_words),
+        ]
         found = in_fresh_process(MODULE, options)
-    sizes = {"rows": args.rows, "dim": args.dim, "kind": args.kind, "torch_threads": args.threads,
-             "isotropy_words": args.isotropy_words}  # fmt: skip
+    sizes = {
+        "rows": args.rows,
+        "dim": args.dim,
+        "kind": args.kind,
+        "torch_threads": args.threads,
+        "isotropy_words": args.isotropy_words,
+    }
     report(found, sizes, BUDGET)
 
 

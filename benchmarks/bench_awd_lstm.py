@@ -98,9 +98,13 @@ def reference(shape: Tuple[int, ...], folder: Path, mixture: bool) -> Callable[[
     module = _from(folder, "model")
     sizes = ("LSTM", words, dim, hidden) + ((last,) if mixture else ())
     dropouts = (
-        DROPOUT["dropout"], DROPOUT["hidden_dropout"], DROPOUT["input_dropout"], WORD_DROPOUT,
-        DROPOUT["weight_drop"], True,
-    )  # fmt: skip
+        DROPOUT["dropout"],
+        DROPOUT["hidden_dropout"],
+        DROPOUT["input_dropout"],
+        WORD_DROPOUT,
+        DROPOUT["weight_drop"],
+        True,
+    )
     more = (LATENT_DROPOUT, components) if mixture else ()
     model = module.RNNModel(*sizes, LAYERS, *dropouts, *more).train()
     criterion = None if mixture else _from(folder, "splitcross").SplitCrossEntropyLoss(dim, [])

@@ -31,10 +31,20 @@ from tests.reference import mixture as reference
 SMOOTHING = 0.1
 DIMENSION, WORDS, TOKENS, COMPONENTS = 280, 10_000, 1024, 15
 VARIANTS = (
-    "softmax", "softmax-blockwise", "softmax-torch", "softmax-smoothed",
-    "softmax-blockwise-smoothed", "dense", "mos", "mos-mm", "mos-stock", "dense-smoothed",
-    "mos-smoothed",    "dense-bf16", "mos-bf16",
-)  # fmt: skip
+    "softmax",
+    "softmax-blockwise",
+    "softmax-torch",
+    "softmax-smoothed",
+    "softmax-blockwise-smoothed",
+    "dense",
+    "mos",
+    "mos-mm",
+    "mos-stock",
+    "dense-smoothed",
+    "mos-smoothed",
+    "dense-bf16",
+    "mos-bf16",
+)
 
 
 def build(variant: str, components: int, words: int, tokens: int) -> Callable[[], None]:
@@ -58,9 +68,12 @@ def build(variant: str, components: int, words: int, tokens: int) -> Callable[[]
             return blockwise_cross_entropy(contexts, targets, table, label_smoothing=smoothing)[0]
         if kind == "softmax-torch":
             return F.linear_cross_entropy(
-                contexts, table, targets, reduction="sum",
+                contexts,
+                table,
+                targets,
+                reduction="sum",
                 options=torch.nn.LinearCrossEntropyOptions(),
-            )  # fmt: skip
+            )
         prior = F.log_softmax(logits, -1)
         if kind in ("mos", "mos-mm"):
             return mixture_cross_entropy(

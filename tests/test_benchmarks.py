@@ -45,12 +45,19 @@ def figures(monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     "module, flag",
-    [(bench_step, "--pairs"), (bench_penalties, "--repetitions"), (bench_mixture, "--components"),
-     (bench_decoding, "--repetitions"), (bench_analysis, "--rows"),
-     (bench_awd_lstm, "--repetitions"), (bench_block_memory, "--batches"),
-     (mixture_posteriors, "--tokens"), (bench_spectrum_decay, "--pairs"),
-     (bench_consistency, "--pairs")],
-)  # fmt: skip
+    [
+        (bench_step, "--pairs"),
+        (bench_penalties, "--repetitions"),
+        (bench_mixture, "--components"),
+        (bench_decoding, "--repetitions"),
+        (bench_analysis, "--rows"),
+        (bench_awd_lstm, "--repetitions"),
+        (bench_block_memory, "--batches"),
+        (mixture_posteriors, "--tokens"),
+        (bench_spectrum_decay, "--pairs"),
+        (bench_consistency, "--pairs"),
+    ],
+)
 def test_numbers_that_measure_nothing_are_refused_at_once(module, flag, monkeypatch, capsys):
     checkpoint = ["model.pt", "data"] if module is mixture_posteriors else []
     monkeypatch.setattr(sys, "argv", [module.__name__, *checkpoint, flag, "0"])
@@ -89,9 +96,19 @@ def test_mixture(figures, monkeypatch, tmp_path):
     monkeypatch.setattr(bench_mixture, "TOKENS", 6)
     plot = tmp_path / "growth.png"
     found = figures(
-        bench_mixture, "--components", 2, 3, "--words", 30, "--tokens", 5, "--repetitions", 1,
-        "--plot", plot,
-    )  # fmt: skip
+        bench_mixture,
+        "--components",
+        2,
+        3,
+        "--words",
+        30,
+        "--tokens",
+        5,
+        "--repetitions",
+        1,
+        "--plot",
+        plot,
+    )
     assert found["speedup_over_dense"] > 0 and plot.stat().st_size > 0
 
 
@@ -130,9 +147,12 @@ def test_analysis(figures):
 def test_posteriors(figures, train, tiny_translation_data):
     checkpoint = train("transformer_mos", "mle_cosreg", "--mixture-components", "3")
     found = figures(
-        mixture_posteriors, checkpoint / "checkpoint_last.pt", tiny_translation_data,
-        "--tokens", 20,
-    )  # fmt: skip
+        mixture_posteriors,
+        checkpoint / "checkpoint_last.pt",
+        tiny_translation_data,
+        "--tokens",
+        20,
+    )
     assert found["components"] == 3 and found["tokens"] >= 20
     # Barely trained: no expert is negligible for any word.
     assert found["below"]["1e-08"] == 0.0

@@ -86,9 +86,10 @@ def test_a_signal_leaves_no_temporary_file(tmp_path, number):
     home = str(Path(spectral_fairseq.__file__).parents[1])
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(SLOW_WRITER), str(tmp_path)],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": home},
-    )  # fmt: skip
+    )
     assert process.stdout.readline() == b"written\n"
     assert len(list(tmp_path.iterdir())) == 2
     process.send_signal(number)

@@ -72,9 +72,12 @@ def test_values_of_another_type(argv, capsys):
 
 @pytest.mark.parametrize(
     "argv, message",
-    [(("--seed", "-1"), "--seed to be at least 0; found -1"), (("--seed", "100"), "below 100"),
-     (("--cache-window", "0"), "--cache-window to be at least 1")],
-)  # fmt: skip
+    [
+        (("--seed", "-1"), "--seed to be at least 0; found -1"),
+        (("--seed", "100"), "below 100"),
+        (("--cache-window", "0"), "--cache-window to be at least 1"),
+    ],
+)
 def test_ranges(argv, message):
     with pytest.raises(ConfigurationError, match=message):
         check_ranges(parsed(*argv))

@@ -68,6 +68,8 @@ def test_a_plain_torch_training_loop(tmp_path):
     home = str(Path(spectral_fairseq.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(WITHOUT_FAIRSEQ + TRAINING), tmp_path / "table.pt"],
-        env={**os.environ, "PYTHONPATH": home}, capture_output=True, text=True,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": home},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr

@@ -23,11 +23,21 @@ DARK_COLOURS = ("#56B4E9", "#E69F00", "#1FC79B", "#E79BC4", "#6FA8FF", "#F0E442"
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 3)))
 # ``words`` are the ends of cividis between which words are coloured, frequent ones first.
 THEMES: Dict[str, Dict[str, Any]] = {
-    "light": {"ink": "#1a1a1a", "ground": "#ffffff", "grid": "#d0d0d0", "origin": "#C0392B",
-              "words": (0.85, 0.0)},
-    "dark": {"ink": "#e8e8e8", "ground": "#16191d", "grid": "#3a4048", "origin": "#FF6B57",
-             "words": (1.0, 0.35)},
-}  # fmt: skip
+    "light": {
+        "ink": "#1a1a1a",
+        "ground": "#ffffff",
+        "grid": "#d0d0d0",
+        "origin": "#C0392B",
+        "words": (0.85, 0.0),
+    },
+    "dark": {
+        "ink": "#e8e8e8",
+        "ground": "#16191d",
+        "grid": "#3a4048",
+        "origin": "#FF6B57",
+        "words": (1.0, 0.35),
+    },
+}
 # Curves beyond this are told apart by neither colour nor dashes.
 MOST_CURVES = len(COLOURS)
 MOST_PROJECTIONS = 6
@@ -70,9 +80,10 @@ def matplotlib_pyplot() -> Any:
         import matplotlib
     except ImportError as error:
         raise ConfigurationError(
-            "matplotlib, for pictures and the report", "no such package",
+            "matplotlib, for pictures and the report",
+            "no such package",
             "Run pip install 'spectral-fairseq[plots]', or leave out --out.",
-        ) from error  # fmt: skip
+        ) from error
     matplotlib.use("Agg")
     # fairseq opens the root logger for everything; matplotlib logs each font that it considers.
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
@@ -118,14 +129,25 @@ def _render(draw: Callable[[Any, Dict[str, Any]], Any]) -> Dict[str, bytes]:
     for theme, colours in THEMES.items():
         ink, ground = colours["ink"], colours["ground"]
         style = {
-            "figure.facecolor": ground, "axes.facecolor": ground, "savefig.facecolor": ground,
-            "text.color": ink, "axes.labelcolor": ink, "axes.edgecolor": ink,
-            "xtick.color": ink, "ytick.color": ink, "grid.color": colours["grid"],
-            "axes.grid": True, "axes.axisbelow": True, "font.size": 11,
-            "legend.frameon": True, "legend.facecolor": ground, "legend.edgecolor": ground,
-            "svg.hashsalt": "spectral-fairseq", "axes.spines.top": False,
+            "figure.facecolor": ground,
+            "axes.facecolor": ground,
+            "savefig.facecolor": ground,
+            "text.color": ink,
+            "axes.labelcolor": ink,
+            "axes.edgecolor": ink,
+            "xtick.color": ink,
+            "ytick.color": ink,
+            "grid.color": colours["grid"],
+            "axes.grid": True,
+            "axes.axisbelow": True,
+            "font.size": 11,
+            "legend.frameon": True,
+            "legend.facecolor": ground,
+            "legend.edgecolor": ground,
+            "svg.hashsalt": "spectral-fairseq",
+            "axes.spines.top": False,
             "axes.spines.right": False,
-        }  # fmt: skip
+        }
         palette = {**colours, "curves": COLOURS if theme == "light" else DARK_COLOURS}
         with pyplot.rc_context(style):
             figure = draw(pyplot, palette)
@@ -188,15 +210,24 @@ def _spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
         for index, one in enumerate(checkpoints):
             sigma = one["singular_values"]
             k = range(1, len(sigma) + 1)
-            axes.plot(k, [s / sigma[0] for s in sigma], label=_literal(one["label"]),
-                      **_curve(palette, index))  # fmt: skip
+            axes.plot(
+                k,
+                [s / sigma[0] for s in sigma],
+                label=_literal(one["label"]),
+                **_curve(palette, index),
+            )
         for index, label, values in _priors(checkpoints):
             axes.plot(
-                range(1, len(values) + 1), values, label=_literal(label),
-                color=palette["curves"][index], linewidth=0.9,
-                marker="o", markersize=3, markevery=max(len(values) // 12, 1),
+                range(1, len(values) + 1),
+                values,
+                label=_literal(label),
+                color=palette["curves"][index],
+                linewidth=0.9,
+                marker="o",
+                markersize=3,
+                markevery=max(len(values) // 12, 1),
                 markerfacecolor="none",
-            )  # fmt: skip
+            )
         axes.set(xlabel="k", ylabel=r"$\sigma_k / \sigma_1$", ylim=(0, 1.05), xlim=(1, None))
         _legend(axes)
         return figure
@@ -247,13 +278,21 @@ def _cosines(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
             edges, counts = one["cosines"]["edges"], one["cosines"]["counts"]
             width, total = edges[1] - edges[0], sum(counts)
             density = [count / total / width for count in counts]
-            axes.stairs(density, edges, label=_literal(one["label"]), baseline=None,
-                        **_curve(palette, index))  # fmt: skip
+            axes.stairs(
+                density,
+                edges,
+                label=_literal(one["label"]),
+                baseline=None,
+                **_curve(palette, index),
+            )
             seen += [edge for edge, d in zip(edges, density) if d > 1e-3 * max(density)]
         axes.axvline(0, color=palette["ink"], linewidth=0.8)
-        axes.set(xlabel="cosine between two words", ylabel="density",
-                 xlim=(min([*seen, -0.05]) - 0.03, max([*seen, 0.05]) + 0.05),
-                 ylim=(0, None))  # fmt: skip
+        axes.set(
+            xlabel="cosine between two words",
+            ylabel="density",
+            xlim=(min([*seen, -0.05]) - 0.03, max([*seen, 0.05]) + 0.05),
+            ylim=(0, None),
+        )
         _legend(axes)
         return figure
 
@@ -273,10 +312,20 @@ def _norms(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
             norms = one["norms"]
             style = _curve(palette, index)
             axes.plot(norms["rank"], norms["mean"], label=_literal(one["label"]), **style)
-            axes.fill_between(norms["rank"], norms["p10"], norms["p90"], alpha=0.18,
-                              color=style["color"], linewidth=0)  # fmt: skip
-        axes.set(xscale="log", ylabel=r"$\|w\|$: mean, 10th to 90th percentile", ylim=(0, None),
-                 xlabel=places)  # fmt: skip
+            axes.fill_between(
+                norms["rank"],
+                norms["p10"],
+                norms["p90"],
+                alpha=0.18,
+                color=style["color"],
+                linewidth=0,
+            )
+        axes.set(
+            xscale="log",
+            ylabel=r"$\|w\|$: mean, 10th to 90th percentile",
+            ylim=(0, None),
+            xlabel=places,
+        )
         _legend(axes)
         return figure
 
@@ -299,9 +348,12 @@ def _projections(
 
     def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
         figure, grid = pyplot.subplots(
-            lines, columns, squeeze=False, figsize=(4.3 * columns + 0.8, 4.0 * lines),
+            lines,
+            columns,
+            squeeze=False,
+            figsize=(4.3 * columns + 0.8, 4.0 * lines),
             layout="constrained",
-        )  # fmt: skip
+        )
         for axes in grid.flat[len(checkpoints) :]:
             axes.remove()
         colours = _word_colours(palette)
@@ -314,12 +366,25 @@ def _projections(
             rank = found.measured.projection_rank[order].tolist()
             x, y = found.measured.projection[order].t().tolist()
             # Rasterised: thousands of marks would make the SVG heavy.
-            drawn = axes.scatter(x, y, c=rank, cmap=colours, s=7, linewidths=0, rasterized=True,
-                                 norm=_rank_scale(last))  # fmt: skip
+            drawn = axes.scatter(
+                x,
+                y,
+                c=rank,
+                cmap=colours,
+                s=7,
+                linewidths=0,
+                rasterized=True,
+                norm=_rank_scale(last),
+            )
             for size, colour in ((5, palette["ground"]), (2, palette["origin"])):
                 axes.plot(0, 0, "+", color=colour, markersize=14, markeredgewidth=size)
-            axes.set(title=_literal(one["label"]), aspect="equal", xlim=(-limit, limit),
-                     ylim=(-limit, limit), xlabel=f"{direction} 1")  # fmt: skip
+            axes.set(
+                title=_literal(one["label"]),
+                aspect="equal",
+                xlim=(-limit, limit),
+                ylim=(-limit, limit),
+                xlabel=f"{direction} 1",
+            )
         for axes in grid[:, 0]:
             axes.set_ylabel(f"{direction} 2")
         bar = figure.colorbar(drawn, ax=list(grid.flat[: len(checkpoints)]), shrink=0.8)
@@ -329,8 +394,9 @@ def _projections(
         return figure
 
     how = {
-        "svd": "the first two right singular vectors", "pca": "the first two principal components"
-    }[kind]  # fmt: skip
+        "svd": "the first two right singular vectors",
+        "pca": "the first two principal components",
+    }[kind]
     centres = "; ".join(
         f"{one['label']}: centre at {_centre(found)}" for one, found in zip(checkpoints, analysed)
     )
@@ -369,14 +435,20 @@ def _log_probability_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Pictur
     def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
         figure, axes = pyplot.subplots(figsize=SIZE)
         for index, one in enumerate(checkpoints):
-            axes.plot(one["outputs"]["points"],
-                      [100 * share for share in one["outputs"]["cumulative_share"]],
-                      label=_literal(one["label"]), **_curve(palette, index))  # fmt: skip
+            axes.plot(
+                one["outputs"]["points"],
+                [100 * share for share in one["outputs"]["cumulative_share"]],
+                label=_literal(one["label"]),
+                **_curve(palette, index),
+            )
         for index, one in enumerate(checkpoints):
-            axes.axvline(one["outputs"]["threshold"], color=palette["curves"][index],
-                         linewidth=0.8)  # fmt: skip
-        axes.set(xscale="log", xlabel=r"$\sigma / \sigma_1$ of the log-probability matrix",
-                 ylabel="singular values below, %", ylim=(0, 102))  # fmt: skip
+            axes.axvline(one["outputs"]["threshold"], color=palette["curves"][index], linewidth=0.8)
+        axes.set(
+            xscale="log",
+            xlabel=r"$\sigma / \sigma_1$ of the log-probability matrix",
+            ylabel="singular values below, %",
+            ylim=(0, 102),
+        )
         _legend(axes)
         return figure
 
@@ -402,8 +474,13 @@ def _history(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
         updates = [one["progress"]["updates"] for one in checkpoints]
         for axes, key in zip(grid.flat, HISTORY):
             values = [one["measures"].get(key) for one in checkpoints]
-            axes.plot(updates, [float("nan") if v is None else v for v in values], marker="o",
-                      markersize=4, **_curve(palette, 0))  # fmt: skip
+            axes.plot(
+                updates,
+                [float("nan") if v is None else v for v in values],
+                marker="o",
+                markersize=4,
+                **_curve(palette, 0),
+            )
             axes.set(title=titles[key])
         for axes in grid[-1]:
             axes.set(xlabel="updates")

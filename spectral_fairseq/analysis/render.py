@@ -15,10 +15,18 @@ from spectral_fairseq.errors import printable
 
 # U+2581, with which SentencePiece begins words, is in no LaTeX font by default.
 _LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
-    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
     "\u2581": r"\textvisiblespace{}",
-}  # fmt: skip
+}
 
 
 def as_text(document: Dict[str, Any]) -> str:

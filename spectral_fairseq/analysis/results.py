@@ -167,8 +167,9 @@ def labels_for(paths: Sequence[Path], given: Optional[Sequence[str]] = None) -> 
         if len(given) != len(paths) or len(set(given)) != len(given):
             raise ConfigurationError(
                 f"{len(paths)} different names in --labels, one for each checkpoint",
-                f"{len(given)}: {', '.join(given)}", "Separate them by commas.",
-            )  # fmt: skip
+                f"{len(given)}: {', '.join(given)}",
+                "Separate them by commas.",
+            )
         return list(given)
     # with_suffix() refuses ".", a mistake that the loader explains.
     named = [path.parent / path.stem for path in paths]

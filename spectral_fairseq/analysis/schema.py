@@ -82,7 +82,8 @@ _CHECKPOINT = _record(
         },
         "singular_values": _numbers("true singular values of the table, largest first"),
         "prior": _of(
-            ["array", "null"], "singular values of the prior it was trained with",
+            ["array", "null"],
+            "singular values of the prior it was trained with",
             items={"type": "number"},
         ),
         "fits": _map(
@@ -115,15 +116,20 @@ _CHECKPOINT = _record(
             },
         ),
         "frequency_order": _of(
-            "string", "what the ranks come from: counts, or the order of the rows",
+            "string",
+            "what the ranks come from: counts, or the order of the rows",
             enum=["counts", "rows"],
         ),
         "neighbours": _map(
             "word -> its nearest neighbours by cosine",
-            _of("array", "nearest first", items=_record(
-                "a neighbour",
-                {"word": _of("string", "spelling"), "cosine": _of("number", "cosine")},
-            )),
+            _of(
+                "array",
+                "nearest first",
+                items=_record(
+                    "a neighbour",
+                    {"word": _of("string", "spelling"), "cosine": _of("number", "cosine")},
+                ),
+            ),
         ),
         "outputs": _record(
             "what the model predicts on data; null where none were given",
@@ -153,7 +159,7 @@ _CHECKPOINT = _record(
             optional=True,
         ),
     },
-)  # fmt: skip
+)
 
 DOCUMENT: Dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",

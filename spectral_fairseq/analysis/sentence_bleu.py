@@ -56,9 +56,12 @@ def nbest_bleu(
     signature = ""
     for order in ORDERS:
         metric = BLEU(
-            max_ngram_order=order, tokenize=tokenize, smooth_method=smooth_method,
-            effective_order=True, force=True,
-        )  # fmt: skip
+            max_ngram_order=order,
+            tokenize=tokenize,
+            smooth_method=smooth_method,
+            effective_order=True,
+            force=True,
+        )
         precision = recall = 0.0
         for references, hypotheses in contexts:
             scores = [  # [hypotheses][references]

@@ -41,14 +41,16 @@ def check_folder(out: Union[str, Path], overwrite: bool) -> Path:
     written = folder if folder.is_dir() else folder.absolute().parent
     if not os.access(written, os.W_OK | os.X_OK):
         raise ConfigurationError(
-            f"a folder that can be written to for --out {out}", f"{written}, which cannot",
+            f"a folder that can be written to for --out {out}",
+            f"{written}, which cannot",
             "Change its permissions, or choose another folder.",
-        )  # fmt: skip
+        )
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise ConfigurationError(
-            f"an empty or new folder for --out {out}", "one with files in it",
+            f"an empty or new folder for --out {out}",
+            "one with files in it",
             "Add --overwrite to replace the report there, or choose another folder.",
-        )  # fmt: skip
+        )
     return folder
 
 
@@ -80,9 +82,10 @@ def write_results(
         _write_all(out, files)
     except OSError as error:
         raise OutputError(
-            f"the report to be written to {out}", str(error),
+            f"the report to be written to {out}",
+            str(error),
             "Free some space, or choose another folder.",
-        ) from error  # fmt: skip
+        ) from error
     return {name: out / name for name in files}
 
 

@@ -156,9 +156,10 @@ def report(args: argparse.Namespace, paths: Sequence[Path], command: str) -> int
     """
     if args.nbest and len(args.nbest) != len(paths):
         raise ConfigurationError(
-            f"one --nbest file for each of {len(paths)} checkpoints", str(len(args.nbest)),
+            f"one --nbest file for each of {len(paths)} checkpoints",
+            str(len(args.nbest)),
             "Give them in the order of the checkpoints.",
-        )  # fmt: skip
+        )
     options = from_arguments(Options, args)
     options.check()
     for path in paths:

@@ -26,26 +26,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser: of the subcommand.
     """
     parser.add_argument(
-        "checkpoints", metavar="CKPT", nargs="*",
+        "checkpoints",
+        metavar="CKPT",
+        nargs="*",
         help="checkpoints, or one folder together with one of the --num options",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--inputs", metavar="CKPT", nargs="+", default=[], help="the same, under fairseq's name"
     )
     parser.add_argument("--output", metavar="OUT", required=True, help="file to write")
     last = parser.add_mutually_exclusive_group()
     last.add_argument(
-        "--num-epoch-checkpoints", "--last", metavar="N", type=int,
+        "--num-epoch-checkpoints",
+        "--last",
+        metavar="N",
+        type=int,
         help="the last N checkpoints of the folder saved at the end of an epoch",
-    )  # fmt: skip
+    )
     last.add_argument(
-        "--num-update-checkpoints", metavar="N", type=int,
+        "--num-update-checkpoints",
+        metavar="N",
+        type=int,
         help="the last N checkpoints of the folder saved after a number of updates",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--checkpoint-upper-bound", metavar="N", type=int,
+        "--checkpoint-upper-bound",
+        metavar="N",
+        type=int,
         help="leave out checkpoints of a later epoch, or after more updates, than this",
-    )  # fmt: skip
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
 
 
@@ -86,9 +95,10 @@ def chosen_checkpoints(args: argparse.Namespace) -> List[Path]:
     if count is None:
         if bound is not None:
             raise ConfigurationError(
-                "--checkpoint-upper-bound together with one of the --num options", "it alone",
+                "--checkpoint-upper-bound together with one of the --num options",
+                "it alone",
                 "Add --num-epoch-checkpoints N or --num-update-checkpoints N.",
-            )  # fmt: skip
+            )
         if not inputs or any(path.is_dir() for path in inputs):
             raise ConfigurationError(
                 "checkpoint files to average",
@@ -115,8 +125,9 @@ def chosen_checkpoints(args: argparse.Namespace) -> List[Path]:
     if len(numbered) < count:
         what = "epoch" if by_epoch else "update"
         raise CheckpointError(
-            f"{count} {what} checkpoints in {inputs[0]}", str(len(numbered)),
+            f"{count} {what} checkpoints in {inputs[0]}",
+            str(len(numbered)),
             "Ask for fewer, or keep more in training (--keep-last-epochs, "
             "--keep-interval-updates).",
-        )  # fmt: skip
+        )
     return [path for _, path in sorted(numbered, reverse=True)[:count]]

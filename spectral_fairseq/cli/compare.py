@@ -51,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
         paths += saved_epochs(path) if path.is_dir() else [path]
     if len(paths) < 2:
         raise ConfigurationError(
-            "two or more checkpoints to compare", "one",
+            "two or more checkpoints to compare",
+            "one",
             "Name another, or a folder of several; for one alone use spectral-fairseq analyze.",
-        )  # fmt: skip
+        )
     return report(args, paths, "compare")

@@ -121,9 +121,13 @@ def _as_text(found: Dict[str, Any]) -> str:
 
 def _indented(sentence: str) -> str:
     return textwrap.fill(
-        sentence, 96, initial_indent=" " * 6, subsequent_indent=" " * 6,
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
+        sentence,
+        96,
+        initial_indent=" " * 6,
+        subsequent_indent=" " * 6,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -49,9 +49,10 @@ def check_output(out: PathLike, inputs: Sequence[PathLike], overwrite: bool) -> 
         )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigurationError(
-            f"a folder that can be written to for {out}", f"{folder}, which cannot",
+            f"a folder that can be written to for {out}",
+            f"{folder}, which cannot",
             "Change its permissions, or choose another output file.",
-        )  # fmt: skip
+        )
     if target.exists() and not overwrite:
         raise ConfigurationError(
             f"no file at {out} yet", "one", "Add --overwrite to replace it, or choose another name."

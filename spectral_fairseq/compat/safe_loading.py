@@ -39,9 +39,13 @@ def with_safe_load(torch_module: types.ModuleType) -> Overlay:
     """
 
     def load(
-        f: Any, map_location: Any = None, pickle_module: Any = None, *,
-        weights_only: Any = None, **options: Any,
-    ) -> Any:  # fmt: skip
+        f: Any,
+        map_location: Any = None,
+        pickle_module: Any = None,
+        *,
+        weights_only: Any = None,
+        **options: Any,
+    ) -> Any:
         loaded = torch_load(f, map_location=map_location, **options)
         if isinstance(loaded, dict) and "model" in loaded:
             check_settings(loaded, getattr(f, "name", f))  # before fairseq looks at it

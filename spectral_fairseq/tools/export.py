@@ -80,9 +80,10 @@ def export_checkpoint(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], Lo
     cfg = checkpoint.get("cfg")
     if not isinstance(cfg, dict) or not cfg.get("model"):
         raise CheckpointError(
-            "a checkpoint with its configuration (cfg.model)", "none",
+            "a checkpoint with its configuration (cfg.model)",
+            "none",
             "Give a checkpoint that fairseq 0.12 saved in training.",
-        )  # fmt: skip
+        )
     _refuse_mixture(cfg)
     plain_arch = _plain_arch(cfg)
     plain = {
@@ -147,18 +148,20 @@ def _plain_arch(cfg: Mapping[str, Any]) -> str:
     built_by = models.ARCH_MODEL_REGISTRY.get(arch, models.MODEL_REGISTRY.get(arch))
     if built_by is None:
         raise CheckpointError(
-            "the checkpoint of a registered architecture", repr(arch),
+            "the checkpoint of a registered architecture",
+            repr(arch),
             "Check that this version of the package knows the architecture.",
-        )  # fmt: skip
+        )
     if issubclass(built_by, SpectralTransformer):
         return "transformer"
     if issubclass(built_by, SpectralTransformerLM):
         return "transformer_lm"
     if built_by.__module__.startswith("spectral_fairseq."):
         raise UnsupportedError(
-            "an architecture with an equivalent in plain fairseq", repr(arch),
+            "an architecture with an equivalent in plain fairseq",
+            repr(arch),
             "Keep using this checkpoint with --user-dir.",
-        )  # fmt: skip
+        )
     raise CheckpointError(
         "a checkpoint that needs this package, such as one of transformer_sc",
         f"one of {arch!r}, which needs none",
@@ -261,9 +264,10 @@ def _build(checkpoint: Mapping[str, Any], task: Any) -> Any:
         model.load_state_dict(dict(checkpoint["model"]), strict=True)
     except RuntimeError as error:
         raise UnsupportedError(
-            f"tensors that fit {type(model).__name__}", str(error).replace("\n", " "),
+            f"tensors that fit {type(model).__name__}",
+            str(error).replace("\n", " "),
             "The checkpoint is of another version, or the model has no plain equivalent.",
-        ) from error  # fmt: skip
+        ) from error
     return model.float().eval()
 
 

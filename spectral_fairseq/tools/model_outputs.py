@@ -154,9 +154,10 @@ def predict(
     """
     if not Path(data).is_dir():
         raise DataError(
-            f"a folder of binarised data at {data}", "no such folder",
+            f"a folder of binarised data at {data}",
+            "no such folder",
             "Give what fairseq-preprocess wrote to --destdir.",
-        )  # fmt: skip
+        )
     try:
         models, _, task = checkpoint_utils.load_model_ensemble_and_task(
             [str(path)], arg_overrides={"data": str(data)}
@@ -173,9 +174,10 @@ def predict(
         task.load_dataset(subset)
     except FileNotFoundError as error:
         raise DataError(
-            f"the subset {subset!r} in {data}", "no such files",
+            f"the subset {subset!r} in {data}",
+            "no such files",
             "Choose another with --gen-subset (train, valid, test).",
-        ) from error  # fmt: skip
+        ) from error
     dataset = task.dataset(subset)
     words, padding = len(task.target_dictionary), task.target_dictionary.pad()
     model = models[0].float().eval()

@@ -211,8 +211,9 @@ def test_projection_keeps_the_first_two_coordinates():
     for turned in (rows + 1, -rows - 1):  # an eigenvector's sign is arbitrary, a picture's is not
         assert (measured(turned).projection.mean(0) > 0).all()
     centred = measured(rows + 9, projection="pca").projection
-    torch.testing.assert_close(centred.mean(0), torch.zeros(2, dtype=torch.float64), atol=1e-9,
-                               rtol=0)  # fmt: skip
+    torch.testing.assert_close(
+        centred.mean(0), torch.zeros(2, dtype=torch.float64), atol=1e-9, rtol=0
+    )
     assert measured(rows, projection_words=5).projection.shape == (5, 2)
 
 

@@ -33,10 +33,16 @@ from tests.checkpoints.made import (  # noqa: E402
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 HEADLESS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
     "--virtual-time-budget=5000",
-)  # fmt: skip
+)
 SVG = "{http://www.w3.org/2000/svg}"
 # A name that is markup would break the page if it were not escaped.
 NASTY = '<b>&"run_1%'
@@ -98,21 +104,31 @@ def results(tmp_path_factory):
     for epoch, kind in enumerate(("plain", "svd", "weight-norm", "plain"), 1):
         weight = with_padding(cone(spread=1 / epoch))
         path = save(
-            folder / f"checkpoint{epoch}.pt", entries(weight, kind), updates=100 * epoch,
+            folder / f"checkpoint{epoch}.pt",
+            entries(weight, kind),
+            updates=100 * epoch,
             model={"_name": "transformer_sc", "spectrum_prior": "exponential"},
-        )  # fmt: skip
+        )
         label = NASTY if epoch == 2 else f"epoch {epoch}"
         analysed.append(analyse_checkpoint(path, options, label=label, dictionary=folder))
     one = analysed[0].result
     one["measures"].update(log_probability_rank=17.0, expected_pairwise_kl=1.5, bleu_1_recall=0.25)
     one["outputs"] = {
-        "data": "bin", "subset": "valid", "tokens": 40, "words": 61, "threshold": 6e-7,
-        "points": [1e-6, 1e-3, 1.0], "cumulative_share": [0.2, 0.6, 1.0],
-    }  # fmt: skip
+        "data": "bin",
+        "subset": "valid",
+        "tokens": 40,
+        "words": 61,
+        "threshold": 6e-7,
+        "points": [1e-6, 1e-3, 1.0],
+        "cumulative_share": [0.2, 0.6, 1.0],
+    }
     one["nbest"] = {
-        "file": "gen.txt", "sentences": 2, "hypotheses": {"least": 2, "most": 5}, "references": 1,
+        "file": "gen.txt",
+        "sentences": 2,
+        "hypotheses": {"least": 2, "most": 5},
+        "references": 1,
         "signature": "nrefs:1|case:mixed",
-    }  # fmt: skip
+    }
     return document("compare", analysed, options), analysed
 
 
@@ -130,8 +146,10 @@ def browse(page, tmp_path, scheme, *more):
     profile = tmp_path / "profile"
     done = subprocess.run(
         [program, *HEADLESS, scheme_flag, f"--user-data-dir={profile}", *more, page.as_uri()],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -170,9 +188,10 @@ def test_the_page_in_a_browser(results, pictures, tmp_path, scheme, width):
 def test_the_page_refers_to_nothing_outside(results, pictures):
     html = as_html(results[0], pictures)
     outside = [
-        url for url in re.findall(r'(?:src|href|srcset|url)\s*[=(]\s*"?([^">)\s]+)', html)
+        url
+        for url in re.findall(r'(?:src|href|srcset|url)\s*[=(]\s*"?([^">)\s]+)', html)
         if not url.startswith(("data:", "#"))
-    ]  # fmt: skip
+    ]
     assert outside == [] and "<script" not in html and "default-src 'none'" in html
     raw = re.search(r'href="data:application/json;base64,([^"]+)"', html).group(1)
     assert json.loads(base64.b64decode(raw)) == results[0]

@@ -24,17 +24,25 @@ from spectral_fairseq.provenance import finite, sha256
 from tests.analysis.schema_violations import violations
 from tests.checkpoints.made import cone, entries, save, save_dictionary, with_padding
 
-SC = {"_name": "transformer_sc", "spectrum_prior": "polynomial", "spectrum_c1": "auto",
-      "spectrum_c2": 0.0005, "spectrum_gamma": None}  # fmt: skip
+SC = {
+    "_name": "transformer_sc",
+    "spectrum_prior": "polynomial",
+    "spectrum_c1": "auto",
+    "spectrum_c2": 0.0005,
+    "spectrum_gamma": None,
+}
 
 
 @pytest.fixture
 def svd_checkpoint(tmp_path):
     save_dictionary(tmp_path / "dict.txt", 57)
     return save(
-        tmp_path / "checkpoint_best.pt", entries(with_padding(cone()), "svd"), updates=1200,
-        model=SC, task={"data": str(tmp_path)},
-    )  # fmt: skip
+        tmp_path / "checkpoint_best.pt",
+        entries(with_padding(cone()), "svd"),
+        updates=1200,
+        model=SC,
+        task={"data": str(tmp_path)},
+    )
 
 
 def test_the_document_follows_its_schema(svd_checkpoint, tmp_path):
@@ -54,16 +62,18 @@ def test_the_document_follows_its_schema(svd_checkpoint, tmp_path):
 
 @pytest.mark.parametrize(
     "spoil, where",
-    [(lambda d: d.pop("versions"), "'versions' is a required property"),
-     (lambda d: d.update(extra=1), "'extra' was unexpected"),
-     (lambda d: d.update(schema="other"), "'spectral-fairseq/analysis/1' was expected"),
-     (lambda d: d.update(checkpoints=[]), "should be non-empty"),
-     (lambda d: d["options"].update(seed="1"), "'1' is not of type 'integer'"),
-     (lambda d: d["options"].update(seed=True), "True is not of type 'integer'"),
-     (lambda d: d["checkpoints"][0]["table"].update(kind="other"), "is not one of"),
-     (lambda d: d["checkpoints"][0]["measures"].update(i9=1.0), "'i9' was unexpected"),
-     (lambda d: d["checkpoints"][0]["singular_values"].append(None), r"singular_values\[6\]")],
-)  # fmt: skip
+    [
+        (lambda d: d.pop("versions"), "'versions' is a required property"),
+        (lambda d: d.update(extra=1), "'extra' was unexpected"),
+        (lambda d: d.update(schema="other"), "'spectral-fairseq/analysis/1' was expected"),
+        (lambda d: d.update(checkpoints=[]), "should be non-empty"),
+        (lambda d: d["options"].update(seed="1"), "'1' is not of type 'integer'"),
+        (lambda d: d["options"].update(seed=True), "True is not of type 'integer'"),
+        (lambda d: d["checkpoints"][0]["table"].update(kind="other"), "is not one of"),
+        (lambda d: d["checkpoints"][0]["measures"].update(i9=1.0), "'i9' was unexpected"),
+        (lambda d: d["checkpoints"][0]["singular_values"].append(None), r"singular_values\[6\]"),
+    ],
+)
 def test_the_schema_finds_departures(svd_checkpoint, spoil, where):
     found = document("analyze", [analyse_checkpoint(svd_checkpoint, Options())], Options())
     spoil(found)
@@ -115,10 +125,14 @@ def test_the_prior_is_that_of_the_training(svd_checkpoint):
     assert prior_of({"cfg": {"model": SC}}, table) is None
 
 
-@pytest.mark.parametrize("changed", [
-    {"spectrum_prior": "flat", "spectrum_gamma": None}, {"spectrum_c1": "many"},
-    {"spectrum_gamma": [1]},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"spectrum_prior": "flat", "spectrum_gamma": None},
+        {"spectrum_c1": "many"},
+        {"spectrum_gamma": [1]},
+    ],
+)
 def test_a_prior_that_cannot_be(changed):
     table = extract_table(entries(with_padding(cone()), "svd"), "x.pt")
     with pytest.raises(CheckpointError, match="prior in the checkpoint's settings"):
@@ -145,8 +159,9 @@ def test_labels():
 
 def test_what_json_has_no_form_for():
     assert finite({"a": [1.0, float("nan")], "b": (float("inf"), "x", None)}) == {
-        "a": [1.0, None], "b": [None, "x", None],
-    }  # fmt: skip
+        "a": [1.0, None],
+        "b": [None, "x", None],
+    }
 
 
 def test_what_modules_keep_beside_tensors_is_no_table(tmp_path):

@@ -9,10 +9,12 @@ from spectral_fairseq.errors import DataError
 from tests.reference import sentence_bleu as naive
 
 CONTEXTS = [
-    (["the cat sat on the mat", "a cat was on the mat"],
-     ["the cat sat on a mat", "the the the the", "cat"]),
+    (
+        ["the cat sat on the mat", "a cat was on the mat"],
+        ["the cat sat on a mat", "the the the the", "cat"],
+    ),
     (["so it is"], ["so it is", "it was so then", "nothing"]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])

@@ -7,12 +7,23 @@ from spectral_fairseq.errors import CheckpointError
 
 
 def test_a_run_is_followed_in_the_order_of_training(tmp_path):
-    for name in ("checkpoint2.pt", "checkpoint10.pt", "checkpoint_2_900.pt", "checkpoint_1_50.pt",
-                 "checkpoint1.pt", "checkpoint_best.pt", "checkpoint_last.pt"):  # fmt: skip
+    for name in (
+        "checkpoint2.pt",
+        "checkpoint10.pt",
+        "checkpoint_2_900.pt",
+        "checkpoint_1_50.pt",
+        "checkpoint1.pt",
+        "checkpoint_best.pt",
+        "checkpoint_last.pt",
+    ):
         (tmp_path / name).touch()
     assert [path.stem for path in saved_epochs(tmp_path)] == [
-        "checkpoint_1_50", "checkpoint1", "checkpoint_2_900", "checkpoint2", "checkpoint10",
-    ]  # fmt: skip
+        "checkpoint_1_50",
+        "checkpoint1",
+        "checkpoint_2_900",
+        "checkpoint2",
+        "checkpoint10",
+    ]
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="none named"):
         saved_epochs(tmp_path / "empty")

@@ -69,10 +69,14 @@ def test_a_terminal_without_such_characters(checkpoint, tmp_path, monkeypatch):
 def test_what_was_measured_is_said_first(checkpoint, tmp_path, capsys):
     other = save(
         tmp_path / "separate.pt",
-        {**entries(cone(seed=1), name="encoder.embed_tokens"), **entries(with_padding(cone())),
-         "decoder.output_projection.weight": with_padding(cone(seed=3))},
-        updates=31_200, model={"_name": "transformer"},
-    )  # fmt: skip
+        {
+            **entries(cone(seed=1), name="encoder.embed_tokens"),
+            **entries(with_padding(cone())),
+            "decoder.output_projection.weight": with_padding(cone(seed=3)),
+        },
+        updates=31_200,
+        model={"_name": "transformer"},
+    )
     text = " ".join(analyze(capsys, checkpoint, other).split())
     warning, rest = text.split("checkpoint_best: unknown architecture")
     assert warning.startswith("Warning: No dictionary was used for checkpoint_best, separate:")
@@ -104,14 +108,19 @@ def broken(folder):
         "code": (lambda: torch.save({"model": {"x": Evil()}}, path), "could run code"),
         "no table": (lambda: save(path, {"fc1.weight": torch.ones(3, 3)}), "--table NAME"),
         "several": (
-            lambda: save(path, {**entries(cone(seed=1), name="a.embed_tokens"),
-                                **entries(cone(seed=2), name="b.embed_tokens")}),
+            lambda: save(
+                path,
+                {
+                    **entries(cone(seed=1), name="a.embed_tokens"),
+                    **entries(cone(seed=2), name="b.embed_tokens"),
+                },
+            ),
             "Choose one with --table NAME",
         ),
         "nan": (lambda: save(path, entries(nan)), "NaN in 1 of 60 rows"),
         "N < d": (lambda: save(path, entries(torch.randn(5, 6))), "N >= d"),
         "zeros": (lambda: save(path, entries(torch.zeros(9, 3))), "zeros only"),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(
@@ -135,14 +144,21 @@ def test_the_working_folder_is_no_checkpoint(folder, capsys):
 
 @pytest.mark.parametrize(
     "flags, message",
-    [(("--dict", "empty"), "empty dictionary"), (("--dict", "absent"), "no such file"),
-     (("--dict", "short"), "61 rows"), (("--words", "w3"), "--dict"),
-     (("--nbest", "a", "b"), "one --nbest file for each of 1"),
-     (("--nbest", "absent"), "fairseq-generate"),
-     (("--cosine-words", "1"), "--cosine-words"), (("--seed", "-1"), "--seed"),
-     (("--labels", "a,b"), "1 different names"), (("--out", "no/such"), "no such folder"),
-     (("--table", "x.y"), "a table 'x.y'"), (("--data", "absent"), "binarised data")],
-)  # fmt: skip
+    [
+        (("--dict", "empty"), "empty dictionary"),
+        (("--dict", "absent"), "no such file"),
+        (("--dict", "short"), "61 rows"),
+        (("--words", "w3"), "--dict"),
+        (("--nbest", "a", "b"), "one --nbest file for each of 1"),
+        (("--nbest", "absent"), "fairseq-generate"),
+        (("--cosine-words", "1"), "--cosine-words"),
+        (("--seed", "-1"), "--seed"),
+        (("--labels", "a,b"), "1 different names"),
+        (("--out", "no/such"), "no such folder"),
+        (("--table", "x.y"), "a table 'x.y'"),
+        (("--data", "absent"), "binarised data"),
+    ],
+)
 def test_bad_options(flags, message, checkpoint, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").touch()
@@ -152,12 +168,18 @@ def test_bad_options(flags, message, checkpoint, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     "arch, criterion, flags, kind",
-    [("transformer", "cross_entropy", ("--share-all-embeddings",), "plain"),
-     ("transformer_sc", "spectrum_control", ("--share-all-embeddings",), "svd"),
-     ("transformer_lm", "cross_entropy", ("--share-decoder-input-output-embed",), "plain"),
-     ("transformer_lm_sc", "weight_norm",
-      ("--share-decoder-input-output-embed", "--embedding-type", "weight-norm"), "weight-norm")],
-)  # fmt: skip
+    [
+        ("transformer", "cross_entropy", ("--share-all-embeddings",), "plain"),
+        ("transformer_sc", "spectrum_control", ("--share-all-embeddings",), "svd"),
+        ("transformer_lm", "cross_entropy", ("--share-decoder-input-output-embed",), "plain"),
+        (
+            "transformer_lm_sc",
+            "weight_norm",
+            ("--share-decoder-input-output-embed", "--embedding-type", "weight-norm"),
+            "weight-norm",
+        ),
+    ],
+)
 def test_trained_checkpoints(arch, criterion, flags, kind, train, request, tmp_path, capsys):
     path = train(arch, criterion, *flags) / "checkpoint_last.pt"
     is_lm = "_lm" in arch

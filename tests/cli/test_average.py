@@ -138,17 +138,46 @@ def test_the_average_generates_and_trains_on(folder, tiny_translation_data, run_
     out = tmp_path / "average.pt"
     assert main(["average", str(folder), "--last", "3", "--output", str(out)]) == 0
     done = run_cli(
-        "fairseq-generate", tiny_translation_data, "--path", out, "--user-dir", PACKAGE,
-        "--beam", "2", cwd=tmp_path,
-    )  # fmt: skip
+        "fairseq-generate",
+        tiny_translation_data,
+        "--path",
+        out,
+        "--user-dir",
+        PACKAGE,
+        "--beam",
+        "2",
+        cwd=tmp_path,
+    )
     assert done.stdout.count("\nH-") == 7
     run_cli(
-        "fairseq-train", tiny_translation_data, "--user-dir", PACKAGE, "--arch", "transformer_sc",
-        "--criterion", "spectrum_control", *SHARED, *TINY_TRANSLATION,
-        "--finetune-from-model", out, "--save-dir", tmp_path / "more", "--optimizer", "adam",
-        "--lr", "1e-9", "--max-tokens", "96", "--max-epoch", "1", "--num-workers", "0",
-        "--data-buffer-size", "0", cwd=tmp_path,
-    )  # fmt: skip
+        "fairseq-train",
+        tiny_translation_data,
+        "--user-dir",
+        PACKAGE,
+        "--arch",
+        "transformer_sc",
+        "--criterion",
+        "spectrum_control",
+        *SHARED,
+        *TINY_TRANSLATION,
+        "--finetune-from-model",
+        out,
+        "--save-dir",
+        tmp_path / "more",
+        "--optimizer",
+        "adam",
+        "--lr",
+        "1e-9",
+        "--max-tokens",
+        "96",
+        "--max-epoch",
+        "1",
+        "--num-workers",
+        "0",
+        "--data-buffer-size",
+        "0",
+        cwd=tmp_path,
+    )
     more = load_checkpoint(tmp_path / "more" / "checkpoint_last.pt")["model"]
     average = load_checkpoint(out)["model"]
     torch.testing.assert_close(table(more), table(average), rtol=0, atol=1e-5)

@@ -27,8 +27,10 @@ def test_a_run_over_its_epochs(run_folder, tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert violations(found) == [] and found["command"] == "compare"
     assert [one["label"] for one in found["checkpoints"]] == [
-        "checkpoint1", "checkpoint2", "checkpoint10",
-    ]  # fmt: skip
+        "checkpoint1",
+        "checkpoint2",
+        "checkpoint10",
+    ]
     cosines = [one["measures"]["mean_cosine"] for one in found["checkpoints"]]
     assert cosines == sorted(cosines)  # each is a narrower cone
     assert (out / "history.png").exists()

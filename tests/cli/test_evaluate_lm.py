@@ -71,11 +71,16 @@ def test_the_segment_changes_nothing_and_every_token_counts_once(stateful, run, 
 
 def test_cache_and_dynamic_evaluation_are_those_of_lm(stateful, run, tiny_lm_data):
     document = run(
-        stateful, "--gen-subset", "test", "--segment", 6,
+        stateful,
+        "--gen-subset",
+        "test",
+        "--segment",
+        6,
         *("--cache-window", 20, "--cache-theta", 0.4, "--cache-lambda", 0.3),
         *("--dynamic-rate", 0.005, "--dynamic-decay", 0.05, "--dynamic-epsilon", 0.001),
-        *("--dynamic-batches", 3), *SMALL_STATISTICS,
-    )  # fmt: skip
+        *("--dynamic-batches", 3),
+        *SMALL_STATISTICS,
+    )
     loaded, reader = pieces(stateful, tiny_lm_data, segment=6)
     train, test = (tokens_of(tiny_lm_data, split) for split in ("train", "test"))
     statistics = gradient_statistics(
@@ -97,9 +102,7 @@ def test_cache_and_dynamic_evaluation_are_those_of_lm(stateful, run, tiny_lm_dat
 
 
 def test_published_values_for_sums(stateful, run):
-    given = run(
-        stateful, "--dynamic-units", "sum", "--dynamic-decay", 0.075, *SMALL_STATISTICS
-    )  # fmt: skip
+    given = run(stateful, "--dynamic-units", "sum", "--dynamic-decay", 0.075, *SMALL_STATISTICS)
     assert given["options"]["dynamic"]["epsilon"] == 0.001
     assert given["options"]["segment"] == 5
     signature = figure(given, "dynamic evaluation")["signature"]
@@ -108,9 +111,15 @@ def test_published_values_for_sums(stateful, run):
     tensors = len(list(model.parameters()))
     means = DynamicRates(0.002, 0.075, 0.001).from_sums(batches, tensors)
     same = run(
-        stateful, "--dynamic-rate", means.rate, "--dynamic-decay", means.decay,
-        "--dynamic-epsilon", means.epsilon, *SMALL_STATISTICS,
-    )  # fmt: skip
+        stateful,
+        "--dynamic-rate",
+        means.rate,
+        "--dynamic-decay",
+        means.decay,
+        "--dynamic-epsilon",
+        means.epsilon,
+        *SMALL_STATISTICS,
+    )
     nll = figure(given, "dynamic evaluation")["nll"]
     assert figure(same, "dynamic evaluation")["nll"] == pytest.approx(nll, rel=1e-9)
 
@@ -164,8 +173,15 @@ def test_a_default_grid_is_widened_while_the_best_value_lies_at_its_end(stateful
     thetas = sorted({point["theta"] for point in search["points"]})
     assert len(search["points"]) == len(weights) * len(thetas)
     assert len(weights) + len(thetas) > len(CACHE_WEIGHTS) + len(CACHE_THETAS)
-    given = ("--tune", "--cache-window", 9, "--tune-cache-theta", "0.1,0.2",
-             "--tune-cache-lambda", "0.02,0.05")  # fmt: skip
+    given = (
+        "--tune",
+        "--cache-window",
+        9,
+        "--tune-cache-theta",
+        "0.1,0.2",
+        "--tune-cache-lambda",
+        "0.02,0.05",
+    )
     (fixed,) = run(stateful, *given)["tuning"]
     assert len(fixed["points"]) == 4 and fixed["ends"]
 
@@ -183,9 +199,14 @@ def test_tuning_on_some_tokens_needs_no_model_of_the_rest(stateful, run, tiny_lm
 
 def test_mixture_and_svd_table_adapt_their_own_parameters(stateful, run, tiny_lm_data, tmp_path):
     path = remade(
-        stateful, tmp_path / "mos.pt", tiny_lm_data,
-        _name="awd_lstm_mos_ptb", output_head="mos", mixture_components=3, embedding_type="svd",
-    )  # fmt: skip
+        stateful,
+        tmp_path / "mos.pt",
+        tiny_lm_data,
+        _name="awd_lstm_mos_ptb",
+        output_head="mos",
+        mixture_components=3,
+        embedding_type="svd",
+    )
     plain = run(path)["figures"][0]
     document = run(path, "--cache", "--dynamic", "--dynamic-rate", 0.001, *SMALL_STATISTICS)
     for one in document["figures"][1:]:
@@ -198,9 +219,18 @@ def test_blocks_with_cache_and_dynamic_evaluation(train, run, tiny_lm_data):
     plain = run(path, "--context-window", 4)
     assert "block:16|context:4" in plain["figures"][0]["signature"]
     both = run(
-        path, "--context-window", 4, "--cache-window", 30, "--cache-theta", 0.01,
-        "--dynamic-rate", 0.0005, "--dynamic-batches", 2,
-    )  # fmt: skip
+        path,
+        "--context-window",
+        4,
+        "--cache-window",
+        30,
+        "--cache-theta",
+        0.01,
+        "--dynamic-rate",
+        0.0005,
+        "--dynamic-batches",
+        2,
+    )
     assert {one["tokens"] for one in both["figures"]} == {plain["figures"][0]["tokens"]}
     adapted = figure(both, "dynamic evaluation")
     assert adapted["perplexity"] != pytest.approx(plain["figures"][0]["perplexity"], rel=1e-6)
@@ -208,8 +238,19 @@ def test_blocks_with_cache_and_dynamic_evaluation(train, run, tiny_lm_data):
 
 
 def test_text_shows_the_grids_and_signs_each_figure(stateful, run, tiny_lm_data, capsys):
-    argv = ["evaluate-lm", str(stateful), str(tiny_lm_data), "--cpu", "--tune", "--cache-window",
-            "7", "--tune-cache-theta", "0.5,2", "--tune-cache-lambda", "0.1,0.2,0.3"]  # fmt: skip
+    argv = [
+        "evaluate-lm",
+        str(stateful),
+        str(tiny_lm_data),
+        "--cpu",
+        "--tune",
+        "--cache-window",
+        "7",
+        "--tune-cache-theta",
+        "0.5,2",
+        "--tune-cache-lambda",
+        "0.1,0.2,0.3",
+    ]
     assert main(argv) == 0
     text = capsys.readouterr().out
     document = run(stateful, *argv[4:])
@@ -247,9 +288,11 @@ REFUSED = {
     "the split 'dev'": ("--gen-subset", "dev"),
     "no --context-window": ("--context-window", 3),
     "100 tokens or more|smaller --dynamic-batch-size": (
-        "--dynamic", "--dynamic-batch-size", 100000,
+        "--dynamic",
+        "--dynamic-batch-size",
+        100000,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("message", REFUSED)

@@ -33,12 +33,15 @@ VARIANTS = {
     "plain tables": {"embedding_type": "plain"},
     "polynomial": {"spectrum_prior": "polynomial", "spectrum_c1": "3.0"},
     "another shape": {
-        **{f"{side}_{flag}": True for side in ("encoder", "decoder")
-           for flag in ("normalize_before", "learned_pos")},
+        **{
+            f"{side}_{flag}": True
+            for side in ("encoder", "decoder")
+            for flag in ("normalize_before", "learned_pos")
+        },
         "layernorm_embedding": True,
         "decoder_layers": 2,
     },
-}  # fmt: skip
+}
 LANGUAGE_MODEL_VARIANTS = {
     "output only": {"share_decoder_input_output_embed": False},
     "apart, all": {"share_decoder_input_output_embed": False, "embedding_tables": "all"},
@@ -207,12 +210,24 @@ def test_generate_without_the_plugin(
     folder = train_translation(train, kind)
     out = export_of(folder, tmp_path)
     # Some versions of the host drop the last batch unless its size is a multiple of 8.
-    options = (tiny_translation_data, "--beam", "3", "--required-batch-size-multiple", "1",
-               "--max-len-b", "12")  # fmt: skip
+    options = (
+        tiny_translation_data,
+        "--beam",
+        "3",
+        "--required-batch-size-multiple",
+        "1",
+        "--max-len-b",
+        "12",
+    )
     ours = run_cli(
-        "fairseq-generate", *options, "--path", folder / "checkpoint_last.pt",
-        "--user-dir", PACKAGE, cwd=tmp_path,
-    )  # fmt: skip
+        "fairseq-generate",
+        *options,
+        "--path",
+        folder / "checkpoint_last.pt",
+        "--user-dir",
+        PACKAGE,
+        cwd=tmp_path,
+    )
     plain = run_without_plugin("fairseq-generate", *options, "--path", out, cwd=tmp_path)
     expected, found = hypotheses(ours.stdout), hypotheses(plain.stdout)
     assert set(expected) == set(found) == set(range(7))
@@ -223,12 +238,24 @@ def test_generate_without_the_plugin(
 def test_eval_lm_without_the_plugin(train, tiny_lm_data, run_cli, run_without_plugin, tmp_path):
     folder = train_lm(train)
     out = export_of(folder, tmp_path)
-    options = (tiny_lm_data, "--gen-subset", "test", "--tokens-per-sample", "16",
-               "--required-batch-size-multiple", "1")  # fmt: skip
+    options = (
+        tiny_lm_data,
+        "--gen-subset",
+        "test",
+        "--tokens-per-sample",
+        "16",
+        "--required-batch-size-multiple",
+        "1",
+    )
     ours = run_cli(
-        "fairseq-eval-lm", *options, "--path", folder / "checkpoint_last.pt",
-        "--user-dir", PACKAGE, cwd=tmp_path,
-    )  # fmt: skip
+        "fairseq-eval-lm",
+        *options,
+        "--path",
+        folder / "checkpoint_last.pt",
+        "--user-dir",
+        PACKAGE,
+        cwd=tmp_path,
+    )
     plain = run_without_plugin("fairseq-eval-lm", *options, "--path", out, cwd=tmp_path)
     loss = re.compile(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)")
     expected, found = (loss.search(done.stderr + done.stdout).groups() for done in (ours, plain))
@@ -243,12 +270,32 @@ def test_training_goes_on_without_the_plugin(
 
     out = exported_translation(train, "three ways", tmp_path)
     done = run_without_plugin(
-        "fairseq-train", tiny_translation_data, "--arch", "transformer",
-        "--share-all-embeddings", *TINY_TRANSLATION, option, out, "--save-dir", tmp_path / "more",
-        "--optimizer", "adam", "--lr", "1e-9", "--max-tokens", "96", "--max-epoch", "1",
-        "--num-workers", "0", "--data-buffer-size", "0", "--required-batch-size-multiple", "1",
+        "fairseq-train",
+        tiny_translation_data,
+        "--arch",
+        "transformer",
+        "--share-all-embeddings",
+        *TINY_TRANSLATION,
+        option,
+        out,
+        "--save-dir",
+        tmp_path / "more",
+        "--optimizer",
+        "adam",
+        "--lr",
+        "1e-9",
+        "--max-tokens",
+        "96",
+        "--max-epoch",
+        "1",
+        "--num-workers",
+        "0",
+        "--data-buffer-size",
+        "0",
+        "--required-batch-size-multiple",
+        "1",
         cwd=tmp_path,
-    )  # fmt: skip
+    )
     assert "NaN" not in done.stderr
     before, after = load_checkpoint(out), load_checkpoint(tmp_path / "more" / "checkpoint_last.pt")
     assert after["optimizer_history"][-1]["num_updates"] > 1
@@ -264,20 +311,45 @@ def test_ctranslate2_translates_the_same(beam, train, tiny_translation_data, run
     ctranslate2 = pytest.importorskip("ctranslate2")
     # Trained long enough that no two translations are about equally likely.
     folder = train(
-        "transformer_sc", "spectrum_control", "--share-all-embeddings", "--max-tokens", "2000",
-        "--max-epoch", "300", "--max-update", "300", "--lr", "0.01", "--disable-validation",
-        "--no-epoch-checkpoints", "--save-interval", "300",
-    )  # fmt: skip
+        "transformer_sc",
+        "spectrum_control",
+        "--share-all-embeddings",
+        "--max-tokens",
+        "2000",
+        "--max-epoch",
+        "300",
+        "--max-update",
+        "300",
+        "--lr",
+        "0.01",
+        "--disable-validation",
+        "--no-epoch-checkpoints",
+        "--save-interval",
+        "300",
+    )
     out = export_of(folder, tmp_path)
     converted = tmp_path / "converted"
     done = subprocess.run(
         [
-            sys.executable, "-m", "ctranslate2.converters.fairseq",
-            "--model_path", str(out), "--data_dir", str(tiny_translation_data),
-            "--source_lang", "de", "--target_lang", "en", "--output_dir", str(converted),
+            sys.executable,
+            "-m",
+            "ctranslate2.converters.fairseq",
+            "--model_path",
+            str(out),
+            "--data_dir",
+            str(tiny_translation_data),
+            "--source_lang",
+            "de",
+            "--target_lang",
+            "en",
+            "--output_dir",
+            str(converted),
         ],
-        capture_output=True, text=True, cwd=tmp_path, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     text = (Path(tiny_translation_data) / "test.de").read_text("utf-8").splitlines()
     translator = ctranslate2.Translator(str(converted), device="cpu", inter_threads=1)
@@ -285,9 +357,18 @@ def test_ctranslate2_translates_the_same(beam, train, tiny_translation_data, run
         [line.split() for line in text], beam_size=beam, max_decoding_length=LIMIT
     )
     ours = run_cli(
-        "fairseq-generate", tiny_translation_data, "--path", folder / "checkpoint_last.pt",
-        "--user-dir", PACKAGE, "--beam", beam, "--max-len-b", LIMIT, cwd=tmp_path,
-    )  # fmt: skip
+        "fairseq-generate",
+        tiny_translation_data,
+        "--path",
+        folder / "checkpoint_last.pt",
+        "--user-dir",
+        PACKAGE,
+        "--beam",
+        beam,
+        "--max-len-b",
+        LIMIT,
+        cwd=tmp_path,
+    )
     expected = {number: found for number, (found, _) in hypotheses(ours.stdout).items()}
     found = {number: " ".join(result.hypotheses[0]) for number, result in enumerate(results)}
     # The two score a hypothesis that is cut off by the limit differently, so only those that end
@@ -330,8 +411,10 @@ def test_a_plain_checkpoint_needs_no_export(train, tmp_path, capsys):
 def test_an_output_layer_not_understood(train):
     checkpoint = load_checkpoint(train_translation(train, "three ways") / "checkpoint_last.pt")
     mixture = copy.copy(checkpoint)
-    mixture["model"] = {**checkpoint["model"], "decoder.output_projection.prior.weight":
-                        torch.zeros(3, 16)}  # fmt: skip
+    mixture["model"] = {
+        **checkpoint["model"],
+        "decoder.output_projection.prior.weight": torch.zeros(3, 16),
+    }
     with pytest.raises(UnsupportedError, match=r"output_projection\.prior\.weight"):
         export.export_checkpoint(mixture)
     partial = copy.copy(checkpoint)

@@ -33,12 +33,18 @@ SLOW = ("fairseq", "matplotlib", "numpy", "sacrebleu", "sklearn", "torch")
 
 @pytest.mark.parametrize(
     "argv, status, slow",
-    [(["--help"], 0, SLOW), (["user-dir"], 0, SLOW), (["analyze", "--help"], 0, SLOW),
-     (["evaluate-lm", "--help"], 0, SLOW), (["analyze", "absent.pt"], 2, SLOW),
-     (["export", "absent.pt", "out.pt"], 2, SLOW), (["evaluate-lm", "absent.pt", "d"], 2, SLOW),
-     (["average", "absent.pt", "--output", "out.pt"], 2, SLOW),
-     (["analyze", "one.pt"], 0, ("fairseq", "matplotlib", "sacrebleu", "sklearn"))],
-)  # fmt: skip
+    [
+        (["--help"], 0, SLOW),
+        (["user-dir"], 0, SLOW),
+        (["analyze", "--help"], 0, SLOW),
+        (["evaluate-lm", "--help"], 0, SLOW),
+        (["analyze", "absent.pt"], 2, SLOW),
+        (["export", "absent.pt", "out.pt"], 2, SLOW),
+        (["evaluate-lm", "absent.pt", "d"], 2, SLOW),
+        (["average", "absent.pt", "--output", "out.pt"], 2, SLOW),
+        (["analyze", "one.pt"], 0, ("fairseq", "matplotlib", "sacrebleu", "sklearn")),
+    ],
+)
 def test_only_what_is_needed_is_imported(argv, status, slow, tmp_path):
     save(tmp_path / "one.pt", entries(with_padding(cone())))
     code = (
@@ -50,8 +56,11 @@ def test_only_what_is_needed_is_imported(argv, status, slow, tmp_path):
     path = os.path.dirname(os.path.dirname(spectral_fairseq.__file__))
     done = subprocess.run(
         [sys.executable, "-c", code, *argv],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     _, found, *loaded = done.stdout.splitlines()[-1].split()
     assert int(found) == status

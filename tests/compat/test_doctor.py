@@ -65,8 +65,10 @@ def test_a_fairseq_that_cannot_be_imported(tmp_path: Path) -> None:
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "spectral_fairseq.cli.main", *arguments],
-            env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
-        )  # fmt: skip
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+        )
 
     done = command("doctor", "--format", "json")
     assert done.returncode == 1

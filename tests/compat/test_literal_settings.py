@@ -113,9 +113,10 @@ def values_of_architectures() -> Dict[str, List[str]]:
         except (AttributeError, TypeError):  # it asks for an argument without a default
             continue
         found[arch] = [
-            value for name, value in vars(args).items()
+            value
+            for name, value in vars(args).items()
             if name in EVALUATED and isinstance(value, str)
-        ]  # fmt: skip
+        ]
     return found
 
 
@@ -176,8 +177,10 @@ def test_a_command_that_is_the_main_program(kind: str, tmp_path: Path) -> None:
         arguments += ["--user-dir", str(PACKAGE)]
     done = subprocess.run(
         [sys.executable, "-m", "fairseq_cli.eval_lm", str(tmp_path), "--cpu", *arguments],
-        env=environment(), capture_output=True, text=True,
-    )  # fmt: skip
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode != 0
     assert marker.exists() is (kind == "bare")
     assert ("a literal value" in done.stderr) is (kind == "patched")

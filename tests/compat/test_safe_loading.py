@@ -123,8 +123,10 @@ for path in sys.argv[2:]:
 def in_fairseq_of_2025_09(kind: str, *paths: Path) -> List[str]:
     done = subprocess.run(
         [sys.executable, "-c", _LOADER_OF_2025_09, kind, *map(str, paths)],
-        env=environment(), capture_output=True, text=True,
-    )  # fmt: skip
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

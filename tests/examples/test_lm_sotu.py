@@ -42,13 +42,28 @@ def small_text(tmp_path_factory, monkeypatch):
 @pytest.mark.usefixtures("small_text", "forked_commands")
 def test_methods_are_compared_once(tmp_path, monkeypatch):
     arguments = compare.parse_arguments(
-        ["--cpu", "--seeds", "1", "--methods", "awd_lstm", "spectrum_control", "--updates", "12",
-         "--dim", "8", "--hidden", "12", "--work-dir", str(tmp_path / "work")]
-    )  # fmt: skip
+        [
+            "--cpu",
+            "--seeds",
+            "1",
+            "--methods",
+            "awd_lstm",
+            "spectrum_control",
+            "--updates",
+            "12",
+            "--dim",
+            "8",
+            "--hidden",
+            "12",
+            "--work-dir",
+            str(tmp_path / "work"),
+        ]
+    )
     table = experiment.compare(arguments)
     assert [line.split("|")[1].strip() for line in table.splitlines()[2:4]] == [
-        "awd_lstm", "spectrum_control"
-    ]  # fmt: skip
+        "awd_lstm",
+        "spectrum_control",
+    ]
     assert "12 updates each" in table and "test ppl" in table
 
     def refuse(*_, **__):
@@ -70,9 +85,22 @@ def test_one_model_from_nothing_to_all_its_perplexities(tmp_path, monkeypatch):
         {k: v for k, v in experiment.EVALUATIONS.items() if k != "dynamic"},
     )
     arguments = run.parse_arguments(
-        ["--cpu", "--epochs", "1", "--fine-tuning-epochs", "1", "--dim", "8", "--hidden", "12",
-         "--corpus", str(tmp_path), "--work-dir", str(tmp_path / "work")]
-    )  # fmt: skip
+        [
+            "--cpu",
+            "--epochs",
+            "1",
+            "--fine-tuning-epochs",
+            "1",
+            "--dim",
+            "8",
+            "--hidden",
+            "12",
+            "--corpus",
+            str(tmp_path),
+            "--work-dir",
+            str(tmp_path / "work"),
+        ]
+    )
     text = experiment.train_and_evaluate(arguments)
     rows = {line.split("|")[1].strip(): line.split("|")[2:4] for line in text.splitlines()[2:5]}
     assert set(rows) == {"AWD-LSTM", "fine-tuned", "fine-tuned, continuous cache"}

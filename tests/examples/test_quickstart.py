@@ -457,8 +457,9 @@ def test_options_that_make_no_sense_are_refused(options, message):
 def test_commands_to_try_can_be_pasted_whatever_the_folder_is_called():
     (line,) = (line for line in command.what_next(Path("it's a")).split("\n") if "export" in line)
     assert shlex.split(line)[-2:] == [
-        "it's a/spectrum_control/checkpoints/checkpoint_best.pt", "plain.pt"
-    ]  # fmt: skip
+        "it's a/spectrum_control/checkpoints/checkpoint_best.pt",
+        "plain.pt",
+    ]
 
 
 def test_missing_package_is_named(monkeypatch):

@@ -55,9 +55,12 @@ def test_mean_spread_and_paired_differences(runs):
 
 @pytest.mark.parametrize(
     "options, message",
-    [(("--baseline", "plian"), "only plain, sc"), (("--columns", "bleu", "chrf"), "with chrf"),
-     (("--columns", "chrf", "--format", "json"), "with chrf")],
-)  # fmt: skip
+    [
+        (("--baseline", "plian"), "only plain, sc"),
+        (("--columns", "bleu", "chrf"), "with chrf"),
+        (("--columns", "chrf", "--format", "json"), "with chrf"),
+    ],
+)
 def test_what_no_run_has_is_refused(options, message, runs, capsys):
     assert tables.main([str(runs), *options]) == 1
     printed = capsys.readouterr()

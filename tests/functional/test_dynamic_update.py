@@ -69,10 +69,11 @@ def test_values_published_for_sums_do_what_their_code_did():
     roots = [torch.sqrt(sum(g * g for g in each)) for each in zip(*batches)]
     total = sum(root.mean() for root in roots)
     expected = [
-        w + given.decay * torch.clamp(r / total, max=1 / given.decay) * (w0 - w)
+        w
+        + given.decay * torch.clamp(r / total, max=1 / given.decay) * (w0 - w)
         - given.rate * g / (r + given.epsilon)
         for w, w0, g, r in zip(weights, trained, gradients, roots)
-    ]  # fmt: skip
+    ]
     rms = reference.root_mean_squares(batches)
     found = fast(weights, trained, gradients, rms, *given.from_sums(len(batches), len(SHAPES)))
     for one, other in zip(found, expected):

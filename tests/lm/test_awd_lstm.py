@@ -89,9 +89,15 @@ def test_one_step_equals_the_naive_form(drawn, alpha, beta):
         "output": output.squeeze(1),
     }
     naive = reference.loss(
-        tokens, targets, network.embed_tokens.weight, head.bias, layers_of(network), masks,
-        alpha, beta,
-    )  # fmt: skip
+        tokens,
+        targets,
+        network.embed_tokens.weight,
+        head.bias,
+        layers_of(network),
+        masks,
+        alpha,
+        beta,
+    )
     torch.testing.assert_close(ours, naive, rtol=1e-10, atol=1e-10)
     naive.backward()
     gradients_of_naive = dict(network.named_parameters())
@@ -109,9 +115,15 @@ def test_masks_hold_over_a_segment_and_differ_between_streams(drawn):
     build(**DROPOUTS).train()(batch())
     shapes = [tuple(mask.shape) for mask in drawn]
     assert shapes == [
-        (N,), (B, 1, D), (4 * HIDDEN, HIDDEN), (1, B, HIDDEN), (4 * HIDDEN, HIDDEN), (1, B, HIDDEN),
-        (4 * D, D), (B, 1, D),
-    ]  # fmt: skip
+        (N,),
+        (B, 1, D),
+        (4 * HIDDEN, HIDDEN),
+        (1, B, HIDDEN),
+        (4 * HIDDEN, HIDDEN),
+        (1, B, HIDDEN),
+        (4 * D, D),
+        (B, 1, D),
+    ]
     assert not torch.equal(drawn[3][:, 0], drawn[3][:, 1])
 
 

@@ -131,9 +131,11 @@ def test_a_shared_table_is_adapted_once_and_a_frozen_parameter_not_at_all():
     bias = model.output.bias.clone()
     with DynamicEvaluation(model, statistics, RATES) as dynamic:
         evaluate(
-            reader(model), corpus(30), update=dynamic.update,
+            reader(model),
+            corpus(30),
+            update=dynamic.update,
             progress=lambda _: torch.testing.assert_close(model.output.bias, bias),
-        )  # fmt: skip
+        )
 
 
 def test_a_parameter_without_a_gradient_stays():

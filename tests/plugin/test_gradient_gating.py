@@ -71,8 +71,12 @@ def test_only_the_output_tables_gradient_is_gated(task, arch):
         return scores
 
     model.decoder.output_layer = watched
-    gradients(model, build_criterion(task, "label_smoothed_cross_entropy", label_smoothing=0.1)(
-        model, sample)[0])  # fmt: skip
+    gradients(
+        model,
+        build_criterion(task, "label_smoothed_cross_entropy", label_smoothing=0.1)(model, sample)[
+            0
+        ],
+    )
     del model.decoder.output_layer
     loss, _, log = criterion(model, sample)
     torch.testing.assert_close(loss, plain_loss)

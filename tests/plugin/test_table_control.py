@@ -168,9 +168,12 @@ def test_the_share_follows_the_learning_rate():
 
 def test_it_is_due_at_every_kth_update_after_the_start():
     cfg = build_criterion(
-        Task(words()), **PLAIN, spectrum_decay=0.1, spectrum_decay_interval=3,
+        Task(words()),
+        **PLAIN,
+        spectrum_decay=0.1,
+        spectrum_decay_interval=3,
         spectrum_decay_start=4,
-    ).table_control  # fmt: skip
+    ).table_control
     assert [n for n in range(14) if cfg.is_due(n)] == [6, 9, 12]
 
 
@@ -298,9 +301,14 @@ def test_a_computed_table_is_refused(task, kind):
 @pytest.mark.parametrize("flags", [{"spectrum_decay": 0.1}, {"spectrum_weight": 0.1}])
 def test_fewer_words_than_dimensions_are_refused(task, flags):
     model = build_host_model(
-        task, "transformer", share_all_embeddings=True, encoder_embed_dim=64, decoder_embed_dim=64,
-        decoder_output_dim=64, decoder_input_dim=64,
-    )  # fmt: skip
+        task,
+        "transformer",
+        share_all_embeddings=True,
+        encoder_embed_dim=64,
+        decoder_embed_dim=64,
+        decoder_output_dim=64,
+        decoder_input_dim=64,
+    )
     with pytest.raises(ConfigurationError, match="N >= d"):
         build_criterion(task, **PLAIN, **flags).check_model(model)
 

@@ -34,15 +34,17 @@ class BlockReader(Reader):
         super().__init__(model, padding, start)
         if not 0 <= context < block:
             raise ConfigurationError(
-                f"--context-window of 0 or more and below --segment, {block}", str(context),
+                f"--context-window of 0 or more and below --segment, {block}",
+                str(context),
                 "Give a smaller context or longer segments.",
-            )  # fmt: skip
+            )
         longest = model.max_positions()
         if block > longest:
             raise ConfigurationError(
-                f"--segment of at most {longest}, the model's --max-target-positions", str(block),
+                f"--segment of at most {longest}, the model's --max-target-positions",
+                str(block),
                 "Give shorter segments.",
-            )  # fmt: skip
+            )
         self.block = block
         self.context = context
         self.rows = rows
@@ -84,9 +86,11 @@ class BlockReader(Reader):
         if clusters is not None:
             log_probabilities = _adaptive(clusters, output[0], targets)
         else:
-            log_probabilities = self.model.get_normalized_probs(
-                output, log_probs=True, sample={"target": targets}
-            ).gather(-1, targets.unsqueeze(-1)).squeeze(-1)  # fmt: skip
+            log_probabilities = (
+                self.model.get_normalized_probs(output, log_probs=True, sample={"target": targets})
+                .gather(-1, targets.unsqueeze(-1))
+                .squeeze(-1)
+            )
         if not self.shows_features:
             log_probabilities = log_probabilities[counted].unsqueeze(0)
             targets = targets[counted].unsqueeze(0)

@@ -91,17 +91,19 @@ def load_language_model(
         if not any(name.startswith("encoder.") for name in names):
             found = "a model without a decoder"
         raise CheckpointError(
-            f"a language model, which is a decoder alone, in {path}", found,
+            f"a language model, which is a decoder alone, in {path}",
+            found,
             "Give a checkpoint of --task language_modeling or stateful_language_modeling; "
             "translation models are scored by fairseq-generate --score-reference.",
-        )  # fmt: skip
+        )
     check_overrides(checkpoint, overrides)
     words = Path(data) / "dict.txt"
     if not words.is_file():
         raise MissingDataError(
-            f"the dictionary {words}", "no such file",
+            f"the dictionary {words}",
+            "no such file",
             "Give the folder that fairseq-preprocess --only-source wrote to --destdir.",
-        )  # fmt: skip
+        )
     settings = {**checkpoint_settings(checkpoint, "task"), **overrides}
     for name, flag in (
         ("add_bos_token", "--add-bos-token"),
@@ -111,8 +113,9 @@ def load_language_model(
         if settings.get(name):
             raise UnsupportedError(
                 "a language model of the next token, whose text starts with the end of a sentence",
-                f"one trained with {flag}", "Evaluate it with fairseq-eval-lm.",
-            )  # fmt: skip
+                f"one trained with {flag}",
+                "Evaluate it with fairseq-eval-lm.",
+            )
     model_settings = checkpoint_settings(checkpoint, "model")
     arch = str(model_settings.get("_name") or model_settings.get("arch"))
     remark = _remark(settings, words)
@@ -120,9 +123,10 @@ def load_language_model(
     model, task = _build(path, data, overrides)
     if not isinstance(model, FairseqLanguageModel):
         raise CheckpointError(
-            f"a language model in {path}", f"a {type(model).__name__}",
+            f"a language model in {path}",
+            f"a {type(model).__name__}",
             "Give a checkpoint of --task language_modeling or stateful_language_modeling.",
-        )  # fmt: skip
+        )
     dictionary, target_dictionary = task.source_dictionary, task.target_dictionary
     if len(target_dictionary) != len(dictionary):
         raise UnsupportedError(
@@ -150,8 +154,14 @@ def _build(path: Any, data: Any, overrides: Mapping[str, Any]) -> Any:
     except SpectralFairseqError:
         raise  # by the models and tasks of this package; it says what to correct
     except (
-        AssertionError, AttributeError, ImportError, KeyError, RuntimeError, TypeError, ValueError
-    ) as error:  # fmt: skip
+        AssertionError,
+        AttributeError,
+        ImportError,
+        KeyError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         text = str(error)
         if "size mismatch" in text or "Missing key" in text or "Unexpected key" in text:
             lines = [line.strip() for line in text.splitlines()[1:]]
@@ -160,8 +170,9 @@ def _build(path: Any, data: Any, overrides: Mapping[str, Any]) -> Any:
                 remedy += ", and override only what leaves the parameters as they are"
             raise DataError(
                 f"parameters in {path} that fit the dictionary in {data}",
-                (lines or [text])[0].rstrip("."), f"{remedy}.",
-            ) from error  # fmt: skip
+                (lines or [text])[0].rstrip("."),
+                f"{remedy}.",
+            ) from error
         raise UnsupportedError(
             f"a model in {path} that fairseq can build with the data in {data}",
             f"{type(error).__name__}: {text.splitlines()[0] if text else ''}",

@@ -15,8 +15,9 @@ def test_every_pair_is_counted_once(block_rows):
     edges, counts = cosine_histogram(matrix, bins=13, block_rows=block_rows)
     pairs = [
         float(torch.cosine_similarity(matrix[i], matrix[j], dim=0))
-        for i in range(23) for j in range(i)
-    ]  # fmt: skip
+        for i in range(23)
+        for j in range(i)
+    ]
     assert sum(counts) == len(pairs) == 23 * 22 // 2
     for low, high, count in zip(edges, edges[1:], counts):
         assert count == sum(low <= cosine < high for cosine in pairs)

@@ -58,7 +58,12 @@ def test_threshold_of_numerical_recipes():
 def test_cumulative_share():
     sigma = torch.tensor([4.0, 1.0, 2.0, 0.0])
     assert cumulative_share(sigma, [0.0, 0.1, 0.25, 0.5, 0.9, 1.0]) == [
-        0.25, 0.25, 0.5, 0.75, 0.75, 1.0,
-    ]  # fmt: skip
+        0.25,
+        0.25,
+        0.5,
+        0.75,
+        0.75,
+        1.0,
+    ]
     with pytest.raises(DataError, match="above zero"):
         cumulative_share(torch.zeros(3), [0.5])

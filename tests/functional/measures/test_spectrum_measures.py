@@ -6,8 +6,16 @@ import torch
 from spectral_fairseq.functional.linalg.singular_values import singular_values_of_gram
 from spectral_fairseq.functional.measures.spectrum_measures import spectrum_measures
 
-KEYS = {"sigma_max", "sigma_2", "sigma_median", "sigma_min", "frobenius_norm", "share_of_first",
-        "effective_rank", "stable_rank"}  # fmt: skip
+KEYS = {
+    "sigma_max",
+    "sigma_2",
+    "sigma_median",
+    "sigma_min",
+    "frobenius_norm",
+    "share_of_first",
+    "effective_rank",
+    "stable_rank",
+}
 
 
 @pytest.mark.parametrize("dtype, rtol", [(torch.float32, 1e-4), (torch.float64, 1e-9)])

@@ -34,9 +34,17 @@ class Positions(torch.nn.Module):
         return 50
 
 
-@pytest.mark.parametrize("total, block, context, rows", [
-    (23, 5, 0, 3), (23, 5, 3, 4), (23, 7, 6, 2), (4, 9, 2, 5), (20, 5, 0, 1), (23, 50, 49, 7),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "total, block, context, rows",
+    [
+        (23, 5, 0, 3),
+        (23, 5, 3, 4),
+        (23, 7, 6, 2),
+        (4, 9, 2, 5),
+        (20, 5, 0, 1),
+        (23, 50, 49, 7),
+    ],
+)
 def test_blocks_predict_every_token_once_with_its_context(total, block, context, rows):
     corpus, padding, start = torch.arange(10, 10 + total), 1, 2
     inputs = [start, *range(10, 9 + total)]
@@ -57,10 +65,24 @@ def test_blocks_predict_every_token_once_with_its_context(total, block, context,
 def host_perplexity(path, data, block, context, split="valid"):
     parser = options.get_eval_lm_parser()
     arguments = [
-        str(data), "--path", str(path), "--gen-subset", split, "--cpu", "--no-progress-bar",
-        "--tokens-per-sample", str(block), "--context-window", str(context),
-        "--required-batch-size-multiple", "1", "--batch-size", "1", "--num-workers", "0",
-    ]  # fmt: skip
+        str(data),
+        "--path",
+        str(path),
+        "--gen-subset",
+        split,
+        "--cpu",
+        "--no-progress-bar",
+        "--tokens-per-sample",
+        str(block),
+        "--context-window",
+        str(context),
+        "--required-batch-size-multiple",
+        "1",
+        "--batch-size",
+        "1",
+        "--num-workers",
+        "0",
+    ]
     args = options.parse_args_and_arch(parser, input_args=arguments)
     return float(eval_lm.main(convert_namespace_to_omegaconf(args))["perplexity"])
 
@@ -84,12 +106,18 @@ def test_equals_fairseq_eval_lm(block, context, train, tiny_lm_data):
 OTHERS = {
     "stock": {"_name": "transformer_lm"},
     "adaptive": {
-        "_name": "transformer_lm", "adaptive_softmax_cutoff": "12,24",
-        "share_decoder_input_output_embed": False, "criterion": "adaptive_loss",
+        "_name": "transformer_lm",
+        "adaptive_softmax_cutoff": "12,24",
+        "share_decoder_input_output_embed": False,
+        "criterion": "adaptive_loss",
     },
-    "mixture": {"_name": "transformer_lm_mos", "output_head": "mos", "embedding_type": "plain",
-                "mixture_components": 3},
-}  # fmt: skip
+    "mixture": {
+        "_name": "transformer_lm_mos",
+        "output_head": "mos",
+        "embedding_type": "plain",
+        "mixture_components": 3,
+    },
+}
 
 
 @pytest.mark.parametrize("kind", OTHERS)

@@ -11,5 +11,6 @@ def test_overrides_are_a_dictionary_of_literals(text):
     with pytest.raises(ConfigurationError, match="model-overrides"):
         parse_overrides(text)
     assert parse_overrides("{'mem_len': 640, 'same_length': True}") == {
-        "mem_len": 640, "same_length": True
-    }  # fmt: skip
+        "mem_len": 640,
+        "same_length": True,
+    }
