@@ -275,6 +275,7 @@ def test_trainer_tells_tables_the_epoch(task):
         task=SimpleNamespace(begin_epoch=lambda epoch, model: None),
         get_model=lambda: model,
         get_criterion=lambda: None,
+        optimizer=SimpleNamespace(optimizer=None),
         tpu=False,
     )
     Trainer.begin_epoch(trainer, 7)
