@@ -39,7 +39,8 @@ def test_the_built_wheel_passes_its_tests(tmp_path):
         assert (site / "spectral_fairseq" / name).exists()
     assert (site / "spectral_fairseq_examples" / "quickstart" / "pipeline.py").exists()
 
-    shutil.copytree(ROOT / "tests", tmp_path / "elsewhere" / "tests")
+    for folder in ("tests", "docs"):  # whose picture of the imports is tested
+        shutil.copytree(ROOT / folder, tmp_path / "elsewhere" / folder)
     env = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
     env.pop("PYTEST_CURRENT_TEST", None)
     where = subprocess.run(
