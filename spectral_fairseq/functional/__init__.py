@@ -9,15 +9,25 @@ from spectral_fairseq.functional.locked_dropout import locked_dropout
 from spectral_fairseq.functional.losses import *  # noqa: F403
 from spectral_fairseq.functional.measures import *  # noqa: F403
 from spectral_fairseq.functional.penalties import *  # noqa: F403
+from spectral_fairseq.functional.spectrum_decay import (
+    TableChange,
+    apply_change_,
+    plan_change,
+    spectrum_target,
+)
 from spectral_fairseq.functional.word_dropout import word_dropout
 
 __all__ = [
     "DynamicRates",
+    "TableChange",
+    "apply_change_",
     "cache_probability",
     "dynamic_update_",
     "interpolate",
     "locked_dropout",
+    "plan_change",
     "smoothed_log_counts",
+    "spectrum_target",
     "word_dropout",
 ]
 __all__ += linalg.__all__

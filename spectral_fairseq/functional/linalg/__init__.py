@@ -6,6 +6,7 @@ from spectral_fairseq.functional.linalg.products import matmul_transposed
 from spectral_fairseq.functional.linalg.row_norms import rms_row_norm, row_norms, unit_rows
 from spectral_fairseq.functional.linalg.singular_values import (
     right_singular_system,
+    right_singular_system_of_gram,
     singular_values,
     singular_values_of_gram,
 )
@@ -17,6 +18,7 @@ __all__ = [
     "matmul_transposed",
     "mirror_gram",
     "right_singular_system",
+    "right_singular_system_of_gram",
     "rms_row_norm",
     "row_norms",
     "singular_values",
