@@ -95,7 +95,7 @@ TASKS = {
 
 NO_PENALTY = "--criterion mle_cosreg --cosreg-weight 0"
 FACTORED = "--criterion spectrum_control"
-# {interval}-fold ETA is the share of each change: ETA 0.01 with an interval of 10 is a tenth.
+# With the interval of 10 an ETA of 0.01 goes a tenth of the way each time, and 0.1 all of it.
 VARIANTS: Dict[str, str] = {
     "plain": NO_PENALTY,
     "factored": FACTORED,
@@ -116,11 +116,14 @@ VARIANTS: Dict[str, str] = {
     "both_fixed": (
         f"{NO_PENALTY} --spectrum-decay 0.01 --spectrum-side both --spectrum-scale fixed"
     ),
-    "centred": f"{NO_PENALTY} --table-centering 0.01",
-    "centred_full": f"{NO_PENALTY} --table-centering 0.1",
-    "centred_above_1.5": f"{NO_PENALTY} --table-centering 0.01 --spectrum-decay 0.01",
+    "centred": f"{NO_PENALTY} --table-centering 0.1",
+    "centred_gentle": f"{NO_PENALTY} --table-centering 0.01",
+    "centred_above_1.5": f"{NO_PENALTY} --table-centering 0.1 --spectrum-decay 0.1",
     "centred_above_2": (
-        f"{NO_PENALTY} --table-centering 0.1 --spectrum-decay 0.01 --spectrum-slack 2"
+        f"{NO_PENALTY} --table-centering 0.1 --spectrum-decay 0.1 --spectrum-slack 2"
+    ),
+    "centred_above_3": (
+        f"{NO_PENALTY} --table-centering 0.1 --spectrum-decay 0.1 --spectrum-slack 3"
     ),
     "averaged_plain": f"{NO_PENALTY} --nt-asgd-from-start",
     "averaged_above_1.5": f"{NO_PENALTY} --nt-asgd-from-start --spectrum-decay 0.01",
