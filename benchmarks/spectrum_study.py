@@ -28,7 +28,8 @@ import spectral_fairseq
 from benchmarks.harness import positive, print_result
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.checkpoints.tables import extract_table
-from spectral_fairseq.functional.measures.isotropy import mean_cosine, right_singular_system
+from spectral_fairseq.functional.linalg.singular_values import right_singular_system
+from spectral_fairseq.functional.measures.mean_cosine import mean_cosine
 
 ROOT = Path(__file__).resolve().parents[1]
 ARCHIVE = ROOT / "examples/data/opendocs_de_en/opendocs-libreoffice-de-en.tar.xz"
@@ -82,7 +83,7 @@ TASKS = {
     ),
     "transformer_xl": Task(
         "language_model",
-        1_500,
+        1_200,
         "--task stateful_language_modeling --batch-size 20 --batch-size-valid 10 "
         "--tokens-per-sample 64 --decoder-embed-dim 64 --decoder-ffn-embed-dim 256 "
         "--decoder-attention-heads 4 --mem-len 64 --adaptive-softmax-cutoff 1000,2500 "
@@ -278,6 +279,7 @@ def table_figures(checkpoint: Path) -> Dict[str, Any]:
     }
     if table.kind == "svd":
         stored = table.stored_sigma
+        assert stored is not None
         figures["stored_singular_values"] = [round(value, 5) for value in stored.tolist()]
         figures["largest_relative_error"] = float(((sigma - stored).abs() / stored).max())
         figures["relative_error_of_first"] = float((sigma[0] - stored[0]) / stored[0])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fairseq import options
 
 if not (Path(__file__).resolve().parents[1] / "benchmarks").exists():
     pytest.skip("the benchmarks are not beside these tests", allow_module_level=True)
@@ -22,6 +23,7 @@ from benchmarks import (
     bench_step,
     harness,
     mixture_posteriors,
+    spectrum_study,
 )
 
 
@@ -169,3 +171,38 @@ def test_posteriors_sum_to_one(train, tiny_translation_data):
     task.load_dataset("valid")
     shares = mixture_posteriors.posteriors(models[0].eval(), task, "valid", 20)
     assert torch.allclose(shares.sum(1), torch.ones(len(shares)), atol=1e-5)
+
+
+def test_spectrum_study_trains_resumes_and_tabulates(tmp_path, monkeypatch, capsys, request):
+    """Every variant's command is one that fairseq takes; one is trained, with tiny data."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for name, made in (
+        ("translation", "tiny_translation_data"),
+        ("language_model", "tiny_lm_data"),
+    ):
+        (data / name).symlink_to(request.getfixturevalue(made))
+    monkeypatch.setattr(spectrum_study, "WINDOW", 2)
+    argv = [
+        "spectrum_study",
+        "--work-dir",
+        str(tmp_path),
+        "--tasks",
+        "translation",
+        "--updates",
+        "2",
+    ]
+    argv += ["--variants", "plain", "centred_above_2", "--seeds", "1", "--out", str(tmp_path / "o")]
+    monkeypatch.setattr(sys, "argv", argv)
+    for _ in range(2):
+        spectrum_study.main()
+        plain, ours = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+        assert plain["variant"] == "plain" and plain["valid behind"] == 0
+        assert ours["variant"] == "centred_above_2" and ours["mean_cosine"] != plain["mean_cosine"]
+    assert len(json.loads((tmp_path / "o").read_text())) == 2
+    parser = options.get_training_parser()
+    for task in spectrum_study.TASKS:
+        for variant in spectrum_study.VARIANTS:
+            if task == "awd_lstm" or not variant.startswith("averaged"):
+                command = spectrum_study.command_of(task, variant, 1, data, tmp_path, 2)
+                options.parse_args_and_arch(parser, command[3:])
