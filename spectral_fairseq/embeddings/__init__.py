@@ -8,10 +8,16 @@ from typing import Tuple, Type
 from spectral_fairseq.embeddings.base import FactorMeasures, Table, TableSpec
 from spectral_fairseq.embeddings.factored import FactoredEmbedding
 from spectral_fairseq.embeddings.plain import PlainEmbedding
+from spectral_fairseq.embeddings.spectral_norm import SpectralNormEmbedding
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.embeddings.weight_norm import WeightNormEmbedding
 
-TABLES: Tuple[Type[Table], ...] = (PlainEmbedding, SVDEmbedding, WeightNormEmbedding)
+TABLES: Tuple[Type[Table], ...] = (
+    PlainEmbedding,
+    SVDEmbedding,
+    WeightNormEmbedding,
+    SpectralNormEmbedding,
+)
 """Every kind of table, in the order in which users see them."""
 
 __all__ = [
@@ -20,6 +26,7 @@ __all__ = [
     "FactoredEmbedding",
     "PlainEmbedding",
     "SVDEmbedding",
+    "SpectralNormEmbedding",
     "Table",
     "TableSpec",
     "WeightNormEmbedding",

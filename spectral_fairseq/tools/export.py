@@ -34,6 +34,7 @@ from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
 from spectral_fairseq.plugin.models.flat_config import FlatTransformerConfig
 from spectral_fairseq.plugin.models.transformer import SpectralTransformer
 from spectral_fairseq.plugin.models.transformer_lm import SpectralTransformerLM
+from spectral_fairseq.plugin.tasks.training_counts import building_for
 
 TOLERANCE = 1e-4
 """Logits count as equal up to this difference, relative to the largest logit."""
@@ -258,7 +259,7 @@ def _build(checkpoint: Mapping[str, Any], task: Any) -> Any:
     for name in _EMBEDDING_FILES:
         if cfg["model"].get(name):
             cfg["model"][name] = None
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), building_for(task, from_checkpoint=True):
         model = models.build_model(OmegaConf.create(cfg).model, task)
     try:
         model.load_state_dict(dict(checkpoint["model"]), strict=True)

@@ -44,7 +44,7 @@ def test_defaults_and_choices_are_shown(generator):
         "| `--variable-bptt` | off | ",
     ):
         assert f"\n{row}" in page
-    assert ": `plain`, `svd`, `weight-norm` |\n" in page
+    assert ": `plain`, `svd`, `weight-norm`, `spectral-norm` |\n" in page
 
 
 def test_a_changed_default_changes_the_page(generator, monkeypatch):

@@ -46,6 +46,10 @@ NAIVE = {
         "spectral_normalization",
         lambda w: (1 - torch.linalg.svdvals(w) / torch.linalg.svdvals(w)[0]).square().sum(),
     ),
+    "normalized_d_optimal_weight": (
+        "normalized_d_optimal",
+        lambda w: -(torch.linalg.svdvals(w) / torch.linalg.svdvals(w)[0]).log().sum(),
+    ),
     "d_optimal_weight": ("d_optimal", lambda w: -torch.linalg.svdvals(w).log().sum()),
 }
 
@@ -117,7 +121,7 @@ def test_value_on_fairseqs_architectures(encoder_task, name, flag):
 
 
 @pytest.mark.parametrize("flag", NAIVE)
-@pytest.mark.parametrize("embedding_type", ["plain", "svd", "weight-norm"])
+@pytest.mark.parametrize("embedding_type", ["plain", "svd", "weight-norm", "spectral-norm"])
 def test_value_on_every_kind_of_table(task, flag, embedding_type):
     model = build_model(task, embedding_type=embedding_type).train()
     key, naive = NAIVE[flag]

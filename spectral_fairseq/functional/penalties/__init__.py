@@ -5,7 +5,10 @@ from spectral_fairseq.functional.penalties.activation_regularization import (
     temporal_activation_regularization,
 )
 from spectral_fairseq.functional.penalties.cosine import cosine_penalty
-from spectral_fairseq.functional.penalties.d_optimal import d_optimal_penalty
+from spectral_fairseq.functional.penalties.d_optimal import (
+    d_optimal_penalty,
+    normalized_d_optimal_penalty,
+)
 from spectral_fairseq.functional.penalties.orthogonality import (
     frobenius_defect,
     identity_residual,
@@ -23,6 +26,7 @@ __all__ = [
     "activation_regularization",
     "cosine_penalty",
     "d_optimal_penalty",
+    "normalized_d_optimal_penalty",
     "frobenius_defect",
     "identity_residual",
     "log_count_target",

@@ -5,6 +5,10 @@ Networks under Spectrum Control", ICLR 2019, https://openreview.net/forum?id=rJN
 of Wang et al., ICLR 2020, https://openreview.net/forum?id=ByxY8CNtvr, compares with it:
 
     R = -sum_k log sigma_k = -1/2 log det(W'W),     dR/dW = -W (W'W)^-1
+
+Jiang et al. take the spectrum of a weight that is divided by its largest singular value:
+
+    R = -sum_k log(sigma_k / sigma_1)
 """
 
 from __future__ import annotations
@@ -16,8 +20,9 @@ from torch import Tensor
 def d_optimal_penalty(sigma: Tensor) -> Tensor:
     """Return R = -sum_k log |sigma_k|.
 
-    R has no minimum: it falls by d log c for a table c times as large. Jiang et al. add it to a
-    normalised spectrum; here weight decay or another penalty has to bound it.
+    R has no minimum: it falls by d log c for a table c times as large. Weight decay, a
+    spectral-norm table or another penalty has to bound it; the form that Jiang et al. use is
+    :func:`normalized_d_optimal_penalty`.
 
     Args:
         sigma: singular values in any order and of any sign, shape (d,): the learned ones of an SVD
@@ -32,3 +37,16 @@ def d_optimal_penalty(sigma: Tensor) -> Tensor:
     info = torch.finfo(values.dtype)
     floor = (values.detach().max() * info.eps).clamp(min=info.tiny)
     return -torch.maximum(values, floor).log().sum()
+
+
+def normalized_d_optimal_penalty(sigma: Tensor) -> Tensor:
+    """Return R = -sum_k log(|sigma_k| / max |sigma|), which does not depend on the table's scale.
+
+    Args:
+        sigma: as for :func:`d_optimal_penalty`.
+
+    Returns:
+        Scalar of at least 0, which is reached where all values are equal.
+    """
+    largest = sigma.abs().max().clamp(min=torch.finfo(sigma.dtype).tiny)
+    return d_optimal_penalty(sigma) + sigma.numel() * largest.log()

@@ -36,7 +36,7 @@ def building_for(task: Any, from_checkpoint: bool) -> Iterator[None]:
         task: whose training data the words are counted in.
         from_checkpoint: whether the new tables are overwritten next, so no count is needed.
     """
-    tokens = _task.set(task), _restoring.set(from_checkpoint)
+    tokens = _task.set(task), _restoring.set(from_checkpoint or _restoring.get())
     try:
         yield
     finally:

@@ -4,7 +4,10 @@ import pytest
 import torch
 
 from spectral_fairseq.functional.linalg.singular_values import singular_values
-from spectral_fairseq.functional.penalties.d_optimal import d_optimal_penalty
+from spectral_fairseq.functional.penalties.d_optimal import (
+    d_optimal_penalty,
+    normalized_d_optimal_penalty,
+)
 from tests.reference import d_optimal as reference
 
 
@@ -61,3 +64,20 @@ def test_descent_raises_the_smallest_value_most():
     sigma = torch.tensor([4.0, 1.0, 0.25], requires_grad=True)
     d_optimal_penalty(sigma).backward()
     torch.testing.assert_close(sigma.grad, -1 / sigma.detach())
+
+
+def test_the_normalized_form_has_a_minimum_and_no_scale():
+    values = torch.tensor([3.0, -2.0, 0.5], dtype=torch.float64, requires_grad=True)
+    expected = -torch.tensor([1.0, 2 / 3, 1 / 6], dtype=torch.float64).log().sum()
+    torch.testing.assert_close(normalized_d_optimal_penalty(values), expected)
+    torch.testing.assert_close(normalized_d_optimal_penalty(7 * values), expected)
+    assert torch.autograd.gradcheck(normalized_d_optimal_penalty, (values,))
+    assert float(normalized_d_optimal_penalty(torch.full((4,), 5.0))) == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("sigma", [[1.0, 0.0, 2.0], [0.0, 0.0]])
+def test_the_normalized_form_is_finite_where_rank_is_missing(sigma):
+    values = torch.tensor(sigma, requires_grad=True)
+    value = normalized_d_optimal_penalty(values)
+    value.backward()
+    assert torch.isfinite(value) and torch.isfinite(values.grad).all()

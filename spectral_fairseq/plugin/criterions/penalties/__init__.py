@@ -4,7 +4,7 @@
 """
 
 from spectral_fairseq.plugin.criterions.penalties.cosine import COSINE
-from spectral_fairseq.plugin.criterions.penalties.d_optimal import D_OPTIMAL
+from spectral_fairseq.plugin.criterions.penalties.d_optimal import D_OPTIMAL, NORMALIZED_D_OPTIMAL
 from spectral_fairseq.plugin.criterions.penalties.orthogonality import ORTHOGONALITY
 from spectral_fairseq.plugin.criterions.penalties.spectral_normalization import (
     SPECTRAL_NORMALIZATION,
@@ -19,5 +19,6 @@ PENALTIES = (
     ORTHOGONALITY,
     WEIGHT_NORM,
     SPECTRAL_NORMALIZATION,
+    NORMALIZED_D_OPTIMAL,
     D_OPTIMAL,
 )

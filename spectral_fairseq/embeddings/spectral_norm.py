@@ -1,0 +1,163 @@
+"""An embedding table divided by its largest singular value, W = c S / sigma_max(S).
+
+Jiang, Chen, Chen, Liu, Wang, Zhao: "On Computation and Generalization of Generative Adversarial
+Networks under Spectrum Control", ICLR 2019, https://openreview.net/forum?id=rJNH6sAqY7, divide a
+weight by its largest singular value. One step of the power iteration an update follows that value
+(Miyato et al., ICLR 2018, https://openreview.net/forum?id=B1QRgziT-). Appendix B of Wang et al.,
+ICLR 2020, https://openreview.net/forum?id=ByxY8CNtvr, compares with it on language models.
+"""
+
+# No "from __future__ import annotations" here: TorchScript reads the annotations of the buffers.
+import math
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spectral_fairseq.embeddings.base import TableSpec
+from spectral_fairseq.embeddings.factored import FactoredEmbedding, hook
+from spectral_fairseq.embeddings.option import Option
+from spectral_fairseq.errors import ConfigurationError
+
+# Lower bound on sigma_max, to avoid division by zero.
+TINY = 1e-20
+
+
+class SpectralNormEmbedding(FactoredEmbedding):
+    """Look-up table and output projection that share W = c S / sigma_max(S).
+
+    Shapes: S (N, d), its first right singular vector (d,), for N words and d dimensions. Each use
+    in training takes one step of the power iteration v <- S'S v / ||S'S v||, and sigma_max is
+    ||S v||, whose gradient is that of the exact value once v has converged. Weight decay of S
+    changes the length of optimiser steps, not W.
+
+    Args:
+        num_embeddings: N, all rows of the dictionary.
+        embedding_dim: d.
+        padding_idx: row that starts at zero and never receives a gradient.
+        excluded_rows: further rows that penalties and measures leave out (``madeupword0000``).
+        scale: c, the largest singular value of W, above 0. Neither paper has one, so it is 1. A
+            table that is made from a dense one has that one's largest singular value.
+        init_range: r; S is drawn uniformly from [-r, r], or else from N(0, 1/d).
+
+    Raises:
+        ConfigurationError: a scale that is not a finite number above 0.
+    """
+
+    kind = "spectral-norm"
+    summary = "a matrix that is divided by its largest singular value"
+    entries = ("stored", "direction", "largest")
+    options = (
+        Option(
+            "scale",
+            "spectral_norm_scale",
+            1.0,
+            "c: the largest singular value of a spectral-norm table; 1 in the paper",
+        ),
+    )
+
+    direction: Tensor
+    largest: Tensor
+    excluded_rows: Tensor
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int,
+        excluded_rows: Sequence[int] = (),
+        *,
+        scale: float = 1.0,
+        init_range: Optional[float] = None,
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx, excluded_rows)
+        if not 0 < scale < math.inf:
+            raise ConfigurationError(
+                "`scale` of a spectral-norm table to be a finite number above 0",
+                repr(scale),
+                "Correct `scale`.",
+            )
+        stored = torch.randn(num_embeddings, embedding_dim) / math.sqrt(embedding_dim)
+        if init_range is not None:
+            stored.uniform_(-init_range, init_range)
+        stored[padding_idx] = 0
+        self.stored = nn.Parameter(stored)
+        self.register_buffer("direction", _first_direction(stored))
+        self.register_buffer("largest", torch.tensor(float(scale)))
+        self._register_hooks()
+
+    @classmethod
+    def build(cls, spec: TableSpec, **options: Any) -> "SpectralNormEmbedding":
+        """A new table whose directions start as the architecture's."""
+        return cls(*spec[:4], init_range=spec.init_range, **options)
+
+    @torch.no_grad()
+    def factor(self, weight: Tensor) -> Dict[str, Tensor]:
+        """The state dict with which this table equals a dense one; deterministic.
+
+        Args:
+            weight: W, shape (N, d).
+
+        Returns:
+            The three entries, with c = sigma_max(W).
+        """
+        stored = weight.detach().clone().contiguous()
+        direction = _first_direction(stored)
+        largest = torch.linalg.vector_norm(stored.double() @ direction.double())
+        return {"stored": stored, "direction": direction, "largest": largest.to(weight.dtype)}
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Embeddings of ``tokens`` (any shape): shape (*tokens.shape, d)."""
+        return F.embedding(tokens, self.stored, self.padding_idx) * self.factor_of_stored()
+
+    def operands(self, features: Tensor) -> Tuple[Tensor, Tensor]:
+        """(c h / sigma_max, S) of ``features`` h, shape (*, d): W is never built."""
+        return features * self.factor_of_stored(), self.stored
+
+    def dense(self) -> Tensor:
+        """The matrix W, shape (N, d), differentiable, computed anew at each call."""
+        return self.stored * self.factor_of_stored()
+
+    @classmethod
+    def dense_rows(cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """``rows`` of W = c S / ||S v||, shape (n, d)."""
+        direction = entries["direction"].to(entries["stored"].dtype)
+        length = torch.linalg.vector_norm((entries["stored"] @ direction).double())
+        scale = entries["largest"].double() / length.clamp(min=TINY)
+        return entries["stored"][rows].to(dtype) * scale.to(dtype)
+
+    def factor_of_stored(self, tiny: float = TINY) -> Tensor:
+        """c / sigma_max(S), a differentiable scalar; in training after a step of the iteration."""
+        # The bound is a default because TorchScript does not see the module's constants.
+        if self.training and torch.is_grad_enabled():
+            with torch.no_grad():
+                ahead = torch.matmul(self.stored.t(), torch.matmul(self.stored, self.direction))
+                length = _length(ahead)
+                if bool(length > 0):
+                    self.direction.copy_(ahead / length)
+        # A copy, since the next step changes the buffer that autograd has saved.
+        along = torch.matmul(self.stored, self.direction.clone())  # [N]
+        return (self.largest / _length(along).clamp(min=tiny)).to(self.stored.dtype)
+
+    def extra_repr(self) -> str:
+        """What ``print(model)`` shows in the brackets."""
+        return f"{self.num_embeddings}, {self.embedding_dim}, largest={float(self.largest)}"
+
+    def _register_hooks(self) -> None:
+        hook(self.stored, self._without_padding)
+
+
+def _length(vector: Tensor) -> Tensor:
+    """Euclidean norm of a vector, in float32 at least."""
+    if vector.dtype == torch.float64:
+        return torch.linalg.vector_norm(vector)
+    return torch.linalg.vector_norm(vector.float())
+
+
+def _first_direction(matrix: Tensor) -> Tensor:
+    """The first right singular vector, shape (d,), with a positive largest entry."""
+    dense = matrix.detach().double()
+    vector = torch.linalg.eigh(dense.t() @ dense).eigenvectors[:, -1]
+    vector = vector * torch.sign(vector[vector.abs().argmax()])
+    return vector.to(matrix.dtype).contiguous()
