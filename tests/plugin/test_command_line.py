@@ -90,8 +90,9 @@ def test_mixture_language_model(train, run_cli, tiny_lm_data):
     assert found == pytest.approx(float(valid), rel=0.02)
 
 
-def test_weight_norm_table(train, run_cli, tiny_translation_data, tmp_path):
-    more = (SHARED, "--embedding-type", "weight-norm")
+@pytest.mark.parametrize("kind", ["weight-norm", "spectral-norm"])
+def test_normalised_table(train, run_cli, tiny_translation_data, tmp_path, kind):
+    more = (SHARED, "--embedding-type", kind)
     best = train("transformer_sc", "weight_norm", *more) / "checkpoint_best.pt"
     ours = generate(run_cli, tiny_translation_data, best, *USER_DIR)
     plain = tmp_path / "plain.pt"
