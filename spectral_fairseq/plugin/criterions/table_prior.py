@@ -29,7 +29,12 @@ PRIOR_OPTIONS = tuple(
     option for option in SVDEmbedding.options if option.argument in ("prior", "c1", "c2", "gamma")
 )
 FLAGS = tuple(
-    Flag(option.field, option.default, option.help, type=field_type(option))
+    Flag(
+        option.field,
+        option.default,
+        option.help.replace("an SVD table", "a plain table"),
+        type=field_type(option),
+    )
     for option in PRIOR_OPTIONS
 )
 
