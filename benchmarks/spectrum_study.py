@@ -189,7 +189,8 @@ def command_of(task: str, variant: str, seed: int, data: Path, save: Path, updat
     arch = one.factored if variant.startswith("factored") else one.plain
     own = f"--max-update {updates} --seed {seed} --save-dir {save} --cpu --num-workers 0"
     common = (
-        "--data-buffer-size 0 --log-format json --log-interval 50 --log-spectrum-interval 1 "
+        f"--data-buffer-size 0 --log-format json --log-interval {min(50, WINDOW)} "
+        "--log-spectrum-interval 1 "
         f"--no-epoch-checkpoints --save-interval-updates {WINDOW} --keep-interval-updates 1 "
         "--distributed-world-size 1"
     )

@@ -175,34 +175,25 @@ def test_posteriors_sum_to_one(train, tiny_translation_data):
 
 def test_spectrum_study_trains_resumes_and_tabulates(tmp_path, monkeypatch, capsys, request):
     """Every variant's command is one that fairseq takes; one is trained, with tiny data."""
-    data = tmp_path / "data"
+    data, corpora = tmp_path / "data", ("translation", "language_model")
     data.mkdir()
-    for name, made in (
-        ("translation", "tiny_translation_data"),
-        ("language_model", "tiny_lm_data"),
-    ):
+    for name, made in zip(corpora, ("tiny_translation_data", "tiny_lm_data")):
         (data / name).symlink_to(request.getfixturevalue(made))
+    one = spectrum_study.TASKS["translation"]
+    small = one._replace(flags=one.flags.replace("embed-dim 64", "embed-dim 16"))
+    monkeypatch.setitem(spectrum_study.TASKS, "translation", small)
     monkeypatch.setattr(spectrum_study, "WINDOW", 2)
-    argv = [
-        "spectrum_study",
-        "--work-dir",
-        str(tmp_path),
-        "--tasks",
-        "translation",
-        "--updates",
-        "2",
-    ]
-    argv += ["--variants", "plain", "centred_above_2", "--seeds", "1", "--out", str(tmp_path / "o")]
-    monkeypatch.setattr(sys, "argv", argv)
+    argv = ["spectrum_study", "--work-dir", tmp_path, "--tasks", "translation", "--updates", 2]
+    argv += ["--variants", "plain", "both_fixed", "--seeds", 1, "--out", tmp_path / "out.json"]
+    monkeypatch.setattr(sys, "argv", [str(argument) for argument in argv])
     for _ in range(2):
         spectrum_study.main()
         plain, ours = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
         assert plain["variant"] == "plain" and plain["valid behind"] == 0
-        assert ours["variant"] == "centred_above_2" and ours["mean_cosine"] != plain["mean_cosine"]
-    assert len(json.loads((tmp_path / "o").read_text())) == 2
-    parser = options.get_training_parser()
+        assert ours["variant"] == "both_fixed" and ours["sigma_1_to_rms"] > 1
+    assert len(json.loads((tmp_path / "out.json").read_text())) == 2
     for task in spectrum_study.TASKS:
         for variant in spectrum_study.VARIANTS:
             if task == "awd_lstm" or not variant.startswith("averaged"):
                 command = spectrum_study.command_of(task, variant, 1, data, tmp_path, 2)
-                options.parse_args_and_arch(parser, command[3:])
+                options.parse_args_and_arch(options.get_training_parser(), command[3:])
