@@ -34,7 +34,7 @@ setup(
     install_requires=[
         "torch>=1.12",
         # The newest fairseq on the index imports on Python <= 3.10 only; ve-fairseq is upstream's
-        # last commit with the two files mended that stop it there.
+        # last commit with a fix of the two files that stop it there.
         'fairseq==0.12.2; python_version < "3.11"',
         've-fairseq==0.12.3; python_version >= "3.11"',
         "jinja2",

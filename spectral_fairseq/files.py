@@ -85,7 +85,7 @@ def _removed_on_signals(partial: str) -> Iterator[None]:
         _unfinished.discard(partial)
 
 
-def _remove_and_end(number: int, frame: Optional[FrameType]) -> None:
+def _remove_and_end(number: int, _: Optional[FrameType]) -> None:
     for partial in tuple(_unfinished):
         with contextlib.suppress(OSError):
             os.unlink(partial)

@@ -77,7 +77,7 @@ def finite(value: Any) -> Any:
     return value
 
 
-def sha256(path: Union[str, Path], advance: Callable[[int], object] = lambda size: None) -> str:
+def sha256(path: Union[str, Path], advance: Callable[[int], object] = lambda _: None) -> str:
     """Hash of a file's bytes, hexadecimal; empty for a file that cannot be read.
 
     Args:

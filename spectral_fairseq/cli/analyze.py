@@ -106,7 +106,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 class _PrintSchema(argparse.Action):
     """Print the schema and exit, whatever else is on the command line."""
 
-    def __call__(self, parser: Any, *unused: Any) -> None:
+    def __call__(self, parser: Any, *_: Any) -> None:
         from spectral_fairseq.analysis.schema import DOCUMENT
 
         print(json.dumps(DOCUMENT, indent=2))

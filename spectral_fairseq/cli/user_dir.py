@@ -21,11 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
 
 
-def run(args: argparse.Namespace) -> int:
+def run(_: argparse.Namespace) -> int:
     """Print the folder.
 
     Args:
-        args: parsed arguments.
+        _: parsed arguments, of which there are none.
 
     Returns:
         Exit status 0.

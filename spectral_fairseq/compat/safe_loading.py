@@ -41,9 +41,9 @@ def with_safe_load(torch_module: types.ModuleType) -> Overlay:
     def load(
         f: Any,
         map_location: Any = None,
-        pickle_module: Any = None,
+        pickle_module: Any = None,  # noqa: ARG001  (the reader of this package is taken)
         *,
-        weights_only: Any = None,
+        weights_only: Any = None,  # noqa: ARG001  (always on)
         **options: Any,
     ) -> Any:
         loaded = torch_load(f, map_location=map_location, **options)

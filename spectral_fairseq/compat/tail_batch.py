@@ -30,7 +30,7 @@ def _install() -> str:
 def _sentences_kept(batch_by_size: Callable[..., List[np.ndarray]]) -> int:
     batches = batch_by_size(
         np.arange(3),
-        num_tokens_fn=lambda index: 1,
+        num_tokens_fn=lambda _: 1,
         max_sentences=2,
         required_batch_size_multiple=2,
     )

@@ -69,7 +69,7 @@ def measure_outputs(
     data: Union[str, Path],
     subset: str = "valid",
     tokens: int = 4096,
-    progress: Callable[[int], None] = lambda rows: None,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> Tuple[Dict[str, float], Dict[str, Any]]:
     """Rank, spectrum and divergence of a model's predictions.
 

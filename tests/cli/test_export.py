@@ -209,7 +209,7 @@ def test_generate_without_the_plugin(
 ):
     folder = train_translation(train, kind)
     out = export_of(folder, tmp_path)
-    # Some versions of the host drop the last batch unless its size is a multiple of 8.
+    # Some versions of fairseq drop the last batch unless its size is a multiple of 8.
     options = (
         tiny_translation_data,
         "--beam",

@@ -30,7 +30,7 @@ def test_presets_have_the_sizes_of_the_hosts(ours, theirs):
         ARCH_CONFIG_REGISTRY[arch](args)
         filled[arch] = vars(args)
     shared = {k: v for k, v in filled[ours].items() if k != "embedding_type"}
-    if theirs == "transformer_lm":  # a dataclass arch: the host fills nothing in
+    if theirs == "transformer_lm":  # a dataclass arch: fairseq fills nothing in
         from fairseq.models.transformer_lm import base_lm_architecture
 
         args = SimpleNamespace()
@@ -170,7 +170,7 @@ def test_bad_c1_is_refused(task, c1):
 
 
 def test_pretrained_vectors_fill_the_table(task, tmp_path):
-    """--encoder-embed-path writes into ``weight.data`` on the host: a silent no-op on a product."""
+    """--encoder-embed-path writes into ``weight.data`` on fairseq: a silent no-op on a product."""
     path = tmp_path / "vectors.txt"
     row = [float(i) for i in range(16)]
     path.write_text("1 16\nw3 " + " ".join(map(str, row)) + "\n")

@@ -1,4 +1,4 @@
-"""The AWD-LSTM architectures in the host: presets, carry, criterions, generation."""
+"""The AWD-LSTM architectures in fairseq: presets, carry, criterions, generation."""
 
 import logging
 

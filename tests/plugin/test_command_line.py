@@ -60,7 +60,7 @@ def test_translation_arch(arch, train, run_cli, tiny_translation_data, tmp_path)
     assert len(ours) == 7  # no sentence dropped, though 7 is no multiple of 8
     plain = tmp_path / "plain.pt"
     run_cli("spectral-fairseq", "export", best, plain)
-    # Without the plugin the host drops sentences, unless told to batch one by one.
+    # Without the plugin fairseq drops sentences, unless told to batch one by one.
     one_by_one = ("--required-batch-size-multiple", "1")
     exported = generate(run_cli, tiny_translation_data, plain, *one_by_one, cwd=tmp_path)
     assert {k: text for k, (_, text) in exported.items()} == {
@@ -105,7 +105,7 @@ def test_normalised_table(train, run_cli, tiny_translation_data, tmp_path, kind)
 def test_weight_norm_schedule_resumes_in_the_middle(train):
     """After two of four epochs of one batch each.
 
-    The host composes batches anew for the epoch in which it resumes, and only for that one, so
+    fairseq composes batches anew for the epoch in which it resumes, and only for that one, so
     that a run over several batches an epoch does not repeat itself even with its own archs.
     """
     run = ("transformer_sc", "weight_norm", SHARED, "--embedding-type", "weight-norm")
@@ -132,7 +132,7 @@ def test_language_model_arch(arch, train, run_cli, tiny_lm_data, tmp_path):
     assert ours == pytest.approx(float(valid), rel=0.02)
     plain = tmp_path / "plain.pt"
     run_cli("spectral-fairseq", "export", best, plain)
-    # Without the plugin the host may drop the last batch; one batch of all sentences cannot be.
+    # Without the plugin fairseq may drop the last batch; one batch of all sentences cannot be.
     assert perplexity(
         run_cli, tiny_lm_data, plain, "--required-batch-size-multiple", "1"
     ) == pytest.approx(ours, rel=1e-3)
@@ -178,7 +178,7 @@ def test_ensemble_of_a_plain_and_a_factored_model(train, run_cli, tiny_translati
 def test_lazy_penalties_where_the_task_tells_no_updates(
     joined, run_cli, tiny_translation_data, tmp_path
 ):
-    """The host's multilingual task leaves out what its others do before a step.
+    """fairseq's multilingual task leaves out what its others do before a step.
 
     Without a joined dictionary it shows the criterion that of the first language alone.
     """

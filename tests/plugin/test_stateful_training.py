@@ -83,7 +83,7 @@ def test_validate_repeats_the_training_loops_figures(through, tiny_lm_data, monk
     """In this process: what fairseq-validate and fairseq-eval-lm do after their start-up."""
     from fairseq_cli import eval_lm, validate
 
-    root = logging.getLogger()  # the host replaces its handlers
+    root = logging.getLogger()  # fairseq replaces its handlers
     monkeypatch.setattr(root, "handlers", list(root.handlers))
     path = str(through / "checkpoint_last.pt")
     common = ["--path", path, "--cpu", "--num-workers", "0", "--batch-size", "2"]

@@ -1,4 +1,4 @@
-"""The Transformer language models: width of the table, and what the host does with them."""
+"""The Transformer language models: width of the table, and what fairseq does with them."""
 
 import math
 import re
@@ -60,7 +60,7 @@ def test_widths_that_are_given_win(task, arch):
 
 
 def test_a_checkpoint_of_other_widths_is_rebuilt_as_it_was(task):
-    """The host's defaults, as older checkpoints hold them: 512 whatever the layers' width."""
+    """fairseq's defaults, as older checkpoints hold them: 512 whatever the layers' width."""
     wide = {"decoder_embed_dim": 12, "decoder_input_dim": 20, "decoder_output_dim": 20}
     saved = from_node(task, "transformer_lm_sc", **wide)
     assert widths(saved) == (20, 20)

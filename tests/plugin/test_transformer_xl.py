@@ -1,4 +1,4 @@
-"""The Transformer-XL architectures in the host: presets, sizes, carry, criterions, generation."""
+"""The Transformer-XL architectures in fairseq: presets, sizes, carry, criterions, generation."""
 
 import logging
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-from fairseq.models import lstm as host
+from fairseq.models import lstm
 from torch import Tensor
 
 from spectral_fairseq.heads import HeadSpec
@@ -24,7 +24,7 @@ from spectral_fairseq.plugin.models.options import (
 from spectral_fairseq.plugin.models.tables import build_head, build_table
 
 
-class SpectralLSTMDecoder(host.LSTMDecoder):
+class SpectralLSTMDecoder(lstm.LSTMDecoder):
     """fairseq's decoder with ``output_projection`` as its output layer."""
 
     def output_layer(self, x: Tensor) -> Tensor:
@@ -42,13 +42,13 @@ class SpectralLSTMDecoder(host.LSTMDecoder):
             state_dict[f"{name}.output_projection.weight"] = weight
 
 
-class SpectralLSTM(host.LSTMModel):
+class SpectralLSTM(lstm.LSTMModel):
     """fairseq's ``lstm`` whose tables and output layer follow the flags."""
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
         """Add fairseq's flags, and those of this package without defaults."""
-        host.LSTMModel.add_args(parser)
+        lstm.LSTMModel.add_args(parser)
         add_flags_without_defaults(cls, parser)
 
     @classmethod
@@ -60,7 +60,7 @@ class SpectralLSTM(host.LSTMModel):
             ConfigurationError: flags that contradict each other.
         """
         fill_defaults(args, cls.config)
-        host.base_architecture(args)
+        lstm.base_architecture(args)
         if args.criterion != "adaptive_loss":
             # fairseq always sets this default, and reads it for that criterion only.
             args.adaptive_softmax_cutoff = None
@@ -111,6 +111,6 @@ register(
     SpectralLSTM,
     SpectralOptions,
     {"output_head": "mos"},
-    {"": host.base_architecture},
+    {"": lstm.base_architecture},
     legacy=True,
 )

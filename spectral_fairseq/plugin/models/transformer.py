@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Dict, Optional
 
-from fairseq.models.transformer import TransformerConfig, TransformerModelBase
-from fairseq.models.transformer import transformer_legacy as host
+from fairseq.models.transformer import TransformerConfig, TransformerModelBase, transformer_legacy
 from torch import nn
 
 from spectral_fairseq.embeddings import Table
@@ -26,11 +25,11 @@ from spectral_fairseq.plugin.models.tables import build_table
 
 # An architecture has the sizes of fairseq's own with the same suffix.
 SIZES: Dict[str, FillSizes] = {
-    "": host.base_architecture,
-    "_iwslt_de_en": host.transformer_iwslt_de_en,
-    "_wmt_en_de": host.transformer_wmt_en_de,
-    "_vaswani_wmt_en_de_big": host.transformer_vaswani_wmt_en_de_big,
-    "_wmt_en_de_big_t2t": host.transformer_wmt_en_de_big_t2t,
+    "": transformer_legacy.base_architecture,
+    "_iwslt_de_en": transformer_legacy.transformer_iwslt_de_en,
+    "_wmt_en_de": transformer_legacy.transformer_wmt_en_de,
+    "_vaswani_wmt_en_de_big": transformer_legacy.transformer_vaswani_wmt_en_de_big,
+    "_wmt_en_de_big_t2t": transformer_legacy.transformer_wmt_en_de_big_t2t,
 }
 
 

@@ -4,7 +4,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Dict, Optional
 
-from fairseq.models import transformer_lm as host
+from fairseq.models import transformer_lm
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import II
 from torch import nn
@@ -23,11 +23,11 @@ from spectral_fairseq.plugin.models.options import (
 )
 from spectral_fairseq.plugin.models.tables import build_table
 
-BASE: Dict[str, FillSizes] = {"": host.base_lm_architecture}
+BASE: Dict[str, FillSizes] = {"": transformer_lm.base_lm_architecture}
 
 
 @dataclass
-class SpectralTransformerLMConfig(SpectralOptions, host.TransformerLanguageModelConfig):
+class SpectralTransformerLMConfig(SpectralOptions, transformer_lm.TransformerLanguageModelConfig):
     """Every flag of fairseq's ``transformer_lm`` and of this package's tables and heads.
 
     The table and the output are as wide as the layers unless told otherwise. In fairseq they keep
@@ -44,7 +44,7 @@ class SpectralTransformerLMConfig(SpectralOptions, host.TransformerLanguageModel
     )
 
 
-class SpectralTransformerLM(host.TransformerLanguageModel):
+class SpectralTransformerLM(transformer_lm.TransformerLanguageModel):
     """A Transformer language model whose table and output layer follow the flags."""
 
     add_args = classmethod(add_flags_without_defaults)
@@ -65,7 +65,7 @@ class SpectralTransformerLM(host.TransformerLanguageModel):
             options.decoder_layers = len(options.decoder_layers_to_keep.split(","))
         if getattr(options, "max_target_positions", None) is None:
             options.max_target_positions = getattr(
-                options, "tokens_per_sample", host.DEFAULT_MAX_TARGET_POSITIONS
+                options, "tokens_per_sample", transformer_lm.DEFAULT_MAX_TARGET_POSITIONS
             )
         config = TransformerConfig.from_namespace(options)
         table = cls.build_embedding(config, task.source_dictionary, options.decoder_input_dim)
@@ -85,7 +85,11 @@ class SpectralTransformerLM(host.TransformerLanguageModel):
 
 
 for _name, _preset, _sizes in (
-    ("transformer_lm_sc", {"embedding_type": "svd"}, {**BASE, "_gpt": host.transformer_lm_gpt}),
+    (
+        "transformer_lm_sc",
+        {"embedding_type": "svd"},
+        {**BASE, "_gpt": transformer_lm.transformer_lm_gpt},
+    ),
     ("transformer_lm_mos", {"output_head": "mos"}, BASE),
 ):
     register(_name, SpectralTransformerLM, SpectralTransformerLMConfig, _preset, _sizes)

@@ -53,7 +53,7 @@ def evaluate_checkpoint(
     path: Union[str, Path],
     data: Union[str, Path],
     options: Options,
-    begin: Begin = lambda stage, tokens: lambda done: None,
+    begin: Begin = lambda *_: lambda _: None,
 ) -> Dict[str, Any]:
     """Evaluate one checkpoint on one split.
 

@@ -69,7 +69,7 @@ class BlockReader(Reader):
                 targets[row, begin - left : end - left] = corpus[begin:end].long()
             yield Segment(tokens, targets)
 
-    def predict(self, segment: Segment, carry: Carry) -> Predictions:
+    def predict(self, segment: Segment, carry: Carry) -> Predictions:  # noqa: ARG002  (no state)
         """Run one batch of blocks; they follow each other, so they are returned as one stream."""
         tokens, targets = segment.tokens.to(self.device), segment.targets.to(self.device)
         counted = targets.ne(self.padding)

@@ -10,7 +10,7 @@ from tests.language_models import tokens_of
 
 
 class Sentences(list):
-    """As the host's datasets: items and their sizes."""
+    """As fairseq's datasets: items and their sizes."""
 
     reads = 0
 

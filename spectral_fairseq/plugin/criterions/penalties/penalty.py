@@ -33,7 +33,7 @@ class Penalty:
     value: Callable[[Any, Any], Tensor]
     settings: Tuple[Flag, ...] = ()
     for_words: Callable[[Any, Words], Any] = lambda options, _: options
-    lazy: Callable[[ModelView], bool] = lambda view: True
+    lazy: Callable[[ModelView], bool] = lambda _: True
 
     @property
     def flags(self) -> Tuple[Flag, ...]:
