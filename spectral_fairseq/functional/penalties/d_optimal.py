@@ -26,9 +26,10 @@ def d_optimal_penalty(sigma: Tensor) -> Tensor:
 
     Args:
         sigma: singular values in any order and of any sign, shape (d,): the learned ones of an SVD
-            table, or those of :func:`~spectral_fairseq.functional.singular_values`. Values below
-            machine epsilon times the largest count as that bound and receive no gradient, so that
-            R stays finite where the rank is not full.
+            table, or those of
+            :func:`~spectral_fairseq.functional.linalg.singular_values.singular_values`. Values
+            below machine epsilon times the largest count as that bound and receive no gradient, so
+            that R stays finite where the rank is not full.
 
     Returns:
         Scalar.

@@ -34,7 +34,8 @@ def spectral_normalization_penalty(sigma: Tensor) -> Tensor:
 
     Args:
         sigma: singular values in any order and of any sign, shape (d,): the learned ones of an SVD
-            table, or those of :func:`~spectral_fairseq.functional.singular_values`.
+            table, or those of
+            :func:`~spectral_fairseq.functional.linalg.singular_values.singular_values`.
 
     Returns:
         Scalar between 0 (all values equal) and d - 1 (rank one). A zero spectrum gives d and

@@ -29,8 +29,9 @@ def weight_norm_penalty(
     It is the root of a sum over words, not of a mean: it grows with the root of the vocabulary.
 
     Args:
-        norms: ||W_j||, shape (n,), from :func:`~spectral_fairseq.functional.row_norms` or from a
-            table that stores them.
+        norms: ||W_j||, shape (n,), from
+            :func:`~spectral_fairseq.functional.linalg.row_norms.row_norms` or from a table that
+            stores them.
         target: nu, one number or one for each word, shape (n,).
         excluded: indices of the rows to leave out (padding and the like), shape (m,).
         eps: added under the root; R is sqrt(eps) where every norm meets its target.
@@ -48,7 +49,7 @@ def log_count_target(log_counts: Tensor, mean: float, excluded: Optional[Tensor]
     """Return a target norm for each word, in proportion to its log count.
 
     Args:
-        log_counts: from :func:`~spectral_fairseq.functional.smoothed_log_counts`, shape (n,).
+        log_counts: from :func:`~spectral_fairseq.functional.counts.smoothed_log_counts`, shape (n,).
         mean: nu, the mean target of the rows that are not excluded. It has the same meaning as a
             single target.
         excluded: indices of the rows left out of that mean, shape (m,).
