@@ -49,7 +49,8 @@ def log_count_target(log_counts: Tensor, mean: float, excluded: Optional[Tensor]
     """Return a target norm for each word, in proportion to its log count.
 
     Args:
-        log_counts: from :func:`~spectral_fairseq.functional.counts.smoothed_log_counts`, shape (n,).
+        log_counts: shape (n,), from
+            :func:`~spectral_fairseq.functional.counts.smoothed_log_counts`.
         mean: nu, the mean target of the rows that are not excluded. It has the same meaning as a
             single target.
         excluded: indices of the rows left out of that mean, shape (m,).
