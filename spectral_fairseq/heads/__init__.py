@@ -10,9 +10,15 @@ from typing import Tuple, Type
 from spectral_fairseq.heads.adaptive import AdaptiveSoftmaxHead
 from spectral_fairseq.heads.base import Head, HeadSpec
 from spectral_fairseq.heads.mixture import MixtureOfContexts, MixtureOfSoftmaxes
+from spectral_fairseq.heads.sigsoftmax import SigSoftmaxHead
 from spectral_fairseq.heads.softmax import SoftmaxHead
 
-HEADS: Tuple[Type[Head], ...] = (SoftmaxHead, MixtureOfSoftmaxes, MixtureOfContexts)
+HEADS: Tuple[Type[Head], ...] = (
+    SoftmaxHead,
+    SigSoftmaxHead,
+    MixtureOfSoftmaxes,
+    MixtureOfContexts,
+)
 """The heads that every architecture offers, in the order in which users see them.
 
 :class:`AdaptiveSoftmaxHead` is not among them: it is the softmax of architectures that declare its
@@ -26,5 +32,6 @@ __all__ = [
     "HeadSpec",
     "MixtureOfContexts",
     "MixtureOfSoftmaxes",
+    "SigSoftmaxHead",
     "SoftmaxHead",
 ]

@@ -85,7 +85,7 @@ def export_checkpoint(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], Lo
             "none",
             "Give a checkpoint that fairseq 0.12 saved in training.",
         )
-    _refuse_mixture(cfg)
+    _refuse_other_heads(cfg)
     plain_arch = _plain_arch(cfg)
     plain = {
         "args": None,
@@ -127,14 +127,14 @@ def compare_logits(
     return LogitCheck((expected - found).abs().max().item(), expected.abs().max().item())
 
 
-def _refuse_mixture(cfg: Mapping[str, Any]) -> None:
+def _refuse_other_heads(cfg: Mapping[str, Any]) -> None:
     node = cfg["model"]
     flags = vars(node) if isinstance(node, Namespace) else node
     head = flags.get("output_head", "softmax")
     if head != "softmax":
         raise UnsupportedError(
             "a model with one softmax, which plain fairseq can represent",
-            f"--output-head {head}: a mixture, which it cannot",
+            f"--output-head {head}, which it cannot",
             "Translate or score with this checkpoint and --user-dir; for a plain model, translate "
             "the training source with it and train a plain arch on the result "
             "(sequence-level distillation).",

@@ -22,6 +22,10 @@ from spectral_fairseq.functional.losses.mixture import (
     mixture_of_contexts,
     posterior,
 )
+from spectral_fairseq.functional.losses.sigsoftmax import (
+    sigsoftmax_cross_entropy,
+    sigsoftmax_scores,
+)
 
 __all__ = [
     "adaptive_cross_entropy",
@@ -37,6 +41,8 @@ __all__ = [
     "mixture_cross_entropy",
     "mixture_of_contexts",
     "posterior",
+    "sigsoftmax_cross_entropy",
+    "sigsoftmax_scores",
     "smoothing_weights",
     "unperturbed_nll",
 ]

@@ -28,6 +28,13 @@ def head_of(model: nn.Module) -> Any:
     return getattr(decoder_of(model), "output_projection", None)
 
 
+def look_ups(model: nn.Module) -> List[nn.Module]:
+    """The modules that embed the tokens of the encoder and of the decoder, each once."""
+    sides = (getattr(model, "encoder", None), decoder_of(model))
+    found = (getattr(side, "embed_tokens", None) for side in sides)
+    return list({id(one): one for one in found if isinstance(one, nn.Module)}.values())
+
+
 def factored_table(model: nn.Module) -> Optional[Table]:
     """The output table if it is a module of this package, else ``None``."""
     table = getattr(head_of(model), "table", None)

@@ -14,6 +14,11 @@ from torch import nn
 from spectral_fairseq.errors import arguments_as_flags
 from spectral_fairseq.functional.losses.blockwise import smoothing_weights
 from spectral_fairseq.plugin.criterions import likelihood, table_control, unset
+from spectral_fairseq.plugin.criterions.input_gradient import (
+    INPUT_GRADIENT_SCALE,
+    input_gradients_scaled,
+    tied_look_ups,
+)
 from spectral_fairseq.plugin.criterions.likelihood.word_memory import WordMemory
 from spectral_fairseq.plugin.criterions.output_table import has_svd_table, head_of
 from spectral_fairseq.plugin.criterions.penalties import objective
@@ -29,7 +34,13 @@ from spectral_fairseq.plugin.flags import with_flags
 PenalisedCriterionConfig = with_flags(
     LabelSmoothedCrossEntropyCriterionConfig,
     "PenalisedCriterionConfig",
-    (*objective.FLAGS, *table_control.FLAGS, *likelihood.FLAGS, LOG_SPECTRUM_INTERVAL),
+    (
+        *objective.FLAGS,
+        *table_control.FLAGS,
+        *likelihood.FLAGS,
+        INPUT_GRADIENT_SCALE,
+        LOG_SPECTRUM_INTERVAL,
+    ),
     "The flags of ``label_smoothed_cross_entropy``, and those of every penalty.",
 )
 
@@ -56,6 +67,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         self._factored: Optional[bool] = None
         self._complete(factored=True)
         self._likelihood_options = likelihood.read_options(cfg)
+        self._input_gradient_scale = INPUT_GRADIENT_SCALE.read(cfg)
         self.word_memory = WordMemory(
             task,
             len(task.target_dictionary),
@@ -91,6 +103,8 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         for one in model.models.values() if isinstance(model, FairseqMultiModel) else (model,):
             self.penalties.check(one)
             self.table_control.check(self.penalties.view(one))
+            if self._input_gradient_scale != 1.0:
+                tied_look_ups(self.penalties.view(one))
         self._likelihood(model).check(model)
 
     def forward(self, model: nn.Module, sample: Any, reduce: bool = True) -> Tuple[Any, Any, Any]:
@@ -98,7 +112,8 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         self.suit(model)
         if not model.training:
             return self._evaluate(model, sample, reduce)
-        found = self._likelihood(model)(model, sample, reduce)
+        with input_gradients_scaled(self.penalties.view(model), self._input_gradient_scale):
+            found = self._likelihood(model)(model, sample, reduce)
         log = self._logging_output(found, model, sample)
         loss, sample_size = found.loss, log["sample_size"]
         due = self.penalties(model) + reported_terms(found.net_output)

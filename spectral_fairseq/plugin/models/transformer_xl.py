@@ -210,7 +210,7 @@ def _head_kind(options: Any) -> Type[Head]:
         raise ConfigurationError(
             "--output-head softmax with --adaptive-softmax-cutoff",
             f"--output-head {options.output_head}",
-            "Drop one of the two: a mixture is over the whole table.",
+            "Drop one of the two: the other output layers take the whole table.",
         )
     return kind
 

@@ -26,10 +26,7 @@ from spectral_fairseq.functional.losses.consistency import (
     dense_consistency,
 )
 from spectral_fairseq.plugin.criterions.likelihood.base import Likelihood, LikelihoodTerm
-from spectral_fairseq.plugin.criterions.likelihood.embedding_cutoff import (
-    every_second_row_cut,
-    look_ups,
-)
+from spectral_fairseq.plugin.criterions.likelihood.embedding_cutoff import every_second_row_cut
 from spectral_fairseq.plugin.criterions.likelihood.output_layer import (
     OutputLayer,
     calls_output_layer,
@@ -38,6 +35,7 @@ from spectral_fairseq.plugin.criterions.likelihood.output_layer import (
 from spectral_fairseq.plugin.criterions.output_table import (
     decoder_of,
     head_of,
+    look_ups,
     softmax_operands,
 )
 from spectral_fairseq.plugin.criterions.penalties.logs import MEASURE_NAMES

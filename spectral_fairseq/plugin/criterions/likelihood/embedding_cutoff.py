@@ -11,14 +11,7 @@ from typing import Any, Iterator, List
 import torch
 from torch import Tensor, nn
 
-from spectral_fairseq.plugin.criterions.output_table import decoder_of
-
-
-def look_ups(model: nn.Module) -> List[nn.Module]:
-    """The modules that embed the tokens of the encoder and of the decoder, each once."""
-    sides = (getattr(model, "encoder", None), decoder_of(model))
-    found = (getattr(side, "embed_tokens", None) for side in sides)
-    return list({id(one): one for one in found if isinstance(one, nn.Module)}.values())
+from spectral_fairseq.plugin.criterions.output_table import decoder_of, look_ups
 
 
 @contextmanager
