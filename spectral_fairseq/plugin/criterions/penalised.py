@@ -69,7 +69,6 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         self._likelihood_options = likelihood.read_options(cfg)
         self._input_gradient_scale = INPUT_GRADIENT_SCALE.read(cfg)
         self.word_memory = WordMemory(
-            task,
             len(task.target_dictionary),
             self._likelihood_options.gradient_gating_memory,
         )

@@ -14,6 +14,7 @@ from spectral_fairseq.plugin.hooks import (
     table_kinds,
     training_counts,
     training_progress,
+    word_counts,
 )
 
 # In this order: the last wrapper of a function is the outermost.
@@ -26,6 +27,7 @@ PATCHES = (
     nt_asgd.PATCH,
     streams.PATCH,
     coupled_adam.PATCH,
+    word_counts.PATCH,
 )
 
 

@@ -25,6 +25,7 @@ from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.functional.spectrum_decay import TableChange, apply_change_
 from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
 from spectral_fairseq.plugin.criterions.table_prior import restore_start_norms, start_norms
+from spectral_fairseq.plugin.hooks.extra_state import kept_in_checkpoints
 
 EXTRA_STATE = "table_start_norms"
 
@@ -160,31 +161,6 @@ def _controlling(train_step: Callable[..., Any]) -> Callable[..., Any]:
     return step_and_control
 
 
-def _saving(save_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(save_checkpoint)
-    def save_with_norms(self: Any, filename: str, extra_state: Any) -> Any:
-        norms = start_norms(self.get_model())
-        return save_checkpoint(
-            self, filename, {**extra_state, EXTRA_STATE: norms} if norms else extra_state
-        )
-
-    return save_with_norms
-
-
-def _loading(load_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(load_checkpoint)
-    def load_with_norms(
-        self: Any, filename: str, reset_optimizer: bool = False, *args: Any, **kwargs: Any
-    ) -> Any:
-        extra_state = load_checkpoint(self, filename, reset_optimizer, *args, **kwargs)
-        # A training that begins anew from a checkpoint's weights begins with their norms.
-        if extra_state is not None and not reset_optimizer:
-            restore_start_norms(self.get_model(), extra_state.get(EXTRA_STATE, {}))
-        return extra_state
-
-    return load_with_norms
-
-
 PATCH = Patch(
     name="table control",
     reason="--spectrum-decay and --table-centering change the output table after an update.",
@@ -192,8 +168,11 @@ PATCH = Patch(
         {
             "fairseq.trainer:Trainer.begin_epoch": _checking,
             "fairseq.trainer:Trainer.train_step": _controlling,
-            "fairseq.trainer:Trainer.save_checkpoint": _saving,
-            "fairseq.trainer:Trainer.load_checkpoint": _loading,
+            **kept_in_checkpoints(
+                EXTRA_STATE,
+                lambda trainer: start_norms(trainer.get_model()),
+                lambda trainer, norms: restore_start_norms(trainer.get_model(), norms or {}),
+            ),
         }
     ),
 )
