@@ -71,3 +71,16 @@ def histogram_quantiles(
         part = (share - float(below[at - 1])) / width if width > 0 else 0.0
         wanted.append(edges[at - 1] + part * (edges[at] - edges[at - 1]))
     return wanted
+
+
+def positive_share(edges: Sequence[float], counts: Sequence[int]) -> float:
+    """Return the share of the pairs whose cosine is not negative.
+
+    Gao et al., ICLR 2019, https://openreview.net/forum?id=SkEYojRqtm, section 3: "positive for
+    almost all cases" in a degenerate table. It is one half in a random table.
+
+    Args:
+        edges: of the bins, increasing, with 0 among them.
+        counts: one for each bin, not all zero.
+    """
+    return sum(count for edge, count in zip(edges, counts) if edge > -1e-9) / sum(counts)

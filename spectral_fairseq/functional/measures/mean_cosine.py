@@ -1,23 +1,31 @@
 """The mean cosine between different words, the measure of representation degeneration.
 
 Gao, He, Tan, Qin, Wang, Liu: "Representation Degeneration Problem in Training Natural Language
-Generation Models", ICLR 2019, https://openreview.net/forum?id=SkEYojRqtm.
+Generation Models", ICLR 2019, https://openreview.net/forum?id=SkEYojRqtm. With u_i = (w_i - c) /
+||w_i - c||, where c is zero or the mean of the rows, over the N words of a group:
+
+    mean cosine = (||sum_i u_i||^2 - sum_i ||u_i||^2) / (N (N - 1))
+
+A vector that is added to all rows of an output table changes no probability, but it changes the
+cosines. Those of the centred rows are what the likelihood can see.
 """
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import List, Optional
 
 import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.linalg.row_blocks import checked_table
-from spectral_fairseq.functional.penalties.cosine import cosine_penalty
+from spectral_fairseq.functional.linalg.row_blocks import BLOCK_ROWS, checked_table, row_blocks
+from spectral_fairseq.functional.linalg.row_norms import unit_rows
 
 
 @torch.no_grad()
-def mean_cosine(matrix: Tensor, excluded: Optional[Tensor] = None) -> float:
+def mean_cosine(
+    matrix: Tensor, excluded: Optional[Tensor] = None, *, centre: Optional[Tensor] = None
+) -> float:
     """Return the mean cosine over the N (N - 1) ordered pairs of different rows.
 
     The cosines of a zero row are taken as 0. The penalty of
@@ -27,6 +35,7 @@ def mean_cosine(matrix: Tensor, excluded: Optional[Tensor] = None) -> float:
         matrix: W, shape (n, d).
         excluded: distinct indices of the rows to leave out (padding and the like), shape (m,);
             N = n - m >= 2.
+        centre: c, shape (d,), which is subtracted from every row; nothing if not given.
 
     Raises:
         DataError: fewer than two rows remain.
@@ -39,5 +48,46 @@ def mean_cosine(matrix: Tensor, excluded: Optional[Tensor] = None) -> float:
             f"{count}",
             "Pass the whole embedding matrix.",
         )
-    wide = matrix if matrix.dtype == torch.float64 else matrix.float()
-    return float(cosine_penalty(wide, excluded)) * count / (count - 1)
+    group = torch.zeros(matrix.size(0), dtype=torch.long, device=matrix.device)
+    if excluded is not None:
+        group[excluded] = 1
+    return mean_cosines(matrix, group, 2, centre=centre)[0]
+
+
+@torch.no_grad()
+def mean_cosines(
+    matrix: Tensor,
+    group: Tensor,
+    groups: int,
+    *,
+    centre: Optional[Tensor] = None,
+    block_rows: int = BLOCK_ROWS,
+) -> List[float]:
+    """Return the mean cosine between different rows of the same group, for each group.
+
+    The rows are read once, block by block.
+
+    Args:
+        matrix: W, shape (n, d), of any floating dtype.
+        group: of each row, from 0 to ``groups`` - 1, shape (n,).
+        groups: their number.
+        centre: c, shape (d,), which is subtracted from every row; nothing if not given.
+        block_rows: rows that are converted at a time.
+
+    Returns:
+        One number for each group; NaN for a group of fewer than two rows.
+
+    Raises:
+        DataError: ``matrix`` is not a table.
+    """
+    matrix = checked_table(matrix)
+    dtype = torch.float64 if matrix.dtype == torch.float64 else torch.float32
+    total = matrix.new_zeros((groups, matrix.size(1)), dtype=torch.float64)
+    with_direction = total.new_zeros(groups)  # rows that are not zero
+    for block, part in zip(row_blocks(matrix, block_rows, dtype), group.split(block_rows)):
+        units = unit_rows(block if centre is None else block - centre.to(dtype))  # [b, d]
+        total.index_add_(0, part, units.double())
+        with_direction.index_add_(0, part, units.any(1).double())
+    count = group.bincount(minlength=groups).double()
+    mean = (total.square().sum(1) - with_direction) / (count * (count - 1))
+    return torch.where(count > 1, mean, torch.full_like(mean, float("nan"))).tolist()

@@ -125,6 +125,21 @@ def log_partitions(
     return torch.where(total >= 0, log_z, log_z.flip(1))
 
 
+def centred_log_partition(log_z: Tensor, mean: Tensor, directions: Tensor, scale: float) -> Tensor:
+    """Return :func:`log_partition` of the rows minus their mean, without another pass over them.
+
+    Z of the centred rows is Z(a) exp(-<mean, a>).
+
+    Args:
+        log_z: of :func:`log_partition` for W as it is, shape (2, m).
+        mean: of the rows of W, shape (d,).
+        directions: the same unit vectors, shape (d, m).
+        scale: the same factor on W.
+    """
+    along = scale * (mean.double() @ directions.double()).abs()  # [m], of the sign in row 0
+    return log_z - torch.stack([along, -along])
+
+
 def isotropy_i1(log_z: Tensor) -> Tensor:
     """Return I1 = min Z / max Z over all entries of ``log_z`` (any shape), a scalar in [0, 1]."""
     return (log_z.min() - log_z.max()).exp()

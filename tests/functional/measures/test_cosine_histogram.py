@@ -5,6 +5,7 @@ from spectral_fairseq.errors import DataError
 from spectral_fairseq.functional.measures.cosine_histogram import (
     cosine_histogram,
     histogram_quantiles,
+    positive_share,
 )
 
 
@@ -45,3 +46,12 @@ def test_quantiles():
 def test_one_row():
     with pytest.raises(DataError, match="two rows"):
         cosine_histogram(torch.ones(1, 3))
+
+
+def test_share_of_cosines_that_are_not_negative():
+    torch.manual_seed(0)
+    matrix = torch.randn(60, 4, dtype=torch.float64) + 0.3
+    units = torch.nn.functional.normalize(matrix)
+    i, j = torch.triu_indices(60, 60, 1)
+    expected = float(((units[i] * units[j]).sum(1) >= 0).double().mean())
+    assert positive_share(*cosine_histogram(matrix, 100)) == pytest.approx(expected)

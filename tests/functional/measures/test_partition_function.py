@@ -6,6 +6,7 @@ import torch
 from spectral_fairseq.functional.linalg.row_norms import rms_row_norm
 from spectral_fairseq.functional.linalg.singular_values import right_singular_system
 from spectral_fairseq.functional.measures.partition_function import (
+    centred_log_partition,
     isotropy_i1,
     isotropy_i2,
     log_partition,
@@ -134,3 +135,17 @@ def test_progress_counts_rows():
     matrix, heard = random_table(53, 7), []
     log_partitions(matrix, torch.eye(7), (1.0,), block_rows=30, progress=heard.append)
     assert heard == [30, 23]
+
+
+def test_the_mean_is_taken_out_of_z():
+    torch.manual_seed(0)
+    matrix = torch.randn(40, 5, dtype=torch.float64) + torch.tensor([2.0, 0, -1, 0, 0])
+    directions = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64))[0]
+    mean = matrix.mean(0)
+    found = centred_log_partition(
+        log_partition(matrix, directions, scale=0.7), mean, directions, 0.7
+    )
+    towards = directions * torch.where(mean @ directions < 0, -1.0, 1.0)
+    products = 0.7 * (matrix - mean) @ towards
+    expected = torch.stack([products.logsumexp(0), (-products).logsumexp(0)])
+    torch.testing.assert_close(found, expected)

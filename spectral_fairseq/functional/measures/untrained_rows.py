@@ -1,0 +1,69 @@
+"""Rows of a table that look as if training had never reached them.
+
+Land, Bartolo: "Fishing for Magikarp: Automatically Detecting Under-trained Tokens in Large Language
+Models", EMNLP 2024, https://aclanthology.org/2024.emnlp-main.649/, ranks tokens by the norm of their
+input vectors, because weight decay shrinks a row that no gradient reaches. A report needs a rule
+that decides. This one calls a row never trained if
+
+1. it is zero; or
+2. it equals another row bit for bit, which two gradients never bring about; or
+3. its norm is unusually small: log ||w_i|| lies 5 robust standard deviations
+   (``robust_outliers.py``) below the median.
+
+The third rule is blind where half of the rows or more are untrained, and where the initialisation
+is as long as trained rows. A row that a tied softmax only pushed away counts as trained.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from spectral_fairseq.functional.linalg.row_blocks import BLOCK_ROWS, checked_table
+from spectral_fairseq.functional.linalg.row_norms import SMALLEST_NORM
+from spectral_fairseq.functional.measures.robust_outliers import OUTLYING, robust_scores
+
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@torch.no_grad()
+def untrained_rows(matrix: Tensor, norms: Tensor) -> Tensor:
+    """Return the rows that the three rules above name.
+
+    Args:
+        matrix: W, shape (N, d), of any floating dtype.
+        norms: of its rows, shape (N,).
+
+    Returns:
+        Indices in ascending order, shape (m,).
+
+    Raises:
+        DataError: ``matrix`` is not a table.
+    """
+    zero = norms <= SMALLEST_NORM
+    short = robust_scores(norms.double().clamp(min=SMALLEST_NORM).log()) < -OUTLYING
+    return (zero | short | repeated_rows(matrix)).nonzero().squeeze(1)
+
+
+@torch.no_grad()
+def repeated_rows(matrix: Tensor, *, block_rows: int = BLOCK_ROWS) -> Tensor:
+    """Return whether another row has the same bits, shape (N,), bool.
+
+    The bits of each row are hashed to 64 bits, in integers, which no order of summation changes.
+    Different rows share a hash with a probability of about 1e-9 in a table of 100,000 words.
+
+    Args:
+        matrix: W, shape (N, d), of a floating dtype of 2, 4 or 8 bytes.
+        block_rows: rows that are hashed at a time.
+
+    Raises:
+        DataError: ``matrix`` is not a table.
+    """
+    matrix = checked_table(matrix).contiguous()
+    generator = torch.Generator().manual_seed(0)
+    factors = torch.randint(-(2**62), 2**62, (matrix.size(1),), generator=generator) * 2 + 1
+    factors = factors.to(matrix.device)
+    bits = matrix.view(_INTEGERS[matrix.element_size()])
+    hashes = [(block.long() * factors).sum(1) for block in bits.split(block_rows)]  # mod 2^64
+    _, place, times = torch.unique(torch.cat(hashes), return_inverse=True, return_counts=True)
+    return (times > 1)[place]

@@ -1,0 +1,51 @@
+"""The closed forms against seeded Gaussian tables."""
+
+import pytest
+import torch
+
+from spectral_fairseq.functional.measures.mean_cosine import mean_cosine
+from spectral_fairseq.functional.measures.random_table import (
+    random_cka,
+    random_mean_cosine_spread,
+    random_mean_share,
+    random_procrustes,
+    random_spectrum,
+    upper_edge,
+)
+from spectral_fairseq.functional.measures.table_drift import (
+    centred_products,
+    linear_cka,
+    procrustes_residual,
+)
+
+
+@pytest.mark.parametrize("n, d", [(900, 90), (301, 300), (200, 200), (60, 150)])
+def test_the_spectrum_of_marchenko_and_pastur(n, d):
+    torch.manual_seed(0)
+    rows = 0.7 * torch.randn(n, d, dtype=torch.float64)
+    rms = float(rows.square().sum(1).mean().sqrt())
+    seen = torch.linalg.svdvals(rows)
+    expected = random_spectrum(n, d, rms)
+    assert expected.shape == (d,) and (expected.diff() <= 0).all()
+    short = min(n, d)
+    assert (expected[:short] - seen).abs().max() < 0.05 * seen[0]
+    assert (expected[short:] == 0).all()
+    assert float(expected.norm()) == pytest.approx(float(rows.norm()), rel=2e-3)
+    assert expected[0] < upper_edge(n, d, rms)
+    assert float(seen[0]) == pytest.approx(upper_edge(n, d, rms), rel=0.05)
+
+
+def test_means_and_drift_of_random_tables():
+    torch.manual_seed(1)
+    n, d, draws = 200, 20, 60
+    shares, cosines = [], []
+    for _ in range(draws):
+        rows = torch.randn(n, d, dtype=torch.float64)
+        shares.append(float(rows.mean(0).norm() / rows.square().sum(1).mean().sqrt()))
+        cosines.append(mean_cosine(rows))
+    assert sum(shares) / draws == pytest.approx(random_mean_share(n), rel=0.05)
+    spread = float(torch.tensor(cosines).std())
+    assert spread == pytest.approx(random_mean_cosine_spread(n, d), rel=0.3)
+    products = centred_products(torch.randn(4000, 40), torch.randn(4000, 40))
+    assert linear_cka(products) == pytest.approx(random_cka(4000, 40), rel=0.1)
+    assert procrustes_residual(products) == pytest.approx(random_procrustes(4000, 40), rel=1e-3)

@@ -1,0 +1,54 @@
+import math
+
+import pytest
+import torch
+
+from spectral_fairseq.errors import DataError
+from spectral_fairseq.functional.measures.paired_cosine import paired_cosine
+from spectral_fairseq.functional.measures.table_drift import (
+    centred_products,
+    linear_cka,
+    procrustes_residual,
+)
+from tests.reference import table_comparison as naive
+
+
+def pair(n=53, d=7, e=7):
+    torch.manual_seed(0)
+    left = torch.randn(n, d, dtype=torch.float64) + 2
+    return left, left[:, :3] @ torch.randn(3, e).double() + torch.randn(n, e).double() - 1
+
+
+@pytest.mark.parametrize("block_rows", [5, 1000])
+@pytest.mark.parametrize("e", [7, 4])
+def test_against_whole_matrices(block_rows, e):
+    left, right = pair(e=e)
+    products = centred_products(left, right, block_rows=block_rows)
+    assert linear_cka(products) == pytest.approx(naive.linear_cka(left, right))
+    if e == 7:
+        expected = naive.procrustes_residual(left, right)
+        assert procrustes_residual(products) == pytest.approx(expected)
+        assert paired_cosine(left, right, block_rows=block_rows) == pytest.approx(
+            naive.paired_cosine(left, right)
+        )
+
+
+def test_rotation_scale_shift_and_choice_of_rows():
+    left, _ = pair()
+    rotation, _ = torch.linalg.qr(torch.randn(7, 7).double())
+    order = torch.randperm(53)
+    moved = (3 * left @ rotation + 5)[order]
+    products = centred_products(left, moved, order, torch.arange(53))
+    assert linear_cka(products) == pytest.approx(1)
+    assert procrustes_residual(products) == pytest.approx(0, abs=1e-6)
+    assert linear_cka(centred_products(left, moved)) < 0.5
+
+
+def test_what_cannot_be_compared():
+    left, right = pair()
+    with pytest.raises(DataError, match="53 and 52 rows"):
+        centred_products(left, right[1:])
+    with pytest.raises(DataError):
+        paired_cosine(left, right[1:])
+    same = centred_products(torch.ones(9, 3), torch.randn(9, 3))
+    assert math.isnan(linear_cka(same)) and math.isnan(procrustes_residual(same))

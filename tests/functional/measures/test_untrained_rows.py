@@ -1,0 +1,35 @@
+import pytest
+import torch
+
+from spectral_fairseq.functional.measures.robust_outliers import OUTLYING, robust_scores
+from spectral_fairseq.functional.measures.untrained_rows import repeated_rows, untrained_rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_each_rule_finds_its_rows(dtype):
+    torch.manual_seed(0)
+    matrix = torch.randn(3000, 32).to(dtype)
+    assert untrained_rows(matrix, matrix.double().norm(dim=1)).tolist() == []
+    matrix[7] = 0
+    matrix[20] = matrix[2990]
+    matrix[100] *= 1 / 16
+    found = untrained_rows(matrix, matrix.double().norm(dim=1))
+    assert found.tolist() == [7, 20, 100, 2990]
+
+
+@pytest.mark.parametrize("block_rows", [3, 2048])
+def test_rows_are_compared_bit_for_bit(block_rows):
+    torch.manual_seed(0)
+    matrix = torch.randn(40, 6)
+    matrix[[4, 17, 39]] = matrix[0].clone()
+    matrix[17, 2] = torch.nextafter(matrix[17, 2], torch.tensor(9.0))
+    found = repeated_rows(matrix, block_rows=block_rows)
+    assert found.nonzero().squeeze(1).tolist() == [0, 4, 39]
+
+
+def test_robust_scores():
+    torch.manual_seed(0)
+    normal = 3 + 2 * torch.randn(100_001, dtype=torch.float64)
+    assert float(robust_scores(normal).std()) == pytest.approx(1, rel=0.02)
+    assert float(robust_scores(normal).abs().max()) < OUTLYING
+    assert (robust_scores(torch.tensor([1.0, 1.0, 1.0, 9.0])) == 0).all()

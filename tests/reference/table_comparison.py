@@ -1,0 +1,27 @@
+"""Linear CKA, the Procrustes residual and paired cosines, written out on whole float64 matrices."""
+
+import torch
+
+
+def centred(rows):
+    return rows.double() - rows.double().mean(0)
+
+
+def linear_cka(left, right):
+    a, b = centred(left), centred(right)
+    k, l = a @ a.t(), b @ b.t()  # the similarities of words, as in the definition of CKA
+    return float((k * l).sum() / (k.norm() * l.norm()))
+
+
+def procrustes_residual(left, right):
+    """The rotation is built and applied."""
+    a, b = centred(left), centred(right)
+    u, _, vh = torch.linalg.svd(a.t() @ b, full_matrices=False)
+    rotated = a @ u @ vh
+    scale = float((rotated * b).sum() / rotated.square().sum())
+    return float((scale * rotated - b).norm() / b.norm())
+
+
+def paired_cosine(left, right):
+    a, b = centred(left), centred(right)
+    return sum(float(x @ y / (x.norm() * y.norm())) for x, y in zip(a, b)) / len(a)
