@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Union
 
 from torch import Tensor
 
+from spectral_fairseq.analysis.table_facts import GROUPS as FREQUENCIES
 from spectral_fairseq.analysis.table_facts import TableFacts
 from spectral_fairseq.functional.measures.correlation import pearson, slope, spearman
 from spectral_fairseq.functional.measures.effective_rank import effective_rank
-from spectral_fairseq.functional.measures.isoscore import isoscore
+from spectral_fairseq.functional.measures.isoscore import isoscore_of_variances
+from spectral_fairseq.functional.measures.random_table import (
+    random_cka,
+    random_mean_share,
+    random_procrustes,
+)
 from spectral_fairseq.functional.measures.stable_rank import share_of_first, stable_rank
 
 
@@ -31,6 +37,8 @@ class Measure:
         meaning: definition, convention and range.
         compute: the value for one table, None where it does not apply; None for a measure of
             predictions or translations, which :mod:`tools` adds under this key.
+        random: the value to be expected of a random table of the same shape and row length
+            (:mod:`spectral_fairseq.functional.measures.random_table`); None where it is unknown.
         better: ``high`` or ``low`` values are nearer to isotropy; empty for neither.
         unit: empty for a pure number.
         headline: whether the report opens with it.
@@ -42,6 +50,7 @@ class Measure:
     latex: str
     meaning: str
     compute: Optional[Callable[[TableFacts], Optional[float]]]
+    random: Union[float, Callable[[TableFacts], float], None] = None
     better: str = ""
     unit: str = ""
     headline: bool = False
@@ -66,6 +75,61 @@ def _stored_sigma_error(facts: TableFacts) -> Optional[float]:
 def _prior_error(facts: TableFacts) -> Optional[float]:
     prior = facts.prior_sigma
     return None if prior is None else float((facts.sigma - prior).norm() / prior.norm())
+
+
+def _of_group(facts: TableFacts, group: str, name: str) -> Optional[float]:
+    found = facts.groups.get(group)
+    return None if found is None else getattr(found, name)
+
+
+def _aligned(facts: TableFacts, name: str) -> Optional[float]:
+    return None if facts.alignment is None else getattr(facts.alignment, name)
+
+
+def _random_i1(sigma: Tensor) -> float:
+    """I1 of a random table: log Z(a_k) - log N is half the variance of the rows along a_k."""
+    variance = sigma.square() / float(sigma.square().sum())
+    return math.exp(float(variance[-1] - variance[0]) / 2)
+
+
+def _group_measures(group: str) -> List[Measure]:
+    which = f"the {group} third of the words"
+    return [
+        Measure(
+            f"mean_cosine_{group}",
+            f"mean cosine, {group} words",
+            f"mean cosine, {group}",
+            f"mean over all pairs of {which}",
+            lambda t: _of_group(t, group, "mean_cosine"),
+            random=0.0,
+            better="low",
+        ),
+        Measure(
+            f"mean_cosine_{group}_centred",
+            f"mean cosine, {group} words, centred",
+            f"mean cosine, {group}, centred",
+            f"mean over all pairs of {which}, after the mean of all rows is subtracted",
+            lambda t: _of_group(t, group, "centred_mean_cosine"),
+            random=0.0,
+            better="low",
+        ),
+        Measure(
+            f"norm_mean_{group}",
+            f"row norm, {group} words",
+            f"$\\|w\\|$, {group}",
+            f"mean of ||w_i|| over {which}",
+            lambda t: _of_group(t, group, "norm"),
+        ),
+        Measure(
+            f"mean_share_{group}",
+            f"norm of the mean vector, {group} words",
+            f"$\\|\\bar w\\|$, relative, {group}",
+            f"norm of the mean of {which}, divided by the root mean square of their norms",
+            lambda t: _of_group(t, group, "mean_share"),
+            random=lambda t: random_mean_share(max(t.count // len(FREQUENCIES), 1)),
+            better="low",
+        ),
+    ]
 
 
 GROUPS: Dict[str, List[Measure]] = {
@@ -110,8 +174,8 @@ GROUPS: Dict[str, List[Measure]] = {
             "I1 of W divided by the root mean square of its row norms, which makes tables"
             " of different scale comparable",
             lambda t: t.isotropy.means["i1_unit_scale"],
+            random=lambda t: _random_i1(t.random_sigma),
             better="high",
-            headline=True,
         ),
         Measure(
             "i2_unit_scale",
@@ -127,8 +191,45 @@ GROUPS: Dict[str, List[Measure]] = {
             "IsoScore",
             "uniformity of the eigenvalues of the covariance (Rudman et al. 2022), mean "
             "subtracted; 1 is isotropic, 0 a line",
-            lambda t: isoscore(t.covariance) if t.dim > 1 else None,
+            lambda t: isoscore_of_variances(t.centred_sigma.square()) if t.dim > 1 else None,
+            random=lambda t: isoscore_of_variances(t.random_sigma.square()) if t.dim > 1 else 0.0,
             better="high",
+        ),
+        Measure(
+            "i1_centred",
+            "I1, centred",
+            "$I_1$, centred",
+            "I1 of W minus its mean row, at unit scale, over the eigenvectors of that matrix",
+            lambda t: t.isotropy.means.get("i1_centred"),
+            random=lambda t: _random_i1(t.random_sigma),
+            better="high",
+        ),
+        Measure(
+            "i2_centred",
+            "I2, centred",
+            "$I_2$, centred",
+            "I2 of the same matrix",
+            lambda t: t.isotropy.means.get("i2_centred"),
+            better="low",
+        ),
+        Measure(
+            "hubness",
+            "hubness",
+            "hubness",
+            "skewness of the number of words that have a word among their 10 nearest neighbours by "
+            "cosine (Radovanovic et al. 2010), among the sampled words",
+            lambda t: t.hubness,
+            random=lambda t: t.random_hubness,
+            better="low",
+        ),
+        Measure(
+            "hubness_centred",
+            "hubness, centred",
+            "hubness, centred",
+            "the same after the mean of all rows is subtracted",
+            lambda t: t.centred_hubness,
+            random=lambda t: t.random_hubness,
+            better="low",
         ),
     ],
     "Cosines": [
@@ -139,36 +240,65 @@ GROUPS: Dict[str, List[Measure]] = {
             "mean over all pairs of different words, exact; 0 if the words share no "
             "direction, 1 if they all point the same way",
             lambda t: t.mean_cosine,
+            random=0.0,
             better="low",
             headline=True,
+        ),
+        Measure(
+            "mean_cosine_centred",
+            "mean cosine, centred",
+            "mean cosine, centred",
+            "the same after the mean of all rows is subtracted, which changes no probability if W "
+            "is an output table",
+            lambda t: t.centred_mean_cosine,
+            random=0.0,
+            better="low",
+        ),
+        Measure(
+            "positive_cosines",
+            "share of cosines that are not negative",
+            "cosines $\\geq 0$",
+            "over the pairs of the sampled words; nearly 1 in a degenerate table (Gao et al. 2019)",
+            lambda t: t.cosines.positive,
+            random=0.5,
+            better="low",
+        ),
+        Measure(
+            "positive_cosines_centred",
+            "share of cosines that are not negative, centred",
+            "cosines $\\geq 0$, centred",
+            "the same after the mean of all rows is subtracted",
+            lambda t: t.centred_cosines.positive,
+            random=0.5,
         ),
         Measure(
             "cosine_std",
             "cosine, standard deviation",
             "cosine, std.",
             "standard deviation over the pairs of the sampled words",
-            lambda t: t.cosine_std,
+            lambda t: t.cosines.std,
+            random=lambda t: t.dim**-0.5,
         ),
         Measure(
             "cosine_p05",
             "cosine, 5th percentile",
             "cosine, 5\\,\\%",
             "5th percentile over the pairs of the sampled words",
-            lambda t: t.cosine_quantiles[0],
+            lambda t: t.cosines.quantiles(0.05)[0],
         ),
         Measure(
             "cosine_p50",
             "cosine, median",
             "cosine, median",
             "median over the pairs of the sampled words",
-            lambda t: t.cosine_quantiles[1],
+            lambda t: t.cosines.quantiles(0.5)[0],
         ),
         Measure(
             "cosine_p95",
             "cosine, 95th percentile",
             "cosine, 95\\,\\%",
             "95th percentile over the pairs of the sampled words",
-            lambda t: t.cosine_quantiles[2],
+            lambda t: t.cosines.quantiles(0.95)[0],
         ),
         Measure(
             "mean_share",
@@ -177,7 +307,9 @@ GROUPS: Dict[str, List[Measure]] = {
             "norm of the mean of all rows, divided by the root mean square of the row norms; 0 to "
             "1. A vector added to all rows of an output table changes no probability",
             lambda t: float(t.mean.norm()) / t.rms_norm,
+            random=lambda t: random_mean_share(t.count),
             better="low",
+            headline=True,
         ),
     ],
     "Spectrum": [
@@ -187,6 +319,7 @@ GROUPS: Dict[str, List[Measure]] = {
             "$\\sigma_1$",
             "largest singular value of W",
             lambda t: float(t.sigma[0]),
+            random=lambda t: t.edge,
         ),
         Measure(
             "sigma_2",
@@ -194,6 +327,7 @@ GROUPS: Dict[str, List[Measure]] = {
             "$\\sigma_2$",
             "second largest singular value of W",
             lambda t: float(t.sigma[1]) if t.dim > 1 else 0.0,
+            random=lambda t: float(t.random_sigma[1]) if t.dim > 1 else 0.0,
         ),
         Measure(
             "sigma_median",
@@ -201,6 +335,7 @@ GROUPS: Dict[str, List[Measure]] = {
             "$\\sigma$, median",
             "median singular value of W (the lower of the two middle ones)",
             lambda t: float(t.sigma.median()),
+            random=lambda t: float(t.random_sigma.median()),
         ),
         Measure(
             "sigma_min",
@@ -208,6 +343,7 @@ GROUPS: Dict[str, List[Measure]] = {
             "$\\sigma_d$",
             "smallest singular value of W; 0 if it cannot be told from roundoff",
             lambda t: float(t.sigma[-1]),
+            random=lambda t: float(t.random_sigma[-1]),
         ),
         Measure(
             "frobenius_norm",
@@ -222,8 +358,8 @@ GROUPS: Dict[str, List[Measure]] = {
             "$\\sigma_1/\\sum\\sigma_k$",
             "sigma_1 / sum_k sigma_k; 1/d for a flat spectrum",
             lambda t: share_of_first(t.sigma),
+            random=lambda t: share_of_first(t.random_sigma),
             better="low",
-            headline=True,
         ),
         Measure(
             "effective_rank",
@@ -231,8 +367,8 @@ GROUPS: Dict[str, List[Measure]] = {
             "effective rank",
             "exp of the entropy of sigma_k / sum sigma (Roy and Vetterli 2007), between 1 and d",
             lambda t: effective_rank(t.sigma),
+            random=lambda t: effective_rank(t.random_sigma),
             better="high",
-            headline=True,
         ),
         Measure(
             "stable_rank",
@@ -240,6 +376,65 @@ GROUPS: Dict[str, List[Measure]] = {
             "stable rank",
             "sum_k sigma_k^2 / sigma_1^2, between 1 and d",
             lambda t: stable_rank(t.sigma),
+            random=lambda t: stable_rank(t.random_sigma),
+            better="high",
+        ),
+        Measure(
+            "sigma_over_edge",
+            "sigma_1 over the random edge",
+            "$\\sigma_1$ / edge",
+            "sigma_1 divided by the Marchenko-Pastur edge, the largest singular value of a random "
+            "table of this shape and root mean square row norm",
+            lambda t: float(t.sigma[0]) / t.edge,
+            random=1.0,
+            better="low",
+        ),
+        Measure(
+            "sigma_over_edge_centred",
+            "sigma_1 over the random edge, centred",
+            "$\\sigma_1$ / edge, centred",
+            "the same for W minus its mean row",
+            lambda t: float(t.centred_sigma[0]) / t.centred_edge if t.centred_edge > 0 else None,
+            random=1.0,
+            better="low",
+            headline=True,
+        ),
+        Measure(
+            "above_edge_centred",
+            "singular values above the edge, centred",
+            "$\\sigma_k$ > edge, centred",
+            "number of singular values of W minus its mean row above the Marchenko-Pastur edge: "
+            "directions that stand out of noise",
+            lambda t: float((t.centred_sigma > t.centred_edge).sum()),
+            random=0.0,
+        ),
+        Measure(
+            "share_of_first_centred",
+            "share of sigma_1, centred",
+            "$\\sigma_1/\\sum\\sigma_k$, centred",
+            "share of sigma_1 of W minus its mean row",
+            lambda t: share_of_first(t.centred_sigma),
+            random=lambda t: share_of_first(t.random_sigma),
+            better="low",
+        ),
+        Measure(
+            "effective_rank_centred",
+            "effective rank, centred",
+            "effective rank, centred",
+            "effective rank (Roy and Vetterli 2007) of W minus its mean row: over how many of the "
+            "d directions its singular values are spread",
+            lambda t: effective_rank(t.centred_sigma),
+            random=lambda t: effective_rank(t.random_sigma),
+            better="high",
+            headline=True,
+        ),
+        Measure(
+            "stable_rank_centred",
+            "stable rank, centred",
+            "stable rank, centred",
+            "stable rank of W minus its mean row",
+            lambda t: stable_rank(t.centred_sigma),
+            random=lambda t: stable_rank(t.random_sigma),
             better="high",
         ),
     ],
@@ -347,6 +542,64 @@ GROUPS: Dict[str, List[Measure]] = {
             "slope of the least-squares line of ||w_i|| over the smoothed log count",
             lambda t: _with_counts(t, slope),
         ),
+        Measure(
+            "untrained_rows",
+            "rows that look never trained",
+            "untrained rows",
+            "number of rows that are zero, equal to another row bit for bit, or whose log norm "
+            "lies 5 robust standard deviations below the median",
+            lambda t: float(len(t.untrained)),
+            random=0.0,
+            digits=6,
+        ),
+    ],
+    "By frequency": [measure for group in FREQUENCIES for measure in _group_measures(group)],
+    "Input against output table": [
+        Measure(
+            "input_output_cka",
+            "linear CKA",
+            "linear CKA, input and output",
+            "similarity of the two tables (Kornblith et al. 2019), whatever their coordinates; 1 "
+            "is equal up to rotation and scale",
+            lambda t: _aligned(t, "cka"),
+            random=lambda t: random_cka(t.count, t.dim),
+        ),
+        Measure(
+            "input_output_procrustes",
+            "Procrustes residual",
+            "Procrustes residual, input and output",
+            "relative distance of the two tables after the best rotation and scale, mean rows "
+            "subtracted; 0 is equal",
+            lambda t: _aligned(t, "procrustes"),
+            random=lambda t: random_procrustes(t.count, t.dim),
+        ),
+        Measure(
+            "input_output_cosine",
+            "mean cosine of a word's two vectors",
+            "cosine, input and output",
+            "in the same coordinates, mean rows subtracted",
+            lambda t: _aligned(t, "cosine"),
+            random=0.0,
+        ),
+    ],
+    "Distance from the first checkpoint": [
+        Measure(
+            "drift_cka",
+            "linear CKA",
+            "linear CKA with the first",
+            "similarity of the table with that of the first checkpoint, over the words of both "
+            "(Kornblith et al. 2019); 1 is equal up to rotation and scale",
+            None,
+            random=lambda t: random_cka(t.count, t.dim),
+        ),
+        Measure(
+            "drift_procrustes",
+            "Procrustes residual",
+            "Procrustes residual with the first",
+            "relative distance from the first checkpoint's table after the best rotation and scale",
+            None,
+            random=lambda t: random_procrustes(t.count, t.dim),
+        ),
     ],
     "Factors of an SVD table": [
         Measure(
@@ -416,6 +669,69 @@ GROUPS: Dict[str, List[Measure]] = {
             None,
             unit="nats",
         ),
+        Measure(
+            "never_predicted",
+            "words never predicted",
+            "words never predicted",
+            "words that have the highest score for none of these contexts: exact for this sample, "
+            "an upper bound for the model; at most one word a context is predicted",
+            None,
+            digits=7,
+        ),
+        Measure(
+            "missed_targets",
+            "target words never predicted",
+            "targets never predicted",
+            "words that follow some of these contexts, but have the highest score for none",
+            None,
+            digits=7,
+        ),
+        Measure(
+            "gradient_lost",
+            "share of the logits' gradient that is lost",
+            "lost gradient",
+            "1 - ||P g||^2 / ||g||^2, with g the gradient of the cross-entropy by the logits and P "
+            "the projector on the column space of W, which is all that the hidden state "
+            "receives (after Godey and Artzi 2026)",
+            None,
+            better="low",
+        ),
+        Measure(
+            "hidden_mean_cosine",
+            "hidden states, mean cosine",
+            "hidden states, mean cosine",
+            "over all pairs of inputs of the output layer",
+            None,
+            random=0.0,
+            better="low",
+        ),
+        Measure(
+            "hidden_isoscore",
+            "hidden states, IsoScore",
+            "hidden states, IsoScore",
+            "of the inputs of the output layer",
+            None,
+            better="high",
+        ),
+        Measure(
+            "hidden_outlier_dimensions",
+            "hidden states, outlier dimensions",
+            "hidden states, outlier dim.",
+            "dimensions of the inputs of the output layer whose root mean square lies 5 robust "
+            "standard deviations above the median dimension",
+            None,
+            random=0.0,
+            better="low",
+        ),
+        Measure(
+            "origin_in_hull",
+            "origin in the hull of the hidden states",
+            "origin in hull",
+            "1 if the convex hull of a sample of hidden states contains the origin, 0 if all of "
+            "them have a negative product with one direction, along which the vectors of words "
+            "that never occur drift away (Gao et al. 2019, theorem 2)",
+            None,
+        ),
     ],
     "Sentence-level BLEU of the n best": [
         Measure(
@@ -449,6 +765,18 @@ def measure_all(facts: TableFacts) -> Dict[str, Optional[float]]:
     values = {one.key: one.compute(facts) for one in ALL if one.compute is not None}
     # A correlation with a constant is not a number.
     return {k: v if v is None or math.isfinite(v) else None for k, v in values.items()}
+
+
+def random_values(facts: TableFacts) -> Dict[str, float]:
+    """What a random table of the same shape and row length would measure: key -> value.
+
+    Args:
+        facts: of the table.
+    """
+    known = {one.key: one.random for one in ALL if one.random is not None}
+    return {
+        key: value if isinstance(value, float) else value(facts) for key, value in known.items()
+    }
 
 
 def shown(value: Optional[float], digits: int = 4) -> str:

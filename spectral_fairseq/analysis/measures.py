@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.analysis.callback import StepCallback
-from spectral_fairseq.analysis.catalogue import measure_all
+from spectral_fairseq.analysis.catalogue import measure_all, random_values
 from spectral_fairseq.analysis.options import Options
 from spectral_fairseq.analysis.table_facts import TableFacts, sample_rows
 from spectral_fairseq.checkpoints.dictionary import WordList
@@ -19,6 +19,9 @@ from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.measures.neighbours import nearest_neighbours
 
 NORM_BINS = 60
+# Points of the pictures of counts, which draw each of them.
+COUNT_POINTS = 1000
+NAMED_ROWS = 50
 
 
 @dataclass
@@ -44,6 +47,7 @@ def measure_table(
     words: Optional[WordList] = None,
     prior: Optional[Mapping[str, Any]] = None,
     progress: Optional[StepCallback] = None,
+    counterpart: Optional[StoredTable] = None,
 ) -> Measured:
     """Measure one table.
 
@@ -53,6 +57,7 @@ def measure_table(
         words: the dictionary of the table's rows.
         prior: arguments of the prior that the table was trained with, for ``prior_spectrum``.
         progress: called at each step.
+        counterpart: the input table of an output table, or the reverse, where they differ.
 
     Raises:
         DataError: a table that cannot be measured, or words that are not in the dictionary.
@@ -60,12 +65,12 @@ def measure_table(
     """
     options.check()
     queries = _query_rows(table, options, words)
-    facts = TableFacts(table, options, words, prior, progress)
+    facts = TableFacts(table, options, words, prior, progress, counterpart)
     # First what refuses tables: vectors that are too long for everything else, or all zero.
     norms, sigma = facts.norms, facts.sigma
     measures = measure_all(facts)
     facts.progress.begin("norms and neighbours")
-    edges, counts, sampled = facts.cosine_histogram
+    sampled = len(facts.cosine_sample)
     samples = facts.isotropy.samples
     prior_sigma = facts.prior_sigma
     details: Dict[str, Any] = {
@@ -73,8 +78,18 @@ def measure_table(
         "prior": None if prior_sigma is None else prior_sigma.tolist(),
         "fits": facts.fits,
         "isotropy_runs": {"words": options.isotropy_words, "values": samples} if samples else None,
-        "cosines": {"edges": edges, "counts": counts, "words": sampled},
+        "random": random_values(facts),
+        "random_singular_values": facts.random_sigma.tolist(),
+        "centred": {
+            "singular_values": facts.centred_sigma.tolist(),
+            "cosines": {**facts.centred_cosines._asdict(), "words": sampled},
+        },
+        "cosines": {**facts.cosines._asdict(), "words": sampled},
         "norms": _norm_curve(norms[facts.frequency_order]),
+        "norm_histogram": _norm_histogram(norms),
+        "counts": _counts(facts),
+        "untrained": _untrained(facts),
+        "counterpart": None if counterpart is None else counterpart.name,
         "frequency_order": "rows" if facts.log_counts is None else "counts",
         "neighbours": _neighbours(table, words, queries, options),
     }
@@ -96,12 +111,42 @@ def _norm_curve(ordered: Tensor) -> Dict[str, List[float]]:
     return {"rank": rank, "mean": mean, "p10": low, "p90": high}
 
 
+def _norm_histogram(norms: Tensor) -> Dict[str, List[float]]:
+    """Words in equal bins of the norm, from 0 to the largest."""
+    last = float(norms.max())
+    counts = torch.histc(norms, NORM_BINS, 0, last)
+    edges = torch.linspace(0, last, NORM_BINS + 1, dtype=torch.float64)
+    return {"edges": edges.tolist(), "counts": counts.long().tolist()}
+
+
+def _counts(facts: TableFacts) -> Optional[Dict[str, List[float]]]:
+    """Counts and norms of some words, evenly spaced in the logarithm of their rank, in order."""
+    if facts.words is None or facts.log_counts is None:
+        return None
+    steps = torch.logspace(0, math.log10(facts.count), COUNT_POINTS, dtype=torch.float64)
+    ranks = steps.round().long().clamp(1, facts.count).unique()
+    rows = facts.frequency_order[ranks - 1]
+    return {
+        "rank": ranks.tolist(),
+        "count": [facts.words.counts[row] for row in facts.table.rows[rows].tolist()],
+        "log_count": facts.log_counts[rows].tolist(),
+        "norm": facts.norms[rows].tolist(),
+    }
+
+
+def _untrained(facts: TableFacts) -> List[Dict[str, Any]]:
+    """The first rows that look never trained, with their words where they are known."""
+    rows = facts.table.rows[facts.untrained[:NAMED_ROWS]].tolist()
+    symbols = None if facts.words is None else facts.words.symbols
+    return [{"row": row, "word": None if symbols is None else symbols[row]} for row in rows]
+
+
 def _projection(facts: TableFacts) -> Tuple[Tensor, Tensor]:
     """Coordinates of the sampled words in two dimensions, and their frequency ranks."""
     options, order = facts.options, facts.frequency_order
     centred = options.projection == "pca"
     if centred:
-        axes = torch.linalg.eigh(facts.covariance).eigenvectors.flip(1)[:, :2]
+        axes = facts.principal_axes[:, :2]
     else:
         axes = facts.directions[:, :2]
     # Signs of eigenvectors are arbitrary; these do not depend on the machine.

@@ -40,6 +40,18 @@ _TEXT_OR_NULL = ["string", "null"]
 _NUMBER_OR_NULL = ["number", "null"]
 _INTEGER_OR_NULL = ["integer", "null"]
 
+
+def _cosines(description: str) -> Dict[str, Any]:
+    return _record(
+        description,
+        {
+            "edges": _numbers("of the bins"),
+            "counts": _of("array", "pairs in each bin", items={"type": "integer"}),
+            "words": _of("integer", "words sampled"),
+        },
+    )
+
+
 _CHECKPOINT = _record(
     "one checkpoint's table",
     {
@@ -80,6 +92,18 @@ _CHECKPOINT = _record(
             **_map("each measure; null or missing where it does not apply", False),
             "properties": {m.key: _of(_NUMBER_OR_NULL, m.meaning) for m in ALL},
         },
+        "random": _map(
+            "what a random table of the same shape and row length would measure, where known",
+            {"type": "number"},
+        ),
+        "random_singular_values": _numbers("its expected singular values, largest first"),
+        "centred": _record(
+            "the table minus its mean row",
+            {
+                "singular_values": _numbers("largest first"),
+                "cosines": _cosines("histogram of the cosines between the sampled words"),
+            },
+        ),
         "singular_values": _numbers("true singular values of the table, largest first"),
         "prior": _of(
             ["array", "null"],
@@ -98,14 +122,7 @@ _CHECKPOINT = _record(
             },
             optional=True,
         ),
-        "cosines": _record(
-            "histogram of the cosines between the sampled words",
-            {
-                "edges": _numbers("of the bins"),
-                "counts": _of("array", "pairs in each bin", items={"type": "integer"}),
-                "words": _of("integer", "words sampled"),
-            },
-        ),
+        "cosines": _cosines("histogram of the cosines between the sampled words"),
         "norms": _record(
             "row norms in bins of frequency rank",
             {
@@ -114,6 +131,37 @@ _CHECKPOINT = _record(
                 "p10": _numbers("10th percentile"),
                 "p90": _numbers("90th percentile"),
             },
+        ),
+        "norm_histogram": _record(
+            "histogram of the row norms",
+            {
+                "edges": _numbers("of the bins"),
+                "counts": _of("array", "words in each bin", items={"type": "integer"}),
+            },
+        ),
+        "counts": _record(
+            "some words, evenly spaced in the logarithm of their rank; null without counts",
+            {
+                "rank": _of("array", "frequency rank, from 1 on", items={"type": "integer"}),
+                "count": _of("array", "count in the dictionary", items={"type": "integer"}),
+                "log_count": _numbers("smoothed log count"),
+                "norm": _numbers("row norm"),
+            },
+            optional=True,
+        ),
+        "untrained": _of(
+            "array",
+            "the first rows that look never trained",
+            items=_record(
+                "a row",
+                {
+                    "row": _of("integer", "in the checkpoint"),
+                    "word": _of(_TEXT_OR_NULL, "spelling; null without a dictionary"),
+                },
+            ),
+        ),
+        "counterpart": _of(
+            _TEXT_OR_NULL, "table that input_output_* compare with; null if it is shared"
         ),
         "frequency_order": _of(
             "string",

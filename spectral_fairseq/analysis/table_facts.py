@@ -15,25 +15,40 @@ from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.tables import StoredTable
 from spectral_fairseq.errors import DataError
 from spectral_fairseq.functional.counts import smoothed_log_counts
-from spectral_fairseq.functional.linalg.row_norms import row_norms
-from spectral_fairseq.functional.linalg.singular_values import right_singular_system
+from spectral_fairseq.functional.linalg.row_blocks import BLOCK_ROWS, row_blocks
+from spectral_fairseq.functional.linalg.singular_values import (
+    right_singular_system,
+    right_singular_system_of_gram,
+)
 from spectral_fairseq.functional.measures.cosine_histogram import (
     cosine_histogram,
     histogram_quantiles,
+    positive_share,
 )
 from spectral_fairseq.functional.measures.decay_fit import fit_exponential, fit_polynomial
+from spectral_fairseq.functional.measures.hubness import hubness
 from spectral_fairseq.functional.measures.isoscore import covariance_from_gram
-from spectral_fairseq.functional.measures.mean_cosine import mean_cosine
+from spectral_fairseq.functional.measures.mean_cosine import mean_cosine, mean_cosines
+from spectral_fairseq.functional.measures.paired_cosine import paired_cosine
 from spectral_fairseq.functional.measures.partition_function import (
     NARROW_ROW_NORM,
+    centred_log_partition,
     isotropy_i1,
     isotropy_i2,
     log_partitions,
 )
+from spectral_fairseq.functional.measures.random_table import random_spectrum, upper_edge
+from spectral_fairseq.functional.measures.table_drift import (
+    centred_products,
+    linear_cka,
+    procrustes_residual,
+)
+from spectral_fairseq.functional.measures.untrained_rows import untrained_rows
 from spectral_fairseq.functional.penalties.spectrum import prior_spectrum
 
 COSINE_BINS = 100
-_SUM_BLOCK_ROWS = 16384
+GROUPS = ("frequent", "medium", "rare")
+"""Thirds of the words in the order of their counts."""
 
 
 class Isotropy(NamedTuple):
@@ -48,6 +63,65 @@ class Isotropy(NamedTuple):
     samples: Optional[Dict[str, List[float]]]
 
 
+class GroupFacts(NamedTuple):
+    """Measures of the words of one frequency group.
+
+    Attributes:
+        mean_cosine: over all pairs of them.
+        centred_mean_cosine: the same after the mean of all rows, not only theirs, is subtracted.
+        norm: mean norm.
+        mean_share: norm of their mean row over the root mean square of their norms.
+    """
+
+    mean_cosine: float
+    centred_mean_cosine: float
+    norm: float
+    mean_share: float
+
+
+class Histogram(NamedTuple):
+    """The distribution of cosines.
+
+    Attributes:
+        edges: of the bins.
+        counts: pairs in each bin.
+    """
+
+    edges: List[float]
+    counts: List[int]
+
+    def quantiles(self, *shares: float) -> List[float]:
+        """The values below which these shares of the pairs lie."""
+        return histogram_quantiles(self.edges, self.counts, shares)
+
+    @property
+    def std(self) -> float:
+        """Standard deviation, each pair taken at the middle of its bin."""
+        centres = torch.tensor(self.edges, dtype=torch.float64).unfold(0, 2, 1).mean(1)
+        share = torch.tensor(self.counts, dtype=torch.float64) / sum(self.counts)
+        mean = float((share * centres).sum())
+        return math.sqrt(float((share * (centres - mean).square()).sum()))
+
+    @property
+    def positive(self) -> float:
+        """Share of the pairs whose cosine is not negative."""
+        return positive_share(self.edges, self.counts)
+
+
+class Alignment(NamedTuple):
+    """How the table lies to another one over the same words.
+
+    Attributes:
+        cka: linear CKA.
+        procrustes: residual of the best rotation and scale.
+        cosine: mean cosine of a word's two vectors; None for tables of different widths.
+    """
+
+    cka: float
+    procrustes: float
+    cosine: Optional[float]
+
+
 class TableFacts:
     """Shared intermediate results for the measures of one table.
 
@@ -57,6 +131,8 @@ class TableFacts:
         words: the dictionary of the table's rows.
         prior: arguments of the prior that the table was trained with, for ``prior_spectrum``.
         progress: called at each step.
+        counterpart: the input table of an output table, or the reverse, where they differ; of the
+            same rows.
 
     Raises:
         DataError: by any attribute, if the table cannot be measured.
@@ -69,6 +145,7 @@ class TableFacts:
         words: Optional[WordList] = None,
         prior: Optional[Mapping[str, Any]] = None,
         progress: Optional[StepCallback] = None,
+        counterpart: Optional[StoredTable] = None,
     ) -> None:
         self.table = table
         self.options = options
@@ -76,12 +153,16 @@ class TableFacts:
         self.weight = table.weight  # [N, d]
         self.count, self.dim = table.weight.shape
         self._prior = prior
+        self._counterpart = counterpart
         self.progress = progress or StepCallback()
 
     @cached_property
     def norms(self) -> Tensor:
         """Euclidean norm of each row, shape (N,), float64."""
-        norms = row_norms(self.weight).double()
+        # In the precision of the table, or float32 for narrower ones, without a copy of it.
+        narrowest = self.weight.dtype if self.weight.dtype == torch.float64 else torch.float32
+        blocks = row_blocks(self.weight, dtype=narrowest)
+        norms = torch.cat([torch.linalg.vector_norm(block, dim=1) for block in blocks]).double()
         if not torch.isfinite(norms).all():  # though every entry is finite: their squares are not
             raise DataError(
                 f"vectors in {self.table.name} whose lengths are numbers in {self.table.dtype}",
@@ -121,36 +202,63 @@ class TableFacts:
     @cached_property
     def mean(self) -> Tensor:
         """Mean of the rows, shape (d,), float64."""
-        total = torch.zeros(self.dim, dtype=torch.float64)
-        for block in self.weight.split(_SUM_BLOCK_ROWS):
-            total += block.double().sum(0)
-        return total / self.count
+        return _mean(self.weight)
 
     @cached_property
-    def covariance(self) -> Tensor:
-        """Covariance matrix of the rows, shape (d, d), float64."""
-        gram = (self.directions * self.sigma.square()) @ self.directions.t()
-        return covariance_from_gram(gram, self.mean * self.count, self.count)
+    def _centred_system(self) -> Tuple[Tensor, Tensor]:
+        return _centred(*self._singular_system, self.mean, self.count)
+
+    @property
+    def centred_sigma(self) -> Tensor:
+        """Singular values of W minus its mean row, largest first, shape (d,), float64."""
+        return self._centred_system[0]
+
+    @property
+    def principal_axes(self) -> Tensor:
+        """Right singular vectors of W minus its mean row as columns, shape (d, d), float64."""
+        return self._centred_system[1]
+
+    @property
+    def centred_rms_norm(self) -> float:
+        """Root mean square of the norms of the rows minus their mean."""
+        return float(self.centred_sigma.norm()) / math.sqrt(self.count)
+
+    @cached_property
+    def random_sigma(self) -> Tensor:
+        """Singular values to be expected of a random table like this one, shape (d,), float64."""
+        return random_spectrum(self.count, self.dim, self.rms_norm)
+
+    @property
+    def edge(self) -> float:
+        """Largest singular value to be expected of a random table like this one."""
+        return upper_edge(self.count, self.dim, self.rms_norm)
+
+    @property
+    def centred_edge(self) -> float:
+        """The same for the rows minus their mean."""
+        return upper_edge(self.count, self.dim, self.centred_rms_norm)
 
     @cached_property
     def isotropy(self) -> Isotropy:
         """I1 and I2 of all words, or averaged over random samples."""
         count, wanted, progress = self.count, self.options.isotropy_words, self.progress
+        # See functional/measures/partition_function.py, Note [Z in float32].
+        narrow = self.weight.dtype != torch.float64 and float(self.norms.max()) <= NARROW_ROW_NORM
+        narrowest = torch.float32 if narrow else torch.float64
         if not wanted or wanted >= count:
             sigma, directions = self._singular_system
-            progress.begin("partition function", count)
-            return Isotropy(
-                _isotropy(self.weight, sigma, directions, torch.float64, progress), None
-            )
-        # See functional/measures/partition_function.py, Note [Z in float32].
-        narrow = self.weight.dtype == torch.float32 and float(self.norms.max()) <= NARROW_ROW_NORM
-        dtype = torch.float32 if narrow else torch.float64
-        progress.begin("partition function", 2 * wanted * self.options.isotropy_runs)
+            progress.begin("partition function", 2 * count)
+            system = (sigma, directions, self.mean, self._centred_system)
+            dtypes = (torch.float64, narrowest)
+            return Isotropy(_isotropy(self.weight, *system, dtypes, progress), None)
+        progress.begin("partition function", 3 * wanted * self.options.isotropy_runs)
         runs = []
         for run in range(self.options.isotropy_runs):
             sample = self.weight[sample_rows(count, wanted, self.options.seed + run)]
-            system = right_singular_system(sample, progress=progress.advance)
-            runs.append(_isotropy(sample, *system, dtype, progress))
+            sigma, directions = right_singular_system(sample, progress=progress.advance)
+            mean = _mean(sample)
+            system = (sigma, directions, mean, _centred(sigma, directions, mean, len(sample)))
+            runs.append(_isotropy(sample, *system, (narrowest, narrowest), progress))
         samples = {key: [run[key] for run in runs] for key in runs[0]}
         return Isotropy({key: sum(v) / len(v) for key, v in samples.items()}, samples)
 
@@ -161,25 +269,57 @@ class TableFacts:
         return mean_cosine(self.weight)
 
     @cached_property
-    def cosine_histogram(self) -> Tuple[List[float], List[int], int]:
-        """Edges and counts of the cosines between the sampled words, and the number of words."""
-        sampled = sample_rows(self.count, self.options.cosine_words, self.options.seed)
-        return (*cosine_histogram(self.weight[sampled], COSINE_BINS), len(sampled))
+    def centred_mean_cosine(self) -> float:
+        """Mean cosine over all pairs of different rows minus the mean row."""
+        return mean_cosine(self.weight, centre=self.mean)
 
     @cached_property
-    def cosine_quantiles(self) -> List[float]:
-        """5th, 50th and 95th percentile of the cosines between the sampled words."""
-        edges, counts, _ = self.cosine_histogram
-        return list(histogram_quantiles(edges, counts, (0.05, 0.5, 0.95)))
+    def cosine_sample(self) -> Tensor:
+        """The rows whose cosines are all computed, shape (n, d)."""
+        rows = sample_rows(self.count, self.options.cosine_words, self.options.seed)
+        return self.weight[rows]
 
     @cached_property
-    def cosine_std(self) -> float:
-        """Standard deviation of the cosines between the sampled words."""
-        edges, counts, _ = self.cosine_histogram
-        centres = torch.tensor(edges, dtype=torch.float64).unfold(0, 2, 1).mean(1)
-        share = torch.tensor(counts, dtype=torch.float64) / sum(counts)
-        mean = float((share * centres).sum())
-        return math.sqrt(float((share * (centres - mean).square()).sum()))
+    def cosines(self) -> Histogram:
+        """Cosines between the sampled words."""
+        return Histogram(*cosine_histogram(self.cosine_sample, COSINE_BINS))
+
+    @cached_property
+    def centred_cosines(self) -> Histogram:
+        """Cosines between the sampled words after the mean of all rows is subtracted."""
+        return Histogram(*cosine_histogram(self._centred_sample, COSINE_BINS))
+
+    @property
+    def _centred_sample(self) -> Tensor:
+        sample = self.cosine_sample
+        wide = sample if sample.dtype == torch.float64 else sample.float()
+        return wide - self.mean.to(wide.dtype)
+
+    @cached_property
+    def hubness(self) -> float:
+        """Skewness of the k-occurrences among the sampled words."""
+        return hubness(self.cosine_sample)
+
+    @cached_property
+    def centred_hubness(self) -> float:
+        """The same after the mean of all rows is subtracted."""
+        return hubness(self._centred_sample)
+
+    @cached_property
+    def random_hubness(self) -> float:
+        """The same of as many random vectors."""
+        generator = torch.Generator().manual_seed(self.options.seed)
+        return hubness(torch.randn(self.cosine_sample.shape, generator=generator))
+
+    @cached_property
+    def untrained(self) -> Tensor:
+        """Rows of ``weight`` that look never trained, ascending; ``untrained_rows.py`` says how."""
+        return untrained_rows(self.weight, self.norms)
+
+    @cached_property
+    def alignment(self) -> Optional[Alignment]:
+        """How the table lies to its counterpart; None without one."""
+        return None if self._counterpart is None else align(self._counterpart.weight, self.weight)
 
     @cached_property
     def fits(self) -> Dict[str, Dict[str, float]]:
@@ -211,6 +351,36 @@ class TableFacts:
         return torch.sort(counts, descending=True, stable=True).indices
 
     @cached_property
+    def frequency_groups(self) -> Optional[Tensor]:
+        """Place of each row's group in :data:`GROUPS`, shape (N,); None without counts."""
+        if self.log_counts is None:
+            return None
+        group = torch.empty(self.count, dtype=torch.long)
+        group[self.frequency_order] = torch.arange(self.count) * len(GROUPS) // self.count
+        return group
+
+    @cached_property
+    def groups(self) -> Dict[str, GroupFacts]:
+        """What is measured of each group of :data:`GROUPS`; empty without counts."""
+        place = self.frequency_groups
+        if place is None:
+            return {}
+        size = place.bincount(minlength=len(GROUPS)).double()
+        total = torch.zeros(len(GROUPS), self.dim, dtype=torch.float64)
+        for block, part in zip(row_blocks(self.weight), place.split(BLOCK_ROWS)):
+            total.index_add_(0, part, block)
+        zeros = torch.zeros(len(GROUPS), dtype=torch.float64)
+        norm = zeros.index_add(0, place, self.norms) / size
+        squared = zeros.index_add(0, place, self.norms.square()) / size
+        columns = (
+            mean_cosines(self.weight, place, len(GROUPS)),
+            mean_cosines(self.weight, place, len(GROUPS), centre=self.mean),
+            norm.tolist(),
+            ((total / size.unsqueeze(1)).norm(dim=1) / squared.sqrt()).tolist(),
+        )
+        return {group: GroupFacts(*row) for group, row in zip(GROUPS, zip(*columns))}
+
+    @cached_property
     def prior_sigma(self) -> Optional[Tensor]:
         """Singular values of the prior that the table was trained with, shape (d,)."""
         norm = self.table.initial_norm
@@ -230,19 +400,60 @@ def sample_rows(count: int, wanted: int, seed: int) -> Tensor:
     return torch.randperm(count, generator=generator)[:wanted].sort().values
 
 
+def align(other: Tensor, weight: Tensor) -> Alignment:
+    """How two tables over the same words lie to each other.
+
+    Args:
+        other: shape (N, e).
+        weight: shape (N, d).
+    """
+    products = centred_products(other, weight)
+    cosine = paired_cosine(other, weight) if other.shape == weight.shape else None
+    return Alignment(linear_cka(products), procrustes_residual(products), cosine)
+
+
+def _mean(weight: Tensor) -> Tensor:
+    """Mean row, shape (d,), float64."""
+    total = weight.new_zeros(weight.size(1), dtype=torch.float64)
+    for block in row_blocks(weight):
+        total += block.sum(0)
+    return total / weight.size(0)
+
+
+def _centred(sigma: Tensor, directions: Tensor, mean: Tensor, count: int) -> Tuple[Tensor, Tensor]:
+    """The singular system of the rows minus their mean, from that of the rows."""
+    gram = (directions * sigma.square()) @ directions.t()
+    centred = covariance_from_gram(gram, mean * count, count) * (count - 1)
+    return right_singular_system_of_gram(centred, count)
+
+
 def _isotropy(
     weight: Tensor,
     sigma: Tensor,
     directions: Tensor,
-    dtype: torch.dtype,
+    mean: Tensor,
+    centred: Tuple[Tensor, Tensor],
+    dtypes: Tuple[torch.dtype, torch.dtype],
     progress: StepCallback,
 ) -> Dict[str, float]:
-    """I1 and I2 by each convention of partition_function.py, Note [Sign and scale of I1 and I2]."""
-    root_mean_square = float(sigma.norm()) / math.sqrt(weight.size(0))
-    scales = (1.0, 1 / root_mean_square)
-    as_is, unit = log_partitions(weight, directions, scales, dtype=dtype, progress=progress.advance)
-    found = {}
-    for suffix, log_z in (("", as_is), ("_one_sign", as_is[0]), ("_unit_scale", unit)):
-        found[f"i1{suffix}"] = float(isotropy_i1(log_z))
-        found[f"i2{suffix}"] = float(isotropy_i2(log_z))
+    """I1 and I2 by each convention of partition_function.py, Note [Sign and scale of I1 and I2].
+
+    The first dtype is for the rows as they are, the second for the centred ones at unit scale, where
+    float32 is enough by Note [Z in float32] unless the mean is far longer than what is left.
+    """
+    root = math.sqrt(weight.size(0))
+    scales = (1.0, root / float(sigma.norm()))
+    as_is, unit = log_partitions(
+        weight, directions, scales, dtype=dtypes[0], progress=progress.advance
+    )
+    variants = {"": as_is, "_one_sign": as_is[0], "_unit_scale": unit}
+    length = float(centred[0].norm())
+    if length > 0:
+        scale = root / length
+        (moved,) = log_partitions(
+            weight, centred[1], (scale,), dtype=dtypes[1], progress=progress.advance
+        )
+        variants["_centred"] = centred_log_partition(moved, mean, centred[1], scale)
+    found = {f"i1{suffix}": float(isotropy_i1(log_z)) for suffix, log_z in variants.items()}
+    found.update({f"i2{suffix}": float(isotropy_i2(z)) for suffix, z in variants.items()})
     return found

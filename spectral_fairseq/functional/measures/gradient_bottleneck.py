@@ -17,7 +17,6 @@ matrix of the size of W is built.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import DataError

@@ -57,7 +57,12 @@ def isoscore(covariance: Tensor) -> float:
     dim = covariance.size(0)
     if dim < 2:
         raise DataError("points of at least two dimensions for IsoScore", str(dim), "Leave it out.")
-    values = torch.linalg.eigvalsh(covariance.double()).clamp(min=0)
+    return isoscore_of_variances(torch.linalg.eigvalsh(covariance.double()).clamp(min=0))
+
+
+def isoscore_of_variances(values: Tensor) -> float:
+    """Return the score from the eigenvalues of the covariance, shape (n,), n >= 2, all >= 0."""
+    dim = values.numel()
     length = float(values.norm())
     if length == 0:
         return 0.0
