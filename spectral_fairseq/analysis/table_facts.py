@@ -438,8 +438,7 @@ def _isotropy(
 ) -> Dict[str, float]:
     """I1 and I2 by each convention of partition_function.py, Note [Sign and scale of I1 and I2].
 
-    The first dtype is for the rows as they are, the second for the centred ones at unit scale, where
-    float32 is enough by Note [Z in float32] unless the mean is far longer than what is left.
+    The first dtype is for the rows as they are, the second for the centred ones at unit scale.
     """
     root = math.sqrt(weight.size(0))
     scales = (1.0, root / float(sigma.norm()))

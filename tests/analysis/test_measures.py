@@ -137,6 +137,90 @@ def test_every_measure_is_in_the_catalogue(tmp_path):
     assert found["stored_sigma_error"] < 1e-4 and found["prior_error"] > 0.01
 
 
+@pytest.mark.parametrize("options", [{}, {"isotropy_words": 50, "isotropy_runs": 1}])
+def test_centred_measures_are_those_of_the_centred_table(options):
+    rows = cone(80, 6).double()
+    found = measured(rows, **options).measures
+    sample = rows[sample_rows(80, 50, 1)] if options else rows
+    centred = measured(rows - rows.mean(0)).measures
+    isotropy = measured(sample - sample.mean(0)).measures
+    of_same = ("mean_cosine", "positive_cosines", "effective_rank", "stable_rank", "hubness")
+    for key in (*of_same, "share_of_first", "sigma_over_edge"):
+        assert found[f"{key}_centred"] == pytest.approx(centred[key], rel=1e-6, abs=1e-9), key
+    for key in ("i1", "i2"):
+        assert found[f"{key}_centred"] == pytest.approx(isotropy[f"{key}_unit_scale"], rel=1e-6)
+    assert found["mean_share"] > 0.5 and centred["mean_share"] == pytest.approx(0, abs=1e-9)
+
+
+def test_a_random_table_measures_what_is_expected_of_one(tmp_path):
+    torch.manual_seed(0)
+    n, d = 2996, 32
+    words = read_dictionary(save_dictionary(tmp_path / "dict.txt", n - 3))
+    table = extract_table(entries(with_padding(3 * torch.randn(n, d))), "x.pt")
+    found = measure_table(table, Options(), words, counterpart=table_of(torch.randn(n, d)))
+    random = found.details["random"]
+    slack = {"effective_rank": 0.01, "positive_cosines": 0.01, "isoscore": 0.02}
+    for key, expected in random.items():
+        if key in found.measures:
+            rel = slack.get(key.replace("_centred", ""), 0.1)
+            loose = 1.0 if key == "above_edge_centred" else 0.03
+            assert found.measures[key] == pytest.approx(expected, rel=rel, abs=loose), key
+    assert len(random) > 30
+
+
+def test_frequency_groups(tmp_path):
+    words = read_dictionary(save_dictionary(tmp_path / "dict.txt", 57))
+    table = extract_table(entries(with_padding(cone(60))), "x.pt")
+    result = measure_table(table, Options(), words)
+    order = sorted(range(60), key=lambda at: (-words.counts[int(table.rows[at])], at))
+    rows, mean = table.weight.double(), table.weight.double().mean(0)
+    for at, group in enumerate(("frequent", "medium", "rare")):
+        part = rows[order[20 * at : 20 * at + 20]]
+        expected = {
+            f"mean_cosine_{group}": naive.mean_cosine(part),
+            f"mean_cosine_{group}_centred": naive.mean_cosine(part - mean),
+            f"norm_mean_{group}": float(part.norm(dim=1).mean()),
+            f"mean_share_{group}": float(part.mean(0).norm() / part.square().sum(1).mean().sqrt()),
+        }
+        for key, value in expected.items():
+            assert result.measures[key] == pytest.approx(value, rel=1e-5), key
+    counts = result.details["counts"]
+    assert counts["count"] == sorted(counts["count"], reverse=True) and counts["rank"][-1] == 60
+    assert measured(cone(60)).measures["mean_cosine_rare"] is None
+
+
+def test_untrained_rows_are_named(tmp_path):
+    words = read_dictionary(save_dictionary(tmp_path / "dict.txt", 57))
+    weight = with_padding(cone())
+    weight[[9, 30]] = 0
+    found = measure_table(extract_table(entries(weight), "x.pt"), Options(), words)
+    assert found.measures["untrained_rows"] == 2
+    assert found.details["untrained"] == [{"row": 9, "word": "w5"}, {"row": 30, "word": "w26"}]
+
+
+def test_input_against_output_table():
+    rows = cone(60, 6)
+    rotation, _ = torch.linalg.qr(torch.randn(6, 6))
+    found = measure_table(
+        table_of(rows), Options(), counterpart=table_of(2 * rows @ rotation + 1)
+    ).measures
+    assert found["input_output_cka"] == pytest.approx(1, abs=1e-5)
+    assert found["input_output_procrustes"] == pytest.approx(0, abs=2e-3)
+    assert abs(found["input_output_cosine"]) < 0.9
+    same = measure_table(table_of(rows), Options(), counterpart=table_of(rows)).measures
+    assert same["input_output_cosine"] == pytest.approx(1)
+    narrow = measure_table(table_of(rows), Options(), counterpart=table_of(rows[:, :4])).measures
+    assert narrow["input_output_cosine"] is None and 0 < narrow["input_output_cka"] < 1
+    assert measured(rows).measures["input_output_cka"] is None
+
+
+def test_a_narrow_table_is_measured_without_a_wide_copy():
+    rows = cone(300, 8).bfloat16()
+    narrow, wide = measured(rows).measures, measured(rows.float()).measures
+    for key, value in wide.items():
+        assert narrow[key] == (None if value is None else pytest.approx(value, rel=1e-3)), key
+
+
 def test_samples_average_seeded_runs():
     rows = cone(500, 4).double()
     result = measured(rows, isotropy_words=100, isotropy_runs=3, seed=7)

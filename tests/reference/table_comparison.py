@@ -9,8 +9,8 @@ def centred(rows):
 
 def linear_cka(left, right):
     a, b = centred(left), centred(right)
-    k, l = a @ a.t(), b @ b.t()  # the similarities of words, as in the definition of CKA
-    return float((k * l).sum() / (k.norm() * l.norm()))
+    one, other = a @ a.t(), b @ b.t()  # the similarities of words, as in the definition of CKA
+    return float((one * other).sum() / (one.norm() * other.norm()))
 
 
 def procrustes_residual(left, right):

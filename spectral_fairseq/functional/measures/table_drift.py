@@ -90,7 +90,7 @@ def linear_cka(products: CentredProducts) -> float:
 
 
 def procrustes_residual(products: CentredProducts) -> float:
-    """Return what is left after rotation and scaling, 0 to 1; NaN where a table's rows are equal."""
+    """Return the residual, between 0 and 1; NaN where all rows of a table are equal."""
     scale = float(products.left.trace() * products.right.trace()) ** 0.5
     if scale <= 0:
         return float("nan")

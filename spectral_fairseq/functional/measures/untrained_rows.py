@@ -1,7 +1,7 @@
 """Rows of a table that look as if training had never reached them.
 
-Land, Bartolo: "Fishing for Magikarp: Automatically Detecting Under-trained Tokens in Large Language
-Models", EMNLP 2024, https://aclanthology.org/2024.emnlp-main.649/, ranks tokens by the norm of their
+Land, Bartolo: "Fishing for Magikarp: Automatically Detecting Under-trained Tokens in Large
+Language Models", EMNLP 2024, https://arxiv.org/abs/2405.05417, ranks tokens by the norm of their
 input vectors, because weight decay shrinks a row that no gradient reaches. A report needs a rule
 that decides. This one calls a row never trained if
 
