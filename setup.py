@@ -39,6 +39,7 @@ setup(
         've-fairseq==0.12.3; python_version >= "3.11"',
         "jinja2",
         "sacrebleu>=2.0",
+        "scipy",
         "tabulate>=0.9",
         "tqdm",
     ],

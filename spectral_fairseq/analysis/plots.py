@@ -43,8 +43,8 @@ MOST_CURVES = len(COLOURS)
 MOST_PROJECTIONS = 6
 SIZE = (5.2, 3.8)
 
-# The report shows the first pictures at once: both spectra and the cosines.
-OPENING = 3
+# The report shows the first pictures at once: the spectrum and the cosines.
+OPENING = 2
 
 HISTORY = ("i1", "i2", "mean_cosine", "share_of_first", "effective_rank", "isoscore")
 
@@ -103,18 +103,26 @@ def draw_all(document: Mapping[str, Any], analysed: Sequence[Analysed]) -> List[
     checkpoints = document["checkpoints"]
     drawn = spread(checkpoints, MOST_CURVES)
     pictures = [
-        _spectra(drawn),
         _absolute_spectra(drawn),
         _cosines(drawn),
+        _spectra(drawn),
         _norms(drawn),
+        _norm_histograms(drawn),
         _projections(
             document["options"]["projection"],
             spread(checkpoints, MOST_PROJECTIONS),
             spread(analysed, MOST_PROJECTIONS),
         ),
     ]
-    if any(one["outputs"] for one in drawn):
-        pictures.append(_log_probability_spectra([one for one in drawn if one["outputs"]]))
+    counted = [one for one in drawn if one["counts"]]
+    if counted:
+        pictures += [_norms_by_count(counted), _frequencies(counted)]
+    run = [one for one in drawn if one["outputs"]]
+    if run:
+        pictures.append(_log_probability_spectra(run))
+    layered = [one for one in run if one["outputs"]["layers"]]
+    if layered:
+        pictures.append(_layers(layered))
     if len(drawn) < len(checkpoints):
         for picture in pictures:
             picture.alt += f" Drawn are some of {len(checkpoints)} checkpoints, evenly spaced."
@@ -243,6 +251,9 @@ def _spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
 
 
 def _absolute_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
+    alone = len(checkpoints) == 1
+    random_label = "random table of this shape" if alone else "random tables of these shapes"
+
     def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
         figure, axes = pyplot.subplots(figsize=SIZE)
         for index, one in enumerate(checkpoints):
@@ -253,16 +264,38 @@ def _absolute_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
                 label=_literal(one["label"]),
                 **_curve(palette, index),
             )
+            if alone:
+                centred = one["centred"]["singular_values"]
+                axes.plot(
+                    range(1, len(centred) + 1),
+                    centred,
+                    label="minus the mean row",
+                    **_curve(palette, 1),
+                )
+            random = one["random_singular_values"]
+            axes.plot(
+                range(1, len(random) + 1),
+                random,
+                label=random_label if index == 0 else None,
+                color=palette["ink"],
+                linewidth=0.9,
+                linestyle=":",
+            )
         axes.set(xlabel="k", ylabel=r"$\sigma_k$", yscale="log", xlim=(1, None))
         _legend(axes)
         return figure
 
     ends = "; ".join(
         f"{one['label']}: from {shown(one['singular_values'][0], 3)} to "
-        f"{shown(one['singular_values'][-1], 3)}"
+        f"{shown(one['singular_values'][-1], 3)}, random from "
+        f"{shown(one['random_singular_values'][0], 3)} to "
+        f"{shown(one['random_singular_values'][-1], 3)}"
         for one in checkpoints
     )
-    alt = f"Singular values as they are, on a logarithmic scale, over their rank k. {ends}."
+    alt = (
+        "Singular values on a logarithmic scale over their rank k, and dotted those of a random "
+        f"table of the same shape and row length. {ends}."
+    )
     return Picture("singular_values_absolute", "Singular values", alt, _render(draw))
 
 
@@ -271,19 +304,19 @@ def _ratio(sigma: Sequence[float], at: int) -> float:
 
 
 def _cosines(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
+    curves = [(one["label"], one["cosines"]) for one in checkpoints]
+    if len(checkpoints) == 1:
+        curves.append(("minus the mean row", checkpoints[0]["centred"]["cosines"]))
+
     def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
         figure, axes = pyplot.subplots(figsize=SIZE)
         seen = []
-        for index, one in enumerate(checkpoints):
-            edges, counts = one["cosines"]["edges"], one["cosines"]["counts"]
+        for index, (label, histogram) in enumerate(curves):
+            edges, counts = histogram["edges"], histogram["counts"]
             width, total = edges[1] - edges[0], sum(counts)
             density = [count / total / width for count in counts]
             axes.stairs(
-                density,
-                edges,
-                label=_literal(one["label"]),
-                baseline=None,
-                **_curve(palette, index),
+                density, edges, label=_literal(label), baseline=None, **_curve(palette, index)
             )
             seen += [edge for edge, d in zip(edges, density) if d > 1e-3 * max(density)]
         axes.axvline(0, color=palette["ink"], linewidth=0.8)
@@ -297,7 +330,10 @@ def _cosines(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
         return figure
 
     means = "; ".join(
-        f"{one['label']}: mean {shown(one['measures']['mean_cosine'], 3)}" for one in checkpoints
+        f"{one['label']}: mean {shown(one['measures']['mean_cosine'], 3)} "
+        f"({shown(one['measures']['mean_cosine_centred'], 3)} without the mean row), "
+        f"{shown(100 * one['measures']['positive_cosines'], 3)} % not negative"
+        for one in checkpoints
     )
     alt = f"Distribution of the cosine between pairs of different words. {means}."
     return Picture("cosines", "Cosines between words", alt, _render(draw))
@@ -336,6 +372,106 @@ def _norms(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
     )
     alt = f"Length of word vectors over their {places}, on a logarithmic scale. {ends}."
     return Picture("norms", f"Row norms by {places}", alt, _render(draw))
+
+
+def _norm_histograms(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
+    def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
+        figure, axes = pyplot.subplots(figsize=SIZE)
+        for index, one in enumerate(checkpoints):
+            edges, counts = one["norm_histogram"]["edges"], one["norm_histogram"]["counts"]
+            share = [100 * count / sum(counts) for count in counts]
+            axes.stairs(
+                share, edges, label=_literal(one["label"]), baseline=None, **_curve(palette, index)
+            )
+        axes.set(xlabel=r"$\|w\|$", ylabel="words, %", xlim=(0, None), ylim=(0, None))
+        _legend(axes)
+        return figure
+
+    ranges = "; ".join(
+        f"{one['label']}: {shown(one['measures']['norm_min'], 3)} to "
+        f"{shown(one['measures']['norm_max'], 3)}, mean {shown(one['measures']['norm_mean'], 3)}"
+        for one in checkpoints
+    )
+    alt = f"Histogram of the lengths of the word vectors. {ranges}."
+    return Picture("norm_histogram", "Histogram of row norms", alt, _render(draw))
+
+
+def _norms_by_count(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
+    def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
+        figure, axes = pyplot.subplots(figsize=SIZE)
+        for index, one in enumerate(checkpoints):
+            axes.plot(
+                one["counts"]["log_count"],
+                one["counts"]["norm"],
+                "o^sDv<>"[index],
+                color=palette["curves"][index],
+                markersize=2.5,
+                linestyle="none",
+                alpha=0.7,
+                label=_literal(one["label"]),
+            )
+        axes.set(xlabel="smoothed log count", ylabel=r"$\|w\|$", ylim=(0, None))
+        _legend(axes)
+        return figure
+
+    slopes = "; ".join(
+        f"{one['label']}: slope {shown(one['measures']['norm_count_slope'], 3)}, correlation "
+        f"{shown(one['measures']['norm_count_pearson'], 3)}"
+        for one in checkpoints
+    )
+    alt = (
+        "Length of word vectors over the logarithm of the word's count, for up to 1,000 words "
+        f"evenly spaced in log rank; the figures are over all words. {slopes}."
+    )
+    return Picture("norms_by_count", "Row norms by log count", alt, _render(draw))
+
+
+def _frequencies(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
+    """One curve for each different dictionary."""
+    by_dictionary = {one["dictionary"]["sha256"]: one for one in reversed(checkpoints)}
+    kept = [one for one in checkpoints if one in by_dictionary.values()]
+
+    def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
+        figure, axes = pyplot.subplots(figsize=SIZE)
+        for index, one in enumerate(kept):
+            seen = [(r, c) for r, c in zip(one["counts"]["rank"], one["counts"]["count"]) if c > 0]
+            axes.plot(*zip(*seen), label=_literal(one["label"]), **_curve(palette, index))
+        axes.set(xscale="log", yscale="log", xlabel="frequency rank", ylabel="count")
+        _legend(axes)
+        return figure
+
+    ends = "; ".join(
+        f"{one['label']}: {one['counts']['count'][0]:,} times for the most frequent, "
+        f"{one['counts']['count'][-1]:,} for the rarest of {one['counts']['rank'][-1]:,}"
+        for one in kept
+    )
+    alt = f"How often words occur, over their rank, both on logarithmic scales. {ends}."
+    return Picture("frequencies", "Word frequency by rank", alt, _render(draw))
+
+
+def _layers(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
+    panels = (("mean_cosine", "mean cosine"), ("isoscore", "IsoScore"))
+
+    def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
+        figure, grid = pyplot.subplots(2, 1, figsize=(SIZE[0], 5.4), sharex=True)
+        for axes, (key, title) in zip(grid, panels):
+            for index, one in enumerate(checkpoints):
+                values = [layer[key] for layer in one["outputs"]["layers"]]
+                style = _curve(palette, index)
+                axes.plot(values, marker="o", markersize=4, label=_literal(one["label"]), **style)
+            axes.set(ylabel=title)
+        grid[-1].xaxis.get_major_locator().set_params(integer=True)
+        grid[-1].set(xlabel="layer (0: the embeddings; last: the input of the output layer)")
+        _legend(grid[-1])
+        return figure
+
+    ends = "; ".join(
+        f"{one['label']}: mean cosine from {shown(one['outputs']['layers'][0]['mean_cosine'], 3)} "
+        f"to {shown(one['outputs']['layers'][-1]['mean_cosine'], 3)}"
+        for one in checkpoints
+    )
+    alt = f"Mean cosine and IsoScore of the decoder's hidden states, layer by layer. {ends}."
+    return Picture("layers", "Hidden states by layer", alt, _render(draw))
 
 
 def _projections(

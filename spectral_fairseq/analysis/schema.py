@@ -189,6 +189,37 @@ _CHECKPOINT = _record(
                 "threshold": _of("number", "of the rank: sigma/sigma_1 above it counts"),
                 "points": _numbers("x, between 0 and 1"),
                 "cumulative_share": _numbers("share of singular values <= x sigma_1"),
+                "layers": _of(
+                    "array",
+                    "the decoder's hidden states: embeddings, layers, input of the output layer; "
+                    "only the last one where the model keeps the others to itself",
+                    items=_record(
+                        "a layer",
+                        {
+                            "mean_cosine": _of("number", "over all pairs of states"),
+                            "isoscore": _of("number", "of the states"),
+                            "rms_norm": _of("number", "root mean square of the norms"),
+                            "outlier_dimensions": _of(
+                                "array", "largest first", items={"type": "integer"}
+                            ),
+                        },
+                    ),
+                ),
+                "hull": _record(
+                    "convex hull of a sample of the inputs of the output layer; null if unseen",
+                    {
+                        "states": _of("integer", "sampled"),
+                        "dimensions": _of("integer", "d"),
+                        "inside": _of(
+                            ["boolean", "null"],
+                            "whether it contains the origin; null beyond 512 dimensions",
+                        ),
+                        "random": _of(
+                            "number", "probability that random states would contain the origin"
+                        ),
+                    },
+                    optional=True,
+                ),
             },
             optional=True,
         ),

@@ -1,41 +1,55 @@
 """What a report says in words about one table, before any figure.
 
-The bounds separate the cases seen in this project's own trainings (docs/papers.md): tied tables of
-plain Transformers have a mean cosine of 0.1 to 0.5, regularised ones stay below 0.05.
+Note [Bounds of the verdict]
+----------------------------
+Every bound compares the table with a random one of the same shape (``measures/random_table.py``) or
+says a fact about the table itself; none is taken from other models.
+
+* The words *share a direction* if the mean row holds a larger part of the squared length of the
+  table than any direction of a random table does, (1 + sqrt(d / N))^2 / d of it, which is the edge
+  of Marchenko and Pastur. Below that, the mean could be one of many equal directions.
+* They lie in a *narrow cone* if the mean row holds more than half of the squared length: what all
+  words have in common is then longer than what tells them apart.
+* Apart from the mean, *few directions* carry the table if the effective rank of the centred table
+  is below half of the random table's, as if half of the dimensions or more were missing.
+
+What trained tables look like is quoted from docs/results.md: plain tied tables of this project's
+trainings have mean cosines of 0.1 to 0.5, regularised ones stay below 0.05.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, Dict, List, Mapping, Sequence
 
 from spectral_fairseq.analysis.catalogue import shown
 
 # Of more checkpoints, such as the epochs of a run, some are described, evenly spaced.
 MOST_VERDICTS = 3
-NARROW, SLIGHTLY_NARROW = 0.25, 0.05
-# sigma_1 / sigma_2 of a random table is close to 1.
-DOMINANT_RATIO = 2.0
+NARROW = 0.5
+FEW_DIRECTIONS = 0.5
 
 
 def verdict(checkpoint: Mapping[str, Any]) -> List[str]:
-    """Three sentences on one checkpoint's table: its directions, its spectrum, what one might try.
+    """Three sentences on one table: what its figures mean, what is normal, what one might try.
 
     Args:
         checkpoint: its entry in the document.
     """
-    measures, dim = checkpoint["measures"], checkpoint["table"]["dimensions"]
-    cosine, sigma = measures["mean_cosine"], checkpoint["singular_values"]
-    narrow = cosine >= SLIGHTLY_NARROW
-    dominant = len(sigma) > 1 and sigma[0] >= DOMINANT_RATIO * sigma[1]
+    measures, random = checkpoint["measures"], checkpoint["random"]
+    words, dim = checkpoint["table"]["words"], checkpoint["table"]["dimensions"]
+    shared = measures["mean_share"] ** 2 > (1 + math.sqrt(dim / words)) ** 2 / dim
+    rank = measures["effective_rank_centred"]
+    few = rank < FEW_DIRECTIONS * random["effective_rank_centred"]
     return [
-        _directions(cosine),
-        _spectrum(measures["effective_rank"], dim, measures["share_of_first"], dominant),
-        _advice(narrow, dominant),
+        _meaning(measures, shared, few, dim),
+        _normal(measures, random, words, dim),
+        _advice(shared, few, "output layer" in checkpoint["table"]["choice"]),
     ]
 
 
 def warnings(checkpoints: Sequence[Mapping[str, Any]]) -> List[str]:
-    """What makes figures doubtful: each kind of missing dictionary once, with its checkpoints.
+    """What makes figures doubtful: missing dictionaries, each kind once, and untrained rows.
 
     Args:
         checkpoints: the entries of the document.
@@ -44,41 +58,71 @@ def warnings(checkpoints: Sequence[Mapping[str, Any]]) -> List[str]:
     for one in checkpoints:
         if one["dictionary"]["path"] is None:
             labels.setdefault(one["dictionary"]["remark"], []).append(one["label"])
-    return [
+    found = [
         f"No dictionary was used for {', '.join(names)}: {remark}. Filler rows that stand for no "
         "word, if any, are measured too, and words are ordered by row instead of frequency. Name "
         "dict.txt or the data folder with --dict."
         for remark, names in labels.items()
     ]
+    return found + [_untrained(one) for one in checkpoints if one["untrained"]]
 
 
-def _directions(cosine: float) -> str:
-    if cosine >= NARROW:
-        finding = "The word vectors lie in a narrow cone"
-    elif cosine >= SLIGHTLY_NARROW:
-        finding = "The word vectors share a direction to some degree"
-    else:
-        finding = "The word vectors share hardly any direction"
-    return f"{finding}: the mean cosine of two words is {shown(cosine, 2)}, where 0 means none."
-
-
-def _spectrum(effective_rank: float, dim: int, share: float, dominant: bool) -> str:
-    finding = "One singular value dominates" if dominant else "No single direction dominates"
+def _untrained(one: Mapping[str, Any]) -> str:
+    count = int(one["measures"]["untrained_rows"])
+    first = ", ".join(row["word"] or f"row {row['row']}" for row in one["untrained"][:5])
+    rows = "1 row looks" if count == 1 else f"{count:,} rows look"
     return (
-        f"{finding}: sigma_1 has {shown(100 * share, 2)} % of the sum of singular values (a flat "
-        f"spectrum: {shown(100 / dim, 2)} %), and the effective rank is "
-        f"{shown(effective_rank, 3)} of {dim}."
+        f"{rows} never trained in {one['label']} (zero, equal to another row, or unusually short), "
+        f"for example {first}. They are measured like the others."
     )
 
 
-def _advice(narrow: bool, dominant: bool) -> str:
-    if not narrow and not dominant:
+def _percent(share: float) -> str:
+    return f"{shown(100 * share, 2)} %"
+
+
+def _meaning(measures: Mapping[str, Any], shared: bool, few: bool, dim: int) -> str:
+    energy = measures["mean_share"] ** 2
+    if energy >= NARROW:
+        finding = "The word vectors lie in a narrow cone"
+    elif shared:
+        finding = "The word vectors share a direction"
+    else:
+        finding = "The word vectors share no direction that stands out"
+    spread = "over few directions" if few else "over many directions"
+    return (
+        f"{finding}: their mean holds {_percent(energy)} of their squared length, and two words "
+        f"have a mean cosine of {shown(measures['mean_cosine'], 2)}; without the mean it is "
+        f"{shown(measures['mean_cosine_centred'], 2)}, and the table is spread {spread} (effective "
+        f"rank {shown(measures['effective_rank_centred'], 3)} of {dim})."
+    )
+
+
+def _normal(measures: Mapping[str, Any], random: Mapping[str, Any], words: int, dim: int) -> str:
+    return (
+        f"In a random table of {words:,} words the mean holds "
+        f"{_percent(random['mean_share'] ** 2)}, the cosine is 0 and the effective rank "
+        f"{shown(random['effective_rank_centred'], 3)}; training always departs from that, here "
+        f"with {int(measures['above_edge_centred'])} of {dim} singular values beyond the random "
+        "range, and in this project's trainings plain tied tables came to mean cosines of 0.1 to "
+        "0.5, regularised ones to less than 0.05."
+    )
+
+
+def _advice(shared: bool, few: bool, output: bool) -> str:
+    if few:
         return (
-            "Nothing here indicates a degenerate table. Regularised tables and untied output "
-            "layers often look like this."
+            "To use more directions, train with --spectrum-decay, or with an SVD table and "
+            "--criterion spectrum_control, and compare the validation loss."
         )
-    usual = "This is common in models trained with a tied softmax, and is not harmful in itself."
-    remedy = "--criterion mle_cosreg"
-    if dominant:
-        remedy += " or an SVD table with --criterion spectrum_control"
-    return f"{usual} To change it, train with {remedy}, and compare."
+    if not shared:
+        return "Nothing here indicates a degenerate table, so there is nothing to repair."
+    why = (
+        "The mean changes no probability of an output layer, so it is harmless there in itself"
+        if output
+        else "The mean of an input table acts like a bias, which the layers above can remove"
+    )
+    return (
+        f"{why}; to avoid it, train with --table-centering or --criterion mle_cosreg, and compare "
+        "the validation loss."
+    )

@@ -1,15 +1,16 @@
-"""Measures of a model's predictions on data: rank of log P, its spectrum, pairwise KL.
+"""Measures of a model's predictions and hidden states on data.
 
-The measures are defined in :mod:`functional.measures.rank` and
-:mod:`functional.measures.divergence`; here fairseq builds and runs the model, and
-its log-probabilities are passed on block by block.
+The measures are defined in :mod:`functional.measures`: rank and spectrum of log P, pairwise KL,
+words that are never predicted, the lost share of the logits' gradient, and the geometry of the
+hidden states. Here fairseq builds and runs the model, and what it computes is passed on block by
+block.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 import torch
@@ -17,6 +18,8 @@ from fairseq import checkpoint_utils
 from torch import Tensor
 
 import spectral_fairseq.plugin  # noqa: F401  registers the architectures that a checkpoint names
+from spectral_fairseq.analysis.table_facts import sample_rows
+from spectral_fairseq.checkpoints.dictionary import FILLER
 from spectral_fairseq.errors import (
     ConfigurationError,
     DataError,
@@ -24,14 +27,20 @@ from spectral_fairseq.errors import (
     UnsupportedError,
 )
 from spectral_fairseq.functional.linalg.blockwise_spectrum import BlockwiseSpectrum
+from spectral_fairseq.functional.measures.argmax_words import ArgmaxWords
+from spectral_fairseq.functional.measures.convex_hull import hull_probability, separate
 from spectral_fairseq.functional.measures.divergence import ExpectedPairwiseKL
+from spectral_fairseq.functional.measures.gradient_bottleneck import GradientBottleneck
+from spectral_fairseq.functional.measures.hidden_states import StateStatistics
 from spectral_fairseq.functional.measures.rank import (
     cumulative_share,
     empirical_rank,
     roundoff_threshold,
 )
+from spectral_fairseq.heads import Head, SoftmaxHead
 from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.lm.streams import ContiguousStreams
+from spectral_fairseq.plugin.criterions.output_table import decoder_of, head_of, output_table
 from spectral_fairseq.plugin.tasks.corpus import Corpus
 
 MEMORY_LIMIT = 8 * 2**30
@@ -40,21 +49,52 @@ _BLOCK_NUMBERS = 8 * 2**20
 # x of the cumulative share. The paper's figure 1 begins at 1e-10, but below the eps of float32, in
 # which log-probabilities are computed, it shows roundoff.
 POINTS = [10 ** (-7 + step / 10) for step in range(71)]
+# The linear program of the convex hull takes this many states for each dimension, twice as many as
+# decide for random states (convex_hull.py); its time grows with the third power of the dimensions,
+# to 10 s at this number.
+_HULL_STATES = 4
+_HULL_DIMENSIONS = 512
+# With so great a probability random states would contain the origin; otherwise they are too few.
+_ENOUGH = 0.99
+
+
+class Rows(NamedTuple):
+    """What a model computes for some target tokens that are not padding.
+
+    Attributes:
+        log_probabilities: shape (b, n), float32.
+        targets: shape (b,).
+        states: the decoder's hidden states, shape (b, d_l) each: the embeddings and the output of
+            each layer, where the model tells them, and last the input of the output layer.
+    """
+
+    log_probabilities: Tensor
+    targets: Tensor
+    states: List[Tensor]
+
+    def part(self, start: int, end: int) -> Rows:
+        """Rows ``start`` to ``end``."""
+        states = [layer[start:end] for layer in self.states]
+        return Rows(self.log_probabilities[start:end], self.targets[start:end], states)
 
 
 @dataclass
 class Predictions:
-    """The log-probabilities of a model on a subset of its data.
+    """What a model computes on a subset of its data.
 
     Attributes:
         words: n, the columns: all rows of the target dictionary.
         tokens: an upper bound of the number of rows to come.
-        blocks: shape (b, n) each, float32, one row a target token that is not padding.
+        blocks: of these rows.
+        no_words: rows of the dictionary that stand for no word, shape (m,).
+        weight: W, shape (n, d), of a model whose output layer is one linear one; else None.
     """
 
     words: int
     tokens: int
-    blocks: Iterator[Tensor]
+    blocks: Iterator[Rows]
+    no_words: Tensor
+    weight: Optional[Tensor]
 
 
 def spectrum_bytes(tokens: int, words: int) -> int:
@@ -70,8 +110,8 @@ def measure_outputs(
     subset: str = "valid",
     tokens: int = 4096,
     progress: Callable[[int], None] = lambda _: None,
-) -> Tuple[Dict[str, float], Dict[str, Any]]:
-    """Rank, spectrum and divergence of a model's predictions.
+) -> Tuple[Dict[str, Optional[float]], Dict[str, Any]]:
+    """Measures of a model's predictions and hidden states.
 
     Args:
         path: checkpoint.
@@ -81,7 +121,8 @@ def measure_outputs(
         progress: called with the number of rows of each block when it is done.
 
     Returns:
-        Entries for ``measures`` and the entry ``outputs`` of the document.
+        Entries for ``measures``, None where one does not apply, and the entry ``outputs`` of the
+        document.
 
     Raises:
         ConfigurationError: more than the memory limit.
@@ -92,16 +133,29 @@ def measure_outputs(
     check_memory(predictions.tokens, predictions.words)
     spectrum = BlockwiseSpectrum(predictions.tokens, predictions.words)
     divergence = ExpectedPairwiseKL(predictions.words)
+    predicted = ArgmaxWords(predictions.words, predictions.no_words)
+    weight = predictions.weight
+    bottleneck = None if weight is None else GradientBottleneck(weight)
+    hidden = HiddenStates(predictions.tokens)
     for block in predictions.blocks:
-        spectrum.add(block)
-        divergence.add(block)
-        progress(block.size(0))
+        spectrum.add(block.log_probabilities)
+        divergence.add(block.log_probabilities)
+        predicted.add(block.log_probabilities, block.targets)
+        hidden.add(block.states)
+        if bottleneck is not None:
+            bottleneck.add(block.log_probabilities, block.targets)
+        progress(len(block.targets))
     sigma = spectrum.singular_values()
     size = (spectrum.rows, spectrum.columns)
-    measures = {
+    measures: Dict[str, Optional[float]] = {
         "log_probability_rank": float(empirical_rank(sigma, *size)),
         "expected_pairwise_kl": divergence.value(),
+        "never_predicted": float(predicted.never()),
+        "missed_targets": float(predicted.missed_targets()),
+        "gradient_lost": None if bottleneck is None else bottleneck.lost(),
     }
+    of_states, hull = hidden.measures()
+    measures.update(of_states)
     details = {
         "data": str(data),
         "subset": subset,
@@ -110,8 +164,70 @@ def measure_outputs(
         "threshold": roundoff_threshold(1.0, *size),
         "points": POINTS,
         "cumulative_share": cumulative_share(sigma, POINTS),
+        "layers": hidden.layers(),
+        "hull": hull,
     }
     return measures, details
+
+
+class HiddenStates:
+    """Accumulates the measures of all layers, and a sample of the last states for their hull.
+
+    Args:
+        tokens: an upper bound of the number of states to come.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+        self._layers: List[StateStatistics] = []
+        self._sampled = torch.zeros(0, dtype=torch.bool)
+        self._kept: List[Tensor] = []
+        self._seen = 0
+
+    def add(self, states: List[Tensor]) -> None:
+        """Add states, one tensor of shape (b, d_l) for each layer; none where they are unknown."""
+        if not states:
+            return
+        if not self._layers:
+            self._layers = [StateStatistics(layer.size(1)) for layer in states]
+            self._sampled = torch.zeros(self._tokens, dtype=torch.bool)
+            self._sampled[sample_rows(self._tokens, _HULL_STATES * states[-1].size(1), 1)] = True
+        for statistics, layer in zip(self._layers, states):
+            statistics.add(layer)
+        end = self._seen + len(states[-1])
+        self._kept.append(states[-1][self._sampled[self._seen : end]])
+        self._seen = end
+
+    def layers(self) -> List[Dict[str, Any]]:
+        """Entries of ``layers`` in the document."""
+        return [
+            {
+                "mean_cosine": layer.mean_cosine(),
+                "isoscore": layer.isoscore(),
+                "rms_norm": layer.rms_norm(),
+                "outlier_dimensions": layer.outlier_dimensions(),
+            }
+            for layer in self._layers
+        ]
+
+    def measures(self) -> Tuple[Dict[str, Optional[float]], Optional[Dict[str, Any]]]:
+        """Measures of the last layer, and the entry ``hull`` of the document."""
+        if not self._layers:
+            return {}, None
+        last = self._layers[-1]
+        states = torch.cat(self._kept)
+        count, dim = states.shape
+        inside: Optional[bool] = None
+        probability = hull_probability(count, dim)
+        if dim <= _HULL_DIMENSIONS:
+            inside = separate(states, states.new_zeros(dim)).inside
+        known = inside or (inside is False and probability >= _ENOUGH)
+        return {
+            "hidden_mean_cosine": last.mean_cosine(),
+            "hidden_isoscore": last.isoscore(),
+            "hidden_outlier_dimensions": float(len(last.outlier_dimensions())),
+            "origin_in_hull": float(bool(inside)) if known else None,
+        }, {"states": count, "dimensions": dim, "inside": inside, "random": probability}
 
 
 def check_memory(tokens: int, words: int) -> None:
@@ -183,27 +299,86 @@ def predict(
     model = models[0].float().eval()
     if isinstance(dataset, Corpus):
         tokens = min(tokens, len(dataset))
-        return Predictions(words, tokens, _blocks(_stream(model, task, dataset), tokens, words))
-    sizes = getattr(dataset, "tgt_sizes", None)
-    sizes = dataset.sizes if sizes is None else sizes
-    tokens = min(tokens, int(np.sum(sizes)))
-    batches = _batches(model, task, dataset, max(_BLOCK_NUMBERS // words, 1), padding)
-    return Predictions(words, tokens, _blocks(batches, tokens, words))
+        rows = _stream(model, task, dataset)
+    else:
+        sizes = getattr(dataset, "tgt_sizes", None)
+        sizes = dataset.sizes if sizes is None else sizes
+        tokens = min(tokens, int(np.sum(sizes)))
+        rows = _batches(model, task, dataset, max(_BLOCK_NUMBERS // words, 1), padding)
+    symbols = enumerate(task.target_dictionary.symbols)
+    no_words = [row for row, symbol in symbols if row == padding or symbol.startswith(FILLER)]
+    return Predictions(
+        words,
+        tokens,
+        _blocks(rows, tokens, words),
+        torch.tensor(no_words),
+        _linear_output(model, words),
+    )
 
 
-def _blocks(rows: Iterator[Tensor], tokens: int, words: int) -> Iterator[Tensor]:
+def _linear_output(model: Any, words: int) -> Optional[Tensor]:
+    """W of an output layer that is one linear one; None for mixtures and adaptive softmaxes."""
+    head = head_of(model)
+    if isinstance(head, Head) and not isinstance(head, SoftmaxHead):
+        return None
+    try:
+        return output_table(model, words).detach()
+    except ConfigurationError:
+        return None
+
+
+def _blocks(rows: Iterator[Rows], tokens: int, words: int) -> Iterator[Rows]:
     """The first ``tokens`` rows, in blocks that fit in memory."""
-    left = tokens
+    left, size = tokens, max(_BLOCK_NUMBERS // words, 1)
     for some in rows:
-        yield from some[:left].split(max(_BLOCK_NUMBERS // words, 1))
-        left -= some.size(0)
+        count = min(len(some.targets), left)
+        for start in range(0, count, size):
+            yield some.part(start, min(start + size, count))
+        left -= count
         if left <= 0:
             return
 
 
+class _OutputLayerInput:
+    """Keeps what the decoder passes to its output layer, ``features``, None if it cannot be seen.
+
+    Args:
+        model: whose decoder is changed; it is not used for anything else.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.features: Optional[Tensor] = None
+        decoder: Any = decoder_of(model)
+        self._inner = getattr(decoder, "output_layer", None)
+        if self._inner is not None:
+            decoder.output_layer = self
+
+    def __call__(self, features: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The decoder's own output layer."""
+        self.features = features
+        return self._inner(features, *args, **kwargs)
+
+    def states(self, extra: Any, kept: Tensor) -> List[Tensor]:
+        """The states of the tokens that ``kept``, shape (B, T), marks, as :class:`Rows` has them.
+
+        Args:
+            extra: second part of the decoder's output.
+            kept: bool.
+        """
+        if self.features is None:
+            return []
+        inner = (extra.get("inner_states") or []) if isinstance(extra, dict) else []
+        states = [layer.transpose(0, 1)[kept].float() for layer in inner]  # from (T, B, d)
+        last = self.features[kept].float()
+        if states and torch.equal(states[-1], last):  # no normalisation or projection follows
+            states.pop()
+        return [*states, last]
+
+
 @torch.no_grad()
-def _batches(model: Any, task: Any, dataset: Any, tokens: int, padding: int) -> Iterator[Tensor]:
-    """Log-probabilities of batches that are run each by itself, shape (b, n) each."""
+def _batches(model: Any, task: Any, dataset: Any, tokens: int, padding: int) -> Iterator[Rows]:
+    """Batches that are run each by itself."""
+    seen = _OutputLayerInput(model)
     batches = task.get_batch_iterator(
         dataset,
         max_tokens=max(int(np.max(dataset.sizes)), tokens),
@@ -216,12 +391,18 @@ def _batches(model: Any, task: Any, dataset: Any, tokens: int, padding: int) -> 
             continue
         net_output = model(**sample["net_input"])
         log_probabilities = model.get_normalized_probs(net_output, log_probs=True, sample=sample)
-        yield log_probabilities[sample["target"].ne(padding)].float()
+        kept = sample["target"].ne(padding)  # [B, T]
+        yield Rows(
+            log_probabilities[kept].float(),
+            sample["target"][kept],
+            seen.states(net_output[1], kept),
+        )
 
 
 @torch.no_grad()
-def _stream(model: Any, task: Any, corpus: Corpus) -> Iterator[Tensor]:
-    """Log-probabilities of a corpus that a model with a state reads as one stream."""
+def _stream(model: Any, task: Any, corpus: Corpus) -> Iterator[Rows]:
+    """A corpus that a model with a state reads as one stream."""
+    seen = _OutputLayerInput(model)
     dictionary, size = task.target_dictionary, task.args.tokens_per_sample
     stream = ContiguousStreams(corpus.tokens[1:], 1, dictionary.pad(), dictionary.eos())
     carry = Carry()
@@ -232,4 +413,6 @@ def _stream(model: Any, task: Any, corpus: Corpus) -> Iterator[Tensor]:
         log_probabilities = model.get_normalized_probs(
             net_output, log_probs=True, sample={"target": segment.targets}
         )  # [1, b, n]
-        yield log_probabilities[0].float()
+        kept = torch.ones_like(segment.targets, dtype=torch.bool)
+        states = seen.states(net_output[1], kept)
+        yield Rows(log_probabilities[0].float(), segment.targets[0], states)

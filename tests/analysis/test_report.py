@@ -121,6 +121,11 @@ def results(tmp_path_factory):
         "threshold": 6e-7,
         "points": [1e-6, 1e-3, 1.0],
         "cumulative_share": [0.2, 0.6, 1.0],
+        "layers": [
+            {"mean_cosine": 0.1, "isoscore": 0.5, "rms_norm": 3.0, "outlier_dimensions": []},
+            {"mean_cosine": 0.3, "isoscore": 0.2, "rms_norm": 4.0, "outlier_dimensions": [2]},
+        ],
+        "hull": {"states": 24, "dimensions": 6, "inside": True, "random": 0.999},
     }
     one["nbest"] = {
         "file": "gen.txt",
@@ -172,7 +177,7 @@ def test_the_page_in_a_browser(results, pictures, tmp_path, scheme, width):
     assert seen["dark"] is (scheme == "dark")
     assert seen["contrast"] >= 4.5  # WCAG AA
     assert seen["fetched"] == [] and seen["stray"] == 0
-    assert len(seen["images"]) == 7
+    assert len(seen["images"]) == len(pictures)
     for index, (width, alt, source) in enumerate(seen["images"]):
         data = pictures[index].files[f"{scheme}.svg"]
         assert width > 100 and alt > 60
@@ -182,7 +187,7 @@ def test_the_page_in_a_browser(results, pictures, tmp_path, scheme, width):
     # The headline table shows every checkpoint without scrolling, on a phone too.
     assert seen["hidden"] == 0 and seen["first"] == 4 * labels and seen["size"] >= 16
     assert seen["download"] == "analysis.json" and seen["schema"] == results[0]["schema"]
-    assert seen["rows"] > 35 and not seen["wide"]
+    assert seen["rows"] > 70 and not seen["wide"]
 
 
 def test_the_page_refers_to_nothing_outside(results, pictures):
@@ -198,20 +203,24 @@ def test_the_page_refers_to_nothing_outside(results, pictures):
     for one in results[0]["checkpoints"]:
         assert one["sha256"] in html
     opening = html[: html.index("<details>")]
-    assert opening.count("<figure") == 3 and opening.count('scope="row"') == 4
-    assert "transformer_sc, 100 updates" in opening and "the mean cosine of two words is" in opening
+    assert opening.count("<figure") == 2 and opening.count('scope="row"') == 4
+    assert "transformer_sc, 100 updates" in opening and "without the mean it is" in opening
     assert "nrefs:1|case:mixed" in html and "first 40 tokens" in html
 
 
 def test_pictures_are_whole_and_say_what_they_show(results, pictures):
     names = [picture.name for picture in pictures]
     assert names == [
-        "singular_values",
         "singular_values_absolute",
         "cosines",
+        "singular_values",
         "norms",
+        "norm_histogram",
         "projection",
+        "norms_by_count",
+        "frequencies",
         "log_probabilities",
+        "layers",
         "history",
     ]
     for picture in pictures:
@@ -221,7 +230,7 @@ def test_pictures_are_whole_and_say_what_they_show(results, pictures):
             xml.etree.ElementTree.fromstring(picture.files[f"{theme}.svg"])
         assert picture.files["light.svg"] != picture.files["dark.svg"]
         assert re.search(r"\d", picture.alt)
-    assert f"{results[0]['checkpoints'][0]['measures']['mean_cosine']:.3g}" in pictures[2].alt
+    assert f"{results[0]['checkpoints'][0]['measures']['mean_cosine']:.3g}" in pictures[1].alt
 
 
 @pytest.mark.parametrize("label", ["$x^{$", "$a$", "_hidden", r"a\$b"])

@@ -5,41 +5,59 @@ import pytest
 from spectral_fairseq.analysis.verdict import verdict, warnings
 
 
-def checkpoint(cosine, sigma, label="a", remark=None):
-    measures = {"mean_cosine": cosine, "effective_rank": 3.25, "share_of_first": 0.4}
+def checkpoint(share=0.1, cosine=0.01, rank=90.0, label="a", remark=None, use="output layer"):
     return {
         "label": label,
-        "measures": measures,
-        "singular_values": sigma,
-        "table": {"dimensions": len(sigma)},
+        "measures": {
+            "mean_share": share,
+            "mean_cosine": cosine,
+            "mean_cosine_centred": -0.001,
+            "effective_rank_centred": rank,
+            "above_edge_centred": 7.0,
+            "untrained_rows": 0.0,
+        },
+        "random": {"mean_share": 0.01, "effective_rank_centred": 99.0},
+        "table": {"dimensions": 100, "words": 10000, "choice": f"the table of the {use}."},
         "dictionary": {"path": None if remark else "dict.txt", "remark": remark or "given"},
+        "untrained": [],
     }
 
 
+# The edge: (1 + sqrt(100 / 10000))^2 / 100 = 0.0121 = 0.11^2.
 @pytest.mark.parametrize(
-    "cosine, sigma, directions, spectrum, advice",
+    "one, meaning, spread, advice",
     [
-        (0.6, [9.0, 2.0, 1.0, 1.0], "narrow cone", "One singular value", "spectrum_control"),
-        (0.1, [2.5, 2.0, 1.0, 1.0], "to some degree", "No single direction", "mle_cosreg, and"),
-        (-0.01, [2.5, 2.0, 1.0, 1.0], "hardly any", "No single direction", "Nothing here"),
-        (0.0, [9.0, 2.0, 1.0, 1.0], "hardly any", "One singular value", "spectrum_control"),
-        (1.0, [9.0], "narrow cone", "No single direction", "mle_cosreg, and"),
+        (checkpoint(0.109), "share no direction", "many directions", "nothing to repair"),
+        (checkpoint(0.111), "share a direction", "many directions", "--table-centering"),
+        (checkpoint(0.8, 0.6), "narrow cone", "many directions", "changes no probability"),
+        (checkpoint(0.8, use="input"), "narrow cone", "many directions", "acts like a bias"),
+        (checkpoint(0.1, rank=49.4), "share no direction", "few directions", "spectrum_control"),
+        (checkpoint(0.8, rank=20.0), "narrow cone", "few directions", "--spectrum-decay"),
     ],
 )
-def test_the_sentences_follow_the_figures(cosine, sigma, directions, spectrum, advice):
-    first, second, third = verdict(checkpoint(cosine, sigma))
-    assert directions in first and f"is {cosine:.2g}," in first
-    assert spectrum in second and f"3.25 of {len(sigma)}" in second and "40 %" in second
-    assert advice in third
+def test_the_sentences_follow_the_figures(one, meaning, spread, advice):
+    first, normal, last = verdict(one)
+    assert meaning in first and spread in first and "without the mean it is -0.001" in first
+    assert f"{100 * one['measures']['mean_share'] ** 2:.2g} %" in first
+    assert "the mean holds 0.01 %" in normal and "10,000 words" in normal and "7 of 100" in normal
+    assert advice in last
 
 
 def test_a_missing_dictionary_is_told_once_for_all_that_miss_it():
     found = warnings(
         [
-            checkpoint(0.0, [1.0], "a", "none given"),
-            checkpoint(0.0, [1.0], "b"),
-            checkpoint(0.0, [1.0], "c", "none given"),
-            checkpoint(0.0, [1.0], "d", "of 9 words"),
+            checkpoint(label="a", remark="none given"),
+            checkpoint(label="b"),
+            checkpoint(label="c", remark="none given"),
+            checkpoint(label="d", remark="of 9 words"),
         ]
     )
     assert len(found) == 2 and "for a, c: none given" in found[0] and "for d:" in found[1]
+
+
+def test_untrained_rows_are_told():
+    one = checkpoint(label="x")
+    one["untrained"] = [{"row": 4, "word": "w0"}, {"row": 9, "word": None}]
+    one["measures"]["untrained_rows"] = 1200.0
+    (found,) = warnings([one])
+    assert "1,200 rows look never trained in x" in found and "w0, row 9." in found

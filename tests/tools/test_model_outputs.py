@@ -15,7 +15,10 @@ from spectral_fairseq.tools.model_outputs import (
     spectrum_bytes,
 )
 from tests.language_models import stateful_checkpoint, tokens_of
+from tests.reference import isoscore as naive_isoscore
+from tests.reference import isotropy as naive_isotropy
 from tests.reference.divergence import expected_pairwise_kl
+from tests.reference.gradient_bottleneck import lost_gradient
 
 FLAGS = ("transformer", "cross_entropy", "--share-all-embeddings")
 
@@ -69,6 +72,43 @@ def test_tokens_are_the_first_ones(path, tiny_translation_data):
     assert details["tokens"] == 13 and details["subset"] == "valid"
 
 
+def assert_states_belong_to_predictions(predictions):
+    """The last states times W give the log-probabilities."""
+    rows = list(predictions.blocks)
+    states = torch.cat([block.states[-1] for block in rows])
+    log_probabilities = torch.cat([block.log_probabilities for block in rows])
+    expected = (states @ predictions.weight.t()).log_softmax(1)
+    torch.testing.assert_close(log_probabilities, expected, rtol=1e-4, atol=1e-4)
+    return rows
+
+
+def test_hidden_states_by_layer(path, tiny_translation_data):
+    rows = assert_states_belong_to_predictions(predict(path, tiny_translation_data, "valid", 100))
+    # One decoder layer, after which nothing is normalised: the embeddings and the layer.
+    states = [torch.cat([block.states[layer] for block in rows]) for layer in range(2)]
+    measures, details = measure_outputs(path, tiny_translation_data, tokens=100)
+    assert len(details["layers"]) == len(rows[0].states) == 2
+    for seen, layer in zip(states, details["layers"]):
+        assert layer["mean_cosine"] == pytest.approx(naive_isotropy.mean_cosine(seen), abs=1e-5)
+        assert layer["isoscore"] == pytest.approx(naive_isoscore.isoscore(seen), abs=1e-5)
+    assert measures["hidden_mean_cosine"] == details["layers"][1]["mean_cosine"]
+    assert details["hull"]["states"] == min(100, 4 * states[1].size(1))
+    targets = torch.cat([block.targets for block in rows])
+    logits = torch.cat([block.log_probabilities for block in rows])
+    weight = predict(path, tiny_translation_data, "valid", 100).weight
+    assert measures["gradient_lost"] == pytest.approx(
+        lost_gradient(weight, logits, targets), abs=1e-4
+    )
+    never = weight.size(0) - 1 - len(logits.argmax(1).unique())  # padding is no word
+    assert measures["never_predicted"] == never
+
+
+def test_a_mixture_has_no_projector(train, tiny_translation_data):
+    mixture = train("transformer_mos", "cross_entropy", "--share-all-embeddings")
+    measures, details = measure_outputs(mixture / "checkpoint_last.pt", tiny_translation_data)
+    assert measures["gradient_lost"] is None and details["layers"]
+
+
 def test_memory_is_asked_for_beforehand():
     assert spectrum_bytes(80_000, 10_000) < model_outputs.MEMORY_LIMIT
     check_memory(80_000, 10_000)
@@ -108,7 +148,13 @@ def test_a_model_with_a_state_reads_one_stream(train, tiny_lm_data):
     (expected,) = model.get_normalized_probs(model(inputs.unsqueeze(0)), log_probs=True)
     predictions = predict(path, tiny_lm_data, "valid", 10_000)
     assert predictions.tokens == len(tokens) > 3 * task.args.tokens_per_sample
-    torch.testing.assert_close(torch.cat(list(predictions.blocks)), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.cat([rows.log_probabilities for rows in predictions.blocks]),
+        expected,
+        rtol=1e-4,
+        atol=1e-5,
+    )
+    assert_states_belong_to_predictions(predict(path, tiny_lm_data, "valid", 40))
     measures, details = measure_outputs(path, tiny_lm_data, tokens=37)
     assert details["tokens"] == 37
     assert measures["expected_pairwise_kl"] == pytest.approx(

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.functional.linalg.row_norms import SMALLEST_NORM
 
 # Of the solver's own tolerance, 1e-7, for points of unit length.
@@ -51,15 +51,10 @@ def separate(points: Tensor, vector: Tensor) -> Separation:
         vector: x, shape (d,).
 
     Raises:
-        ConfigurationError: scipy is not installed.
         UnsupportedError: the solver fails.
     """
-    try:
-        from scipy.optimize import linprog
-    except ImportError as error:
-        raise ConfigurationError(
-            "scipy, for the convex hull of the hidden states", "no such package", "Install scipy."
-        ) from error
+    from scipy.optimize import linprog  # slow to import, and seldom needed
+
     away = points.double() - vector.double()  # [M, d]
     lengths = away.norm(dim=1, keepdim=True)
     dim = away.size(1)
