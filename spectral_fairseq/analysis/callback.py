@@ -12,6 +12,7 @@ SHARES: Dict[str, float] = {
     "cosines": 0.5,
     "decay fits": 0.5,
     "norms and neighbours": 1,
+    "drift": 2,
     "predictions": 20,
     "BLEU of the n best": 3,
 }

@@ -393,7 +393,8 @@ GROUPS: Dict[str, List[Measure]] = {
             "sigma_over_edge_centred",
             "sigma_1 over the random edge, centred",
             "$\\sigma_1$ / edge, centred",
-            "the same for W minus its mean row",
+            "largest singular value of W minus its mean row, divided by the Marchenko-Pastur edge, "
+            "that of a random table of this shape and row length",
             lambda t: float(t.centred_sigma[0]) / t.centred_edge if t.centred_edge > 0 else None,
             random=1.0,
             better="low",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Mapping
 
 from tabulate import SEPARATING_LINE, tabulate
 
@@ -34,20 +34,60 @@ def as_text(document: Dict[str, Any]) -> str:
     checkpoints = document["checkpoints"]
     parts = [_wrapped(f"Warning: {text}", "") for text in warnings(checkpoints)]
     parts += [_opening(one) for one in spread(checkpoints, MOST_VERDICTS)]
-    rows: List[Any] = []
-    for group, measures in _groups(document).items():
-        rows += [SEPARATING_LINE] if rows else []
-        rows.append([group, *("" for _ in checkpoints)])
-        rows += [[m.title, *_values(checkpoints, m)] for m in measures]
-    headers = ["", *(one["label"] for one in checkpoints)]
-    align = ("left", *("right" for _ in checkpoints))
-    parts.append(tabulate(rows, headers, disable_numparse=True, colalign=align))
+    parts.append(_measures(document))
+    if document["methods"]:
+        parts.append(_over_seeds(document))
     for one in checkpoints:
         for word, neighbours in one["neighbours"].items():
             near = ", ".join(f"{n['word']} {shown(n['cosine'], 3)}" for n in neighbours)
             parts.append(f"Neighbours of {word} in {one['label']}: {near}")
     parts.append("\n".join(f"{one['label']}: {one['signature']}" for one in checkpoints))
     return printable("\n\n".join(parts))
+
+
+def _measures(document: Dict[str, Any]) -> str:
+    """All measures, one column a checkpoint; beside a single one what a random table has."""
+    checkpoints = document["checkpoints"]
+    random = checkpoints[0]["random"] if len(checkpoints) == 1 else None
+    headers = ["", *(one["label"] for one in checkpoints)]
+    headers += [] if random is None else ["random table"]
+    rows: List[Any] = []
+    for group, measures in _groups(document).items():
+        rows += [SEPARATING_LINE] if rows else []
+        rows.append([group, *("" for _ in headers[1:])])
+        for m in measures:
+            cells = _values(checkpoints, m)
+            if random is not None:
+                cells.append(shown(random[m.key], m.digits) if m.key in random else "")
+            rows.append([m.title, *cells])
+    return _aligned(rows, headers)
+
+
+def _over_seeds(document: Dict[str, Any]) -> str:
+    """The measures that all seeds of some method have: mean and standard deviation."""
+    methods = document["methods"]
+    names = [f"{method['name']} (n = {len(method['labels'])})" for method in methods]
+    rows = [
+        [measure.title, *(spread_of(method, measure) for method in methods)]
+        for measures in _groups(document).values()
+        for measure in measures
+        if any(measure.key in method["measures"] for method in methods)
+    ]
+    return _aligned(rows, ["mean ± standard deviation", *names])
+
+
+def spread_of(method: Mapping[str, Any], measure: Measure) -> str:
+    """Mean and standard deviation of a measure over the seeds of a method, for readers."""
+    found = method["measures"].get(measure.key)
+    if found is None:
+        return shown(None)
+    mean = shown(found["mean"], measure.digits)
+    return mean if found["std"] is None else f"{mean} ± {shown(found['std'], 2)}"
+
+
+def _aligned(rows: List[Any], headers: List[str]) -> str:
+    align = ("left", *("right" for _ in headers[1:]))
+    return tabulate(rows, headers, disable_numparse=True, colalign=align)
 
 
 def _opening(checkpoint: Dict[str, Any]) -> str:
@@ -75,25 +115,33 @@ def _wrapped(text: str, indent: str) -> str:
 
 
 def as_latex(document: Dict[str, Any]) -> str:
-    """The document as a LaTeX table (package booktabs), signatures in comments above it."""
+    """The document as a LaTeX table (package booktabs), signatures in comments above it.
+
+    Its columns are the methods, if there are any, and else the checkpoints.
+    """
     checkpoints = document["checkpoints"]
     # A line break would end the comment, and what follows would be run by LaTeX.
     lines = [printable(f"% {one['label']}: {one['signature']}", keep="") for one in checkpoints]
-    lines += [r"\begin{tabular}{l" + "r" * len(checkpoints) + "}", r"\toprule"]
-    lines.append(" & ".join(["", *(escaped(one["label"]) for one in checkpoints)]) + r" \\")
+    methods = document["methods"]
+    heads = [one["name"] for one in methods] or [one["label"] for one in checkpoints]
+    lines += [r"\begin{tabular}{l" + "r" * len(heads) + "}", r"\toprule"]
+    lines.append(" & ".join(["", *map(escaped, heads)]) + r" \\")
     for group, measures in _groups(document).items():
         lines.append(r"\midrule")
-        lines.append(rf"\multicolumn{{{len(checkpoints) + 1}}}{{l}}{{\emph{{{group}}}}} \\")
-        lines += [
-            " & ".join([m.latex, *map(_latex_number, _values(checkpoints, m))]) + r" \\"
-            for m in measures
-        ]
+        lines.append(rf"\multicolumn{{{len(heads) + 1}}}{{l}}{{\emph{{{group}}}}} \\")
+        for m in measures:
+            cells = [spread_of(one, m) for one in methods] or _values(checkpoints, m)
+            lines.append(" & ".join([m.latex, *map(_latex_cell, cells)]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
 
 def escaped(text: str) -> str:
     """``text`` with LaTeX's special characters escaped, on one line."""
     return "".join(_LATEX.get(character, character) for character in printable(text, keep=""))
+
+
+def _latex_cell(cell: str) -> str:
+    return r"$\pm$".join(map(_latex_number, cell.split(" ± ")))
 
 
 def _latex_number(number: str) -> str:

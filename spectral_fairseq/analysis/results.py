@@ -11,12 +11,14 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 import torch
 
 from spectral_fairseq.analysis.callback import StepCallback
+from spectral_fairseq.analysis.drift import Reference, drift
 from spectral_fairseq.analysis.measures import Measured, measure_table
+from spectral_fairseq.analysis.methods import by_method
 from spectral_fairseq.analysis.options import Options
 from spectral_fairseq.checkpoints.dictionary import WordList, checkpoint_settings, find_dictionary
 from spectral_fairseq.checkpoints.reading import load_checkpoint, tensors_of
 from spectral_fairseq.checkpoints.saved import checkpoint_file
-from spectral_fairseq.checkpoints.table_uses import describe_choice
+from spectral_fairseq.checkpoints.table_uses import counterpart, describe_choice
 from spectral_fairseq.checkpoints.tables import (
     StoredTable,
     choose_table,
@@ -38,10 +40,12 @@ class Analysed:
     Attributes:
         result: its entry in the document, ready for JSON.
         measured: the same with the points of the projection.
+        reference: its table, with which later checkpoints can be compared.
     """
 
     result: Dict[str, Any]
     measured: Measured
+    reference: Optional[Reference] = None
 
 
 def analyse_checkpoint(
@@ -52,6 +56,7 @@ def analyse_checkpoint(
     table: Optional[str] = None,
     dictionary: Optional[Union[str, Path]] = None,
     progress: Optional[StepCallback] = None,
+    first: Optional[Reference] = None,
 ) -> Analysed:
     """Measure one checkpoint's table.
 
@@ -62,6 +67,7 @@ def analyse_checkpoint(
         table: which table, where there are several.
         dictionary: dict.txt or a folder of binarised data; looked for if not given.
         progress: follows the steps.
+        first: the table of the first of several checkpoints, from which the drift is measured.
 
     Raises:
         CheckpointError: unreadable, no table, or several.
@@ -77,14 +83,25 @@ def analyse_checkpoint(
     checkpoint["model"] = tensors_of(checkpoint["model"])
     checkpoint.pop("last_optimizer_state", None)
     words, remark = _dictionary_of(checkpoint, path, table, dictionary)
-    chosen = extract_table(
-        checkpoint["model"], path, table, None if words is None else words.uncounted_rows()
-    )
-    choice = describe_choice(chosen.names, list(find_tables(checkpoint.pop("model")).values()))
-    measured = measure_table(chosen, options, words, prior_of(checkpoint, chosen), progress)
+    model = checkpoint.pop("model")
+    excluded = None if words is None else words.uncounted_rows()
+    chosen = extract_table(model, path, table, excluded)
+    tables = list(find_tables(model).values())
+    choice = describe_choice(chosen.names, tables)
+    other = _counterpart(model, path, chosen, tables, excluded)
+    del model
+    prior = prior_of(checkpoint, chosen)
+    measured = measure_table(chosen, options, words, prior, progress, other)
+    reference = Reference(label or Path(path).stem, chosen, words)
+    moved = None
+    if first is not None:
+        progress.begin("drift")
+        found, common = drift(first, reference)
+        measured.measures.update(found)
+        moved = {"from": first.label, "words": common}
     result = {
         "path": str(path),
-        "label": label or Path(path).stem,
+        "label": reference.label,
         "sha256": file_hash,
         "arch": _arch(checkpoint),
         "progress": _progress(checkpoint),
@@ -105,20 +122,30 @@ def analyse_checkpoint(
         },
         "measures": measured.measures,
         **measured.details,
+        "drift": moved,
         "outputs": None,
         "nbest": None,
     }
     result["signature"] = signature_of(result, options)
-    return Analysed(result, measured)
+    return Analysed(result, measured, reference)
 
 
-def document(command: str, analysed: Sequence[Analysed], options: Options) -> Dict[str, Any]:
+def document(
+    command: str,
+    analysed: Sequence[Analysed],
+    options: Options,
+    methods: Optional[Sequence[str]] = None,
+) -> Dict[str, Any]:
     """Return the document, whose JSON schema is :mod:`analysis.schema`.
 
     Args:
         command: ``analyze`` or ``compare``.
         analysed: one for each checkpoint.
         options: common to all of them.
+        methods: the name of each checkpoint's method, equal for its seeds; None to compare none.
+
+    Raises:
+        ConfigurationError: not one method for each checkpoint.
     """
     chosen = dataclasses.asdict(options)
     chosen["words"] = list(options.words)
@@ -130,6 +157,7 @@ def document(command: str, analysed: Sequence[Analysed], options: Options) -> Di
             "threads": torch.get_num_threads(),
             "options": chosen,
             "checkpoints": [one.result for one in analysed],
+            "methods": by_method([one.result for one in analysed], methods) if methods else [],
         }
     )
 
@@ -211,6 +239,19 @@ def _dictionary_of(
     names = choose_table(checkpoint["model"], table, path)
     rows = table_shape(checkpoint["model"], names[0])[0]
     return find_dictionary(given, checkpoint, names[0], rows, path)
+
+
+def _counterpart(
+    model: Mapping[str, Any],
+    path: Any,
+    chosen: StoredTable,
+    tables: Sequence[List[str]],
+    excluded: Optional[Sequence[int]],
+) -> Optional[StoredTable]:
+    name = counterpart(chosen.names, tables)
+    if name is None or table_shape(model, name)[0] != chosen.stored_rows:
+        return None
+    return extract_table(model, path, name, excluded)
 
 
 def _arch(checkpoint: Mapping[str, Any]) -> Optional[str]:

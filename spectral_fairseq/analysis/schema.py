@@ -179,6 +179,14 @@ _CHECKPOINT = _record(
                 ),
             ),
         ),
+        "drift": _record(
+            "what drift_* compare with; null in the first checkpoint",
+            {
+                "from": _of("string", "label of the first checkpoint"),
+                "words": _of("integer", "words that both tables have"),
+            },
+            optional=True,
+        ),
         "outputs": _record(
             "what the model predicts on data; null where none were given",
             {
@@ -252,6 +260,30 @@ DOCUMENT: Dict[str, Any] = {
             "threads": _of("integer", "threads that the numbers were computed with"),
             "options": _record("what decides the samples", json_properties(Options)),
             "checkpoints": _of("array", "in the order given", items=_CHECKPOINT, minItems=1),
+            "methods": _of(
+                "array",
+                "mean and spread over the seeds of each method of --methods",
+                items=_record(
+                    "a method",
+                    {
+                        "name": _of("string", "as given"),
+                        "labels": _of("array", "its checkpoints", items={"type": "string"}),
+                        "measures": _map(
+                            "measure that all of them have -> its distribution",
+                            _record(
+                                "over the checkpoints",
+                                {
+                                    "mean": _of("number", "mean"),
+                                    "std": _of(
+                                        _NUMBER_OR_NULL,
+                                        "standard deviation, divided by n - 1; null for one",
+                                    ),
+                                },
+                            ),
+                        ),
+                    },
+                ),
+            ),
         },
     ),
 }

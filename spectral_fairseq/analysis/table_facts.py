@@ -167,7 +167,7 @@ class TableFacts:
             raise DataError(
                 f"vectors in {self.table.name} whose lengths are numbers in {self.table.dtype}",
                 f"{int((~torch.isfinite(norms)).sum())} of {self.count} that are too long, with "
-                f"entries up to {float(self.weight.abs().max()):.3g}",
+                f"entries up to {max(abs(float(end)) for end in self.weight.aminmax()):.3g}",
                 "Training diverged, or the file is damaged: take an earlier checkpoint.",
             )
         return norms
@@ -242,14 +242,16 @@ class TableFacts:
     def isotropy(self) -> Isotropy:
         """I1 and I2 of all words, or averaged over random samples."""
         count, wanted, progress = self.count, self.options.isotropy_words, self.progress
-        # See functional/measures/partition_function.py, Note [Z in float32].
-        narrow = self.weight.dtype != torch.float64 and float(self.norms.max()) <= NARROW_ROW_NORM
-        narrowest = torch.float32 if narrow else torch.float64
-        if not wanted or wanted >= count:
+        everything = not wanted or wanted >= count
+        # See functional/measures/partition_function.py, Note [Z in float32]. All words of a float32
+        # table are worth float64; numbers of 16 bits have fewer digits than float32 keeps.
+        short = float(self.norms.max()) <= NARROW_ROW_NORM
+        narrowest = torch.float32 if short and self.weight.element_size() <= 4 else torch.float64
+        if everything:
             sigma, directions = self._singular_system
             progress.begin("partition function", 2 * count)
             system = (sigma, directions, self.mean, self._centred_system)
-            dtypes = (torch.float64, narrowest)
+            dtypes = (narrowest if self.weight.element_size() <= 2 else torch.float64, narrowest)
             return Isotropy(_isotropy(self.weight, *system, dtypes, progress), None)
         progress.begin("partition function", 3 * wanted * self.options.isotropy_runs)
         runs = []

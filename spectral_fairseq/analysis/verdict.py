@@ -42,8 +42,8 @@ def verdict(checkpoint: Mapping[str, Any]) -> List[str]:
     rank = measures["effective_rank_centred"]
     few = rank < FEW_DIRECTIONS * random["effective_rank_centred"]
     return [
-        _meaning(measures, shared, few, dim),
-        _normal(measures, random, words, dim),
+        _meaning(measures, random, shared, few, dim),
+        _normal(measures),
         _advice(shared, few, "output layer" in checkpoint["table"]["choice"]),
     ]
 
@@ -81,7 +81,9 @@ def _percent(share: float) -> str:
     return f"{shown(100 * share, 2)} %"
 
 
-def _meaning(measures: Mapping[str, Any], shared: bool, few: bool, dim: int) -> str:
+def _meaning(
+    measures: Mapping[str, Any], random: Mapping[str, Any], shared: bool, few: bool, dim: int
+) -> str:
     energy = measures["mean_share"] ** 2
     if energy >= NARROW:
         finding = "The word vectors lie in a narrow cone"
@@ -89,23 +91,21 @@ def _meaning(measures: Mapping[str, Any], shared: bool, few: bool, dim: int) -> 
         finding = "The word vectors share a direction"
     else:
         finding = "The word vectors share no direction that stands out"
-    spread = "over few directions" if few else "over many directions"
     return (
-        f"{finding}: their mean holds {_percent(energy)} of their squared length, and two words "
-        f"have a mean cosine of {shown(measures['mean_cosine'], 2)}; without the mean it is "
-        f"{shown(measures['mean_cosine_centred'], 2)}, and the table is spread {spread} (effective "
-        f"rank {shown(measures['effective_rank_centred'], 3)} of {dim})."
+        f"{finding}: their mean holds {_percent(energy)} of their squared length (in a random "
+        f"table {_percent(random['mean_share'] ** 2)}), and apart from it they use "
+        f"{'few' if few else 'many'} directions, an effective rank of "
+        f"{shown(measures['effective_rank_centred'], 3)} of {dim} (random "
+        f"{shown(random['effective_rank_centred'], 3)})."
     )
 
 
-def _normal(measures: Mapping[str, Any], random: Mapping[str, Any], words: int, dim: int) -> str:
+def _normal(measures: Mapping[str, Any]) -> str:
     return (
-        f"In a random table of {words:,} words the mean holds "
-        f"{_percent(random['mean_share'] ** 2)}, the cosine is 0 and the effective rank "
-        f"{shown(random['effective_rank_centred'], 3)}; training always departs from that, here "
-        f"with {int(measures['above_edge_centred'])} of {dim} singular values beyond the random "
-        "range, and in this project's trainings plain tied tables came to mean cosines of 0.1 to "
-        "0.5, regularised ones to less than 0.05."
+        f"Two words have a mean cosine of {shown(measures['mean_cosine'], 2)}, and of "
+        f"{shown(measures['mean_cosine_centred'], 2)} without the mean; 0 is the value of random "
+        "vectors, and in this project's own trainings plain tied tables came to 0.1 to 0.5, "
+        "regularised ones stayed below 0.05."
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Sequence
+from typing import List, Optional, Sequence
 
 # The output layers over words in fairseq's architectures.
 _OUTPUT_LAYERS = frozenset(("output_projection", "fc_out", "fc3", "embed_out", "lm_head"))
@@ -25,6 +25,21 @@ def output_tables(tables: Sequence[List[str]]) -> List[List[str]]:
 def known_name_first(names: Sequence[str]) -> List[str]:
     """The modules that hold one table, first the one by which users of fairseq know it."""
     return sorted(names, key=lambda name: name != _DECODER_INPUT)
+
+
+def counterpart(names: Sequence[str], tables: Sequence[List[str]]) -> Optional[str]:
+    """The decoder's input table for an output table, or the reverse; None if they are one table.
+
+    Args:
+        names: modules that hold the chosen table.
+        tables: for each table of the checkpoint, the modules that hold it.
+    """
+    uses = {_use(name) for name in names} & set(_USES[1:])
+    wanted = set(_USES[1:]) - uses
+    if len(uses) != 1:
+        return None
+    found = [other[0] for other in tables if {_use(name) for name in other} & wanted]
+    return found[0] if len(found) == 1 and found[0] not in names else None
 
 
 def describe_choice(names: Sequence[str], tables: Sequence[List[str]]) -> str:

@@ -177,7 +177,8 @@ def report(args: argparse.Namespace, paths: Sequence[Path], command: str) -> int
         matplotlib_pyplot()
     labels = labels_for(paths, args.labels.split(",") if args.labels else None)
     analysed = _analyse(args, paths, labels, options)
-    found = document(command, analysed, options)
+    methods = getattr(args, "methods", None)
+    found = document(command, analysed, options, methods.split(",") if methods else None)
     if out is not None:
         write_results(out, found, draw_all(found, analysed))
     if args.format == "json":
@@ -201,7 +202,11 @@ def _analyse(
     )
 
     nbest = [read_generated(name) for name in args.nbest]  # fails before any long work
-    unused = {"predictions": not args.data, "BLEU of the n best": not nbest}
+    unused = {
+        "predictions": not args.data,
+        "BLEU of the n best": not nbest,
+        "drift": len(paths) == 1,
+    }
     total = len(paths) * sum(share for name, share in SHARES.items() if not unused.get(name))
     found: List[Analysed] = []
     with checkpoints_bar(args.no_progress, total) as bar:
@@ -215,7 +220,10 @@ def _analyse(
                 table=args.table,
                 dictionary=args.dictionary,
                 progress=progress,
+                first=found[0].reference if found else None,
             )
+            if found:
+                one.reference = None  # only the first table stays in memory
             if args.data:
                 from spectral_fairseq.tools.model_outputs import measure_outputs
 

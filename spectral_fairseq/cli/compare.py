@@ -11,7 +11,8 @@ from spectral_fairseq.cli.analyze import add_options, report
 from spectral_fairseq.errors import ConfigurationError
 
 DESCRIPTION = """\
-Measure several checkpoints and put them side by side: one table, and their curves on common axes.
+Measure several checkpoints and put them side by side: one table, their curves on common axes, how
+far each table is from the first one, and with --methods mean and spread over the seeds of a method.
 A folder stands for all checkpoints of its run, checkpoint<epoch>.pt and
 checkpoint_<epoch>_<updates>.pt, in the order of training; with three or more of one run, the
 report also draws the measures over the updates.
@@ -29,6 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CKPT_OR_DIR",
         nargs="+",
         help="checkpoint, or the --save-dir of a training run",
+    )
+    parser.add_argument(
+        "--methods",
+        metavar="A,A,B,...",
+        help="the method of each checkpoint, separated by commas; mean and standard deviation are "
+        "shown over the checkpoints of one name, its seeds",
     )
     add_options(parser)
 

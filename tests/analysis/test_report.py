@@ -204,7 +204,7 @@ def test_the_page_refers_to_nothing_outside(results, pictures):
         assert one["sha256"] in html
     opening = html[: html.index("<details>")]
     assert opening.count("<figure") == 2 and opening.count('scope="row"') == 4
-    assert "transformer_sc, 100 updates" in opening and "without the mean it is" in opening
+    assert "transformer_sc, 100 updates" in opening and "Two words have a mean cosine of" in opening
     assert "nrefs:1|case:mixed" in html and "first 40 tokens" in html
 
 

@@ -13,7 +13,6 @@ def checkpoint(share=0.1, cosine=0.01, rank=90.0, label="a", remark=None, use="o
             "mean_cosine": cosine,
             "mean_cosine_centred": -0.001,
             "effective_rank_centred": rank,
-            "above_edge_centred": 7.0,
             "untrained_rows": 0.0,
         },
         "random": {"mean_share": 0.01, "effective_rank_centred": 99.0},
@@ -37,9 +36,9 @@ def checkpoint(share=0.1, cosine=0.01, rank=90.0, label="a", remark=None, use="o
 )
 def test_the_sentences_follow_the_figures(one, meaning, spread, advice):
     first, normal, last = verdict(one)
-    assert meaning in first and spread in first and "without the mean it is -0.001" in first
-    assert f"{100 * one['measures']['mean_share'] ** 2:.2g} %" in first
-    assert "the mean holds 0.01 %" in normal and "10,000 words" in normal and "7 of 100" in normal
+    assert meaning in first and spread in first and "of 100 (random 99)" in first
+    assert f"{100 * one['measures']['mean_share'] ** 2:.2g} %" in first and "0.01 %)" in first
+    assert f"cosine of {one['measures']['mean_cosine']}, and of -0.001 without" in normal
     assert advice in last
 
 

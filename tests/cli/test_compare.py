@@ -46,6 +46,31 @@ def test_files_side_by_side(run_folder, capsys):
     assert line.split()[-1] == "–"
 
 
+def test_drift_and_seeds_of_a_method(run_folder, capsys):
+    paths = [str(run_folder / f"checkpoint{epoch}.pt") for epoch in (1, 2, 10)]
+    assert main(["compare", *paths, "--methods", "a,b,b", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert violations(found) == []
+    first, second, _ = found["checkpoints"]
+    assert first["drift"] is None and first["measures"].get("drift_cka") is None
+    assert second["drift"] == {"from": "checkpoint1", "words": 60}
+    # The same directions at half the spread: equal up to shift and scale.
+    assert second["measures"]["drift_cka"] == pytest.approx(1, abs=1e-4)
+    cosines = [one["measures"]["mean_cosine"] for one in found["checkpoints"]]
+    seeds = found["methods"][1]["measures"]["mean_cosine"]
+    assert seeds["mean"] == pytest.approx((cosines[1] + cosines[2]) / 2)
+    assert main(["compare", *paths, "--methods", "a,b,b"]) == 0
+    text = capsys.readouterr().out
+    (line,) = [
+        line for line in text.splitlines() if line.startswith("mean cosine ") and "±" in line
+    ]
+    assert f"{seeds['mean']:.4g} ± {seeds['std']:.2g}" in line
+    assert main(["compare", *paths, "--methods", "a,b,b", "--format", "latex"]) == 0
+    assert r"$\pm$" in capsys.readouterr().out
+    assert main(["compare", *paths, "--methods", "a,b"]) == 2
+    assert "--methods" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("names", [["checkpoint1.pt"], ["empty"]])
 def test_nothing_to_compare(names, run_folder, capsys):
     (run_folder / "empty").mkdir()

@@ -73,8 +73,8 @@ def centred_products(
             "Name the rows of the words that both have.",
         )
     width = left.size(1)
-    gram = torch.zeros(width + right.size(1), width + right.size(1), dtype=torch.float64)
-    total = torch.zeros(width + right.size(1), dtype=torch.float64)
+    total = left.new_zeros(width + right.size(1), dtype=torch.float64)
+    gram = torch.outer(total, total)
     for some, others in zip(one.split(block_rows), other.split(block_rows)):
         both = torch.cat([left[some].double(), right[others].double()], 1)  # [b, d_a + d_b]
         gram.addmm_(both.t(), both)
