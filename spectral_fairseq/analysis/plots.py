@@ -272,11 +272,12 @@ def _absolute_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
                     label="minus the mean row",
                     **_curve(palette, 1),
                 )
+        for one in checkpoints:
             random = one["random_singular_values"]
             axes.plot(
                 range(1, len(random) + 1),
                 random,
-                label=random_label if index == 0 else None,
+                label=random_label if one is checkpoints[0] else None,
                 color=palette["ink"],
                 linewidth=0.9,
                 linestyle=":",
@@ -430,20 +431,23 @@ def _frequencies(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
     """One curve for each different dictionary."""
     by_dictionary = {one["dictionary"]["sha256"]: one for one in reversed(checkpoints)}
     kept = [one for one in checkpoints if one in by_dictionary.values()]
+    curves = [
+        [(r, c) for r, c in zip(one["counts"]["rank"], one["counts"]["count"]) if c > 0]
+        for one in kept
+    ]
 
     def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
         figure, axes = pyplot.subplots(figsize=SIZE)
-        for index, one in enumerate(kept):
-            seen = [(r, c) for r, c in zip(one["counts"]["rank"], one["counts"]["count"]) if c > 0]
-            axes.plot(*zip(*seen), label=_literal(one["label"]), **_curve(palette, index))
+        for index, (one, curve) in enumerate(zip(kept, curves)):
+            axes.plot(*zip(*curve), label=_literal(one["label"]), **_curve(palette, index))
         axes.set(xscale="log", yscale="log", xlabel="frequency rank", ylabel="count")
         _legend(axes)
         return figure
 
     ends = "; ".join(
-        f"{one['label']}: {one['counts']['count'][0]:,} times for the most frequent, "
-        f"{one['counts']['count'][-1]:,} for the rarest of {one['counts']['rank'][-1]:,}"
-        for one in kept
+        f"{one['label']}: {curve[0][1]:,} times for the most frequent, {curve[-1][1]:,} for the "
+        f"rarest of {curve[-1][0]:,}"
+        for one, curve in zip(kept, curves)
     )
     alt = f"How often words occur, over their rank, both on logarithmic scales. {ends}."
     return Picture("frequencies", "Word frequency by rank", alt, _render(draw))
@@ -477,7 +481,7 @@ def _layers(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
 def _projections(
     kind: str, checkpoints: Sequence[Mapping[str, Any]], analysed: Sequence[Analysed]
 ) -> Picture:
-    columns = {1: 1, 2: 2, 4: 2}.get(len(checkpoints), 3)
+    columns = min(len(checkpoints), 2)  # so that a phone shows the words
     lines = -(-len(checkpoints) // columns)
     places = _ordered_by(checkpoints)
     direction = {"svd": "singular direction", "pca": "principal component"}[kind]

@@ -45,6 +45,7 @@ from spectral_fairseq.functional.measures.table_drift import (
 )
 from spectral_fairseq.functional.measures.untrained_rows import untrained_rows
 from spectral_fairseq.functional.penalties.spectrum import prior_spectrum
+from spectral_fairseq.functional.sample_rows import sample_rows
 
 COSINE_BINS = 100
 GROUPS = ("frequent", "medium", "rare")
@@ -389,17 +390,6 @@ class TableFacts:
         if self._prior is None or (self._prior.get("c1") is None and norm is None):
             return None
         return prior_spectrum(dim=self.dim, frobenius_norm=norm, dtype=torch.float64, **self._prior)
-
-
-def sample_rows(count: int, wanted: int, seed: int) -> Tensor:
-    """``wanted`` of ``count`` rows, uniformly, without repetition, in ascending order.
-
-    All of them where ``wanted`` is not smaller.
-    """
-    if wanted >= count:
-        return torch.arange(count)
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randperm(count, generator=generator)[:wanted].sort().values
 
 
 def align(other: Tensor, weight: Tensor) -> Alignment:

@@ -18,7 +18,6 @@ from fairseq import checkpoint_utils
 from torch import Tensor
 
 import spectral_fairseq.plugin  # noqa: F401  registers the architectures that a checkpoint names
-from spectral_fairseq.analysis.table_facts import sample_rows
 from spectral_fairseq.checkpoints.dictionary import FILLER
 from spectral_fairseq.errors import (
     ConfigurationError,
@@ -37,6 +36,7 @@ from spectral_fairseq.functional.measures.rank import (
     empirical_rank,
     roundoff_threshold,
 )
+from spectral_fairseq.functional.sample_rows import sample_rows
 from spectral_fairseq.heads import Head, SoftmaxHead
 from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.lm.streams import ContiguousStreams
@@ -349,7 +349,7 @@ class _OutputLayerInput:
     def __init__(self, model: Any) -> None:
         self.features: Optional[Tensor] = None
         decoder: Any = decoder_of(model)
-        self._inner = getattr(decoder, "output_layer", None)
+        self._inner: Any = getattr(decoder, "output_layer", None)
         if self._inner is not None:
             decoder.output_layer = self
 

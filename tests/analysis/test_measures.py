@@ -11,10 +11,11 @@ from spectral_fairseq.analysis.callback import SHARES, StepCallback
 from spectral_fairseq.analysis.catalogue import ALL
 from spectral_fairseq.analysis.measures import measure_table
 from spectral_fairseq.analysis.options import Options
-from spectral_fairseq.analysis.table_facts import TableFacts, sample_rows
+from spectral_fairseq.analysis.table_facts import TableFacts
 from spectral_fairseq.checkpoints.dictionary import read_dictionary
 from spectral_fairseq.checkpoints.tables import StoredTable, extract_table
 from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.functional.sample_rows import sample_rows
 from tests.checkpoints.made import cone, entries, save_dictionary, with_padding
 from tests.reference import isoscore as naive_isoscore
 from tests.reference import isotropy as naive
