@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from spectral_fairseq.analysis import write  # noqa: E402
+from spectral_fairseq.analysis.methods import by_method  # noqa: E402
 from spectral_fairseq.analysis.options import Options  # noqa: E402
 from spectral_fairseq.analysis.plots import draw_all  # noqa: E402
 from spectral_fairseq.analysis.render import as_latex, as_text, escaped  # noqa: E402
@@ -281,16 +282,42 @@ def test_text_and_latex(results):
     assert escaped("\u2581the^") == r"\textvisiblespace{}the\textasciicircum{}"
 
 
+def test_seeds_of_methods_in_every_format(results):
+    found, analysed = results
+    methods = by_method(found["checkpoints"], ["a", "<b>", "a", "a"])
+    document = {**found, "methods": methods}
+    cosine = methods[0]["measures"]["mean_cosine"]
+    cell = f"{cosine['mean']:.4g} ± {cosine['std']:.2g}"
+    assert cell in as_text(document)
+    html = as_html(document, [])
+    assert cell in html and "&lt;b&gt; (1)" in html and "± " not in as_html(found, [])
+    latex = as_latex(document)
+    assert f"${cosine['mean']:.4g}$" + r"$\pm$" + f"${cosine['std']:.2g}$" in latex
+    assert "& a & <b>" in latex
+
+
+def test_a_random_table_stands_beside_the_figures(results):
+    one = results[0]["checkpoints"][0]
+    alone = {**results[0], "checkpoints": [one]}
+    (line,) = [line for line in as_text(alone).splitlines() if line.startswith("effective rank  ")]
+    values = (one["measures"]["effective_rank"], one["random"]["effective_rank"])
+    assert line.split()[2:] == [f"{value:.4g}" for value in values]
+    assert f"random {one['random']['effective_rank']:.3g}<" in as_html(results[0], [])
+
+
 def test_names_with_control_characters_stay_names(results):
     one = {**results[0]["checkpoints"][0], "label": "a\n\\input{evil}", "signature": "\x1b[2J"}
-    latex, text = as_latex({"checkpoints": [one]}), as_text({**results[0], "checkpoints": [one]})
+    latex, text = (
+        as_latex({**results[0], "checkpoints": [one]}),
+        as_text({**results[0], "checkpoints": [one]}),
+    )
     assert not any(line.startswith("\\input") for line in latex.splitlines())
     assert "\x1b" not in latex + text and "\\x1b[2J" in text
 
 
 def test_scientific_numbers_in_latex(results):
     one = {**results[0]["checkpoints"][0], "measures": {"i1": 1.5e-7, "i2": -2.5e12}}
-    latex = as_latex({"checkpoints": [one]})
+    latex = as_latex({**results[0], "checkpoints": [one]})
     assert r"$1.5\cdot10^{-7}$" in latex and r"$-2.5\cdot10^{12}$" in latex
 
 
