@@ -695,7 +695,6 @@ GROUPS: Dict[str, List[Measure]] = {
             "the projector on the column space of W, which is all that the hidden state "
             "receives (after Godey and Artzi 2026)",
             None,
-            better="low",
         ),
         Measure(
             "hidden_mean_cosine",

@@ -184,9 +184,9 @@ def _literal(label: str) -> str:
     return f" {escaped}" if escaped.startswith("_") else escaped
 
 
-def _legend(axes: Any) -> None:
+def _legend(axes: Any, below: float = 0.18) -> None:
     """Below the axes, where it covers no curve and leaves them the whole width."""
-    axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.16), borderaxespad=0.0)
+    axes.legend(loc="upper left", bbox_to_anchor=(0.0, -below), borderaxespad=0.0)
 
 
 def _ordered_by(checkpoints: Sequence[Mapping[str, Any]]) -> str:
@@ -465,8 +465,8 @@ def _layers(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
                 axes.plot(values, marker="o", markersize=4, label=_literal(one["label"]), **style)
             axes.set(ylabel=title)
         grid[-1].xaxis.get_major_locator().set_params(integer=True)
-        grid[-1].set(xlabel="layer (0: the embeddings; last: the input of the output layer)")
-        _legend(grid[-1])
+        grid[-1].set(xlabel="layer")
+        _legend(grid[-1], below=0.32)
         return figure
 
     ends = "; ".join(
@@ -474,7 +474,10 @@ def _layers(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
         f"to {shown(one['outputs']['layers'][-1]['mean_cosine'], 3)}"
         for one in checkpoints
     )
-    alt = f"Mean cosine and IsoScore of the decoder's hidden states, layer by layer. {ends}."
+    alt = (
+        "Mean cosine and IsoScore of the decoder's hidden states, layer by layer from the "
+        f"embeddings to the input of the output layer. {ends}."
+    )
     return Picture("layers", "Hidden states by layer", alt, _render(draw))
 
 
