@@ -413,10 +413,16 @@ def _mean(weight: Tensor) -> Tensor:
 
 
 def _centred(sigma: Tensor, directions: Tensor, mean: Tensor, count: int) -> Tuple[Tensor, Tensor]:
-    """The singular system of the rows minus their mean, from that of the rows."""
+    """The singular system of the rows minus their mean, from that of the rows.
+
+    What cannot be told from zero is decided by the longer rows that were subtracted:
+    functional/linalg/singular_values.py, Note [Roundoff of a Gram matrix].
+    """
     gram = (directions * sigma.square()) @ directions.t()
     centred = covariance_from_gram(gram, mean * count, count) * (count - 1)
-    return right_singular_system_of_gram(centred, count)
+    values, axes = right_singular_system_of_gram(centred, count)
+    noise = torch.finfo(sigma.dtype).eps * max(count, len(sigma)) * sigma[0].square()
+    return torch.where(values.square() > noise, values, torch.zeros_like(values)), axes
 
 
 def _isotropy(

@@ -317,9 +317,9 @@ def predict(
 
 
 def _linear_output(model: Any, words: int) -> Optional[Tensor]:
-    """W of an output layer that is one linear one; None for mixtures and adaptive softmaxes."""
+    """W of a softmax over one linear layer; None for every other output layer."""
     head = head_of(model)
-    if isinstance(head, Head) and not isinstance(head, SoftmaxHead):
+    if isinstance(head, Head) and type(head) is not SoftmaxHead:  # sigsoftmax is a subclass
         return None
     try:
         return output_table(model, words).detach()

@@ -190,6 +190,13 @@ def test_frequency_groups(tmp_path):
     assert measured(cone(60)).measures["mean_cosine_rare"] is None
 
 
+def test_rows_that_are_all_equal():
+    found = measured(torch.ones(9, 3).double() / 3).measures
+    assert found["mean_cosine"] == pytest.approx(1) and found["mean_share"] == pytest.approx(1)
+    assert found["effective_rank_centred"] == 0 and found["above_edge_centred"] == 0
+    assert found["i1_centred"] is None and found["untrained_rows"] == 9
+
+
 def test_untrained_rows_are_named(tmp_path):
     words = read_dictionary(save_dictionary(tmp_path / "dict.txt", 57))
     weight = with_padding(cone())
