@@ -100,9 +100,10 @@ def test_hidden_states_by_layer(path, tiny_translation_data):
     assert measures["gradient_lost"] == pytest.approx(
         lost_gradient(weight, logits, targets), abs=1e-4
     )
-    no_words = predict(path, tiny_translation_data, "valid", 1).no_words
-    never = weight.size(0) - len(no_words) - len(logits.argmax(1).unique())
-    assert measures["never_predicted"] == never
+    no_words = set(predict(path, tiny_translation_data, "valid", 1).no_words.tolist())
+    predicted = set(logits.argmax(1).tolist())
+    assert measures["never_predicted"] == weight.size(0) - len(predicted | no_words)
+    assert measures["missed_targets"] == len(set(targets.tolist()) - predicted)
 
 
 def test_a_mixture_has_no_projector(train, tiny_translation_data):
