@@ -15,6 +15,7 @@ from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.tables import StoredTable
 from spectral_fairseq.errors import DataError
 from spectral_fairseq.functional.counts import smoothed_log_counts
+from spectral_fairseq.functional.linalg.row_blocks import row_blocks
 from spectral_fairseq.functional.linalg.row_norms import row_norms
 from spectral_fairseq.functional.linalg.singular_values import right_singular_system
 from spectral_fairseq.functional.measures.cosine_histogram import (
@@ -81,12 +82,14 @@ class TableFacts:
     @cached_property
     def norms(self) -> Tensor:
         """Euclidean norm of each row, shape (N,), float64."""
-        norms = row_norms(self.weight).double()
+        wide = torch.float64 if self.weight.dtype == torch.float64 else torch.float32
+        blocks = row_blocks(self.weight, dtype=wide)
+        norms = torch.cat([row_norms(block) for block in blocks]).double()
         if not torch.isfinite(norms).all():  # though every entry is finite: their squares are not
             raise DataError(
                 f"vectors in {self.table.name} whose lengths are numbers in {self.table.dtype}",
                 f"{int((~torch.isfinite(norms)).sum())} of {self.count} that are too long, with "
-                f"entries up to {float(self.weight.abs().max()):.3g}",
+                f"entries up to {max(abs(float(end)) for end in self.weight.aminmax()):.3g}",
                 "Training diverged, or the file is damaged: take an earlier checkpoint.",
             )
         return norms
@@ -136,15 +139,16 @@ class TableFacts:
     def isotropy(self) -> Isotropy:
         """I1 and I2 of all words, or averaged over random samples."""
         count, wanted, progress = self.count, self.options.isotropy_words, self.progress
-        if not wanted or wanted >= count:
+        everything = not wanted or wanted >= count
+        # See functional/measures/partition_function.py, Note [Z in float32]. All words of a float32
+        # table are worth float64; numbers of 16 bits have fewer digits than float32 keeps.
+        few_digits = self.weight.element_size() <= (2 if everything else 4)
+        narrow = few_digits and float(self.norms.max()) <= NARROW_ROW_NORM
+        dtype = torch.float32 if narrow else torch.float64
+        if everything:
             sigma, directions = self._singular_system
             progress.begin("partition function", count)
-            return Isotropy(
-                _isotropy(self.weight, sigma, directions, torch.float64, progress), None
-            )
-        # See functional/measures/partition_function.py, Note [Z in float32].
-        narrow = self.weight.dtype == torch.float32 and float(self.norms.max()) <= NARROW_ROW_NORM
-        dtype = torch.float32 if narrow else torch.float64
+            return Isotropy(_isotropy(self.weight, sigma, directions, dtype, progress), None)
         progress.begin("partition function", 2 * wanted * self.options.isotropy_runs)
         runs = []
         for run in range(self.options.isotropy_runs):

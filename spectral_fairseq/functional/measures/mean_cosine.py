@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.linalg.row_blocks import checked_table
-from spectral_fairseq.functional.penalties.cosine import cosine_penalty
+from spectral_fairseq.functional.linalg.row_blocks import checked_table, row_blocks
+from spectral_fairseq.functional.linalg.row_norms import unit_rows
 
 
 @torch.no_grad()
@@ -39,5 +39,15 @@ def mean_cosine(matrix: Tensor, excluded: Optional[Tensor] = None) -> float:
             f"{count}",
             "Pass the whole embedding matrix.",
         )
-    wide = matrix if matrix.dtype == torch.float64 else matrix.float()
-    return float(cosine_penalty(wide, excluded)) * count / (count - 1)
+    dtype = torch.float64 if matrix.dtype == torch.float64 else torch.float32
+    total = matrix.new_zeros(matrix.size(1), dtype=torch.float64)  # sum_i w_i / ||w_i||
+    squares = 0.0  # sum_i ||w_i / ||w_i|| ||^2, the number of rows that are not zero
+    for block in row_blocks(matrix, dtype=dtype):
+        units = unit_rows(block)
+        total += units.sum(0)
+        squares += float(units.square().sum())
+    if excluded is not None:
+        units = unit_rows(matrix[excluded])
+        total -= units.sum(0)
+        squares -= float(units.square().sum())
+    return (float(total.square().sum()) - squares) / (count * (count - 1))
