@@ -33,7 +33,7 @@ from benchmarks.harness import (
 )
 from spectral_fairseq.analysis.callback import StepCallback
 from spectral_fairseq.analysis.options import Options
-from spectral_fairseq.analysis.results import analyse_checkpoint
+from spectral_fairseq.analysis.results import analyse_model
 from spectral_fairseq.functional.linalg.blockwise_spectrum import BlockwiseSpectrum
 from spectral_fairseq.functional.measures.divergence import ExpectedPairwiseKL
 from spectral_fairseq.functional.measures.rank import empirical_rank
@@ -81,7 +81,7 @@ def measure(path: str, threads: int, words: int) -> None:
     torch.set_num_threads(threads)
     started = time.perf_counter()
     heard = _Steps()
-    analyse_checkpoint(path, Options(isotropy_words=words), progress=heard)
+    analyse_model(path, Options(isotropy_words=words), progress=heard)
     heard.begin("end")
     seconds = time.perf_counter() - started
     figures = {"seconds": seconds, "cpu_seconds": time.process_time(), "mib": peak_resident_mib()}

@@ -28,6 +28,7 @@ from spectral_fairseq.embeddings import PlainEmbedding, Table
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError
 from spectral_fairseq.functional.linalg.row_blocks import BLOCK_ROWS
 
+
 @dataclass
 class StoredTable:
     """A table of word vectors, without the rows that stand for no word.
@@ -140,6 +141,12 @@ def choose_table(model: Mapping[str, Tensor], wanted: Optional[str], path: Any) 
     )
 
 
+def only_matrix(model: Mapping[str, Tensor]) -> Optional[str]:
+    """The name of the only matrix of floating-point numbers; None if there are several or none."""
+    found = [key for key, value in model.items() if value.dim() == 2 and value.is_floating_point()]
+    return found[0] if len(found) == 1 else None
+
+
 def table_shape(model: Mapping[str, Tensor], name: str) -> Tuple[int, int]:
     """The number of rows and dimensions of a table by the name that :func:`choose_table` gave.
 
@@ -179,7 +186,7 @@ def extract_table(
     """
     names = choose_table(model, wanted, path)
     stored_rows, dim = table_shape(model, names[0])
-    entries = _entries_of(model, names[0]) or {}
+    entries = {key: value.cpu() for key, value in (_entries_of(model, names[0]) or {}).items()}
     kind = _kind(entries)
     stored = entries[kind.entries[0]].dtype
     if stored not in FLOATING:

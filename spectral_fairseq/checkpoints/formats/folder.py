@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
-from torch import Tensor
-
-from spectral_fairseq.checkpoints import archive
 from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.formats.json_file import read_json_object
 from spectral_fairseq.checkpoints.formats.opened import OpenedModel, padding_rows
@@ -51,18 +48,9 @@ def open_weights(weights: Path, path: Path) -> OpenedModel:
         DataError: likewise.
     """
     folder = weights.parent
-    is_torch = ".bin" in weights.name
-    tensors: Mapping[str, Tensor]
-    if weights.name.endswith(".index.json"):
-        tensors = Shards(weights, partial(read_state_dict, verify=False) if is_torch else read_safetensors)
-        file_of = tensors.file_of
-    else:
-        tensors = read_state_dict(weights, verify=False) if is_torch else read_safetensors(weights)
-
-        def file_of(table: str) -> Path:
-            del table
-            return weights
-
+    read = read_state_dict if ".bin" in weights.name else read_safetensors
+    in_several = weights.name.endswith(".index.json")
+    tensors = Shards(weights, read) if in_several else read(weights)
     config = _settings(folder / "config.json")
     state = _settings(folder / "trainer_state.json")
     names = config.get("architectures")
@@ -72,18 +60,13 @@ def open_weights(weights: Path, path: Path) -> OpenedModel:
         name=str(path),
         tensors=tensors,
         path=path,
-        file_of=file_of,
-        verify=_verify if is_torch else lambda file: None,
+        weights=weights,
         find_words=partial(_words_beside, folder, str(path)),
         uncounted=padding_rows(config),
         arch=None if arch is None else str(arch),
         epoch=int(epoch) if isinstance(epoch, (int, float)) else None,
         updates=updates if isinstance(updates, int) else None,
     )
-
-
-def _verify(file: Path) -> None:
-    archive.check_sums(archive.entries(file), file)
 
 
 def _settings(file: Path) -> Dict[str, Any]:
@@ -99,4 +82,7 @@ def _words_beside(
     try:
         return fitted(read_vocabulary(file), rows, table, model), "found beside the model"
     except (ConfigurationError, DataError) as error:
-        return None, f"{file.name} could not be used: it needed {error.expected}, and found {error.found}"
+        return (
+            None,
+            f"{file.name} could not be used: it needed {error.expected}, and found {error.found}",
+        )

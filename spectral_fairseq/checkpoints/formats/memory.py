@@ -17,8 +17,8 @@ def open_memory(model: Any) -> OpenedModel:
     """Take the tensors of a model; nothing is copied.
 
     Args:
-        model: a tensor or an array of shape (N, d); a mapping from names to tensors, such as a state
-            dict; or a module.
+        model: a tensor or an array of shape (N, d); a mapping from names to tensors, such as a
+            state dict; or a module.
 
     Raises:
         ConfigurationError: anything else.
@@ -46,7 +46,7 @@ def _module(model: nn.Module, kind: str) -> OpenedModel:
     inputs = {name: one for name, one in model.named_modules() if isinstance(one, nn.Embedding)}
     words = {k: one for k, one in inputs.items() if may_be_table(k, *one.weight.shape)} or inputs
     config = getattr(getattr(model, "module", model), "config", None)
-    if hasattr(config, "to_dict"):  # of transformers
+    if config is not None and hasattr(config, "to_dict"):  # of transformers
         padding = padding_rows(config.to_dict())
     else:
         padding = sorted({one.padding_idx for one in words.values() if one.padding_idx is not None})

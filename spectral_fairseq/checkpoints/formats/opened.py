@@ -9,6 +9,7 @@ from typing import Any, Callable, List, Mapping, Optional, Tuple
 from torch import Tensor
 
 from spectral_fairseq.checkpoints.dictionary import WordList
+from spectral_fairseq.checkpoints.formats.shards import Shards
 
 WordFinder = Callable[[str, int], Tuple[Optional[WordList], str]]
 
@@ -25,9 +26,8 @@ class OpenedModel:
     Attributes:
         name: what it is called in messages, usually its path.
         tensors: name -> tensor, mapped from the file where its format allows that.
-        path: the file or folder; None for a model in memory.
-        file_of: the file that holds the tensors of a module.
-        verify: compares that file with its checksums, if it has some.
+        path: the file or folder, as it was named; None for a model in memory.
+        weights: the file that holds the tensors, or the index of several.
         default_table: the table to measure where no name is known.
         find_words: (table, number of its rows) -> its words, or None, and a remark on the choice.
         uncounted: rows that stand for no word, where the words are not known.
@@ -40,8 +40,7 @@ class OpenedModel:
     name: str
     tensors: Mapping[str, Tensor]
     path: Optional[Path] = None
-    file_of: Optional[Callable[[str], Path]] = None
-    verify: Callable[[Path], None] = lambda file: None
+    weights: Optional[Path] = None
     default_table: Optional[str] = None
     find_words: WordFinder = _no_words
     uncounted: List[int] = field(default_factory=list)
@@ -49,6 +48,10 @@ class OpenedModel:
     epoch: Optional[int] = None
     updates: Optional[int] = None
     checkpoint: Mapping[str, Any] = field(default_factory=dict)
+
+    def file_of(self, table: str) -> Optional[Path]:
+        """The file that holds a table; None for a model in memory."""
+        return self.tensors.file_of(table) if isinstance(self.tensors, Shards) else self.weights
 
 
 def padding_rows(settings: Mapping[str, Any]) -> List[int]:

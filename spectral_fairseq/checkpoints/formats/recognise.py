@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import List, Optional, Tuple, Union
+from typing import Dict, Optional, Tuple, Union
 
 from torch import Tensor
 
@@ -13,13 +13,12 @@ from spectral_fairseq.checkpoints.formats.folder import open_folder, open_weight
 from spectral_fairseq.checkpoints.formats.numpy_file import read_npy, read_npz
 from spectral_fairseq.checkpoints.formats.opened import OpenedModel
 from spectral_fairseq.checkpoints.formats.torch_file import open_torch
-from spectral_fairseq.checkpoints.formats.vocabulary import words_by_row
 from spectral_fairseq.checkpoints.formats.word_vectors import (
     looks_like_word_vectors,
     read_word_vectors,
 )
 from spectral_fairseq.checkpoints.reading import READ_FAILURES
-from spectral_fairseq.checkpoints.saved import model_path
+from spectral_fairseq.checkpoints.saved import WEIGHTS, model_path
 from spectral_fairseq.errors import CheckpointError
 
 _ZIP, _PICKLE, _NPY = b"PK\x03\x04", b"\x80", b"\x93NUMPY"
@@ -48,7 +47,7 @@ def open_model(path: Union[str, Path]) -> OpenedModel:
         raise CheckpointError(
             f"a readable file at {file}", str(error), "Check the file's permissions."
         ) from error
-    if file.name.endswith((".safetensors", ".index.json")) or start[8:9] == b"{":
+    if file.name in WEIGHTS or file.suffix == ".safetensors" or start[8:9] == b"{":
         return open_weights(file, file)
     if start.startswith(_NPY):
         return _table(file, read_npy(file))
@@ -76,8 +75,8 @@ def _holds_arrays(file: Path) -> bool:
     return any(name.endswith(".npy") for name in names) or (not names and file.suffix == ".npz")
 
 
-def _table(file: Path, tensors: dict) -> OpenedModel:
-    return OpenedModel(str(file), tensors, path=file, file_of=lambda table: file)
+def _table(file: Path, tensors: Dict[str, Tensor]) -> OpenedModel:
+    return OpenedModel(str(file), tensors, path=file, weights=file)
 
 
 def _vectors(file: Path) -> OpenedModel:
@@ -85,12 +84,13 @@ def _vectors(file: Path) -> OpenedModel:
     words = WordList(file, symbols, [0] * len(symbols), [])
 
     def find_words(table: str, rows: int) -> Tuple[Optional[WordList], str]:
+        del table, rows
         return words, "stored with the vectors"
 
     return OpenedModel(
         str(file),
         {"vectors": weight},
         path=file,
-        file_of=lambda table: file,
+        weights=file,
         find_words=find_words,
     )

@@ -1,6 +1,7 @@
 """What ``torch.save`` wrote: a fairseq checkpoint, or the state dict of any other model.
 
-Nothing in the file is executed: see :mod:`spectral_fairseq.checkpoints.reading`.
+Nothing in the file is executed: see :mod:`spectral_fairseq.checkpoints.reading`. Checksums are
+left to the caller, since a model may be in several files of which one is needed.
 """
 
 from __future__ import annotations
@@ -32,25 +33,28 @@ def open_torch(path: Path) -> OpenedModel:
     Raises:
         CheckpointError: damaged, with objects that could run code, or neither of the two.
     """
-    state, stored_bytes = read_torch_file(path)
-    if isinstance(state, dict) and isinstance(state.get("model"), dict) and {"args", "cfg"} & {*state}:
+    state, stored_bytes = read_torch_file(path, verify=False)
+    if (
+        isinstance(state, dict)
+        and isinstance(state.get("model"), dict)
+        and {"args", "cfg"} & {*state}
+    ):
         check_fairseq(state, path, stored_bytes)
         return _fairseq(state, path)
     tensors = _state_dict(state, path, stored_bytes)
-    return OpenedModel(name=str(path), tensors=tensors, path=path, file_of=lambda table: path)
+    return OpenedModel(name=str(path), tensors=tensors, path=path, weights=path)
 
 
-def read_state_dict(path: Path, verify: bool = True) -> Dict[str, Tensor]:
+def read_state_dict(path: Path) -> Dict[str, Tensor]:
     """Name -> tensor of a state dict, alone or in what a training loop saved.
 
     Args:
         path: the file.
-        verify: as for :func:`spectral_fairseq.checkpoints.reading.load_checkpoint`.
 
     Raises:
         CheckpointError: as for :func:`open_torch`.
     """
-    state, stored_bytes = read_torch_file(path, verify)
+    state, stored_bytes = read_torch_file(path, verify=False)
     return _state_dict(state, path, stored_bytes)
 
 
@@ -96,7 +100,7 @@ def _fairseq(checkpoint: Dict[str, Any], path: Path) -> OpenedModel:
         name=str(path),
         tensors=tensors,
         path=path,
-        file_of=lambda table: path,
+        weights=path,
         find_words=partial(_training_dictionary, checkpoint, path),
         uncounted=[PADDING_ROW],
         arch=None if arch is None else str(arch),

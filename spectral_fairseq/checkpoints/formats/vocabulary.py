@@ -1,4 +1,4 @@
-"""The words of a table's rows, from the tokenizer that stands beside a model or from any other file.
+"""The words of a table's rows, from the tokenizer beside a model or from any other file.
 
 A tokenizer.json, a vocab.json (token -> row), a vocab.txt (one token a line), a sentencepiece model
 and fairseq's dict.txt are read. Tokens stay as they are spelled there, with their marks of
@@ -9,10 +9,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from spectral_fairseq.checkpoints.dictionary import WordList, dictionary_files, read_dictionary
+from spectral_fairseq.checkpoints.dictionary import (
+    WordList,
+    dictionary_files,
+    find_dictionary,
+    read_dictionary,
+)
 from spectral_fairseq.checkpoints.formats.json_file import read_json, read_json_object
+from spectral_fairseq.checkpoints.formats.opened import OpenedModel
 from spectral_fairseq.errors import ConfigurationError, DataError, MissingDataError
 from spectral_fairseq.files import why_not_readable
 
@@ -27,6 +33,7 @@ _IN_FOLDERS = (
     "spm.model",
 )
 _SENTENCEPIECE = (".model", ".spm")
+_KNOWN = "dict.txt, tokenizer.json, vocab.json, vocab.txt or a sentencepiece model"
 _DICT_LINE = re.compile(r".*\S \d+( #fairseq:overwrite)?\s*")
 # Tables are made larger than the vocabulary, to a multiple of 64 for example.
 _MOST_FILLERS = 1024
@@ -61,18 +68,26 @@ def read_vocabulary(path: Path) -> WordList:
         raise MissingDataError(
             f"a dictionary or tokenizer at {path}",
             obstacle,
-            "Give dict.txt, tokenizer.json, vocab.json, vocab.txt or a sentencepiece model.",
+            f"Give {_KNOWN}.",
         )
     if path.suffix in _SENTENCEPIECE:
         return _from_pieces(path)
+    if is_dictionary(path):
+        return read_dictionary(path)
     with open(path, "rb") as file:
-        start = file.read(4096)
-    if start.lstrip()[:1] == b"{":
-        return _from_json(path)
-    first = start.decode("utf-8", "replace").split("\n", 1)[0]
-    if path.name == "vocab.txt" or (first.strip() and not _DICT_LINE.fullmatch(first)):
-        return _from_lines(path)
-    return read_dictionary(path)
+        is_json = file.read(1) == b"{"
+    return _from_json(path) if is_json else _from_lines(path)
+
+
+def is_dictionary(path: Path) -> bool:
+    """Whether a file is a dict.txt; also if it is missing or empty, which its reader explains."""
+    if why_not_readable(path) is not None:
+        return True
+    if path.suffix in _SENTENCEPIECE or path.name == "vocab.txt":
+        return False
+    with open(path, "rb") as file:
+        first = file.readline(4096).decode("utf-8", "replace")
+    return not first.strip() or _DICT_LINE.fullmatch(first.rstrip()) is not None
 
 
 def fitted(words: WordList, rows: int, table: str, model: str) -> WordList:
@@ -190,24 +205,32 @@ def _from_pieces(path: Path) -> WordList:
         ) from error
 
 
-def read_given(path: Path, table: str) -> WordList:
-    """The words in a file, or in a folder with a tokenizer or a dict.txt.
+def words_of(
+    opened: OpenedModel, table: str, rows: int, given: Optional[Union[str, Path]]
+) -> Tuple[Optional[WordList], str]:
+    """The words of a table, if they are known, and a remark on where they are from.
 
     Args:
-        path: value of ``--dict``.
-        table: name of the table, which decides between the sides of a translation model.
+        opened: the model.
+        table: name of its table.
+        rows: number of rows of the table.
+        given: value of ``--dict``, a file or a folder; ``None`` looks where the model's are.
 
     Raises:
-        DataError: there is no such file, or it holds no words.
+        DataError: ``given`` is unusable, or does not belong to the table.
+        ConfigurationError: the package that reads it is not installed.
     """
+    if given is None:
+        return opened.find_words(table, rows)
+    path = Path(given)
+    if opened.checkpoint and (path.is_dir() or is_dictionary(path)):
+        return find_dictionary(path, opened.checkpoint, table, rows, opened.name)
     if path.is_dir():
         found = vocabulary_file(path, "encoder" not in table.split("."))
         files = [found] if found is not None else dictionary_files(path, {}, table)
         if not files:
             raise MissingDataError(
-                f"tokenizer.json, vocab.json, vocab.txt, a sentencepiece model or dict.txt in {path}",
-                "none",
-                "Name the file itself with --dict.",
+                f"a dictionary or a tokenizer in {path}", "none", f"Give {_KNOWN} with --dict."
             )
         path = files[0]
-    return read_vocabulary(path)
+    return fitted(read_vocabulary(path), rows, table, opened.name), "given"

@@ -105,9 +105,7 @@ def with_counts(words: Optional[WordList], counts: Counts, rows: int, source: st
         found += [0] * (rows - len(found))
     wrong = next((one for one in found if not _is_count(one)), None)
     if wrong is not None:
-        raise DataError(
-            f"finite counts >= 0 in {source}", repr(wrong)[:60], "Write whole numbers."
-        )
+        raise DataError(f"finite counts >= 0 in {source}", repr(wrong)[:60], "Write whole numbers.")
     if words is None:
         words = WordList(Path(source), [f"row {row}" for row in range(rows)], [], [])
     return WordList(words.path, words.symbols, [int(one) for one in found], words.uncounted_rows())

@@ -1,8 +1,8 @@
 """word2vec's text and binary formats, which fastText's .vec files share, and GloVe's text.
 
-word2vec begins with a line "N d". Its text has one line "<word> <d numbers>" a word. The binary form
-has the word, a space, d float32 numbers, and often a line break. GloVe is the text without
-the first line. A word may contain spaces, so the numbers are taken from the end of the line.
+word2vec begins with a line "N d". Its text has one line "<word> <d numbers>" a word. The binary
+form has the word, a space, d float32 numbers, and often a line break. GloVe is the text without the
+first line. A word may contain spaces, so the numbers are taken from the end of the line.
 Memory is taken for what the file can hold, whatever its first line declares.
 """
 
@@ -104,8 +104,9 @@ def _text(
                 raise ValueError(f"{len(numbers)} numbers, or a line too many")
             table[len(words)] = numbers
         except ValueError:
+            at = len(words) + (1 if count is None else 2)
             raise DataError(
-                f"a word and {dim} numbers in line {len(words) + 1 + (count is not None)} of {path}",
+                f"a word and {dim} numbers in line {at} of {path}",
                 repr(line[:60].decode("utf-8", "replace")),
                 "The file is truncated, damaged or of another format: copy it again.",
             ) from None
