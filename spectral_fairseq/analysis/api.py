@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 
 from spectral_fairseq.analysis.callback import StepCallback
-from spectral_fairseq.analysis.options import Options
 from spectral_fairseq.analysis.drawing import import_matplotlib
+from spectral_fairseq.analysis.options import Options
 from spectral_fairseq.analysis.plots import Picture, draw_all
 from spectral_fairseq.analysis.render import as_latex, as_text
 from spectral_fairseq.analysis.report import as_html

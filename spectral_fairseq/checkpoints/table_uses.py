@@ -76,6 +76,8 @@ def describe_choice(names: Sequence[str], tables: Sequence[List[str]]) -> str:
         used = {use for name in names for use in _uses(name)}
         uses = [use for use in _USES if use in used]
         text = f"Measured: {names[0]}, the table of the {' and the '.join(uses)}."
+        if not any(_use(name) == _USES[3] for known in tables for name in known):
+            text += " No output layer is stored: it shares a table, or there is none."
     others = [other[0] for other in tables if names[0] not in other]
     if others:
         text += f" Not measured: {', '.join(others)} (choose with --table)."

@@ -120,6 +120,13 @@ def choose_table(model: Mapping[str, Tensor], wanted: Optional[str], path: Any) 
     if len(fitting) == 1:
         return known_name_first(fitting[0])
     listed = "; ".join(_describe(model, names) for names in tables.values()) or "none"
+    if not tables and not any(value.dim() == 2 for value in model.values()):
+        shapes = [f"{key} of shape {tuple(value.shape)}" for key, value in model.items()]
+        raise CheckpointError(
+            f"a table of shape (N, d) in {path}",
+            ", ".join(shapes[:4]) or "no tensor",
+            "Give a model, or a matrix with one row for each word.",
+        )
     if not tables:
         raise CheckpointError(
             f"a table of word vectors in {path}",

@@ -59,9 +59,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--dict",
         metavar="PATH",
         dest="dictionary",
-        help="read words from this dict.txt, tokenizer.json, vocab.json, vocab.txt or sentencepiece "
-        "model, or from a folder with one (default: look where the checkpoint was trained, or "
-        "beside the model)",
+        help="read words from this dict.txt, tokenizer.json, vocab.json, vocab.txt or "
+        "sentencepiece model, or from a folder with one (default: look where the checkpoint was "
+        "trained, or beside the model)",
     )
     parser.add_argument(
         "--counts",

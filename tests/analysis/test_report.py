@@ -231,11 +231,13 @@ def test_names_are_drawn_as_they_are(label, results):
     found, analysed = results
     renamed = {**found, "checkpoints": [{**found["checkpoints"][0], "label": label}]}
     with matplotlib.rc_context({"svg.fonttype": "none"}):  # text as text
-        pictures = draw_all(renamed, analysed[:1])
-    for picture in pictures:
-        root = xml.etree.ElementTree.fromstring(picture.files["light.svg"])
+        drawn_files = {
+            picture.name: picture.files["light.svg"] for picture in draw_all(renamed, analysed[:1])
+        }
+    for name, file in drawn_files.items():
+        root = xml.etree.ElementTree.fromstring(file)
         drawn = ["".join(text.itertext()).strip() for text in root.iter(f"{SVG}text")]
-        assert label in drawn, picture.name
+        assert label in drawn, name
 
 
 def test_history_needs_one_run(results):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import struct
 import zipfile
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, NamedTuple, Tuple
 
 import numpy as np
 import torch
@@ -30,8 +31,9 @@ def read_npy(path: Path) -> Dict[str, Tensor]:
         DataError: numbers of a type that torch does not have.
     """
     try:
-        # Mode c: torch does not know read-only memory, and changes stay out of the file.
-        array = np.load(path, mmap_mode="c", allow_pickle=False)
+        with open(path, "rb") as file:
+            header = _header(file, os.path.getsize(path), path.name)
+            array = header.mapped(path, file.tell())
     except READ_FAILURES as error:
         raise _damaged(path, error) from error
     return {"array": _tensor(array, path)}
@@ -55,38 +57,64 @@ def read_npz(path: Path) -> Dict[str, Tensor]:
                 for info in opened.infolist()
                 if info.filename.endswith(".npy")
             }
+    except CheckpointError:
+        raise
     except READ_FAILURES as error:
-        if isinstance(error, (CheckpointError, DataError)):
-            raise
         raise _damaged(path, error) from error
     return {name: _tensor(array, path) for name, array in found.items() if array is not None}
+
+
+class _Header(NamedTuple):
+    """What is known of an array before its numbers are read.
+
+    Attributes:
+        shape: of the array.
+        order: ``F`` where its columns are stored one after the other, otherwise ``C``.
+        dtype: of its numbers.
+        size: their bytes.
+    """
+
+    shape: Tuple[int, ...]
+    order: Any
+    dtype: np.dtype
+    size: int
+
+    def mapped(self, path: Path, offset: int) -> np.ndarray:
+        # Mode c: torch does not know read-only memory, and changes stay out of the file.
+        return np.memmap(path, self.dtype, "c", offset, self.shape, self.order)
+
+
+def _header(file: Any, stored: int, name: str) -> _Header:
+    """Read the header of an array of which ``stored`` bytes are there in all.
+
+    Raises:
+        ValueError: objects, or more numbers than the bytes can be.
+    """
+    version = np.lib.format.read_magic(file)
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    shape, fortran, dtype = readers[version](file)
+    size = dtype.itemsize * math.prod(shape)
+    if dtype.hasobject:
+        raise ValueError(f"{name} holds Python objects, which are never read")
+    if any(n < 0 for n in shape) or file.tell() + size > stored:
+        sizes = " x ".join(map(str, shape))
+        raise ValueError(f"{name} declares {sizes} numbers of {dtype} in {stored:,} bytes")
+    return _Header(shape, "F" if fortran else "C", dtype, size)
 
 
 def _member(opened: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> Any:
     """A matrix, mapped if it is not compressed; None for an array that is no matrix of numbers."""
     with opened.open(info) as member:
-        shape, fortran, dtype = _header(member)
-        if len(shape) != 2 or dtype.kind not in "fiu":
+        header = _header(member, info.file_size, info.filename)
+        if len(header.shape) != 2 or header.dtype.kind not in "fiu":
             return None
-        start, size = member.tell(), dtype.itemsize * math.prod(shape)
-        if min(shape) < 0 or start + size > info.file_size:
-            raise CheckpointError(
-                f"the array {info.filename} of {path} to fit into its {info.file_size:,} bytes",
-                f"a header that declares {' x '.join(map(str, shape))} numbers of {dtype}",
-                "The file is damaged, or not what it seems: copy it again.",
-            )
-        order: Any = "F" if fortran else "C"
         if info.compress_type == zipfile.ZIP_STORED:
-            offset = _start_of(path, info) + start
-            return np.memmap(path, dtype, "c", offset, shape, order)
-        return np.frombuffer(bytearray(member.read(size)), dtype).reshape(shape, order=order)
-
-
-def _header(member: Any) -> Tuple[Tuple[int, ...], bool, np.dtype]:
-    version = np.lib.format.read_magic(member)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(member)
-    return np.lib.format.read_array_header_2_0(member)
+            return header.mapped(path, _start_of(path, info) + member.tell())
+        numbers = np.frombuffer(bytearray(member.read(header.size)), header.dtype)
+        return numbers.reshape(header.shape, order=header.order)
 
 
 def _start_of(path: Path, info: zipfile.ZipInfo) -> int:
@@ -113,6 +141,6 @@ def _tensor(array: Any, path: Path) -> Tensor:
 def _damaged(path: Path, error: BaseException) -> CheckpointError:
     return CheckpointError(
         f"a whole .npy or .npz file of numbers at {path}",
-        first_line(error).replace("allow_pickle=False", "it holds objects"),
+        first_line(error),
         "Copy it again, or save the table alone with np.save.",
     )
