@@ -62,6 +62,8 @@ def analyze(
     """
     if not models:
         raise ConfigurationError("a model to analyse", "none", "Pass a path or a model.")
+    if isinstance(options.get("words"), str):
+        options["words"] = (options["words"],)
     chosen = Options(**options)
     chosen.check()
     analysed = []

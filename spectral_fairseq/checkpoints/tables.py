@@ -149,8 +149,8 @@ def choose_table(model: Mapping[str, Tensor], wanted: Optional[str], path: Any) 
 
 
 def only_matrix(model: Mapping[str, Tensor]) -> Optional[str]:
-    """The name of the only matrix of floating-point numbers; None if there are several or none."""
-    found = [key for key, value in model.items() if value.dim() == 2 and value.is_floating_point()]
+    """The name of the only matrix; None if there are several or none."""
+    found = [key for key, value in model.items() if value.dim() == 2]
     return found[0] if len(found) == 1 else None
 
 

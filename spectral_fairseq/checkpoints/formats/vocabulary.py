@@ -37,7 +37,6 @@ _KNOWN = "dict.txt, tokenizer.json, vocab.json, vocab.txt or a sentencepiece mod
 _DICT_LINE = re.compile(r".*\S \d+( #fairseq:overwrite)?\s*")
 # Tables are made larger than the vocabulary, to a multiple of 64 for example.
 _MOST_FILLERS = 1024
-_MOST_ROWS = 1 << 26
 
 
 def vocabulary_file(folder: Path, decoder: bool = True) -> Optional[Path]:
@@ -126,11 +125,12 @@ def words_by_row(
     Raises:
         DataError: rows that are not small whole numbers.
     """
-    wrong = next((row for row in rows.values() if not _is_row(row)), None)
-    if not rows or wrong is not None or max(rows.values()) > 2 * len(rows) + _MOST_FILLERS:
+    most = 2 * len(rows) + _MOST_FILLERS
+    wrong = [row for row in rows.values() if not _is_row(row, most)]
+    if wrong or not rows:
         raise DataError(
             f"rows 0, 1, 2, ... for the tokens of {path}",
-            "no token" if not rows else f"{max(map(str, rows.values()), key=len)[:40]}",
+            f"{wrong[0]!r:.40}" if wrong else "no token",
             "Give the tokenizer's own vocabulary.",
         )
     symbols: List[Optional[str]] = [None] * (max(rows.values()) + 1)
@@ -141,8 +141,8 @@ def words_by_row(
     return WordList(path, named, [0] * len(named), left_out)
 
 
-def _is_row(row: Any) -> bool:
-    return isinstance(row, int) and not isinstance(row, bool) and 0 <= row < _MOST_ROWS
+def _is_row(row: Any, most: int) -> bool:
+    return isinstance(row, int) and not isinstance(row, bool) and 0 <= row <= most
 
 
 def _from_json(path: Path) -> WordList:
