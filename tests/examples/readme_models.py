@@ -1,4 +1,4 @@
-"""Small files and folders of other frameworks, under the names that docs/any_model.md gives them."""
+"""Small files and folders of other frameworks, by the names that docs/any_model.md gives them."""
 
 import json
 
