@@ -149,6 +149,19 @@ def test_tables_that_cannot_be_measured():
     assert torch.isfinite(extract_table(entries(weight), "x.pt").weight).all()
 
 
+@pytest.mark.parametrize("excluded, first", [([], 0), ([0, 1], 2), ([18, 19], 0), ([0, 19], 1)])
+def test_a_plain_table_is_not_copied(excluded, first):
+    stored = cone(20, 3).bfloat16()
+    table = extract_table({f"{NAME}.weight": stored}, "x.pt", excluded=excluded)
+    assert table.weight.data_ptr() == stored[first].data_ptr()
+    assert len(table.weight) == 20 - len(excluded)
+
+
+def test_a_table_of_other_numbers():
+    with pytest.raises(DataError, match="floating-point numbers.*found int8"):
+        extract_table({f"{NAME}.weight": torch.ones(9, 3, dtype=torch.int8)}, "x.pt")
+
+
 def test_excluded_rows():
     table = extract_table(entries(cone(20, 3)), "x.pt", excluded=[1, 18, 19, 25])
     assert table.rows.tolist() == [0, *range(2, 18)]
