@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Dict, Mapping
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
+from spectral_fairseq.checkpoints.formats.numpy_file import tensor_of
 from spectral_fairseq.checkpoints.formats.opened import OpenedModel, padding_rows
 from spectral_fairseq.checkpoints.table_uses import may_be_table
 from spectral_fairseq.errors import ConfigurationError
@@ -21,13 +21,20 @@ def open_memory(model: Any) -> OpenedModel:
             state dict; or a module.
 
     Raises:
-        ConfigurationError: anything else.
+        ConfigurationError: anything else, or a model without its weights.
     """
     kind = type(model).__name__
-    if isinstance(model, nn.Module):
-        return _module(model, kind)
+    opened = _module(model, kind) if isinstance(model, nn.Module) else _tensors(model, kind)
+    if any(one.device.type == "meta" for one in opened.tensors.values()):
+        raise ConfigurationError(
+            f"the weights of {opened.name}", "tensors on the device meta", "Load them first."
+        )
+    return opened
+
+
+def _tensors(model: Any, kind: str) -> OpenedModel:
     if isinstance(model, np.ndarray):
-        model = torch.from_numpy(model)
+        model = tensor_of(model, f"the {kind}")
     if isinstance(model, Tensor):
         tensors: Dict[str, Tensor] = {"tensor": model.detach()}
     elif isinstance(model, Mapping) and any(isinstance(one, Tensor) for one in model.values()):

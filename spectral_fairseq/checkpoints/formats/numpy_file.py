@@ -36,7 +36,7 @@ def read_npy(path: Path) -> Dict[str, Tensor]:
             array = header.mapped(path, file.tell())
     except READ_FAILURES as error:
         raise _damaged(path, error) from error
-    return {"array": _tensor(array, path)}
+    return {"array": tensor_of(array, path)}
 
 
 def read_npz(path: Path) -> Dict[str, Tensor]:
@@ -61,7 +61,7 @@ def read_npz(path: Path) -> Dict[str, Tensor]:
         raise
     except READ_FAILURES as error:
         raise _damaged(path, error) from error
-    return {name: _tensor(array, path) for name, array in found.items() if array is not None}
+    return {name: tensor_of(array, path) for name, array in found.items() if array is not None}
 
 
 class _Header(NamedTuple):
@@ -127,14 +127,23 @@ def _start_of(path: Path, info: zipfile.ZipInfo) -> int:
     return info.header_offset + _LOCAL_HEADER.size + name + extra
 
 
-def _tensor(array: Any, path: Path) -> Tensor:
+def tensor_of(array: np.ndarray, name: Any) -> Tensor:
+    """The tensor that shares an array's memory.
+
+    Args:
+        array: of numbers.
+        name: of the file or of the array, for the error.
+
+    Raises:
+        DataError: torch does not have such numbers.
+    """
     try:
         return torch.from_numpy(array)
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"numbers that torch has, in the byte order of this machine, in {path}",
+            f"numbers that torch has, in the byte order of this machine, in {name}",
             f"{array.dtype.str}",
-            "Save the array again, as float32 for example.",
+            "Save or pass the array as float32, for example.",
         ) from error
 
 
