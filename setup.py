@@ -46,11 +46,13 @@ setup(
     extras_require={
         "text": ["sentencepiece", "subword-nmt"],
         "plots": ["matplotlib"],
+        "models": ["safetensors", "sentencepiece"],
         "export": ["ctranslate2"],
         "examples": ["sentencepiece", "matplotlib", "filelock"],
         "test": [
             *("pytest", "pytest-xdist", "filelock", "jsonschema"),
             *("sentencepiece", "matplotlib", "ctranslate2", "build"),
+            *("pandas", "safetensors", "transformers"),
         ],
         "lint": ["ruff", "mypy"],
         "docs": ["mkdocs-material", "mkdocstrings[python]"],

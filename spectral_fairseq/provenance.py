@@ -95,6 +95,20 @@ def sha256(path: Union[str, Path], advance: Callable[[int], object] = lambda _: 
     return digest.hexdigest()
 
 
+def tensor_sha256(tensor: torch.Tensor, advance: Callable[[int], object] = lambda _: None) -> str:
+    """Hash of the bytes of a tensor's numbers, hexadecimal.
+
+    Args:
+        tensor: on the CPU, of one dimension or more.
+        advance: called with the number of rows of each block that is done.
+    """
+    digest = hashlib.sha256()
+    for block in tensor.detach().split(1 << 12):
+        digest.update(block.contiguous().view(torch.uint8).numpy())
+        advance(len(block))
+    return digest.hexdigest()
+
+
 def cuda_devices() -> List[str]:
     """Names of the CUDA devices that torch can use."""
     if not torch.cuda.is_available():

@@ -32,3 +32,6 @@ class StepCallback:
 
     def advance(self, units: float) -> None:
         """Further parts of the current step are done."""
+
+    def end(self) -> None:
+        """The last step is done."""

@@ -8,36 +8,15 @@ legends lie below them, so that they can be read on a phone.
 from __future__ import annotations
 
 import base64
-import io
-import logging
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from spectral_fairseq.analysis.catalogue import ALL, shown
+from spectral_fairseq.analysis.drawing import COLOURS, Draw, Drawing, import_matplotlib
 from spectral_fairseq.analysis.results import Analysed
 from spectral_fairseq.analysis.selection import follows_one_run, spread
-from spectral_fairseq.errors import ConfigurationError
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-DARK_COLOURS = ("#56B4E9", "#E69F00", "#1FC79B", "#E79BC4", "#6FA8FF", "#F0E442", "#FFFFFF")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 3)))
-# ``words`` are the ends of cividis between which words are coloured, frequent ones first.
-THEMES: Dict[str, Dict[str, Any]] = {
-    "light": {
-        "ink": "#1a1a1a",
-        "ground": "#ffffff",
-        "grid": "#d0d0d0",
-        "origin": "#C0392B",
-        "words": (0.85, 0.0),
-    },
-    "dark": {
-        "ink": "#e8e8e8",
-        "ground": "#16191d",
-        "grid": "#3a4048",
-        "origin": "#FF6B57",
-        "words": (1.0, 0.35),
-    },
-}
 # Curves beyond this are told apart by neither colour nor dashes.
 MOST_CURVES = len(COLOURS)
 MOST_PROJECTIONS = 6
@@ -63,34 +42,11 @@ class Picture:
     name: str
     title: str
     alt: str
-    files: Dict[str, bytes]
+    files: Drawing
 
     def url(self, theme: str) -> str:
         """The SVG of a theme as a data: URL."""
         return f"data:image/svg+xml;base64,{base64.b64encode(self.files[f'{theme}.svg']).decode()}"
-
-
-def matplotlib_pyplot() -> Any:
-    """matplotlib's pyplot without a screen.
-
-    Raises:
-        ConfigurationError: it is not installed.
-    """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ConfigurationError(
-            "matplotlib, for pictures and the report",
-            "no such package",
-            "Run pip install 'spectral-fairseq[plots]', or leave out --out.",
-        ) from error
-    matplotlib.use("Agg")
-    # fairseq opens the root logger for everything; matplotlib logs each font that it considers.
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)
-    logging.getLogger("fontTools").setLevel(logging.WARNING)
-    from matplotlib import pyplot
-
-    return pyplot
 
 
 def draw_all(document: Mapping[str, Any], analysed: Sequence[Analysed]) -> List[Picture]:
@@ -131,47 +87,8 @@ def draw_all(document: Mapping[str, Any], analysed: Sequence[Analysed]) -> List[
     return pictures
 
 
-def _render(draw: Callable[[Any, Dict[str, Any]], Any]) -> Dict[str, bytes]:
-    pyplot = matplotlib_pyplot()
-    files: Dict[str, bytes] = {}
-    for theme, colours in THEMES.items():
-        ink, ground = colours["ink"], colours["ground"]
-        style = {
-            "figure.facecolor": ground,
-            "axes.facecolor": ground,
-            "savefig.facecolor": ground,
-            "text.color": ink,
-            "axes.labelcolor": ink,
-            "axes.edgecolor": ink,
-            "xtick.color": ink,
-            "ytick.color": ink,
-            "grid.color": colours["grid"],
-            "axes.grid": True,
-            "axes.axisbelow": True,
-            "font.size": 11,
-            "legend.frameon": True,
-            "legend.facecolor": ground,
-            "legend.edgecolor": ground,
-            "svg.hashsalt": "spectral-fairseq",
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-        }
-        palette = {**colours, "curves": COLOURS if theme == "light" else DARK_COLOURS}
-        with pyplot.rc_context(style):
-            figure = draw(pyplot, palette)
-            for kind in ("svg", "png") if theme == "light" else ("svg",):
-                buffer = io.BytesIO()
-                # No date, so that the same results give the same file.
-                figure.savefig(
-                    buffer,
-                    format=kind,
-                    dpi=160,
-                    bbox_inches="tight",
-                    metadata={"Date": None} if kind == "svg" else None,
-                )
-                files[f"{theme}.{kind}"] = buffer.getvalue()
-            pyplot.close(figure)
-    return files
+def _render(draw: Draw) -> Drawing:
+    return Drawing(draw)
 
 
 def _curve(palette: Dict[str, Any], index: int) -> Dict[str, Any]:
@@ -561,7 +478,7 @@ def _rank_scale(last: int) -> Any:
 
 def _word_colours(palette: Dict[str, Any]) -> Any:
     """cividis, which the colour-blind read as others do, without its end next to the ground."""
-    matplotlib_pyplot()
+    import_matplotlib()
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 

@@ -1,4 +1,4 @@
-"""Measures checkpoint files and collects the results in one JSON document with signatures."""
+"""Measures models and collects the results in one JSON document with signatures."""
 
 from __future__ import annotations
 
@@ -15,27 +15,32 @@ from spectral_fairseq.analysis.drift import Reference, drift
 from spectral_fairseq.analysis.measures import Measured, measure_table
 from spectral_fairseq.analysis.methods import by_method
 from spectral_fairseq.analysis.options import Options
-from spectral_fairseq.checkpoints.dictionary import WordList, checkpoint_settings, find_dictionary
-from spectral_fairseq.checkpoints.reading import load_checkpoint, tensors_of
-from spectral_fairseq.checkpoints.saved import checkpoint_file
+from spectral_fairseq.checkpoints import archive
+from spectral_fairseq.checkpoints.dictionary import checkpoint_settings
+from spectral_fairseq.checkpoints.formats.memory import open_memory
+from spectral_fairseq.checkpoints.formats.opened import OpenedModel
+from spectral_fairseq.checkpoints.formats.recognise import open_model
+from spectral_fairseq.checkpoints.formats.vocabulary import words_of
+from spectral_fairseq.checkpoints.formats.word_counts import Counts, read_counts, with_counts
 from spectral_fairseq.checkpoints.table_uses import counterpart, describe_choice
 from spectral_fairseq.checkpoints.tables import (
     StoredTable,
     choose_table,
     extract_table,
     find_tables,
+    only_matrix,
     table_shape,
 )
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.functional.penalties.spectrum import DEFAULT_GAMMA
-from spectral_fairseq.provenance import finite, sha256, signature, versions
+from spectral_fairseq.provenance import finite, sha256, signature, tensor_sha256, versions
 
 SCHEMA = "spectral-fairseq/analysis/1"
 
 
 @dataclass
 class Analysed:
-    """One checkpoint's results.
+    """One model's results.
 
     Attributes:
         result: its entry in the document, ready for JSON.
@@ -48,51 +53,56 @@ class Analysed:
     reference: Optional[Reference] = None
 
 
-def analyse_checkpoint(
-    path: Union[str, Path],
+def analyse_model(
+    model: Any,
     options: Options,
     *,
     label: Optional[str] = None,
     table: Optional[str] = None,
     dictionary: Optional[Union[str, Path]] = None,
+    counts: Optional[Union[str, Path, Counts]] = None,
     progress: Optional[StepCallback] = None,
     first: Optional[Reference] = None,
 ) -> Analysed:
-    """Measure one checkpoint's table.
+    """Measure one model's table.
 
     Args:
-        path: the file.
+        model: a path that :func:`open_model` opens, or what :func:`open_memory` takes.
         options: what is sampled.
         label: name in tables and pictures; the file's if not given.
         table: which table, where there are several.
-        dictionary: dict.txt or a folder of binarised data; looked for if not given.
+        dictionary: dict.txt, a tokenizer or a folder with one; looked for if not given.
+        counts: how often each word occurs: a file, a mapping from words, or one number a row.
         progress: follows the steps.
         first: the table of the first of several checkpoints, from which the drift is measured.
 
     Raises:
         CheckpointError: unreadable, no table, or several.
-        DataError: a table or dictionary that cannot be used.
+        DataError: a table, dictionary or counts that cannot be used.
         ConfigurationError: an impossible option.
     """
     options.check()
     progress = progress or StepCallback()
-    progress.begin("hash", os.path.getsize(checkpoint_file(path)))
-    file_hash = sha256(path, progress.advance)
     progress.begin("load")
-    checkpoint = load_checkpoint(path)
-    checkpoint["model"] = tensors_of(checkpoint["model"])
-    checkpoint.pop("last_optimizer_state", None)
-    words, remark = _dictionary_of(checkpoint, path, table, dictionary)
-    model = checkpoint.pop("model")
-    excluded = None if words is None else words.uncounted_rows()
-    chosen = extract_table(model, path, table, excluded)
-    tables = list(find_tables(model).values())
-    choice = describe_choice(chosen.names, tables)
-    other = _counterpart(model, path, chosen, tables, excluded)
-    del model
-    prior = prior_of(checkpoint, chosen)
+    opened = open_model(model) if is_path(model) else open_memory(model)
+    tables = list(find_tables(opened.tensors).values())
+    if table is None and not tables:
+        table = opened.default_table or only_matrix(opened.tensors)
+    names = choose_table(opened.tensors, table, opened.name)
+    rows = table_shape(opened.tensors, names[0])[0]
+    words, remark = words_of(opened, names[0], rows, dictionary)
+    if counts is not None:
+        if isinstance(counts, (str, os.PathLike)):
+            words = with_counts(words, read_counts(Path(counts)), rows, str(counts))
+        else:
+            words = with_counts(words, counts, rows, "the given counts")
+    uncounted = opened.uncounted if words is None else words.uncounted_rows()
+    chosen = extract_table(opened.tensors, opened.name, names[0], uncounted)
+    table_hash = _table_hash(opened, chosen, progress)
+    prior = prior_of(opened.checkpoint, chosen)
+    other = _counterpart(opened, chosen, tables, uncounted)
     measured = measure_table(chosen, options, words, prior, progress, other)
-    reference = Reference(label or Path(path).stem, chosen, words)
+    reference = Reference(label or label_of(model), chosen, words)
     moved = None
     if first is not None:
         progress.begin("drift")
@@ -100,15 +110,15 @@ def analyse_checkpoint(
         measured.measures.update(found)
         moved = {"from": first.label, "words": common}
     result = {
-        "path": str(path),
+        "path": None if opened.path is None else str(opened.path),
         "label": reference.label,
-        "sha256": file_hash,
-        "arch": _arch(checkpoint),
-        "progress": _progress(checkpoint),
+        "sha256": table_hash,
+        "arch": opened.arch,
+        "progress": {"epoch": opened.epoch, "updates": opened.updates},
         "table": {
             "name": chosen.name,
-            "names": chosen.names,
-            "choice": choice,
+            "names": names,
+            "choice": describe_choice(names, tables),
             "kind": chosen.kind,
             "rows": chosen.stored_rows,
             "words": len(chosen.rows),
@@ -116,9 +126,9 @@ def analyse_checkpoint(
             "dtype": chosen.dtype,
         },
         "dictionary": {
-            "path": None if words is None else str(words.path),
-            "sha256": None if words is None else sha256(words.path),
+            **_file_entry(None if words is None else words.path),
             "remark": remark,
+            "counts": _file_entry(counts),
         },
         "measures": measured.measures,
         **measured.details,
@@ -127,7 +137,41 @@ def analyse_checkpoint(
         "nbest": None,
     }
     result["signature"] = signature_of(result, options)
+    progress.end()
     return Analysed(result, measured, reference)
+
+
+def _counterpart(
+    opened: OpenedModel,
+    chosen: StoredTable,
+    tables: Sequence[List[str]],
+    uncounted: Optional[Sequence[int]],
+) -> Optional[StoredTable]:
+    name = counterpart(chosen.names, tables)
+    if name is None or table_shape(opened.tensors, name)[0] != chosen.stored_rows:
+        return None
+    return extract_table(opened.tensors, opened.name, name, uncounted)
+
+
+def _table_hash(opened: OpenedModel, table: StoredTable, progress: StepCallback) -> str:
+    """Hash of the file that holds the table, which is checked; of a table in memory, its own."""
+    file = opened.file_of(table.name)
+    if file is None:
+        progress.begin("hash", len(table.weight))
+        return tensor_sha256(table.weight, progress.advance)
+    archive.check_sums(archive.entries(file), file)
+    progress.begin("hash", os.path.getsize(file))
+    return sha256(file, progress.advance)
+
+
+def _file_entry(path: Any) -> Dict[str, Optional[str]]:
+    known = is_path(path)
+    return {"path": str(path) if known else None, "sha256": sha256(path) if known else None}
+
+
+def is_path(model: Any) -> bool:
+    """Whether a model is named, rather than in memory."""
+    return isinstance(model, (str, os.PathLike))
 
 
 def document(
@@ -165,6 +209,7 @@ def document(
 def signature_of(result: Mapping[str, Any], options: Options) -> str:
     """Options, seed, versions and hashes behind one checkpoint's figures, in one line."""
     table, dictionary_hash = result["table"], result["dictionary"]["sha256"]
+    counts_hash = result["dictionary"]["counts"]["sha256"]
     samples = result["isotropy_runs"]
     return signature(
         {
@@ -176,36 +221,48 @@ def signature_of(result: Mapping[str, Any], options: Options) -> str:
             "cosines": result["cosines"]["words"],
             "seed": options.seed,
             "dict": dictionary_hash[:12] if dictionary_hash else "none",
+            **({"counts": counts_hash[:12]} if counts_hash else {}),
             "ckpt": result["sha256"][:12],
         }
     )
 
 
-def labels_for(paths: Sequence[Path], given: Optional[Sequence[str]] = None) -> List[str]:
-    """A different name for each checkpoint, as short as that allows.
+def label_of(model: Any) -> str:
+    """The short name of a model: its file without the ending, its folder, or its type."""
+    return _parts_of(model)[-1] if is_path(model) else type(model).__name__
+
+
+def labels_for(models: Sequence[Any], given: Optional[Sequence[str]] = None) -> List[str]:
+    """A different name for each model, as short as that allows.
 
     Args:
-        paths: the files.
+        models: paths, or models in memory.
         given: names to use instead, one for each.
 
     Raises:
         ConfigurationError: not one name for each, or two alike.
     """
     if given is not None:
-        if len(given) != len(paths) or len(set(given)) != len(given):
+        if len(given) != len(models) or len(set(given)) != len(given):
             raise ConfigurationError(
-                f"{len(paths)} different names in --labels, one for each checkpoint",
+                f"{len(models)} different names in --labels, one for each checkpoint",
                 f"{len(given)}: {', '.join(given)}",
                 "Separate them by commas.",
             )
         return list(given)
-    # with_suffix() refuses ".", a mistake that the loader explains.
-    named = [path.parent / path.stem for path in paths]
-    for depth in range(1, max(len(path.parts) for path in named) + 1):
-        labels = ["/".join(path.parts[-depth:]) for path in named]
+    named = [_parts_of(model) if is_path(model) else (label_of(model),) for model in models]
+    for depth in range(1, max(map(len, named)) + 1):
+        labels = ["/".join(parts[-depth:]) for parts in named]
         if len(set(labels)) == len(labels):
             return labels
-    return [f"{path} ({number})" for number, path in enumerate(named, 1)]
+    return [f"{'/'.join(parts)} ({number})" for number, parts in enumerate(named, 1)]
+
+
+def _parts_of(model: Union[str, os.PathLike]) -> Tuple[str, ...]:
+    """The parts of a path, without the ending of a file's name."""
+    path = Path(model)
+    # with_suffix() refuses ".", a mistake that the loader explains.
+    return path.parts if path.is_dir() and path.parts else (path.parent / path.stem).parts or (".",)
 
 
 def prior_of(checkpoint: Mapping[str, Any], table: StoredTable) -> Optional[Dict[str, Any]]:
@@ -228,45 +285,3 @@ def prior_of(checkpoint: Mapping[str, Any], table: StoredTable) -> Optional[Dict
             f"{kind!r} with c1 {c1!r} and gamma {gamma!r}",
             "Use a checkpoint that trained.",
         ) from error
-
-
-def _dictionary_of(
-    checkpoint: Mapping[str, Any],
-    path: Any,
-    table: Optional[str],
-    given: Optional[Union[str, Path]],
-) -> Tuple[Optional[WordList], str]:
-    names = choose_table(checkpoint["model"], table, path)
-    rows = table_shape(checkpoint["model"], names[0])[0]
-    return find_dictionary(given, checkpoint, names[0], rows, path)
-
-
-def _counterpart(
-    model: Mapping[str, Any],
-    path: Any,
-    chosen: StoredTable,
-    tables: Sequence[List[str]],
-    excluded: Optional[Sequence[int]],
-) -> Optional[StoredTable]:
-    name = counterpart(chosen.names, tables)
-    if name is None or table_shape(model, name)[0] != chosen.stored_rows:
-        return None
-    return extract_table(model, path, name, excluded)
-
-
-def _arch(checkpoint: Mapping[str, Any]) -> Optional[str]:
-    model = checkpoint_settings(checkpoint, "model")
-    arch = model.get("_name") or model.get("arch")
-    return None if arch is None else str(arch)
-
-
-def _progress(checkpoint: Mapping[str, Any]) -> Dict[str, Optional[int]]:
-    """Epochs and updates done when the checkpoint was saved."""
-    history = checkpoint.get("optimizer_history") or [{}]
-    last = history[-1] if isinstance(history[-1], dict) else {}
-    iterator = (checkpoint.get("extra_state") or {}).get("train_iterator") or {}
-    epoch, updates = iterator.get("epoch"), last.get("num_updates")
-    return {
-        "epoch": int(epoch) if epoch is not None else None,
-        "updates": int(updates) if updates is not None else None,
-    }

@@ -55,9 +55,13 @@ def _cosines(description: str) -> Dict[str, Any]:
 _CHECKPOINT = _record(
     "one checkpoint's table",
     {
-        "path": _of("string", "the file, as given"),
+        "path": _of(_TEXT_OR_NULL, "the file or folder, as given; null for a model in memory"),
         "label": _of("string", "its name in tables and pictures"),
-        "sha256": _of("string", "hash of the file", pattern="^[0-9a-f]{64}$"),
+        "sha256": _of(
+            "string",
+            "hash of the file that holds the table, or of a table in memory",
+            pattern="^[0-9a-f]{64}$",
+        ),
         "signature": _of("string", "options, seed, versions and hashes behind the numbers"),
         "arch": _of(_TEXT_OR_NULL, "fairseq's name of the architecture"),
         "progress": _record(
@@ -86,6 +90,13 @@ _CHECKPOINT = _record(
                 "path": _of(_TEXT_OR_NULL, "file; null for none"),
                 "sha256": _of(_TEXT_OR_NULL, "its hash"),
                 "remark": _of("string", "where it came from, or why there is none"),
+                "counts": _record(
+                    "counts given beside the dictionary",
+                    {
+                        "path": _of(_TEXT_OR_NULL, "file; null for none, or for counts in memory"),
+                        "sha256": _of(_TEXT_OR_NULL, "its hash"),
+                    },
+                ),
             },
         ),
         "measures": {

@@ -60,8 +60,8 @@ def warnings(checkpoints: Sequence[Mapping[str, Any]]) -> List[str]:
             labels.setdefault(one["dictionary"]["remark"], []).append(one["label"])
     found = [
         f"No dictionary was used for {', '.join(names)}: {remark}. Filler rows that stand for no "
-        "word, if any, are measured too, and words are ordered by row instead of frequency. Name "
-        "dict.txt or the data folder with --dict."
+        "word, if any, are measured too, and words are ordered by row instead of frequency. Name a "
+        "dictionary, a tokenizer or the data folder with --dict."
         for remark, names in labels.items()
     ]
     return found + [_untrained(one) for one in checkpoints if one["untrained"]]

@@ -25,14 +25,18 @@ class WordList:
         path: the file.
         symbols: one for each row.
         counts: one for each row; 0 for the special symbols.
+        no_words: rows that stand for no word; those that a dict.txt shows if not given.
     """
 
     path: Path
     symbols: List[str]
     counts: List[int]
+    no_words: Optional[List[int]] = None
 
     def uncounted_rows(self) -> List[int]:
         """Rows that stand for no word: padding, and the ``madeupword`` fillers."""
+        if self.no_words is not None:
+            return self.no_words
         return [
             row
             for row, symbol in enumerate(self.symbols)

@@ -23,7 +23,7 @@ import re
 import types
 import zipfile
 from pathlib import Path
-from typing import Any, Dict, Mapping, Sequence, Union
+from typing import Any, Dict, Mapping, Sequence, Tuple, Union
 
 import torch
 
@@ -74,12 +74,47 @@ def load_checkpoint(path: Union[str, os.PathLike[str]], verify: bool = True) -> 
             not a fairseq checkpoint, or holds something else than such a checkpoint does.
     """
     file = checkpoint_file(path)
+    state, stored_bytes = read_torch_file(file, verify)
+    check_fairseq(state, file, stored_bytes)
+    return state
+
+
+def check_fairseq(state: Any, file: Path, stored_bytes: int) -> None:
+    """Check what :func:`read_torch_file` returned to be a fairseq checkpoint.
+
+    Args:
+        state: the content.
+        file: where it was read from.
+        stored_bytes: what all of its tensors can have in all.
+
+    Raises:
+        CheckpointError: as for :func:`load_checkpoint`.
+    """
+    if not (isinstance(state, dict) and isinstance(state.get("model"), dict)):
+        raise not_fairseq(file, state)
+    check_settings(state, file)
+    check_model(state["model"], file, stored_bytes)
+
+
+def read_torch_file(file: Path, verify: bool = True) -> Tuple[Any, int]:
+    """Read what ``torch.save`` wrote onto the CPU; see Note [Mapped, not read].
+
+    Args:
+        file: of :func:`checkpoint_file`.
+        verify: as for :func:`load_checkpoint`.
+
+    Returns:
+        The content, and the bytes that its tensors can have in all.
+
+    Raises:
+        CheckpointError: the file is damaged, or names objects outside the allow-list.
+    """
     try:
         found = archive.entries(file)
         stored_bytes = archive.check_sizes(found, file)
         if verify:
             archive.check_sums(found, file)
-        state = _read(file, found)
+        return _read(file, found), stored_bytes
     except CheckpointError:
         raise
     except PermissionError as error:
@@ -88,11 +123,6 @@ def load_checkpoint(path: Union[str, os.PathLike[str]], verify: bool = True) -> 
         ) from error
     except READ_FAILURES as error:
         raise explain_failure(file, error) from error
-    if not (isinstance(state, dict) and isinstance(state.get("model"), dict)):
-        raise not_fairseq(file, state)
-    check_settings(state, file)
-    check_model(state["model"], file, stored_bytes)
-    return state
 
 
 def tensors_of(model: Mapping[str, Any]) -> Dict[str, torch.Tensor]:
@@ -121,11 +151,11 @@ def explain_failure(path: Union[str, Path], error: BaseException) -> CheckpointE
     if isinstance(error, (AttributeError, ImportError)):
         return CheckpointError(
             f"a checkpoint whose objects exist in this environment in {path}",
-            _first_line(error),
+            first_line(error),
             "Give the --user-dir of the plugin that wrote it, or save it again without them.",
         )
     # Where torch fails to read a file it suggests weights_only=False, which would run its code.
-    cause = "" if "weights_only" in str(error) else f" ({_first_line(error)})"
+    cause = "" if "weights_only" in str(error) else f" ({first_line(error)})"
     return CheckpointError(
         f"an intact checkpoint in {path}",
         f"a file of {os.path.getsize(path):,} bytes that cannot be read{cause}",
@@ -157,7 +187,8 @@ def not_fairseq(path: Union[str, Path], state: Any) -> CheckpointError:
     )
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The kind of an error and the beginning of its message."""
     text = str(error).strip().split("\n")[0]
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 

@@ -1,4 +1,4 @@
-"""The checkpoint files that ``fairseq-train`` saves: whether one exists, and a run's in order.
+"""Whether there is a checkpoint or a model at a path, and the checkpoints of a run in order.
 
 Nothing here imports torch, so that a wrong path is reported at once.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import List, Union
+from typing import List, Optional, Union
 
 from spectral_fairseq.errors import CheckpointError
 from spectral_fairseq.files import why_not_readable
@@ -16,6 +16,17 @@ from spectral_fairseq.files import why_not_readable
 EPOCH_FILE = re.compile(r"checkpoint(\d+)\.pt")
 UPDATE_FILE = re.compile(r"checkpoint_(\d+)_(\d+)\.pt")
 """``checkpoint<epoch>.pt`` and ``checkpoint_<epoch>_<updates>.pt``."""
+
+STEP_FOLDER = re.compile(r"checkpoint-(\d+)")
+"""``checkpoint-<updates>``, a model's folder that transformers' Trainer saves."""
+
+WEIGHTS = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+)
+"""The weights in a model's folder of Hugging Face's libraries, the preferred ones first."""
 
 
 def checkpoint_file(path: Union[str, os.PathLike[str]]) -> Path:
@@ -32,20 +43,44 @@ def checkpoint_file(path: Union[str, os.PathLike[str]]) -> Path:
     return Path(path)
 
 
+def weights_file(folder: Path) -> Optional[Path]:
+    """The weights in the folder of a model of Hugging Face's libraries, or the index of several."""
+    return next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+
+
+def model_path(path: Union[str, os.PathLike[str]]) -> Path:
+    """``path``, if there is a regular file, or a folder with weights.
+
+    Raises:
+        CheckpointError: there is none of them.
+    """
+    if os.path.isdir(path) and weights_file(Path(path)) is None:
+        raise CheckpointError(
+            f"a model at {path}",
+            f"a folder without {', '.join(WEIGHTS)}",
+            "Name a file, or the folder of a model.",
+        )
+    return Path(path) if os.path.isdir(path) else checkpoint_file(path)
+
+
 def saved_epochs(folder: Path) -> List[Path]:
     """The checkpoints that one run saved, in the order of training.
 
     Args:
-        folder: a --save-dir.
+        folder: a --save-dir of fairseq, or an output folder of transformers' Trainer.
 
     Returns:
-        ``checkpoint<epoch>.pt`` and ``checkpoint_<epoch>_<updates>.pt``.
+        ``checkpoint<epoch>.pt`` and ``checkpoint_<epoch>_<updates>.pt``, or the folders
+        ``checkpoint-<updates>``.
 
     Raises:
         CheckpointError: there are none.
     """
     found = []
     for path in folder.iterdir():
+        by_step = STEP_FOLDER.fullmatch(path.name)
+        if by_step and path.is_dir() and weights_file(path) is not None:
+            found.append(((0, int(by_step.group(1))), path))
         by_epoch, by_update = EPOCH_FILE.fullmatch(path.name), UPDATE_FILE.fullmatch(path.name)
         if by_update:
             found.append(((int(by_update.group(1)), int(by_update.group(2))), path))
@@ -55,7 +90,8 @@ def saved_epochs(folder: Path) -> List[Path]:
     if not found:
         raise CheckpointError(
             f"checkpoints of a training run in {folder}",
-            "none named checkpoint<epoch>.pt or checkpoint_<epoch>_<updates>.pt",
+            "none named checkpoint<epoch>.pt, checkpoint_<epoch>_<updates>.pt or "
+            "checkpoint-<updates>",
             "Name the --save-dir of a run without --no-epoch-checkpoints, or the files.",
         )
     return [path for _, path in sorted(found)]

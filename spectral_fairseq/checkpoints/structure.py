@@ -143,7 +143,9 @@ def check_model(model: Mapping[Any, Any], path: Any, stored_bytes: int) -> None:
             wrong = _what_is_wrong(tensor, stored_bytes)
             if wrong is not None:
                 raise CheckpointError(
-                    f"a dense tensor of numbers for {name} in {path}", wrong, REMEDY
+                    f"a dense tensor of numbers for {name} in {path}",
+                    wrong,
+                    "Give a checkpoint as the training saved it.",
                 )
 
 

@@ -1,12 +1,47 @@
-"""What the tables of a checkpoint are used for: input of the encoder or decoder, output layer."""
+"""By their names: which modules are tables over words, and what each table is used for.
+
+The names are those of fairseq, of the architectures of transformers, of OpenNMT and Marian, and of
+the usual LSTM language models.
+"""
 
 from __future__ import annotations
 
 from typing import List, Optional, Sequence
 
-# The output layers over words in fairseq's architectures.
-_OUTPUT_LAYERS = frozenset(("output_projection", "fc_out", "fc3", "embed_out", "lm_head"))
+# Modules that are, or contain, an input table or an output layer over words.
+INPUT_TABLES = frozenset(
+    "embed_tokens embed_in word_emb word_embedding word_embeddings wte shared emb_luts "
+    "token_embedding tok_embeddings tokens_embed".split()
+)
+OUTPUT_LAYERS = frozenset(
+    "output_projection fc_out fc3 embed_out lm_head generator_lm_head vocab_projector "
+    "proj_out output_layer generator".split()
+)
+# Names that other modules have as well: only the module itself is a table, not what is inside it,
+# and only if it has more rows than columns.
+_OWN_INPUT = frozenset(
+    "embedding embeddings embed emb encoder encoder_emb Wemb encoder_Wemb decoder_Wemb".split()
+)
+_OWN_OUTPUT = frozenset("decoder output head unembed decoder_ff_logit_out_W".split())
+PLACES = INPUT_TABLES | OUTPUT_LAYERS
+
 _DECODER_INPUT = "decoder.embed_tokens"
+_USES = ("encoder's input", "decoder's input", "input", "output layer")
+
+
+def may_be_table(name: str, rows: int, columns: int) -> bool:
+    """Whether a matrix of this shape is a table over words, by the name of its module.
+
+    Args:
+        name: of the module, or of the matrix where it is a module's own parameter.
+        rows: of the matrix.
+        columns: of the matrix.
+    """
+    *outer, last = name.split(".")
+    if last in PLACES or (last == "table" and PLACES & set(outer)):
+        return True
+    # A head may hold further matrices, such as the dense layer of lm_head in RoBERTa, d x d.
+    return rows > columns and (last in _OWN_INPUT | _OWN_OUTPUT or bool(PLACES & set(outer)))
 
 
 def output_tables(tables: Sequence[List[str]]) -> List[List[str]]:
@@ -18,8 +53,9 @@ def output_tables(tables: Sequence[List[str]]) -> List[List[str]]:
     Args:
         tables: for each, the modules that hold it.
     """
-    found = [names for names in tables if any(_use(name) == _use("lm_head") for name in names)]
-    return found or [names for names in tables if _DECODER_INPUT in names] or list(tables)
+    found = [names for names in tables if any(_use(name) == _USES[3] for name in names)]
+    found = found or [names for names in tables if any(_is_decoder_input(name) for name in names)]
+    return found or list(tables)
 
 
 def known_name_first(names: Sequence[str]) -> List[str]:
@@ -49,18 +85,33 @@ def describe_choice(names: Sequence[str], tables: Sequence[List[str]]) -> str:
         names: modules that hold the chosen table.
         tables: for each table of the checkpoint, the modules that hold it.
     """
-    uses = [use for use in _USES if use in map(_use, names)]
-    text = f"Measured: {names[0]}, the table of the {' and the '.join(uses)}."
+    if not any(names[0] in known for known in tables):
+        text = f"Measured: {names[0]}."
+    else:
+        used = {use for name in names for use in _uses(name)}
+        uses = [use for use in _USES if use in used]
+        text = f"Measured: {names[0]}, the table of the {' and the '.join(uses)}."
+        if not any(_use(name) == _USES[3] for known in tables for name in known):
+            text += " No output layer is stored: it shares a table, or there is none."
     others = [other[0] for other in tables if names[0] not in other]
     if others:
         text += f" Not measured: {', '.join(others)} (choose with --table)."
     return text
 
 
-_USES = ("encoder's input", "decoder's input", "output layer")
+def _is_decoder_input(name: str) -> bool:
+    return name.endswith(_DECODER_INPUT) or name == "decoder_Wemb"
+
+
+def _uses(name: str) -> Sequence[str]:
+    return _USES[:2] if name.split(".")[-1] == "shared" else (_use(name),)
 
 
 def _use(name: str) -> str:
-    if _OUTPUT_LAYERS & set(name.split(".")):
-        return _USES[2]
-    return _USES[0] if name.startswith("encoder.") else _USES[1]
+    *outer, last = name.split(".")
+    if OUTPUT_LAYERS & {*outer, last} or last in _OWN_OUTPUT:
+        return _USES[3]
+    for side, use in (("encoder", _USES[0]), ("decoder", _USES[1])):
+        if side in outer or last == f"{side}_Wemb":
+            return use
+    return _USES[2]

@@ -18,25 +18,15 @@ from spectral_fairseq.checkpoints.collapse import (
     entries_by_module,
     factored_kind,
 )
-from spectral_fairseq.checkpoints.table_uses import known_name_first, output_tables
+from spectral_fairseq.checkpoints.structure import FLOATING
+from spectral_fairseq.checkpoints.table_uses import (
+    known_name_first,
+    may_be_table,
+    output_tables,
+)
 from spectral_fairseq.embeddings import PlainEmbedding, Table
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError
-
-# Modules under which fairseq's models keep look-up tables and output layers over words.
-PLACES = frozenset(
-    (
-        "embed_tokens",
-        "output_projection",
-        "fc_out",
-        "fc3",
-        "embed_out",
-        "embed_in",
-        "lm_head",
-        "word_emb",
-        "word_embeddings",
-        "wte",
-    )
-)
+from spectral_fairseq.functional.linalg.row_blocks import BLOCK_ROWS
 
 
 @dataclass
@@ -47,7 +37,9 @@ class StoredTable:
         name: module that holds it in the checkpoint.
         names: all modules that hold it, ``name`` first.
         kind: one of the kinds of :data:`spectral_fairseq.embeddings.TABLES`.
-        weight: W, shape (N, d): the rows that count, float32 (float64 if stored so).
+        weight: W, shape (N, d): the rows that count. A plain matrix keeps its type, and its place
+            in the file where no row is left out in between; a product of factors is float32
+            (float64 if they are).
         rows: the row in the checkpoint of each row of ``weight``, shape (N,).
         stored_rows: number of rows in the checkpoint.
         dtype: in which it is stored.
@@ -79,12 +71,15 @@ def find_tables(model: Mapping[str, Tensor]) -> Dict[str, List[str]]:
     modules = entries_by_module(model)
     for module, entries in modules.items():
         main = _main_entry(entries)
-        if main is None or not PLACES & set(f"{module}.{main}".split(".")):
+        if main is None:
+            continue
+        bare = main not in _kind(entries).entries
+        name = f"{module}.{main}".lstrip(".") if bare else module
+        if not may_be_table(name, *entries[main].shape):
             continue
         parent, _, part = module.rpartition(".")
         if part != "table" and f"{parent}.table" in modules:  # another matrix of a head
             continue
-        name = module if PLACES & set(module.split(".")) else f"{module}.{main}"
         for first in found:
             if _same_table(model, first, name):
                 found[first].append(name)
@@ -125,23 +120,38 @@ def choose_table(model: Mapping[str, Tensor], wanted: Optional[str], path: Any) 
     if len(fitting) == 1:
         return known_name_first(fitting[0])
     listed = "; ".join(_describe(model, names) for names in tables.values()) or "none"
+    if not tables and not any(value.dim() == 2 for value in model.values()):
+        shapes = [f"{key} of shape {tuple(value.shape)}" for key, value in model.items()]
+        raise CheckpointError(
+            f"a table of shape (N, d) in {path}",
+            ", ".join(shapes[:4]) or "no tensor",
+            "Give a model, or a matrix with one row for each word.",
+        )
     if not tables:
-        matrices = [key for key, value in model.items() if value.dim() == 2]
         raise CheckpointError(
             f"a table of word vectors in {path}",
-            f"{len(model)} tensors, none in a module named {', '.join(sorted(PLACES))}",
+            f"{len(model)} tensors, none with a name that such tables usually have",
             "If the model has one under another name, give it with --table NAME; its matrices "
-            f"are {', '.join(matrices[:8]) or 'none'}{', ...' if len(matrices) > 8 else ''}.",
+            f"are {_matrices(model)}.",
         )
     if not fitting:
         raise CheckpointError(
-            f"a table {wanted!r} in {path}", listed, "Give one of these with --table NAME."
+            f"a table {wanted!r} in {path}",
+            listed,
+            "Give one of these with --table NAME, or the full name of another matrix: "
+            f"{_matrices(model)}.",
         )
     raise CheckpointError(
         f"one table to measure in {path}",
         f"{len(fitting)}: {listed}",
         "Choose one with --table NAME.",
     )
+
+
+def only_matrix(model: Mapping[str, Tensor]) -> Optional[str]:
+    """The name of the only matrix; None if there are several or none."""
+    found = [key for key, value in model.items() if value.dim() == 2]
+    return found[0] if len(found) == 1 else None
 
 
 def table_shape(model: Mapping[str, Tensor], name: str) -> Tuple[int, int]:
@@ -183,12 +193,17 @@ def extract_table(
     """
     names = choose_table(model, wanted, path)
     stored_rows, dim = table_shape(model, names[0])
-    entries = _entries_of(model, names[0]) or {}
+    entries = {key: value.cpu() for key, value in (_entries_of(model, names[0]) or {}).items()}
     kind = _kind(entries)
+    stored = entries[kind.entries[0]].dtype
+    if stored not in FLOATING:
+        raise DataError(
+            f"floating-point numbers of 16, 32 or 64 bits in {names[0]} of {path}",
+            f"{stored}".replace("torch.", ""),
+            "Take the model as it was before it was quantized, or choose with --table NAME.",
+        )
     uncounted = sorted(set([PADDING_ROW] if excluded is None else excluded))
-    left_out = torch.tensor(uncounted, dtype=torch.long)
-    if len(left_out) and int(left_out.max()) >= stored_rows:
-        left_out = left_out[left_out < stored_rows]
+    left_out = torch.tensor([row for row in uncounted if row < stored_rows], dtype=torch.long)
     counted = torch.ones(stored_rows, dtype=torch.bool)
     counted[left_out] = False
     rows = counted.nonzero().squeeze(1)
@@ -198,29 +213,43 @@ def extract_table(
             f"N = {len(rows)} words, padding and made-up rows left out, and d = {dim}",
             "If the matrix is not a table of words, choose another with --table NAME.",
         )
-    stored = entries[kind.entries[0]].dtype
     table = StoredTable(
         name=names[0],
         names=names,
         kind=kind.kind,
-        weight=dense_form(
-            kind, entries, rows, torch.float64 if stored == torch.float64 else torch.float32
-        ),
+        weight=_rows_of(kind, entries, rows),
         rows=rows,
         stored_rows=stored_rows,
         dtype=str(stored).replace("torch.", ""),
         **kind.measure_factors(entries, left_out)._asdict(),
     )
-    if not torch.isfinite(table.weight.sum(0)).all():
-        # The sums reveal infinity and NaN without a mask as large as the table.
-        broken = int((~torch.isfinite(table.weight).all(1)).sum())
-        if broken:
-            raise DataError(
-                f"finite numbers in {table.name} of {path}",
-                f"infinity or NaN in {broken} of {len(rows)} rows",
-                "Training diverged, or the file is damaged: take an earlier checkpoint.",
-            )
+    _check_finite(table, path)
     return table
+
+
+def _rows_of(kind: Type[Table], entries: Mapping[str, Tensor], rows: Tensor) -> Tensor:
+    """The rows that count, without a copy of a plain matrix if they are consecutive."""
+    stored = entries[kind.entries[0]]
+    if kind is not PlainEmbedding:
+        wide = torch.float64 if stored.dtype == torch.float64 else torch.float32
+        return dense_form(kind, entries, rows, wide)
+    first, last = int(rows[0]), int(rows[-1])
+    if last - first + 1 == len(rows):
+        return stored.detach()[first : last + 1]
+    return stored.detach().index_select(0, rows)
+
+
+def _check_finite(table: StoredTable, path: Any) -> None:
+    broken = 0
+    for block in table.weight.split(BLOCK_ROWS):
+        if not torch.isfinite(block.sum(dtype=torch.float64)):
+            broken += int((~torch.isfinite(block).all(1)).sum())
+    if broken:
+        raise DataError(
+            f"finite numbers in {table.name} of {path}",
+            f"infinity or NaN in {broken} of {len(table.rows)} rows",
+            "Training diverged, or the file is damaged: take an earlier checkpoint.",
+        )
 
 
 def _kind(entries: Mapping[str, Tensor]) -> Type[Table]:
@@ -232,7 +261,11 @@ def _main_entry(entries: Mapping[str, Tensor]) -> Optional[str]:
     main = _kind(entries).entries[0]
     if main in entries and entries[main].dim() == 2:
         return main
-    bare = [entry for entry, value in entries.items() if entry in PLACES and value.dim() == 2]
+    bare = [
+        entry
+        for entry, value in entries.items()
+        if value.dim() == 2 and may_be_table(entry, *value.shape)
+    ]
     return bare[0] if bare else None
 
 
@@ -257,6 +290,14 @@ def _same_table(model: Mapping[str, Tensor], a: str, b: str) -> bool:
         if x.data_ptr() != y.data_ptr() and not torch.equal(x, y):
             return False
     return True
+
+
+def _matrices(model: Mapping[str, Tensor]) -> str:
+    """The names and shapes of some matrices, those with the most rows first."""
+    found = [(key, *value.shape) for key, value in model.items() if value.dim() == 2]
+    found.sort(key=lambda matrix: -matrix[1])
+    shown = ", ".join(f"{name} ({rows} x {columns})" for name, rows, columns in found[:8])
+    return f"{shown}, ..." if len(found) > 8 else shown or "none"
 
 
 def _describe(model: Mapping[str, Tensor], names: List[str]) -> str:

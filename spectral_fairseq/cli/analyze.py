@@ -1,4 +1,4 @@
-"""``spectral-fairseq analyze``: what training did to the embedding space of a checkpoint."""
+"""``spectral-fairseq analyze``: what training did to the embedding space of a model."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, List, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 from spectral_fairseq.analysis.callback import SHARES
 from spectral_fairseq.analysis.options import Options
-from spectral_fairseq.checkpoints.saved import checkpoint_file
+from spectral_fairseq.checkpoints.saved import model_path
 from spectral_fairseq.cli.fairseq_plugin import import_plugin
 from spectral_fairseq.cli.progress import CheckpointBar, checkpoints_bar
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.options import add_flags, from_arguments
 
 if TYPE_CHECKING:
-    from spectral_fairseq.analysis.results import Analysed
+    from spectral_fairseq.analysis.api import Report
 
 DESCRIPTION = """\
-Measure the table of word vectors of any fairseq checkpoint (plain, SVD or weight norm;
-translation or language model): isotropy, singular values, cosines, row norms, neighbours.
+Measure the table of word vectors of a model: isotropy, singular values, cosines, row norms,
+neighbours. The model may be a fairseq checkpoint (plain, SVD or weight norm; translation or
+language model), a state dict of torch, a safetensors file, the folder of a Hugging Face model, an
+array of numpy (.npy, .npz), or word vectors of word2vec, fastText or GloVe.
 Of several tables, the one of the output layer is measured unless --table names another.
-Checkpoints are read without executing what they contain. With --out, a folder is written with
+Files are read without executing what they contain. With --out, a folder is written with
 pictures (PNG, SVG), the raw JSON and report.html, one page that needs no network.
 """
 
@@ -48,16 +50,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--table",
+        "--tensor",
         metavar="NAME",
-        help="measure this table, given by its module's name or a part of it, instead of the "
+        help="measure this table or matrix, given by its name or a part of it, instead of the "
         "output table",
     )
     parser.add_argument(
         "--dict",
         metavar="PATH",
         dest="dictionary",
-        help="read words and their frequencies from this dict.txt or folder of binarised data "
-        "(default: look where the checkpoint was trained)",
+        help="read words from this dict.txt, tokenizer.json, vocab.json, vocab.txt or "
+        "sentencepiece model, or from a folder with one (default: look where the checkpoint was "
+        "trained, or beside the model)",
+    )
+    parser.add_argument(
+        "--counts",
+        metavar="FILE",
+        help="read word frequencies from lines '<word> <count>', from a JSON object, or from one "
+        "number for each row (text or .npy); dict.txt has its own",
     )
     parser.add_argument(
         "--labels", metavar="A,B,...", help="names of the checkpoints, separated by commas"
@@ -120,7 +130,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser: of the subcommand.
     """
     parser.add_argument(
-        "checkpoints", metavar="CKPT", nargs="+", help="checkpoint saved by fairseq-train"
+        "checkpoints", metavar="MODEL", nargs="+", help="file or folder of a model or a table"
     )
     add_options(parser)
     parser.add_argument(
@@ -163,37 +173,30 @@ def report(args: argparse.Namespace, paths: Sequence[Path], command: str) -> int
     options = from_arguments(Options, args)
     options.check()
     for path in paths:
-        checkpoint_file(path)
+        model_path(path)
     if args.data:
         import_plugin()
-    from spectral_fairseq.analysis.plots import draw_all, matplotlib_pyplot
-    from spectral_fairseq.analysis.render import as_latex, as_text
-    from spectral_fairseq.analysis.results import document, labels_for
-    from spectral_fairseq.analysis.write import PAGE, check_folder, write_results
+    from spectral_fairseq.analysis.drawing import import_matplotlib
+    from spectral_fairseq.analysis.write import check_folder
 
-    out = None
     if args.out is not None:
-        out = check_folder(args.out, args.overwrite)
-        matplotlib_pyplot()
-    labels = labels_for(paths, args.labels.split(",") if args.labels else None)
-    analysed = _analyse(args, paths, labels, options)
-    methods = getattr(args, "methods", None)
-    found = document(command, analysed, options, methods.split(",") if methods else None)
-    if out is not None:
-        write_results(out, found, draw_all(found, analysed))
+        check_folder(args.out, args.overwrite)
+        import_matplotlib()
+    report = _analyse(args, paths, options)
+    report.command = command
+    page = None if args.out is None else report.write(args.out, args.overwrite)
     if args.format == "json":
-        print(json.dumps(found))
+        print(json.dumps(report.to_dict()))
     else:
-        print(as_latex(found) if args.format == "latex" else as_text(found))
-    if out is not None:
-        print(f"Report: {out / PAGE}", file=sys.stderr)
+        print(report.to_latex() if args.format == "latex" else report)
+    if page is not None:
+        print(f"Report: {page}", file=sys.stderr)
     return 0
 
 
-def _analyse(
-    args: argparse.Namespace, paths: Sequence[Path], labels: Sequence[str], options: Options
-) -> List[Analysed]:
-    from spectral_fairseq.analysis.results import analyse_checkpoint
+def _analyse(args: argparse.Namespace, paths: Sequence[Path], options: Options) -> Report:
+    from spectral_fairseq.analysis import analyze
+    from spectral_fairseq.analysis.results import labels_for
     from spectral_fairseq.analysis.sentence_bleu import (
         ORDERS,
         bleu_details,
@@ -201,6 +204,8 @@ def _analyse(
         read_generated,
     )
 
+    labels = labels_for(paths, args.labels.split(",") if args.labels else None)
+    methods = getattr(args, "methods", None)
     nbest = [read_generated(name) for name in args.nbest]  # fails before any long work
     unused = {
         "predictions": not args.data,
@@ -208,37 +213,37 @@ def _analyse(
         "drift": len(paths) == 1,
     }
     total = len(paths) * sum(share for name, share in SHARES.items() if not unused.get(name))
-    found: List[Analysed] = []
     with checkpoints_bar(args.no_progress, total) as bar:
-        for index, (path, label) in enumerate(zip(paths, labels)):
+
+        def progress(index: int) -> CheckpointBar:
             place = f" ({index + 1}/{len(paths)})" if len(paths) > 1 else ""
-            progress = CheckpointBar(bar, label + place)
-            one = analyse_checkpoint(
-                path,
-                options,
-                label=label,
-                table=args.table,
-                dictionary=args.dictionary,
-                progress=progress,
-                first=found[0].reference if found else None,
-            )
-            if found:
-                one.reference = None  # only the first table stays in memory
+            return CheckpointBar(bar, labels[index] + place)
+
+        report = analyze(
+            *paths,
+            table=args.table,
+            dictionary=args.dictionary,
+            counts=args.counts,
+            labels=labels,
+            progress=progress,
+            methods=methods.split(",") if methods else None,
+            **vars(options),
+        )
+        for index, path in enumerate(paths):
+            steps = progress(index)
             if args.data:
                 from spectral_fairseq.tools.model_outputs import measure_outputs
 
                 # The spectrum of the collected rows comes after the last of them.
-                progress.begin("predictions", 1.3 * args.tokens)
+                steps.begin("predictions", 1.3 * args.tokens)
                 measures, details = measure_outputs(
-                    path, args.data, args.gen_subset, args.tokens, progress.advance
+                    path, args.data, args.gen_subset, args.tokens, steps.advance
                 )
-                one.result["measures"].update(measures)
-                one.result["outputs"] = details
+                report.extend(index, measures, outputs=details)
             if nbest:
-                progress.begin("BLEU of the n best", len(ORDERS) * len(nbest[index]))
-                scores, signature = nbest_bleu(nbest[index], args.nbest_tokenize, progress=progress)
-                one.result["measures"].update(scores)
-                one.result["nbest"] = bleu_details(nbest[index], signature, args.nbest[index])
-            progress.end()
-            found.append(one)
-    return found
+                steps.begin("BLEU of the n best", len(ORDERS) * len(nbest[index]))
+                scores, signature = nbest_bleu(nbest[index], args.nbest_tokenize, progress=steps)
+                details = bleu_details(nbest[index], signature, args.nbest[index])
+                report.extend(index, scores, nbest=details)
+            steps.end()
+    return report

@@ -6,16 +6,17 @@ import argparse
 from pathlib import Path
 from typing import List
 
-from spectral_fairseq.checkpoints.saved import saved_epochs
+from spectral_fairseq.checkpoints.saved import saved_epochs, weights_file
 from spectral_fairseq.cli.analyze import add_options, report
 from spectral_fairseq.errors import ConfigurationError
 
 DESCRIPTION = """\
-Measure several checkpoints and put them side by side: one table, their curves on common axes, how
-far each table is from the first one, and with --methods mean and spread over the seeds of a method.
-A folder stands for all checkpoints of its run, checkpoint<epoch>.pt and
-checkpoint_<epoch>_<updates>.pt, in the order of training; with three or more of one run, the
-report also draws the measures over the updates.
+Measure several models and put them side by side: one table, their curves on common axes, how far
+each table is from the first one, and with --methods mean and spread over the seeds of a method. The
+models are files or folders as for analyze. A folder of a training run stands for all of its
+checkpoints in the order of training: checkpoint<epoch>.pt and checkpoint_<epoch>_<updates>.pt of
+fairseq, checkpoint-<updates> of transformers. With three or more of one run, the report also draws
+the measures over the updates.
 """
 
 
@@ -27,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     parser.add_argument(
         "checkpoints",
-        metavar="CKPT_OR_DIR",
+        metavar="MODEL_OR_RUN",
         nargs="+",
-        help="checkpoint, or the --save-dir of a training run",
+        help="file or folder of a model, or the folder of a training run",
     )
     parser.add_argument(
         "--methods",
@@ -55,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
     paths: List[Path] = []
     for name in args.checkpoints:
         path = Path(name)
-        paths += saved_epochs(path) if path.is_dir() else [path]
+        is_run = path.is_dir() and weights_file(path) is None
+        paths += saved_epochs(path) if is_run else [path]
     if len(paths) < 2:
         raise ConfigurationError(
             "two or more checkpoints to compare",

@@ -20,7 +20,7 @@ from spectral_fairseq.analysis.options import Options  # noqa: E402
 from spectral_fairseq.analysis.plots import draw_all  # noqa: E402
 from spectral_fairseq.analysis.render import as_latex, as_text, escaped  # noqa: E402
 from spectral_fairseq.analysis.report import as_html  # noqa: E402
-from spectral_fairseq.analysis.results import analyse_checkpoint, document  # noqa: E402
+from spectral_fairseq.analysis.results import analyse_model, document  # noqa: E402
 from spectral_fairseq.analysis.selection import follows_one_run, spread  # noqa: E402
 from spectral_fairseq.analysis.write import check_folder, write_results  # noqa: E402
 from spectral_fairseq.errors import ConfigurationError, OutputError  # noqa: E402
@@ -111,7 +111,7 @@ def results(tmp_path_factory):
             model={"_name": "transformer_sc", "spectrum_prior": "exponential"},
         )
         label = NASTY if epoch == 2 else f"epoch {epoch}"
-        analysed.append(analyse_checkpoint(path, options, label=label, dictionary=folder))
+        analysed.append(analyse_model(path, options, label=label, dictionary=folder))
     one = analysed[0].result
     one["measures"].update(log_probability_rank=17.0, expected_pairwise_kl=1.5, bleu_1_recall=0.25)
     one["outputs"] = {
@@ -241,11 +241,13 @@ def test_names_are_drawn_as_they_are(label, results):
     found, analysed = results
     renamed = {**found, "checkpoints": [{**found["checkpoints"][0], "label": label}]}
     with matplotlib.rc_context({"svg.fonttype": "none"}):  # text as text
-        pictures = draw_all(renamed, analysed[:1])
-    for picture in pictures:
-        root = xml.etree.ElementTree.fromstring(picture.files["light.svg"])
+        drawn_files = {
+            picture.name: picture.files["light.svg"] for picture in draw_all(renamed, analysed[:1])
+        }
+    for name, file in drawn_files.items():
+        root = xml.etree.ElementTree.fromstring(file)
         drawn = ["".join(text.itertext()).strip() for text in root.iter(f"{SVG}text")]
-        assert label in drawn, picture.name
+        assert label in drawn, name
 
 
 def test_history_needs_one_run(results):

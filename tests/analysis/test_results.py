@@ -10,7 +10,7 @@ import torch
 
 from spectral_fairseq.analysis.options import Options
 from spectral_fairseq.analysis.results import (
-    analyse_checkpoint,
+    analyse_model,
     document,
     labels_for,
     prior_of,
@@ -48,8 +48,8 @@ def svd_checkpoint(tmp_path):
 def test_the_document_follows_its_schema(svd_checkpoint, tmp_path):
     other = save(tmp_path / "plain.pt", entries(with_padding(cone())))
     options = Options(words=("w3",), isotropy_words=20, isotropy_runs=2)
-    analysed = [analyse_checkpoint(svd_checkpoint, options)]
-    analysed.append(analyse_checkpoint(other, options, dictionary=tmp_path, label="other"))
+    analysed = [analyse_model(svd_checkpoint, options)]
+    analysed.append(analyse_model(other, options, dictionary=tmp_path, label="other"))
     found = document("analyze", analysed, options)
     again = json.loads(json.dumps(found, allow_nan=False))
     assert again == found and violations(again) == []
@@ -75,7 +75,7 @@ def test_the_document_follows_its_schema(svd_checkpoint, tmp_path):
     ],
 )
 def test_the_schema_finds_departures(svd_checkpoint, spoil, where):
-    found = document("analyze", [analyse_checkpoint(svd_checkpoint, Options())], Options())
+    found = document("analyze", [analyse_model(svd_checkpoint, Options())], Options())
     spoil(found)
     (message,) = violations(found)
     assert re.search(where, message)
@@ -94,18 +94,18 @@ def test_everything_in_the_schema_is_described():
 
 def test_signatures_name_what_decides_the_numbers(svd_checkpoint, tmp_path):
     options = Options(seed=3, isotropy_words=20, isotropy_runs=2)
-    line = analyse_checkpoint(svd_checkpoint, options).result["signature"]
+    line = analyse_model(svd_checkpoint, options).result["signature"]
     parts = dict(part.split(":", 1) for part in line.split("|"))
     assert parts["seed"] == "3" and parts["isotropy"] == "20x2" and parts["words"] == "60of61"
     assert parts["ckpt"] == sha256(svd_checkpoint)[:12]
     assert parts["dict"] == sha256(tmp_path / "dict.txt")[:12]
     assert parts["torch"] == torch.__version__ and parts["kind"] == "svd"
-    assert "isotropy:all" in analyse_checkpoint(svd_checkpoint, Options()).result["signature"]
+    assert "isotropy:all" in analyse_model(svd_checkpoint, Options()).result["signature"]
 
 
 def test_the_same_file_gives_the_same_numbers(svd_checkpoint):
     options = Options(isotropy_words=20, cosine_words=30)
-    one, other = (analyse_checkpoint(svd_checkpoint, options).result for _ in range(2))
+    one, other = (analyse_model(svd_checkpoint, options).result for _ in range(2))
     assert one == other
 
 
@@ -144,13 +144,13 @@ def test_an_untied_output_table_is_compared_with_the_input_table(tmp_path):
         **entries(with_padding(cone())),
         **entries(with_padding(cone(seed=1)), name="decoder.output_projection"),
     }
-    found = analyse_checkpoint(save(tmp_path / "untied.pt", tables), Options()).result
+    found = analyse_model(save(tmp_path / "untied.pt", tables), Options()).result
     assert found["table"]["name"] == "decoder.output_projection"
     assert found["counterpart"] == "decoder.embed_tokens"
     assert 0 < found["measures"]["input_output_cka"] < 1
     other = tables["decoder.output_projection.weight"][:-1]
     smaller = {**tables, "decoder.embed_tokens.weight": other.clone()}
-    found = analyse_checkpoint(save(tmp_path / "other.pt", smaller), Options()).result
+    found = analyse_model(save(tmp_path / "other.pt", smaller), Options()).result
     assert found["counterpart"] is None and found["measures"]["input_output_cka"] is None
 
 
@@ -158,7 +158,7 @@ def test_what_has_no_end_is_not_hashed(tmp_path):
     os.mkfifo(tmp_path / "pipe.pt")
     for endless in (tmp_path / "pipe.pt", "/dev/zero"):
         with pytest.raises(CheckpointError, match="a device or a pipe"):
-            analyse_checkpoint(endless, Options())
+            analyse_model(endless, Options())
 
 
 def test_labels():
@@ -181,8 +181,6 @@ def test_what_json_has_no_form_for():
 
 def test_what_modules_keep_beside_tensors_is_no_table(tmp_path):
     model = {**entries(with_padding(cone())), "decoder.embed_tokens._extra_state": {"scale": 1}}
-    plain = analyse_checkpoint(
-        save(tmp_path / "plain.pt", entries(with_padding(cone()))), Options()
-    )
-    extra = analyse_checkpoint(save(tmp_path / "extra.pt", model), Options())
+    plain = analyse_model(save(tmp_path / "plain.pt", entries(with_padding(cone()))), Options())
+    extra = analyse_model(save(tmp_path / "extra.pt", model), Options())
     assert extra.result["table"]["rows"] == plain.result["table"]["rows"]

@@ -1,6 +1,8 @@
 """What a report says about the table that it measured."""
 
-from spectral_fairseq.checkpoints.table_uses import counterpart, describe_choice
+import pytest
+
+from spectral_fairseq.checkpoints.table_uses import counterpart, describe_choice, may_be_table
 
 ENCODER, DECODER, OUTPUT = "encoder.embed_tokens", "decoder.embed_tokens", "decoder.fc_out"
 
@@ -14,6 +16,37 @@ def test_the_choice_is_described():
         "Measured: decoder.fc_out, the table of the output layer. Not measured: "
         "encoder.embed_tokens, decoder.embed_tokens (choose with --table)."
     )
+    assert describe_choice(["transformer.wte"], [["transformer.wte"]]) == (
+        "Measured: transformer.wte, the table of the input. No output layer is stored: it shares a "
+        "table, or there is none."
+    )
+    assert describe_choice(["shared"], [["shared"]]).startswith(
+        "Measured: shared, the table of the encoder's input and the decoder's input."
+    )
+    assert describe_choice(["fc1.weight"], [[OUTPUT]]) == (
+        "Measured: fc1.weight. Not measured: decoder.fc_out (choose with --table)."
+    )
+
+
+@pytest.mark.parametrize(
+    "name, shape, expected",
+    [
+        ("lm_head", (9, 4), True),
+        ("lm_head.decoder", (9, 4), True),
+        ("lm_head.dense", (4, 4), False),  # of RoBERTa
+        ("cls.predictions.decoder", (9, 4), True),
+        ("cls.predictions.transform.dense", (4, 4), False),
+        ("bert.embeddings.word_embeddings", (9, 4), True),
+        ("bert.embeddings.position_embeddings", (9, 4), False),
+        ("transformer.wpe", (9, 4), False),
+        ("encoder", (9, 4), True),  # of PyTorch's LSTM language model
+        ("encoder.layers.0.fc1", (9, 4), False),
+        ("embed_tokens.embeddings.0.1", (4, 4), False),  # of an adaptive input
+        ("decoder.output_projection.table", (4, 4), True),
+    ],
+)
+def test_names_of_tables(name, shape, expected):
+    assert may_be_table(name, *shape) is expected
 
 
 def test_the_input_table_of_an_output_table():

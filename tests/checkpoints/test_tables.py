@@ -20,8 +20,8 @@ def test_every_kind_of_storage_gives_the_same_table(kind, dtype):
     }
     table = extract_table(stored, "x.pt")
     tolerance = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}[dtype]
-    torch.testing.assert_close(table.weight, rows, rtol=tolerance, atol=tolerance)
-    assert table.weight.dtype == torch.float32
+    torch.testing.assert_close(table.weight.float(), rows, rtol=tolerance, atol=tolerance)
+    assert table.weight.dtype == (dtype if kind == "plain" else torch.float32)
     assert (table.kind, table.stored_rows) == (kind, 54)
     assert table.dtype == str(dtype)[6:]
     assert table.rows.tolist() == [0, *range(2, 54)]
@@ -147,6 +147,19 @@ def test_tables_that_cannot_be_measured():
     weight[4, 2] = 0
     weight[1] = float("nan")  # padding does not count
     assert torch.isfinite(extract_table(entries(weight), "x.pt").weight).all()
+
+
+@pytest.mark.parametrize("excluded, first", [([], 0), ([0, 1], 2), ([18, 19], 0), ([0, 19], 1)])
+def test_a_plain_table_is_not_copied(excluded, first):
+    stored = cone(20, 3).bfloat16()
+    table = extract_table({f"{NAME}.weight": stored}, "x.pt", excluded=excluded)
+    assert table.weight.data_ptr() == stored[first].data_ptr()
+    assert len(table.weight) == 20 - len(excluded)
+
+
+def test_a_table_of_other_numbers():
+    with pytest.raises(DataError, match="floating-point numbers.*found int8"):
+        extract_table({f"{NAME}.weight": torch.ones(9, 3, dtype=torch.int8)}, "x.pt")
 
 
 def test_excluded_rows():

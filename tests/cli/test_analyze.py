@@ -5,6 +5,7 @@ import json
 import os
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -85,6 +86,24 @@ def test_what_was_measured_is_said_first(checkpoint, tmp_path, capsys):
     assert rest.index("The word vectors") < rest.index("mean cosine 0.")
     with_words = analyze(capsys, checkpoint, "--dict", tmp_path)
     assert "Warning" not in with_words and with_words.startswith("checkpoint_best")
+
+
+def test_a_table_of_another_framework(tmp_path, capsys):
+    np.savez(tmp_path / "model.npz", Wemb=cone(60, 6).numpy(), W=cone(50, 5).numpy())
+    (tmp_path / "counts.txt").write_text("".join(f"{1000 // (n + 1)}\n" for n in range(60)))
+    (tmp_path / "vocab.txt").write_text("".join(f"w{n}\n" for n in range(60)))
+    flags = ("--counts", tmp_path / "counts.txt", "--dict", tmp_path / "vocab.txt", "--words", "w3")
+    text = analyze(capsys, tmp_path / "model.npz", *flags)
+    assert "Warning" not in text and "Measured: Wemb, the table of the input" in text
+    assert "norm and log count" in text and "Neighbours of w3 in model: w" in text
+    chosen = analyze(capsys, tmp_path / "model.npz", "--tensor", "W", "--format", "json")
+    (one,) = json.loads(chosen)["checkpoints"]
+    assert (one["table"]["name"], one["table"]["rows"]) == ("W", 50)
+    error = analyze(capsys, tmp_path / "model.npz", "--tensor", "V", rc=2)
+    assert "Wemb, plain, 60 x 6" in error and "W (50 x 5)" in error
+    (tmp_path / "page").write_text("<html>404</html>")
+    error = analyze(capsys, tmp_path / "page", rc=2)
+    assert "starts with b'<html>404" in error and "weights_only" not in error
 
 
 class Evil:

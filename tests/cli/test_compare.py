@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from spectral_fairseq.cli.main import main
 from tests.analysis.schema_violations import violations
@@ -69,6 +70,18 @@ def test_drift_and_seeds_of_a_method(run_folder, capsys):
     assert r"$\pm$" in capsys.readouterr().out
     assert main(["compare", *paths, "--methods", "a,b"]) == 2
     assert "--methods" in capsys.readouterr().err
+
+
+def test_a_run_of_the_trainer_of_transformers(tmp_path, capsys):
+    for step in (100, 20, 3):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        torch.save({"lm_head.weight": cone(spread=1 / step)}, folder / "pytorch_model.bin")
+        (folder / "trainer_state.json").write_text(f'{{"epoch": 0.5, "global_step": {step}}}')
+    assert main(["compare", str(tmp_path), "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)["checkpoints"]
+    assert [one["label"] for one in found] == ["checkpoint-3", "checkpoint-20", "checkpoint-100"]
+    assert [one["progress"]["updates"] for one in found] == [3, 20, 100]
 
 
 @pytest.mark.parametrize("names", [["checkpoint1.pt"], ["empty"]])

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import spectral_fairseq
@@ -43,10 +44,12 @@ SLOW = ("fairseq", "matplotlib", "numpy", "sacrebleu", "sklearn", "torch")
         (["evaluate-lm", "absent.pt", "d"], 2, SLOW),
         (["average", "absent.pt", "--output", "out.pt"], 2, SLOW),
         (["analyze", "one.pt"], 0, ("fairseq", "matplotlib", "sacrebleu", "sklearn")),
+        (["analyze", "one.npy"], 0, ("fairseq", "matplotlib", "omegaconf", "pandas", "sacrebleu")),
     ],
 )
 def test_only_what_is_needed_is_imported(argv, status, slow, tmp_path):
     save(tmp_path / "one.pt", entries(with_padding(cone())))
+    np.save(tmp_path / "one.npy", cone().numpy())
     code = (
         "import sys; from spectral_fairseq.cli.main import main\n"
         "try: status = main(sys.argv[1:])\n"

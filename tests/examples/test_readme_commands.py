@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import PACKAGE
 from tests.examples import readme_substitutions as table
 from tests.examples.readme_blocks import Block, blocks, commands_outside_blocks, fairseq_calls
+from tests.examples.readme_models import NAMES, write_models
 
 ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "examples").exists():
@@ -56,6 +57,8 @@ def sandbox(tmp_path, request, bin_folder):
         for name, source in table.TEXTS.items():
             if str(Path(name).parent) in text:
                 link(tmp_path / name, request.getfixturevalue("tiny_lm_data") / source)
+        if any(name in text for name in NAMES):
+            write_models(tmp_path)
         for name, arguments in table.CHECKPOINTS.items():
             if re.search(rf"[ :]{re.escape(name)}\b", text):
                 train = request.getfixturevalue("train")

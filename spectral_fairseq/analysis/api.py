@@ -1,0 +1,205 @@
+"""Analysis from Python: one function, and the report that it returns; the command line uses both.
+
+from spectral_fairseq.analysis import analyze
+
+report = analyze("model.safetensors")
+print(report)
+report.to_dict()["checkpoints"][0]["measures"]["mean_cosine"]
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
+
+from spectral_fairseq.analysis.callback import StepCallback
+from spectral_fairseq.analysis.drawing import import_matplotlib
+from spectral_fairseq.analysis.options import Options
+from spectral_fairseq.analysis.plots import Picture, draw_all
+from spectral_fairseq.analysis.render import as_latex, as_text
+from spectral_fairseq.analysis.report import as_html
+from spectral_fairseq.analysis.results import Analysed, analyse_model, document, labels_for
+from spectral_fairseq.analysis.write import PAGE, check_folder, write_results
+from spectral_fairseq.checkpoints.formats.word_counts import Counts
+from spectral_fairseq.errors import ConfigurationError
+
+
+def analyze(
+    *models: Any,
+    table: Optional[str] = None,
+    dictionary: Optional[Union[str, Path]] = None,
+    counts: Optional[Union[str, Path, Counts]] = None,
+    labels: Optional[Sequence[str]] = None,
+    methods: Optional[Sequence[str]] = None,
+    progress: Optional[Callable[[int], StepCallback]] = None,
+    **options: Any,
+) -> Report:
+    """Measure the embedding tables of models.
+
+    Args:
+        models: each a path (a fairseq checkpoint, a state dict of torch, safetensors, a model's
+            folder, .npy, .npz, word vectors of word2vec, fastText or GloVe) or a model in memory
+            (a tensor or an array of shape (N, d), a state dict, a ``torch.nn.Module``). Nothing
+            in a file is executed, and models in memory are not changed.
+        table: name of the table, or a part of it that fits only one; the output table if not given.
+        dictionary: dict.txt, tokenizer.json, vocab.json, vocab.txt, a sentencepiece model, or a
+            folder with one of them; looked for beside the model if not given.
+        counts: how often each word occurs: a file with lines "<word> <count>", a mapping from
+            words to counts, or one number for each row.
+        labels: different names, one for each model; made from the paths if not given.
+        methods: the method of each model, equal for its seeds, over which mean and standard
+            deviation are given.
+        progress: called with the number of each model from 0 on; the result follows its steps.
+        **options: the fields of :class:`spectral_fairseq.analysis.options.Options`, such as
+            ``words=("the",)`` for the nearest neighbours of a word, or ``seed``.
+
+    Returns:
+        The report.
+
+    Raises:
+        CheckpointError: a file is missing, damaged or of no known format, or its table is not
+            found.
+        DataError: a table, dictionary or counts that cannot be used.
+        ConfigurationError: an impossible option, or a package that is not installed.
+        TypeError: an option that does not exist.
+    """
+    if not models:
+        raise ConfigurationError("a model to analyse", "none", "Pass a path or a model.")
+    if isinstance(options.get("words"), str):
+        options["words"] = (options["words"],)
+    chosen = Options(**options)
+    chosen.check()
+    analysed: List[Analysed] = []
+    for index, (model, label) in enumerate(zip(models, labels_for(models, labels))):
+        one = analyse_model(
+            model,
+            chosen,
+            label=label,
+            table=table,
+            dictionary=dictionary,
+            counts=counts,
+            progress=None if progress is None else progress(index),
+            first=analysed[0].reference if analysed else None,
+        )
+        if analysed:
+            one.reference = None  # only the first table stays in memory
+        analysed.append(one)
+    return Report(analysed, chosen, methods=methods)
+
+
+class Report:
+    """The measures of one table or several, ready for programs, terminals, notebooks and pages.
+
+    Attributes:
+        analysed: the results of each model.
+        options: what was sampled, and how.
+        command: which subcommand the document names as its origin.
+        methods: the method of each model, if they are to be compared.
+    """
+
+    def __init__(
+        self,
+        analysed: Sequence[Analysed],
+        options: Options,
+        command: str = "analyze",
+        methods: Optional[Sequence[str]] = None,
+    ) -> None:
+        self.analysed: List[Analysed] = list(analysed)
+        self.options = options
+        self.command = command
+        self.methods = methods
+
+    def extend(self, index: int, measures: Mapping[str, Optional[float]], **entries: Any) -> None:
+        """Add measures of something else than the table, such as predictions.
+
+        Args:
+            index: of the model.
+            measures: key of the catalogue -> value, or None where it does not apply.
+            **entries: further entries of the model in the document.
+        """
+        result = self.analysed[index].result
+        result["measures"].update(measures)
+        result.update(entries)
+
+    def to_dict(self) -> Dict[str, Any]:
+        """The document that ``--format json`` prints; its schema is ``analysis/schema.py``."""
+        return document(self.command, self.analysed, self.options, self.methods)
+
+    def scalars(self) -> Dict[str, float]:
+        """The measures of the only model that apply to it, for loggers: key -> number.
+
+        Raises:
+            ConfigurationError: there are several models.
+        """
+        if len(self.analysed) != 1:
+            raise ConfigurationError(
+                "a report on one model, for scalars()",
+                f"{len(self.analysed)}",
+                "Use to_dict() or to_frame().",
+            )
+        (one,) = self.to_dict()["checkpoints"]
+        return {key: value for key, value in one["measures"].items() if value is not None}
+
+    def to_frame(self) -> Any:
+        """The measures as a ``pandas.DataFrame``: one row a model, one column a measure.
+
+        Raises:
+            ConfigurationError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ConfigurationError(
+                "the package pandas, for to_frame()", "no such package", "Run pip install pandas."
+            ) from error
+        found = self.to_dict()["checkpoints"]
+        labels = pandas.Index([one["label"] for one in found], name="model")
+        return pandas.DataFrame([one["measures"] for one in found], index=labels, dtype=float)
+
+    def figures(self) -> Dict[str, Any]:
+        """The pictures as figures of matplotlib, by their names, for notebooks and loggers.
+
+        pyplot does not manage them, so they need not be closed.
+
+        Raises:
+            ConfigurationError: matplotlib is not installed.
+        """
+        return {picture.name: picture.files.figure() for picture in self.pictures()}
+
+    def pictures(self) -> List[Picture]:
+        """The pictures as they stand in the HTML report.
+
+        Raises:
+            ConfigurationError: matplotlib is not installed.
+        """
+        import_matplotlib()
+        return draw_all(self.to_dict(), self.analysed)
+
+    def to_latex(self) -> str:
+        """The measures as a LaTeX table."""
+        return as_latex(self.to_dict())
+
+    def to_html(self) -> str:
+        """The page that ``--out`` writes: one document that needs no network."""
+        return as_html(self.to_dict(), self.pictures())
+
+    def write(self, folder: Union[str, Path], overwrite: bool = False) -> Path:
+        """Write the page, the pictures and the document into a folder.
+
+        Args:
+            folder: to be made, or empty.
+            overwrite: replace a report that is there already.
+
+        Returns:
+            The page.
+
+        Raises:
+            ConfigurationError: a folder that cannot be used, or matplotlib is not installed.
+            OutputError: the system did not write all of it.
+        """
+        out = check_folder(folder, overwrite)
+        write_results(out, self.to_dict(), self.pictures())
+        return out / PAGE
+
+    def __str__(self) -> str:
+        return as_text(self.to_dict())

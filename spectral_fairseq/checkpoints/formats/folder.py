@@ -1,0 +1,88 @@
+"""The folder of a model of Hugging Face's libraries: its weights, settings, words and progress."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any, Dict, Optional, Tuple
+
+from spectral_fairseq.checkpoints.dictionary import WordList
+from spectral_fairseq.checkpoints.formats.json_file import read_json_object
+from spectral_fairseq.checkpoints.formats.opened import OpenedModel, padding_rows
+from spectral_fairseq.checkpoints.formats.safetensors_file import read_safetensors
+from spectral_fairseq.checkpoints.formats.shards import Shards
+from spectral_fairseq.checkpoints.formats.torch_file import read_state_dict
+from spectral_fairseq.checkpoints.formats.vocabulary import (
+    fitted,
+    read_vocabulary,
+    vocabulary_file,
+)
+from spectral_fairseq.checkpoints.saved import weights_file
+from spectral_fairseq.errors import ConfigurationError, DataError
+
+
+def open_folder(folder: Path) -> OpenedModel:
+    """Open a model's folder.
+
+    Args:
+        folder: one in which :func:`spectral_fairseq.checkpoints.saved.weights_file` finds weights.
+
+    Raises:
+        CheckpointError: the weights are damaged, or files are missing.
+        DataError: the settings are not JSON.
+    """
+    weights = weights_file(folder)
+    assert weights is not None
+    return open_weights(weights, folder)
+
+
+def open_weights(weights: Path, path: Path) -> OpenedModel:
+    """Open weights together with what stands beside them.
+
+    Args:
+        weights: a file of tensors, or the index of several.
+        path: as the user named it, the file or its folder.
+
+    Raises:
+        CheckpointError: as for :func:`open_folder`.
+        DataError: likewise.
+    """
+    folder = weights.parent
+    read = read_state_dict if ".bin" in weights.name else read_safetensors
+    in_several = weights.name.endswith(".index.json")
+    tensors = Shards(weights, read) if in_several else read(weights)
+    config = _settings(folder / "config.json")
+    state = _settings(folder / "trainer_state.json")
+    names = config.get("architectures")
+    arch = names[0] if isinstance(names, list) and names else config.get("model_type")
+    epoch, updates = state.get("epoch"), state.get("global_step")
+    return OpenedModel(
+        name=str(path),
+        tensors=tensors,
+        path=path,
+        weights=weights,
+        find_words=partial(_words_beside, folder, str(path)),
+        uncounted=padding_rows(config),
+        arch=None if arch is None else str(arch),
+        epoch=int(epoch) if isinstance(epoch, (int, float)) else None,
+        updates=updates if isinstance(updates, int) else None,
+    )
+
+
+def _settings(file: Path) -> Dict[str, Any]:
+    return read_json_object(file, "settings of the model") if file.is_file() else {}
+
+
+def _words_beside(
+    folder: Path, model: str, table: str, rows: int
+) -> Tuple[Optional[WordList], str]:
+    file = vocabulary_file(folder, "encoder" not in table.split("."))
+    if file is None:
+        return None, "no tokenizer.json, vocab.json, vocab.txt or sentencepiece model beside it"
+    try:
+        return fitted(read_vocabulary(file), rows, table, model), "found beside the model"
+    except (ConfigurationError, DataError) as error:
+        return (
+            None,
+            f"{file.name} could not be used: it needed {error.expected}, and found {error.found}",
+        )

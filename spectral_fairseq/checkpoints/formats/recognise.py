@@ -1,0 +1,96 @@
+"""Opens whatever a path leads to; the format is recognised by the first bytes, not by the name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Dict, Optional, Tuple, Union
+
+from torch import Tensor
+
+from spectral_fairseq.checkpoints import archive
+from spectral_fairseq.checkpoints.dictionary import WordList
+from spectral_fairseq.checkpoints.formats.folder import open_folder, open_weights
+from spectral_fairseq.checkpoints.formats.numpy_file import read_npy, read_npz
+from spectral_fairseq.checkpoints.formats.opened import OpenedModel
+from spectral_fairseq.checkpoints.formats.torch_file import open_torch
+from spectral_fairseq.checkpoints.formats.word_vectors import (
+    looks_like_word_vectors,
+    read_word_vectors,
+)
+from spectral_fairseq.checkpoints.reading import READ_FAILURES
+from spectral_fairseq.checkpoints.saved import WEIGHTS, model_path
+from spectral_fairseq.errors import CheckpointError
+
+_ZIP, _PICKLE, _NPY = b"PK\x03\x04", b"\x80", b"\x93NUMPY"
+_START_BYTES = 1 << 16
+
+
+def open_model(path: Union[str, Path]) -> OpenedModel:
+    """Open a model or a table in any format that is known.
+
+    Args:
+        path: a fairseq checkpoint, a state dict of torch, a safetensors file, the index of several
+            files, a model's folder, .npy, .npz, or word vectors of word2vec, fastText or GloVe.
+
+    Raises:
+        CheckpointError: missing, damaged, or none of these.
+        DataError: of one of these formats, with content that cannot be.
+        ConfigurationError: a package that reads the format is not installed.
+    """
+    file = model_path(path)
+    if file.is_dir():
+        return open_folder(file)
+    try:
+        with open(file, "rb") as opened:
+            start = opened.read(_START_BYTES)
+    except PermissionError as error:
+        raise CheckpointError(
+            f"a readable file at {file}", str(error), "Check the file's permissions."
+        ) from error
+    if file.name in WEIGHTS or file.suffix == ".safetensors" or start[8:9] == b"{":
+        return open_weights(file, file)
+    if start.startswith(_NPY):
+        return _table(file, read_npy(file))
+    if start.startswith(_ZIP):
+        if _holds_arrays(file):
+            return _table(file, read_npz(file))
+        return open_torch(file)
+    if start.startswith(_PICKLE):
+        return open_torch(file)
+    if looks_like_word_vectors(start):
+        return _vectors(file)
+    raise CheckpointError(
+        f"a model or a table of word vectors at {file}",
+        f"a file that starts with {start[:16]!r}" if start else "an empty file",
+        "Known are fairseq checkpoints, state dicts of torch, safetensors, .npy, .npz, word2vec, "
+        "GloVe and folders of Hugging Face models. If it is compressed, unpack it first.",
+    )
+
+
+def _holds_arrays(file: Path) -> bool:
+    try:
+        names = [entry.filename for entry in archive.entries(file)]
+    except READ_FAILURES:
+        return file.suffix == ".npz"
+    return any(name.endswith(".npy") for name in names) or (not names and file.suffix == ".npz")
+
+
+def _table(file: Path, tensors: Dict[str, Tensor]) -> OpenedModel:
+    return OpenedModel(str(file), tensors, path=file, weights=file)
+
+
+def _vectors(file: Path) -> OpenedModel:
+    symbols, weight = read_word_vectors(file)
+    words = WordList(file, symbols, [0] * len(symbols), [])
+
+    def find_words(table: str, rows: int) -> Tuple[Optional[WordList], str]:
+        del table, rows
+        return words, "stored with the vectors"
+
+    return OpenedModel(
+        str(file),
+        {"vectors": weight},
+        path=file,
+        weights=file,
+        find_words=find_words,
+    )

@@ -1,0 +1,45 @@
+"""A safetensors file: its header is checked, and its tensors are mapped from the file.
+
+The safetensors package refuses headers longer than 100 MB or than the file, and tensors that
+overlap, leave gaps or end beyond the file. https://github.com/huggingface/safetensors describes
+the format.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Dict
+
+from torch import Tensor
+
+from spectral_fairseq.checkpoints.reading import READ_FAILURES, first_line
+from spectral_fairseq.errors import CheckpointError, ConfigurationError
+
+
+def read_safetensors(path: Path) -> Dict[str, Tensor]:
+    """Name -> tensor, mapped from the file: only the pages that are used are read.
+
+    Args:
+        path: the file.
+
+    Raises:
+        CheckpointError: it is not a whole file of this format.
+        ConfigurationError: the safetensors package is not installed.
+    """
+    try:
+        import safetensors
+    except ImportError as error:
+        raise ConfigurationError(
+            "the package safetensors, to read files of that format",
+            "no such package",
+            "Run pip install 'spectral-fairseq[models]'.",
+        ) from error
+    try:
+        with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}
+    except (safetensors.SafetensorError, *READ_FAILURES) as error:
+        raise CheckpointError(
+            f"a whole safetensors file at {path}",
+            first_line(error),
+            "It is truncated, damaged, or not of this format: copy or download it again.",
+        ) from error

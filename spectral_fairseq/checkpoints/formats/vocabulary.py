@@ -1,0 +1,236 @@
+"""The words of a table's rows, from the tokenizer beside a model or from any other file.
+
+A tokenizer.json, a vocab.json (token -> row), a vocab.txt (one token a line), a sentencepiece model
+and fairseq's dict.txt are read. Tokens stay as they are spelled there, with their marks of
+subwords.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+from spectral_fairseq.checkpoints.dictionary import (
+    WordList,
+    dictionary_files,
+    find_dictionary,
+    read_dictionary,
+)
+from spectral_fairseq.checkpoints.formats.json_file import read_json, read_json_object
+from spectral_fairseq.checkpoints.formats.opened import OpenedModel
+from spectral_fairseq.errors import ConfigurationError, DataError, MissingDataError
+from spectral_fairseq.files import why_not_readable
+
+# In the order of preference. sentencepiece.bpe.model is missing on purpose: the rows of models that
+# come with it (XLM-R, mBART, NLLB) are numbered differently, and only tokenizer.json knows how.
+_IN_FOLDERS = (
+    "tokenizer.json",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tokenizer.model",
+    "spm.model",
+)
+_SENTENCEPIECE = (".model", ".spm")
+_KNOWN = "dict.txt, tokenizer.json, vocab.json, vocab.txt or a sentencepiece model"
+_DICT_LINE = re.compile(r".*\S \d+( #fairseq:overwrite)?\s*")
+# Tables are made larger than the vocabulary, to a multiple of 64 for example.
+_MOST_FILLERS = 1024
+
+
+def vocabulary_file(folder: Path, decoder: bool = True) -> Optional[Path]:
+    """The file in a model's folder that names the words, or None.
+
+    Args:
+        folder: the folder.
+        decoder: whether the table is not the encoder's; Marian may have a vocabulary for each.
+    """
+    names = (("target_vocab.json",) if decoder else ()) + _IN_FOLDERS
+    if (folder / "target_vocab.json").is_file():
+        names = tuple(name for name in names if name != "tokenizer.json")
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def read_vocabulary(path: Path) -> WordList:
+    """The words in a file of any of these kinds, row by row.
+
+    Args:
+        path: the file.
+
+    Raises:
+        DataError: missing, or of none of these kinds.
+        ConfigurationError: a sentencepiece model, and the package is not installed.
+    """
+    obstacle = why_not_readable(path)
+    if obstacle is not None:
+        raise MissingDataError(
+            f"a dictionary or tokenizer at {path}",
+            obstacle,
+            f"Give {_KNOWN}.",
+        )
+    if path.suffix in _SENTENCEPIECE:
+        return _from_pieces(path)
+    if is_dictionary(path):
+        return read_dictionary(path)
+    with open(path, "rb") as file:
+        is_json = file.read(1) == b"{"
+    return _from_json(path) if is_json else _from_lines(path)
+
+
+def is_dictionary(path: Path) -> bool:
+    """Whether a file is a dict.txt; also if it is missing or empty, which its reader explains."""
+    if why_not_readable(path) is not None:
+        return True
+    if path.suffix in _SENTENCEPIECE or path.name == "vocab.txt":
+        return False
+    with open(path, "rb") as file:
+        first = file.readline(4096).decode("utf-8", "replace")
+    return not first.strip() or _DICT_LINE.fullmatch(first.rstrip()) is not None
+
+
+def fitted(words: WordList, rows: int, table: str, model: str) -> WordList:
+    """The words with fillers for the rows that a table has beyond them.
+
+    Args:
+        words: the vocabulary.
+        rows: number of rows of the table.
+        table: its name, for the error.
+        model: the model's, likewise.
+
+    Raises:
+        DataError: more words than rows, or far fewer.
+    """
+    fillers = rows - len(words.symbols)
+    if not 0 <= fillers <= min(_MOST_FILLERS, rows // 2):
+        raise DataError(
+            f"a vocabulary for the {rows} rows of {table} in {model}",
+            f"{len(words.symbols)} words in {words.path}",
+            "Give the dictionary or tokenizer of that model with --dict, or choose the other table "
+            "with --table.",
+        )
+    return WordList(
+        words.path,
+        words.symbols + [f"row {row}" for row in range(rows - fillers, rows)],
+        words.counts + [0] * fillers,
+        [*words.uncounted_rows(), *range(rows - fillers, rows)],
+    )
+
+
+def words_by_row(
+    path: Path, rows: Mapping[str, Any], padding: Sequence[str] = ("<pad>", "[PAD]")
+) -> WordList:
+    """The words of a mapping from token to row; rows without a token stand for no word.
+
+    Raises:
+        DataError: rows that are not small whole numbers.
+    """
+    most = 2 * len(rows) + _MOST_FILLERS
+    wrong = [row for row in rows.values() if not _is_row(row, most)]
+    if wrong or not rows:
+        raise DataError(
+            f"rows 0, 1, 2, ... for the tokens of {path}",
+            f"{wrong[0]!r:.40}" if wrong else "no token",
+            "Give the tokenizer's own vocabulary.",
+        )
+    symbols: List[Optional[str]] = [None] * (max(rows.values()) + 1)
+    for token, row in rows.items():
+        symbols[row] = token
+    named = [f"row {row}" if one is None else one for row, one in enumerate(symbols)]
+    left_out = [row for row, one in enumerate(symbols) if one is None or one in padding]
+    return WordList(path, named, [0] * len(named), left_out)
+
+
+def _is_row(row: Any, most: int) -> bool:
+    return isinstance(row, int) and not isinstance(row, bool) and 0 <= row <= most
+
+
+def _from_json(path: Path) -> WordList:
+    content = read_json_object(path, "a tokenizer or vocabulary")
+    if not isinstance(content.get("model"), dict):
+        rows = {**content, **_added_beside(path)}
+        return words_by_row(path, rows)
+    vocab = content["model"].get("vocab")
+    if isinstance(vocab, list):  # of a unigram model: [[piece, log-probability], ...]
+        vocab = {
+            str(piece[0]) if isinstance(piece, list) and piece else str(piece): row
+            for row, piece in enumerate(vocab)
+        }
+    if not isinstance(vocab, dict):
+        raise DataError(
+            f"the tokens of a tokenizer, model.vocab, in {path}", "none", "Give another file."
+        )
+    added = content.get("added_tokens") or []
+    extra = {
+        str(token.get("content")): token.get("id") for token in added if isinstance(token, dict)
+    }
+    return words_by_row(path, {**vocab, **extra})
+
+
+def _added_beside(path: Path) -> Dict[str, Any]:
+    """Tokens that were added to a vocab.json later stand in a file of their own."""
+    file = path.with_name("added_tokens.json")
+    added = read_json(file, "added tokens") if file.is_file() else {}
+    return added if isinstance(added, dict) else {}
+
+
+def _from_lines(path: Path) -> WordList:
+    try:
+        tokens = path.read_text("utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"a readable text file in UTF-8 at {path}", str(error)[:200], "Write the file again."
+        ) from error
+    if tokens and not tokens[-1]:
+        tokens.pop()
+    rows = {token.rstrip("\r"): row for row, token in enumerate(tokens)}
+    return words_by_row(path, rows)
+
+
+def _from_pieces(path: Path) -> WordList:
+    try:
+        import sentencepiece
+    except ImportError as error:
+        raise ConfigurationError(
+            f"the package sentencepiece, to read {path}",
+            "no such package",
+            "Run pip install 'spectral-fairseq[models]'.",
+        ) from error
+    try:
+        model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        return words_by_row(path, {model.id_to_piece(row): row for row in range(len(model))})
+    except (OSError, RuntimeError) as error:
+        raise DataError(
+            f"a sentencepiece model at {path}", str(error)[:200], "Copy the file again."
+        ) from error
+
+
+def words_of(
+    opened: OpenedModel, table: str, rows: int, given: Optional[Union[str, Path]]
+) -> Tuple[Optional[WordList], str]:
+    """The words of a table, if they are known, and a remark on where they are from.
+
+    Args:
+        opened: the model.
+        table: name of its table.
+        rows: number of rows of the table.
+        given: value of ``--dict``, a file or a folder; ``None`` looks where the model's are.
+
+    Raises:
+        DataError: ``given`` is unusable, or does not belong to the table.
+        ConfigurationError: the package that reads it is not installed.
+    """
+    if given is None:
+        return opened.find_words(table, rows)
+    path = Path(given)
+    if opened.checkpoint and (path.is_dir() or is_dictionary(path)):
+        return find_dictionary(path, opened.checkpoint, table, rows, opened.name)
+    if path.is_dir():
+        found = vocabulary_file(path, "encoder" not in table.split("."))
+        files = [found] if found is not None else dictionary_files(path, {}, table)
+        if not files:
+            raise MissingDataError(
+                f"a dictionary or a tokenizer in {path}", "none", f"Give {_KNOWN} with --dict."
+            )
+        path = files[0]
+    return fitted(read_vocabulary(path), rows, table, opened.name), "given"

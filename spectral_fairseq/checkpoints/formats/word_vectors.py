@@ -1,0 +1,140 @@
+"""word2vec's text and binary formats, which fastText's .vec files share, and GloVe's text.
+
+word2vec begins with a line "N d". Its text has one line "<word> <d numbers>" a word. The binary
+form has the word, a space, d float32 numbers, and often a line break. GloVe is the text without the
+first line. A word may contain spaces, so the numbers are taken from the end of the line.
+Memory is taken for what the file can hold, whatever its first line declares.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+from typing import IO, List, Optional, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spectral_fairseq.errors import DataError
+
+_LONGEST_LINE = 1 << 20
+_LONGEST_WORD = 1 << 12
+_MOST_DIMENSIONS = 1 << 16
+
+
+def looks_like_word_vectors(start: bytes) -> bool:
+    """Whether a file that starts with these bytes is word2vec, or text with vectors."""
+    line = start.split(b"\n", 1)[0]
+    return _declared(line) is not None or _vector_length(line) >= 2
+
+
+def read_word_vectors(path: Path) -> Tuple[List[str], Tensor]:
+    """The words and their vectors, shape (N, d), float32.
+
+    Args:
+        path: the file, of any of the three forms.
+
+    Raises:
+        DataError: the file is not what its first line declares, or a line has no vector.
+    """
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        line = file.readline(_LONGEST_LINE)
+        declared = _declared(line)
+        if declared is None:
+            file.seek(0)
+            return _text(file, path, _vector_length(line), size, None)
+        count, dim = declared
+        start = file.tell()
+        first = file.readline(_LONGEST_LINE)
+        file.seek(start)
+        text = _vector_length(first) >= dim > 0
+        # A word takes two bytes or more, a number of text as many, and one of the binary form four.
+        least = count * (2 * dim + 1 if text else 4 * dim + 2)
+        if least > size - start or not 0 < dim <= _MOST_DIMENSIONS or count < 1:
+            raise DataError(
+                f"{count:,} vectors of {dim:,} numbers in {path}, as its first line declares",
+                f"{size:,} bytes, which cannot hold them",
+                "The file is truncated, damaged or of another format: copy it again.",
+            )
+        if text:
+            return _text(file, path, dim, size - start, count)
+        return _binary(file, path, count, dim)
+
+
+def _declared(line: bytes) -> Optional[Tuple[int, int]]:
+    """N and d of a first line "N d"; None for another line."""
+    parts = line.split()
+    if len(parts) != 2 or not all(part.isdigit() and len(part) < 19 for part in parts):
+        return None
+    return int(parts[0]), int(parts[1])
+
+
+def _vector_length(line: bytes) -> int:
+    """How many numbers follow the word, at most; 0 where the line is not text and numbers."""
+    try:
+        parts = line.decode("utf-8").split()
+    except UnicodeDecodeError:
+        return 0
+    numbers = 0
+    for part in reversed(parts[1:]):
+        try:
+            float(part)
+        except ValueError:
+            break
+        numbers += 1
+    return numbers
+
+
+def _text(
+    file: IO[bytes], path: Path, dim: int, size: int, count: Optional[int]
+) -> Tuple[List[str], Tensor]:
+    most = size // (2 * dim + 1) + 1 if count is None else count
+    table = np.empty((most, dim), dtype=np.float32)
+    words: List[str] = []
+    while True:
+        line = file.readline(_LONGEST_LINE)
+        if not line or (len(words) == count and not line.strip()):
+            break
+        word, *numbers = line.rsplit(None, dim)
+        try:
+            if len(words) == most or len(numbers) != dim:
+                raise ValueError(f"{len(numbers)} numbers, or a line too many")
+            table[len(words)] = numbers
+        except ValueError:
+            at = len(words) + (1 if count is None else 2)
+            raise DataError(
+                f"a word and {dim} numbers in line {at} of {path}",
+                repr(line[:60].decode("utf-8", "replace")),
+                "The file is truncated, damaged or of another format: copy it again.",
+            ) from None
+        words.append(word.decode("utf-8", "replace"))
+    if count is not None and len(words) != count:
+        raise DataError(
+            f"{count:,} vectors in {path}, as its first line declares",
+            f"{len(words):,}",
+            "The file is truncated: copy it again.",
+        )
+    return words, torch.from_numpy(table[: len(words)])
+
+
+def _binary(file: IO[bytes], path: Path, count: int, dim: int) -> Tuple[List[str], Tensor]:
+    table = np.empty((count, dim), dtype=np.float32)
+    words: List[str] = []
+    at = file.tell()
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for row in range(count):
+            start, space = at, data.find(b" ", at, at + _LONGEST_WORD)
+            at = space + 1 + 4 * dim
+            if space < 0 or at > len(data):
+                raise DataError(
+                    f"{count:,} words with {dim} float32 numbers each in {path}",
+                    f"none for word {row + 1:,}",
+                    "The file is truncated, damaged or of another format: copy it again.",
+                )
+            words.append(data[start:space].decode("utf-8", "replace"))
+            table[row] = np.frombuffer(data[space + 1 : at], dtype="<f4")
+            at += data[at : at + 1] == b"\n"
+    return words, torch.from_numpy(table)

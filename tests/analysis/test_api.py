@@ -1,0 +1,176 @@
+"""Analysis from Python, which the command line uses too."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from spectral_fairseq.analysis import analyze
+from spectral_fairseq.cli.main import main
+from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError
+from tests.analysis.schema_violations import violations
+from tests.checkpoints.made import cone, entries, save, save_dictionary, with_padding
+
+ROWS = cone()
+
+
+class LanguageModel(nn.Module):
+    """Tied, as PyTorch's own example of a language model."""
+
+    def __init__(self, tied=True):
+        super().__init__()
+        self.encoder = nn.Embedding(60, 6)
+        self.rnn = nn.LSTM(6, 6)
+        self.decoder = nn.Linear(6, 60)
+        with torch.no_grad():
+            self.encoder.weight.copy_(ROWS)
+            self.decoder.weight.copy_(ROWS if tied else ROWS + 1)
+        if tied:
+            self.decoder.weight = self.encoder.weight
+
+
+def measures(*models, **options):
+    return [one["measures"] for one in analyze(*models, **options).to_dict()["checkpoints"]]
+
+
+def test_a_path_gives_what_the_command_prints(tmp_path, capsys):
+    save_dictionary(tmp_path / "dict.txt", 57)
+    path = save(tmp_path / "a.pt", entries(with_padding(ROWS)))
+    report = analyze(path, dictionary=tmp_path, words=("w3",), seed=2)
+    assert violations(report.to_dict()) == []
+    flags = ["--dict", str(tmp_path), "--words", "w3", "--seed", "2"]
+    assert main(["analyze", str(path), *flags, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == report.to_dict()
+    assert main(["analyze", str(path), *flags]) == 0
+    assert capsys.readouterr().out == f"{report}\n"
+
+
+def test_models_in_memory_give_the_numbers_of_their_files(tmp_path):
+    np.save(tmp_path / "a.npy", ROWS.numpy())
+    model = LanguageModel()
+    forms = [ROWS, ROWS.numpy(), model, model.state_dict(), {"wte.weight": ROWS}, model.encoder]
+    expected, *found = measures(tmp_path / "a.npy", *forms)
+    assert all(one == expected for one in found)
+    report = analyze(model, LanguageModel(tied=False), labels=("tied", "untied"))
+    assert violations(report.to_dict()) == []
+    tied, untied = report.to_dict()["checkpoints"]
+    assert tied["table"]["names"] == ["encoder", "decoder"] and tied["path"] is None
+    assert untied["table"]["name"] == "decoder" and untied["label"] == "untied"
+    assert tied["sha256"] != untied["sha256"]
+    assert model.encoder.weight.requires_grad
+
+
+def test_measuring_in_a_training_changes_nothing():
+    model = LanguageModel()
+    state, before = torch.get_rng_state(), model.encoder.weight.clone()
+    analyze(model)
+    assert torch.equal(torch.get_rng_state(), state) and model.training
+    assert torch.equal(model.encoder.weight, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_narrow_types_are_measured_as_they_are(dtype):
+    narrow = torch.randn(300, 40, generator=torch.Generator().manual_seed(0)).to(dtype)
+    found, exact = (analyze(table).scalars() for table in (narrow, narrow.double()))
+    assert found == pytest.approx(exact, rel=1e-4, abs=1e-5)
+
+
+def test_padding_of_a_module_does_not_count():
+    table = nn.Embedding(61, 6, padding_idx=1)
+    with torch.no_grad():
+        table.weight.copy_(with_padding(ROWS))
+    assert measures(table) == measures(ROWS)
+
+
+def test_a_table_is_named(tmp_path):
+    model = LanguageModel(tied=False)
+    assert measures(model, table="encoder") == measures(ROWS)
+    assert measures(model, table="rnn.weight_ih_l0") != measures(ROWS)
+    with pytest.raises(CheckpointError, match=r"encoder, plain, 60 x 6.*rnn.weight_ih_l0 \(24 x 6"):
+        analyze(model, table="nothing")
+
+
+def test_counts_and_words(tmp_path):
+    (tmp_path / "vocab.json").write_text(json.dumps({f"w{row}": row for row in range(60)}))
+    counts = {f"w{row}": 1000 // (row + 1) for row in range(60)}
+    options = {"dictionary": tmp_path / "vocab.json", "words": "w3"}
+    by_word = analyze(ROWS, counts=counts, **options).to_dict()["checkpoints"][0]
+    by_row = analyze(ROWS, counts=list(counts.values()), **options).to_dict()["checkpoints"][0]
+    assert by_word["measures"] == by_row["measures"]
+    assert by_word["measures"]["norm_count_pearson"] is not None
+    assert by_word["frequency_order"] == "counts" and list(by_word["neighbours"]) == ["w3"]
+    file = tmp_path / "counts.txt"
+    file.write_text("".join(f"{word} {count}\n" for word, count in counts.items()))
+    with_file = analyze(ROWS, counts=file, **options).to_dict()["checkpoints"][0]
+    assert with_file["measures"] == by_row["measures"]
+    assert with_file["dictionary"]["counts"]["path"] == str(file)
+    assert "|counts:" in with_file["signature"] and "|counts:" not in by_row["signature"]
+
+
+def test_scalars_are_numbers_for_loggers():
+    found = analyze(ROWS).scalars()
+    assert found["mean_cosine"] > 0.5 and "norm_count_slope" not in found
+    assert all(isinstance(value, float) for value in found.values())
+    with pytest.raises(ConfigurationError, match="a report on one model"):
+        analyze(ROWS, ROWS + 1).scalars()
+
+
+def test_a_frame_has_a_row_for_each_model():
+    pandas = pytest.importorskip("pandas")
+    frame = analyze(ROWS, ROWS.double() * 2, labels=("one", "two")).to_frame()
+    assert isinstance(frame, pandas.DataFrame) and list(frame.index) == ["one", "two"]
+    assert frame.loc["two", "sigma_max"] == pytest.approx(2 * frame.loc["one", "sigma_max"])
+    assert all(dtype.kind == "f" for dtype in frame.dtypes)
+
+
+def test_figures_leave_pyplot_alone(tmp_path):
+    pytest.importorskip("matplotlib")
+    from matplotlib import get_backend, pyplot
+    from matplotlib.figure import Figure
+
+    backend, report = get_backend(), analyze(ROWS)
+    figures = report.figures()
+    assert {"singular_values", "cosines", "projection"} <= set(figures)
+    assert all(isinstance(figure, Figure) for figure in figures.values())
+    assert pyplot.get_fignums() == [] and get_backend() == backend
+    figures["cosines"].savefig(tmp_path / "cosines.png")
+    assert (tmp_path / "cosines.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_report_is_written(tmp_path):
+    pytest.importorskip("matplotlib")
+    report = analyze(ROWS)
+    page = report.write(tmp_path / "out")
+    assert "in memory" in page.read_text("utf-8") and page.name == "report.html"
+    assert json.loads((tmp_path / "out" / "analysis.json").read_text("utf-8")) == report.to_dict()
+    with pytest.raises(ConfigurationError, match="--overwrite"):
+        report.write(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "model, options, error, message",
+    [
+        (3, {}, ConfigurationError, "found an object of type int"),
+        ({"a": 3}, {}, ConfigurationError, "a path, a tensor"),
+        (torch.ones(3, 4, 5), {}, CheckpointError, r"shape \(N, d\).*\(3, 4, 5\)"),
+        (torch.ones(5, 9), {}, DataError, "N = 5 words"),
+        (torch.ones(9, 5, dtype=torch.int8), {}, DataError, "floating-point.*int8"),
+        (torch.full((9, 5), float("nan")), {}, DataError, "NaN in 9 of 9 rows"),
+        (nn.ReLU(), {}, CheckpointError, "no tensor"),
+        (torch.ones(9, 5, device="meta"), {}, ConfigurationError, "device meta"),
+        (np.ones((9, 5), dtype=">f4"), {}, DataError, "byte order"),
+        (nn.Linear(3, 4), {"seed": -1}, ConfigurationError, "seed"),
+        (ROWS, {"colour": 1}, TypeError, "colour"),
+        (ROWS, {"labels": ("a", "b")}, ConfigurationError, "1 different names"),
+    ],
+)
+def test_what_cannot_be_analysed(model, options, error, message):
+    with pytest.raises(error, match=message):
+        analyze(model, **options)
+
+
+def test_nothing_to_analyse():
+    with pytest.raises(ConfigurationError, match="a model to analyse"):
+        analyze()

@@ -1,0 +1,148 @@
+"""The same table in every format: read by its content, whatever the file is called."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from spectral_fairseq.checkpoints.formats.recognise import open_model
+from spectral_fairseq.checkpoints.saved import saved_epochs
+from spectral_fairseq.errors import CheckpointError
+from tests.checkpoints.made import cone, entries, save
+
+NAME = "model.embed_tokens.weight"
+TABLE = cone(30, 4)
+WORDS = [f"w{row}" for row in range(29)] + ["a b"]
+
+
+def safetensors(path, tensors):
+    pytest.importorskip("safetensors.torch").save_file(tensors, path)
+
+
+def vectors(path, header, lines):
+    path.write_bytes(header + b"".join(lines))
+
+
+def text_lines(end=b"\n"):
+    numbers = [" ".join(map(repr, row)) for row in TABLE.tolist()]
+    return [f"{word} {row}".encode() + end for word, row in zip(WORDS, numbers)]
+
+
+def binary_lines(end=b"\n"):
+    rows = [row.numpy().tobytes() for row in TABLE]
+    return [word.replace(" ", "_").encode() + b" " + row + end for word, row in zip(WORDS, rows)]
+
+
+def write_lightning(path):
+    torch.save({"epoch": 3, "state_dict": {"net." + NAME: TABLE}, "lr": [0.1]}, path)
+
+
+WRITERS = {
+    "safetensors": lambda path: safetensors(path, {NAME: TABLE}),
+    "state dict": lambda path: torch.save({NAME: TABLE}, path),
+    "older state dict": lambda path: torch.save(
+        {NAME: TABLE}, path, _use_new_zipfile_serialization=False
+    ),
+    "training loop": write_lightning,
+    "tensor": lambda path: torch.save(TABLE, path),
+    "fairseq": lambda path: save(path, entries(TABLE)),
+    "npy": lambda path: np.save(open(path, "wb"), TABLE.numpy()),
+    "npy by columns": lambda path: np.save(open(path, "wb"), np.asfortranarray(TABLE.numpy())),
+    "npz": lambda path: np.savez(open(path, "wb"), b=np.zeros(3), Wemb=TABLE.numpy()),
+    "npz by columns": lambda path: np.savez(open(path, "wb"), Wemb=TABLE.numpy().T.copy().T),
+    "compressed npz": lambda path: np.savez_compressed(open(path, "wb"), Wemb=TABLE.numpy()),
+    "word2vec": lambda path: vectors(path, b"30 4\n", text_lines(b" \n")),
+    "binary word2vec": lambda path: vectors(path, b"30 4\n", binary_lines()),
+    "binary word2vec without line breaks": lambda path: vectors(path, b"30 4\n", binary_lines(b"")),
+    "GloVe": lambda path: vectors(path, b"", text_lines()),
+}
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_every_format_gives_the_same_table(form, tmp_path):
+    path = tmp_path / "file"
+    WRITERS[form](path)
+    opened = open_model(path)
+    (table,) = [one for one in opened.tensors.values() if one.dim() == 2]
+    assert torch.equal(table, TABLE)
+    assert opened.path == path and opened.file_of("any") == path
+    words, remark = opened.find_words("any", 30)
+    if "word2vec" in form or form == "GloVe":
+        assert [word.replace("_", " ") for word in words.symbols] == WORDS
+    else:
+        assert words is None and remark
+    # fairseq's dictionaries put the padding symbol into row 1; other models say where it is.
+    assert opened.uncounted == ([1] if form == "fairseq" else [])
+
+
+@pytest.mark.parametrize("form", ["safetensors", "npy", "npz"])
+def test_tensors_are_mapped_from_the_file(form, tmp_path):
+    path = tmp_path / "file"
+    WRITERS[form](path)
+    before = path.read_bytes()
+    (table,) = [one for one in open_model(path).tensors.values() if one.dim() == 2]
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        assert str(path) in maps.read()
+    table.zero_()
+    assert path.read_bytes() == before
+
+
+def sharded(folder, form):
+    """A model's folder with an untied table in each of two files."""
+    ending = {"safetensors": "safetensors", "torch": "bin"}[form]
+    stem = {"safetensors": "model", "torch": "pytorch_model"}[form]
+    parts = {NAME: TABLE}, {"lm_head.weight": TABLE + 1, "norm.weight": torch.ones(4)}
+    index = {}
+    for number, tensors in enumerate(parts, 1):
+        file = f"{stem}-0000{number}-of-00002.{ending}"
+        (safetensors if form == "safetensors" else lambda p, t: torch.save(t, p))(
+            folder / file, tensors
+        )
+        index.update(dict.fromkeys(tensors, file))
+    path = folder / f"{stem}.{ending}.index.json"
+    path.write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    return path
+
+
+@pytest.mark.parametrize("form", ["safetensors", "torch"])
+@pytest.mark.parametrize("named", ["folder", "index"])
+def test_models_in_several_files(form, named, tmp_path):
+    index = sharded(tmp_path, form)
+    opened = open_model(tmp_path if named == "folder" else index)
+    assert torch.equal(opened.tensors["lm_head.weight"], TABLE + 1)
+    assert opened.file_of("lm_head").name.startswith(index.name.split(".")[0] + "-00002")
+    assert set(opened.tensors) == {NAME, "lm_head.weight", "norm.weight"}
+
+
+def test_what_stands_beside_a_model_is_read(tmp_path):
+    folder = tmp_path / "checkpoint-500"
+    folder.mkdir()
+    torch.save({NAME: TABLE}, folder / "pytorch_model.bin")
+    settings = {"architectures": ["GPT2LMHeadModel"], "pad_token_id": 2, "eos_token_id": 3}
+    (folder / "config.json").write_text(json.dumps(settings))
+    (folder / "trainer_state.json").write_text('{"epoch": 1.5, "global_step": 500}')
+    (folder / "vocab.json").write_text(json.dumps({f"w{row}": row for row in range(28)}))
+    opened = open_model(folder)
+    assert (opened.arch, opened.epoch, opened.updates) == ("GPT2LMHeadModel", 1, 500)
+    assert opened.uncounted == [2]
+    words, remark = opened.find_words("wte", 30)
+    assert words.symbols[27] == "w27" and words.uncounted_rows() == [28, 29]
+    assert remark == "found beside the model"
+    assert open_model(folder / "pytorch_model.bin").arch == "GPT2LMHeadModel"
+    assert saved_epochs(tmp_path) == [folder]
+    # A symbol that ends sentences as well is a word.
+    (folder / "config.json").write_text(json.dumps({**settings, "pad_token_id": 3}))
+    assert open_model(folder).uncounted == []
+
+
+def test_a_vocabulary_that_does_not_fit_is_passed_over_with_a_reason(tmp_path):
+    torch.save({NAME: TABLE}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "vocab.json").write_text(json.dumps({f"w{row}": row for row in range(31)}))
+    words, remark = open_model(tmp_path).find_words("wte", 30)
+    assert words is None and "vocab.json" in remark and "31 words" in remark
+
+
+def test_a_folder_without_a_model(tmp_path):
+    with pytest.raises(CheckpointError, match="a folder without model.safetensors"):
+        open_model(tmp_path)

@@ -1,0 +1,150 @@
+"""The words of a table and their counts, from every kind of file that names them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from spectral_fairseq.checkpoints.dictionary import WordList
+from spectral_fairseq.checkpoints.formats.vocabulary import fitted, read_vocabulary, vocabulary_file
+from spectral_fairseq.checkpoints.formats.word_counts import read_counts, with_counts
+from spectral_fairseq.errors import DataError
+from tests.checkpoints.made import save_dictionary
+
+TOKENS = ["<pad>", "a", "\u2581b", "c"]
+BY_ROW = {token: row for row, token in enumerate(TOKENS)}
+
+
+def tokenizer(vocab, added=()):
+    return json.dumps({"version": "1.0", "model": {"vocab": vocab}, "added_tokens": list(added)})
+
+
+FILES = {
+    "tokenizer.json": tokenizer(BY_ROW),
+    "unigram.json": tokenizer([[token, -1.5] for token in TOKENS]),
+    "added.json": tokenizer({"a": 1, "\u2581b": 2, "c": 3}, [{"id": 0, "content": "<pad>"}]),
+    "vocab.json": json.dumps(BY_ROW),
+    "vocab.txt": "\n".join(TOKENS) + "\n",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_kind_of_file(name, tmp_path):
+    (tmp_path / name).write_text(FILES[name], "utf-8")
+    words = read_vocabulary(tmp_path / name)
+    assert words.symbols == TOKENS and words.uncounted_rows() == [0] and not words.has_counts
+
+
+def test_dict_txt_has_counts(tmp_path):
+    assert read_vocabulary(save_dictionary(tmp_path / "dict.txt", 5)).has_counts
+
+
+def test_a_sentencepiece_model(tmp_path):
+    sentencepiece = pytest.importorskip("sentencepiece")
+    (tmp_path / "text").write_text("the cat sat on the mat\n" * 20)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "text"),
+        model_prefix=str(tmp_path / "spiece"),
+        vocab_size=16,
+        pad_id=3,
+        minloglevel=2,
+    )
+    words = read_vocabulary(tmp_path / "spiece.model")
+    assert words.symbols[:4] == ["<unk>", "<s>", "</s>", "<pad>"] and len(words.symbols) == 16
+    assert words.uncounted_rows() == [3]
+    (tmp_path / "spiece.model").write_bytes(b"nothing")
+    with pytest.raises(DataError, match="a sentencepiece model"):
+        read_vocabulary(tmp_path / "spiece.model")
+
+
+def test_rows_without_a_token_are_no_words(tmp_path):
+    (tmp_path / "vocab.json").write_text('{"a": 0, "b": 3}')
+    (tmp_path / "added_tokens.json").write_text('{"new": 4}')
+    words = read_vocabulary(tmp_path / "vocab.json")
+    assert words.symbols[3:] == ["b", "new"] and words.uncounted_rows() == [1, 2]
+
+
+def test_the_file_of_a_folder(tmp_path):
+    assert vocabulary_file(tmp_path) is None
+    for name in ("spiece.model", "vocab.json", "tokenizer.json"):
+        (tmp_path / name).touch()
+        assert vocabulary_file(tmp_path).name == name
+    (tmp_path / "target_vocab.json").touch()  # Marian with a vocabulary for each side
+    assert vocabulary_file(tmp_path).name == "target_vocab.json"
+    assert vocabulary_file(tmp_path, decoder=False).name == "vocab.json"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{}",
+        "{",
+        '{"a": -1}',
+        '{"a": "0"}',
+        '{"a": true}',
+        '{"a": 1152921504606846976}',
+        '{"a": 60000000}',
+        tokenizer("none"),
+        tokenizer({}),
+        tokenizer({"a": 0}, [{"content": "b"}]),
+        "\xff\xfe",
+    ],
+)
+def test_unusable_files(content, tmp_path):
+    (tmp_path / "vocab.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(DataError, match="vocab.json"):
+        read_vocabulary(tmp_path / "vocab.json")
+
+
+def test_fillers():
+    words = WordList("vocab.json", ["a", "b", "<pad>"], [5, 4, 0], [2])
+    larger = fitted(words, 5, "wte", "model")
+    assert larger.symbols == ["a", "b", "<pad>", "row 3", "row 4"]
+    assert larger.counts == [5, 4, 0, 0, 0] and larger.uncounted_rows() == [2, 3, 4]
+    for rows in (2, 7, 3000):
+        with pytest.raises(DataError, match=f"the {rows} rows of wte.*3 words"):
+            fitted(words, rows, "wte", "model")
+
+
+COUNT_FILES = {
+    "counts.txt": "the 7\nb 3.0\nc\t2\n",
+    "counts.json": '{"the": 7, "b": 3, "c": 2}',
+    "rows.txt": "7\n3\n2\n",
+    "rows.json": "[7, 3, 2]",
+}
+
+
+@pytest.mark.parametrize("name", [*COUNT_FILES, "rows.npy"])
+def test_counts(name, tmp_path):
+    if name == "rows.npy":
+        np.save(tmp_path / name, np.array([7, 3, 2]))
+    else:
+        (tmp_path / name).write_text(COUNT_FILES[name])
+    words = WordList("vocab.json", ["the", "b", "c", "filler"], [0] * 4, [3])
+    assert with_counts(words, read_counts(tmp_path / name), 4, name).counts == [7, 3, 2, 0]
+    if name.startswith("rows"):
+        alone = with_counts(None, read_counts(tmp_path / name), 3, name)
+        assert alone.counts == [7, 3, 2] and alone.symbols == ["row 0", "row 1", "row 2"]
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("a b\n", "line 1"),
+        ("a 1\n2\n", "line 2"),
+        ("other 3\n", "none of the 1 words"),
+        ("1\n2\n", "a count for each of 3 rows"),
+        ("a -1\n", "finite counts"),
+        ("a inf\n", "finite counts"),
+    ],
+)
+def test_unusable_counts(content, message, tmp_path):
+    (tmp_path / "counts.txt").write_text(content)
+    words = WordList("vocab.json", ["a", "b", "c"], [0] * 3, [])
+    with pytest.raises(DataError, match=message):
+        with_counts(words, read_counts(tmp_path / "counts.txt"), 3, "counts.txt")
+
+
+def test_counts_by_word_need_words():
+    with pytest.raises(DataError, match="without a vocabulary"):
+        with_counts(None, {"a": 1}, 3, "counts.txt")
