@@ -27,9 +27,15 @@ from torch.jit import Final
 from spectral_fairseq.embeddings.base import Table
 from spectral_fairseq.embeddings.option import Option
 from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.linalg.row_norms import row_norms
 from spectral_fairseq.functional.locked_dropout import locked_dropout
-from spectral_fairseq.functional.losses.blockwise import blockwise_cross_entropy
+from spectral_fairseq.functional.losses.adversarial import AdversarialLoss, adversarial_margin
+from spectral_fairseq.functional.losses.blockwise import (
+    adversarial_blockwise_cross_entropy,
+    blockwise_cross_entropy,
+)
 from spectral_fairseq.functional.losses.mixture import (
+    adversarial_mixture_cross_entropy,
     log_mixture,
     log_mixture_scripted,
     mixture_cross_entropy,
@@ -81,6 +87,7 @@ class MixtureHead(Head):
     any_width = True
 
     own_loss = True
+    adversarial = True
 
     components: Final[int]
     context_dim: Final[int]
@@ -158,18 +165,37 @@ class MixtureHead(Head):
         ignore_index: Optional[int] = None,
     ) -> Tuple[Tensor, Tensor]:
         """Cross entropy that holds neither tokens x N nor tokens x K x N; see :meth:`Head.loss`."""
-        if self.locked_dim is None:
-            # Each position has a dropout mask of its own, so padding can be removed first.
-            features, targets = without_ignored(features, targets, ignore_index)
-        contexts = self.contexts(features).flatten(0, -3)  # [T, K, d]
-        log_prior = self.log_prior(features).flatten(0, -2)  # [T, K]
         return self.mixed_loss(
-            contexts,
-            log_prior,
-            targets.flatten(),
+            *self._experts(features, targets, ignore_index),
             label_smoothing=label_smoothing,
             ignore_index=ignore_index,
         )
+
+    def adversarial_loss(
+        self,
+        features: Tensor,
+        targets: Tensor,
+        epsilon: float,
+        label_smoothing: float = 0.0,
+        ignore_index: Optional[int] = None,
+    ) -> AdversarialLoss:
+        """The loss with the target's logits lowered; see :meth:`Head.adversarial_loss`."""
+        return self.lowered_loss(
+            *self._experts(features, targets, ignore_index),
+            epsilon,
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
+        )
+
+    def _experts(
+        self, features: Tensor, targets: Tensor, ignore_index: Optional[int]
+    ) -> Tuple[Tensor, Tensor, Tensor]:
+        """Contexts, shape (T, K, d), log-prior, shape (T, K), and targets, shape (T,)."""
+        if self.locked_dim is None:
+            # Each position has a dropout mask of its own, so padding can be removed first.
+            features, targets = without_ignored(features, targets, ignore_index)
+        contexts = self.contexts(features).flatten(0, -3)
+        return contexts, self.log_prior(features).flatten(0, -2), targets.flatten()
 
     def mixed_loss(
         self, contexts: Tensor, log_prior: Tensor, targets: Tensor, **smoothing: Any
@@ -180,6 +206,25 @@ class MixtureHead(Head):
             contexts: h_k, shape (T, K, d).
             log_prior: log pi, shape (T, K).
             targets: shape (T,).
+            **smoothing: ``label_smoothing`` and ``ignore_index`` of :meth:`loss`.
+        """
+        raise NotImplementedError
+
+    def lowered_loss(
+        self,
+        contexts: Tensor,
+        log_prior: Tensor,
+        targets: Tensor,
+        epsilon: float,
+        **smoothing: Any,
+    ) -> AdversarialLoss:
+        """The loss of a mixture with lowered target logits.
+
+        Args:
+            contexts: h_k, shape (T, K, d).
+            log_prior: log pi, shape (T, K).
+            targets: shape (T,).
+            epsilon: of :meth:`adversarial_loss`.
             **smoothing: ``label_smoothing`` and ``ignore_index`` of :meth:`loss`.
         """
         raise NotImplementedError
@@ -216,6 +261,22 @@ class MixtureOfSoftmaxes(MixtureHead):
         contexts, matrix = self.table.operands(contexts)
         return mixture_cross_entropy(contexts, log_prior, targets, matrix, self.bias, **smoothing)
 
+    def lowered_loss(
+        self,
+        contexts: Tensor,
+        log_prior: Tensor,
+        targets: Tensor,
+        epsilon: float,
+        **smoothing: Any,
+    ) -> AdversarialLoss:
+        """Each expert's target loses its own margin; see :meth:`MixtureHead.lowered_loss`."""
+        index = targets.unsqueeze(1)  # [T, 1]
+        margin = adversarial_margin(contexts, row_norms(self.table(index)), index, epsilon)
+        rows, matrix = self.table.operands(contexts)
+        return adversarial_mixture_cross_entropy(
+            rows, log_prior, targets, matrix, margin, self.bias, **smoothing
+        )
+
 
 class MixtureOfContexts(MixtureHead):
     """MoC: mixes the contexts before one softmax; the paper's low-rank baseline."""
@@ -237,3 +298,19 @@ class MixtureOfContexts(MixtureHead):
         """Cross entropy of one softmax; see :meth:`MixtureHead.mixed_loss`."""
         mixed, matrix = self.table.operands(mixture_of_contexts(contexts, log_prior))
         return blockwise_cross_entropy(mixed, targets, matrix, self.bias, **smoothing)
+
+    def lowered_loss(
+        self,
+        contexts: Tensor,
+        log_prior: Tensor,
+        targets: Tensor,
+        epsilon: float,
+        **smoothing: Any,
+    ) -> AdversarialLoss:
+        """The one softmax's target loses its margin; see :meth:`MixtureHead.lowered_loss`."""
+        mixed = mixture_of_contexts(contexts, log_prior)  # [T, d]
+        margin = adversarial_margin(mixed, row_norms(self.table(targets)), targets, epsilon)
+        rows, matrix = self.table.operands(mixed)
+        return adversarial_blockwise_cross_entropy(
+            rows, targets, matrix, margin, self.bias, **smoothing
+        )

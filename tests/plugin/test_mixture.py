@@ -10,6 +10,7 @@ from fairseq.trainer import Trainer
 from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample
+from tests.reference import mixture as reference
 
 KINDS = {kind.kind: kind for kind in TABLES}
 NOTHING = {"spectrum_weight": 0.0, "orthogonality_weights": "0,0,0,0"}
@@ -242,10 +243,65 @@ def test_adaptive_softmax_is_refused(task):
         mos(task, adaptive_softmax_cutoff=[10, 20])
 
 
-def test_adversarial_mixture_is_refused(task):
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("head", ["mos", "moc"])
+@pytest.mark.parametrize("embedding_type", KINDS)
+def test_adversarial_mixture_lowers_the_targets_logit_in_each_expert(
+    task, head, embedding_type, label_smoothing
+):
+    model = mos(task, output_head=head, embedding_type=embedding_type).double().train()
+    sample, pad = make_sample(task), task.target_dictionary.pad()
+    options = {"label_smoothing": label_smoothing, "report_accuracy": True}
+    plain = build_criterion(task, "label_smoothed_cross_entropy", **options)
+    ours = build_criterion(task, adversarial_epsilon=0.1, **NOTHING, **options)
+    loss, _, log = ours(model, sample)
+    _, _, plain_log = plain(model, sample)
+    for key in ("loss", "nll_loss", "n_correct", "total"):
+        found, expected = (torch.as_tensor(each[key]).double() for each in (log, plain_log))
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+    output = model.decoder.output_projection
+    features = model(**sample["net_input"], features_only=True)[0].flatten(0, 1)
+    contexts, log_prior = output.contexts(features), output.log_prior(features)
+    if head == "moc":
+        mixed = (log_prior.exp().unsqueeze(-1) * contexts).sum(1, keepdim=True)
+        contexts, log_prior = mixed, torch.zeros_like(log_prior[:, :1])
+    targets = sample["target"].flatten()
+    rows = torch.where(targets == pad, 2, targets)  # the naive form knows no padding
+    lowered = reference.adversarial_log_mixture(
+        contexts, log_prior, rows, output.table.weight, 0.1, output.bias
+    )
+    expected, _ = reference.smoothed_nll(lowered, targets, label_smoothing, pad)
+    first, second = gradients(model, loss), gradients(model, expected)
+    torch.testing.assert_close(loss.detach(), expected.detach(), rtol=1e-9, atol=0)
+    assert first.keys() == second.keys()
+    for name in second:
+        torch.testing.assert_close(first[name], second[name], rtol=1e-6, atol=1e-6)
+
+
+def test_losses_of_single_tokens_of_an_adversarial_mixture_are_refused(task):
     criterion = build_criterion(task, adversarial_epsilon=0.1, **NOTHING)
-    with pytest.raises(ConfigurationError, match="--output-head softmax"):
-        criterion(mos(task).train(), make_sample(task))
+    with pytest.raises(UnsupportedError, match="--output-head softmax"):
+        criterion(mos(task).train(), make_sample(task), reduce=False)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("ours", [True, False])
+def test_blockwise_adversarial_softmax_equals_that_of_the_full_scores(task, ours, label_smoothing):
+    model = build_model(task) if ours else build_host_model(task, "transformer")
+    model.double().train()
+    options = {"adversarial_epsilon": 0.1, "label_smoothing": label_smoothing, **NOTHING}
+    options["ignore_prefix_size"] = 1
+    dense = build_criterion(task, **options)
+    blockwise = build_criterion(task, blockwise_loss=True, **options)
+    (loss, _, log), (other, _, other_log) = (
+        c(model, make_sample(task)) for c in (dense, blockwise)
+    )
+    for key in ("loss", "nll_loss"):
+        torch.testing.assert_close(other_log[key], log[key], rtol=1e-6, atol=0, check_dtype=False)
+    first, second = gradients(model, loss), gradients(model, other)
+    for name in first:
+        torch.testing.assert_close(second[name], first[name], rtol=1e-6, atol=1e-6)
 
 
 def test_weight_norm_table_starts_from_the_dictionarys_counts(task):
