@@ -16,8 +16,9 @@ The features of a Transformer are larger, and with a larger s it learns much fas
 """
 
 # No "from __future__ import annotations" here: TorchScript reads the attributes' types.
+import logging
 import math
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +43,9 @@ from spectral_fairseq.functional.losses.mixture import (
     mixture_of_contexts,
 )
 from spectral_fairseq.heads.base import Head, HeadSpec, without_ignored
+
+
+logger = logging.getLogger(__name__)
 
 
 class MixtureHead(Head):
@@ -228,6 +232,26 @@ class MixtureHead(Head):
             **smoothing: ``label_smoothing`` and ``ignore_index`` of :meth:`loss`.
         """
         raise NotImplementedError
+
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+        """Start a mixture from the checkpoint of a single softmax; fairseq calls this.
+
+        The table is taken from the checkpoint. Prior and contexts, which it lacks, keep the values
+        that they have in this head.
+        """
+        super().upgrade_state_dict_named(state_dict, name)
+        own = {f"{name}.{key}": value for key, value in self.state_dict().items()}
+        missing = [key for key in own if key.startswith((f"{name}.prior.", f"{name}.latent."))]
+        if any(key in state_dict for key in missing):
+            return
+        if not any(key.startswith(f"{name}.table.") for key in state_dict):
+            return
+        state_dict.update({key: own[key] for key in missing})
+        logger.warning(
+            "%s: the checkpoint is not one of a mixture. Its table is taken; the mixture's prior "
+            "and contexts start anew.",
+            name,
+        )
 
     def extra_repr(self) -> str:
         """What ``repr`` shows beside the submodules."""

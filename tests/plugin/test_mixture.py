@@ -1,5 +1,6 @@
 """Mixture heads and weight-norm tables inside fairseq's models and our criterions."""
 
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -120,6 +121,52 @@ def test_accuracy_is_reported_from_the_full_scores(task):
     criterion = build_criterion(task, report_accuracy=True, **NOTHING)
     _, _, log = criterion(mos(task).train(), make_sample(task))
     assert log["total"] == 13
+
+
+@pytest.mark.parametrize(
+    "arch, plain, sharing",
+    [
+        ("transformer_mos", "transformer", True),
+        ("transformer_mos", "transformer", False),
+        ("lstm_mos", "lstm", True),
+        ("lstm_mos", "lstm", False),
+        ("transformer_mos", "transformer_sc", True),
+        ("awd_lstm_mos_ptb", "awd_lstm_ptb", True),
+    ],
+)
+@pytest.mark.parametrize("embedding_type", ["plain", "svd"])
+def test_a_mixture_starts_from_the_table_of_one_softmax(
+    task, arch, plain, sharing, embedding_type, caplog
+):
+    if arch == "awd_lstm_mos_ptb":
+        sizes = {"decoder_embed_dim": 16, "decoder_last_hidden_size": 16, "decoder_hidden_size": 12}
+    else:
+        sizes = {"share_all_embeddings": sharing, "share_decoder_input_output_embed": sharing}
+    if "lstm" in arch:
+        sizes.update(encoder_hidden_size=16, decoder_hidden_size=16, decoder_out_embed_dim=16)
+    if plain in ("transformer", "lstm"):
+        single = build_host_model(task, plain, **sizes)
+    else:
+        single = build_model(task, plain, **{**sizes, "embedding_type": "plain"})
+    build = build_host_model if arch == "lstm_mos" else build_model
+    options = {"embedding_type": embedding_type, "mixture_components": 3}
+    model = build(task, arch, seed=2, **sizes, **options)
+    head = model.decoder.output_projection
+    before = {name: value.clone() for name, value in head.state_dict().items()}
+    with caplog.at_level(logging.WARNING):
+        model.load_state_dict(single.state_dict(), strict=True)
+    (record,) = caplog.records
+    assert "start anew" in record.getMessage()
+    for name, value in head.state_dict().items():
+        assert name.startswith(("table.", "bias")) or torch.equal(value, before[name])
+    state = single.state_dict()
+    names = ("output_projection.weight", "output_projection.table.weight", "fc_out.weight")
+    table = next((state[f"decoder.{n}"] for n in names if f"decoder.{n}" in state), None)
+    table = state["decoder.embed_tokens.weight"] if table is None else table
+    torch.testing.assert_close(head.table.weight, table, rtol=1e-4, atol=1e-5)
+    damaged = {k: v for k, v in model.state_dict().items() if not k.endswith("latent.bias")}
+    with pytest.raises(RuntimeError, match="latent.bias"):
+        model.load_state_dict(damaged, strict=True)
 
 
 def test_one_component_mixtures_agree(task):
