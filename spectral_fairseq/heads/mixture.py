@@ -44,7 +44,6 @@ from spectral_fairseq.functional.losses.mixture import (
 )
 from spectral_fairseq.heads.base import Head, HeadSpec, without_ignored
 
-
 logger = logging.getLogger(__name__)
 
 
