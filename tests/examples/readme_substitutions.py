@@ -56,6 +56,7 @@ CHECKPOINTS = {
 }
 # scripts that have a test of their own, so that here only their flags are parsed -> their module
 PARSED_ONLY = {
+    "examples/lm_sotu/bottleneck.py": "spectral_fairseq_examples.lm_sotu.bottleneck",
     "examples/lm_sotu/compare.py": "spectral_fairseq_examples.lm_sotu.compare",
     "examples/lm_sotu/run.py": "spectral_fairseq_examples.lm_sotu.run",
     "examples/lm_sotu/sotu.py": "spectral_fairseq_examples.lm_sotu.sotu",
