@@ -157,9 +157,22 @@ RULES = (
     ),
     Rule(
         "fairseq-hydra-train",
-        "_grid",
+        "_sc_grid",
         (),
-        "criterion.orthogonality_weights='0.01,0.01,0,0','1,1,0,0' criterion.spectrum_weight=0.1",
+        "criterion.spectrum_weight=0.1",
+    ),
+    Rule(
+        "fairseq-hydra-train",
+        "_sc_grid(?!.*orthogonality_weights)",
+        (),
+        "criterion.orthogonality_weights='0.01,0.01,0,0','1,1,0,0'",
+    ),
+    Rule(
+        "fairseq-hydra-train",
+        "_weight_norm_grid",
+        (),
+        "criterion.weight_norm_weight=0.001 criterion.weight_norm_target=0,2 "
+        "+model.mixture_components=2",
     ),
 )
 
