@@ -16,6 +16,7 @@ DATA = {
     "data-bin/iwslt14.tokenized.de-en": "tiny_translation_data",
     "data-bin/iwslt14.joined.de-en": "tiny_translation_data",
     "data-bin/wmt14_en_de": "tiny_translation_data",
+    "data-bin/dialogue": "tiny_dialogue_data",
     "data-bin/wikitext-2": "tiny_lm_data",
     "data-bin/wikitext-103": "tiny_lm_data",
     "data-bin/penn": "tiny_lm_data",
@@ -36,6 +37,11 @@ TEXTS = {
     "sotu/train.tokens": "train.txt",
     "sotu/valid.tokens": "valid.txt",
     "sotu/test.tokens": "test.txt",
+    **{
+        f"dialogue/{split}.{side}": f"{split}.txt"
+        for split in ("train", "valid", "test")
+        for side in ("context", "response")
+    },
     "penn/train.txt": "train.txt",
     "penn/valid.txt": "valid.txt",
     "penn/test.txt": "test.txt",
@@ -104,6 +110,13 @@ RULES = (
         (),
         "--decoder-embed-dim 16 --decoder-ffn-embed-dim 24 --decoder-layers 1 "
         "--decoder-attention-heads 2 --adaptive-softmax-cutoff 10,20,30",
+    ),
+    Rule(
+        "fairseq-train",
+        "--arch lstm",
+        (),
+        "--encoder-embed-dim 16 --decoder-embed-dim 16 --decoder-out-embed-dim 16 "
+        "--encoder-hidden-size 16 --decoder-hidden-size 16",
     ),
     Rule("fairseq-train", r"--mixture-components|_mos", (), "--mixture-components 2"),
     Rule(
