@@ -53,14 +53,16 @@ class Adversarial(LikelihoodTerm):
         """See the base class.
 
         Raises:
-            ConfigurationError: an adaptive softmax, or an output layer that cannot be replaced.
+            ConfigurationError: an adaptive softmax, a sigsoftmax, or an output layer that cannot be
+                replaced.
         """
         head = head_of(model)
         if isinstance(head, Head) and not head.adversarial:
             raise ConfigurationError(
                 "a softmax or a mixture for --adversarial-epsilon",
-                f"{type(head).__name__}, in which a target has no single logit",
-                "Use --adaptive-softmax-cutoff '', or drop --adversarial-epsilon.",
+                f"{type(head).__name__}, in which a target's score is no single logit w'h + b",
+                "Use another --output-head, of a Transformer-XL --adaptive-softmax-cutoff ''; or "
+                "drop --adversarial-epsilon.",
             )
         check_output_layer(model)
 
