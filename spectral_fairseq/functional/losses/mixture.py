@@ -458,12 +458,12 @@ def adversarial_mixture_cross_entropy(
     It equals ``tests/reference/mixture.py: smoothed_nll(adversarial_log_mixture(...))``.
 
     Args:
-        margin: m_k = eps ||w_y|| ||h_k|| from :func:`~.adversarial.adversarial_margin`, shape
-            (T, K); it has a gradient.
         contexts: h, shape (T, K, d).
         log_prior: log pi, shape (T, K).
         targets: shape (T,).
         matrix: W, shape (N, d).
+        margin: m_k = eps ||w_y|| ||h_k|| from :func:`~.adversarial.adversarial_margin`, shape
+            (T, K); it has a gradient.
         bias: b, shape (N,).
         label_smoothing: eps in [0, 1), spread over the words of the mixture.
         ignore_index: target whose tokens contribute zero.
