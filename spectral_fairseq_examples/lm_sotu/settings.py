@@ -49,5 +49,5 @@ class BottleneckSettings(LanguageModelSettings):
     hidden_dropout: float = 0.0
     word_dropout: float = 0.0
     weight_drop: float = 0.0
-    learning_rate: float = 0.003
+    learning_rate: float = 0.01
     clip_norm: float = 1.0
