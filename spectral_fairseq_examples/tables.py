@@ -49,6 +49,8 @@ COLUMNS: Dict[str, Column] = {
     "test_ppl": Column("test ppl", _digits(2)),
     "cache_test_ppl": Column("test ppl, cache", _digits(2)),
     "dynamic_test_ppl": Column("test ppl, dynamic", _digits(2)),
+    "log_probability_rank": Column("rank of log P", _digits(0)),
+    "expected_pairwise_kl": Column("expected pairwise KL", _digits(2)),
     "isotropy_as_is.I1_both_signs": Column("I1", _digits(3)),
     "isotropy_as_is.I2_both_signs": Column("I2", _digits(3)),
     "mean_cosine": Column("mean cosine", _digits(3)),
@@ -178,7 +180,7 @@ def summary(results: Results, baseline: Optional[str] = None) -> Dict[str, Dict[
         method -> column -> ``{"of": Cell, "difference": Cell or None}``.
     """
     rows: Dict[str, Dict[str, Any]] = {}
-    for method in sorted(results, key=lambda name: (name != baseline, name)):
+    for method in sorted(results, key=lambda name: (name != baseline, _natural(name))):
         rows[method] = {}
         for name in columns_of(results):
             of = cell([run[name] for run in results[method].values() if name in run])
@@ -191,6 +193,11 @@ def summary(results: Results, baseline: Optional[str] = None) -> Dict[str, Dict[
             difference = cell(both) if method != baseline else None
             rows[method][name] = {"of": of, "difference": difference}
     return rows
+
+
+def _natural(name: str) -> List[Any]:
+    """Sorting key with which ``mos-3`` comes before ``mos-15``."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def _spread(found: Optional[Cell], column: Column, signed: bool = False) -> str:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.base import Table
 from spectral_fairseq.embeddings.option import Option
+from spectral_fairseq.functional.losses.adversarial import AdversarialLoss
 
 
 class HeadSpec(NamedTuple):
@@ -40,6 +41,7 @@ class Head(nn.Module):
         own_loss: whether criterions take :meth:`loss` in training without being told to.
         own_loss_in_evaluation: whether they take it in validation too, because the scores of all
             words for a batch would not fit into memory.
+        adversarial: whether it has :meth:`adversarial_loss`.
     """
 
     kind: ClassVar[str]
@@ -48,6 +50,7 @@ class Head(nn.Module):
     any_width: ClassVar[bool] = False
     own_loss: ClassVar[bool] = False
     own_loss_in_evaluation: ClassVar[bool] = False
+    adversarial: ClassVar[bool] = False
 
     def __init__(self, table: Table) -> None:
         super().__init__()
@@ -81,6 +84,25 @@ class Head(nn.Module):
 
         Returns:
             loss_sum and nll_sum, in nats, float32; only loss_sum has a gradient.
+        """
+        raise NotImplementedError
+
+    def adversarial_loss(
+        self,
+        features: Tensor,
+        targets: Tensor,
+        epsilon: float,
+        label_smoothing: float = 0.0,
+        ignore_index: Optional[int] = None,
+    ) -> AdversarialLoss:
+        """:meth:`loss` with the target's logits lowered: ``functional/losses/adversarial.py``.
+
+        Args:
+            features: shape (*, d_h).
+            targets: shape (*).
+            epsilon: radius of the perturbation as a share of ||w_y||, at least 0.
+            label_smoothing: as of :meth:`loss`.
+            ignore_index: targets with this value contribute zero.
         """
         raise NotImplementedError
 

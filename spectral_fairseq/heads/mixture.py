@@ -16,8 +16,9 @@ The features of a Transformer are larger, and with a larger s it learns much fas
 """
 
 # No "from __future__ import annotations" here: TorchScript reads the attributes' types.
+import logging
 import math
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -27,15 +28,23 @@ from torch.jit import Final
 from spectral_fairseq.embeddings.base import Table
 from spectral_fairseq.embeddings.option import Option
 from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.linalg.row_norms import row_norms
 from spectral_fairseq.functional.locked_dropout import locked_dropout
-from spectral_fairseq.functional.losses.blockwise import blockwise_cross_entropy
+from spectral_fairseq.functional.losses.adversarial import AdversarialLoss, adversarial_margin
+from spectral_fairseq.functional.losses.blockwise import (
+    adversarial_blockwise_cross_entropy,
+    blockwise_cross_entropy,
+)
 from spectral_fairseq.functional.losses.mixture import (
+    adversarial_mixture_cross_entropy,
     log_mixture,
     log_mixture_scripted,
     mixture_cross_entropy,
     mixture_of_contexts,
 )
 from spectral_fairseq.heads.base import Head, HeadSpec, without_ignored
+
+logger = logging.getLogger(__name__)
 
 
 class MixtureHead(Head):
@@ -81,6 +90,7 @@ class MixtureHead(Head):
     any_width = True
 
     own_loss = True
+    adversarial = True
 
     components: Final[int]
     context_dim: Final[int]
@@ -158,18 +168,37 @@ class MixtureHead(Head):
         ignore_index: Optional[int] = None,
     ) -> Tuple[Tensor, Tensor]:
         """Cross entropy that holds neither tokens x N nor tokens x K x N; see :meth:`Head.loss`."""
-        if self.locked_dim is None:
-            # Each position has a dropout mask of its own, so padding can be removed first.
-            features, targets = without_ignored(features, targets, ignore_index)
-        contexts = self.contexts(features).flatten(0, -3)  # [T, K, d]
-        log_prior = self.log_prior(features).flatten(0, -2)  # [T, K]
         return self.mixed_loss(
-            contexts,
-            log_prior,
-            targets.flatten(),
+            *self._experts(features, targets, ignore_index),
             label_smoothing=label_smoothing,
             ignore_index=ignore_index,
         )
+
+    def adversarial_loss(
+        self,
+        features: Tensor,
+        targets: Tensor,
+        epsilon: float,
+        label_smoothing: float = 0.0,
+        ignore_index: Optional[int] = None,
+    ) -> AdversarialLoss:
+        """The loss with the target's logits lowered; see :meth:`Head.adversarial_loss`."""
+        return self.lowered_loss(
+            *self._experts(features, targets, ignore_index),
+            epsilon,
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
+        )
+
+    def _experts(
+        self, features: Tensor, targets: Tensor, ignore_index: Optional[int]
+    ) -> Tuple[Tensor, Tensor, Tensor]:
+        """Contexts, shape (T, K, d), log-prior, shape (T, K), and targets, shape (T,)."""
+        if self.locked_dim is None:
+            # Each position has a dropout mask of its own, so padding can be removed first.
+            features, targets = without_ignored(features, targets, ignore_index)
+        contexts = self.contexts(features).flatten(0, -3)
+        return contexts, self.log_prior(features).flatten(0, -2), targets.flatten()
 
     def mixed_loss(
         self, contexts: Tensor, log_prior: Tensor, targets: Tensor, **smoothing: Any
@@ -183,6 +212,45 @@ class MixtureHead(Head):
             **smoothing: ``label_smoothing`` and ``ignore_index`` of :meth:`loss`.
         """
         raise NotImplementedError
+
+    def lowered_loss(
+        self,
+        contexts: Tensor,
+        log_prior: Tensor,
+        targets: Tensor,
+        epsilon: float,
+        **smoothing: Any,
+    ) -> AdversarialLoss:
+        """The loss of a mixture with lowered target logits.
+
+        Args:
+            contexts: h_k, shape (T, K, d).
+            log_prior: log pi, shape (T, K).
+            targets: shape (T,).
+            epsilon: of :meth:`adversarial_loss`.
+            **smoothing: ``label_smoothing`` and ``ignore_index`` of :meth:`loss`.
+        """
+        raise NotImplementedError
+
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+        """Start a mixture from the checkpoint of a single softmax; fairseq calls this.
+
+        The table is taken from the checkpoint. Prior and contexts, which it lacks, keep the values
+        that they have in this head.
+        """
+        super().upgrade_state_dict_named(state_dict, name)
+        own = {f"{name}.{key}": value for key, value in self.state_dict().items()}
+        missing = [key for key in own if key.startswith((f"{name}.prior.", f"{name}.latent."))]
+        if any(key in state_dict for key in missing):
+            return
+        if not any(key.startswith(f"{name}.table.") for key in state_dict):
+            return
+        state_dict.update({key: own[key] for key in missing})
+        logger.warning(
+            "%s: the checkpoint is not one of a mixture. Its table is taken; the mixture's prior "
+            "and contexts start anew.",
+            name,
+        )
 
     def extra_repr(self) -> str:
         """What ``repr`` shows beside the submodules."""
@@ -216,6 +284,22 @@ class MixtureOfSoftmaxes(MixtureHead):
         contexts, matrix = self.table.operands(contexts)
         return mixture_cross_entropy(contexts, log_prior, targets, matrix, self.bias, **smoothing)
 
+    def lowered_loss(
+        self,
+        contexts: Tensor,
+        log_prior: Tensor,
+        targets: Tensor,
+        epsilon: float,
+        **smoothing: Any,
+    ) -> AdversarialLoss:
+        """Each expert's target loses its own margin; see :meth:`MixtureHead.lowered_loss`."""
+        index = targets.unsqueeze(1)  # [T, 1]
+        margin = adversarial_margin(contexts, row_norms(self.table(index)), index, epsilon)
+        rows, matrix = self.table.operands(contexts)
+        return adversarial_mixture_cross_entropy(
+            rows, log_prior, targets, matrix, margin, self.bias, **smoothing
+        )
+
 
 class MixtureOfContexts(MixtureHead):
     """MoC: mixes the contexts before one softmax; the paper's low-rank baseline."""
@@ -237,3 +321,19 @@ class MixtureOfContexts(MixtureHead):
         """Cross entropy of one softmax; see :meth:`MixtureHead.mixed_loss`."""
         mixed, matrix = self.table.operands(mixture_of_contexts(contexts, log_prior))
         return blockwise_cross_entropy(mixed, targets, matrix, self.bias, **smoothing)
+
+    def lowered_loss(
+        self,
+        contexts: Tensor,
+        log_prior: Tensor,
+        targets: Tensor,
+        epsilon: float,
+        **smoothing: Any,
+    ) -> AdversarialLoss:
+        """The one softmax's target loses its margin; see :meth:`MixtureHead.lowered_loss`."""
+        mixed = mixture_of_contexts(contexts, log_prior)  # [T, d]
+        margin = adversarial_margin(mixed, row_norms(self.table(targets)), targets, epsilon)
+        rows, matrix = self.table.operands(mixed)
+        return adversarial_blockwise_cross_entropy(
+            rows, targets, matrix, margin, self.bias, **smoothing
+        )

@@ -25,6 +25,7 @@ class SigSoftmaxHead(SoftmaxHead):
 
     kind = "sigsoftmax"
     summary = "one sigsoftmax"
+    adversarial = False
     own_loss = True  # the losses of a linear layer's scores do not hold for these
 
     def forward(self, features: Tensor) -> Tensor:

@@ -7,7 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.base import Table
-from spectral_fairseq.functional.losses.blockwise import blockwise_cross_entropy
+from spectral_fairseq.functional.linalg.row_norms import row_norms
+from spectral_fairseq.functional.losses.adversarial import AdversarialLoss, adversarial_margin
+from spectral_fairseq.functional.losses.blockwise import (
+    adversarial_blockwise_cross_entropy,
+    blockwise_cross_entropy,
+)
 from spectral_fairseq.heads.base import Head, HeadSpec
 
 
@@ -21,6 +26,7 @@ class SoftmaxHead(Head):
 
     kind = "softmax"
     summary = "one softmax"
+    adversarial = True
 
     bias: Optional[Tensor]
 
@@ -53,6 +59,28 @@ class SoftmaxHead(Head):
             rows,
             targets.flatten(),
             matrix,
+            self.bias,
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
+        )
+
+    def adversarial_loss(
+        self,
+        features: Tensor,
+        targets: Tensor,
+        epsilon: float,
+        label_smoothing: float = 0.0,
+        ignore_index: Optional[int] = None,
+    ) -> AdversarialLoss:
+        """The loss with the target's logit lowered; see :meth:`Head.adversarial_loss`."""
+        features, targets = features.flatten(0, -2), targets.flatten()
+        norms = row_norms(self.table(targets))
+        rows, matrix = self.table.operands(features)
+        return adversarial_blockwise_cross_entropy(
+            rows,
+            targets,
+            matrix,
+            adversarial_margin(features, norms, targets, epsilon),
             self.bias,
             label_smoothing=label_smoothing,
             ignore_index=ignore_index,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict, replace
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Tuple, Type
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq_examples import tables
@@ -30,7 +30,11 @@ TRIGRAM = {"valid": 125.0, "test": 111.0}
 
 
 def settings_of(
-    arguments: argparse.Namespace, seed: int, epochs: int, updates: Optional[int] = None
+    arguments: argparse.Namespace,
+    seed: int,
+    epochs: int,
+    updates: Optional[int] = None,
+    kind: Type[LanguageModelSettings] = LanguageModelSettings,
 ) -> LanguageModelSettings:
     """Settings that the command line asks for on this machine.
 
@@ -39,18 +43,19 @@ def settings_of(
         seed: seed of the training.
         epochs: number of its epochs.
         updates: the largest number of its updates; None for no such limit.
+        kind: the class of the settings.
 
     Raises:
         ConfigurationError: a number that makes no sense.
     """
-    _check_least(
+    check_least(
         ("seeds" if hasattr(arguments, "seeds") else "seed", seed, 0),
         ("epochs", epochs, 1),
         ("updates", 1 if updates is None else updates, 1),
         ("dim", arguments.dim, 1),
         ("hidden", arguments.hidden, 1),
     )
-    return LanguageModelSettings(
+    return kind(
         seed=seed,
         epochs=epochs,
         updates=updates or 0,
@@ -63,7 +68,15 @@ def settings_of(
     )
 
 
-def _check_least(*limits: Tuple[str, int, int]) -> None:
+def check_least(*limits: Tuple[str, int, int]) -> None:
+    """Check that numbers are not too small.
+
+    Args:
+        *limits: flag without its dashes, value, smallest value.
+
+    Raises:
+        ConfigurationError: one is.
+    """
     for flag, value, least in limits:
         if value < least:
             raise ConfigurationError(f"--{flag} of at least {least}", str(value), "Correct it.")
@@ -75,7 +88,8 @@ def _keep(work: WorkDir, settings: LanguageModelSettings) -> None:
     work.keep_settings(common)
 
 
-def _tokens(prepared: Dict[str, Any]) -> int:
+def training_tokens(prepared: Dict[str, Any]) -> int:
+    """Number of tokens of the training split, ends of lines included."""
     return prepared["tokens"]["train"] + prepared["lines"]["train"]
 
 
@@ -83,7 +97,7 @@ def compare(arguments: argparse.Namespace) -> str:
     """Train and evaluate every method with every seed; returns the table."""
     check_installation(COMMANDS, ())
     work = WorkDir(arguments.work_dir)
-    _check_least(("at-once", arguments.at_once, 1))
+    check_least(("at-once", arguments.at_once, 1))
     of_seed = {
         seed: settings_of(arguments, seed, MANY_EPOCHS, arguments.updates)
         for seed in arguments.seeds
@@ -94,7 +108,7 @@ def compare(arguments: argparse.Namespace) -> str:
         workers = Workers(work, settings.device, arguments.at_once)
         data = PreparedText(work, arguments.wheel, arguments.corpus)
         print("[1/4] corpus", flush=True)
-        tokens = _tokens(data.prepare(workers))
+        tokens = training_tokens(data.prepare(workers))
         # Sorted by seed, so that methods can be compared as early as possible.
         runs = [
             LanguageModelRun(
@@ -140,7 +154,7 @@ def train_and_evaluate(arguments: argparse.Namespace) -> str:
     check_installation(COMMANDS, ())
     work = WorkDir(arguments.work_dir)
     settings = settings_of(arguments, arguments.seed, arguments.epochs)
-    _check_least(
+    check_least(
         ("fine-tuning-epochs", arguments.fine_tuning_epochs, 1),
         ("tune-tokens", arguments.tune_tokens, 1),
     )
@@ -159,7 +173,7 @@ def train_and_evaluate(arguments: argparse.Namespace) -> str:
         alone = Workers(work, settings.device, 1)
         data = PreparedText(work, arguments.wheel, arguments.corpus)
         print("[1/4] corpus", flush=True)
-        tokens = _tokens(data.prepare(alone))
+        tokens = training_tokens(data.prepare(alone))
         flags = METHODS[arguments.method]
         trained = LanguageModelRun("SGD", flags, settings, data, work.root / "trained", tokens)
         print(f"[2/4] fairseq-train with SGD, epochs: {settings.epochs}", flush=True)

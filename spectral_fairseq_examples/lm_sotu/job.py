@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 from spectral_fairseq_examples.common.jobs import Job, json_document, no_progress
+from spectral_fairseq_examples.common.measures import analyze_command
 from spectral_fairseq_examples.common.training import TrainingRun
 from spectral_fairseq_examples.common.translation_commands import USER_DIR
 from spectral_fairseq_examples.common.workdir import WorkDir
@@ -143,6 +144,20 @@ class LanguageModelRun(TrainingRun):
         if self.settings.device == "cpu":
             command.append("--cpu")
         return Job(f"{self.label} {name}", command, log, 1, " evaluation", no_progress)
+
+    def predictions(self, tokens: int) -> Job:
+        """The job that measures the log-probabilities of the first tokens of valid."""
+        command = analyze_command(self.best, self.binary)
+        command += ["--data", str(self.binary), "--tokens", str(tokens)]
+        return Job(
+            f"{self.label} log P", command, self._log("predictions"), 1, " analysis", no_progress
+        )
+
+    def prediction_figures(self) -> Dict[str, Any]:
+        """Rank, expected pairwise KL and shares of the singular values, after that job."""
+        (found,) = json_document(self._log("predictions"))["checkpoints"]
+        names = ("log_probability_rank", "expected_pairwise_kl")
+        return {**{name: found["measures"][name] for name in names}, "outputs": found["outputs"]}
 
     def perplexity(self, name: str) -> Dict[str, Any]:
         """The figures of an evaluation by its methods: plain, cache, dynamic."""

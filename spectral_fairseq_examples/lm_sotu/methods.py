@@ -19,6 +19,11 @@ METHODS: Dict[str, Tuple[str, ...]] = {
         *("--embedding-type", "svd", "--spectrum-prior", "exponential"),
         *("--criterion", "spectrum_control"),
     ),
+    "spectrum_control_polynomial": (
+        *SOFTMAX,
+        *("--embedding-type", "svd", "--spectrum-prior", "polynomial"),
+        *("--criterion", "spectrum_control"),
+    ),
     "weight_norm": (*SOFTMAX, "--criterion", "weight_norm"),
     "weight_norm_init": (*SOFTMAX, *NO_PENALTY, "--embedding-type", "weight-norm"),
     "adversarial": (*("--arch", "awd_lstm_wt2"), *NO_PENALTY, "--adversarial-epsilon", "0.01"),

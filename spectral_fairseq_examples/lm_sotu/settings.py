@@ -32,3 +32,22 @@ class LanguageModelSettings:
     streams: int = 20
     valid_streams: int = 10
     segment: int = 35
+
+
+@dataclass(frozen=True)
+class BottleneckSettings(LanguageModelSettings):
+    """A smaller model for the measurement of the softmax bottleneck.
+
+    It has no dropout, because it never sees a word twice at this budget, and is trained with Adam.
+    """
+
+    dim: int = 64
+    hidden: int = 128
+    layers: int = 2
+    dropout: float = 0.0
+    input_dropout: float = 0.0
+    hidden_dropout: float = 0.0
+    word_dropout: float = 0.0
+    weight_drop: float = 0.0
+    learning_rate: float = 0.01
+    clip_norm: float = 1.0

@@ -29,6 +29,13 @@ METHODS: Dict[str, Method] = {
         "spectrum control",
         ("--arch", "transformer_sc", "--criterion", "spectrum_control"),
     ),
+    "spectrum_control_polynomial": Method(
+        "the same, polynomial prior",
+        (
+            *("--arch", "transformer_sc", "--spectrum-prior", "polynomial"),
+            *("--criterion", "spectrum_control"),
+        ),
+    ),
     "cosreg": Method(
         "cosine regularisation", ("--arch", "transformer", "--criterion", "mle_cosreg")
     ),

@@ -42,6 +42,7 @@ SLOW = ("fairseq", "matplotlib", "numpy", "sacrebleu", "sklearn", "torch")
         (["analyze", "absent.pt"], 2, SLOW),
         (["export", "absent.pt", "out.pt"], 2, SLOW),
         (["evaluate-lm", "absent.pt", "d"], 2, SLOW),
+        (["next-words", "absent.pt", "--data", "d"], 2, SLOW),
         (["average", "absent.pt", "--output", "out.pt"], 2, SLOW),
         (["analyze", "one.pt"], 0, ("fairseq", "matplotlib", "sacrebleu", "sklearn")),
         (["analyze", "one.npy"], 0, ("fairseq", "matplotlib", "omegaconf", "pandas", "sacrebleu")),

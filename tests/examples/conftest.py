@@ -1,4 +1,5 @@
 import logging
+import shutil
 import signal
 
 import pytest
@@ -14,6 +15,17 @@ def own_process():
     for number, handler in zip(numbers, handlers):
         signal.signal(number, handler)
     logging.disable(disabled)
+
+
+@pytest.fixture(scope="session")
+def tiny_dialogue_data(tiny_translation_data, tmp_path_factory):
+    """The binarised data of ``tiny_translation_data``, with the sides named as in a dialogue."""
+    folder = tmp_path_factory.mktemp("dialogue")
+    for path in tiny_translation_data.glob("*.*"):
+        name = path.name.replace("de-en", "context-response")
+        name = name.replace(".de", ".context").replace(".en", ".response")
+        shutil.copy(path, folder / name)
+    return folder
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ DATA = {
     "data-bin/iwslt14.tokenized.de-en": "tiny_translation_data",
     "data-bin/iwslt14.joined.de-en": "tiny_translation_data",
     "data-bin/wmt14_en_de": "tiny_translation_data",
+    "data-bin/dialogue": "tiny_dialogue_data",
     "data-bin/wikitext-2": "tiny_lm_data",
     "data-bin/wikitext-103": "tiny_lm_data",
     "data-bin/penn": "tiny_lm_data",
@@ -36,6 +37,11 @@ TEXTS = {
     "sotu/train.tokens": "train.txt",
     "sotu/valid.tokens": "valid.txt",
     "sotu/test.tokens": "test.txt",
+    **{
+        f"dialogue/{split}.{side}": f"{split}.txt"
+        for split in ("train", "valid", "test")
+        for side in ("context", "response")
+    },
     "penn/train.txt": "train.txt",
     "penn/valid.txt": "valid.txt",
     "penn/test.txt": "test.txt",
@@ -56,6 +62,7 @@ CHECKPOINTS = {
 }
 # scripts that have a test of their own, so that here only their flags are parsed -> their module
 PARSED_ONLY = {
+    "examples/lm_sotu/bottleneck.py": "spectral_fairseq_examples.lm_sotu.bottleneck",
     "examples/lm_sotu/compare.py": "spectral_fairseq_examples.lm_sotu.compare",
     "examples/lm_sotu/run.py": "spectral_fairseq_examples.lm_sotu.run",
     "examples/lm_sotu/sotu.py": "spectral_fairseq_examples.lm_sotu.sotu",
@@ -103,6 +110,13 @@ RULES = (
         (),
         "--decoder-embed-dim 16 --decoder-ffn-embed-dim 24 --decoder-layers 1 "
         "--decoder-attention-heads 2 --adaptive-softmax-cutoff 10,20,30",
+    ),
+    Rule(
+        "fairseq-train",
+        "--arch lstm",
+        (),
+        "--encoder-embed-dim 16 --decoder-embed-dim 16 --decoder-out-embed-dim 16 "
+        "--encoder-hidden-size 16 --decoder-hidden-size 16",
     ),
     Rule("fairseq-train", r"--mixture-components|_mos", (), "--mixture-components 2"),
     Rule(
@@ -156,9 +170,22 @@ RULES = (
     ),
     Rule(
         "fairseq-hydra-train",
-        "_grid",
+        "_sc_grid",
         (),
-        "criterion.orthogonality_weights='0.01,0.01,0,0','1,1,0,0' criterion.spectrum_weight=0.1",
+        "criterion.spectrum_weight=0.1",
+    ),
+    Rule(
+        "fairseq-hydra-train",
+        "_sc_grid(?!.*orthogonality_weights)",
+        (),
+        "criterion.orthogonality_weights='0.01,0.01,0,0','1,1,0,0'",
+    ),
+    Rule(
+        "fairseq-hydra-train",
+        "_weight_norm_grid",
+        (),
+        "criterion.weight_norm_weight=0.001 criterion.weight_norm_target=0,2 "
+        "+model.mixture_components=2",
     ),
 )
 

@@ -13,7 +13,14 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 if not EXAMPLES.exists():
     pytest.skip("the examples are not beside these tests", allow_module_level=True)
 
-from spectral_fairseq_examples.lm_sotu import compare, experiment, own_text, run  # noqa: E402
+from spectral_fairseq_examples.lm_sotu import (  # noqa: E402
+    bottleneck,
+    bottleneck_experiment,
+    compare,
+    experiment,
+    own_text,
+    run,
+)
 
 LINES = {"train": 300, "valid": 40, "test": 40}
 
@@ -75,6 +82,37 @@ def test_methods_are_compared_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_text", "forked_commands")
+def test_the_bottleneck_is_measured_once(tmp_path, monkeypatch):
+    """A softmax of d dimensions cannot pass rank d + 2, and neither can a mixture of contexts."""
+    work = tmp_path / "work"
+    sizes = ("--dim", "4", "--hidden", "8", "--updates", "4", "--tokens", "64")
+    argv = ["--cpu", "--seeds", "1", "--components", "3", *sizes, "--work-dir", str(work)]
+    arguments = bottleneck.parse_arguments(argv)
+    table = bottleneck_experiment.measure(arguments)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:5]]
+    assert [row[0] for row in rows] == ["softmax", "moc-3", "mos-3"]
+    ranks = {row[0]: int(row[4]) for row in rows}
+    assert 1 <= ranks["softmax"] <= 6 and 1 <= ranks["moc-3"] <= 6
+    found = json.loads((work / "bottleneck.json").read_text("utf-8"))
+    assert found["mos-3/seed-1"]["outputs"]["tokens"] == 64
+    assert found["mos-3/seed-1"]["expected_pairwise_kl"] > 0
+
+    def refuse(*_, **__):
+        raise AssertionError("done again")
+
+    for name in ("training", "predictions"):
+        monkeypatch.setattr(bottleneck_experiment.LanguageModelRun, name, refuse)
+    assert bottleneck_experiment.measure(arguments) == table
+
+
+def test_mixtures_of_softmaxes_have_each_k_and_the_mixture_of_contexts_the_largest():
+    layers = bottleneck.output_layers(bottleneck.KINDS, [15, 3, 3])
+    assert list(layers) == ["softmax", "moc-15", "mos-3", "mos-15"]
+    assert "--mixture-components" not in layers["softmax"]
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_commands")
 def test_one_model_from_nothing_to_all_its_perplexities(tmp_path, monkeypatch):
     """On a corpus of the user's own, for which no trigram model is known."""
@@ -118,10 +156,12 @@ def test_one_model_from_nothing_to_all_its_perplexities(tmp_path, monkeypatch):
         ("run", "--dim"),
         ("compare", "--at-once"),
         ("run", "--tune-tokens"),
+        ("bottleneck", "--components"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused_before_anything_is_written(tmp_path, command, flag):
     script, action = {
+        "bottleneck": (bottleneck, bottleneck_experiment.measure),
         "compare": (compare, experiment.compare),
         "run": (run, experiment.train_and_evaluate),
     }[command]

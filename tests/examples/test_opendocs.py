@@ -66,6 +66,8 @@ def test_flags_of_every_method_are_known():
     from fairseq import options
     from fairseq.criterions import CRITERION_REGISTRY
 
+    import spectral_fairseq.plugin  # noqa: F401  registers the architectures
+
     for method in METHODS.values():
         arguments = ["data", *method.flags, "--optimizer", "adam"]
         parsed = options.parse_args_and_arch(options.get_training_parser(), arguments)

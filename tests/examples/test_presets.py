@@ -39,6 +39,7 @@ def recipe(folder, function, name):
         ("awd_lstm_wt2", "lm_wikitext2", "awd", "plain"),
         ("awd_lstm_wt2_sc", "lm_wikitext2", "awd", "sc"),
         ("awd_lstm_mos_wt2", "lm_wikitext2", "mos", "mos"),
+        ("awd_lstm_mos_ptb_weight_norm", "lm_ptb", "mos", "mos_weight_norm"),
     ],
 )
 def test_a_preset_says_what_its_recipe_says(preset, folder, function, name):

@@ -53,6 +53,12 @@ def test_mean_spread_and_paired_differences(runs):
     assert text.count(SIGNATURE) == 1
 
 
+def test_numbers_in_names_are_sorted_as_numbers(tmp_path):
+    for name in ("mos-15", "softmax", "mos-3"):
+        add(tmp_path, name, 1, bleu=1.0)
+    assert list(tables.summary(tables.read(tmp_path), "softmax")) == ["softmax", "mos-3", "mos-15"]
+
+
 @pytest.mark.parametrize(
     "options, message",
     [

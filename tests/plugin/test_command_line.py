@@ -251,6 +251,17 @@ def test_a_plain_checkpoint_is_continued_with_a_factored_table(how, train):
     torch.testing.assert_close(dense, before, rtol=1e-4, atol=1e-5)
 
 
+def test_a_plain_checkpoint_is_continued_with_a_mixture(train):
+    plain = train("transformer", "label_smoothed_cross_entropy", SHARED) / "checkpoint_last.pt"
+    options = ("--lr", "0", "--max-epoch", "9", "--max-update", "5", "--mixture-components", "3")
+    start = ("--finetune-from-model", plain)
+    folder = train("transformer_mos", "spectrum_control", SHARED, *options, *start)
+    before = load_checkpoint(plain)["model"]["decoder.embed_tokens.weight"]
+    after = load_checkpoint(folder / "checkpoint_last.pt")["model"]
+    assert torch.equal(after["decoder.output_projection.table.weight"], before)
+    assert "prior and contexts start anew" in (folder / "log.txt").read_text()
+
+
 @pytest.mark.parametrize(
     "arch, how, message",
     [

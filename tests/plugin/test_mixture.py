@@ -1,5 +1,6 @@
 """Mixture heads and weight-norm tables inside fairseq's models and our criterions."""
 
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from fairseq.trainer import Trainer
 from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample
+from tests.reference import mixture as reference
 
 KINDS = {kind.kind: kind for kind in TABLES}
 NOTHING = {"spectrum_weight": 0.0, "orthogonality_weights": "0,0,0,0"}
@@ -119,6 +121,52 @@ def test_accuracy_is_reported_from_the_full_scores(task):
     criterion = build_criterion(task, report_accuracy=True, **NOTHING)
     _, _, log = criterion(mos(task).train(), make_sample(task))
     assert log["total"] == 13
+
+
+@pytest.mark.parametrize(
+    "arch, plain, sharing",
+    [
+        ("transformer_mos", "transformer", True),
+        ("transformer_mos", "transformer", False),
+        ("lstm_mos", "lstm", True),
+        ("lstm_mos", "lstm", False),
+        ("transformer_mos", "transformer_sc", True),
+        ("awd_lstm_mos_ptb", "awd_lstm_ptb", True),
+    ],
+)
+@pytest.mark.parametrize("embedding_type", ["plain", "svd"])
+def test_a_mixture_starts_from_the_table_of_one_softmax(
+    task, arch, plain, sharing, embedding_type, caplog
+):
+    if arch == "awd_lstm_mos_ptb":
+        sizes = {"decoder_embed_dim": 16, "decoder_last_hidden_size": 16, "decoder_hidden_size": 12}
+    else:
+        sizes = {"share_all_embeddings": sharing, "share_decoder_input_output_embed": sharing}
+    if "lstm" in arch:
+        sizes.update(encoder_hidden_size=16, decoder_hidden_size=16, decoder_out_embed_dim=16)
+    if plain in ("transformer", "lstm"):
+        single = build_host_model(task, plain, **sizes)
+    else:
+        single = build_model(task, plain, **{**sizes, "embedding_type": "plain"})
+    build = build_host_model if arch == "lstm_mos" else build_model
+    options = {"embedding_type": embedding_type, "mixture_components": 3}
+    model = build(task, arch, seed=2, **sizes, **options)
+    head = model.decoder.output_projection
+    before = {name: value.clone() for name, value in head.state_dict().items()}
+    with caplog.at_level(logging.WARNING):
+        model.load_state_dict(single.state_dict(), strict=True)
+    (record,) = caplog.records
+    assert "start anew" in record.getMessage()
+    for name, value in head.state_dict().items():
+        assert name.startswith(("table.", "bias")) or torch.equal(value, before[name])
+    state = single.state_dict()
+    names = ("output_projection.weight", "output_projection.table.weight", "fc_out.weight")
+    table = next((state[f"decoder.{n}"] for n in names if f"decoder.{n}" in state), None)
+    table = state["decoder.embed_tokens.weight"] if table is None else table
+    torch.testing.assert_close(head.table.weight, table, rtol=1e-4, atol=1e-5)
+    damaged = {k: v for k, v in model.state_dict().items() if not k.endswith("latent.bias")}
+    with pytest.raises(RuntimeError, match="latent.bias"):
+        model.load_state_dict(damaged, strict=True)
 
 
 def test_one_component_mixtures_agree(task):
@@ -242,10 +290,65 @@ def test_adaptive_softmax_is_refused(task):
         mos(task, adaptive_softmax_cutoff=[10, 20])
 
 
-def test_adversarial_mixture_is_refused(task):
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("head", ["mos", "moc"])
+@pytest.mark.parametrize("embedding_type", KINDS)
+def test_adversarial_mixture_lowers_the_targets_logit_in_each_expert(
+    task, head, embedding_type, label_smoothing
+):
+    model = mos(task, output_head=head, embedding_type=embedding_type).double().train()
+    sample, pad = make_sample(task), task.target_dictionary.pad()
+    options = {"label_smoothing": label_smoothing, "report_accuracy": True}
+    plain = build_criterion(task, "label_smoothed_cross_entropy", **options)
+    ours = build_criterion(task, adversarial_epsilon=0.1, **NOTHING, **options)
+    loss, _, log = ours(model, sample)
+    _, _, plain_log = plain(model, sample)
+    for key in ("loss", "nll_loss", "n_correct", "total"):
+        found, expected = (torch.as_tensor(each[key]).double() for each in (log, plain_log))
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+    output = model.decoder.output_projection
+    features = model(**sample["net_input"], features_only=True)[0].flatten(0, 1)
+    contexts, log_prior = output.contexts(features), output.log_prior(features)
+    if head == "moc":
+        mixed = (log_prior.exp().unsqueeze(-1) * contexts).sum(1, keepdim=True)
+        contexts, log_prior = mixed, torch.zeros_like(log_prior[:, :1])
+    targets = sample["target"].flatten()
+    rows = torch.where(targets == pad, 2, targets)  # the naive form knows no padding
+    lowered = reference.adversarial_log_mixture(
+        contexts, log_prior, rows, output.table.weight, 0.1, output.bias
+    )
+    expected, _ = reference.smoothed_nll(lowered, targets, label_smoothing, pad)
+    first, second = gradients(model, loss), gradients(model, expected)
+    torch.testing.assert_close(loss.detach(), expected.detach(), rtol=1e-9, atol=0)
+    assert first.keys() == second.keys()
+    for name in second:
+        torch.testing.assert_close(first[name], second[name], rtol=1e-6, atol=1e-6)
+
+
+def test_losses_of_single_tokens_of_an_adversarial_mixture_are_refused(task):
     criterion = build_criterion(task, adversarial_epsilon=0.1, **NOTHING)
-    with pytest.raises(ConfigurationError, match="--output-head softmax"):
-        criterion(mos(task).train(), make_sample(task))
+    with pytest.raises(UnsupportedError, match="--output-head softmax"):
+        criterion(mos(task).train(), make_sample(task), reduce=False)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("ours", [True, False])
+def test_blockwise_adversarial_softmax_equals_that_of_the_full_scores(task, ours, label_smoothing):
+    model = build_model(task) if ours else build_host_model(task, "transformer")
+    model.double().train()
+    options = {"adversarial_epsilon": 0.1, "label_smoothing": label_smoothing, **NOTHING}
+    options["ignore_prefix_size"] = 1
+    dense = build_criterion(task, **options)
+    blockwise = build_criterion(task, blockwise_loss=True, **options)
+    (loss, _, log), (other, _, other_log) = (
+        c(model, make_sample(task)) for c in (dense, blockwise)
+    )
+    for key in ("loss", "nll_loss"):
+        torch.testing.assert_close(other_log[key], log[key], rtol=1e-6, atol=0, check_dtype=False)
+    first, second = gradients(model, loss), gradients(model, other)
+    for name in first:
+        torch.testing.assert_close(second[name], first[name], rtol=1e-6, atol=1e-6)
 
 
 def test_weight_norm_table_starts_from_the_dictionarys_counts(task):

@@ -24,3 +24,20 @@ def smoothed_nll(log_probabilities, targets, label_smoothing=0.0, ignore_index=N
     smooth = -log_probabilities.sum()
     eps_i = label_smoothing / (log_probabilities.size(1) - 1)
     return (1 - label_smoothing - eps_i) * nll + eps_i * smooth, nll
+
+
+def adversarial_log_mixture(contexts, log_prior, targets, matrix, epsilon, bias=None):
+    """The log-mixture (T, N) with each expert's target score at its minimum over the worst delta.
+
+    The delta of length eps ||w_y|| is built for every token and expert and added to w_y.
+    """
+    scores = torch.nn.functional.linear(contexts, matrix, bias)  # [T, K, N]
+    rows = []
+    for token, y in enumerate(targets.tolist()):
+        experts = []
+        for h, expert in zip(contexts[token], scores[token]):
+            delta = -epsilon * matrix[y].norm() * h / h.norm()
+            experts.append(expert.index_add(0, torch.tensor([y]), (delta @ h).unsqueeze(0)))
+        rows.append(torch.stack(experts))
+    joint = torch.log_softmax(torch.stack(rows), -1) + log_prior.unsqueeze(-1)
+    return torch.logsumexp(joint, 1)

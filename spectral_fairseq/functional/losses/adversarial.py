@@ -6,7 +6,8 @@ https://proceedings.mlr.press/v97/wang19f.html. The inner problem has a closed f
     min over ||delta|| <= eps ||w_y|| of (w_y + delta)'h  =  w_y'h - eps ||w_y|| ||h||
 
 so the target's logit loses a margin eps ||w_y|| ||h||, in training only; the other logits keep
-their values.
+their values. In a mixture of softmaxes each expert has a target's logit w_y'h_k of its own, which
+loses eps ||w_y|| ||h_k||.
 
 Note [Gradient of the margin]
 -----------------------------
@@ -19,13 +20,28 @@ whose cosine with h is positive. Detach ``target_norms`` to hold the radius cons
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.linalg.row_norms import row_norms
+
+
+class AdversarialLoss(NamedTuple):
+    """Losses summed over tokens, in nats.
+
+    Attributes:
+        loss: label-smoothed cross entropy with the target's logits lowered; the only one with a
+            gradient.
+        plain_loss: the same of the logits as they are.
+        plain_nll: the latter without label smoothing.
+    """
+
+    loss: Tensor
+    plain_loss: Tensor
+    plain_nll: Tensor
 
 
 def adversarial_margin(
@@ -40,7 +56,8 @@ def adversarial_margin(
     Args:
         features: h, shape (*, d), the input of the output product.
         target_norms: ||w_y|| of each target's vector, shape (*): the norms of the gathered rows,
-            so that the cost does not depend on the size of the table.
+            so that the cost does not depend on the size of the table. For the contexts of a
+            mixture, features of shape (*, K, d), the shape is (*, 1), and so is that of targets.
         targets: y, shape (*).
         epsilon: radius of the perturbation as a share of ||w_y||, at least 0.
         padding_idx: target that marks padding.
@@ -101,3 +118,30 @@ def unperturbed_nll(nll: Tensor, margin: Tensor) -> Tensor:
     """
     others = torch.log1p(-torch.exp(-nll))  # log(1 - p), -inf where p is 1
     return torch.logaddexp(others, margin - nll) + nll - margin
+
+
+@torch.no_grad()
+def unperturbed_loss(
+    loss: Tensor, nll: Tensor, margin: Tensor, smoothing: Tuple[float, float], vocabulary: int
+) -> Tuple[Tensor, Tensor]:
+    """Return the label-smoothed loss and the NLL without the margin, as :func:`unperturbed_nll`.
+
+    With the target's logit raised again by its margin m every log-probability falls by
+    c = nll_plain - nll + m, and the target's rises by m.
+
+    Args:
+        loss: label-smoothed loss of the targets under :func:`adversarial_logits`, shape (*).
+        nll: -log p of the targets under the same logits, shape (*).
+        margin: m, shape (*).
+        smoothing: weights of the target's -log p and of every word's, from
+            :func:`~.blockwise.smoothing_weights`.
+        vocabulary: N.
+
+    Returns:
+        Two tensors of shape (*), without a gradient.
+    """
+    target_weight, uniform = smoothing
+    plain = unperturbed_nll(nll, margin)
+    fall = plain - nll + margin
+    change = target_weight * (plain - nll) + uniform * (vocabulary * fall - margin)
+    return loss + change, plain

@@ -18,6 +18,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.losses.adversarial import (
+    AdversarialLoss,
+    adversarial_logits,
+    unperturbed_loss,
+)
 from spectral_fairseq.functional.losses.block_scores import (
     BlockScores,
     accumulation_dtype,
@@ -60,9 +65,10 @@ def smoothing_weights(label_smoothing: float, vocabulary: int) -> Tuple[float, f
 
 
 class _BlockwiseCrossEntropy(torch.autograd.Function):
-    """(loss_sum, nll_sum), with gradients of loss_sum only.
+    """(loss_sum, plain_loss_sum, plain_nll_sum), with gradients of loss_sum only.
 
-    See ``gradient_sums.py``, Note [Gradients in the forward pass].
+    The last two are those of the scores without a margin. See ``gradient_sums.py``,
+    Note [Gradients in the forward pass].
     """
 
     @staticmethod
@@ -72,9 +78,10 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         matrix: Tensor,
         bias: Optional[Tensor],
+        margin: Optional[Tensor],
         label_smoothing: float,
         block_elements: Optional[int],
-    ) -> Tuple[Tensor, Tensor]:
+    ) -> Tuple[Tensor, Tensor, Tensor]:
         tokens, vocabulary = contexts.size(0), matrix.size(0)
         target_weight, uniform = smoothing_weights(label_smoothing, vocabulary)
         dtype = product_dtype(contexts, matrix)
@@ -84,7 +91,10 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
             block_scores = BlockScores(matrix, bias, dtype)
             word_sum = matrix.sum(0, dtype=sum_dtype) if uniform else None  # [d]
             bias_sum = 0.0 if block_scores.bias is None else block_scores.bias.sum()
-            loss_sum, nll_sum = (contexts.new_zeros((), dtype=sum_dtype) for _ in range(2))
+            loss_sum, plain_loss_sum, plain_nll_sum = (
+                contexts.new_zeros((), dtype=sum_dtype) for _ in range(3)
+            )
+            margin_gradient = None if margin is None else margin.new_zeros(tokens, dtype=sum_dtype)
             sums = GradientSums(contexts, matrix, bias, sum_dtype, needed)
             for part, size in token_blocks(tokens, tokens_per_block(vocabulary, block_elements)):
                 rows = block_scores.rows(contexts[part], size)  # [b, d]
@@ -94,15 +104,31 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
                     rows.new_ones(part.stop - part.start, dtype=sum_dtype), size
                 )  # [b]
                 scores = block_scores(rows)  # [b, N]
+                block_margin = None
+                if margin is not None:
+                    block_margin = filled(margin[part].to(sum_dtype), size)  # [b]
+                    adversarial_logits(scores, block_targets, block_margin, inplace=True)
                 target_score = scores.gather(1, block_targets.unsqueeze(1)).squeeze(1)  # [b]
                 log_z = softmax_(scores)
-                nll = counted @ (log_z - target_score)
-                nll_sum += nll
-                loss_sum += target_weight * nll
+                nll = plain_nll = log_z - target_score
+                loss = target_weight * nll
                 if word_sum is not None:
                     # sum_v -log p_v = N log Z - sum_v s_v, without a pass over the scores.
                     score_sum = rows.to(sum_dtype) @ word_sum + bias_sum
-                    loss_sum += uniform * (counted @ (vocabulary * log_z - score_sum))
+                    if block_margin is not None:
+                        score_sum -= block_margin
+                    loss += uniform * (vocabulary * log_z - score_sum)
+                plain_loss = loss
+                if block_margin is not None and margin_gradient is not None:
+                    plain_loss, plain_nll = unperturbed_loss(
+                        loss, nll, block_margin, (target_weight, uniform), vocabulary
+                    )
+                    hit_share = (target_weight + vocabulary * uniform) * torch.exp(-nll)
+                    from_margin = target_weight + uniform - hit_share  # -d loss / d s_y
+                    margin_gradient[part] = from_margin[: part.stop - part.start]
+                loss_sum += counted @ loss
+                plain_loss_sum += counted @ plain_loss
+                plain_nll_sum += counted @ plain_nll
                 # d loss / d s = (target_weight + N uniform) p - target_weight [v = y] - uniform,
                 # whose last term is the same for all tokens and is added after the loop.
                 sums.add_block(
@@ -121,15 +147,15 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
                     sums.matrix -= uniform * contexts.sum(0, dtype=sum_dtype)
                 if sums.bias is not None:
                     sums.bias -= uniform * tokens
-        sums.save(ctx)
-        ctx.mark_non_differentiable(nll_sum)
-        return loss_sum, nll_sum
+        sums.save(ctx, (margin_gradient, sum_dtype if margin is None else margin.dtype))
+        ctx.mark_non_differentiable(plain_loss_sum, plain_nll_sum)
+        return loss_sum, plain_loss_sum, plain_nll_sum
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tuple[Optional[Tensor], ...]:
-        contexts, matrix, bias = scaled_gradients(ctx, grad)
-        return contexts, None, matrix, bias, None, None
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Tuple[Optional[Tensor], ...]:
+        contexts, matrix, bias, margin = scaled_gradients(ctx, grad)
+        return contexts, None, matrix, bias, margin, None, None
 
 
 def blockwise_cross_entropy(
@@ -164,11 +190,65 @@ def blockwise_cross_entropy(
     Raises:
         ConfigurationError: shapes that do not fit together, or eps outside its range.
     """
+    inputs = (contexts, targets, matrix, bias)
+    loss, _, nll = _summed_losses(inputs, None, label_smoothing, ignore_index, block_elements)
+    return loss, nll
+
+
+def adversarial_blockwise_cross_entropy(
+    contexts: Tensor,
+    targets: Tensor,
+    matrix: Tensor,
+    margin: Tensor,
+    bias: Optional[Tensor] = None,
+    *,
+    label_smoothing: float = 0.0,
+    ignore_index: Optional[int] = None,
+    block_elements: Optional[int] = None,
+) -> AdversarialLoss:
+    """Return :func:`blockwise_cross_entropy` with the target's score lowered, and without.
+
+    It equals ``tests/reference/mixture.py: smoothed_nll`` of the log-softmax of
+    :func:`~.adversarial.adversarial_logits`.
+
+    Args:
+        contexts: h, shape (T, d).
+        targets: shape (T,).
+        matrix: W, shape (N, d).
+        margin: eps ||w_y|| ||h|| from :func:`~.adversarial.adversarial_margin`, shape (T,); it has
+            a gradient.
+        bias: b, shape (N,).
+        label_smoothing: eps in [0, 1).
+        ignore_index: target whose tokens contribute zero.
+        block_elements: as for :func:`blockwise_cross_entropy`.
+
+    Returns:
+        The loss, and the plain losses for logs, at a cost independent of N.
+
+    Raises:
+        ConfigurationError: shapes that do not fit together, or eps outside its range.
+    """
+    inputs = (contexts, targets, matrix, bias)
+    return AdversarialLoss(
+        *_summed_losses(inputs, margin, label_smoothing, ignore_index, block_elements)
+    )
+
+
+def _summed_losses(
+    inputs: Tuple[Tensor, Tensor, Tensor, Optional[Tensor]],
+    margin: Optional[Tensor],
+    label_smoothing: float,
+    ignore_index: Optional[int],
+    block_elements: Optional[int],
+) -> Tuple[Tensor, Tensor, Tensor]:
+    """Check and apply :class:`_BlockwiseCrossEntropy`."""
+    contexts, targets, matrix, bias = inputs
     check_sizes(contexts, targets, matrix, bias)
     if ignore_index is not None:
         counted = targets.ne(ignore_index)
         contexts, targets = contexts[counted], targets[counted]
-    contexts, matrix, bias = detached_without_grad(contexts, matrix, bias)
+        margin = None if margin is None else margin[counted]
+    contexts, matrix, bias, margin = detached_without_grad(contexts, matrix, bias, margin)
     return _BlockwiseCrossEntropy.apply(
-        contexts, targets, matrix, bias, label_smoothing, block_elements
+        contexts, targets, matrix, bias, margin, label_smoothing, block_elements
     )

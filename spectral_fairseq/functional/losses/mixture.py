@@ -21,6 +21,10 @@ of a cross entropy, weighted. Only the target's probability under the mixture is
 smoothing gives every word a g_v, and then P is needed over the whole vocabulary, for the tokens of
 one block at a time.
 
+The adversarial softmax (``adversarial.py``) lowers s_ky by a margin m_k in each expert. The
+gradients for contexts, table and prior keep their form, with the p_k of the lowered scores, and
+d loss / d m_k = -d loss / d s_ky.
+
 Note [Linear space where it is exact]
 -------------------------------------
 P(v) = sum_k pi_k p_kv as a product of [1, K] and [K, N] saves one exponential for each score
@@ -31,7 +35,7 @@ P(v) of each block is checked, and a block that fails the check is computed agai
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Optional, Tuple
+from typing import Any, Iterator, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +43,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.losses.adversarial import (
+    AdversarialLoss,
+    adversarial_logits,
+    unperturbed_nll,
+)
 from spectral_fairseq.functional.losses.block_scores import (
     BlockScores,
     accumulation_dtype,
@@ -106,6 +115,13 @@ def mix_scores(scores: Tensor, log_prior: Tensor) -> Tensor:
     return torch.logsumexp(joint, 1)
 
 
+class Lowered(NamedTuple):
+    """Where scores are lowered: targets y, shape (t,), and margins m, shape (t, K)."""
+
+    targets: Tensor
+    margin: Tensor
+
+
 class _MixtureBlock:
     """The experts' probabilities and the log-mixture over the vocabulary, for a few tokens.
 
@@ -113,11 +129,18 @@ class _MixtureBlock:
         contexts: h, shape (t, K, d), in the dtype of the products.
         log_prior: log pi, shape (t, K).
         block_scores: W and b.
+        lowered: what the scores of the targets lose.
     """
 
-    def __init__(self, contexts: Tensor, log_prior: Tensor, block_scores: BlockScores) -> None:
+    def __init__(
+        self,
+        contexts: Tensor,
+        log_prior: Tensor,
+        block_scores: BlockScores,
+        lowered: Optional[Lowered] = None,
+    ) -> None:
         self.log_prior = log_prior
-        self.probabilities = expert_scores(contexts, block_scores)  # [t, K, N]
+        self.probabilities = expert_scores(contexts, block_scores, lowered)  # [t, K, N]
         log_z = softmax_(self.probabilities)  # [t, K]
         mixture = torch.bmm(log_prior.exp().unsqueeze(1), self.probabilities).squeeze(1)
         self.joint: Optional[Tensor] = None
@@ -125,7 +148,7 @@ class _MixtureBlock:
             self.log_mixture = mixture.log_()  # [t, N]
         else:
             # See Note [Linear space where it is exact].
-            joint = expert_scores(contexts, block_scores)
+            joint = expert_scores(contexts, block_scores, lowered)
             joint += (log_prior - log_z).unsqueeze(-1)
             self.log_mixture = torch.logsumexp(joint, 1)
             self.joint = joint
@@ -156,10 +179,16 @@ class _MixtureBlock:
         return p, share
 
 
-def expert_scores(contexts: Tensor, block_scores: BlockScores) -> Tensor:
+def expert_scores(
+    contexts: Tensor, block_scores: BlockScores, lowered: Optional[Lowered] = None
+) -> Tensor:
     """Return W h_k + b of ``contexts``, shape (t, K, d), as a new tensor of shape (t, K, N)."""
     scores = block_scores(contexts.flatten(0, 1))
-    return scores.view(contexts.size(0), contexts.size(1), -1)
+    scores = scores.view(contexts.size(0), contexts.size(1), -1)
+    if lowered is not None:
+        index = lowered.targets.unsqueeze(1).expand_as(lowered.margin)
+        adversarial_logits(scores, index, lowered.margin, inplace=True)
+    return scores
 
 
 def _expert_blocks(
@@ -275,8 +304,8 @@ def log_mixture_scripted(
 class _MixtureCrossEntropy(torch.autograd.Function):
     """(loss_sum, nll_sum), with gradients of loss_sum only, computed in the forward pass.
 
-    See Note [Gradients of a mixture], and ``gradient_sums.py``, Note [Gradients in the forward
-    pass].
+    With a margin and without label smoothing nll_sum is that of the scores as they are. See
+    Note [Gradients of a mixture], and ``gradient_sums.py``, Note [Gradients in the forward pass].
     """
 
     @staticmethod
@@ -287,6 +316,7 @@ class _MixtureCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         matrix: Tensor,
         bias: Optional[Tensor],
+        margin: Optional[Tensor],
         label_smoothing: float,
         block_elements: Optional[int],
     ) -> Tuple[Tensor, Tensor]:
@@ -297,6 +327,7 @@ class _MixtureCrossEntropy(torch.autograd.Function):
         needed = tuple(ctx.needs_input_grad[i] for i in (0, 3, 4))
         sums = GradientSums(contexts.flatten(0, 1), matrix, bias, sum_dtype, needed)
         shares = torch.zeros(log_prior.shape, dtype=sum_dtype, device=log_prior.device)
+        margin_gradient = None if margin is None else torch.zeros_like(shares)
         loss_sum, nll_sum = (contexts.new_zeros((), dtype=sum_dtype) for _ in range(2))
         with torch.autocast(contexts.device.type, enabled=False):
             block_scores = BlockScores(matrix, bias, dtype)
@@ -305,9 +336,14 @@ class _MixtureCrossEntropy(torch.autograd.Function):
             ):
                 rows = block_contexts.flatten(0, 1)  # [t K, d]
                 block_targets = filled(targets[part], size)  # [t]
+                index = block_targets.view(-1, 1, 1).expand(-1, experts, 1)
                 counted = part.stop - part.start  # the rows behind these only fill the block up
+                lowered = None
+                if margin is not None:
+                    block_margin = filled(margin[part].to(sum_dtype), size)
+                    lowered = Lowered(block_targets, block_margin)
                 if uniform:
-                    mixed = _MixtureBlock(block_contexts, block_log_prior, block_scores)
+                    mixed = _MixtureBlock(block_contexts, block_log_prior, block_scores, lowered)
                     log_p = mixed.log_mixture[:counted]
                     nll = -log_p.gather(1, block_targets[:counted].unsqueeze(1)).sum()
                     nll_sum += nll
@@ -318,20 +354,27 @@ class _MixtureCrossEntropy(torch.autograd.Function):
                     upstream[counted:] = 0
                     gradient, share = mixed.gradient_(upstream)
                     shares[part] = share[:counted]
+                    if margin_gradient is not None:
+                        at_target = gradient.gather(2, index)[:counted].squeeze(2)  # [t, K]
+                        margin_gradient[part] = -at_target
                     sums.add_block(
                         _rows_of(part, experts), rows, gradient.flatten(0, 1), block_scores.table
                     )
                     continue
-                scores = expert_scores(block_contexts, block_scores)  # [t, K, N]
-                index = block_targets.view(-1, 1, 1).expand(-1, experts, 1)
+                scores = expert_scores(block_contexts, block_scores, lowered)  # [t, K, N]
                 target_score = scores.gather(2, index).squeeze(2)  # [t, K]
                 log_likelihood = target_score - softmax_(scores)  # [t, K]
                 nll = -torch.logsumexp(block_log_prior + log_likelihood, 1)[:counted].sum()
-                nll_sum += nll
                 loss_sum += nll
                 responsibility = posterior(block_log_prior, log_likelihood)  # [t, K]
                 responsibility[counted:] = 0
                 shares[part] = -responsibility[:counted]
+                if lowered is not None and margin_gradient is not None:
+                    miss = -torch.expm1(log_likelihood)  # 1 - p_k(y)
+                    margin_gradient[part] = (responsibility * miss)[:counted]
+                    plain = -unperturbed_nll(-log_likelihood, lowered.margin)
+                    nll = -torch.logsumexp(block_log_prior + plain, 1)[:counted].sum()
+                nll_sum += nll
                 sums.add_block(
                     _rows_of(part, experts),
                     rows,
@@ -341,7 +384,8 @@ class _MixtureCrossEntropy(torch.autograd.Function):
                     weights=responsibility.flatten(),
                     hits=responsibility.flatten(),
                 )
-        sums.save(ctx, (shares, log_prior.dtype))
+        margin_dtype = sum_dtype if margin is None else margin.dtype
+        sums.save(ctx, (shares, log_prior.dtype), (margin_gradient, margin_dtype))
         ctx.shape = contexts.shape
         ctx.mark_non_differentiable(nll_sum)
         return loss_sum, nll_sum
@@ -349,10 +393,10 @@ class _MixtureCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tuple[Optional[Tensor], ...]:
-        contexts, matrix, bias, shares = scaled_gradients(ctx, grad)
+        contexts, matrix, bias, shares, margin = scaled_gradients(ctx, grad)
         if contexts is not None:
             contexts = contexts.view(ctx.shape)
-        return contexts, shares, None, matrix, bias, None, None
+        return contexts, shares, None, matrix, bias, margin, None, None
 
 
 def mixture_cross_entropy(
@@ -388,6 +432,68 @@ def mixture_cross_entropy(
     Raises:
         ConfigurationError: shapes that do not fit together, or eps outside its range.
     """
+    return _summed_losses(
+        (contexts, log_prior, targets, matrix, bias),
+        None,
+        label_smoothing,
+        ignore_index,
+        block_elements,
+    )
+
+
+def adversarial_mixture_cross_entropy(
+    contexts: Tensor,
+    log_prior: Tensor,
+    targets: Tensor,
+    matrix: Tensor,
+    margin: Tensor,
+    bias: Optional[Tensor] = None,
+    *,
+    label_smoothing: float = 0.0,
+    ignore_index: Optional[int] = None,
+    block_elements: Optional[int] = None,
+) -> AdversarialLoss:
+    """Return :func:`mixture_cross_entropy` with the target's score lowered in each expert.
+
+    It equals ``tests/reference/mixture.py: smoothed_nll(adversarial_log_mixture(...))``.
+
+    Args:
+        contexts: h, shape (T, K, d).
+        log_prior: log pi, shape (T, K).
+        targets: shape (T,).
+        matrix: W, shape (N, d).
+        margin: m_k = eps ||w_y|| ||h_k|| from :func:`~.adversarial.adversarial_margin`, shape
+            (T, K); it has a gradient.
+        bias: b, shape (N,).
+        label_smoothing: eps in [0, 1), spread over the words of the mixture.
+        ignore_index: target whose tokens contribute zero.
+        block_elements: as for :func:`mixture_cross_entropy`.
+
+    Returns:
+        The loss, and the plain losses for logs. They cost next to nothing without label smoothing,
+        and a product over the vocabulary with it.
+
+    Raises:
+        ConfigurationError: shapes that do not fit together, or eps outside its range.
+    """
+    inputs = (contexts, log_prior, targets, matrix, bias)
+    options = (label_smoothing, ignore_index, block_elements)
+    loss, nll = _summed_losses(inputs, margin, *options)
+    if label_smoothing == 0.0:
+        return AdversarialLoss(loss, nll, nll)
+    with torch.no_grad():
+        return AdversarialLoss(loss, *_summed_losses(inputs, None, *options))
+
+
+def _summed_losses(
+    inputs: Tuple[Tensor, Tensor, Tensor, Tensor, Optional[Tensor]],
+    margin: Optional[Tensor],
+    label_smoothing: float,
+    ignore_index: Optional[int],
+    block_elements: Optional[int],
+) -> Tuple[Tensor, Tensor]:
+    """Check and apply :class:`_MixtureCrossEntropy`."""
+    contexts, log_prior, targets, matrix, bias = inputs
     check_sizes(contexts, targets, matrix, bias)
     if log_prior.shape != contexts.shape[:-1]:
         raise ConfigurationError(
@@ -398,7 +504,10 @@ def mixture_cross_entropy(
     if ignore_index is not None:
         counted = targets.ne(ignore_index)
         contexts, log_prior, targets = contexts[counted], log_prior[counted], targets[counted]
-    contexts, log_prior, matrix, bias = detached_without_grad(contexts, log_prior, matrix, bias)
+        margin = None if margin is None else margin[counted]
+    contexts, log_prior, matrix, bias, margin = detached_without_grad(
+        contexts, log_prior, matrix, bias, margin
+    )
     return _MixtureCrossEntropy.apply(
-        contexts, log_prior, targets, matrix, bias, label_smoothing, block_elements
+        contexts, log_prior, targets, matrix, bias, margin, label_smoothing, block_elements
     )

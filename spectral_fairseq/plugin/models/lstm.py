@@ -11,6 +11,7 @@ from fairseq.models import lstm
 from torch import Tensor
 
 from spectral_fairseq.heads import HeadSpec
+from spectral_fairseq.heads.mixture import MixtureHead
 from spectral_fairseq.plugin.models.architectures import (
     add_flags_without_defaults,
     fill_defaults,
@@ -34,12 +35,17 @@ class SpectralLSTMDecoder(lstm.LSTMDecoder):
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
         """Give the output layer its table from a plain checkpoint; fairseq calls this.
 
-        A plain ``lstm`` that shares its table stores no output layer.
+        A plain ``lstm`` that shares its table stores no output layer, and the other's has a bias,
+        which a mixture that starts from it leaves behind.
         """
-        weight = state_dict.get(f"{name}.embed_tokens.weight")
+        source = "embed_tokens" if self.share_input_output_embed else "fc_out"
+        weight = state_dict.get(f"{name}.{source}.weight")
         has_output = any(key.startswith(f"{name}.output_projection.") for key in state_dict)
-        if self.share_input_output_embed and weight is not None and not has_output:
-            state_dict[f"{name}.output_projection.weight"] = weight
+        if weight is None or has_output:
+            return
+        state_dict[f"{name}.output_projection.weight"] = weight
+        if source == "fc_out" and isinstance(self.output_projection, MixtureHead):
+            del state_dict[f"{name}.fc_out.weight"], state_dict[f"{name}.fc_out.bias"]
 
 
 class SpectralLSTM(lstm.LSTMModel):

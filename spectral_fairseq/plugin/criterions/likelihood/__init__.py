@@ -11,6 +11,7 @@ from spectral_fairseq.plugin.criterions.likelihood.adversarial import (
     ADVERSARIAL_EPSILON,
     Adversarial,
 )
+from spectral_fairseq.plugin.criterions.likelihood.adversarial_blocks import AdversarialBlocks
 from spectral_fairseq.plugin.criterions.likelihood.base import Likelihood, LikelihoodTerm
 from spectral_fairseq.plugin.criterions.likelihood.blockwise import BLOCKWISE_LOSS, Blockwise
 from spectral_fairseq.plugin.criterions.likelihood.consistency import (
@@ -70,12 +71,14 @@ def likelihood_term(criterion: Any, options: Any, model: nn.Module) -> Likelihoo
         options: the parsed values of :data:`FLAGS`.
         model: what is trained.
     """
+    blockwise = options.blockwise_loss or getattr(head_of(model), "own_loss", False)
     if options.adversarial_epsilon:
-        return Adversarial(criterion, options.adversarial_epsilon)
+        adversarial = AdversarialBlocks if blockwise else Adversarial
+        return adversarial(criterion, options.adversarial_epsilon)
     if options.rdrop_weight or options.simcut_weight:
         return Consistency(criterion, options)
     if options.gradient_gating:
         return GradientGating(criterion, options.gradient_gating)
-    if options.blockwise_loss or getattr(head_of(model), "own_loss", False):
+    if blockwise:
         return Blockwise(criterion)
     return FullScores(criterion)

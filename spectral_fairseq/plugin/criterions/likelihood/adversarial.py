@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Tuple
+from typing import Any, List
 
 from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
 from torch import Tensor, nn
@@ -15,8 +15,10 @@ from spectral_fairseq.functional.linalg.row_norms import row_norms
 from spectral_fairseq.functional.losses.adversarial import (
     adversarial_logits,
     adversarial_margin,
-    unperturbed_nll,
+    unperturbed_loss,
 )
+from spectral_fairseq.functional.losses.blockwise import smoothing_weights
+from spectral_fairseq.heads.base import Head
 from spectral_fairseq.plugin.criterions.likelihood.base import Likelihood, LikelihoodTerm
 from spectral_fairseq.plugin.criterions.likelihood.output_layer import (
     OutputLayer,
@@ -51,16 +53,16 @@ class Adversarial(LikelihoodTerm):
         """See the base class.
 
         Raises:
-            ConfigurationError: an output layer that is not a single softmax, or that cannot be
+            ConfigurationError: an adaptive softmax, a sigsoftmax, or an output layer that cannot be
                 replaced.
         """
         head = head_of(model)
-        if getattr(head, "own_loss", False):
+        if isinstance(head, Head) and not head.adversarial:
             raise ConfigurationError(
-                "a single softmax for --adversarial-epsilon",
-                f"{type(head).__name__}, in which a target has no single logit",
-                "Use --output-head softmax (of a Transformer-XL with "
-                "--adaptive-softmax-cutoff ''), or drop --adversarial-epsilon.",
+                "a softmax or a mixture for --adversarial-epsilon",
+                f"{type(head).__name__}, in which a target's score is no single logit w'h + b",
+                "Use another --output-head, of a Transformer-XL --adaptive-softmax-cutoff ''; or "
+                "drop --adversarial-epsilon.",
             )
         check_output_layer(model)
 
@@ -92,11 +94,13 @@ class Adversarial(LikelihoodTerm):
         loss, nll = label_smoothed_nll_loss(
             lprobs, targets, criterion.eps, ignore_index=criterion.padding_idx, reduce=False
         )  # [b * t, 1] each
-        plain_loss, plain_nll = self._without_margin(
-            loss.detach(),
-            nll.detach(),
+        # Padding has neither margin nor loss, so nothing is added to it.
+        plain_loss, plain_nll = unperturbed_loss(
+            loss,
+            nll,
             margin[:, criterion.ignore_prefix_size :].reshape(-1, 1),
-            vocabulary=lprobs.size(-1),
+            smoothing_weights(criterion.eps, lprobs.size(-1)),
+            lprobs.size(-1),
         )
         if reduce:
             loss, plain_loss, plain_nll = loss.sum(), plain_loss.sum(), plain_nll.sum()
@@ -112,19 +116,3 @@ class Adversarial(LikelihoodTerm):
             return table(target)
         with arguments_as_flags(weight=ADVERSARIAL_EPSILON.option):
             return output_table(model, self.criterion.penalties.view(model).words.rows)[target]
-
-    def _without_margin(
-        self, loss: Tensor, nll: Tensor, margin: Tensor, vocabulary: int
-    ) -> Tuple[Tensor, Tensor]:
-        """Loss and NLL of each token without the adversary; all of shape [tokens, 1].
-
-        With the target's logit raised again by its margin m every log-probability falls by
-        c = nll_plain - nll + m, and the target's rises by m. Padding has no margin and no loss, so
-        nothing is added to it.
-        """
-        eps = self.criterion.eps
-        plain = unperturbed_nll(nll, margin)
-        fall = plain - nll + margin
-        eps_i = eps / (vocabulary - 1)
-        smooth_change = vocabulary * fall - margin
-        return loss + (1 - eps - eps_i) * (plain - nll) + eps_i * smooth_change, plain

@@ -1,0 +1,99 @@
+"""``spectral-fairseq next-words``: against the models run word by word."""
+
+import json
+
+import pytest
+import torch
+
+from spectral_fairseq.cli.main import main
+from spectral_fairseq.lm.carry import Carry
+from spectral_fairseq.tools.language_models.loading import load_language_model
+from tests.language_models import block_checkpoint, remade, stateful_checkpoint
+
+SENTENCES = ["w3 w1 w4", "w1 never-seen </s> w5 w9 w2"]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(train, tiny_lm_data, tmp_path_factory):
+    block = block_checkpoint(train)
+    other = tmp_path_factory.mktemp("remade") / "other.pt"
+    return [str(block), str(remade(stateful_checkpoint(train), other, tiny_lm_data))]
+
+
+@pytest.fixture
+def ask(checkpoints, tiny_lm_data, tmp_path, capsys):
+    (tmp_path / "sentences.txt").write_text("\n".join(SENTENCES) + "\n\n", "utf-8")
+
+    def run(*more, paths=checkpoints, status=0):
+        argv = ["next-words", *paths, "--data", str(tiny_lm_data)]
+        argv += ["--sentences", str(tmp_path / "sentences.txt"), *more]
+        assert main(argv) == status
+        return capsys.readouterr()
+
+    return run
+
+
+@torch.no_grad()
+def probabilities(path, data, words):
+    """p of the next word, from a model that reads one word after the other."""
+    model = load_language_model(path, data, {})
+    tokens = [model.start, *(model.dictionary.index(word) for word in words)]
+    if model.stateful:
+        carry = Carry()
+        for token in tokens:
+            output = model.model(
+                torch.tensor([[token]]), src_lengths=torch.tensor([1]), carry=carry
+            )
+    else:
+        output = model.model(torch.tensor([tokens]))
+    last = model.model.get_normalized_probs(output, log_probs=False, sample={"target": None})
+    return last[0, -1], model.dictionary
+
+
+def test_next_words_are_those_of_each_model(ask, checkpoints, tiny_lm_data):
+    shown = ask("--format", "json", "--top", "3")
+    places = json.loads(shown.out)["places"]
+    assert "never-seen" in shown.err and "w1" not in shown.err
+    assert [place["context"] for place in places] == SENTENCES
+    for place in places:
+        assert place["reference"] is None
+        for path, one in zip(checkpoints, place["models"]):
+            p, dictionary = probabilities(path, tiny_lm_data, place["context"].split())
+            p[dictionary.pad()] = 0
+            best = p.topk(3)
+            assert [each["word"] for each in one["next"]] == [dictionary[i] for i in best.indices]
+            found = torch.tensor([each["probability"] for each in one["next"]])
+            torch.testing.assert_close(found, best.values, rtol=1e-4, atol=1e-6)
+
+
+def test_largest_gaps_are_positions_inside_the_sentences(ask, checkpoints, tiny_lm_data):
+    places = json.loads(ask("--format", "json", "--largest-gaps", "4").out)["places"]
+    expected = []
+    for sentence in map(str.split, SENTENCES):
+        for position, word in enumerate(sentence):
+            both = []
+            for path in checkpoints:
+                p, dictionary = probabilities(path, tiny_lm_data, sentence[:position])
+                both.append(float(p[dictionary.index(word)].log()))
+            expected.append((both[0] - both[1], " ".join(sentence[:position]), word))
+    ahead = sorted((each for each in expected if each[0] > 0), reverse=True)[:4]
+    assert ahead, "nothing is tested if the first model is ahead nowhere"
+    found = [(place["context"], place["reference"]) for place in places]
+    assert found == [each[1:] for each in ahead]
+
+
+def test_text_has_a_line_for_each_model(ask):
+    text = ask("--labels", "block,stateful").out
+    first = text.split("\n\n")[0].splitlines()
+    assert first[0] == "1  w3 w1 w4 __?__"
+    assert [line.split()[0] for line in first[1:]] == ["block", "stateful"]
+    assert len(first[1].split()) == 1 + 2 * 5
+    assert "next word: " in ask("--largest-gaps", "1").out
+
+
+def test_what_cannot_be_compared_is_refused(ask, checkpoints, tmp_path):
+    assert "--largest-gaps" in ask("--largest-gaps", "1", paths=checkpoints[:1], status=2).err
+    assert "--top" in ask("--top", "0", status=2).err
+    assert "none.txt" in ask("--sentences", str(tmp_path / "none.txt"), status=2).err
+    (tmp_path / "long.txt").write_text("w1 " * 2000, "utf-8")
+    assert "words in a sentence" in ask("--sentences", str(tmp_path / "long.txt"), status=2).err
