@@ -17,6 +17,7 @@ from spectral_fairseq.compat import (
     damaged_checkpoint,
     damaged_data,
     dead_encoder_keys,
+    embedding_file,
     fp16_without_cuda,
     literal_settings,
     missing_data,
@@ -24,6 +25,7 @@ from spectral_fairseq.compat import (
     prefetch_thread,
     safe_loading,
     tail_batch,
+    validation_task,
 )
 from spectral_fairseq.compat.patching import Applied, Status, apply_all, why_not_importable
 
@@ -40,6 +42,8 @@ PATCHES = (
     atomic_copy.PATCH,
     damaged_data.PATCH,
     missing_data.PATCH,
+    embedding_file.PATCH,
+    validation_task.PATCH,
     bf16_without_tpu.PATCH,
     fp16_without_cuda.PATCH,
 )

@@ -13,6 +13,8 @@ from torch import Tensor
 from spectral_fairseq.compat.indexed_files import check_indexed_files
 from spectral_fairseq.errors import DataError, MissingDataError
 
+MADE_BY_PREPROCESS = ("train", "valid", "test")
+
 
 class IndexedCorpus:
     """The sentences of a binarised split in a row; tokens are read from the disk when asked for.
@@ -70,8 +72,10 @@ def open_corpus(
         raise MissingDataError(
             f"the split {split!r} of a monolingual corpus in {data}",
             f"the splits {', '.join(there)}" if there else "no monolingual split",
-            "Name one of those, or binarise it: fairseq-preprocess --only-source --srcdict "
-            f"{data}/dict.txt --{split}pref TEXT --destdir {data}.",
+            f"Name one of those, or binarise it: fairseq-preprocess --only-source --srcdict "
+            f"{data}/dict.txt --{split}pref TEXT --destdir {data}."
+            if split in MADE_BY_PREPROCESS
+            else "Name one of those; fairseq-preprocess makes the splits train, valid and test.",
         )
     # fairseq's old format; its reader "cached" would keep in memory what has been read.
     kind = "lazy" if kind == "cached" else kind
