@@ -52,6 +52,7 @@ def analyse_checkpoint(
     table: Optional[str] = None,
     dictionary: Optional[Union[str, Path]] = None,
     progress: Optional[StepCallback] = None,
+    verify: bool = True,
 ) -> Analysed:
     """Measure one checkpoint's table.
 
@@ -62,6 +63,7 @@ def analyse_checkpoint(
         table: which table, where there are several.
         dictionary: dict.txt or a folder of binarised data; looked for if not given.
         progress: follows the steps.
+        verify: as of :func:`~spectral_fairseq.checkpoints.reading.load_checkpoint`.
 
     Raises:
         CheckpointError: unreadable, no table, or several.
@@ -73,7 +75,7 @@ def analyse_checkpoint(
     progress.begin("hash", os.path.getsize(checkpoint_file(path)))
     file_hash = sha256(path, progress.advance)
     progress.begin("load")
-    checkpoint = load_checkpoint(path)
+    checkpoint = load_checkpoint(path, verify)
     checkpoint["model"] = tensors_of(checkpoint["model"])
     checkpoint.pop("last_optimizer_state", None)
     words, remark = _dictionary_of(checkpoint, path, table, dictionary)

@@ -13,6 +13,7 @@ from spectral_fairseq.analysis.options import Options
 from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.cli.fairseq_plugin import import_plugin
 from spectral_fairseq.cli.progress import CheckpointBar, checkpoints_bar
+from spectral_fairseq.cli.verify import add_no_verify
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.options import add_flags, from_arguments
 
@@ -101,6 +102,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-progress", action="store_true", help="show no progress bar (terminals only)"
     )
+    add_no_verify(parser)
 
 
 class _PrintSchema(argparse.Action):
@@ -215,6 +217,7 @@ def _analyse(
                 table=args.table,
                 dictionary=args.dictionary,
                 progress=progress,
+                verify=args.verify,
             )
             if args.data:
                 from spectral_fairseq.tools.model_outputs import measure_outputs
