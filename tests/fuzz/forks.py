@@ -31,7 +31,8 @@ class Ended(NamedTuple):
 
     Attributes:
         outcome: one of the constants of this module.
-        error: the last line of what it printed on stderr, if it failed.
+        error: the last line of what it printed on stderr, if it failed; after a traceback of
+            another error than ours with the places that it went through last.
         printed: all of stdout and stderr.
     """
 
@@ -125,6 +126,8 @@ def judged(status: int, printed: str) -> List[str]:
         ),
         str(PACKAGE),
     )
+    places = re.findall(r'^  File "[^"]*?([^"/]+/[^"/]+)", line (\d+), in ', printed, re.MULTILINE)
+    last += " @ " + " < ".join(":".join(place) for place in reversed(places[-3:]))
     return [TRACEBACK if inner.startswith(str(PACKAGE)) else FAIRSEQ, last]
 
 

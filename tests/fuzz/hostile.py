@@ -103,7 +103,7 @@ def bomb(making: Making) -> None:
         with zipfile.ZipFile(making.path) as old, zipfile.ZipFile(content, "w") as new:
             for entry in old.infolist():
                 new.writestr(entry.filename, old.read(entry), zipfile.ZIP_DEFLATED)
-            new.writestr("archive/data/999", bytes(100_000_000), zipfile.ZIP_DEFLATED)
+            new.writestr("archive/data/999", bytes(20_000_000), zipfile.ZIP_DEFLATED)
         content.rename(making.path)
         return
     with zipfile.ZipFile(making.path, "a") as archive:
@@ -209,9 +209,9 @@ TENSORS: Dict[str, Callable[[torch.Tensor], Any]] = {
     "scalar": lambda one: one.sum(),
     "flat": lambda one: one.flatten(),
     "one more dimension": lambda one: one.unsqueeze(0),
-    "cut": lambda one: one[:1],
-    "empty": lambda one: one[:0],
-    "longer": lambda one: torch.cat([one, one]),
+    "cut": lambda one: one.reshape(-1, *one.shape[1:])[:1],
+    "empty": lambda one: one.reshape(-1, *one.shape[1:])[:0],
+    "longer": lambda one: one.reshape(-1, *one.shape[1:]).repeat_interleave(2, 0),
     "transposed": lambda one: one.t() if one.dim() == 2 else one,
     "whole numbers": lambda one: one.long(),
     "yes or no": lambda one: one.bool(),
@@ -388,6 +388,8 @@ class Hostile:
         commands["validate"] += ["--task", "language_modeling", "--max-tokens", 96]
         commands["train"] = ["fairseq-train", data, *PLUGIN, "--restore-file", path, "--cpu"]
         commands["train"] += [*TRAINING, "--max-update", 3, "--save-dir", self._folder / "saved"]
+        if not os.path.exists(path):
+            del commands["train"]  # which then starts afresh
         found, errors = {}, {}
         for name, argv in commands.items():
             ended = run(self._server, argv, self._folder)
