@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import os
 import re
 import resource
@@ -9,6 +12,7 @@ import select
 import signal
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
@@ -48,24 +52,65 @@ def program(argv: Sequence[str], process: str) -> None:
     run_program(argv)
 
 
+def commands(argvs: Sequence[Sequence[str]], report: str, process: str) -> None:
+    """In a fork: run several command lines of this package's command one after the other.
+
+    Each is judged as if it were alone; ``report`` gets a line of JSON for each that has ended.
+    """
+    from spectral_fairseq.cli.main import main
+
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    Path(process).write_text(str(os.getpid()))
+    for argv in argvs:
+        errors = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
+                status = main(list(argv))
+        except BaseException:
+            errors.write(traceback.format_exc())
+            status = 1
+        outcome, error = judged(status, errors.getvalue())
+        if outcome == FAIRSEQ:
+            outcome = TRACEBACK  # our own command answers for fairseq, too
+        with open(report, "a") as file:
+            file.write(json.dumps([outcome, error]) + "\n")
+
+
+def run_all(server: ForkServer, argvs: Dict[str, Sequence[Any]], folder: Path) -> Dict[str, Ended]:
+    """Run several command lines of this package's command in one fork.
+
+    Returns:
+        How each ended; those after one that took the process with it are left out.
+    """
+    report = folder / "report"
+    texts = [[str(one) for one in argv] for argv in argvs.values()]
+    last = Fork(server, [texts, str(report)], folder, "commands").ended()
+    lines = report.read_text().splitlines() if report.exists() else []
+    ends = [Ended(*json.loads(line), "") for line in lines]
+    return dict(zip(argvs, [*ends, last]))
+
+
 class Fork:
     """A command line that runs in a fork of a server.
 
     Args:
         server: the server.
-        argv: the command line.
+        argv: the command line, or other arguments of ``function``.
         folder: the working directory.
+        function: the function of this module that the fork calls.
     """
 
-    def __init__(self, server: ForkServer, argv: Sequence[Any], folder: Path) -> None:
-        self.argv = [str(one) for one in argv]
+    def __init__(
+        self, server: ForkServer, argv: Sequence[Any], folder: Path, function: str = "program"
+    ) -> None:
+        self.argv = [str(one) for one in argv] if function == "program" else list(argv)
         self._number = folder / f"process-{time.monotonic_ns()}"
         self.output = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
         with open(os.devnull) as nothing:
             streams = [nothing.fileno(), self.output.fileno(), self.output.fileno()]
-            call = f"{__name__}:program"
+            given = [self.argv] if function == "program" else self.argv
             self._running = server.start(
-                call, self.argv, str(self._number), streams=streams, cwd=folder
+                *(f"{__name__}:{function}", *given, str(self._number)), streams=streams, cwd=folder
             )
 
     def printed(self) -> str:

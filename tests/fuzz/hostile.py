@@ -24,7 +24,7 @@ import torch
 
 from spectral_fairseq.checkpoints.structure import EVALUATED
 from tests.fork_server import ForkServer
-from tests.fuzz.forks import BAD, DONE, EXECUTED, FAIRSEQ, REFUSED, line, run
+from tests.fuzz.forks import BAD, DONE, EXECUTED, FAIRSEQ, REFUSED, line, run, run_all
 from tests.fuzz.training import PLUGIN
 
 TAKEN = "taken, though it must be refused"
@@ -374,26 +374,25 @@ class Hostile:
             (self._checkpoint, making.path) if kind.data else (making.path, self._data)
         )  # fmt: skip
         out = self._folder / "out.pt"
-        tool = "spectral-fairseq"
-        commands: Dict[str, List[Any]] = {
-            "analyze": [tool, "analyze", path],
-            "compare": [tool, "compare", self._checkpoint, path],
-            "average": [tool, "average", path, path, "--output", out, "--overwrite"],
-            "export": [tool, "export", path, out, "--overwrite"],
+        ours: Dict[str, List[Any]] = {
+            "analyze": ["analyze", path, "--data", data, "--dict", self._data],
+            "evaluate-lm": ["evaluate-lm", path, data, "--cpu"],
         }
-        if kind.data:
-            commands = {"analyze": [tool, "analyze", path, "--data", data, "--dict", self._data]}
-        commands["evaluate-lm"] = [tool, "evaluate-lm", path, data, "--cpu"]
+        if not kind.data:
+            ours["compare"] = ["compare", self._checkpoint, path]
+            ours["average"] = ["average", path, path, "--output", out, "--overwrite"]
+            ours["export"] = ["export", path, out, "--overwrite"]
+        ended = run_all(self._server, ours, self._folder)
+        commands: Dict[str, List[Any]] = {}
         commands["validate"] = ["fairseq-validate", data, *PLUGIN, "--path", path, "--cpu"]
         commands["validate"] += ["--task", "language_modeling", "--max-tokens", 96]
         commands["train"] = ["fairseq-train", data, *PLUGIN, "--restore-file", path, "--cpu"]
         commands["train"] += [*TRAINING, "--max-update", 3, "--save-dir", self._folder / "saved"]
         if not os.path.exists(path):
             del commands["train"]  # which then starts afresh
-        found, errors = {}, {}
         for name, argv in commands.items():
-            ended = run(self._server, argv, self._folder)
-            found[name], errors[name] = ended.outcome, ended.error
+            ended[name] = run(self._server, argv, self._folder)
+        found = {name: one.outcome for name, one in ended.items()}
         outcome = REFUSED if set(found.values()) == {REFUSED} else DONE
         bad = [name for name in found if found[name] not in (DONE, REFUSED, FAIRSEQ)]
         if kind.refused:
@@ -402,7 +401,7 @@ class Hostile:
         if bad:
             name = bad[0]
             outcome = TAKEN if found[name] == DONE else found[name]
-            error = f"{name}: {errors[name]}"[:400]
+            error = f"{name}: {ended[name].error}"[:400]
         if making.marker.exists():
             outcome = EXECUTED
         return line(
