@@ -1,6 +1,7 @@
 # make quickstart    set up, then train, translate, measure and draw on real text
 # make test          set up, then run all tests
 # make test-fast     set up, then run the tests that start no command line and train nothing
+# make fuzz          set up, then try options, hostile files and kills for MINUTES=60; goes on later
 # make setup         set up only: everything goes into .venv
 # make lint          set up, then style and types
 # make docs          set up, then the documentation site in build/site; a warning is an error
@@ -22,7 +23,7 @@ FIND_PYTHON = for p in python3 python3.11 python3.12 python3.10 python3.9; do \
 	"$$p" -c '$(VERSION_OK)' 2>/dev/null && { command -v "$$p"; break; }; done
 LEGACY = $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 11))'
 
-.PHONY: setup quickstart test test-fast lint docs clean
+.PHONY: setup quickstart test test-fast fuzz lint docs clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.installed
@@ -79,6 +80,10 @@ test: setup
 
 test-fast: setup
 	@$(PYTEST) -m "not slow" $(PYTEST_FLAGS)
+
+MINUTES ?= 60
+fuzz: setup
+	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --page
 
 lint: $(VENV)/.lint
 	@$(BIN)/ruff check .

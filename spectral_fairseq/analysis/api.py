@@ -32,6 +32,7 @@ def analyze(
     labels: Optional[Sequence[str]] = None,
     methods: Optional[Sequence[str]] = None,
     progress: Optional[Callable[[int], StepCallback]] = None,
+    verify: bool = True,
     **options: Any,
 ) -> Report:
     """Measure the embedding tables of models.
@@ -50,6 +51,8 @@ def analyze(
         methods: the method of each model, equal for its seeds, over which mean and standard
             deviation are given.
         progress: called with the number of each model from 0 on; the result follows its steps.
+        verify: compare the bytes of a file with the checksums in it, if it has any; reading all of
+            a huge file takes time.
         **options: the fields of :class:`spectral_fairseq.analysis.options.Options`, such as
             ``words=("the",)`` for the nearest neighbours of a word, or ``seed``.
 
@@ -80,6 +83,7 @@ def analyze(
             counts=counts,
             progress=None if progress is None else progress(index),
             first=analysed[0].reference if analysed else None,
+            verify=verify,
         )
         if analysed:
             one.reference = None  # only the first table stays in memory

@@ -28,11 +28,12 @@ LEFT_OUT = ("last_optimizer_state",)
 LEFT_OUT_OF_EXTRA_STATE = ("ema", "ema_fp32_params")
 
 
-def average_checkpoints(paths: Sequence[Union[str, Path]]) -> Dict[str, Any]:
+def average_checkpoints(paths: Sequence[Union[str, Path]], verify: bool = True) -> Dict[str, Any]:
     """The average of checkpoints of one model; only one of them is in memory at a time.
 
     Args:
         paths: at least one checkpoint.
+        verify: as of :func:`~spectral_fairseq.checkpoints.reading.load_checkpoint`.
 
     Returns:
         A checkpoint with the settings of the first path and no optimiser state. Averages are
@@ -45,12 +46,12 @@ def average_checkpoints(paths: Sequence[Union[str, Path]]) -> Dict[str, Any]:
     """
     if not paths:
         raise ConfigurationError("at least one checkpoint to average", "none", "Name some.")
-    average = load_checkpoint(paths[0])
+    average = load_checkpoint(paths[0], verify)
     like = tensors_of(average["model"])
     sums = _terms(like)
     _check_finite(sums, like, paths[0])
     for path in paths[1:]:
-        model = tensors_of(load_checkpoint(path)["model"])
+        model = tensors_of(load_checkpoint(path, verify)["model"])
         _check_same_model(like, model, paths[0], path)
         terms = _terms(model, like)
         _check_finite(terms, like, path)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.embeddings import TABLES, FactoredEmbedding, Table
-from spectral_fairseq.errors import UnsupportedError
+from spectral_fairseq.errors import CheckpointError, UnsupportedError
 
 # Every dictionary of fairseq starts <s>, <pad>, </s>, <unk>.
 PADDING_ROW = 1
@@ -59,13 +59,33 @@ def dense_form(
 
     Returns:
         Shape (n, d).
+
+    Raises:
+        CheckpointError: factors whose shapes do not fit together.
     """
     count, dim = entries[kind.entries[0]].shape
     rows = torch.arange(count) if rows is None else rows
+    _check_factors(kind, entries, dim)
     dense = torch.empty(len(rows), dim, dtype=dtype)
     for chosen, block in zip(rows.split(_BLOCK_ROWS), dense.split(_BLOCK_ROWS)):
         block.copy_(kind.dense_rows(entries, chosen, dtype))
     return dense
+
+
+def _check_factors(kind: Type[Table], entries: Mapping[str, Tensor], dim: int) -> None:
+    """Compute no row, to see whether the shapes fit."""
+    try:
+        none = kind.dense_rows(entries, torch.zeros(0, dtype=torch.long), torch.float64)
+        fit = none.shape == (0, dim)
+    except (IndexError, RuntimeError):
+        fit = False
+    if not fit:
+        shapes = (f"{name} {tuple(entries[name].shape)}" for name in kind.entries)
+        raise CheckpointError(
+            f"factors of a {kind.kind} table that fit together",
+            ", ".join(shapes),
+            "Give a checkpoint saved by fairseq-train.",
+        )
 
 
 def stored_form(kind: Type[Table], weight: Tensor) -> Dict[str, Tensor]:

@@ -6,14 +6,17 @@ A table has a row for each of <s>, <pad>, </s>, <unk>, then one for each line of
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from spectral_fairseq.errors import DataError
+from spectral_fairseq.files import why_not_readable
 
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 FILLER = "madeupword"
+MAX_COUNT = 2**63 - 1  # what a tensor of counts holds
 _OVERWRITE = "#fairseq:overwrite"
 
 
@@ -63,10 +66,11 @@ def read_dictionary(path: Union[str, Path]) -> WordList:
         DataError: missing, not text, empty, or with a line that is not "<symbol> <count>".
     """
     file = Path(path)
-    if not file.is_file():
+    obstacle = why_not_readable(file)
+    if obstacle is not None:
         raise DataError(
             f"a dictionary at {file}",
-            "a folder" if file.is_dir() else "no such file",
+            obstacle,
             "Give dict.txt (or dict.<language>.txt) of the folder made by fairseq-preprocess.",
         )
     try:
@@ -86,7 +90,7 @@ def read_dictionary(path: Union[str, Path]) -> WordList:
         if overwrite:
             text = text[: -len(_OVERWRITE)].rstrip()
         symbol, space, count = text.rpartition(" ")
-        if not space or not count.isdigit():
+        if not space or not re.fullmatch("[0-9]{1,19}", count) or int(count) > MAX_COUNT:
             raise DataError(
                 f"lines '<symbol> <count>' in {file}",
                 f"{line[:60]!r} in line {number}",

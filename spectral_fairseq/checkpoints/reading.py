@@ -20,8 +20,10 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import struct
 import types
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, Dict, Mapping, Sequence, Tuple, Union
 
@@ -43,11 +45,16 @@ _TORCH_REBUILDERS = (
 
 READ_FAILURES = (
     pickle.UnpicklingError,
+    struct.error,
     zipfile.BadZipFile,
+    zlib.error,
+    ArithmeticError,
+    AssertionError,
     AttributeError,
     EOFError,
     ImportError,
     LookupError,
+    MemoryError,
     OSError,
     RuntimeError,
     TypeError,

@@ -13,6 +13,7 @@ from spectral_fairseq.analysis.options import Options
 from spectral_fairseq.checkpoints.saved import model_path
 from spectral_fairseq.cli.fairseq_plugin import import_plugin
 from spectral_fairseq.cli.progress import CheckpointBar, checkpoints_bar
+from spectral_fairseq.cli.verify import add_no_verify
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.options import add_flags, from_arguments
 
@@ -111,6 +112,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-progress", action="store_true", help="show no progress bar (terminals only)"
     )
+    add_no_verify(parser)
 
 
 class _PrintSchema(argparse.Action):
@@ -225,6 +227,7 @@ def _analyse(args: argparse.Namespace, paths: Sequence[Path], options: Options) 
             dictionary=args.dictionary,
             counts=args.counts,
             labels=labels,
+            verify=args.verify,
             progress=progress,
             methods=methods.split(",") if methods else None,
             **vars(options),

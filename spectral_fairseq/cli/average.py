@@ -8,6 +8,7 @@ from typing import List, Optional
 
 from spectral_fairseq.checkpoints.saved import EPOCH_FILE, UPDATE_FILE, checkpoint_file
 from spectral_fairseq.cli.output import check_output, save_atomically
+from spectral_fairseq.cli.verify import add_no_verify
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 
 DESCRIPTION = """\
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="leave out checkpoints of a later epoch, or after more updates, than this",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
+    add_no_verify(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     out = check_output(args.output, paths, args.overwrite)
     from spectral_fairseq.checkpoints.averaging import average_checkpoints
 
-    save_atomically(average_checkpoints(paths), out)
+    save_atomically(average_checkpoints(paths, args.verify), out)
     print(f"{out}: the average of {', '.join(map(str, paths))}")
     return 0
 

@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Optional
 from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.cli.fairseq_plugin import import_plugin
 from spectral_fairseq.cli.progress import StageBars
+from spectral_fairseq.cli.verify import add_no_verify
 from spectral_fairseq.options import add_flags, from_arguments
 from spectral_fairseq.tools.evaluate_lm.options import Options
 
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-progress", action="store_true", help="show no progress bar (terminals only)"
     )
+    add_no_verify(parser)
     add_flags(parser, Options)
 
 
@@ -64,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from spectral_fairseq.tools.evaluate_lm.evaluation import evaluate_checkpoint
 
     with StageBars(args.no_progress) as bars:
-        found = evaluate_checkpoint(args.checkpoint, args.data, options, bars.begin)
+        found = evaluate_checkpoint(args.checkpoint, args.data, options, bars.begin, args.verify)
     if found["data"]["remark"]:
         print(f"warning: {found['data']['remark']}", file=sys.stderr)
     print(json.dumps(found) if args.format == "json" else as_text(found))

@@ -8,6 +8,7 @@ import json
 from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.cli.fairseq_plugin import import_plugin
 from spectral_fairseq.cli.output import check_output, save_atomically
+from spectral_fairseq.cli.verify import add_no_verify
 
 DESCRIPTION = """\
 Collapse the factored tables of a transformer_sc* or transformer_lm_sc* checkpoint to a plain
@@ -32,13 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="CKPT", help="checkpoint saved by fairseq-train")
     parser.add_argument("output", metavar="OUT", help="file to write")
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
+    add_no_verify(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Export one checkpoint.
 
     Args:
-        args: parsed arguments, with ``checkpoint``, ``output`` and ``overwrite``.
+        args: parsed arguments, those of :func:`add_arguments`.
 
     Returns:
         Exit status 0; every failure is an error.
@@ -49,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from spectral_fairseq.checkpoints.reading import load_checkpoint
     from spectral_fairseq.tools.export import export_checkpoint
 
-    plain, check = export_checkpoint(load_checkpoint(args.checkpoint))
+    plain, check = export_checkpoint(load_checkpoint(args.checkpoint, args.verify))
     save_atomically(plain, out)
     figures = {
         "output": str(out),

@@ -10,7 +10,8 @@ from typing import Any, Dict, Optional, Sequence
 
 import spectral_fairseq
 from spectral_fairseq.cli.output import print_anywhere
-from spectral_fairseq.errors import SpectralFairseqError
+from spectral_fairseq.cli.verify import NO_VERIFY
+from spectral_fairseq.errors import SpectralFairseqError, arguments_as_flags
 
 SUBCOMMANDS: Dict[str, str] = {
     "analyze": "measure and draw the embedding space of checkpoints",
@@ -81,7 +82,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = build_parser().parse_args(argv)
     print_anywhere()
     try:
-        status = int(args.run(args))
+        with arguments_as_flags(verify=NO_VERIFY):
+            status = int(args.run(args))
         sys.stdout.flush()  # here, where a closed pipe can still be handled
         return status
     except SpectralFairseqError as error:

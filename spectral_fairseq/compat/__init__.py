@@ -15,7 +15,10 @@ from spectral_fairseq.compat import (
     atomic_copy,
     bf16_without_tpu,
     damaged_checkpoint,
+    damaged_data,
     dead_encoder_keys,
+    embedding_file,
+    fasta_index,
     fp16_without_cuda,
     literal_settings,
     missing_data,
@@ -23,6 +26,7 @@ from spectral_fairseq.compat import (
     prefetch_thread,
     safe_loading,
     tail_batch,
+    validation_task,
 )
 from spectral_fairseq.compat.patching import Applied, Status, apply_all, why_not_importable
 
@@ -32,12 +36,16 @@ PATCHES = (
     tail_batch.PATCH,
     safe_loading.PATCH,
     literal_settings.PATCH,
+    fasta_index.PATCH,
     damaged_checkpoint.PATCH,
     numpy_names.PATCH,
     prefetch_thread.PATCH,
     dead_encoder_keys.PATCH,
     atomic_copy.PATCH,
+    damaged_data.PATCH,
     missing_data.PATCH,
+    embedding_file.PATCH,
+    validation_task.PATCH,
     bf16_without_tpu.PATCH,
     fp16_without_cuda.PATCH,
 )

@@ -8,6 +8,10 @@ import sys
 from typing import Any, Callable, Optional
 
 from spectral_fairseq.compat.patching import Patch, replaces
+from spectral_fairseq.errors import ConfigurationError
+
+_FP16 = ("--fp16", "--memory-efficient-fp16")
+_BF16 = ("--bf16", "--memory-efficient-bf16")
 
 
 def _unneeded() -> Optional[str]:
@@ -21,14 +25,21 @@ def without_tpu(parse_args_and_arch: Callable[..., Any]) -> Callable[..., Any]:
         parse_args_and_arch: fairseq's function.
 
     Returns:
-        A function of the same signature.
+        A function of the same signature. It raises ConfigurationError for both kinds of half
+        precision, of which fairseq says that TPUs have one.
     """
 
     @functools.wraps(parse_args_and_arch)
     def parse_without_tpu(parser: Any, input_args: Any = None, *more: Any, **kwargs: Any) -> Any:
+        given = sys.argv[1:] if input_args is None else input_args
+        if {*_FP16} & {*given} and {*_BF16} & {*given}:
+            raise ConfigurationError(
+                "one of --fp16 and --bf16",
+                " and ".join(flag for flag in (*_FP16, *_BF16) if flag in given),
+                "Drop one of them.",
+            )
         parsed = parse_args_and_arch(parser, input_args, *more, **kwargs)
         args = parsed[0] if isinstance(parsed, tuple) else parsed
-        given = sys.argv[1:] if input_args is None else input_args
         # fairseq-validate and fairseq-generate parse once more without defaults: no attribute then.
         if getattr(args, "bf16", False) and "--tpu" not in given:
             args.tpu = False

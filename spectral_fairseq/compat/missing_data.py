@@ -12,8 +12,10 @@ import functools
 import os
 from typing import Any, Callable, Tuple
 
+from spectral_fairseq.checkpoints.dictionary import MAX_COUNT
 from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.errors import DataError, MissingDataError
+from spectral_fairseq.files import why_not_readable
 
 _REMEDY = "Check the path, or make the folder with fairseq-preprocess --destdir."
 
@@ -58,7 +60,11 @@ def explain_dictionary(add_from_file: Callable[..., None]) -> Callable[..., None
         if not isinstance(f, str):
             return add_from_file(self, f)
         try:
-            return add_from_file(self, f)
+            obstacle = why_not_readable(f)
+            if obstacle is not None and os.path.exists(f):
+                raise DataError(f"a dictionary at {f}", obstacle, _REMEDY)
+            add_from_file(self, f)
+            _check_counts(self, f)
         except FileNotFoundError as error:
             _check_folder(os.path.dirname(f) or ".")
             raise MissingDataError(
@@ -69,7 +75,9 @@ def explain_dictionary(add_from_file: Callable[..., None]) -> Callable[..., None
             ) from error
         except DataError:
             raise
-        except (ValueError, RuntimeError) as error:
+        except Exception as error:  # fairseq raises this very class for text that is not UTF-8
+            if isinstance(error, OSError):
+                raise
             raise DataError(
                 f"lines of a word and its count in the dictionary {f}",
                 str(error),
@@ -77,6 +85,16 @@ def explain_dictionary(add_from_file: Callable[..., None]) -> Callable[..., None
             ) from error
 
     return add_or_explain
+
+
+def _check_counts(dictionary: Any, path: str) -> None:
+    for symbol, count in zip(dictionary.symbols, dictionary.count):
+        if not 0 <= count <= MAX_COUNT:
+            raise DataError(
+                f"counts of 0 or more, below 2**63, in the dictionary {path}",
+                f"{str(count)[:30]} of {symbol[:60]!r}",
+                "Make the dictionary again with fairseq-preprocess.",
+            )
 
 
 def explain_split(load_dataset: Callable[..., Any]) -> Callable[..., Any]:

@@ -63,7 +63,8 @@ class MixtureHead(Head):
         context_scale: s, greater than 0.
 
     Raises:
-        ConfigurationError: K < 1, a dropout outside [0, 1), or a scale that is not positive.
+        ConfigurationError: K outside [1, N], a dropout outside [0, 1), or a scale that is not
+            positive.
     """
 
     options = (
@@ -109,11 +110,12 @@ class MixtureHead(Head):
         context_scale: float = 1.0,
     ) -> None:
         super().__init__(table)
-        if components < 1:
+        # The rank of the log-probabilities is at most N, so more than N experts give nothing.
+        if not 1 <= components <= table.num_embeddings:
             raise ConfigurationError(
-                "`components` to be 1 or more",
+                f"`components` from 1 to the number of words, {table.num_embeddings}",
                 repr(components),
-                "Choose K >= 1 (the paper's is 15), or `SoftmaxHead` for no mixture.",
+                "Choose such a K (the paper's is 15), or `SoftmaxHead` for no mixture.",
             )
         if not 0.0 <= dropout < 1.0:
             raise ConfigurationError(

@@ -29,7 +29,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from spectral_fairseq.checkpoints.collapse import collapse_tables
-from spectral_fairseq.errors import CheckpointError, UnsupportedError
+from spectral_fairseq.errors import CheckpointError, SpectralFairseqError, UnsupportedError
 from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
 from spectral_fairseq.plugin.models.flat_config import FlatTransformerConfig
 from spectral_fairseq.plugin.models.transformer import SpectralTransformer
@@ -233,15 +233,26 @@ def _plain_history(checkpoint: Mapping[str, Any]) -> Any:
 
 def _task_like(model: Mapping[str, Tensor]) -> Any:
     """A stand-in for a task that suffices to build a model: dictionaries of the right sizes."""
-    target_in = model["decoder.embed_tokens.weight"].size(0)
+    target_in = _rows(model, "decoder.embed_tokens.weight")
     output = model.get("decoder.output_projection.weight")
-    target = target_in if output is None else output.size(0)
+    target = target_in if output is None else _rows(model, "decoder.output_projection.weight")
     encoder = model.get("encoder.embed_tokens.weight")
-    source = target_in if encoder is None else encoder.size(0)
+    source = target_in if encoder is None else _rows(model, "encoder.embed_tokens.weight")
     dictionaries = {size: _dictionary(size) for size in (source, target)}
     return SimpleNamespace(
         source_dictionary=dictionaries[source], target_dictionary=dictionaries[target]
     )
+
+
+def _rows(model: Mapping[str, Tensor], name: str) -> int:
+    table = model.get(name)
+    if table is None or table.dim() != 2 or len(table) < Dictionary().nspecial:
+        raise CheckpointError(
+            f"a table {name} with a row for each word",
+            "none" if table is None else f"one of shape {tuple(table.shape)}",
+            "Give a checkpoint that fairseq saved in training.",
+        )
+    return len(table)
 
 
 def _dictionary(size: int) -> Dictionary:
@@ -259,8 +270,17 @@ def _build(checkpoint: Mapping[str, Any], task: Any) -> Any:
     for name in _EMBEDDING_FILES:
         if cfg["model"].get(name):
             cfg["model"][name] = None
-    with torch.random.fork_rng(devices=[]), building_for(task, from_checkpoint=True):
-        model = models.build_model(OmegaConf.create(cfg).model, task)
+    try:
+        with torch.random.fork_rng(devices=[]), building_for(task, from_checkpoint=True):
+            model = models.build_model(OmegaConf.create(cfg).model, task)
+    except SpectralFairseqError:
+        raise
+    except Exception as error:  # a file's settings may be anything, and fairseq checks few of them
+        raise CheckpointError(
+            "settings from which fairseq can build the checkpoint's model",
+            f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
+            "Give a checkpoint that fairseq saved in training.",
+        ) from error
     try:
         model.load_state_dict(dict(checkpoint["model"]), strict=True)
     except RuntimeError as error:

@@ -1,5 +1,7 @@
 """Checkpoints with a table that the test chose, saved as fairseq saves them."""
 
+import zipfile
+
 import torch
 
 from spectral_fairseq.embeddings import TABLES
@@ -46,3 +48,13 @@ def cone(n=60, d=6, spread=0.3, seed=0):
     """A Gaussian cloud away from the origin."""
     torch.manual_seed(seed)
     return spread * torch.randn(n, d) + torch.randn(d)
+
+
+def flipped(path, of_entry):
+    """Flip a bit of one entry of a saved checkpoint."""
+    with zipfile.ZipFile(path) as archive:
+        (entry,) = [one for one in archive.infolist() if one.filename.endswith(of_entry)]
+        content = archive.read(entry)
+    data = bytearray(path.read_bytes())
+    data[bytes(data).index(content) + len(content) // 2] ^= 1
+    path.write_bytes(bytes(data))

@@ -7,22 +7,13 @@ import torch
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.errors import CheckpointError
+from tests.checkpoints.made import flipped
 
 
 @pytest.fixture
 def path(tmp_path):
     torch.save({"model": {"w": torch.arange(1000.0)}}, tmp_path / "checkpoint.pt")
     return tmp_path / "checkpoint.pt"
-
-
-def flipped(path, of_entry):
-    """Flip one bit of the bytes of one entry."""
-    with zipfile.ZipFile(path) as archive:
-        (entry,) = [one for one in archive.infolist() if one.filename.endswith(of_entry)]
-        content = archive.read(entry)
-    data = bytearray(path.read_bytes())
-    data[bytes(data).index(content) + len(content) // 2] ^= 1
-    path.write_bytes(bytes(data))
 
 
 def test_a_flipped_bit_of_a_tensor(path):

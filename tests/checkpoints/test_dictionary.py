@@ -38,11 +38,14 @@ def test_line_separators_of_unicode_are_symbols_as_for_fairseq(tmp_path):
         ("word\n", "line 1"),
         ("a 1\nb x\n", "line 2"),
         ("a 1\na 2\n", "'a' again"),
+        ("a \u00b2\n", "line 1"),
+        ("a -1\n", "line 1"),
+        (f"a {2**63}\n", "line 1"),
     ],
 )
 def test_unusable_files(tmp_path, content, message):
     file = tmp_path / "dict.txt"
-    file.write_text(content)
+    file.write_text(content, "utf-8")
     with pytest.raises(DataError, match=message):
         read_dictionary(file)
 

@@ -51,19 +51,19 @@ class FairseqProcess:
     """
 
     def __init__(self, server: ForkServer, folder: Path) -> None:
-        self._server, self._folder = server, folder
+        self._server, self.folder = server, folder
 
     def call(self, function: Callable[..., Any], **arguments: Any) -> Any:
         """Run a self-contained function in a process; arguments and result are JSON."""
         source = textwrap.dedent(inspect.getsource(function))
         request = {"source": source, "name": function.__name__, "arguments": arguments}
         with open(os.devnull) as nothing, tempfile.TemporaryFile("w+") as printed:
-            reply = self._folder / "reply.json"
+            reply = self.folder / "reply.json"
             running = self._server.start(
                 f"{__name__}:_answer",
                 *(request, str(reply)),
                 streams=[nothing.fileno(), printed.fileno(), printed.fileno()],
-                cwd=self._folder,
+                cwd=self.folder,
             )
             status = running.wait()
             printed.seek(0)

@@ -39,6 +39,22 @@ def test_only_the_implied_tpu_is_undone(patched: FairseqProcess) -> None:
     assert patched.call(parsed, flags=[]) == [False, False]
 
 
+@pytest.mark.parametrize("flags", [
+    ["--bf16", "--fp16"],
+    ["--memory-efficient-bf16", "--fp16"],
+    ["--memory-efficient-fp16", "--bf16"],
+])  # fmt: skip
+def test_two_kinds_of_half_precision(
+    flags: list, bare: FairseqProcess, patched: FairseqProcess
+) -> None:
+    with pytest.raises(Failure, match="TPU"):
+        bare.call(parsed, flags=flags)
+    with pytest.raises(Failure, match="expected one of --fp16 and --bf16") as caught:
+        patched.call(parsed, flags=flags)
+    assert caught.value.kinds[0] == "ConfigurationError"
+    assert all(flag in caught.value.message for flag in flags)
+
+
 def test_validation_parses_without_defaults(
     patched: FairseqProcess, data: Path, checkpoint: Path
 ) -> None:

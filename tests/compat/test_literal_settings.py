@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import subprocess
 import sys
@@ -25,8 +26,13 @@ PACKAGES = {
 }
 
 
-def calls() -> Iterator[Tuple[str, ast.Call, str]]:
+@functools.cache
+def calls() -> List[Tuple[str, ast.Call, str]]:
     """Modules of the installed fairseq, each call of a name in them, and that name."""
+    return list(_calls())
+
+
+def _calls() -> Iterator[Tuple[str, ast.Call, str]]:
     for package, folder in PACKAGES.items():
         for path in sorted(folder.rglob("*.py")):
             parts = path.relative_to(folder).with_suffix("").parts

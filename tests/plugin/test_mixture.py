@@ -105,13 +105,15 @@ def test_blockwise_softmax_on_ours_and_on_the_hosts(task, label_smoothing):
         build_model(task),
         build_host_model(task, "transformer", share_all_embeddings=True),
         build_host_model(task, "transformer"),
+        build_host_model(task, "lstm", decoder_out_embed_dim=8),  # its output layer has a bias
     ]
+    assert models[-1].decoder.fc_out.bias.abs().max() > 0
     for model in models:
         model.double().train()
         options = {"label_smoothing": label_smoothing, **NOTHING}
         dense = build_criterion(task, **options)
         blockwise = build_criterion(task, blockwise_loss=True, **options)
-        sample = make_sample(task)
+        sample = make_sample(task, sizes=((6, 2), (5, 4), (3, 7)))  # sorted, as the LSTM asks
         first, second = (gradients(model, c(model, sample)[0]) for c in (dense, blockwise))
         for name in first:
             torch.testing.assert_close(second[name], first[name], rtol=1e-6, atol=1e-6)

@@ -14,6 +14,7 @@ from torch import nn
 from spectral_fairseq.errors import arguments_as_flags
 from spectral_fairseq.functional.losses.blockwise import smoothing_weights
 from spectral_fairseq.plugin.criterions import likelihood, table_control, unset
+from spectral_fairseq.plugin.criterions.ignored_prefix import IgnoredPrefix
 from spectral_fairseq.plugin.criterions.input_gradient import (
     INPUT_GRADIENT_SCALE,
     input_gradients_scaled,
@@ -63,6 +64,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         # fairseq itself smooths with any number.
         with arguments_as_flags(label_smoothing="--label-smoothing"):
             smoothing_weights(cfg.label_smoothing, vocabulary=2)
+        self._ignored_prefix = IgnoredPrefix(cfg.ignore_prefix_size)
         self._cfg, self._task = cfg, task
         self._factored: Optional[bool] = None
         self._complete(factored=True)
@@ -109,6 +111,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     def forward(self, model: nn.Module, sample: Any, reduce: bool = True) -> Tuple[Any, Any, Any]:
         """As ``label_smoothed_cross_entropy``, with the penalties added to the loss in training."""
         self.suit(model)
+        self._ignored_prefix.look_at(sample)
         if not model.training:
             return self._evaluate(model, sample, reduce)
         with input_gradients_scaled(self.penalties.view(model), self._input_gradient_scale):

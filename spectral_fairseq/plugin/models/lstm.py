@@ -22,6 +22,7 @@ from spectral_fairseq.plugin.models.options import (
     has_own_output,
     refuse_unsupported,
 )
+from spectral_fairseq.plugin.models.sharing import check_sharing
 from spectral_fairseq.plugin.models.tables import build_head, build_table
 
 
@@ -71,6 +72,7 @@ class SpectralLSTM(lstm.LSTMModel):
             # fairseq always sets this default, and reads it for that criterion only.
             args.adaptive_softmax_cutoff = None
         refuse_unsupported(args)
+        check_sharing(args, task)
         model = super().build_model(args, task)
         if has_own_output(args):
             _replace_output(args, model, task)

@@ -21,6 +21,7 @@ from spectral_fairseq.plugin.models.options import (
     has_own_output,
     refuse_unsupported,
 )
+from spectral_fairseq.plugin.models.sharing import check_sharing
 from spectral_fairseq.plugin.models.tables import build_table
 
 # An architecture has the sizes of fairseq's own with the same suffix.
@@ -53,6 +54,7 @@ class SpectralTransformer(TransformerModelBase):
         """
         options = to_namespace(cls, cfg)
         refuse_unsupported(options)
+        check_sharing(options, task)
         return super().build_model(TransformerConfig.from_namespace(options), task)
 
     @classmethod

@@ -54,6 +54,7 @@ def evaluate_checkpoint(
     data: Union[str, Path],
     options: Options,
     begin: Begin = lambda *_: lambda _: None,
+    verify: bool = True,
 ) -> Dict[str, Any]:
     """Evaluate one checkpoint on one split.
 
@@ -62,6 +63,7 @@ def evaluate_checkpoint(
         data: folder of binarised data.
         options: what to do.
         begin: called at the start of each stage.
+        verify: as of :func:`~spectral_fairseq.checkpoints.reading.load_checkpoint`.
 
     Returns:
         The document: ``checkpoint``, ``data``, ``options``, ``tuning`` and ``figures``.
@@ -74,7 +76,7 @@ def evaluate_checkpoint(
     """
     check(options)
     overrides = parse_overrides(options.overrides)
-    loaded = load_language_model(path, data, overrides)
+    loaded = load_language_model(path, data, overrides, verify)
     splits = [options.subset]
     splits += [VALIDATION] if options.tune is not None else []
     splits += [TRAINING] if options.dynamic is not None else []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import Any, List, Union
 
@@ -11,7 +10,10 @@ import torch
 from fairseq.data import data_utils, indexed_dataset
 from torch import Tensor
 
+from spectral_fairseq.compat.indexed_files import check_indexed_files
 from spectral_fairseq.errors import DataError, MissingDataError
+
+MADE_BY_PREPROCESS = ("train", "valid", "test")
 
 
 class IndexedCorpus:
@@ -63,25 +65,21 @@ def open_corpus(
         DataError: the split is damaged, or holds no token.
     """
     prefix = str(Path(data) / split)
-    try:
-        kind = indexed_dataset.infer_dataset_impl(prefix)
-        if kind is None:
-            there = splits_in(data)
-            raise MissingDataError(
-                f"the split {split!r} of a monolingual corpus in {data}",
-                f"the splits {', '.join(there)}" if there else "no monolingual split",
-                "Name one of those, or binarise it: fairseq-preprocess --only-source --srcdict "
-                f"{data}/dict.txt --{split}pref TEXT --destdir {data}.",
-            )
-        # fairseq's old format; its reader "cached" would keep in memory what has been read.
-        kind = "lazy" if kind == "cached" else kind
-        dataset = data_utils.load_indexed_dataset(prefix, dictionary, kind, combine=combine)
-    except (AssertionError, EOFError, struct.error) as error:
-        raise DataError(
-            f"a readable split {split!r} in {data}",
-            f"{type(error).__name__}: {error}",
-            "Binarise it again with fairseq-preprocess --only-source.",
-        ) from error
+    check_indexed_files(prefix, len(dictionary))
+    kind = indexed_dataset.infer_dataset_impl(prefix)
+    if kind is None:
+        there = splits_in(data)
+        raise MissingDataError(
+            f"the split {split!r} of a monolingual corpus in {data}",
+            f"the splits {', '.join(there)}" if there else "no monolingual split",
+            f"Name one of those, or binarise it: fairseq-preprocess --only-source --srcdict "
+            f"{data}/dict.txt --{split}pref TEXT --destdir {data}."
+            if split in MADE_BY_PREPROCESS
+            else "Name one of those; fairseq-preprocess makes the splits train, valid and test.",
+        )
+    # fairseq's old format; its reader "cached" would keep in memory what has been read.
+    kind = "lazy" if kind == "cached" else kind
+    dataset = data_utils.load_indexed_dataset(prefix, dictionary, kind, combine=combine)
     corpus = IndexedCorpus(dataset)
     if len(corpus) == 0:
         raise DataError(

@@ -66,7 +66,10 @@ class LanguageModel:
 
 
 def load_language_model(
-    path: Union[str, Path], data: Union[str, Path], overrides: Mapping[str, Any]
+    path: Union[str, Path],
+    data: Union[str, Path],
+    overrides: Mapping[str, Any],
+    verify: bool = True,
 ) -> LanguageModel:
     """Build the model of a checkpoint, on the CPU.
 
@@ -74,6 +77,7 @@ def load_language_model(
         path: saved by ``fairseq-train``.
         data: folder of binarised data with the dictionary of the training.
         overrides: settings that replace those of the training.
+        verify: as of :func:`~spectral_fairseq.checkpoints.reading.load_checkpoint`.
 
     Raises:
         CheckpointError: missing, damaged, unsafe, or no language model's.
@@ -82,7 +86,7 @@ def load_language_model(
         DataError: no such folder, or another dictionary than the model's.
         UnsupportedError: a language model that cannot be evaluated token by token, or built here.
     """
-    checkpoint = load_checkpoint(path)
+    checkpoint = load_checkpoint(path, verify)
     names = set(checkpoint["model"])
     if not any(name.startswith("decoder.") for name in names) or any(
         name.startswith("encoder.") for name in names

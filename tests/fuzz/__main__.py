@@ -1,0 +1,158 @@
+"""``make fuzz MINUTES=..``: try options, hostile files and kills, and write down what happened.
+
+Every case is one line of JSON in the record. A campaign that was stopped goes on where it ended,
+because the record says which numbers are done; a case that was under way is done again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import json
+import re
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List
+
+import spectral_fairseq
+from spectral_fairseq.provenance import versions
+from tests.conftest import PACKAGE, ROOT
+from tests.fork_server import ForkServer
+from tests.fuzz import data, forks, hostile, kills, training
+
+PAGE = ROOT / "docs" / "reliability.md"
+FAILURES = {*training.FAILURES, *hostile.FAILURES, *kills.FAILURES}
+# Of twenty cases in a row: how many are options and how many files; the last one is a kill.
+TURN = ("options", "file") * 9 + ("options", "kill")
+
+
+@contextlib.contextmanager
+def runners(folder: Path) -> Iterator[Dict[str, Callable[[int], Dict[str, Any]]]]:
+    """What runs a case of each kind.
+
+    Args:
+        folder: scratch.
+    """
+    with contextlib.ExitStack() as stack:
+        sockets = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        path = [str(PACKAGE.parent), str(ROOT)]
+        plain = stack.enter_context(ForkServer.started(sockets, path))
+        server = stack.enter_context(plain.after("tests.fuzz.forks:import_plugin"))
+        corpora, intact = folder / "data", folder / "intact"
+
+        def run(argv: List[Any]) -> None:
+            ended = forks.run(server, argv, folder)
+            assert ended.outcome == forks.DONE, ended.printed
+
+        corpora.mkdir(parents=True)
+        data.write(corpora, run)
+        language = corpora / "language"
+        run(
+            ["fairseq-train", language, *training.PLUGIN, *hostile.TRAINING, "--cpu"]
+            + ["--max-update", 2, "--save-dir", intact]
+        )
+        checkpoint = intact / "checkpoint_last.pt"
+        yield {
+            "options": training.Options(server, plain, corpora, folder / "case").run,
+            "file": hostile.Hostile(server, checkpoint, language, folder / "case").run,
+            "kill": kills.Kills(server, language, folder / "kills").run,
+        }
+
+
+def next_cases(record: Path) -> Iterator[Any]:
+    """Kinds and numbers of the cases that are not in the record, without end."""
+    done = {(line["kind"], line["number"]) for line in lines_of(record)}
+    for number in range(sys.maxsize):
+        kind = TURN[number % len(TURN)]
+        if (kind, number) not in done:
+            yield kind, number
+
+
+def lines_of(record: Path) -> List[Dict[str, Any]]:
+    """The lines of a record; a last one that was cut off is left out."""
+    if not record.exists():
+        return []
+    lines = record.read_text("utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def campaign(minutes: float, record: Path) -> None:
+    """Run cases until the time is over or somebody presses Ctrl-C."""
+    end = time.monotonic() + 60 * minutes
+    record.parent.mkdir(parents=True, exist_ok=True)
+    kept = lines_of(record)  # without half a line, which a machine that failed may leave
+    with tempfile.TemporaryDirectory() as folder, open(record, "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in kept)
+        file.flush()
+        with runners(Path(folder)) as run:
+            for kind, number in next_cases(record):
+                if time.monotonic() > end:
+                    break
+                line = run[kind](number)
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+                print(f"{kind} {number}: {line['outcome']} {line.get('error', '')[:200]}")
+
+
+def summary(lines: List[Dict[str, Any]]) -> str:
+    """The counts of a record as tables for the documentation."""
+    parts = []
+    titles = {
+        "options": "combinations of options",
+        "file": "hostile files",
+        "kill": "trainings killed with SIGKILL",
+    }
+    for kind, title in titles.items():
+        of_kind = [line for line in lines if line["kind"] == kind]
+        counts = collections.Counter(line["outcome"] for line in of_kind)
+        shown = "; ".join(f"{name}: {count:,}" for name, count in counts.most_common())
+        runs = sum(len(line.get("commands", ())) for line in of_kind) + (
+            len(of_kind) if kind != "file" else 0
+        )
+        parts.append(f"| {title} | {len(of_kind):,} | {runs:,} | {shown or 'none'} |")
+    failed = sum(line["outcome"] in FAILURES for line in lines)
+    used = versions()
+    signature = ", ".join(f"{name} {version}" for name, version in used.items() if version)
+    return "\n".join(
+        [
+            "| what | cases | command lines | outcomes |",
+            "|---|---|---|---|",
+            *parts,
+            "",
+            f"Failures: {failed}. spectral_fairseq {spectral_fairseq.__version__}; {signature}.",
+        ]
+    )
+
+
+def write_page(lines: List[Dict[str, Any]]) -> None:
+    """Put the counts between the markers of docs/reliability.md."""
+    text = PAGE.read_text("utf-8")
+    block = f"<!-- counts -->\n{summary(lines)}\n<!-- /counts -->"
+    new = re.sub(r"<!-- counts -->.*<!-- /counts -->", lambda _: block, text, flags=re.DOTALL)
+    PAGE.write_text(new, "utf-8")
+
+
+def main() -> int:
+    """Read the command line; status 1 if any case of the record failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--record", type=Path, default=ROOT / "build" / "fuzz.jsonl")
+    parser.add_argument("--page", action="store_true", help="write the counts into the page")
+    args = parser.parse_args()
+    with contextlib.suppress(KeyboardInterrupt):
+        campaign(args.minutes, args.record)
+    lines = lines_of(args.record)
+    print(summary(lines))
+    if args.page:
+        write_page(lines)
+    failed = [line for line in lines if line["outcome"] in FAILURES]
+    for one in failed:
+        print(json.dumps(one))
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,420 @@
+"""Hostile files made by code: damaged, of wrong contents, or with code in them.
+
+Every file goes through every command that reads it. None may run code from it, wait for ever, or
+end in a traceback of this package; :data:`KINDS` says which must be refused by all commands. A
+file is determined by its number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import gzip
+import importlib
+import os
+import random
+import shutil
+import struct
+import subprocess
+import zipfile
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NamedTuple
+
+import torch
+
+from spectral_fairseq.checkpoints.structure import EVALUATED
+from tests.fork_server import ForkServer
+from tests.fuzz.forks import BAD, DONE, EXECUTED, FAIRSEQ, REFUSED, line, run, run_all
+from tests.fuzz.training import PLUGIN
+
+TAKEN = "taken, though it must be refused"
+FAILURES = (*BAD, TAKEN)
+
+
+class Making(NamedTuple):
+    """What a maker of a hostile file works with.
+
+    Attributes:
+        path: the checkpoint to write; an intact one is there. For data, the folder.
+        marker: the file that code in the hostile file makes if it is run.
+        chance: source of all choices.
+    """
+
+    path: Path
+    marker: Path
+    chance: random.Random
+
+
+# -- damaged bytes
+
+
+def cut(making: Making) -> None:
+    content = making.path.read_bytes()
+    making.path.write_bytes(content[: making.chance.randrange(len(content))])
+
+
+def flip(making: Making) -> None:
+    _flip(making.path, making.chance)
+
+
+def _flip(path: Path, chance: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    for _ in range(chance.choice((1, 1, 2, 8))):
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    path.write_bytes(bytes(content))
+
+
+def overwrite(making: Making) -> None:
+    content = bytearray(making.path.read_bytes())
+    start = making.chance.randrange(len(content))
+    content[start : start + 512] = making.chance.randbytes(512)
+    making.path.write_bytes(bytes(content))
+
+
+def older_format(making: Making) -> None:
+    state = torch.load(making.path, weights_only=False)
+    torch.save(state, making.path, _use_new_zipfile_serialization=False)
+    making.chance.choice((cut, flip))(making)
+
+
+def no_checkpoint(making: Making) -> None:
+    content = making.chance.choice(
+        (b"", b"text\n", bytes(10_000), b"PK\x03\x04", b"\x80\x02.", gzip.compress(bytes(1000)))
+    )
+    making.path.write_bytes(content)
+
+
+def no_file(making: Making) -> None:
+    making.path.unlink()
+    kind = making.chance.choice(("pipe", "folder", "endless", "dangling", "circle"))
+    if kind == "pipe":
+        os.mkfifo(making.path)
+    elif kind == "folder":
+        making.path.mkdir()
+    else:
+        targets = {"endless": "/dev/zero", "dangling": "/nonexistent", "circle": making.path.name}
+        making.path.symlink_to(targets[kind])
+
+
+def bomb(making: Making) -> None:
+    """Many bytes from few: compressed zeros, or entries that overlap."""
+    if making.chance.random() < 0.5:
+        content = making.path.with_suffix(".zip")
+        with zipfile.ZipFile(making.path) as old, zipfile.ZipFile(content, "w") as new:
+            for entry in old.infolist():
+                new.writestr(entry.filename, old.read(entry), zipfile.ZIP_DEFLATED)
+            new.writestr("archive/data/999", bytes(20_000_000), zipfile.ZIP_DEFLATED)
+        content.rename(making.path)
+        return
+    with zipfile.ZipFile(making.path, "a") as archive:
+        largest = max(archive.filelist, key=lambda entry: entry.file_size)
+        archive.filelist += [largest] * 1000
+        archive._didModify = True
+
+
+# -- code
+
+
+class Call:
+    """A call that unpickling this object makes."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self._call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self._call
+
+
+def foreign_object(making: Making) -> None:
+    """An object that runs code when it is loaded, somewhere in the checkpoint."""
+    touch = f"touch {making.marker}"
+    python = f"open({str(making.marker)!r}, 'w')"
+    call = making.chance.choice(
+        (
+            Call(os.system, touch),
+            Call(builtins.eval, python),
+            Call(builtins.exec, python),
+            Call(builtins.open, str(making.marker), "w"),
+            Call(subprocess.check_output, touch.split()),
+            Call(getattr, Call(importlib.import_module, "os"), "system"),
+            Call(builtins.compile, python, "x", "exec"),
+        )
+    )
+    state = torch.load(making.path, weights_only=False)
+    _change(state, making.chance, lambda _: call)
+    torch.save(state, making.path)
+
+
+def code_in_a_setting(making: Making) -> None:
+    """A string that fairseq would evaluate, in any of the places where settings are."""
+    state = torch.load(making.path, weights_only=False)
+    name = making.chance.choice(sorted(EVALUATED))
+    text = making.chance.choice(
+        (
+            f"open({str(making.marker)!r}, 'w') and [10]",
+            f"__import__('os').system('touch {making.marker}') or [10, 20]",
+            f"[10 for _ in [open({str(making.marker)!r}, 'w')]]",
+            f"(lambda: open({str(making.marker)!r}, 'w'))()",
+            "().__class__.__base__.__subclasses__()",
+            "9**9**9**9",
+        )
+    )
+    place = making.chance.choice(("model", "task", "optimization", "args"))
+    if place == "args":
+        state["args"] = argparse.Namespace(**{**dict(state["cfg"]["model"]), name: text})
+    else:
+        state["cfg"][place] = {**dict(state["cfg"][place] or {}), name: text}
+    torch.save(state, making.path)
+
+
+# -- wrong contents
+
+VALUES: List[Any] = [
+    *(None, 0, -1, 10**30, 1.5, float("nan"), True, "", "text", "\x1b[31m", b"bytes", [], {}),
+    *([1, "a"], {"a": 1}, {3: 4}, (), torch.zeros(0), torch.ones(2, 2), argparse.Namespace(a=1)),
+]
+
+
+def wrong_entry(making: Making) -> None:
+    """Something else in the place of an entry, at any depth, or a missing entry."""
+    state = torch.load(making.path, weights_only=False)
+    value = making.chance.choice([*VALUES, KeyError])
+    _change(state, making.chance, lambda _: value)
+    torch.save(state, making.path)
+
+
+def _change(state: Dict[Any, Any], chance: random.Random, to: Callable[[Any], Any]) -> None:
+    """Change a random entry; the class KeyError removes it."""
+    node = state
+    while True:
+        name = chance.choice(sorted(node, key=str))
+        inner = node[name]
+        if isinstance(inner, list) and inner and isinstance(inner[0], dict):
+            inner = inner[0]
+        if not isinstance(inner, dict) or not inner or chance.random() < 0.4:
+            break
+        node = inner
+    value = to(node[name])
+    if value is KeyError:
+        del node[name]
+    else:
+        node[name] = value
+
+
+TENSORS: Dict[str, Callable[[torch.Tensor], Any]] = {
+    "zeros": torch.zeros_like,
+    "not a number": lambda one: one * float("nan"),
+    "infinite": lambda one: one + float("inf"),
+    "huge": lambda one: one * 1e38,
+    "scalar": lambda one: one.sum(),
+    "flat": lambda one: one.flatten(),
+    "one more dimension": lambda one: one.unsqueeze(0),
+    "cut": lambda one: one.reshape(-1, *one.shape[1:])[:1],
+    "empty": lambda one: one.reshape(-1, *one.shape[1:])[:0],
+    "longer": lambda one: one.reshape(-1, *one.shape[1:]).repeat_interleave(2, 0),
+    "transposed": lambda one: one.t() if one.dim() == 2 else one,
+    "whole numbers": lambda one: one.long(),
+    "yes or no": lambda one: one.bool(),
+    "half": lambda one: one.half(),
+    "double": lambda one: one.double(),
+    "complex": lambda one: one.to(torch.complex64),
+    "sparse": lambda one: one.to_sparse(),
+    "meta": lambda one: one.to("meta"),
+    "expanded": lambda one: torch.ones(1).expand(10**6, 10**6),
+    "no tensor": lambda _: 3,
+}
+
+
+def wrong_tensor(making: Making) -> None:
+    state = torch.load(making.path, weights_only=False)
+    model = state["model"]
+    for name in making.chance.sample(sorted(model), making.chance.choice((1, 1, 3))):
+        model[name] = TENSORS[making.chance.choice(sorted(TENSORS))](model[name])
+    torch.save(state, making.path)
+
+
+def wrong_names(making: Making) -> None:
+    state = torch.load(making.path, weights_only=False)
+    model, chance = state["model"], making.chance
+    name = chance.choice(sorted(model))
+    kind = chance.choice(("drop", "rename", "add", "all", "number"))
+    tensor = model[name]
+    if kind == "all":
+        state["model"] = {}
+    elif kind == "add":
+        model[f"{name}.{chance.choice(('u', 'v', 'sigma', 'weight', 'table', 'g'))}"] = tensor
+    else:
+        del model[name]
+        if kind == "rename":
+            model[name.replace("decoder", chance.choice(("encoder", "", "\n\x1b[0m")))] = tensor
+        elif kind == "number":
+            model[7] = tensor
+    torch.save(state, making.path)
+
+
+# -- data
+
+
+def data_cut(making: Making) -> None:
+    path = _data_file(making)
+    content = path.read_bytes()
+    path.write_bytes(content[: making.chance.randrange(len(content))])
+
+
+def data_flip(making: Making) -> None:
+    _flip(_data_file(making), making.chance)
+
+
+def _data_file(making: Making) -> Path:
+    names = ("train.idx", "train.bin", "valid.idx", "valid.bin", "dict.txt")
+    return making.path / making.chance.choice(names)
+
+
+def foreign_token(making: Making) -> None:
+    path = making.path / f"{making.chance.choice(('train', 'valid'))}.bin"
+    content = bytearray(path.read_bytes())
+    place = 2 * making.chance.randrange(len(content) // 2)
+    struct.pack_into("<H", content, place, making.chance.choice((9_999, 65_535)))
+    path.write_bytes(bytes(content))
+
+
+def wrong_dictionary(making: Making) -> None:
+    line_ = making.chance.choice(
+        (f"new {10**40}", "new -1", "new \u00b2", "w1 3", "new", "\x00 1", "new 1e3", "\x1b[31m x")
+    )
+    with open(making.path / "dict.txt", "a", encoding="utf-8") as file:
+        file.write(line_ + "\n")
+
+
+def data_no_file(making: Making) -> None:
+    path = _data_file(making)
+    no_file(making._replace(path=path))
+
+
+class Kind(NamedTuple):
+    """A kind of hostile file.
+
+    Attributes:
+        make: makes one in the place of an intact file.
+        refused: whether every command must refuse it; else it may be harmless, as a flipped bit
+            that nobody reads.
+        data: whether it is a folder of data rather than a checkpoint.
+    """
+
+    make: Callable[[Making], None]
+    refused: bool
+    data: bool = False
+
+
+KINDS = (
+    Kind(cut, refused=True),
+    Kind(flip, refused=False),
+    Kind(overwrite, refused=False),
+    Kind(older_format, refused=False),
+    Kind(no_checkpoint, refused=True),
+    Kind(no_file, refused=True),
+    Kind(bomb, refused=True),
+    Kind(foreign_object, refused=True),
+    Kind(code_in_a_setting, refused=True),
+    Kind(wrong_entry, refused=False),
+    Kind(wrong_tensor, refused=False),
+    Kind(wrong_names, refused=False),
+    Kind(data_cut, refused=False, data=True),
+    Kind(data_flip, refused=False, data=True),
+    Kind(data_no_file, refused=False, data=True),
+    Kind(foreign_token, refused=False, data=True),
+    Kind(wrong_dictionary, refused=False, data=True),
+)
+
+
+def make(number: int, checkpoint: Path, data: Path, folder: Path) -> Making:
+    """Make the hostile file of a number in an empty folder.
+
+    Args:
+        number: decides the kind and all choices.
+        checkpoint: an intact checkpoint of a language model.
+        data: its data.
+        folder: gets the file.
+    """
+    kind = KINDS[number % len(KINDS)]
+    making = Making(
+        folder / ("data" if kind.data else "hostile.pt"),
+        folder / "executed",
+        random.Random(f"hostile {number}"),
+    )
+    if kind.data:
+        shutil.copytree(data, making.path)
+    else:
+        shutil.copy(checkpoint, making.path)
+    kind.make(making)
+    return making
+
+
+class Hostile:
+    """Runs the cases.
+
+    Args:
+        server: forks that have imported this package.
+        checkpoint: an intact checkpoint of ``transformer_lm_sc``.
+        data: its data.
+        folder: scratch; emptied by every case.
+    """
+
+    def __init__(self, server: ForkServer, checkpoint: Path, data: Path, folder: Path) -> None:
+        self._server, self._folder = server, folder
+        self._checkpoint, self._data = checkpoint, data
+
+    def run(self, number: int) -> Dict[str, Any]:
+        """Run the case of a number; returns its line of the record."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True)
+        making = make(number, self._checkpoint, self._data, self._folder)
+        kind = KINDS[number % len(KINDS)]
+        path, data = (
+            (self._checkpoint, making.path) if kind.data else (making.path, self._data)
+        )  # fmt: skip
+        out = self._folder / "out.pt"
+        ours: Dict[str, List[Any]] = {
+            "analyze": ["analyze", path, "--data", data, "--dict", self._data],
+            "evaluate-lm": ["evaluate-lm", path, data, "--cpu"],
+        }
+        if not kind.data:
+            ours["compare"] = ["compare", self._checkpoint, path]
+            ours["average"] = ["average", path, path, "--output", out, "--overwrite"]
+            ours["export"] = ["export", path, out, "--overwrite"]
+        ended = run_all(self._server, ours, self._folder)
+        commands: Dict[str, List[Any]] = {}
+        commands["validate"] = ["fairseq-validate", data, *PLUGIN, "--path", path, "--cpu"]
+        commands["validate"] += ["--task", "language_modeling", "--max-tokens", 96]
+        commands["train"] = ["fairseq-train", data, *PLUGIN, "--restore-file", path, "--cpu"]
+        commands["train"] += [*TRAINING, "--max-update", 3, "--save-dir", self._folder / "saved"]
+        if not os.path.exists(path):
+            del commands["train"]  # which then starts afresh
+        for name, argv in commands.items():
+            ended[name] = run(self._server, argv, self._folder)
+        found = {name: one.outcome for name, one in ended.items()}
+        outcome = REFUSED if set(found.values()) == {REFUSED} else DONE
+        bad = [name for name in found if found[name] not in (DONE, REFUSED, FAIRSEQ)]
+        if kind.refused:
+            bad += [name for name in found if found[name] == DONE]
+        error = ""
+        if bad:
+            name = bad[0]
+            outcome = TAKEN if found[name] == DONE else found[name]
+            error = f"{name}: {ended[name].error}"[:400]
+        if making.marker.exists():
+            outcome = EXECUTED
+        return line(
+            "file", number, outcome, made_by=kind.make.__name__, error=error, commands=found
+        )
+
+
+# The training of the intact checkpoint.
+TRAINING = (
+    *("--arch", "transformer_lm_sc", "--task", "language_modeling", "--tokens-per-sample", "16"),
+    *("--criterion", "spectrum_control", "--share-decoder-input-output-embed"),
+    *("--decoder-embed-dim", "16", "--decoder-input-dim", "16", "--decoder-output-dim", "16"),
+    *("--decoder-ffn-embed-dim", "24", "--decoder-layers", "1", "--decoder-attention-heads", "2"),
+    *("--optimizer", "adam", "--lr", "0.005", "--max-tokens", "96", "--num-workers", "0"),
+    *("--data-buffer-size", "0", "--log-format", "simple", "--log-interval", "1"),
+)

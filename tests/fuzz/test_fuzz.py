@@ -1,0 +1,192 @@
+"""The fuzzer's short form: a few cases of each kind, and whether it finds what it looks for."""
+
+import itertools
+import json
+import shutil
+
+import pytest
+
+from spectral_fairseq.checkpoints.reading import load_checkpoint
+from spectral_fairseq.embeddings import TABLES
+from spectral_fairseq.errors import CheckpointError
+from spectral_fairseq.heads import HEADS
+from tests.conftest import PACKAGE
+from tests.fuzz import __main__ as campaign
+from tests.fuzz import data, forks, hostile, kills, space, training
+from tests.language_models import block_checkpoint
+
+
+@pytest.fixture(scope="module")
+def server(fork_server):
+    with fork_server.after("tests.fuzz.forks:import_plugin") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def corpora(server, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpora")
+    data.write(folder, lambda argv: forks.run(server, argv, folder))
+    return folder
+
+
+@pytest.fixture
+def options(server, fork_server, corpora, tmp_path):
+    return training.Options(server, fork_server, corpora, tmp_path / "case")
+
+
+def test_the_space_covers_what_is_registered():
+    cases = [space.draw(number) for number in range(3000)]
+    words = {word for case in cases for word in case.argv}
+    pairs = {pair for case in cases for pair in zip(case.argv, case.argv[1:])}
+    assert {("--embedding-type", kind.kind) for kind in TABLES} <= pairs
+    assert {("--output-head", kind.kind) for kind in HEADS} <= pairs
+    assert set(space._architectures()) | set(space._criterions()) <= words
+    unknown = {"--nt-asgd-start", "--nt-asgd-stop"}  # texts of no known form, or rare
+    assert space._our_flags() - words <= unknown | {
+        name for name in space._our_flags() if name not in _drawable()
+    }
+
+
+def _drawable():
+    """Our flags for which a value can be drawn."""
+    classes = space._classes()
+    registered = [
+        *(space._model(arch) for arch in space._architectures()),
+        *(classes.criterions[name] for name in space._criterions()),
+        *(classes.optimizers[name] for name in space.OPTIMIZERS),
+    ]
+    flags = {name: action for one in registered for name, action in space._flags(one).items()}
+    return {name for name, action in flags.items() if space._given(action, name, _Any())}
+
+
+class _Any:
+    def random(self):
+        return 1.0
+
+    def choice(self, values):
+        return values[0]
+
+
+def test_a_case_is_its_number():
+    assert space.draw(7) == space.draw(7) != space.draw(8)
+
+
+LM = space.Case(
+    "language",
+    "language_modeling",
+    [*hostile.TRAINING, "--rdrop-weight", "1"],
+)
+
+
+def test_a_training_and_its_reloads(options):
+    found = options.run(0, LM)
+    assert found["outcome"] == forks.DONE
+    assert set(found["commands"].values()) == {forks.DONE} and len(found["commands"]) == 8
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_drawn_options(options, number):
+    found = options.run(number)
+    assert found["outcome"] not in training.FAILURES, found
+
+
+def test_a_wrong_loss_is_found(options, monkeypatch):
+    losses = iter((5.0, 5.1))
+    monkeypatch.setattr(training, "loss_of", lambda _: next(losses, 5.0))
+    found = options.run(0, LM)
+    assert found["outcome"] == training.UNLIKE
+    assert found["error"] == "validate: loss 5.1, in training 5.0"
+
+
+@pytest.mark.parametrize("status, printed, outcome", [
+    (0, "", forks.DONE),
+    (2, "spectral-fairseq analyze: error: expected a; found b. C.", forks.REFUSED),
+    (2, "usage: train.py\ntrain.py: error: unrecognized arguments: --x", forks.COMMAND_LINE),
+    (1, "{ours}{raised}spectral_fairseq.errors.DataError: expected a; found b. C.", forks.REFUSED),
+    (1, "{theirs}{ours}{raised}KeyError: 1", forks.TRACEBACK),
+    (1, "{ours}{theirs}{raised}KeyError: 1", forks.FAIRSEQ),
+    (1, "{ours}{theirs}{torch}{raised}KeyError: 1", forks.FAIRSEQ),
+    (1, "{theirs}{ours}{torch}{raised}KeyError: 1", forks.TRACEBACK),
+    (134, "terminate called", forks.CRASH),
+])  # fmt: skip
+def test_how_an_end_is_judged(status, printed, outcome):
+    frame = '  File "{}", line 1, in f\n    x\n'
+    text = printed.format(
+        ours=frame.format(PACKAGE / "heads" / "mixture.py"),
+        theirs=frame.format("/lib/fairseq/trainer.py"),
+        torch=frame.format("/lib/torch/nn/modules/module.py"),
+        raised="",
+    )
+    assert forks.judged(status, text)[0] == outcome
+
+
+CHECKPOINTS = [index for index, kind in enumerate(hostile.KINDS) if not kind.data]
+
+
+@pytest.mark.parametrize("index", CHECKPOINTS)
+def test_hostile_checkpoints(index, train, tmp_path):
+    checkpoint = block_checkpoint(train)
+    for number in range(index, 20 * len(hostile.KINDS), len(hostile.KINDS)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        making = hostile.make(number, checkpoint, tmp_path, folder)
+        try:
+            load_checkpoint(making.path)
+        except CheckpointError:
+            pass
+        else:
+            assert not hostile.KINDS[index].refused
+        assert not making.marker.exists()
+        if making.path.is_file():
+            making.path.unlink()
+
+
+def test_code_would_be_found(train, tmp_path):
+    """The marker appears where a file is loaded without a check."""
+    import torch
+
+    made = [kind.make for kind in hostile.KINDS].index(hostile.foreign_object)
+    executed = False
+    for number in itertools.islice(itertools.count(made, len(hostile.KINDS)), 6):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        making = hostile.make(number, block_checkpoint(train), tmp_path, folder)
+        torch.load(making.path, weights_only=False)
+        executed = executed or making.marker.exists()
+    assert executed
+
+
+@pytest.mark.parametrize("maker", [hostile.code_in_a_setting, hostile.foreign_token])
+def test_hostile_files_through_all_commands(maker, server, corpora, tmp_path):
+    number = [kind.make for kind in hostile.KINDS].index(maker)
+    saved = tmp_path / "intact"
+    argv = ["fairseq-train", corpora / "language", *training.PLUGIN, *hostile.TRAINING]
+    argv += ["--cpu", "--max-update", 1, "--save-dir", saved]
+    assert forks.run(server, argv, tmp_path).outcome == forks.DONE
+    one = hostile.Hostile(
+        server, saved / "checkpoint_last.pt", corpora / "language", tmp_path / "case"
+    )
+    found = one.run(number)
+    assert found["outcome"] not in hostile.FAILURES, found
+
+
+def test_a_killed_training_goes_on(server, corpora, tmp_path):
+    found = kills.Kills(server, corpora / "language", tmp_path).run(0)
+    assert found["outcome"] == forks.DONE, found
+    alone, killed = tmp_path / "alone-awd_lstm_ptb", tmp_path / "killed"
+    early = min(alone.glob("checkpoint_*_*.pt"), key=lambda path: path.stat().st_mtime)
+    shutil.copy(early, killed / "checkpoint_last.pt")
+    assert not kills._equal(alone, killed)
+
+
+def test_a_campaign_goes_on_where_it_stopped(tmp_path):
+    record = tmp_path / "fuzz.jsonl"
+    cases = list(itertools.islice(campaign.next_cases(record), 25))
+    assert {kind for kind, _ in cases} == {"options", "file", "kill"}
+    lines = [forks.line(kind, number, forks.DONE) for kind, number in cases[:10]]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    record.write_text(text + text[:20])  # the last line is cut off
+    assert list(itertools.islice(campaign.next_cases(record), 15)) == cases[10:]
+    assert "| hostile files | 5 |" in campaign.summary(campaign.lines_of(record))
+    lines[3]["outcome"] = forks.TRACEBACK
+    assert "Failures: 1." in campaign.summary(lines)

@@ -1,0 +1,60 @@
+"""Flags that contradict each other are refused by name, before anything is trained."""
+
+import logging
+
+import pytest
+
+from spectral_fairseq.errors import ConfigurationError
+from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample, words
+
+SHARED = {"share_all_embeddings": True}
+BUILDERS = {
+    "transformer_sc": lambda task, **options: build_model(task, "transformer_sc", **options),
+    "lstm_mos": lambda task, **options: build_host_model(task, "lstm_mos", **options),
+}
+
+
+@pytest.mark.parametrize("arch", BUILDERS)
+@pytest.mark.parametrize("options, match", [
+    ({"encoder_embed_dim": 24}, "--decoder-embed-dim 16 and --encoder-embed-dim 24"),
+    ({"decoder_embed_path": "vectors"}, "--decoder-embed-path vectors and --encoder-embed-path"),
+])  # fmt: skip
+def test_one_table_for_both_sides(task, arch, options, match):
+    with pytest.raises(ConfigurationError, match=match):
+        BUILDERS[arch](task, **SHARED, **options)
+
+
+@pytest.mark.parametrize("arch", BUILDERS)
+def test_one_table_for_two_dictionaries(task, arch):
+    task.target_dictionary = words(30)
+    with pytest.raises(ConfigurationError, match="56 words in the source .* 40 others"):
+        BUILDERS[arch](task, **SHARED)
+
+
+def test_a_shared_table_of_another_width_than_the_lstms_output(task):
+    with pytest.raises(ConfigurationError, match="--decoder-out-embed-dim 8"):
+        build_host_model(
+            task, "lstm_mos", decoder_out_embed_dim=8, share_decoder_input_output_embed=True
+        )
+
+
+@pytest.mark.parametrize("components", [0, 57, 10**12])
+def test_more_experts_than_words(task, components):
+    with pytest.raises(ConfigurationError, match="--mixture-components from 1 to .*words, 56"):
+        build_model(task, "transformer_mos", mixture_components=components)
+
+
+def test_a_batch_within_the_ignored_prefix_is_said_once(task, caplog):
+    with pytest.raises(ConfigurationError, match="--ignore-prefix-size of 0 or more; found -1"):
+        build_criterion(task, ignore_prefix_size=-1)
+    model, sample = build_model(task), make_sample(task)
+    longest = sample["target"].size(1)
+    with caplog.at_level(logging.WARNING):
+        build_criterion(task, ignore_prefix_size=longest - 1)(model, sample)
+    assert not caplog.records
+    criterion = build_criterion(task, ignore_prefix_size=longest)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            _, _, log = criterion(model, sample)
+    assert log["nll_loss"] == 0 and len(caplog.records) == 1
+    assert f"--ignore-prefix-size is {longest}" in caplog.text
