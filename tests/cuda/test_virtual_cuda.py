@@ -1,0 +1,61 @@
+"""On a CUDA device that exists in the books only: nothing mixes devices, few steps wait for it."""
+
+import pytest
+import torch
+
+from tests.cuda.matrix import (
+    CRITERIONS,
+    MODELS,
+    PRECISIONS,
+    Training,
+    covering,
+    criterion_of,
+    refused,
+)
+
+virtual = pytest.importorskip("tests.cuda.virtual_cuda", reason="this torch has no dispatch modes")
+
+
+def waits_allowed(model, criterion):
+    """How often the host may wait in a step. Lower it with the code, never raise it."""
+    return 16 if model.own_loss or "blockwise" in criterion else 8
+
+
+@pytest.mark.parametrize("model, criterion, precision", covering())
+def test_a_training_step_stays_on_its_device(model, criterion, precision):
+    made = MODELS[model]
+    with virtual.virtual_cuda() as log:
+        module, trained_with = made.make(), criterion_of(criterion)
+        if refused(module, trained_with):
+            return
+        training = Training(module, trained_with, made.data, precision, "cuda")
+        first = training.step()  # what is copied once lies on the device from now on
+        log.events.clear()
+        second = training.step()
+        waits = log.ours("sync")
+        assert all(virtual.on_gpu(p.grad) for p in module.parameters())
+        assert virtual.on_gpu(training.evaluate())
+    assert first > 0 and second > 0
+    assert sum(waits.values()) <= waits_allowed(made, criterion), dict(waits)
+
+
+def test_the_covering_part_has_every_model_criterion_and_precision():
+    models, criterions, precisions = zip(*covering())
+    assert set(models) == set(MODELS)
+    assert set(criterions) == set(CRITERIONS) and set(precisions) == set(PRECISIONS)
+
+
+def test_the_books_refuse_what_cuda_refuses():
+    with virtual.virtual_cuda():
+        on_device = torch.ones(3).cuda()
+        with pytest.raises(virtual.DeviceMixed):
+            on_device + torch.ones(3)
+
+
+def test_the_books_see_the_backward_pass():
+    with virtual.virtual_cuda() as log:
+        leaf = torch.ones(3).cuda().requires_grad_()
+        kept = leaf[torch.tensor([True, False, True]).cuda()].sum()
+        log.events.clear()
+        kept.backward()
+        assert log.ours("sync") == {"autograd or test: index_put: boolean mask": 1}
