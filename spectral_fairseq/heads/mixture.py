@@ -29,13 +29,14 @@ from spectral_fairseq.embeddings.option import Option
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.locked_dropout import locked_dropout
 from spectral_fairseq.functional.losses.blockwise import blockwise_cross_entropy
+from spectral_fairseq.functional.losses.ignored_targets import without_ignored
 from spectral_fairseq.functional.losses.mixture import (
     log_mixture,
     log_mixture_scripted,
     mixture_cross_entropy,
     mixture_of_contexts,
 )
-from spectral_fairseq.heads.base import Head, HeadSpec, without_ignored
+from spectral_fairseq.heads.base import Head, HeadSpec
 
 
 class MixtureHead(Head):
@@ -160,7 +161,10 @@ class MixtureHead(Head):
         """Cross entropy that holds neither tokens x N nor tokens x K x N; see :meth:`Head.loss`."""
         if self.locked_dim is None:
             # Each position has a dropout mask of its own, so padding can be removed first.
-            features, targets = without_ignored(features, targets, ignore_index)
+            targets, features = without_ignored(
+                ignore_index, targets.flatten(), features.flatten(0, -2)
+            )
+            ignore_index = None
         contexts = self.contexts(features).flatten(0, -3)  # [T, K, d]
         log_prior = self.log_prior(features).flatten(0, -2)  # [T, K]
         return self.mixed_loss(
