@@ -181,8 +181,8 @@ def _wide_mm(left, right, out_dtype):
     return torch.mm(left.to(out_dtype), right.to(out_dtype))
 
 
-def _wide_addmm_out(total, left, right, out_dtype, *, out):
-    return out.copy_(torch.addmm(total, left.to(out_dtype), right.to(out_dtype)))
+def _wide_addmm_out(total, left, right, out_dtype, *, alpha=1, out):
+    return out.copy_(torch.addmm(total, left.to(out_dtype), right.to(out_dtype), alpha=alpha))
 
 
 # Products of half precision with float32 results, which CPU builds of torch do not have.
