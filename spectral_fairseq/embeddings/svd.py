@@ -298,9 +298,10 @@ class SVDEmbedding(FactoredEmbedding):
 
     @torch.no_grad()
     def _store(self, u: Tensor, sigma: Tensor, v: Tensor) -> None:
-        self.scale.copy_(sigma.square().mean().sqrt())
-        self.U.copy_(u * self.scale)
-        self.sigma.copy_(sigma / self.scale)
+        scale = sigma.square().mean().sqrt()
+        self.scale.copy_(scale)
+        self.U.copy_(u * scale)
+        self.sigma.copy_(sigma / scale)
         self.V.copy_(v * self.v_scale)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> "SVDEmbedding":
