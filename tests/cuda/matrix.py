@@ -210,9 +210,9 @@ class Training:
         return loss, size
 
 
-def covering(each: int = 2) -> List[Tuple[str, str, str]]:
-    """Each model with ``each`` pairs of criterion and precision, dealt out like cards."""
+def covering() -> List[Tuple[str, str, str]]:
+    """Each model with one pair of criterion and precision, dealt out like cards."""
     pairs = list(itertools.product(CRITERIONS, PRECISIONS))
     random.Random(0).shuffle(pairs)
     dealt = itertools.cycle(pairs)
-    return [(model, *next(dealt)) for model in MODELS for _ in range(each)]
+    return [(model, *next(dealt)) for model in MODELS]

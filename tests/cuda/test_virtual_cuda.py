@@ -17,11 +17,14 @@ from tests.cuda.parity import BOUNDS, compare
 virtual = pytest.importorskip("tests.cuda.virtual_cuda", reason="this torch has no dispatch modes")
 
 
+FROM_BLOCKS = {"blockwise", "blockwise smoothed", "R-Drop", "SimCut"}
+
+
 def waits_allowed(model, criterion):
     """How often the host may wait in a step. Lower it with the code, never raise it."""
     if criterion == "singular values" and model.table != "svd":
         return 1 + waits_allowed(model, "likelihood")  # the eigenvalues of W'W
-    return 2 if model.own_loss or "blockwise" in criterion else 0
+    return 2 if model.own_loss or criterion in FROM_BLOCKS else 0
 
 
 @pytest.mark.parametrize("model, criterion, precision", covering())
