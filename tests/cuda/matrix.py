@@ -85,9 +85,10 @@ def _data_of(arch: str) -> str:
 def _models() -> Iterator[Tuple[str, Model]]:
     for arch, sizes in _SMALL.items():
         for table in (kind.kind for kind in TABLES):
-            for head in (kind.kind for kind in HEADS):
+            for kind in HEADS:
+                head, own_loss = kind.kind, kind.own_loss
                 options = {"embedding_type": table, "output_head": head}
-                if head != "softmax":
+                if head in ("mos", "moc"):
                     options.update(mixture_components=3, mixture_context_scale=4.0)
                 elif arch.startswith("transformer_xl"):
                     options.update(adaptive_softmax_cutoff="")
@@ -98,7 +99,7 @@ def _models() -> Iterator[Tuple[str, Model]]:
 
                 yield (
                     f"{arch} {table} {head}",
-                    Model(_data_of(arch), table, head != "softmax", make),
+                    Model(_data_of(arch), table, own_loss, make),
                 )
     for table in ("plain", "svd"):
         options = {
@@ -141,6 +142,7 @@ CRITERIONS: Dict[str, Tuple[str, Dict[str, Any]]] = {
     "adversarial": ("mle_cosreg", {**PLAIN, "adversarial_epsilon": 0.02, "label_smoothing": 0.1}),
     "R-Drop": ("mle_cosreg", {**PLAIN, "rdrop_weight": 1.0, "label_smoothing": 0.1}),
     "SimCut": ("mle_cosreg", {**PLAIN, "simcut_weight": 1.0, "simcut_cutoff": 1e-9}),
+    "isotropy": ("mle_cosreg", {**PLAIN, "mean_vector_weight": 0.1, "isoscore_weight": 0.1}),
     "spectrum log": ("mle_cosreg", {**PLAIN, "log_spectrum_interval": 1}),
 }
 
