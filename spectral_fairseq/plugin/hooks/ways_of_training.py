@@ -14,34 +14,32 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable
 
-from torch import nn
-
 from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.plugin.criterions.output_table import has_svd_table
 from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
 
 
-def check_ways(cfg: Any, model: nn.Module, criterion: Any) -> None:
+def check_ways(trainer: Any) -> None:
     """Refuse them before the first update.
 
     Args:
-        cfg: the trainer's configuration.
-        model: what is trained.
-        criterion: with what.
+        trainer: fairseq's.
 
     Raises:
         UnsupportedError: see the module.
     """
-    sharded = cfg.distributed_training.ddp_backend == "fully_sharded"
-    if sharded and isinstance(criterion, PenalisedCrossEntropy):
-        raise UnsupportedError(
-            "every worker to hold the whole table, for a criterion of this package",
-            "--ddp-backend fully_sharded",
-            "Use --ddp-backend pytorch_ddp or legacy_ddp.",
-        )
+    if isinstance(trainer.get_criterion(), PenalisedCrossEntropy):
+        if trainer.cfg.distributed_training.ddp_backend == "fully_sharded":
+            raise UnsupportedError(
+                "every worker to hold the whole table, for a criterion of this package",
+                "--ddp-backend fully_sharded",
+                "Use --ddp-backend pytorch_ddp or legacy_ddp.",
+            )
+    if not has_svd_table(trainer.get_model()):
+        return
     for precision in ("fp16", "bf16"):
-        if getattr(cfg.common, f"memory_efficient_{precision}", False) and has_svd_table(model):
+        if getattr(trainer.cfg.common, f"memory_efficient_{precision}", False):
             raise UnsupportedError(
                 "float32 copies of an SVD table's parameters, whose steps half precision rounds to "
                 "nothing",
@@ -53,7 +51,7 @@ def check_ways(cfg: Any, model: nn.Module, criterion: Any) -> None:
 def _checking(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(begin_epoch)
     def check_and_begin_epoch(self: Any, epoch: int) -> Any:
-        check_ways(self.cfg, self.get_model(), self.get_criterion())
+        check_ways(self)
         return begin_epoch(self, epoch)
 
     return check_and_begin_epoch
