@@ -14,10 +14,12 @@ from typing import Any, Dict
 
 from benchmarks.bench_step import SHAPES, Step
 from benchmarks.harness import (
+    add_device_options,
+    device_arguments,
     in_fresh_process,
     median_ratio,
     paired_times,
-    peak_resident_mib,
+    peak_mib,
     positive,
     print_result,
     print_table,
@@ -34,20 +36,21 @@ VARIANTS: Dict[str, Dict[str, Any]] = {
 }
 
 
-def step_of(name: str, sentences: int, variant: str) -> Step:
+def step_of(args: argparse.Namespace, sentences: int, variant: str) -> Step:
     """A step of plain fairseq's model with the criterion of a variant."""
-    shape = {**SHAPES[name], "sentences": sentences}
+    shape = {**SHAPES[args.shape], "sentences": sentences}
     arch = shape["archs"][0]
     flags = VARIANTS[variant]
-    return Step({**shape, "archs": (arch, arch), "criterions": (flags, flags)}, "plain", "cpu")
+    shape = {**shape, "archs": (arch, arch), "criterions": (flags, flags)}
+    return Step(shape, "plain", args.device, args.precision)
 
 
-def measure_memory(name: str, sentences: int, variant: str) -> float:
+def measure_memory(args: argparse.Namespace, sentences: int) -> float:
     """Peak MiB of two steps; to be called in a process of its own."""
-    step = step_of(name, sentences, variant)
+    step = step_of(args, sentences, args.measure_memory)
     for _ in range(2):
         step()
-    return peak_resident_mib()
+    return peak_mib(args.device)
 
 
 def main() -> None:
@@ -55,18 +58,19 @@ def main() -> None:
     parser.add_argument("--shape", choices=("iwslt", "tiny"), default="iwslt")
     parser.add_argument("--sentences", type=positive, help="a step; those of the shape if unset")
     parser.add_argument("--pairs", type=positive, default=5)
+    add_device_options(parser)
     parser.add_argument("--measure-memory", choices=list(VARIANTS), help=argparse.SUPPRESS)
     args = parser.parse_args()
     sentences = args.sentences or SHAPES[args.shape]["sentences"]
     if args.measure_memory:
-        print(measure_memory(args.shape, sentences, args.measure_memory))
+        print(measure_memory(args, sentences))
         return
     what = SHAPES[args.shape]["what"]
     print(f"{args.shape}: {what}; here {sentences} sentences a step", flush=True)
-    steps = {name: step_of(args.shape, sentences, name) for name in VARIANTS}
+    steps = {name: step_of(args, sentences, name) for name in VARIANTS}
     times = paired_times(steps, args.pairs)
     module = "benchmarks.bench_consistency"
-    shape = ["--shape", args.shape, "--sentences", str(sentences)]
+    shape = ["--shape", args.shape, "--sentences", str(sentences), *device_arguments(args)]
     rows = [
         {
             "variant": name,
@@ -79,7 +83,13 @@ def main() -> None:
     for row in rows:
         row["memory_ratio"] = row["mib"] / rows[0]["mib"]
     print_table(rows)
-    figures = {"sentences": sentences, "pairs": args.pairs, "budget": BUDGET, "results": rows}
+    figures = {
+        "sentences": sentences,
+        "precision": args.precision,
+        "pairs": args.pairs,
+        "budget": BUDGET,
+        "results": rows,
+    }
     print_result("consistency", shape=args.shape, **figures)
 
 

@@ -20,16 +20,26 @@ from omegaconf import OmegaConf
 
 import spectral_fairseq  # noqa: F401  (registers with fairseq)
 from benchmarks.bench_step import vocabulary
-from benchmarks.harness import median_ratio, paired_times, positive, print_result, print_table
+from benchmarks.harness import (
+    PRECISIONS,
+    add_device_options,
+    median_ratio,
+    paired_times,
+    positive,
+    print_result,
+    print_table,
+)
 
 SENTENCES, LENGTH, BEAM = 16, 20, 5
 
 
-def generate(dictionary: Any, head: str, components: int, dim: int) -> Callable[[], None]:
+def generate(
+    dictionary: Any, head: str, components: int, args: argparse.Namespace
+) -> Callable[[], None]:
     torch.manual_seed(1)
     task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
-    sizes = {f"{side}_embed_dim": dim for side in ("encoder", "decoder")}
-    sizes.update({f"{side}_ffn_embed_dim": 2 * dim for side in ("encoder", "decoder")})
+    sizes = {f"{side}_embed_dim": args.dim for side in ("encoder", "decoder")}
+    sizes.update({f"{side}_ffn_embed_dim": 2 * args.dim for side in ("encoder", "decoder")})
     sizes.update({f"{side}_layers": 6 for side in ("encoder", "decoder")})
     config = OmegaConf.create(
         {
@@ -42,15 +52,15 @@ def generate(dictionary: Any, head: str, components: int, dim: int) -> Callable[
             }
         }
     )
-    model = build_model(config.model, task).eval()
+    model = build_model(config.model, task).to(args.device, PRECISIONS[args.precision]).eval()
     generator = SequenceGenerator(
         [model], dictionary, beam_size=BEAM, max_len_a=0, max_len_b=LENGTH, min_len=LENGTH
     )
-    source = torch.randint(4, len(dictionary), (SENTENCES, LENGTH))
+    source = torch.randint(4, len(dictionary), (SENTENCES, LENGTH)).to(args.device)
     sample = {
         "net_input": {
             "src_tokens": source,
-            "src_lengths": torch.full((SENTENCES,), LENGTH),
+            "src_lengths": torch.full((SENTENCES,), LENGTH).to(args.device),
         }
     }
 
@@ -66,13 +76,14 @@ def main() -> None:
     parser.add_argument("--words", type=positive, default=10_000)
     parser.add_argument("--dim", type=positive, default=512)
     parser.add_argument("--repetitions", type=positive, default=3)
+    add_device_options(parser)
     args = parser.parse_args()
     dictionary = vocabulary(args.words)
     alternatives: Dict[str, Callable[[], None]] = {
-        "softmax": generate(dictionary, "softmax", 1, args.dim)
+        "softmax": generate(dictionary, "softmax", 1, args)
     }
     for components in args.components:
-        alternatives[f"mos, K = {components}"] = generate(dictionary, "mos", components, args.dim)
+        alternatives[f"mos, K = {components}"] = generate(dictionary, "mos", components, args)
     times = paired_times(alternatives, args.repetitions)
     rows = [
         {
@@ -83,7 +94,9 @@ def main() -> None:
         for name, seconds in times.items()
     ]
     print_table(rows)
-    print_result("decoding", words=args.words, dim=args.dim, beam=BEAM, rows=rows)
+    print_result(
+        "decoding", words=args.words, dim=args.dim, beam=BEAM, precision=args.precision, rows=rows
+    )
 
 
 if __name__ == "__main__":

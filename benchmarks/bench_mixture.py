@@ -1,6 +1,7 @@
 """A mixture of softmaxes against one softmax and against the naive dense mixture.
 
     python -m benchmarks.bench_mixture [--components 1 5 10 15] [--plot growth.png]
+                                       [--device cpu|cuda] [--precision fp32|bf16|fp16]
 
 One measurement is the head alone, forward and backward: contexts in, gradients of contexts, prior,
 table out. ``softmax`` is torch's linear and cross entropy; ``softmax-blockwise`` this package's;
@@ -10,7 +11,8 @@ products that oneDNN takes (functional/linalg/products.py), ``mos-stock`` a stoc
 of the head's log-mixture; names ending in ``-smoothed`` have label smoothing 0.1, those in
 ``-bf16`` run under autocast.
 
-Time is paired in one process; memory is the rise of the peak resident set in a process of its own.
+Time is paired in one process; memory is the rise of the peak resident set, or of what is allocated
+on a GPU, in a process of its own.
 """
 
 from __future__ import annotations
@@ -47,22 +49,26 @@ VARIANTS = (
 )
 
 
-def build(variant: str, components: int, words: int, tokens: int) -> Callable[[], None]:
+def build(
+    variant: str, components: int, words: int, tokens: int, args: argparse.Namespace
+) -> Callable[[], None]:
     """One forward and backward pass of ``variant``, ready to run."""
+    dtype = harness.PRECISIONS[args.precision]
     torch.manual_seed(1)
     smoothing = SMOOTHING if variant.endswith("-smoothed") else 0.0
     autocast = variant.endswith("-bf16")
     kind = variant.replace("-smoothed", "").replace("-bf16", "")
     mixed = not kind.startswith("softmax")
     shape = (tokens, components, DIMENSION) if mixed else (tokens, DIMENSION)
-    contexts = torch.randn(shape).tanh_().requires_grad_()
-    logits = torch.randn(tokens, components).requires_grad_()
-    table = (torch.randn(words, DIMENSION) * DIMENSION**-0.5).requires_grad_()
-    targets = torch.randint(0, words, (tokens,))
+    contexts = torch.randn(shape).tanh_().to(args.device, dtype).requires_grad_()
+    logits = torch.randn(tokens, components).to(args.device).requires_grad_()
+    table = torch.randn(words, DIMENSION) * DIMENSION**-0.5
+    table = table.to(args.device, dtype).requires_grad_()
+    targets = torch.randint(0, words, (tokens,)).to(args.device)
 
     def loss() -> torch.Tensor:
         if kind == "softmax":
-            log_p = F.log_softmax(F.linear(contexts, table), -1)
+            log_p = F.log_softmax(F.linear(contexts, table), -1, dtype=torch.float32)
             return reference.smoothed_nll(log_p, targets, smoothing)[0]
         if kind == "softmax-blockwise":
             return blockwise_cross_entropy(contexts, targets, table, label_smoothing=smoothing)[0]
@@ -86,7 +92,7 @@ def build(variant: str, components: int, words: int, tokens: int) -> Callable[[]
         # The gradients are found in the forward pass, with all its products.
         linear = None if kind == "mos-mm" else products._ONEDNN_LINEAR
         with patch.object(products, "_ONEDNN_LINEAR", linear):
-            with torch.autocast("cpu", enabled=autocast, dtype=torch.bfloat16):
+            with torch.autocast(args.device, enabled=autocast, dtype=torch.bfloat16):
                 value = loss()
         value.backward()
         contexts.grad = logits.grad = table.grad = None
@@ -95,13 +101,14 @@ def build(variant: str, components: int, words: int, tokens: int) -> Callable[[]
 
 
 def measure(
-    variants: List[str], sizes: Tuple[int, int, int], repetitions: int
+    variants: List[str], sizes: Tuple[int, int, int], args: argparse.Namespace
 ) -> List[Dict[str, Any]]:
     """Rows of time and memory of ``variants`` at (K, N, tokens)."""
-    times = harness.paired_times({v: build(v, *sizes) for v in variants}, repetitions)
+    repetitions = args.repetitions
+    times = harness.paired_times({v: build(v, *sizes, args) for v in variants}, repetitions)
     rows = []
     for variant in variants:
-        arguments = ["--memory", variant, *map(str, sizes)]
+        arguments = ["--memory", variant, *map(str, sizes), *harness.device_arguments(args)]
         rows.append(
             {
                 "variant": variant,
@@ -163,29 +170,30 @@ def main() -> None:
     parser.add_argument("--tokens", type=harness.positive, nargs="*", default=[256, 2048])
     parser.add_argument("--repetitions", type=harness.positive, default=3)
     parser.add_argument("--plot", help="write the growth with K, N and tokens to this image")
+    harness.add_device_options(parser)
     parser.add_argument("--memory", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.memory:
         variant, *sizes = args.memory
         # A first pass over few tokens loads the kernels, which are not the head's memory.
-        build(variant, int(sizes[0]), int(sizes[1]), 2)()
-        print(harness.extra_memory_mib(build(variant, *map(int, sizes))))
+        build(variant, int(sizes[0]), int(sizes[1]), 2, args)()
+        print(harness.extra_memory_mib(build(variant, *map(int, sizes), args), args.device))
         return
 
     largest = max(args.components)
     variants = list(VARIANTS)
     if not hasattr(F, "linear_cross_entropy"):
         variants.remove("softmax-torch")
-    budget = measure(variants, (largest, WORDS, TOKENS), args.repetitions)
+    budget = measure(variants, (largest, WORDS, TOKENS), args)
     growth = ["softmax", "dense", "mos"]
     rows = list(budget)
     for components in args.components:
         if components != largest:
-            rows += measure(growth, (components, WORDS, TOKENS), args.repetitions)
+            rows += measure(growth, (components, WORDS, TOKENS), args)
     for words in args.words:
-        rows += measure(growth, (largest, words, TOKENS), args.repetitions)
+        rows += measure(growth, (largest, words, TOKENS), args)
     for tokens in args.tokens:
-        rows += measure(growth, (largest, WORDS, tokens), args.repetitions)
+        rows += measure(growth, (largest, WORDS, tokens), args)
     harness.print_table(rows)
     if args.plot:
         plot(rows, args.plot)
@@ -195,6 +203,8 @@ def main() -> None:
     harness.print_result(
         "mixture",
         dimension=DIMENSION,
+        device=args.device,
+        precision=args.precision,
         rows=rows,
         speedup_over_dense=dense["seconds"] / mos["seconds"],
         softmaxes_of_time=mos["time/softmax"],

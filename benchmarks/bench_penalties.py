@@ -18,7 +18,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.bench_step import SHAPES, Step
-from benchmarks.harness import median_ratio, paired_times, positive, print_result, print_table
+from benchmarks.harness import (
+    add_device_options,
+    median_ratio,
+    paired_times,
+    positive,
+    print_result,
+    print_table,
+)
 from spectral_fairseq.functional.linalg.row_norms import row_norms
 from spectral_fairseq.functional.linalg.singular_values import singular_values
 from spectral_fairseq.functional.losses.adversarial import adversarial_logits, adversarial_margin
@@ -44,8 +51,8 @@ BUDGETS = {"cosine": 1.01, "weight norm": 1.01, "adversarial softmax": 1.05}
 class PenalisedStep(Step):
     """A plain model's step, with what is asked for at the call added to it."""
 
-    def __init__(self, shape: Dict[str, Any]) -> None:
-        super().__init__(shape, "plain", "cpu")
+    def __init__(self, shape: Dict[str, Any], device: str, precision: str) -> None:
+        super().__init__(shape, "plain", device, precision)
         self.table = self.model.decoder.output_projection.weight
 
     def run(self, penalty: Any = None, epsilon: float = 0.0) -> None:
@@ -57,7 +64,7 @@ class PenalisedStep(Step):
         loss, _ = self.criterion.compute_loss(self.model, net_output, self.sample)
         loss = loss / self.sample["ntokens"]
         if penalty is not None:
-            loss = loss + penalty(self.table)
+            loss = loss + penalty(self.table.float())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimiser.step()
@@ -72,11 +79,11 @@ class PenalisedStep(Step):
 
     def alone(self, penalty: Callable[[Tensor], Tensor]) -> None:
         """The penalty's gradient, added to the one that the last step left."""
-        penalty(self.table).backward()
+        penalty(self.table.float()).backward()
 
 
-def measure(name: str, repetitions: int) -> List[Dict[str, Any]]:
-    step = PenalisedStep(SHAPES[name])
+def measure(name: str, repetitions: int, device: str, precision: str) -> List[Dict[str, Any]]:
+    step = PenalisedStep(SHAPES[name], device, precision)
     runs: Dict[str, Callable[[], None]] = {"plain": step.run}
     for label, penalty in PENALTIES.items():
         runs[label] = lambda penalty=penalty: step.run(penalty)
@@ -103,13 +110,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", nargs="+", choices=list(SHAPES), default=["iwslt"])
     parser.add_argument("--repetitions", type=positive, default=5)
+    add_device_options(parser)
     args = parser.parse_args()
     rows = []
     for name in args.shape:
         print(f"{name}: {SHAPES[name]['what']}", flush=True)
-        rows.extend(measure(name, args.repetitions))
+        rows.extend(measure(name, args.repetitions, args.device, args.precision))
     print_table(rows)
-    print_result("penalties", repetitions=args.repetitions, rows=rows)
+    print_result("penalties", repetitions=args.repetitions, precision=args.precision, rows=rows)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from benchmarks.bench_step import SHAPES, Step
 from benchmarks.harness import (
     in_fresh_process,
     paired_times,
-    peak_resident_mib,
+    peak_mib,
     positive,
     print_result,
     print_table,
@@ -41,7 +41,6 @@ class ControlledStep(Step):
         flags["spectrum_side"] = side
         task = self.task
         self.controlling = self._build_criterion(task, {"_name": "mle_cosreg", **flags})
-        self.device = device
 
     @torch.no_grad()
     def control(self) -> None:
@@ -49,35 +48,22 @@ class ControlledStep(Step):
         control = self.controlling.table_control
         owner, weight, excluded = control.table(self.controlling.penalties.view(self.model))
         apply_change_(weight, control.plan(owner, weight, excluded, 1.0), excluded)
-        self.wait()
-
-    def wait(self) -> None:
-        """Until the device has done what it was told."""
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-
-    def plain(self) -> None:
-        """Take a step."""
-        self()
-        self.wait()
 
 
 def measure_memory(name: str, side: str, device: str) -> float:
     """Peak MiB of three steps, each with control unless ``side`` is ``none``."""
     step = ControlledStep(name, "above" if side == "none" else side, device)
     for _ in range(3):
-        step.plain()
+        step()
         if side != "none":
             step.control()
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated() / 2**20
-    return peak_resident_mib()
+    return peak_mib(device)
 
 
 def figures_of(name: str, device: str, pairs: int) -> Dict[str, Any]:
     """Times and memory of one shape, by side."""
     steps = {side: ControlledStep(name, side, device) for side in SIDES}
-    alternatives = {"plain": steps["above"].plain, **{s: steps[s].control for s in SIDES}}
+    alternatives = {"plain": steps["above"], **{s: steps[s].control for s in SIDES}}
     times = paired_times(alternatives, pairs)
     interval = steps["both"].controlling.table_control.interval
     module = "benchmarks.bench_spectrum_decay"

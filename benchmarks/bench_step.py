@@ -1,7 +1,7 @@
 """A training step with spectrum control against the same step of plain fairseq.
 
     python -m benchmarks.bench_step [--shape iwslt|wikitext103|xl-small|tiny ...]
-                                    [--device cpu|cuda] [--pairs N]
+                                    [--device cpu|cuda] [--precision fp32|bf16|fp16] [--pairs N]
 
 Time: both models live in one process and take steps in turn, A B A B; the ratio is formed pair by
 pair, and its median is reported. Memory is the peak of a process for each model: the resident
@@ -38,9 +38,12 @@ from omegaconf import OmegaConf
 
 import spectral_fairseq  # noqa: F401  (registers with fairseq)
 from benchmarks.harness import (
+    PRECISIONS,
+    add_device_options,
+    device_arguments,
     in_fresh_process,
     paired_times,
-    peak_resident_mib,
+    peak_mib,
     positive,
     print_result,
     print_table,
@@ -136,7 +139,9 @@ def vocabulary(words: int) -> Dictionary:
 class Step:
     """One model with its criterion and optimiser; calling it takes a training step."""
 
-    def __init__(self, shape: Dict[str, Any], variant: str, device: str) -> None:
+    def __init__(
+        self, shape: Dict[str, Any], variant: str, device: str, precision: str = "fp32"
+    ) -> None:
         torch.manual_seed(1)
         dictionary = vocabulary(shape["words"])
         self.task = task = SimpleNamespace(
@@ -148,7 +153,7 @@ class Step:
         if "tables" in shape:
             options["embedding_type"] = shape["tables"][index]
         self.model = self._build_model(shape, task, shape["archs"][index], options)
-        self.model.to(device).train()
+        self.model.to(device, PRECISIONS[precision]).train()
         self.criterion = self._build_criterion(task, shape.get("criterions", CRITERIONS)[index])
         self.optimiser = torch.optim.Adam(self.model.parameters(), lr=1e-4, betas=(0.9, 0.98))
         self.sample = self._sample(shape, device, translation="encoder_layers" in shape["model"])
@@ -208,22 +213,16 @@ class Step:
         self.optimiser.step()
 
 
-def paired_time(shape: Dict[str, Any], device: str, pairs: int) -> Dict[str, float]:
+def paired_time(
+    shape: Dict[str, Any], device: str, pairs: int, precision: str = "fp32"
+) -> Dict[str, float]:
     """Median seconds of each variant and the median of the pairwise ratios."""
     interval = interval_for(shape["words"])
-    plain, control = Step(shape, "plain", device), Step(shape, "spectrum_control", device)
-
-    def synchronised(step: Callable[[], None]) -> Callable[[], None]:
-        def run() -> None:
-            step()
-            if device == "cuda":
-                torch.cuda.synchronize()
-
-        return run
-
-    alternatives = {"plain": synchronised(plain), "due": synchronised(control)}
+    plain = Step(shape, "plain", device, precision)
+    control = Step(shape, "spectrum_control", device, precision)
+    alternatives: Dict[str, Callable[[], None]] = {"plain": plain, "due": control}
     if interval > 1:
-        alternatives["other"] = synchronised(lambda: control(1))
+        alternatives["other"] = lambda: control(1)
     times = paired_times(alternatives, pairs)
     others = times.get("other", times["due"])
     control_times = [
@@ -241,35 +240,33 @@ def paired_time(shape: Dict[str, Any], device: str, pairs: int) -> Dict[str, flo
     }
 
 
-def measure_memory(name: str, variant: str, device: str) -> float:
+def measure_memory(name: str, variant: str, device: str, precision: str) -> float:
     """Peak MiB of three steps; to be called in a process of its own."""
-    step = Step(SHAPES[name], variant, device)
+    step = Step(SHAPES[name], variant, device, precision)
     for _ in range(3):
         step(0)
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated() / 2**20
-    return peak_resident_mib()
+    return peak_mib(device)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", nargs="+", choices=list(SHAPES), default=["iwslt"])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add_device_options(parser)
     parser.add_argument("--pairs", type=positive, default=5)
     parser.add_argument("--measure-memory", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure_memory:
-        print(measure_memory(*args.measure_memory, args.device))
+        print(measure_memory(*args.measure_memory, args.device, args.precision))
         return
     results = {}
     for name in args.shape:
         shape = SHAPES[name]
-        print(f"{name}: {shape['what']}, {args.device}", flush=True)
-        figures: Dict[str, Any] = paired_time(shape, args.device, args.pairs)
+        print(f"{name}: {shape['what']}, {args.device}, {args.precision}", flush=True)
+        figures: Dict[str, Any] = paired_time(shape, args.device, args.pairs, args.precision)
         for variant in ("plain", "spectrum_control"):
             figures[f"{variant}_mib"] = in_fresh_process(
                 "benchmarks.bench_step",
-                ["--measure-memory", name, variant, "--device", args.device],
+                ["--measure-memory", name, variant, *device_arguments(args)],
             )
         figures["memory_ratio"] = figures["spectrum_control_mib"] / figures["plain_mib"]
         figures["budget"] = shape["budget"]
@@ -291,7 +288,7 @@ def main() -> None:
         )
         low, high = figures["time_ratio_min"], figures["time_ratio_max"]
         print(f"ratios of the pairs: {low:.3f} to {high:.3f}")
-    print_result("step", device=args.device, results=results)
+    print_result("step", device=args.device, precision=args.precision, results=results)
 
 
 if __name__ == "__main__":

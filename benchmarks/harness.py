@@ -32,18 +32,43 @@ def positive(text: str) -> int:
     return number
 
 
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def add_device_options(parser: argparse.ArgumentParser) -> None:
+    """Add ``--device`` and ``--precision``, the dtype of parameters and activations."""
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu"
+    )
+    parser.add_argument("--precision", choices=list(PRECISIONS), default="fp32")
+
+
+def device_arguments(args: argparse.Namespace) -> List[str]:
+    """The same options for a fresh process."""
+    return ["--device", args.device, "--precision", args.precision]
+
+
+def synchronise() -> None:
+    """Wait until a GPU has done what it was told, if this process uses one."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
 def paired_times(
     alternatives: Dict[str, Callable[[], None]], repetitions: int
 ) -> Dict[str, List[float]]:
     """Seconds of each alternative, run in turn (A B A B) after one untimed round.
 
-    Other work of the machine then slows all of them alike. Form ratios turn by turn.
+    Other work of the machine then slows all of them alike. Form ratios turn by turn. Each time
+    ends when the GPU has done its work.
     """
     times: Dict[str, List[float]] = {name: [] for name in alternatives}
     for turn in range(repetitions + 1):
         for name, run in alternatives.items():
+            synchronise()
             started = time.perf_counter()
             run()
+            synchronise()
             if turn:
                 times[name].append(time.perf_counter() - started)
     return times
@@ -64,11 +89,20 @@ def peak_resident_mib() -> float:
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
 
 
-def extra_memory_mib(run: Callable[[], None]) -> float:
+def peak_mib(device: str) -> float:
+    """Highest memory of this process so far: resident on a CPU, allocated on a GPU."""
+    return torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else peak_resident_mib()
+
+
+def extra_memory_mib(run: Callable[[], None], device: str = "cpu") -> float:
     """MiB by which ``run`` raises this process's peak. Call it once, in a fresh process."""
-    before = peak_resident_mib()
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated() / 2**20
+    else:
+        before = peak_resident_mib()
     run()
-    return peak_resident_mib() - before
+    return peak_mib(device) - before
 
 
 def in_fresh_process(module: str, arguments: Sequence[str]) -> Any:
@@ -84,6 +118,19 @@ def print_table(rows: Sequence[Dict[str, Any]]) -> None:
     print(tabulate(rows, headers="keys", floatfmt=".4g"))
 
 
+def gpu() -> Dict[str, Any]:
+    """Which GPU there is, its memory, CUDA, and whether float32 products may use TF32."""
+    if not torch.cuda.is_available():
+        return {}
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": properties.name,
+        "gpu_memory_mib": properties.total_memory / 2**20,
+        "cuda": torch.version.cuda,
+        "float32_products": torch.get_float32_matmul_precision(),
+    }
+
+
 def print_result(benchmark: str, **figures: Any) -> None:
     """Print the figures with the versions they were measured on, as one JSON object on one line."""
     versions = {
@@ -92,5 +139,6 @@ def print_result(benchmark: str, **figures: Any) -> None:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
+        **gpu(),
     }
     print(json.dumps({"benchmark": benchmark, **figures, "versions": versions}))

@@ -25,6 +25,9 @@ from benchmarks import (
     mixture_posteriors,
     spectrum_study,
 )
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import train as gpu_train
+from benchmarks.gpu.report import Report
 
 
 @pytest.fixture
@@ -66,6 +69,43 @@ def test_numbers_that_measure_nothing_are_refused_at_once(module, flag, monkeypa
     with pytest.raises(SystemExit):
         module.main()
     assert f"argument {flag}: expected a number of at least 1; found 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stage", ["parity", "speed"])
+def test_what_is_to_be_run_on_a_gpu_runs_on_a_cpu(stage, tmp_path, capsys):
+    options = ["--device", "cpu", "--tiny", "--out", str(tmp_path)]
+    gpu.main([stage, *options])
+    found = json.loads((tmp_path / f"{stage}.json").read_text())
+    assert found["rows"] and not any("error" in row for row in found["rows"]), found
+    if stage == "parity":
+        assert all(row["ok"] for row in found["rows"])
+    gpu.main(["--tables", *options])
+    assert f"## {stage}" in capsys.readouterr().out
+
+
+def test_no_row_is_begun_after_the_minutes(tmp_path):
+    gpu.main(["speed", "--device", "cpu", "--tiny", "--out", str(tmp_path), "--minutes", "0"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_row_that_fails_is_kept_with_its_error(tmp_path):
+    report = Report(tmp_path, "speed", minutes=1)
+    assert report.add(lambda: {"ms": 1.0}, variant="first")
+    assert report.add(lambda: {"ms": 1 / 0}, variant="second")
+    first, second = json.loads((tmp_path / "speed.json").read_text())["rows"]
+    assert first["ms"] == 1.0 and "ZeroDivisionError" in second["error"]
+
+
+@pytest.mark.slow
+def test_a_training_for_the_gpu_runs_on_a_cpu(tiny_translation_data, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_train, "SEEDS", (1,))
+    methods = {"spectrum control": gpu_train.METHODS["spectrum control"]}
+    monkeypatch.setattr(gpu_train, "METHODS", methods)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    options = ["--device", "cpu", "--tiny", "--out", str(tmp_path), "--updates", "2"]
+    gpu.main(["train", *options, "--data", str(tiny_translation_data)])
+    (row,) = json.loads((tmp_path / "train.json").read_text())["rows"]
+    assert row["updates"] == 2 and row["valid_nll_loss"] > 0, row
 
 
 def test_spectrum_decay(figures):

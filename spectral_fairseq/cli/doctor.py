@@ -22,6 +22,8 @@ USER_DIR = "spectral_fairseq"
 UNSUPPORTED = {
     "--ddp-backend fully_sharded": "FSDP shards parameters outside of the forward pass, where the "
     "penalties need whole tables.",
+    "--memory-efficient-fp16, --memory-efficient-bf16": "With an SVD table: half precision rounds "
+    "the steps of its singular values to nothing.",
     "--quant-noise-pq, --quant-noise-scalar": "Quantization noise expects a plain embedding table.",
     "--adaptive-input, --adaptive-softmax-cutoff": "They split the table into several. "
     "transformer_xl_* has its own adaptive softmax, which is supported.",

@@ -134,8 +134,7 @@ class SpectralNormEmbedding(FactoredEmbedding):
             with torch.no_grad():
                 ahead = torch.matmul(self.stored.t(), torch.matmul(self.stored, self.direction))
                 length = _length(ahead)
-                if bool(length > 0):
-                    self.direction.copy_(ahead / length)
+                self.direction.copy_(torch.where(length > 0, ahead / length, self.direction))
         # A copy, since the next step changes the buffer that autograd has saved.
         along = torch.matmul(self.stored, self.direction.clone())  # [N]
         return (self.largest / _length(along).clamp(min=tiny)).to(self.stored.dtype)

@@ -18,6 +18,7 @@ from spectral_fairseq.embeddings.base import FactorMeasures, TableSpec
 from spectral_fairseq.embeddings.factored import FactoredEmbedding, hook
 from spectral_fairseq.embeddings.option import Option
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
+from spectral_fairseq.functional.linalg.full_float32 import full_float32
 from spectral_fairseq.functional.linalg.gram import gram
 from spectral_fairseq.functional.penalties.orthogonality import (
     frobenius_defect,
@@ -188,7 +189,8 @@ class SVDEmbedding(FactoredEmbedding):
         q *= r.diagonal().sign()  # makes the distribution uniform
         u = torch.zeros(self.num_embeddings, self.embedding_dim)
         u[counted] = q
-        self._store(u, self.prior(), torch.eye(self.embedding_dim))
+        # They are drawn on the CPU, so that a seed gives one table whatever the device.
+        self._store(u, self.prior().cpu(), torch.eye(self.embedding_dim))
 
     @torch.no_grad()
     def factor(self, weight: Tensor) -> Dict[str, Tensor]:
@@ -269,7 +271,8 @@ class SVDEmbedding(FactoredEmbedding):
         """W'W = V sigma U'U sigma V' over the rows that count, shape (d, d), without building W."""
         inner = gram(self.U.to(dtype), self.excluded_rows)
         right = self.sigma.to(dtype).unsqueeze(1) * (self.V.to(dtype) / self.v_scale).t()
-        return right.t() @ inner @ right
+        with full_float32(inner.device):
+            return right.t() @ inner @ right
 
     def grams(self) -> Tuple[Tensor, Tensor]:
         """U'U over the rows that count and V'V, float32, each of shape (d, d)."""
@@ -295,9 +298,10 @@ class SVDEmbedding(FactoredEmbedding):
 
     @torch.no_grad()
     def _store(self, u: Tensor, sigma: Tensor, v: Tensor) -> None:
-        self.scale.copy_(sigma.square().mean().sqrt())
-        self.U.copy_(u * self.scale)
-        self.sigma.copy_(sigma / self.scale)
+        scale = sigma.square().mean().sqrt()
+        self.scale.copy_(scale)
+        self.U.copy_(u * scale)
+        self.sigma.copy_(sigma / scale)
         self.V.copy_(v * self.v_scale)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> "SVDEmbedding":

@@ -234,7 +234,7 @@ class WeightNormEmbedding(FactoredEmbedding):
 
     def _scheduled(self, grad: Tensor) -> Tensor:
         grad = grad * gradient_scale(self.epoch, self.gamma, self.tau)
-        grad[self.padding_idx] = 0
+        grad[self.padding_idx].zero_()
         return grad
 
 

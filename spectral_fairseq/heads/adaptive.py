@@ -20,7 +20,8 @@ from spectral_fairseq.functional.losses.adaptive_softmax import (
     adaptive_log_probabilities,
     check_cutoffs,
 )
-from spectral_fairseq.heads.base import Head, HeadSpec, without_ignored
+from spectral_fairseq.functional.losses.ignored_targets import without_ignored
+from spectral_fairseq.heads.base import Head, HeadSpec
 
 # Of Transformer-XL on WikiText-103.
 PUBLISHED_CUTOFFS = "20000,40000,200000"
@@ -112,7 +113,9 @@ class AdaptiveSoftmaxHead(Head):
             ConfigurationError: label smoothing, which needs the probability of every word.
         """
         self.check_label_smoothing(label_smoothing)
-        features, targets = without_ignored(features, targets, ignore_index)
+        targets, features = without_ignored(
+            ignore_index, targets.flatten(), features.flatten(0, -2)
+        )
         contexts, matrix = self.table.operands(features)
         clusters = self._cluster_scores(features)
         nll = adaptive_cross_entropy(contexts, clusters, targets, matrix, self.bias, self.cutoffs)

@@ -119,14 +119,3 @@ class Head(nn.Module):
         has_table = any(key.startswith(f"{name}.table.") for key in state_dict)
         if weight is not None and not has_table:
             state_dict[f"{name}.table.weight"] = weight
-
-
-def without_ignored(
-    features: Tensor, targets: Tensor, ignore_index: Optional[int]
-) -> Tuple[Tensor, Tensor]:
-    """The positions whose target counts: features, shape (T, d_h), and targets, shape (T,)."""
-    features, targets = features.flatten(0, -2), targets.flatten()
-    if ignore_index is None:
-        return features, targets
-    kept = targets.ne(ignore_index)
-    return features[kept], targets[kept]

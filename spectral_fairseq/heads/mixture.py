@@ -35,6 +35,7 @@ from spectral_fairseq.functional.losses.blockwise import (
     adversarial_blockwise_cross_entropy,
     blockwise_cross_entropy,
 )
+from spectral_fairseq.functional.losses.ignored_targets import without_ignored
 from spectral_fairseq.functional.losses.mixture import (
     adversarial_mixture_cross_entropy,
     log_mixture,
@@ -42,7 +43,7 @@ from spectral_fairseq.functional.losses.mixture import (
     mixture_cross_entropy,
     mixture_of_contexts,
 )
-from spectral_fairseq.heads.base import Head, HeadSpec, without_ignored
+from spectral_fairseq.heads.base import Head, HeadSpec
 
 logger = logging.getLogger(__name__)
 
@@ -198,7 +199,9 @@ class MixtureHead(Head):
         """Contexts, shape (T, K, d), log-prior, shape (T, K), and targets, shape (T,)."""
         if self.locked_dim is None:
             # Each position has a dropout mask of its own, so padding can be removed first.
-            features, targets = without_ignored(features, targets, ignore_index)
+            targets, features = without_ignored(
+                ignore_index, targets.flatten(), features.flatten(0, -2)
+            )
         contexts = self.contexts(features).flatten(0, -3)
         return contexts, self.log_prior(features).flatten(0, -2), targets.flatten()
 

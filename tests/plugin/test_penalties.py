@@ -251,7 +251,8 @@ def test_adversarial_margin_equals_the_naive_form(task):
 
 def test_targets_by_count_differ_between_words(task):
     flags = SimpleNamespace(weight_norm_target=2.0, weight_norm_target_by_count=True)
-    target = WEIGHT_NORM.for_words(flags, Words(task.target_dictionary, task)).weight_norm_target
+    options = WEIGHT_NORM.for_words(flags, Words(task.target_dictionary, task))
+    target = options.weight_norm_target.on(torch.device("cpu"))
     excluded = set(uncounted_rows(task.target_dictionary))
     kept = [i for i in range(len(target)) if i not in excluded]
     assert math.isclose(float(target[kept].mean()), 2.0, rel_tol=1e-5)

@@ -66,6 +66,7 @@ class BlockwiseSpectrum:
             )
         self.rows += block.size(0)
         if self._tall:
+            self._gram = self._gram.to(block.device)  # which it is on from the first block on
             accumulate_gram(self._gram, block.double())
         else:
             self._kept.append(block)
@@ -93,7 +94,7 @@ class BlockwiseSpectrum:
 
     def _row_gram(self) -> Tensor:
         sizes = [block.size(0) for block in self._kept]
-        gram = torch.empty(self.rows, self.rows, dtype=torch.float64)
+        gram = self._kept[0].new_empty(self.rows, self.rows, dtype=torch.float64)
         tiles = gram.split(sizes)
         for i, left in enumerate(self._kept):
             wide = left.double()

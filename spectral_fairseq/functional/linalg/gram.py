@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from spectral_fairseq.functional.linalg.full_float32 import full_float32
+
 # 8 strips need 9/16 of the products; strips narrower than this would not keep the cores busy.
 _STRIPS = 8
 _MIN_STRIP_WIDTH = 64
@@ -24,7 +26,8 @@ class _Gram(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matrix: Tensor) -> Tensor:
         ctx.save_for_backward(matrix)
-        return matrix.t() @ matrix
+        with full_float32(matrix.device):
+            return matrix.t() @ matrix
 
     @staticmethod
     @once_differentiable
@@ -47,7 +50,8 @@ def gram(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tensor:
     product = _Gram.apply(matrix)
     if excluded is not None and excluded.numel() > 0:
         rows = matrix.index_select(0, excluded)  # [m, d]
-        product = product - rows.t() @ rows
+        with full_float32(matrix.device):
+            product = product - rows.t() @ rows
     return product
 
 
@@ -63,7 +67,8 @@ def accumulate_gram(total: Tensor, block: Tensor) -> None:
     width = max(-(-dim // _STRIPS), _MIN_STRIP_WIDTH)
     for start in range(0, dim, width):
         strip = block[:, start : start + width]  # [b, width]
-        total[start : start + width, start:].addmm_(strip.t(), block[:, start:])
+        with full_float32(block.device):
+            total[start : start + width, start:].addmm_(strip.t(), block[:, start:])
 
 
 def mirror_gram(total: Tensor) -> Tensor:

@@ -7,10 +7,18 @@ MKL, which on processors of other vendors is limited to AVX2: about 100 GFLOP/s 
 AVX-512 Zen 5, where the oneDNN that is compiled into the same torch reaches 220. ``torch.compile``
 calls it through the operator below; a direct call needs no compiler. The operator is not part of
 torch's stable interface, so its presence is checked once, and ``torch.mm`` is the fallback.
+
+Note [Products with wide results]
+---------------------------------
+The tensor cores of a GPU multiply float16 and bfloat16 numbers and add in float32. Later versions
+of torch return the float32 sums (``out_dtype``) instead of rounding them: the scores of a softmax
+then have neither the range of float16 nor the resolution of bfloat16. Whether a device has such
+products is tried once.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Optional
 
 import torch
@@ -34,6 +42,30 @@ def _find_onednn_linear() -> Optional[Any]:
 _ONEDNN_LINEAR = _find_onednn_linear()
 
 
+def has_wide_products(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether products of ``dtype`` on ``device`` have float32 results.
+
+    See Note [Products with wide results].
+    """
+    return device.type == "cuda" and _tried_wide_products(dtype, device)
+
+
+@cache
+def _tried_wide_products(dtype: torch.dtype, device: torch.device) -> bool:
+    if dtype not in (torch.float16, torch.bfloat16):
+        return False
+    factor = torch.full((8, 8), 128.0, dtype=dtype, device=device)
+    total = torch.ones(8, 8, device=device)
+    try:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            # 131,072 is out of the range of float16, and 131,073 between two bfloat16 numbers.
+            product = torch.mm(factor, factor, out_dtype=torch.float32)
+            torch.addmm(total, factor, factor, out_dtype=torch.float32, out=total)
+    except (RuntimeError, TypeError):  # RuntimeError includes NotImplementedError
+        return False
+    return bool((product.eq(8 * 128**2) & total.eq(8 * 128**2 + 1)).all())
+
+
 def matmul_transposed(left: Tensor, right: Tensor) -> Tensor:
     """Return left @ right.t(), computed outside autograd.
 
@@ -42,7 +74,7 @@ def matmul_transposed(left: Tensor, right: Tensor) -> Tensor:
         right: shape (n, k), of the same dtype; either may be a transposed view.
 
     Returns:
-        Shape (m, n).
+        Shape (m, n), float32 where there are such products of half precision.
     """
     if (
         _ONEDNN_LINEAR is not None
@@ -52,4 +84,26 @@ def matmul_transposed(left: Tensor, right: Tensor) -> Tensor:
         and torch.backends.mkldnn.enabled
     ):
         return _ONEDNN_LINEAR(left, right, None, "none", [], "")
+    if has_wide_products(left.dtype, left.device):
+        return torch.mm(left, right.t(), out_dtype=torch.float32)
     return torch.mm(left, right.t())
+
+
+def add_matmul_transposed_(
+    total: Tensor, left: Tensor, right: Tensor, alpha: float = 1.0, in_place: bool = False
+) -> None:
+    """Add alpha left @ right.t() to ``total``, computed outside autograd.
+
+    Args:
+        total: shape (m, n), changed in place.
+        left: shape (m, k).
+        right: shape (n, k), of the same dtype; either may be a transposed view.
+        alpha: factor of the product.
+        in_place: let the product itself add, where it can, on a CPU too; a GPU always does.
+    """
+    if has_wide_products(left.dtype, left.device):
+        torch.addmm(total, left, right.t(), out_dtype=torch.float32, alpha=alpha, out=total)
+    elif (in_place or left.is_cuda) and left.dtype == total.dtype:
+        total.addmm_(left, right.t(), alpha=alpha)
+    else:
+        total.add_(matmul_transposed(left, right), alpha=alpha)

@@ -87,10 +87,11 @@ class _SingularValues(torch.autograd.Function):
         matrix, sigma, vectors, group = ctx.saved_tensors
         ratio = torch.where(sigma > 0, grad / sigma, torch.zeros_like(grad))
         total = torch.zeros_like(ratio).index_add_(0, group, ratio)
-        ratio = (total / group.bincount(minlength=len(group)).clamp(min=1))[group]
+        equal = torch.zeros_like(ratio).index_add_(0, group, torch.ones_like(ratio))
+        ratio = (total / equal.clamp(min=1))[group]
         result = matrix @ ((vectors * ratio) @ vectors.t())  # [n, d]
         if ctx.excluded is not None:
-            result[ctx.excluded] = 0
+            result.index_fill_(0, ctx.excluded, 0)
         return result, None
 
 

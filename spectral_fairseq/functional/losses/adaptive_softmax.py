@@ -47,7 +47,7 @@ from spectral_fairseq.functional.losses.gradient_sums import (
     detached_without_grad,
     scaled_gradients,
 )
-from spectral_fairseq.functional.losses.token_blocks import filled, token_blocks, tokens_per_block
+from spectral_fairseq.functional.losses.token_blocks import elements_for, filled, token_blocks
 
 
 def check_cutoffs(cutoffs: Sequence[int], vocabulary: int) -> Tuple[int, ...]:
@@ -119,6 +119,22 @@ def adaptive_log_probabilities(
     return torch.cat([head_words, *tails], -1)
 
 
+def _tokens_of_pieces(targets: Tensor, cutoffs: Tuple[int, ...]) -> Tuple[Tensor, List[Tensor]]:
+    """Return the piece of each target, shape (T,), and the tokens that need each piece.
+
+    Every token needs the head, piece 0. The host waits for a GPU once, for the sizes of all others.
+    """
+    piece = torch.zeros_like(targets)
+    for cutoff in cutoffs:
+        piece += targets.ge(cutoff)
+    in_order, by_piece = torch.sort(piece, stable=True)
+    pieces = torch.arange(1, len(cutoffs) + 1, device=targets.device)
+    starts = torch.searchsorted(in_order, pieces).tolist()
+    edges = (*starts, targets.size(0))
+    clusters = [by_piece[start:end] for start, end in zip(edges, edges[1:])]
+    return piece, [torch.arange(targets.size(0), device=targets.device), *clusters]
+
+
 class _AdaptiveCrossEntropy(torch.autograd.Function):
     """Sum of -log P; see ``gradient_sums.py``, Note [Gradients in the forward pass]."""
 
@@ -140,21 +156,19 @@ class _AdaptiveCrossEntropy(torch.autograd.Function):
         sums = GradientSums(contexts, matrix, bias, sum_dtype, needed, in_place=True)
         cluster_gradient = torch.zeros_like(cluster_scores, dtype=sum_dtype)
         edges = (0, *cutoffs, matrix.size(0))
-        piece = torch.bucketize(targets, torch.tensor(cutoffs, device=targets.device), right=True)
+        piece, tokens_of = _tokens_of_pieces(targets, cutoffs)
         nll = contexts.new_zeros((), dtype=sum_dtype)
+        fitting = elements_for(contexts.device)
         with torch.autocast(contexts.device.type, enabled=False):
             for j, (start, end) in enumerate(zip(edges, edges[1:])):
-                if j == 0:  # every token needs the head
-                    piece_tokens = torch.arange(targets.size(0), device=targets.device)
-                else:
-                    piece_tokens = piece.eq(j).nonzero().squeeze(1)
+                piece_tokens = tokens_of[j]
                 if piece_tokens.numel() == 0:
                     continue
                 piece_bias = None if bias is None else bias[start:end]
                 block_scores = BlockScores(matrix[start:end], piece_bias, dtype)
                 # A block of a cluster may grow to a quarter of the table's gradient: a pass over
                 # N x d for every few tokens would cost more than their products.
-                automatic = max(tokens_per_block(end - start), contexts.size(1) // 4)
+                automatic = max(fitting // (end - start), contexts.size(1) // 4)
                 for part, size in token_blocks(piece_tokens.size(0), block_tokens or automatic):
                     tokens = piece_tokens[part]
                     rows = block_scores.rows(contexts[tokens], size)  # [r, d]

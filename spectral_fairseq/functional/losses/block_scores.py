@@ -8,21 +8,29 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.linalg.products import matmul_transposed
+from spectral_fairseq.functional.linalg.products import has_wide_products, matmul_transposed
 from spectral_fairseq.functional.losses.token_blocks import filled
 
 
-def product_dtype(contexts: Tensor, matrix: Tensor) -> torch.dtype:
+def product_dtype(contexts: Tensor, matrix: Tensor, bounded: bool = True) -> torch.dtype:
     """Return the dtype in which the products of a block are computed.
 
-    It is that of the inputs, or of autocast where autocast is on; but float32 instead of float16,
-    whose range holds neither scores of 1e5 nor probabilities of 1e-8.
+    It is that of the inputs, or of autocast where autocast is on; but float32 instead of float16
+    where the results would be float16 too, whose range does not hold scores of 1e5.
+
+    Args:
+        contexts: h.
+        matrix: W.
+        bounded: whether no gradient of a score is above 1, as ``gradient_sums.py``, Note [Half
+            precision] needs it in float16.
     """
     common = torch.promote_types(contexts.dtype, matrix.dtype)
     # A product of two scalars shows what autocast does, for every device and version of torch.
     probe = contexts.new_zeros(1, 1, dtype=common)
     dtype = torch.mm(probe, probe).dtype
-    return torch.float32 if dtype == torch.float16 else dtype
+    if dtype == torch.float16 and not (bounded and has_wide_products(dtype, contexts.device)):
+        return torch.float32
+    return dtype
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -35,6 +35,7 @@ from spectral_fairseq.functional.losses.gradient_sums import (
     detached_without_grad,
     scaled_gradients,
 )
+from spectral_fairseq.functional.losses.ignored_targets import without_ignored
 from spectral_fairseq.functional.losses.token_blocks import filled, token_blocks, tokens_per_block
 
 
@@ -96,7 +97,8 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
             )
             margin_gradient = None if margin is None else margin.new_zeros(tokens, dtype=sum_dtype)
             sums = GradientSums(contexts, matrix, bias, sum_dtype, needed)
-            for part, size in token_blocks(tokens, tokens_per_block(vocabulary, block_elements)):
+            block = tokens_per_block(vocabulary, contexts.device, block_elements)
+            for part, size in token_blocks(tokens, block):
                 rows = block_scores.rows(contexts[part], size)  # [b, d]
                 block_targets = filled(targets[part], size)  # [b]
                 # 1 for a token, 0 for a row that only fills the block up.
@@ -181,7 +183,7 @@ def blockwise_cross_entropy(
         label_smoothing: eps in [0, 1).
         ignore_index: target whose tokens contribute zero.
         block_elements: number of scores held at a time; ``None`` is
-            ``token_blocks.BLOCK_ELEMENTS``.
+            ``token_blocks.elements_for`` the device.
 
     Returns:
         loss_sum and nll_sum, scalars in float32 (float64 for float64 input), in nats. Only
@@ -244,10 +246,7 @@ def _summed_losses(
     """Check and apply :class:`_BlockwiseCrossEntropy`."""
     contexts, targets, matrix, bias = inputs
     check_sizes(contexts, targets, matrix, bias)
-    if ignore_index is not None:
-        counted = targets.ne(ignore_index)
-        contexts, targets = contexts[counted], targets[counted]
-        margin = None if margin is None else margin[counted]
+    targets, contexts, margin = without_ignored(ignore_index, targets, contexts, margin)
     contexts, matrix, bias, margin = detached_without_grad(contexts, matrix, bias, margin)
     return _BlockwiseCrossEntropy.apply(
         contexts, targets, matrix, bias, margin, label_smoothing, block_elements

@@ -44,6 +44,7 @@ from spectral_fairseq.functional.losses.gradient_sums import (
     detached_without_grad,
     scaled_gradients,
 )
+from spectral_fairseq.functional.losses.ignored_targets import without_ignored
 from spectral_fairseq.functional.losses.token_blocks import filled, token_blocks, tokens_per_block
 
 
@@ -88,13 +89,13 @@ class _ConsistencyCrossEntropy(torch.autograd.Function):
     ) -> Tuple[Tensor, ...]:
         tokens, vocabulary = contexts.size(0), matrix.size(0)
         target_weight, uniform = smoothing_weights(label_smoothing, vocabulary)
-        dtype = product_dtype(contexts, matrix)
+        dtype = product_dtype(contexts, matrix, bounded=False)
         sum_dtype = accumulation_dtype(dtype)
         needed = tuple(ctx.needs_input_grad[i] for i in (0, 2, 3))
         shares = _shares(symmetric)
         likelihood, nll, divergence = (contexts.new_zeros((), dtype=sum_dtype) for _ in range(3))
         sums = GradientSums(contexts.flatten(0, 1), matrix, bias, sum_dtype, needed)
-        block = tokens_per_block(2 * vocabulary, block_elements)
+        block = tokens_per_block(2 * vocabulary, contexts.device, block_elements)
         with torch.autocast(contexts.device.type, enabled=False):
             block_scores = BlockScores(matrix, bias, dtype)
             for part, size in token_blocks(tokens, block):
@@ -123,8 +124,8 @@ class _ConsistencyCrossEntropy(torch.autograd.Function):
                     own_gradient *= p[:, own]
                     own_gradient.sub_(p[:, 1 - own], alpha=backward)
                     own_gradient -= shares[own] * uniform
-                hit = gradient.new_tensor(shares).mul_(-target_weight).view(1, 2, 1)
-                gradient.scatter_add_(2, target, hit.expand(size, 2, 1))
+                hit = [gradient.new_full((size, 1, 1), -target_weight * share) for share in shares]
+                gradient.scatter_add_(2, target, torch.cat(hit, 1))
                 gradient[counted:] = 0
                 place = slice(2 * part.start, 2 * part.stop)
                 sums.add_block(place, rows, gradient.flatten(0, 1), block_scores.table)
@@ -166,7 +167,7 @@ def consistency_cross_entropy(
         label_smoothing: eps in [0, 1).
         ignore_index: target whose tokens contribute zero.
         block_elements: number of scores held at a time; ``None`` is
-            ``token_blocks.BLOCK_ELEMENTS``.
+            ``token_blocks.elements_for`` the device.
 
     Returns:
         Scalars in float32 (float64 for float64 input), in nats. Only ``loss`` has a gradient, and
@@ -182,9 +183,7 @@ def consistency_cross_entropy(
             str(tuple(contexts.shape)),
             "Stack the hidden states of the two passes.",
         )
-    if ignore_index is not None:
-        counted = targets.ne(ignore_index)
-        contexts, targets = contexts[counted], targets[counted]
+    targets, contexts = without_ignored(ignore_index, targets, contexts)
     contexts, matrix, bias = detached_without_grad(contexts, matrix, bias)
     return ConsistencyLoss(
         *_ConsistencyCrossEntropy.apply(
@@ -224,8 +223,8 @@ def dense_consistency(
     first, second = log_probabilities.unbind(1)  # [T, N] each
     ratio = first - second
     kl = torch.stack([(first.exp() * ratio).sum(-1), -(second.exp() * ratio).sum(-1)], 1)  # [T, 2]
-    shares = log_probabilities.new_tensor(_shares(symmetric))
-    parts = [each @ shares for each in (likelihoods, nlls, kl)]
+    shares = _shares(symmetric)
+    parts = [each[:, 0] * shares[0] + each[:, 1] * shares[1] for each in (likelihoods, nlls, kl)]
     if ignore_index is not None:
         ignored = targets.eq(ignore_index)
         parts = [each.masked_fill(ignored, 0.0) for each in parts]

@@ -9,6 +9,14 @@ recomputation in the backward pass would need four. What is kept between the pas
 the contexts and of the table. It is kept in float32 and is rounded to the dtype of the parameters
 only after the factor from above is applied: under loss scaling that factor keeps float16 gradients
 from vanishing.
+
+Note [Half precision]
+---------------------
+The gradients of a block's scores are rounded to the dtype of the products. In float16 numbers below
+6e-8 would vanish, and most probabilities are smaller. Where products of float16 have float32
+results (``linalg/products.py``), the gradients are between -1 and 1, and are multiplied by 2^15
+first, the largest power of two in the range of float16; the products are divided by it. What is
+below 2e-12 vanishes.
 """
 
 from __future__ import annotations
@@ -18,7 +26,9 @@ from typing import Any, Optional, Tuple, Union
 import torch
 from torch import Tensor
 
-from spectral_fairseq.functional.linalg.products import matmul_transposed
+from spectral_fairseq.functional.linalg.products import add_matmul_transposed_, matmul_transposed
+
+FLOAT16_SCALE = 2.0**15
 
 
 class GradientSums:
@@ -72,7 +82,8 @@ class GradientSums:
                 in one block only, or distinct indices. Rows of the block beyond its end are
                 padding and contribute zero; their gradients, weights and hits have to be zero.
             rows: contexts of the block, shape (r, d), in the dtype of the products.
-            probabilities: p, shape (r, n); or, without ``weights``, the gradient of the scores.
+            probabilities: p, shape (r, n); or, without ``weights``, the gradient of the scores. It
+                is overwritten.
             table: rows of W for the n words, shape (n, d), in the dtype of the products.
             targets: column of each row's target, shape (r,); given together with ``hits``.
             weights: shape (r,).
@@ -83,9 +94,23 @@ class GradientSums:
             return
         dtype = probabilities.dtype
         words = slice(first_word, first_word + table.size(0))
+        if self.bias is not None:
+            bias_sum = self.bias[words]
+            if weights is None:
+                bias_sum += probabilities.sum(0)
+            else:
+                bias_sum += torch.mv(probabilities.t(), weights)
+            if targets is not None and hits is not None:
+                bias_sum.index_add_(0, targets, -hits)
+        # See Note [Half precision].
+        scale = FLOAT16_SCALE if rows.dtype == torch.float16 else 1.0
+        if scale != 1.0:
+            probabilities.mul_(scale)
         narrow = probabilities.to(rows.dtype)
         if self.contexts is not None:
             gradient = matmul_transposed(narrow, table.t()).to(dtype)  # [r, d]
+            if scale != 1.0:
+                gradient.div_(scale)
             if weights is not None:
                 gradient.mul_(weights.unsqueeze(1))
             if targets is not None and hits is not None:
@@ -99,21 +124,12 @@ class GradientSums:
             weighted = rows
             if weights is not None:
                 weighted = (rows.to(dtype) * weights.unsqueeze(1)).to(rows.dtype)
-            matrix_sum = self.matrix[words]
-            if self.in_place and rows.dtype == dtype:
-                matrix_sum.addmm_(narrow.t(), weighted)
-            else:
-                matrix_sum += matmul_transposed(narrow.t(), weighted.t())  # [n, d]
+            matrix_sum = self.matrix[words]  # [n, d]
+            add_matmul_transposed_(
+                matrix_sum, narrow.t(), weighted.t(), alpha=1 / scale, in_place=self.in_place
+            )
             if targets is not None and hits is not None:
                 matrix_sum.index_add_(0, targets, rows.to(dtype) * -hits.unsqueeze(1))
-        if self.bias is not None:
-            bias_sum = self.bias[words]
-            if weights is None:
-                bias_sum += probabilities.sum(0)
-            else:
-                bias_sum += torch.mv(probabilities.t(), weights)
-            if targets is not None and hits is not None:
-                bias_sum.index_add_(0, targets, -hits)
 
     def save(self, ctx: Any, *others: Tuple[Optional[Tensor], torch.dtype]) -> None:
         """Keep the sums for the backward pass.

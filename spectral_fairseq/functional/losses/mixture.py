@@ -31,6 +31,10 @@ P(v) = sum_k pi_k p_kv as a product of [1, K] and [K, N] saves one exponential f
 against the logsumexp. It loses terms below 1e-38, the smallest normal float32. Where every P(v) of
 a block is above 1e-30, they are at most K * 1e-8 of it, less than float32 can resolve. The smallest
 P(v) of each block is checked, and a block that fails the check is computed again in log space.
+
+To look at a number the host waits for a GPU to finish. There, all blocks are computed in linear
+space first, the smallest P(v) of all is looked at once, and if it fails the check, all blocks are
+computed again in log space.
 """
 
 from __future__ import annotations
@@ -61,6 +65,7 @@ from spectral_fairseq.functional.losses.gradient_sums import (
     detached_without_grad,
     scaled_gradients,
 )
+from spectral_fairseq.functional.losses.ignored_targets import without_ignored
 from spectral_fairseq.functional.losses.token_blocks import filled, token_blocks, tokens_per_block
 
 SMALLEST_LINEAR = 1e-30
@@ -122,6 +127,36 @@ class Lowered(NamedTuple):
     margin: Tensor
 
 
+class _LinearSpace:
+    """Decides which blocks linear space is exact for; see Note [Linear space where it is exact].
+
+    Args:
+        device: of the scores.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._at_the_end = device.type == "cuda"
+        self._smallest: Optional[Tensor] = None
+        self._failed = False
+
+    def attempts(self) -> Iterator[None]:
+        """Yield once, and again if blocks that were taken for exact were not."""
+        yield
+        if self._smallest is not None and not float(self._smallest) > SMALLEST_LINEAR:
+            self._failed = True
+            yield
+
+    def exact(self, mixture: Tensor) -> bool:
+        """Return whether the log of P, shape (t, N), is to be taken."""
+        if not self._at_the_end:
+            return float(mixture.amin()) > SMALLEST_LINEAR
+        if not self._failed:
+            smallest = mixture.amin()
+            known = self._smallest
+            self._smallest = smallest if known is None else torch.minimum(known, smallest)
+        return not self._failed
+
+
 class _MixtureBlock:
     """The experts' probabilities and the log-mixture over the vocabulary, for a few tokens.
 
@@ -129,6 +164,7 @@ class _MixtureBlock:
         contexts: h, shape (t, K, d), in the dtype of the products.
         log_prior: log pi, shape (t, K).
         block_scores: W and b.
+        linear_space: decides how P is computed.
         lowered: what the scores of the targets lose.
     """
 
@@ -137,6 +173,7 @@ class _MixtureBlock:
         contexts: Tensor,
         log_prior: Tensor,
         block_scores: BlockScores,
+        linear_space: _LinearSpace,
         lowered: Optional[Lowered] = None,
     ) -> None:
         self.log_prior = log_prior
@@ -144,7 +181,7 @@ class _MixtureBlock:
         log_z = softmax_(self.probabilities)  # [t, K]
         mixture = torch.bmm(log_prior.exp().unsqueeze(1), self.probabilities).squeeze(1)
         self.joint: Optional[Tensor] = None
-        if float(mixture.amin()) > SMALLEST_LINEAR:
+        if linear_space.exact(mixture):
             self.log_mixture = mixture.log_()  # [t, N]
         else:
             # See Note [Linear space where it is exact].
@@ -199,7 +236,8 @@ def _expert_blocks(
 ) -> Iterator[Tuple[slice, int, Tensor, Tensor]]:
     """Yield the tokens of each block, its size, and its contexts and log-prior filled up to it."""
     tokens, experts = log_prior.shape
-    block = tokens_per_block(experts * block_scores.table.size(0), block_elements)
+    scores_per_token = experts * block_scores.table.size(0)
+    block = tokens_per_block(scores_per_token, contexts.device, block_elements)
     for part, size in token_blocks(tokens, block):
         block_contexts = block_scores.rows(contexts[part], size)  # [t, K, d]
         block_log_prior = filled(log_prior[part].to(block_scores.accumulation_dtype), size)
@@ -218,19 +256,23 @@ class _LogMixture(torch.autograd.Function):
     def forward(
         ctx: Any, contexts: Tensor, log_prior: Tensor, matrix: Tensor, bias: Optional[Tensor]
     ) -> Tensor:
-        ctx.dtype = product_dtype(contexts, matrix)
+        ctx.dtype = product_dtype(contexts, matrix, bounded=False)
+        ctx.linear_space = _LinearSpace(contexts.device)
         ctx.save_for_backward(contexts, log_prior, matrix, bias)
         output = contexts.new_empty(
             (log_prior.size(0), matrix.size(0)), dtype=accumulation_dtype(ctx.dtype)
         )
         with torch.autocast(contexts.device.type, enabled=False):
             block_scores = BlockScores(matrix, bias, ctx.dtype)
-            for part, _, block_contexts, block_log_prior in _expert_blocks(
-                contexts, log_prior, block_scores
-            ):
-                mixed = _MixtureBlock(block_contexts, block_log_prior, block_scores)
-                block_output = output[part]
-                block_output.copy_(mixed.log_mixture[: block_output.size(0)])
+            for _ in ctx.linear_space.attempts():
+                for part, _, block_contexts, block_log_prior in _expert_blocks(
+                    contexts, log_prior, block_scores
+                ):
+                    mixed = _MixtureBlock(
+                        block_contexts, block_log_prior, block_scores, ctx.linear_space
+                    )
+                    block_output = output[part]
+                    block_output.copy_(mixed.log_mixture[: block_output.size(0)])
         return output
 
     @staticmethod
@@ -246,7 +288,9 @@ class _LogMixture(torch.autograd.Function):
             for part, size, block_contexts, block_log_prior in _expert_blocks(
                 contexts, log_prior, block_scores
             ):
-                mixed = _MixtureBlock(block_contexts, block_log_prior, block_scores)
+                mixed = _MixtureBlock(
+                    block_contexts, block_log_prior, block_scores, ctx.linear_space
+                )
                 gradient, share = mixed.gradient_(filled(upstream[part].to(sum_dtype), size))
                 shares[part] = share[: part.stop - part.start]
                 sums.add_block(
@@ -325,65 +369,72 @@ class _MixtureCrossEntropy(torch.autograd.Function):
         dtype = product_dtype(contexts, matrix)
         sum_dtype = accumulation_dtype(dtype)
         needed = tuple(ctx.needs_input_grad[i] for i in (0, 3, 4))
-        sums = GradientSums(contexts.flatten(0, 1), matrix, bias, sum_dtype, needed)
-        shares = torch.zeros(log_prior.shape, dtype=sum_dtype, device=log_prior.device)
-        margin_gradient = None if margin is None else torch.zeros_like(shares)
-        loss_sum, nll_sum = (contexts.new_zeros((), dtype=sum_dtype) for _ in range(2))
-        with torch.autocast(contexts.device.type, enabled=False):
-            block_scores = BlockScores(matrix, bias, dtype)
-            for part, size, block_contexts, block_log_prior in _expert_blocks(
-                contexts, log_prior, block_scores, block_elements
-            ):
-                rows = block_contexts.flatten(0, 1)  # [t K, d]
-                block_targets = filled(targets[part], size)  # [t]
-                index = block_targets.view(-1, 1, 1).expand(-1, experts, 1)
-                counted = part.stop - part.start  # the rows behind these only fill the block up
-                lowered = None
-                if margin is not None:
-                    block_margin = filled(margin[part].to(sum_dtype), size)
-                    lowered = Lowered(block_targets, block_margin)
-                if uniform:
-                    mixed = _MixtureBlock(block_contexts, block_log_prior, block_scores, lowered)
-                    log_p = mixed.log_mixture[:counted]
-                    nll = -log_p.gather(1, block_targets[:counted].unsqueeze(1)).sum()
+        linear_space = _LinearSpace(contexts.device)
+        for _ in linear_space.attempts():
+            sums = GradientSums(contexts.flatten(0, 1), matrix, bias, sum_dtype, needed)
+            shares = torch.zeros(log_prior.shape, dtype=sum_dtype, device=log_prior.device)
+            margin_gradient = None if margin is None else torch.zeros_like(shares)
+            loss_sum, nll_sum = (contexts.new_zeros((), dtype=sum_dtype) for _ in range(2))
+            with torch.autocast(contexts.device.type, enabled=False):
+                block_scores = BlockScores(matrix, bias, dtype)
+                for part, size, block_contexts, block_log_prior in _expert_blocks(
+                    contexts, log_prior, block_scores, block_elements
+                ):
+                    rows = block_contexts.flatten(0, 1)  # [t K, d]
+                    block_targets = filled(targets[part], size)  # [t]
+                    index = block_targets.view(-1, 1, 1).expand(-1, experts, 1)
+                    counted = part.stop - part.start  # the rows behind these only fill the block up
+                    lowered = None
+                    if margin is not None:
+                        block_margin = filled(margin[part].to(sum_dtype), size)
+                        lowered = Lowered(block_targets, block_margin)
+                    if uniform:
+                        mixed = _MixtureBlock(
+                            block_contexts, block_log_prior, block_scores, linear_space, lowered
+                        )
+                        log_p = mixed.log_mixture[:counted]
+                        nll = -log_p.gather(1, block_targets[:counted].unsqueeze(1)).sum()
+                        nll_sum += nll
+                        loss_sum += target_weight * nll + uniform * -log_p.sum()
+                        upstream = torch.full_like(mixed.log_mixture, -uniform)
+                        hit = upstream.new_full((size, 1), -target_weight)
+                        upstream.scatter_add_(1, block_targets.unsqueeze(1), hit)
+                        upstream[counted:] = 0
+                        gradient, share = mixed.gradient_(upstream)
+                        shares[part] = share[:counted]
+                        if margin_gradient is not None:
+                            at_target = gradient.gather(2, index)[:counted].squeeze(2)  # [t, K]
+                            margin_gradient[part] = -at_target
+                        sums.add_block(
+                            _rows_of(part, experts),
+                            rows,
+                            gradient.flatten(0, 1),
+                            block_scores.table,
+                        )
+                        continue
+                    scores = expert_scores(block_contexts, block_scores, lowered)  # [t, K, N]
+                    target_score = scores.gather(2, index).squeeze(2)  # [t, K]
+                    log_likelihood = target_score - softmax_(scores)  # [t, K]
+                    nll = -torch.logsumexp(block_log_prior + log_likelihood, 1)[:counted].sum()
+                    loss_sum += nll
+                    responsibility = posterior(block_log_prior, log_likelihood)  # [t, K]
+                    responsibility[counted:] = 0
+                    shares[part] = -responsibility[:counted]
+                    if lowered is not None and margin_gradient is not None:
+                        miss = -torch.expm1(log_likelihood)  # 1 - p_k(y)
+                        margin_gradient[part] = (responsibility * miss)[:counted]
+                        plain = -unperturbed_nll(-log_likelihood, lowered.margin)
+                        nll = -torch.logsumexp(block_log_prior + plain, 1)[:counted].sum()
                     nll_sum += nll
-                    loss_sum += target_weight * nll + uniform * -log_p.sum()
-                    upstream = torch.full_like(mixed.log_mixture, -uniform)
-                    hit = upstream.new_full((size, 1), -target_weight)
-                    upstream.scatter_add_(1, block_targets.unsqueeze(1), hit)
-                    upstream[counted:] = 0
-                    gradient, share = mixed.gradient_(upstream)
-                    shares[part] = share[:counted]
-                    if margin_gradient is not None:
-                        at_target = gradient.gather(2, index)[:counted].squeeze(2)  # [t, K]
-                        margin_gradient[part] = -at_target
                     sums.add_block(
-                        _rows_of(part, experts), rows, gradient.flatten(0, 1), block_scores.table
+                        _rows_of(part, experts),
+                        rows,
+                        scores.flatten(0, 1),
+                        block_scores.table,
+                        block_targets.repeat_interleave(experts),
+                        weights=responsibility.flatten(),
+                        hits=responsibility.flatten(),
                     )
-                    continue
-                scores = expert_scores(block_contexts, block_scores, lowered)  # [t, K, N]
-                target_score = scores.gather(2, index).squeeze(2)  # [t, K]
-                log_likelihood = target_score - softmax_(scores)  # [t, K]
-                nll = -torch.logsumexp(block_log_prior + log_likelihood, 1)[:counted].sum()
-                loss_sum += nll
-                responsibility = posterior(block_log_prior, log_likelihood)  # [t, K]
-                responsibility[counted:] = 0
-                shares[part] = -responsibility[:counted]
-                if lowered is not None and margin_gradient is not None:
-                    miss = -torch.expm1(log_likelihood)  # 1 - p_k(y)
-                    margin_gradient[part] = (responsibility * miss)[:counted]
-                    plain = -unperturbed_nll(-log_likelihood, lowered.margin)
-                    nll = -torch.logsumexp(block_log_prior + plain, 1)[:counted].sum()
-                nll_sum += nll
-                sums.add_block(
-                    _rows_of(part, experts),
-                    rows,
-                    scores.flatten(0, 1),
-                    block_scores.table,
-                    block_targets.repeat_interleave(experts),
-                    weights=responsibility.flatten(),
-                    hits=responsibility.flatten(),
-                )
         margin_dtype = sum_dtype if margin is None else margin.dtype
         sums.save(ctx, (shares, log_prior.dtype), (margin_gradient, margin_dtype))
         ctx.shape = contexts.shape
@@ -424,7 +475,7 @@ def mixture_cross_entropy(
         label_smoothing: eps in [0, 1), spread over the words of the mixture.
         ignore_index: target whose tokens contribute zero.
         block_elements: number of scores held at a time; ``None`` is
-            ``token_blocks.BLOCK_ELEMENTS``.
+            ``token_blocks.elements_for`` the device.
 
     Returns:
         loss_sum and nll_sum as of :func:`~.blockwise.blockwise_cross_entropy`.
@@ -501,10 +552,9 @@ def _summed_losses(
             str(tuple(log_prior.shape)),
             "Compute contexts and prior from the same features.",
         )
-    if ignore_index is not None:
-        counted = targets.ne(ignore_index)
-        contexts, log_prior, targets = contexts[counted], log_prior[counted], targets[counted]
-        margin = None if margin is None else margin[counted]
+    targets, contexts, log_prior, margin = without_ignored(
+        ignore_index, targets, contexts, log_prior, margin
+    )
     contexts, log_prior, matrix, bias, margin = detached_without_grad(
         contexts, log_prior, matrix, bias, margin
     )

@@ -24,6 +24,7 @@ from spectral_fairseq.functional.losses.block_scores import (
     product_dtype,
 )
 from spectral_fairseq.functional.losses.blockwise import smoothing_weights
+from spectral_fairseq.functional.losses.ignored_targets import without_ignored
 from spectral_fairseq.functional.losses.token_blocks import filled, token_blocks, tokens_per_block
 
 
@@ -55,7 +56,7 @@ def sigsoftmax_cross_entropy(
         label_smoothing: eps in [0, 1), spread over the other N - 1 words.
         ignore_index: target whose tokens contribute zero.
         block_elements: number of scores held at a time; ``None`` is
-            ``token_blocks.BLOCK_ELEMENTS``.
+            ``token_blocks.elements_for`` the device.
 
     Returns:
         loss_sum and nll_sum, scalars in float32 (float64 for float64 input), in nats. Only
@@ -65,15 +66,14 @@ def sigsoftmax_cross_entropy(
         ConfigurationError: shapes that do not fit together, or eps outside its range.
     """
     check_sizes(contexts, targets, matrix, bias)
-    if ignore_index is not None:
-        kept = targets.ne(ignore_index)
-        contexts, targets = contexts[kept], targets[kept]
+    targets, contexts = without_ignored(ignore_index, targets, contexts)
     target_weight, uniform = smoothing_weights(label_smoothing, matrix.size(0))
-    dtype = product_dtype(contexts, matrix)
+    dtype = product_dtype(contexts, matrix, bounded=False)
     sum_dtype = accumulation_dtype(dtype)
+    table = matrix.to(dtype)
 
     def block(rows: Tensor, targets: Tensor, counted: Tensor) -> Tuple[Tensor, Tensor]:
-        logits = F.linear(rows.to(dtype), matrix.to(dtype)).to(sum_dtype)  # [b, N]
+        logits = F.linear(rows.to(dtype), table).to(sum_dtype)  # [b, N]
         if bias is not None:
             logits = logits + bias.to(sum_dtype)
         log_p = torch.log_softmax(sigsoftmax_scores(logits), -1)
@@ -85,7 +85,7 @@ def sigsoftmax_cross_entropy(
     loss_sum = (contexts.sum() * 0).to(sum_dtype)  # connects a batch of padding to the model
     nll_sum = torch.zeros_like(loss_sum.detach())
     with torch.autocast(contexts.device.type, enabled=False):
-        size = tokens_per_block(matrix.size(0), block_elements)
+        size = tokens_per_block(matrix.size(0), contexts.device, block_elements)
         for part, rows in token_blocks(contexts.size(0), size):
             counted = filled(contexts.new_ones(part.stop - part.start, dtype=sum_dtype), rows)
             loss, nll = checkpoint(

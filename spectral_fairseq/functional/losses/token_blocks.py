@@ -22,13 +22,38 @@ from torch import Tensor
 # Number of scores held at a time: 16 MiB of float32. Adding the share of a block to the gradient of
 # the table costs a pass over N x d, which smaller blocks would repeat too often.
 BLOCK_ELEMENTS = 4 * 1024 * 1024
+# On a GPU, whose time is that of starting kernels as long as blocks are small: 512 MiB of float32.
+# With 4,096 tokens of a dictionary of 32,768 words a block is still a quarter of what the dense
+# loss of 8,192 such tokens holds.
+CUDA_BLOCK_ELEMENTS = 128 * 1024 * 1024
+# The scores, their log-space form, a temporary of that and what the products read, at most.
+BYTES_PER_SCORE = 16
 
 SIZES_PER_OCTAVE = 4
 
 
-def tokens_per_block(scores_per_token: int, block_elements: Optional[int] = None) -> int:
-    """Return how many tokens fit into a block of ``block_elements`` scores, at least one."""
-    return max(1, (block_elements or BLOCK_ELEMENTS) // scores_per_token)
+def elements_for(device: torch.device) -> int:
+    """Return how many scores are held at a time on ``device``.
+
+    On a GPU it is a power of two, so that it seldom changes and the allocator can use its memory
+    again, and takes at most half of the memory that is free.
+    """
+    if device.type != "cuda":
+        return BLOCK_ELEMENTS
+    free, _ = torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    fitting = max(1, free // (2 * BYTES_PER_SCORE))
+    return max(BLOCK_ELEMENTS, min(CUDA_BLOCK_ELEMENTS, 1 << (fitting.bit_length() - 1)))
+
+
+def tokens_per_block(
+    scores_per_token: int, device: torch.device, block_elements: Optional[int] = None
+) -> int:
+    """Return how many tokens fit into a block of ``block_elements`` scores, at least one.
+
+    ``None`` takes :func:`elements_for` the device.
+    """
+    return max(1, (block_elements or elements_for(device)) // scores_per_token)
 
 
 def rows_for(tokens: int, block: int) -> int:

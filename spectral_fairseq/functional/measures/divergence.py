@@ -40,6 +40,9 @@ class ExpectedPairwiseKL:
         """
         log_p = log_probabilities.double()
         p = log_p.exp()
+        # They are on the device of the contexts from the first block on.
+        self._probability = self._probability.to(p.device)
+        self._log_probability = self._log_probability.to(p.device)
         self.contexts += log_p.size(0)
         # 0 * -inf counts as 0; torch.xlogy would compute the logarithm again.
         self._negative_entropy += float((p * log_p).nan_to_num_(0.0).sum())

@@ -68,5 +68,6 @@ def cumulative_share(sigma: Tensor, points: Sequence[float]) -> List[float]:
             "a singular value above zero", "zeros only", "Check the matrix: it is zero."
         )
     normalised = (sigma.double() / sigma.double().max()).sort().values
-    at = torch.searchsorted(normalised, torch.tensor(list(points), dtype=torch.float64), right=True)
+    bounds = normalised.new_tensor(list(points))
+    at = torch.searchsorted(normalised, bounds, right=True)
     return (at.double() / sigma.numel()).tolist()

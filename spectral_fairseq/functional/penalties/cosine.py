@@ -33,7 +33,7 @@ class _SquaredDirectionSum(torch.autograd.Function):
         inverse = torch.where(norms > SMALLEST_NORM, norms, torch.full_like(norms, float("inf")))
         inverse.reciprocal_()
         if excluded is not None:
-            inverse[excluded] = 0
+            inverse.index_fill_(0, excluded, 0)
         direction_sum = torch.mv(matrix.t(), inverse)  # [d]
         ctx.save_for_backward(matrix, inverse, direction_sum)
         return direction_sum.square().sum() - (inverse > 0).sum()

@@ -136,7 +136,7 @@ class TableControl:
         """
         with arguments_as_flags(weight=self._flag):
             weight = output_table(view.module, view.words.rows)
-        return decoder_of(view.module), weight, view.words.excluded.to(weight.device)
+        return decoder_of(view.module), weight, view.words.excluded_on(weight.device)
 
     def check(self, view: ModelView) -> None:
         """Refuse a model whose table cannot be controlled, before training starts.

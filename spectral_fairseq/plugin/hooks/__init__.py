@@ -14,6 +14,7 @@ from spectral_fairseq.plugin.hooks import (
     table_kinds,
     training_counts,
     training_progress,
+    ways_of_training,
     word_counts,
 )
 
@@ -28,6 +29,7 @@ PATCHES = (
     streams.PATCH,
     coupled_adam.PATCH,
     word_counts.PATCH,
+    ways_of_training.PATCH,
 )
 
 

@@ -2,7 +2,11 @@ import pytest
 import torch
 
 from spectral_fairseq.functional.linalg.gram import gram
-from spectral_fairseq.functional.penalties.orthogonality import orthogonality_penalty
+from spectral_fairseq.functional.penalties.orthogonality import (
+    dominant_vector,
+    orthogonality_penalty,
+    spectral_defect,
+)
 from tests.reference import orthogonality as reference
 
 
@@ -64,3 +68,40 @@ def test_spectral_term_is_exact_where_one_power_iteration_is_not():
     u, _ = factors(200, 50, seed=5)
     exact = orthogonality_penalty(gram(u), torch.eye(50).double(), (0, 0, 1.0, 0))
     torch.testing.assert_close(exact, reference.defects(u)[1], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    "eigenvalues",
+    [
+        (3.0, -1.0, 0.5, 0.0),
+        (-2.0, 1.9, 1.0, 0.1),
+        (2.0, -2.0, 1.0, 0.5),  # of equal size and opposite sign
+        (1.0, 1.0, 1.0, -1.0),
+        (1.0, 0.9999, -0.9998, 0.0),  # closer than the squarings can separate
+        (0.0, 0.0, 0.0, 0.0),
+    ],
+)
+def test_dominant_vector_has_the_spectral_norm(eigenvalues):
+    generator = torch.Generator().manual_seed(0)
+    basis, _ = torch.linalg.qr(torch.randn(4, 4, generator=generator))
+    symmetric = (basis * torch.tensor(eigenvalues)) @ basis.t()
+    found = (symmetric @ dominant_vector(symmetric)).norm()
+    assert abs(float(found) - max(map(abs, eigenvalues))) < 1e-3
+
+
+def test_spectral_defect_on_a_gpu_has_the_value_and_gradient_of_the_cpu():
+    virtual = pytest.importorskip("tests.cuda.virtual_cuda")
+    generator = torch.Generator().manual_seed(1)
+    residual = torch.randn(6, 6, generator=generator)
+    residual = (residual + residual.t()).requires_grad_()
+    expected = torch.autograd.grad(spectral_defect(residual), residual)[0]
+    with virtual.virtual_cuda() as log:
+        moved = residual.detach().cuda().requires_grad_()
+        log.events.clear()
+        value = spectral_defect(moved)
+        value.backward()
+        waits = log.ours("sync")
+        gradient = moved.grad.cpu()
+    assert not waits
+    torch.testing.assert_close(value.detach().cpu(), spectral_defect(residual).detach())
+    torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-3)

@@ -18,6 +18,7 @@ from spectral_fairseq.functional.counts import smoothed_log_counts
 from spectral_fairseq.functional.linalg.row_norms import row_norms as row_norms_of
 from spectral_fairseq.functional.linalg.singular_values import singular_values as singular_values_of
 from spectral_fairseq.plugin.criterions import output_table as find
+from spectral_fairseq.plugin.criterions.penalties.per_device import PerDevice
 from spectral_fairseq.plugin.models.tables import uncounted_rows
 from spectral_fairseq.plugin.tasks.training_counts import training_counts
 
@@ -39,6 +40,11 @@ class Words:
         self._task = task
         self.rows = len(dictionary)
         self.excluded = torch.tensor(uncounted_rows(dictionary))
+        self._excluded = PerDevice(self.excluded)
+
+    def excluded_on(self, device: torch.device) -> Tensor:
+        """``excluded`` on the device of a table."""
+        return self._excluded.on(device)
 
     @cached_property
     def log_counts(self) -> Tensor:
@@ -105,7 +111,7 @@ class RowNorms(NamedTuple):
 def output_table(view: ModelView) -> OutputTable:
     """The output table, of any kind; a factored one is multiplied out."""
     weight = find.output_table(view.module, view.words.rows).float()
-    return OutputTable(weight, view.words.excluded.to(weight.device))
+    return OutputTable(weight, view.words.excluded_on(weight.device))
 
 
 def row_norms(view: ModelView) -> RowNorms:

@@ -12,19 +12,20 @@ from torch import Tensor
 from spectral_fairseq.functional.penalties.weight_norm import log_count_target, weight_norm_penalty
 from spectral_fairseq.plugin.criterions.penalties.needs import RowNorms, Words, row_norms
 from spectral_fairseq.plugin.criterions.penalties.penalty import Penalty
+from spectral_fairseq.plugin.criterions.penalties.per_device import PerDevice
 from spectral_fairseq.plugin.flags import Flag, finite_nonnegative, weight_flag
 
 
 def _with_targets(options: Any, words: Words) -> Any:
-    """Options whose target is a tensor: a scalar, or one number for each word, shape (N,)."""
+    """Options whose target is a constant: a scalar, or one number for each word, shape (N,)."""
     target = torch.tensor(options.weight_norm_target)
     if options.weight_norm_target_by_count:
         target = log_count_target(words.log_counts, options.weight_norm_target, words.excluded)
-    return SimpleNamespace(**{**vars(options), "weight_norm_target": target})
+    return SimpleNamespace(**{**vars(options), "weight_norm_target": PerDevice(target)})
 
 
 def _value(rows: RowNorms, options: Any) -> Tensor:
-    target = options.weight_norm_target.to(rows.norms.device)
+    target = options.weight_norm_target.on(rows.norms.device)
     return weight_norm_penalty(rows.norms, target, rows.excluded)
 
 

@@ -1,0 +1,220 @@
+"""What the tests on devices combine: models, criterions, precisions, and a training step of each.
+
+The virtual device (test_virtual_cuda.py) takes a covering part of the product, a real one
+(test_on_gpu.py, ``benchmarks/gpu.py parity``) all of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from types import SimpleNamespace
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
+
+import torch
+from fairseq import utils
+from torch import nn
+
+from spectral_fairseq.embeddings import TABLES
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.heads import HEADS
+from spectral_fairseq.lm.carry import Carry
+from tests.plugin.conftest import (
+    build_criterion,
+    build_host_model,
+    build_model,
+    make_sample,
+    words,
+)
+from tests.plugin.stateful_models import segments
+
+WORDS = words()
+TASK = SimpleNamespace(source_dictionary=WORDS, target_dictionary=WORDS)
+
+PRECISIONS = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "amp": torch.float32,
+}
+
+_WITHOUT_DROPOUT = {
+    name: 0.0
+    for name in (
+        "dropout",
+        "attention_dropout",
+        "activation_dropout",
+        "input_dropout",
+        "hidden_dropout",
+        "word_dropout",
+        "weight_drop",
+    )
+}
+_SMALL: Dict[str, Dict[str, Any]] = {
+    "transformer_sc": {},
+    "transformer_lm_sc": {"share_decoder_input_output_embed": True},
+    "awd_lstm_ptb": {"decoder_hidden_size": 12, "decoder_layers": 2},
+    "transformer_xl_wt103_small": {"decoder_layers": 2, "decoder_head_dim": 6, "mem_len": 5},
+}
+_LSTM = {
+    "share_all_embeddings": True,
+    **{f"{side}_dropout_{end}": 0.0 for side in ("encoder", "decoder") for end in ("in", "out")},
+    **{f"{name}_size": 16 for name in ("encoder_hidden", "decoder_hidden")},
+    "decoder_out_embed_dim": 16,
+}
+
+
+class Model(NamedTuple):
+    """A model of the matrix.
+
+    ``data`` is ``translation``, ``text`` or ``stream``; ``own_loss``: its head computes its loss.
+    """
+
+    data: str
+    table: str
+    own_loss: bool
+    make: Callable[[], nn.Module]
+
+
+def _data_of(arch: str) -> str:
+    if arch.startswith(("awd_lstm", "transformer_xl")):
+        return "stream"
+    return "text" if "_lm" in arch else "translation"
+
+
+def _models() -> Iterator[Tuple[str, Model]]:
+    for arch, sizes in _SMALL.items():
+        for table in (kind.kind for kind in TABLES):
+            for kind in HEADS:
+                head, own_loss = kind.kind, kind.own_loss
+                options = {"embedding_type": table, "output_head": head}
+                if head in ("mos", "moc"):
+                    options.update(mixture_components=3, mixture_context_scale=4.0)
+                elif arch.startswith("transformer_xl"):
+                    options.update(adaptive_softmax_cutoff="")
+                options = {**_WITHOUT_DROPOUT, **sizes, **options}
+
+                def make(arch: str = arch, options: Dict[str, Any] = options) -> nn.Module:
+                    return build_model(TASK, arch, **options)
+
+                yield (
+                    f"{arch} {table} {head}",
+                    Model(_data_of(arch), table, own_loss, make),
+                )
+    for table in ("plain", "svd"):
+        options = {
+            **_WITHOUT_DROPOUT,
+            **_SMALL["transformer_xl_wt103_small"],
+            "embedding_type": table,
+            "adaptive_softmax_cutoff": "10,20,40",
+        }
+
+        def make_adaptive(options: Dict[str, Any] = options) -> nn.Module:
+            return build_model(TASK, "transformer_xl_wt103_small", **options)
+
+        yield f"transformer_xl {table} adaptive", Model("stream", table, True, make_adaptive)
+    lstm = {"embedding_type": "svd", "mixture_components": 3, **_LSTM}
+    yield (
+        "lstm_mos",
+        Model("translation", "svd", True, lambda: build_host_model(TASK, "lstm_mos", **lstm)),
+    )
+
+
+MODELS: Dict[str, Model] = dict(_models())
+
+PLAIN = {"cosreg_weight": 0.0}
+CRITERIONS: Dict[str, Tuple[str, Dict[str, Any]]] = {
+    "fairseq's": ("label_smoothed_cross_entropy", {"label_smoothing": 0.1}),
+    "likelihood": ("mle_cosreg", {**PLAIN, "label_smoothing": 0.1}),
+    "blockwise": ("mle_cosreg", {**PLAIN, "blockwise_loss": True}),
+    "blockwise smoothed": (
+        "mle_cosreg",
+        {**PLAIN, "blockwise_loss": True, "label_smoothing": 0.1},
+    ),
+    "cosine": ("mle_cosreg", {}),
+    "spectrum control": ("spectrum_control", {}),
+    "spectral norms": ("spectrum_control", {"orthogonality_weights": "0.1,0.1,0.1,0.1"}),
+    "weight norm": ("weight_norm", {"weight_norm_target_by_count": True}),
+    "singular values": (
+        "mle_cosreg",
+        {**PLAIN, "spectral_normalization_weight": 0.1, "d_optimal_weight": 0.01},
+    ),
+    "adversarial": ("mle_cosreg", {**PLAIN, "adversarial_epsilon": 0.02, "label_smoothing": 0.1}),
+    "R-Drop": ("mle_cosreg", {**PLAIN, "rdrop_weight": 1.0, "label_smoothing": 0.1}),
+    "SimCut": ("mle_cosreg", {**PLAIN, "simcut_weight": 1.0, "simcut_cutoff": 1e-9}),
+    "isotropy": ("mle_cosreg", {**PLAIN, "mean_vector_weight": 0.1, "isoscore_weight": 0.1}),
+    "spectrum log": ("mle_cosreg", {**PLAIN, "log_spectrum_interval": 1}),
+}
+
+
+def refused(model: nn.Module, criterion: Any) -> bool:
+    """Whether the criterion refuses the model before training starts."""
+    if not hasattr(criterion, "check_model"):
+        return False
+    try:
+        criterion.check_model(model)
+    except (ConfigurationError, UnsupportedError):
+        return True
+    return False
+
+
+def criterion_of(name: str) -> Any:
+    """A new criterion of :data:`CRITERIONS`."""
+    preset, flags = CRITERIONS[name]
+    return build_criterion(TASK, preset, **flags)
+
+
+class Training:
+    """A model, its criterion and a batch on a device; calls take one step without an optimiser.
+
+    Args:
+        model: moved to the device and the precision.
+        criterion: what it is trained with.
+        data: which kind of batch.
+        precision: one of :data:`PRECISIONS`.
+        device: ``cpu`` or ``cuda``.
+    """
+
+    def __init__(
+        self, model: nn.Module, criterion: Any, data: str, precision: str, device: str
+    ) -> None:
+        self.model = model.to(PRECISIONS[precision]).to(device).train()
+        self.criterion, self.device = criterion, device
+        self.autocast = precision == "amp"
+        sizes = ((6, 4), (5, 7), (3, 2))
+        sample = make_sample(TASK, sizes) if data == "translation" else segments(TASK, pad=2)
+        self.sample = utils.move_to_cuda(sample) if device == "cuda" else sample
+        self.stream = data == "stream"
+        if self.stream:
+            self.sample["net_input"]["carry"] = Carry()
+        self.model.set_num_updates(0)
+
+    def step(self, scale: float = 1.0) -> torch.Tensor:
+        """Leave the gradients of ``scale`` times the loss of a token, which is returned."""
+        self.model.zero_grad()
+        loss, size = self._loss()
+        (loss * (scale / size)).backward()
+        return loss.detach() / size
+
+    def evaluate(self) -> torch.Tensor:
+        """The loss of a token in validation."""
+        self.model.eval()
+        if self.stream:
+            self.sample["net_input"]["carry"] = Carry()
+        with torch.no_grad():
+            loss, size = self._loss()
+        self.model.train()
+        return loss / size
+
+    def _loss(self) -> Tuple[torch.Tensor, int]:
+        with torch.autocast(self.device, torch.float16, enabled=self.autocast):
+            loss, size, _ = self.criterion(self.model, self.sample)
+        return loss, size
+
+
+def covering() -> List[Tuple[str, str, str]]:
+    """Each model with one pair of criterion and precision, dealt out like cards."""
+    pairs = list(itertools.product(CRITERIONS, PRECISIONS))
+    random.Random(0).shuffle(pairs)
+    dealt = itertools.cycle(pairs)
+    return [(model, *next(dealt)) for model in MODELS]

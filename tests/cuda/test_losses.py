@@ -1,0 +1,156 @@
+"""The losses on the virtual device: values of the CPU, two waits, few launches in each block."""
+
+import pytest
+import torch
+
+from spectral_fairseq.functional.linalg.products import has_wide_products
+from spectral_fairseq.functional.losses import (
+    adaptive_cross_entropy,
+    blockwise_cross_entropy,
+    consistency_cross_entropy,
+    log_mixture,
+    mixture_cross_entropy,
+)
+from spectral_fairseq.functional.losses.token_blocks import (
+    BLOCK_ELEMENTS,
+    CUDA_BLOCK_ELEMENTS,
+    elements_for,
+)
+from tests.reference import mixture as reference
+
+virtual = pytest.importorskip("tests.cuda.virtual_cuda", reason="this torch has no dispatch modes")
+
+WORDS, DIM, TOKENS, EXPERTS = 61, 8, 24, 3
+
+
+def _mixture(leaves, targets, block, smoothing):
+    contexts, logits, table = leaves
+    prior = logits.log_softmax(-1)
+    if smoothing is None:
+        return -log_mixture(contexts, prior, table).gather(1, targets[:, None]).sum()
+    return mixture_cross_entropy(
+        contexts,
+        prior,
+        targets,
+        table,
+        label_smoothing=smoothing,
+        ignore_index=1,
+        block_elements=block,
+    )[0]
+
+
+LOSSES = {
+    "softmax": lambda leaves, y, block: blockwise_cross_entropy(
+        leaves[0][:, 0], y, leaves[2], label_smoothing=0.1, ignore_index=1, block_elements=block
+    )[0],
+    "adaptive": lambda leaves, y, block: adaptive_cross_entropy(
+        leaves[0][:, 0], leaves[1], y, leaves[2], None, (9, 20, 40), block_tokens=block // WORDS
+    ),
+    "consistency": lambda leaves, y, block: (
+        consistency_cross_entropy(
+            leaves[0][:, :2], y, leaves[2], weight=1.0, symmetric=True, block_elements=block
+        ).loss
+    ),
+    "mixture": lambda leaves, y, block: _mixture(leaves, y, block, 0.0),
+    "mixture, smoothed": lambda leaves, y, block: _mixture(leaves, y, block, 0.1),
+    "log-mixture": lambda leaves, y, block: _mixture(leaves, y, block, None),
+}
+# Kernels of a block, and those of a step beside its blocks. Lower them with the code.
+LAUNCHES = {
+    "softmax": (34, 32),
+    "adaptive": (54, 106),
+    "consistency": (55, 20),
+    "mixture": (38, 32),
+    "mixture, smoothed": (50, 34),
+    "log-mixture": (0, 90),
+}
+
+
+def leaves_of(dtype=torch.float32, scale=1.0):
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((TOKENS, EXPERTS, DIM), (TOKENS, EXPERTS), (WORDS, DIM))
+    drawn = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    targets = torch.randint(2, WORDS, (TOKENS,), generator=generator)
+    targets[::7] = 1
+    return [drawn[0] * scale, drawn[1].float(), drawn[2]], targets
+
+
+def run(name, leaves, targets, block):
+    leaves = [leaf.clone().requires_grad_() for leaf in leaves]
+    loss = LOSSES[name](leaves, targets, block)
+    loss.backward()
+    return loss.detach(), [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+
+def on_device(name, leaves, targets, block):
+    """The same on the virtual device: loss, gradients, waits and launches of its second call."""
+    with virtual.virtual_cuda() as log:
+        leaves, targets = [leaf.cuda() for leaf in leaves], targets.cuda()
+        run(name, leaves, targets, block)
+        log.events.clear()
+        loss, gradients = run(name, leaves, targets, block)
+        waits = sum(log.ours("sync").values())
+        launches = sum(log.ours("launch").values())
+        return loss.cpu(), [gradient.cpu() for gradient in gradients], waits, launches
+
+
+@pytest.mark.parametrize("scale", [1.0, 60.0])
+@pytest.mark.parametrize("name", LOSSES)
+def test_values_waits_and_launches_at_any_number_of_blocks(name, scale):
+    """At scale 60 words underflow in linear space, and log space takes over once for all."""
+    leaves, targets = leaves_of(scale=scale)
+    expected = run(name, leaves, targets, 10**6)
+    for blocks in (1, 6):
+        block = TOKENS * EXPERTS * WORDS // blocks
+        *found, waits, launches = on_device(name, leaves, targets, block)
+        torch.testing.assert_close(found[0], expected[0], rtol=2e-5, atol=1e-4)
+        torch.testing.assert_close(found[1], expected[1], rtol=2e-4, atol=2e-5 * scale)
+        assert waits <= 2
+        each, beside = LAUNCHES[name]
+        computed = blocks * (2 if scale > 1 and name == "mixture, smoothed" else 1)
+        assert launches <= computed * each + beside
+
+
+@pytest.mark.parametrize("dtype, limit", [(torch.float16, 2e-3), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize("name", LOSSES)
+def test_half_precision_multiplies_in_half_and_stays_near_float64(name, dtype, limit):
+    leaves, targets = leaves_of(dtype)
+    expected = run(name, [leaf.double() for leaf in leaves], targets, 10**6)
+    loss, gradients, waits, _ = on_device(name, leaves, targets, 4 * EXPERTS * WORDS)
+    torch.testing.assert_close(loss.double(), expected[0], rtol=limit, atol=limit)
+    for found, wanted in zip(gradients, expected[1]):
+        assert (found.double() - wanted).norm() <= limit * wanted.norm()
+    assert waits <= 2
+
+
+def test_small_probabilities_survive_float16_products():
+    """Each of 60,000 equal words has a probability that float16 holds with few digits."""
+    table = torch.zeros(60_000, 8, dtype=torch.float16)
+    with virtual.virtual_cuda():
+        assert has_wide_products(torch.float16, torch.device("cuda", 0))
+        contexts = torch.ones(2, 8, dtype=torch.float16).cuda()
+        table = table.cuda().requires_grad_()
+        targets = torch.tensor([3, 4]).cuda()
+        loss, _ = blockwise_cross_entropy(contexts, targets, table)
+        (1024 * loss).backward()
+        gradient = table.grad[10:].float().cpu()
+    torch.testing.assert_close(
+        gradient, torch.full_like(gradient, 2048 / 60_000), rtol=1e-3, atol=0
+    )
+
+
+def test_blocks_grow_with_free_memory():
+    device = torch.device("cuda", 0)
+    sizes = []
+    for free in (0, 2**30, 2**32, 2**36):
+        with virtual.virtual_cuda(free_bytes=free):
+            sizes.append(elements_for(device))
+    assert sizes == [BLOCK_ELEMENTS, 2**25, CUDA_BLOCK_ELEMENTS, CUDA_BLOCK_ELEMENTS]
+    assert elements_for(torch.device("cpu")) == BLOCK_ELEMENTS
+
+
+def test_reference_of_the_log_mixture():
+    leaves, targets = leaves_of()
+    log_p = reference.log_mixture(leaves[0], leaves[1].log_softmax(-1), leaves[2])
+    expected = -log_p.gather(1, targets[:, None]).sum()
+    torch.testing.assert_close(on_device("log-mixture", leaves, targets, 1)[0], expected)

@@ -1,0 +1,74 @@
+"""What is computed from a table or from outputs, on the device on which they lie."""
+
+import pytest
+import torch
+
+from spectral_fairseq.embeddings import SVDEmbedding
+from spectral_fairseq.functional.linalg import BlockwiseSpectrum, gram
+from spectral_fairseq.functional.linalg.full_float32 import full_float32
+from spectral_fairseq.functional.measures import ExpectedPairwiseKL, cumulative_share
+
+virtual = pytest.importorskip("tests.cuda.virtual_cuda", reason="this torch has no dispatch modes")
+
+
+@pytest.mark.parametrize("rows", [3, 12])
+def test_accumulated_measures(rows):
+    log_p = torch.randn(rows, 7).log_softmax(-1)
+
+    def measured(block):
+        spectrum, divergence = BlockwiseSpectrum(rows, 7), ExpectedPairwiseKL(7)
+        for part in block.split(2):
+            spectrum.add(part)
+            divergence.add(part)
+        sigma = spectrum.singular_values()
+        return sigma.cpu(), divergence.value(), cumulative_share(sigma, (0.1, 0.5, 1.0))
+
+    expected = measured(log_p)
+    with virtual.virtual_cuda():
+        found = measured(log_p.cuda())
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_table_is_drawn_anew_where_it_lies():
+    torch.manual_seed(1)
+    expected = SVDEmbedding(11, 4, 1).dense()
+    with virtual.virtual_cuda():
+        table = SVDEmbedding(11, 4, 1).cuda()
+        torch.manual_seed(1)
+        table.reset_parameters()
+        torch.testing.assert_close(table.dense().cpu(), expected)
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_tf32_is_off_where_singular_values_are_computed(precision, monkeypatch):
+    seen = []
+    matmul = torch.Tensor.__matmul__
+
+    def watched(left, right):
+        seen.append(torch.get_float32_matmul_precision())
+        return matmul(left, right)
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", watched)
+    torch.set_float32_matmul_precision(precision)
+    try:
+        with virtual.virtual_cuda():
+            gram(torch.ones(5, 3).cuda(), torch.tensor([0]).cuda())
+        assert seen == ["highest", "highest"]
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="the setting came later"
+)
+def test_the_newer_setting_of_tf32_is_restored():
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "tf32"
+    try:
+        with full_float32(torch.device("cuda")):
+            assert matmul.fp32_precision == "ieee"
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        matmul.fp32_precision = before

@@ -1,0 +1,604 @@
+"""A CUDA device that exists in the books only: real values on the CPU, CUDA's rules about devices.
+
+Tensors are ordinary CPU tensors; which of them are "on the GPU" is written on their storages. What
+Python code asks (``.device``, ``.cuda()``, ``.cpu()``, ``.to()``) is answered by the books. A
+dispatch mode sees every operator, the backward pass included, refuses to mix devices where CUDA
+would, and records
+
+* ``sync``: what makes the host wait for the device (``item``, ``nonzero``, boolean masks, copies
+  between the devices, ``eigh``),
+* ``launch``: kernels, roughly: one for each operator that is no view, more for a few composed ones.
+
+``FakeTensorMode`` cannot replace it: this runs code whose shapes depend on the data, needs no CUDA
+build for the backward pass, and gives numbers. What it cannot show are times, the rounding of a
+GPU's kernels, and races between streams.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import sys
+from types import SimpleNamespace
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional
+from unittest import mock
+
+import torch
+import torch._dynamo  # before anything is patched: it keeps a table of torch.cuda
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+def mark(tensor: torch.Tensor, place: Optional[str]) -> None:
+    if tensor.layout == torch.strided:
+        tensor.untyped_storage().place = place
+
+
+def place(tensor: torch.Tensor) -> Optional[str]:
+    """``cuda``, ``cpu``, or None for what C++ made and nobody has claimed yet."""
+    if tensor.layout != torch.strided:
+        return "cpu"
+    return getattr(tensor.untyped_storage(), "place", "cpu")
+
+
+def on_gpu(tensor: torch.Tensor) -> bool:
+    return place(tensor) == "cuda"
+
+
+def kind_of(device: Any) -> str:
+    """``cuda`` or ``cpu`` of whatever torch takes for a device; a number needs an accelerator."""
+    return "cuda" if isinstance(device, int) else str(device).split(":")[0]
+
+
+class DeviceMixed(RuntimeError):
+    """An operator got tensors of both devices, which CUDA refuses."""
+
+
+SYNCS = {
+    "_local_scalar_dense": "item",
+    "nonzero": "nonzero",
+    "masked_select": "masked_select",
+    "equal": "equal",
+    "_unique2": "unique",
+    "unique_consecutive": "unique",
+    "unique_dim": "unique",
+    "is_nonzero": "bool",
+    "bincount": "bincount",
+    "_linalg_eigh": "eigh",
+    "linalg_eigh": "eigh",
+    "_linalg_svd": "svd",
+    "_linalg_check_errors": "linalg errors",
+    "linalg_qr": "qr",
+    "_linalg_slogdet": "slogdet",
+    "masked_scatter": "masked_scatter",
+}
+# operators that take more than one kernel; the rest is one.
+LAUNCHES = {
+    "logsumexp": 7,
+    "_linalg_eigh": 100,
+    "nonzero": 4,
+    "sort": 4,
+    "topk": 3,
+    "std": 1,
+    "index_put": 1,
+    "embedding_dense_backward": 6,
+    "unique2": 8,
+}
+ALLOCATIONS = {
+    "empty",
+    "empty_like",
+    "new_empty",
+    "empty_strided",
+    "new_empty_strided",
+    "resize_",
+    "set_",
+    "lift_fresh",
+    "lift",
+    "_local_scalar_dense",
+}
+VIEWLIKE = {
+    "view",
+    "_unsafe_view",
+    "_reshape_alias",
+    "detach",
+    "detach_",
+    "alias",
+    "expand",
+    "t",
+    "t_",
+    "transpose",
+    "transpose_",
+    "permute",
+    "slice",
+    "select",
+    "squeeze",
+    "squeeze_",
+    "unsqueeze",
+    "unsqueeze_",
+    "split",
+    "split_with_sizes",
+    "unbind",
+    "as_strided",
+    "narrow",
+    "diagonal",
+    "unfold",
+    "chunk",
+    "_to_copy_alias",
+    "requires_grad_",
+    "numpy_T",
+    "_conj",
+    "view_as_real",
+    "is_same_size",
+}
+
+
+class Event(NamedTuple):
+    """What an operator did: ``kind`` is ``sync`` or ``launch``."""
+
+    kind: str
+    what: str
+    where: str
+    count: int
+
+
+class Log:
+    """The events of a block; ``muted`` inside of what counts as a single operator on CUDA."""
+
+    def __init__(self) -> None:
+        self.events: List[Event] = []
+        self.muted = 0
+
+    def add(self, kind: str, what: str, count: int = 1) -> None:
+        if not self.muted:
+            self.events.append(Event(kind, what, location(), count))
+
+    def ours(self, kind: str) -> Dict[str, int]:
+        """Events that this package or autograd caused, as ``place: what`` to their number."""
+        found: Dict[str, int] = collections.Counter()
+        for event in self.events:
+            if event.kind == kind and not event.where.startswith("<"):
+                found[f"{event.where}: {event.what}"] += event.count
+        return found
+
+
+def location() -> str:
+    """The innermost frame of this package, or of fairseq in angle brackets."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if "/spectral_fairseq/" in name:
+            return f"{name.split('/spectral_fairseq/')[-1]}:{frame.f_lineno}"
+        if "/site-packages/fairseq" in name:
+            return f"<{name.split('/site-packages/')[-1]}:{frame.f_lineno}>"
+        frame = frame.f_back
+    return "autograd or test"
+
+
+def _wide_mm(left, right, out_dtype):
+    return torch.mm(left.to(out_dtype), right.to(out_dtype))
+
+
+def _wide_addmm_out(total, left, right, out_dtype, *, alpha=1, out):
+    return out.copy_(torch.addmm(total, left.to(out_dtype), right.to(out_dtype), alpha=alpha))
+
+
+# Products of half precision with float32 results, which CPU builds of torch do not have.
+WIDE_PRODUCTS: Dict[Any, Any] = {}
+if hasattr(torch.ops.aten.mm, "dtype"):
+    WIDE_PRODUCTS[torch.ops.aten.mm.dtype] = _wide_mm
+    WIDE_PRODUCTS[torch.ops.aten.addmm.dtype_out] = _wide_addmm_out
+
+
+class _Dispatch(TorchDispatchMode):
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self.log = log
+        self.direct = 0  # inside a factory that Python asked for
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = func._schema.name.split("::")[1]
+        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        places = {place(t) for t in tensors}
+        asked = kwargs.get("device")
+        if asked is not None:
+            kwargs["device"] = CPU
+            asked = kind_of(asked)
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
+        here = self._place(func, name, tensors, places, asked, args, kwargs)
+        before = {t.untyped_storage()._cdata for t in tensors if t.layout == torch.strided}
+        out = WIDE_PRODUCTS.get(func, func)(*args, **kwargs)
+        for t in pytree.tree_leaves(out):
+            if isinstance(t, torch.Tensor) and t.layout == torch.strided:
+                storage = t.untyped_storage()
+                if storage._cdata not in before or not hasattr(storage, "place"):
+                    mark(t, here)
+        if name == "_pack_padded_sequence":
+            mark(out[1], "cpu")
+        if here == "cuda" or "cuda" in places:
+            self._count(func, name, tensors, args, kwargs)
+        return out
+
+    def _place(self, func, name, tensors, places, asked, args, kwargs) -> Optional[str]:
+        if name in ("_to_copy", "copy_"):
+            if name == "copy_":
+                source, target = place(args[1]), place(args[0])
+                if {source, target} == {"cpu", "cuda"}:
+                    kind = "H2D" if target == "cuda" else "D2H"
+                    non_blocking = (len(args) > 2 and args[2]) or kwargs.get("non_blocking")
+                    self.log.add(
+                        "sync", f"copy_ {kind}" + (" non_blocking" if non_blocking else "")
+                    )
+                return target
+            source = place(args[0])
+            if source is None:
+                return asked
+            # Python's .cpu() and .to("cpu") never come here; C++ passes the books' CPU on.
+            target = "cuda" if asked == "cuda" else source
+            if {source, target} == {"cpu", "cuda"}:
+                kind = "H2D" if target == "cuda" else "D2H"
+                self.log.add(
+                    "sync", f"to {kind}" + (" non_blocking" if kwargs.get("non_blocking") else "")
+                )
+            return target
+        if not tensors:
+            if asked == "cuda":
+                return "cuda"
+            return "cpu" if self.direct else None
+        if asked is not None and name.startswith(
+            ("new_", "empty", "zeros", "ones", "full", "rand", "arange")
+        ):
+            # new_zeros(device=...), zeros_like(device=...): C++ passes the CPU of the books on.
+            return "cuda" if asked == "cuda" else ("cuda" if "cuda" in places else asked)
+        if "cuda" in places and "cpu" in places:
+            strays = [t for t in tensors if place(t) == "cpu"]
+            if name in (
+                "index",
+                "index_put",
+                "index_put_",
+                "_index_put_impl_",
+                "_unsafe_index_put",
+            ):
+                value = args[2] if len(args) > 2 else None
+                for t in strays:
+                    if t is value and t.dim() == 0:
+                        if not self._is_masked_fill(args):
+                            self.log.add("sync", f"{name}: scalar H2D")
+                    elif t is args[0] or t is value:
+                        raise DeviceMixed(
+                            f"{func}: {[(place(x), tuple(x.shape)) for x in tensors]}"
+                        )
+                    else:
+                        self.log.add("sync", f"{name}: CPU index H2D")
+                return place(args[0])
+            if name == "_pack_padded_sequence":  # CUDA too wants the lengths on the CPU
+                return "cuda"
+            wrong = [t for t in strays if t.dim() > 0]
+            pointwise = torch.Tag.pointwise in func.tags or name in (
+                "where",
+                "fill_",
+                "masked_fill",
+                "masked_fill_",
+                "lerp",
+                "lerp_",
+                "foreach",
+                "clamp",
+                "clamp_",
+                "_foreach_mul_",
+                "_foreach_mul",
+            )
+            if wrong or not pointwise:
+                raise DeviceMixed(
+                    f"{func}: {[(place(x), tuple(x.shape)) for x in tensors]} at {location()}"
+                )
+            return "cuda"
+        if "cuda" in places:
+            return "cuda"
+        return "cpu" if "cpu" in places else None
+
+    @staticmethod
+    def _is_masked_fill(args) -> bool:
+        indices = [i for i in args[1] if i is not None]
+        return (
+            len(indices) == 1
+            and indices[0].dtype in (torch.bool, torch.uint8)
+            and args[2].numel() == 1
+        )
+
+    def _count(self, func, name, tensors, args, kwargs) -> None:
+        log = self.log
+        if name in SYNCS:
+            log.add("sync", SYNCS[name])
+        if name in ("index", "index_put", "index_put_", "_index_put_impl_"):
+            masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
+            if masks and not (name != "index" and self._is_masked_fill(args)):
+                log.add("sync", f"{name}: boolean mask", len(masks))
+        if name == "repeat_interleave" and kwargs.get("output_size") is None:
+            log.add("sync", "repeat_interleave")
+        base = name.rstrip("_")
+        if func.is_view or name in VIEWLIKE or base in ALLOCATIONS or name in ALLOCATIONS:
+            return
+        log.add("launch", name, LAUNCHES.get(name, LAUNCHES.get(base, 1)))
+
+
+class _Python:
+    """What Python code asks tensors and torch for, answered by the books."""
+
+    # Composed on a CPU, one kernel or a few on CUDA.
+    FUSED = {
+        (torch.nn.functional, "dropout"): 1,
+        (torch, "dropout"): 1,
+        (torch._VF, "lstm"): 20,
+        (torch.nn.functional, "scaled_dot_product_attention"): 2,
+    }
+    FACTORIES = (
+        "zeros",
+        "ones",
+        "empty",
+        "full",
+        "arange",
+        "rand",
+        "randn",
+        "randint",
+        "eye",
+        "linspace",
+        "from_numpy",
+        "randperm",
+        "scalar_tensor",
+        "empty_strided",
+        "zeros_like",
+        "ones_like",
+    )
+
+    def __init__(self, log: Log, dispatch: _Dispatch) -> None:
+        self.log, self.dispatch = log, dispatch
+
+    def patches(self) -> Any:
+        T = torch.Tensor
+        moved, log = self._moved, self.log
+
+        def cuda(tensor, device=None, non_blocking=False, memory_format=None):
+            return moved(tensor, "cuda", non_blocking)
+
+        def cpu(tensor, memory_format=None):
+            return moved(tensor, "cpu")
+
+        def type_as(tensor, other):
+            return moved(tensor, place(other) or "cpu").to(other.dtype)
+
+        def numpy(tensor, *args, _numpy=T.numpy, **kwargs):
+            if on_gpu(tensor):
+                raise TypeError("can't convert cuda:0 device type tensor to numpy")
+            return _numpy(tensor, *args, **kwargs)
+
+        def tolist(tensor, _tolist=T.tolist):
+            if on_gpu(tensor):
+                log.add("sync", "tolist")
+            return _tolist(tensor)
+
+        def new(tensor, *args, _new=T.new, **kwargs):
+            out = _new(tensor, *args, **kwargs)
+            mark(out, place(tensor))
+            return out
+
+        def new_tensor(tensor, data, _new_tensor=T.new_tensor, **kwargs):
+            out = _new_tensor(tensor, data, **kwargs)
+            mark(out, "cpu")
+            return moved(out, place(tensor))
+
+        def deepcopy(tensor, memo, _deepcopy=T.__deepcopy__):
+            out = _deepcopy(tensor, memo)
+            mark(out, place(tensor))
+            return out
+
+        yield T, "device", property(lambda tensor: CUDA if on_gpu(tensor) else CPU)
+        yield T, "is_cuda", property(on_gpu)
+        yield T, "get_device", lambda tensor: 0 if on_gpu(tensor) else -1
+        yield T, "cuda", cuda
+        yield T, "cpu", cpu
+        yield T, "to", _to_method(self, T.to)
+        yield T, "type_as", type_as
+        yield T, "numpy", numpy
+        yield T, "tolist", tolist
+        yield T, "new", new
+        yield T, "new_tensor", new_tensor
+        yield T, "__deepcopy__", deepcopy
+        yield T, "pin_memory", lambda tensor, *a, **k: tensor
+        for (module, name), count in self.FUSED.items():
+            yield module, name, self._fused(name, getattr(module, name), count)
+        for name in self.FACTORIES:
+            yield torch, name, self._factory(getattr(torch, name))
+        for name in ("tensor", "as_tensor"):
+            yield torch, name, self._from_data(getattr(torch, name))
+
+    def _fused(self, name: str, function: Any, count: int) -> Any:
+        @functools.wraps(function)
+        def run(*args, **kwargs):
+            tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+            idle = name == "dropout" and (
+                kwargs.get("training") is False or (len(args) > 2 and not args[2])
+            )
+            if any(map(on_gpu, tensors)) and not idle:
+                self.log.add("launch", name, count)
+            self.log.muted += 1
+            try:
+                # oneDNN has no LSTM in float16, CUDA has.
+                with torch.backends.mkldnn.flags(enabled=False):
+                    return function(*args, **kwargs)
+            finally:
+                self.log.muted -= 1
+
+        return run
+
+    def _factory(self, function: Any) -> Any:
+        @functools.wraps(function)
+        def run(*args, **kwargs):
+            self.dispatch.direct += 1
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.dispatch.direct -= 1
+
+        return run
+
+    def _from_data(self, function: Any) -> Any:
+        @functools.wraps(function)
+        def run(data, *args, **kwargs):
+            device = kwargs.pop("device", None)
+            if isinstance(data, torch.Tensor):
+                out = function(data, *args, **kwargs)
+                mark(out, place(data)) if out is not data else None
+            else:
+                out = function(data, *args, **kwargs)
+                mark(out, "cpu")
+                leaves = pytree.tree_leaves(data)
+                if any(isinstance(x, torch.Tensor) and on_gpu(x) for x in leaves):
+                    self.log.add("sync", "torch.tensor of CUDA scalars", len(leaves))
+            if device is not None and kind_of(device) != place(out):
+                trained = out.requires_grad
+                out = self._moved(out.detach(), kind_of(device)).requires_grad_(trained)
+            return out
+
+        return run
+
+    def _moved(self, tensor: Any, target: str, non_blocking: bool = False) -> Any:
+        if place(tensor) == target:
+            return tensor
+        kind = "H2D" if target == "cuda" else "D2H"
+        self.log.add("sync", f"to {kind}" + (" non_blocking" if non_blocking else ""))
+        self.log.muted += 1
+        try:
+            out = tensor.clone()
+        finally:
+            self.log.muted -= 1
+        mark(out, target)
+        return out
+
+
+def _to_method(python: _Python, original: Any) -> Any:
+    def to(tensor, *rest, **kwargs):
+        device = kwargs.pop("device", None)
+        other = kwargs.pop("other", None)
+        kept = []
+        for one in rest:
+            if isinstance(one, torch.Tensor):
+                other = one
+            elif isinstance(one, (torch.device, str)):
+                device = one
+            elif isinstance(one, int) and not isinstance(one, bool):
+                device = CUDA
+            else:
+                kept.append(one)
+        dtype = kwargs.pop("dtype", None)
+        if other is not None:
+            device, dtype = (CUDA if on_gpu(other) else CPU), other.dtype
+        flags = [one for one in kept if isinstance(one, bool)]
+        for one in kept:
+            if isinstance(one, torch.dtype):
+                dtype = one
+        non_blocking = kwargs.pop("non_blocking", flags[0] if flags else False)
+        copy = kwargs.pop("copy", flags[1] if len(flags) > 1 else False)
+        target = place(tensor) if device is None else kind_of(device)
+        if target not in ("cuda", "cpu", None):
+            return original(tensor, device, dtype, non_blocking, copy, **kwargs)
+        if target is not None and place(tensor) not in (target, None):
+            tensor, copy = python._moved(tensor, target, non_blocking), False
+        if dtype is None and not copy and not kwargs:
+            return tensor
+        return original(tensor, dtype or tensor.dtype, copy=copy, **kwargs)
+
+    return to
+
+
+class _Autocast(torch.autocast):
+    """``torch.autocast("cuda")`` of tensors that lie on the CPU in truth."""
+
+    def __init__(
+        self,
+        device_type: str = "cuda",
+        dtype: Any = None,
+        enabled: bool = True,
+        cache_enabled: Any = None,
+    ) -> None:
+        if device_type == "cuda" and dtype is None:
+            dtype = torch.float16
+        super().__init__(
+            "cpu", dtype=dtype or torch.bfloat16, enabled=enabled, cache_enabled=cache_enabled
+        )
+
+
+def _properties(*_: Any) -> Any:
+    return SimpleNamespace(
+        name="virtual", major=9, minor=0, total_memory=80 * 2**30, multi_processor_count=132
+    )
+
+
+class _Device(contextlib.nullcontext):
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _zero(*_: Any, **__: Any) -> int:
+    return 0
+
+
+@contextlib.contextmanager
+def virtual_cuda(free_bytes: int = 64 * 2**30) -> Iterator[Log]:
+    """Inside the block there is one CUDA device, with ``free_bytes`` of free memory."""
+    log = Log()
+    dispatch = _Dispatch(log)
+    nothing, zero = _nothing, _zero
+    patches = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "_lazy_init": nothing,
+        "is_initialized": lambda: True,
+        "set_device": nothing,
+        "get_device_properties": _properties,
+        "get_device_name": lambda *a: "virtual",
+        "get_device_capability": lambda *a: (9, 0),
+        "empty_cache": nothing,
+        "max_memory_allocated": zero,
+        "memory_allocated": zero,
+        "max_memory_reserved": zero,
+        "memory_reserved": zero,
+        "reset_peak_memory_stats": nothing,
+        "mem_get_info": lambda *a: (free_bytes, 80 * 2**30),
+        "memory_summary": lambda *a, **k: "",
+        "manual_seed": nothing,
+        "manual_seed_all": nothing,
+        "get_rng_state": lambda *a: torch.get_rng_state(),
+        "set_rng_state": nothing,
+        "device": _Device,
+        "device_of": _Device,
+        "is_bf16_supported": lambda *a: True,
+    }
+    with contextlib.ExitStack() as stack:
+        for name, value in patches.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, value))
+
+        def synchronize(*a):
+            log.add("sync", "torch.cuda.synchronize")
+
+        stack.enter_context(mock.patch.object(torch.cuda, "synchronize", synchronize))
+        # What lies behind the books is a CPU: no layer may ask cuDNN about its weights.
+        stack.enter_context(
+            mock.patch.object(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
+        )
+        stack.enter_context(mock.patch.object(torch, "autocast", _Autocast))
+        stack.enter_context(
+            mock.patch.object(torch.cuda.amp, "autocast", functools.partial(_Autocast, "cuda"))
+        )
+        stack.enter_context(dispatch)
+        for module, name, value in list(_Python(log, dispatch).patches()):
+            stack.enter_context(mock.patch.object(module, name, value))
+        yield log
