@@ -46,10 +46,10 @@ setup(
         "text": ["sentencepiece", "subword-nmt"],
         "plots": ["matplotlib"],
         "export": ["ctranslate2"],
-        "examples": ["sentencepiece", "matplotlib", "filelock"],
+        "examples": ["sentencepiece", "matplotlib", "filelock", "scipy"],
         "test": [
             *("pytest", "pytest-xdist", "filelock", "jsonschema"),
-            *("sentencepiece", "matplotlib", "ctranslate2", "build"),
+            *("sentencepiece", "matplotlib", "ctranslate2", "scipy", "build"),
         ],
         "lint": ["ruff", "mypy"],
         "docs": ["mkdocs-material", "mkdocstrings[python]"],
