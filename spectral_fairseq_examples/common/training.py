@@ -122,13 +122,13 @@ class TrainingRun:
         command = analyze_command(self.best, self.binary)
         return Job(self.label, command, self.folder / "analyze.log", 1, " analysis", no_progress)
 
+    def training_figures(self) -> Dict[str, Any]:
+        """Figures of the training."""
+        return {**read_training_log(self.folder / "train.log"), **self.peak_figure()}
+
     def figures(self) -> Dict[str, Any]:
         """Figures of the training and, after :meth:`analysis`, of the table."""
-        return {
-            **read_training_log(self.folder / "train.log"),
-            **self.peak_figure(),
-            **table_figures(self.folder / "analyze.log"),
-        }
+        return {**self.training_figures(), **table_figures(self.folder / "analyze.log")}
 
 
 def train_all(runs: Sequence[TrainingRun], workers: Workers) -> None:
