@@ -13,11 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
-import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Sequence
@@ -25,17 +23,16 @@ from typing import Any, Dict, List, NamedTuple, Sequence
 import torch
 
 import spectral_fairseq
+from benchmarks.corpora import ROOT, language_model_data, translation_data
 from benchmarks.harness import positive, print_result
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.checkpoints.tables import extract_table
 from spectral_fairseq.functional.linalg.singular_values import right_singular_system
 from spectral_fairseq.functional.measures.mean_cosine import mean_cosine
+from spectral_fairseq_examples.common.fairseq_log import log_records
 
-ROOT = Path(__file__).resolve().parents[1]
-ARCHIVE = ROOT / "examples/data/opendocs_de_en/opendocs-libreoffice-de-en.tar.xz"
 PAIRS, SUBWORDS, WORDS = 10_000, 2_000, 4_000
 WINDOW = 300  # updates between two points of a curve
-_RECORD = re.compile(r"\| INFO \| (train_inner|valid) \| (\{.*\})\s*$")
 
 
 class Task(NamedTuple):
@@ -134,53 +131,10 @@ VARIANTS: Dict[str, str] = {
 def prepare(folder: Path, sotu: Path, data: Sequence[str]) -> None:
     """Make fairseq's binary data, unless it is there."""
     folder.mkdir(parents=True, exist_ok=True)
-    if "translation" in data and not (folder / "translation").exists():
-        import sentencepiece
-
-        text, subwords = folder / "text", folder / "subwords"
-        text.mkdir(exist_ok=True)
-        subwords.mkdir(exist_ok=True)
-        with tarfile.open(ARCHIVE, "r:xz") as tar:
-            for name in ("train.de", "train.en", "valid.de", "valid.en"):
-                lines = tar.extractfile(name).read().decode("utf-8").split("\n")  # type: ignore
-                kept = lines[:PAIRS] if name.startswith("train") else lines[:-1]
-                (text / name).write_text("".join(f"{line}\n" for line in kept), "utf-8")
-        sentencepiece.SentencePieceTrainer.train(
-            input=[str(text / "train.de"), str(text / "train.en")],
-            model_prefix=str(folder / "subwords"),
-            model_type="bpe",
-            vocab_size=SUBWORDS,
-            character_coverage=1.0,
-            bos_id=-1,
-            eos_id=-1,
-            num_threads=1,
-            minloglevel=2,
-        )
-        model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "subwords.model"))
-        for path in text.iterdir():
-            lines = path.read_text("utf-8").split("\n")[:-1]
-            encoded = model.encode(lines, out_type=str)
-            (subwords / path.name).write_text("".join(f"{' '.join(x)}\n" for x in encoded), "utf-8")
-        _preprocess(
-            folder,
-            "translation",
-            *("--source-lang", "de", "--target-lang", "en", "--joined-dictionary"),
-            *("--trainpref", str(subwords / "train"), "--validpref", str(subwords / "valid")),
-        )
-    if "language_model" in data and not (folder / "language_model").exists():
-        _preprocess(
-            folder,
-            "language_model",
-            *("--only-source", "--trainpref", str(sotu / "train.tokens")),
-            *("--validpref", str(sotu / "valid.tokens"), "--nwordssrc", str(WORDS)),
-        )
-
-
-def _preprocess(folder: Path, name: str, *flags: str) -> None:
-    partial = folder / f"{name}.partial"
-    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--destdir", str(partial), *flags]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    partial.rename(folder / name)
+    if "translation" in data:
+        translation_data(folder, pairs=PAIRS, subwords=SUBWORDS)
+    if "language_model" in data:
+        language_model_data(folder, sotu, "--nwordssrc", str(WORDS))
 
 
 def command_of(task: str, variant: str, seed: int, data: Path, save: Path, updates: int) -> Any:
@@ -243,12 +197,10 @@ def curve(log: Path) -> List[Dict[str, float]]:
     """
     losses: Dict[int, float] = {}
     points: Dict[int, Dict[str, float]] = {}
-    for line in log.read_text("utf-8", "replace").split("\n"):
-        match = _RECORD.search(line)
-        record = json.loads(match[2]) if match else {}
-        if match and match[1] == "train_inner":
+    for kind, record in log_records(log):
+        if kind == "train_inner":
             losses[int(record["num_updates"])] = float(record["nll_loss"])
-        elif match and int(record["valid_num_updates"]) % WINDOW == 0:
+        elif kind == "valid" and int(record["valid_num_updates"]) % WINDOW == 0:
             points[int(record["valid_num_updates"])] = {
                 "nll_bits": float(record["valid_nll_loss"]),
                 "mean_cosine": float(record["valid_table_mean_cosine"]),

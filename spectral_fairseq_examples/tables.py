@@ -6,6 +6,8 @@ with ``--log-format json``, and a ``figures.json`` with the results of the evalu
 models:
 
     python examples/tables.py outputs/translation_opendocs_de_en --baseline plain
+
+With ``--test``, two more columns say what the differences can bear: see :class:`Difference`.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 from spectral_fairseq.cli.output import print_anywhere
 from spectral_fairseq.errors import DataError, SpectralFairseqError
 from spectral_fairseq_examples.common.fairseq_log import read_training_log
+from spectral_fairseq_examples.common.significance import PairedT, holm, paired_t
 from spectral_fairseq_examples.common.text_tables import text_table
 
 # method -> seed -> name -> number or text
@@ -37,26 +40,30 @@ class Column(NamedTuple):
     show: Callable[[float], str]
 
 
-def _digits(count: int, scale: float = 1.0) -> Callable[[float], str]:
+def digits(count: int, scale: float = 1.0) -> Callable[[float], str]:
+    """A function that shows ``scale`` times a number with so many digits after the point."""
     return lambda value: f"{scale * value:.{count}f}"
 
 
 # Columns in their order; a column that no run has is left out.
 COLUMNS: Dict[str, Column] = {
-    "bleu": Column("sacreBLEU", _digits(1)),
-    "chrf": Column("chrF", _digits(1)),
-    "valid_ppl": Column("valid ppl", _digits(2)),
-    "test_ppl": Column("test ppl", _digits(2)),
-    "cache_test_ppl": Column("test ppl, cache", _digits(2)),
-    "dynamic_test_ppl": Column("test ppl, dynamic", _digits(2)),
-    "log_probability_rank": Column("rank of log P", _digits(0)),
-    "expected_pairwise_kl": Column("expected pairwise KL", _digits(2)),
-    "isotropy_as_is.I1_both_signs": Column("I1", _digits(3)),
-    "isotropy_as_is.I2_both_signs": Column("I2", _digits(3)),
-    "mean_cosine": Column("mean cosine", _digits(3)),
-    "sigma_last_to_first": Column("σ_d / σ_1", _digits(3)),
-    "seconds_per_update": Column("ms an update", _digits(0, 1000)),
-    "peak_bytes": Column("peak MiB", _digits(0, 2**-20)),
+    "bleu": Column("sacreBLEU", digits(1)),
+    "chrf": Column("chrF", digits(1)),
+    "ter": Column("TER", digits(1)),
+    "rare_recall": Column("rare-word recall, %", digits(1, 100)),
+    "valid_ppl": Column("valid ppl", digits(2)),
+    "test_ppl": Column("test ppl", digits(2)),
+    "rare_test_ppl": Column("test ppl, rare words", digits(0)),
+    "cache_test_ppl": Column("test ppl, cache", digits(2)),
+    "dynamic_test_ppl": Column("test ppl, dynamic", digits(2)),
+    "log_probability_rank": Column("rank of log P", digits(0)),
+    "expected_pairwise_kl": Column("expected pairwise KL", digits(2)),
+    "isotropy_as_is.I1_both_signs": Column("I1", digits(3)),
+    "isotropy_as_is.I2_both_signs": Column("I2", digits(3)),
+    "mean_cosine": Column("mean cosine", digits(3)),
+    "sigma_last_to_first": Column("σ_d / σ_1", digits(3)),
+    "seconds_per_update": Column("ms an update", digits(0, 1000)),
+    "peak_bytes": Column("peak MiB", digits(0, 2**-20)),
 }
 
 
@@ -112,7 +119,7 @@ def _figures(run: Path) -> Dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        figures = _flat(json.loads(path.read_text("utf-8")))
+        figures = flat(json.loads(path.read_text("utf-8")))
     except ValueError as error:
         raise DataError(f"JSON in {path}", str(error), "Remove it and measure again.") from None
     for name in COLUMNS:
@@ -124,15 +131,15 @@ def _figures(run: Path) -> Dict[str, Any]:
     return {**(read_training_log(log) if log.exists() else {}), **figures}
 
 
-def _flat(value: Any, prefix: str = "") -> Dict[str, Any]:
+def flat(value: Any, prefix: str = "") -> Dict[str, Any]:
     """Numbers and texts of a JSON value under dotted names; lists are left out."""
     if not isinstance(value, dict):
         known = isinstance(value, (int, float, str)) and not isinstance(value, bool)
         return {prefix: value} if known else {}
-    flat: Dict[str, Any] = {}
+    named: Dict[str, Any] = {}
     for key, inner in value.items():
-        flat.update(_flat(inner, f"{prefix}.{key}" if prefix else key))
-    return flat
+        named.update(flat(inner, f"{prefix}.{key}" if prefix else key))
+    return named
 
 
 def _comparable(results: Results) -> None:
@@ -200,6 +207,44 @@ def _natural(name: str) -> List[Any]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
+class Difference(NamedTuple):
+    """What the paired differences of a method from the baseline can bear.
+
+    ``test`` has the 95 % interval of the mean difference and the p of none; ``adjusted_p`` is that
+    p after Holm's correction for the number of methods.
+    """
+
+    test: PairedT
+    adjusted_p: float
+
+
+def differences(results: Results, baseline: str, column: str) -> Dict[str, Difference]:
+    """The tested difference of each method from the baseline, over the seeds that both have."""
+    base = results[baseline]
+    tests = {
+        method: paired_t(
+            [
+                run[column] - base[seed][column]
+                for seed, run in sorted(results[method].items())
+                if column in run and column in base.get(seed, {})
+            ]
+        )
+        for method in sorted(results)
+        if method != baseline
+    }
+    adjusted = holm([test.p for test in tests.values()])
+    return {name: Difference(test, p) for (name, test), p in zip(tests.items(), adjusted)}
+
+
+def _tested(found: Optional[Difference], column: Column) -> List[str]:
+    """The cells of the interval and of the adjusted p; empty where there are none."""
+    if found is None or math.isnan(found.adjusted_p):
+        return ["", ""]
+    low, high = column.show(found.test.low), column.show(found.test.high)
+    p = "< 0.001" if found.adjusted_p < 0.001 else f"{found.adjusted_p:.3f}"
+    return [f"{low} to {high}", p]
+
+
 def _spread(found: Optional[Cell], column: Column, signed: bool = False) -> str:
     if found is None:
         return ""
@@ -209,11 +254,15 @@ def _spread(found: Optional[Cell], column: Column, signed: bool = False) -> str:
 
 
 def markdown(
-    results: Results, baseline: Optional[str] = None, columns: Optional[Sequence[str]] = None
+    results: Results,
+    baseline: Optional[str] = None,
+    columns: Optional[Sequence[str]] = None,
+    test: bool = False,
 ) -> str:
     """The table as Markdown, followed by what all runs have in common.
 
-    With a baseline, its second column holds the differences of the first figure.
+    With a baseline, columns after the first figure hold its differences and, with ``test``, their
+    95 % intervals and adjusted p.
     """
     chosen = list(columns or columns_of(results))
     rows = summary(results, baseline)
@@ -221,15 +270,24 @@ def markdown(
     headings = ["method", "seeds", *(COLUMNS[name].heading for name in chosen)]
     if has_baseline:
         headings.insert(3, f"{COLUMNS[chosen[0]].heading} less {baseline}'s")
+    tested: Dict[str, Difference] = {}
+    if has_baseline and baseline and test:
+        tested = differences(results, baseline, chosen[0])
+        headings[4:4] = ["95 % interval", "p (Holm)"]
     cells = []
     for method, row in rows.items():
         shown = [_spread(row[name]["of"], COLUMNS[name]) for name in chosen]
         if has_baseline:
             first = chosen[0]
             shown.insert(1, _spread(row[first]["difference"], COLUMNS[first], signed=True))
+            if test:
+                shown[2:2] = _tested(tested.get(method), COLUMNS[first])
         cells.append([method, str(len(results[method])), *shown])
     lines = [text_table(cells, headings, "pipe")]
     lines += ["", "Mean ± sample standard deviation over seeds; differences are seed by seed."]
+    if tested:
+        number = sum(not math.isnan(one.adjusted_p) for one in tested.values())
+        lines += [f"Student's t interval of the paired differences; p by Holm over {number}."]
     lines += [f"`{signature}`" for signature in _shared(results, "_signature")]
     updates = _shared(results, "updates")
     lines += [f"{number} updates each." for number in updates]
@@ -259,8 +317,17 @@ def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         metavar="FIGURE",
         help=f"which, and in which order: {', '.join(COLUMNS)} (default: those there are)",
     )
+    parser.add_argument(
+        "--test",
+        action="store_true",
+        help="with --baseline: add 95 %% intervals of the differences, and p values that are "
+        "adjusted for the number of methods",
+    )
     parser.add_argument("--format", choices=("markdown", "json"), default="markdown")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.test and arguments.baseline is None:
+        parser.error("expected --baseline with --test; found none")
+    return arguments
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -271,9 +338,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         results = read(arguments.folder)
         check_request(results, arguments.baseline, arguments.columns)
         if arguments.format == "json":
-            print(json.dumps(_as_json(summary(results, arguments.baseline)), indent=2))
+            document = _as_json(summary(results, arguments.baseline))
+            if arguments.test:
+                _add_tests(document, results, arguments.baseline)
+            print(json.dumps(document, indent=2))
         else:
-            print(markdown(results, arguments.baseline, arguments.columns), end="")
+            table = markdown(results, arguments.baseline, arguments.columns, arguments.test)
+            print(table, end="")
     except SpectralFairseqError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -293,3 +364,13 @@ def _as_json(rows: Dict[str, Dict[str, Any]]) -> Dict[str, Any]:
         method: {name: {key: plain(found) for key, found in of.items()} for name, of in row.items()}
         for method, row in rows.items()
     }
+
+
+def _add_tests(document: Dict[str, Any], results: Results, baseline: str) -> None:
+    """Give every figure of every method a ``test``, with None for what there is not."""
+    for name in columns_of(results):
+        for method, found in differences(results, baseline, name).items():
+            figures = {**found.test._asdict(), "adjusted_p": found.adjusted_p}
+            document[method][name]["test"] = {
+                key: value if math.isfinite(value) else None for key, value in figures.items()
+            }

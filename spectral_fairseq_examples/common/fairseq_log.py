@@ -6,7 +6,7 @@ import json
 import re
 import statistics
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from spectral_fairseq.errors import DataError
 
@@ -20,6 +20,12 @@ def log_record(line: str) -> Optional[Tuple[str, Dict[str, Any]]]:
         return (match.group(1), json.loads(match.group(2))) if match else None
     except ValueError:  # a full disk cut the line, and the next run appended to it
         return None
+
+
+def log_records(path: Path) -> List[Tuple[str, Dict[str, Any]]]:
+    """All (kind, figures) of a log, in their order."""
+    lines = path.read_text("utf-8", "replace").split("\n")
+    return [record for record in map(log_record, lines) if record is not None]
 
 
 class TrainingProgress:
@@ -53,9 +59,9 @@ def read_training_log(path: Path) -> Dict[str, Any]:
     Raises:
         DataError: the log has no training or no validation in it.
     """
-    records = [log_record(line) for line in path.read_text("utf-8", "replace").split("\n")]
+    records = log_records(path)
     steps, epochs, valid = (
-        [figures for kind, figures in filter(None, records) if kind == wanted]
+        [figures for kind, figures in records if kind == wanted]
         for wanted in ("train_inner", "train", "valid")
     )
     rates = [float(step["ups"]) for step in steps if float(step.get("ups", 0)) > 0]

@@ -150,3 +150,23 @@ def test_a_terminal_without_the_letters_is_no_error(runs, monkeypatch):
     assert tables.main([str(runs)]) == 0
     terminal.flush()
     assert b"12.0 \\xb1 0.7" in terminal.buffer.getvalue()
+
+
+def test_differences_are_tested_and_corrected_for_their_number(runs, capsys):
+    for seed, score in enumerate((9.0, 12.0), 1):
+        add(runs, "mos", seed, bleu=score)
+    add(runs, "once", 1, bleu=11.0)  # one seed: no interval
+    rows = rows_of(tables.markdown(tables.read(runs), "plain", ["bleu"], test=True))
+    assert rows[0][3:6] == ["sacreBLEU less plain's", "95 % interval", "p (Holm)"]
+    # +1.5 and +0.5: t is 2 with one degree of freedom, p = 1 - 2 atan(2)/pi = .295, twice that.
+    assert ["sc", "2", "12.0 ± 0.7", "+1.0 ± 0.7", "-5.4 to 7.4", "0.590"] in rows
+    # -1 and 0: t is 1, p = .5; the larger of two stays as it is, but not below the smaller.
+    assert ["mos", "2", "10.5 ± 2.1", "-0.5 ± 0.7", "-6.9 to 5.9", "0.590"] in rows
+    assert ["once", "1", "11.0", "+1.0", "", ""] in rows
+    assert tables.main([str(runs), "--baseline", "plain", "--test", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["sc"]["bleu"]["test"]["adjusted_p"] == pytest.approx(0.590, abs=5e-4)
+    assert found["once"]["bleu"]["test"]["low"] is None
+    with pytest.raises(SystemExit):
+        tables.main([str(runs), "--test"])
+    assert "expected --baseline with --test" in capsys.readouterr().err

@@ -1,0 +1,87 @@
+"""Run a study of docs/evidence.md, or write that page's tables and figures from the results.
+
+    python -m benchmarks.evidence translation --at-once 2
+    python -m benchmarks.evidence awd_lstm --corpus sotu    # made by examples/lm_sotu/sotu.py
+    python -m benchmarks.evidence report
+
+After an interruption give the same command; what is recorded is not done again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Optional, Sequence
+
+from benchmarks.corpora import OPENDOCS, ROOT
+from benchmarks.evidence.grid import STUDIES
+from spectral_fairseq_examples.common.command_line import exit_status
+
+RESULTS = ROOT / "benchmarks" / "results" / "evidence"
+
+
+def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.evidence",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("what", choices=[*STUDIES, "report"], metavar="WHAT", help=", ".join([*STUDIES, "report"]))
+    add("--at-once", type=int, default=2, metavar="N", help="trainings side by side (default: 2)")
+    add("--methods", nargs="+", metavar="METHOD", default=(), help="and plain (default: all)")
+    add("--corpus", type=Path, metavar="DIR", help="text (default: what ships; ./sotu)")
+    add("--pairs", type=int, default=10_000, metavar="N", help="for translation (default: 10000)")
+    add("--work-dir", type=Path, metavar="DIR", help="default: outputs/evidence/STUDY")
+    add("--results", type=Path, default=RESULTS, metavar="DIR", help="default: %(default)s")
+    add("--cpu", action="store_true", help="leave the GPU alone")
+    arguments = parser.parse_args(argv)
+    known = STUDIES[arguments.what].methods if arguments.what in STUDIES else {}
+    unknown = sorted(set(arguments.methods) - set(known))
+    if unknown:
+        parser.error(f"expected methods from {', '.join(known)}; found {', '.join(unknown)}")
+    if arguments.at_once < 1 or arguments.pairs < 1:
+        parser.error("expected --at-once and --pairs of at least 1; found fewer")
+    return arguments
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    arguments = parse_arguments(argv)
+    work = (arguments.work_dir or Path("outputs") / "evidence" / arguments.what).resolve()
+
+    def action() -> str:
+        from benchmarks.evidence import report  # imports torch
+
+        if arguments.what == "report":
+            return report.write_page(arguments.results)
+        from benchmarks.evidence import corpora
+        from benchmarks.evidence.study import run_study
+        from spectral_fairseq_examples.common.machine import check_installation, device
+
+        check_installation()
+        study = STUDIES[arguments.what]
+        corpus = (
+            corpora.TranslationCorpus(work / "data", arguments.pairs, arguments.corpus or OPENDOCS)
+            if study.corpus == "translation"
+            else corpora.LanguageModelCorpus(
+                work / "data", arguments.corpus or Path("sotu"), corpora.LANGUAGE_MODEL_TOKENS
+            )
+        )
+        records = run_study(
+            arguments.what,
+            study,
+            corpus,
+            work_dir=work,
+            results=arguments.results,
+            device=device(arguments.cpu),
+            at_once=arguments.at_once,
+            methods=arguments.methods,
+        )
+        return report.section(arguments.what, study, records)
+
+    return exit_status(action, work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

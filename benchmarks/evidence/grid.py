@@ -1,0 +1,349 @@
+"""What is trained, as data. docs/evidence.md explains the choices, which stay as they are.
+
+A training is a recipe, shared by all methods of a study, and one setting of one method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Mapping, NamedTuple, Tuple
+
+BUDGET = 6  # settings tried for each method
+
+
+class Setting(NamedTuple):
+    """Flags of a method.
+
+    Attributes:
+        flags: added to the command; a flag given before is overridden.
+        lr_factor: factor of the recipe's learning rate.
+    """
+
+    flags: str = ""
+    lr_factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method and the settings among which it is tuned.
+
+    Args:
+        label: its name in tables.
+        arch: a key of :attr:`Study.archs`.
+        flags: common to all its settings.
+        settings: what is tried, on validation and with the tuning seed only.
+        on_table: whether it acts on the output table alone, at the time of a plain update.
+    """
+
+    label: str
+    arch: str
+    flags: str
+    settings: Tuple[Setting, ...]
+    on_table: bool = False
+
+
+Recipe = Mapping[str, str]
+"""Values of flags without their dashes; the key ``subwords`` chooses the data."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A model on a corpus, its recipe and what is compared.
+
+    Args:
+        corpus: ``translation`` or ``language_model``.
+        flags: fixed for every training.
+        archs: flags of the architecture, by its kind.
+        recipe: the first guess, from which the rounds start.
+        rounds: for each round the changes to the recipe that are tried with plain; the best one is
+            kept before the next round. No change is always among them.
+        methods: what is compared; ``plain`` comes first and has one setting.
+        seeds: of the trainings in the tables.
+        tuning_seed: of the trainings on which anything is chosen. It is in no table.
+        with_simcut: whether the best table method is combined with SimCut.
+    """
+
+    corpus: str
+    flags: str
+    archs: Mapping[str, str]
+    recipe: Recipe
+    rounds: Tuple[Tuple[Recipe, ...], ...]
+    methods: Mapping[str, Method]
+    seeds: Tuple[int, ...]
+    tuning_seed: int = 1
+    with_simcut: bool = False
+
+
+def _settings(*flags: str) -> Tuple[Setting, ...]:
+    return tuple(map(Setting, flags))
+
+
+def _each(flag: str, *values: float) -> Tuple[Setting, ...]:
+    return _settings(*(f"{flag} {value:g}" for value in values))
+
+
+# For methods without a number of their own.
+_RATES = tuple(Setting("", factor) for factor in (0.25, 0.5, 0.7, 1.0, 1.4, 2.0))
+
+
+_OURS = "--criterion mle_cosreg --cosreg-weight 0"  # the likelihood, and what further flags add
+_CONTROL = "--criterion spectrum_control"
+
+PLAIN = Method("plain", "plain", _OURS, (Setting(),))
+TABLE_METHODS = {
+    "factored": Method(
+        "spectrum control, factored",
+        "svd",
+        _CONTROL,
+        _settings(
+            "",
+            "--spectrum-c2 0.005",
+            "--spectrum-c2 0.01",
+            "--spectrum-prior polynomial --spectrum-gamma 0.25",
+            "--spectrum-weight 0.001 --orthogonality-weights 0.01,0.01,0,0",
+            "--spectrum-c2 0.005 --spectrum-weight 0.001 --orthogonality-weights 0.01,0.01,0,0",
+        ),
+        on_table=True,
+    ),
+    "decoupled": Method(
+        "spectrum control, decoupled and centred",
+        "plain",
+        f"{_OURS} --table-centering 0.1",
+        _settings(
+            "--spectrum-decay 0.1 --spectrum-slack 1.5",
+            "--spectrum-decay 0.1 --spectrum-slack 2",
+            "--spectrum-decay 0.1 --spectrum-slack 3",
+            "--spectrum-decay 0.01 --spectrum-slack 1.5",
+            "--spectrum-decay 0.01 --spectrum-slack 2",
+            "--spectrum-decay 0",
+        ),
+        on_table=True,
+    ),
+    "cosine": Method(
+        "cosine regularisation",
+        "plain",
+        "--criterion mle_cosreg",
+        _each("--cosreg-weight", 0.1, 0.3, 1, 3, 10, 30),
+        on_table=True,
+    ),
+    "weight_norm": Method(
+        "weight-norm regularisation",
+        "plain",
+        "--criterion weight_norm",
+        _settings(
+            "--weight-norm-target 1",
+            "--weight-norm-target 2",
+            "--weight-norm-weight 0.01 --weight-norm-target 1",
+            "--weight-norm-weight 0.01 --weight-norm-target 2",
+            "--weight-norm-weight 0.01 --weight-norm-target 1 --weight-norm-target-by-count",
+            "--weight-norm-weight 0.1 --weight-norm-target 1",
+        ),
+        on_table=True,
+    ),
+    "weight_norm_init": Method(
+        "weight-norm initialisation",
+        "weight-norm",
+        _OURS,
+        _each("--weight-norm-init-sigma", 0.07, 0.1, 0.15, 0.2, 0.3, 0.5),
+        on_table=True,
+    ),
+}
+LOSS_METHODS = {
+    "adversarial": Method(
+        "adversarial softmax",
+        "plain",
+        _OURS,
+        _each("--adversarial-epsilon", 0.002, 0.005, 0.01, 0.02, 0.05, 0.1),
+    ),
+    "gradient_gating": Method(
+        "adaptive gradient gating",
+        "plain",
+        _OURS,
+        _each("--gradient-gating", 0.01, 0.02, 0.03, 0.05, 0.1, 0.2),
+    ),
+    "sigsoftmax": Method("sigsoftmax", "sigsoftmax", _OURS, _RATES),
+}
+COUPLED_ADAM = {
+    "coupled_adam": Method("Coupled Adam", "plain", f"{_OURS} --optimizer coupled_adam", _RATES)
+}
+CONSISTENCY = {
+    "rdrop": Method("R-Drop", "plain", _OURS, _each("--rdrop-weight", 0.3, 1, 2, 3, 5, 10)),
+    "simcut": Method(
+        "SimCut",
+        "plain",
+        _OURS,
+        _settings(
+            *(
+                f"--simcut-weight {weight} --simcut-cutoff {cutoff}"
+                for weight in (1, 3)
+                for cutoff in (0.05, 0.1, 0.2)
+            )
+        ),
+    ),
+}
+
+
+MIXTURE = Method(
+    "mixture of softmaxes",
+    "mos",
+    _OURS,
+    _settings(
+        *(
+            f"--mixture-components {components} --mixture-context-scale {scale}"
+            for components in (2, 4)
+            for scale in (2, 4, 8)
+        )
+    ),
+)
+# An LSTM's contexts are as large as the published ones; its mixtures were trained at half the rate.
+LSTM_MIXTURE = Method(
+    "mixture of softmaxes",
+    "mos",
+    _OURS,
+    tuple(
+        Setting(f"--mixture-components {components}", factor)
+        for components in (2, 4)
+        for factor in (0.25, 0.5, 1.0)
+    ),
+)
+
+_COMMON = (
+    "--no-epoch-checkpoints --num-workers 0 --data-buffer-size 0 --log-format json "
+    "--log-interval 50 --distributed-world-size 1"
+)
+_STOP = "--best-checkpoint-metric nll_loss --patience 10 --max-epoch 200"
+
+TRANSLATION = Study(
+    corpus="translation",
+    flags=(
+        f"{_COMMON} {_STOP} --source-lang de --target-lang en --share-all-embeddings "
+        "--encoder-embed-dim 128 --decoder-embed-dim 128 --encoder-ffn-embed-dim 256 "
+        "--decoder-ffn-embed-dim 256 --encoder-layers 3 --decoder-layers 3 "
+        "--encoder-attention-heads 4 --decoder-attention-heads 4 --optimizer adam "
+        "--adam-betas (0.9,0.98) --lr-scheduler inverse_sqrt --warmup-updates 400 "
+        "--clip-norm 1.0 --max-tokens 1600"
+    ),
+    archs={
+        "plain": "--arch transformer",
+        "svd": "--arch transformer_sc",
+        "weight-norm": "--arch transformer_sc --embedding-type weight-norm",
+        "mos": "--arch transformer_mos",
+        "sigsoftmax": "--arch transformer_sc --embedding-type plain --output-head sigsoftmax",
+    },
+    recipe={"subwords": "4000", "dropout": "0.3", "label-smoothing": "0.1", "lr": "0.002"},
+    rounds=(
+        ({"subwords": "2000"}, {"subwords": "8000"}),
+        ({"dropout": "0.1"}, {"dropout": "0.2"}, {"dropout": "0.4"}),
+        ({"label-smoothing": "0.0"}, {"label-smoothing": "0.2"}, {"label-smoothing": "0.3"}),
+        (
+            {"attention-dropout": "0.1", "activation-dropout": "0.1"},
+            {"encoder-layerdrop": "0.1", "decoder-layerdrop": "0.1"},
+        ),
+        ({"lr": "0.001"}, {"lr": "0.004"}),
+    ),
+    methods={
+        "plain": PLAIN,
+        **TABLE_METHODS,
+        **LOSS_METHODS,
+        **COUPLED_ADAM,
+        **CONSISTENCY,
+        "mixture": MIXTURE,
+    },
+    seeds=(11, 12, 13, 14, 15),
+    with_simcut=True,
+)
+
+_STATEFUL = (
+    "--task stateful_language_modeling --batch-size 20 --batch-size-valid 10 "
+    "--decoder-embed-dim 128"
+)
+AWD_LSTM = Study(
+    corpus="language_model",
+    flags=(
+        f"{_COMMON} {_STATEFUL} --tokens-per-sample 35 --variable-bptt --decoder-hidden-size 256 "
+        "--decoder-last-hidden-size 128 --decoder-layers 3 --optimizer nt_asgd "
+        "--lr-scheduler nt_asgd --nt-asgd-stop --weight-decay 1.2e-6 --clip-norm 0.25 "
+        "--best-checkpoint-metric nll_loss --max-epoch 200"
+    ),
+    archs={
+        "plain": "--arch awd_lstm_wt2",
+        "svd": "--arch awd_lstm_wt2 --embedding-type svd",
+        "weight-norm": "--arch awd_lstm_wt2 --embedding-type weight-norm",
+        "mos": "--arch awd_lstm_mos_wt2 --mixture-dropout 0.1",
+        "sigsoftmax": "--arch awd_lstm_wt2 --output-head sigsoftmax",
+    },
+    recipe={
+        **{"dropout": "0.3", "input-dropout": "0.3", "hidden-dropout": "0.2"},
+        **{"word-dropout": "0.1", "weight-drop": "0.3", "lr": "30"},
+    },
+    rounds=(
+        (
+            {"dropout": "0.2", "input-dropout": "0.2", "hidden-dropout": "0.1"},
+            {"dropout": "0.4", "input-dropout": "0.5", "hidden-dropout": "0.2"},
+        ),
+        ({"weight-drop": "0.2"}, {"weight-drop": "0.5"}),
+        ({"lr": "15"}, {"lr": "45"}),
+    ),
+    methods={"plain": PLAIN, **TABLE_METHODS, **LOSS_METHODS, "mixture": LSTM_MIXTURE},
+    seeds=(11, 12, 13),
+)
+
+_ADAM_ROUNDS: Tuple[Tuple[Recipe, ...], ...] = (
+    ({"dropout": "0.1"}, {"dropout": "0.3"}, {"dropout": "0.4"}),
+    ({"attention-dropout": "0.1"},),
+    ({"lr": "0.0005"}, {"lr": "0.002"}),
+)
+_ADAM_METHODS = {
+    "plain": PLAIN,
+    **TABLE_METHODS,
+    **LOSS_METHODS,
+    **COUPLED_ADAM,
+    "mixture": MIXTURE,
+}
+TRANSFORMER_XL = Study(
+    corpus="language_model",
+    flags=(
+        f"{_COMMON} {_STOP} {_STATEFUL} --tokens-per-sample 64 --mem-len 64 "
+        "--decoder-ffn-embed-dim 512 --decoder-attention-heads 4 --adaptive-softmax-cutoff= "
+        "--optimizer adam --lr-scheduler inverse_sqrt --warmup-updates 400 --clip-norm 0.25"
+    ),
+    archs={
+        "plain": "--arch transformer_xl_wt103_small",
+        "svd": "--arch transformer_xl_wt103_small --embedding-type svd",
+        "weight-norm": "--arch transformer_xl_wt103_small --embedding-type weight-norm",
+        "mos": "--arch transformer_xl_wt103_small --output-head mos",
+        "sigsoftmax": "--arch transformer_xl_wt103_small --output-head sigsoftmax",
+    },
+    recipe={"dropout": "0.2", "attention-dropout": "0", "lr": "0.001"},
+    rounds=_ADAM_ROUNDS,
+    methods=_ADAM_METHODS,
+    seeds=(11, 12, 13),
+)
+TRANSFORMER_LM = Study(
+    corpus="language_model",
+    flags=(
+        f"{_COMMON} {_STOP} --task language_modeling --tokens-per-sample 64 --max-tokens 1280 "
+        "--share-decoder-input-output-embed --decoder-embed-dim 128 --decoder-input-dim 128 "
+        "--decoder-output-dim 128 --decoder-ffn-embed-dim 512 --decoder-layers 4 "
+        "--decoder-attention-heads 4 --optimizer adam --adam-betas (0.9,0.98) "
+        "--lr-scheduler inverse_sqrt --warmup-updates 400 --clip-norm 1.0"
+    ),
+    archs={
+        "plain": "--arch transformer_lm",
+        "svd": "--arch transformer_lm_sc",
+        "weight-norm": "--arch transformer_lm_sc --embedding-type weight-norm",
+        "mos": "--arch transformer_lm_mos",
+        "sigsoftmax": "--arch transformer_lm_sc --embedding-type plain --output-head sigsoftmax",
+    },
+    recipe={"dropout": "0.2", "attention-dropout": "0", "lr": "0.001"},
+    rounds=_ADAM_ROUNDS,
+    methods=_ADAM_METHODS,
+    seeds=(11, 12, 13),
+)
+
+STUDIES: Dict[str, Study] = {
+    "translation": TRANSLATION,
+    "awd_lstm": AWD_LSTM,
+    "transformer_xl": TRANSFORMER_XL,
+    "transformer_lm": TRANSFORMER_LM,
+}

@@ -1,0 +1,62 @@
+"""One small JSON file for each finished training, with its translations beside it, compressed."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, Optional
+
+from benchmarks.evidence.plan import Cell, Record
+from spectral_fairseq.files import replacing
+from spectral_fairseq_examples.common.corpus import split_lines
+from spectral_fairseq_examples.common.workdir import write_text
+
+
+class Records(Mapping[str, Record]):
+    """The records of a study by the names of their cells.
+
+    Args:
+        folder: receives ``NAME.json`` and ``NAME.en.xz``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._records: Dict[str, Record] = {
+            path.stem: json.loads(path.read_text("utf-8"))
+            for path in sorted(folder.glob("*-*.json"))
+        }
+
+    def __getitem__(self, name: str) -> Record:
+        return self._records[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def add(self, cell: Cell, figures: Mapping[str, Any], lines: Optional[List[str]]) -> None:
+        """Keep the figures of a training and, if it translated the test set, its translations."""
+        record = {
+            "method": cell.method,
+            "seed": cell.seed,
+            "flags": cell.flags,
+            "recipe": dict(cell.recipe),
+            **figures,
+        }
+        if lines is not None:
+            self.keep_text(cell.name, lines)
+        # Written last: a record without its translations would never be completed.
+        lines_of = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items())
+        write_text(self.folder / f"{cell.name}.json", "{\n" + ",\n".join(lines_of) + "\n}\n")
+        self._records[cell.name] = record
+
+    def keep_text(self, name: str, lines: List[str]) -> None:
+        """Write lines, compressed."""
+        with replacing(self.folder / f"{name}.en.xz") as partial:
+            partial.write_bytes(lzma.compress("".join(f"{x}\n" for x in lines).encode()))
+
+    def text(self, name: str) -> List[str]:
+        """The lines that were kept under a name."""
+        return split_lines(lzma.decompress((self.folder / f"{name}.en.xz").read_bytes()))

@@ -1,0 +1,175 @@
+"""The loop of a study: train what is due, evaluate it, record it, and go on to the next stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Union
+
+import torch
+
+from benchmarks.evidence.corpora import LanguageModelCorpus, TranslationCorpus
+from benchmarks.evidence.grid import Study
+from benchmarks.evidence.plan import Cell, Stage, stages
+from benchmarks.evidence.records import Records
+from benchmarks.evidence.scoring import perplexities, translation_scores
+from benchmarks.evidence.training import StudyRun
+from spectral_fairseq_examples.common.jobs import Job, JobFailed, run_jobs
+from spectral_fairseq_examples.common.measures import scores, versions
+from spectral_fairseq_examples.common.workdir import WorkDir
+
+Corpus = Union[TranslationCorpus, LanguageModelCorpus]
+
+
+class StudyRunner:
+    """Trains, evaluates and records the trainings of a study.
+
+    Args:
+        study: the study.
+        corpus: its text.
+        work: receives checkpoints, logs and binary data; it can be removed afterwards.
+        records: the results.
+        device: ``cpu`` or ``cuda``.
+        at_once: trainings side by side, with one thread each, on one GPU if there is one.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        corpus: Corpus,
+        work: WorkDir,
+        records: Records,
+        device: str,
+        at_once: int,
+    ) -> None:
+        self.study, self.corpus, self.work, self.records = study, corpus, work, records
+        self.device, self.at_once = device, at_once
+
+    def run(self, methods: Sequence[str] = ()) -> None:
+        """Everything that is not recorded yet, of some methods or of all."""
+        torch.set_num_threads(1)
+        for stage, _ in stages(self.study, self.records, methods):
+            due = [cell for cell in stage.cells if cell.name not in self.records]
+            done = len(stage.cells) - len(due)
+            print(f"{stage.name}: {len(stage.cells)} trainings, {done} done before", flush=True)
+            self._finish(stage, due)
+
+    def _finish(self, stage: Stage, due: List[Cell]) -> None:
+        tested = stage.name in ("seed", "simcut")
+        runs = [
+            StudyRun(self.study, cell, self.work, self.corpus.prepare(cell), self.device)
+            for cell in due
+        ]
+        # Few at a time, so that results come early and checkpoints do not pile up.
+        for first in range(0, len(runs), 2 * self.at_once):
+            some = runs[first : first + 2 * self.at_once]
+            self._train(some)
+            trained = [run for run in some if not run.diverged()]
+            self._translate(trained, tested)
+            if tested:
+                self._jobs([run.analysis() for run in trained])
+            for run in some:
+                found = self._figures(run, tested) if run in trained else {"diverged": True}
+                lines = self._translations(run, "test") if run in trained and tested else None
+                self.records.add(run.cell, {"stage": stage.name, **found}, lines)
+                for checkpoint in run.best.parent.glob("*.pt"):
+                    checkpoint.unlink()
+
+    def _train(self, runs: Sequence[StudyRun]) -> None:
+        """Train until each run has come to its end or diverged."""
+        while True:
+            due = {run.label: run for run in runs if not (run.diverged() or run.is_trained())}
+            if not due:
+                return
+            for run in due.values():
+                run.keep_flags()
+            try:
+                self._jobs(
+                    [run.training() for run in due.values()],
+                    on_end=lambda job, usage, due=due: due[job.label].training_ended(usage),
+                )
+            except JobFailed:
+                if not any(run.diverged() for run in due.values()):
+                    raise
+                # The others have been stopped, and go on from where they were.
+
+    def _translate(self, runs: Sequence[StudyRun], tested: bool) -> None:
+        if self.study.corpus != "translation":
+            return
+        splits = ("valid", "test") if tested else ("valid",)
+        self._jobs(
+            [
+                run.translation_of(split, len(self._lines(run, split, "en")))
+                for run in runs
+                for split in splits
+            ]
+        )
+
+    def _jobs(self, jobs: Sequence[Job], **options: Any) -> None:
+        run_jobs(
+            jobs,
+            at_once=self.at_once,
+            threads=1,
+            gpu=self.device == "cuda",
+            lock_fd=self.work.lock.fileno(),
+            **options,
+        )
+
+    def _lines(self, run: StudyRun, split: str, language: str) -> List[str]:
+        assert isinstance(self.corpus, TranslationCorpus)
+        return self.corpus.lines(run.cell, f"{split}.{language}")
+
+    def _translations(self, run: StudyRun, split: str) -> Optional[List[str]]:
+        if self.study.corpus != "translation":
+            return None
+        references = self._lines(run, split, "en")
+        self.records.keep_text("reference", references)
+        return run.hypotheses(split, len(references))
+
+    def _figures(self, run: StudyRun, tested: bool) -> Dict[str, Any]:
+        """The figures of a training; those of the test set only if it stands in a table."""
+        figures = {
+            **(run.figures() if tested else run.training_figures()),
+            "curve": run.curve(),
+            "versions": versions(),
+            "at_once": self.at_once,
+        }
+        if self.study.corpus == "translation":
+            references = self._lines(run, "valid", "en")
+            bleu = scores(run.hypotheses("valid", len(references)), references)["bleu"]
+            figures.update(valid_bleu=bleu, valid_score=bleu)
+            if tested:
+                references = self._lines(run, "test", "en")
+                found = run.hypotheses("test", len(references))
+                training = self._lines(run, "train", "en")
+                figures.update(translation_scores(found, references, training))
+        else:
+            figures["valid_score"] = -figures["valid_ppl"]
+            if tested:
+                figures.update(perplexities(run.best, run.binary, "test"))
+        return figures
+
+
+def run_study(
+    name: str,
+    study: Study,
+    corpus: Corpus,
+    *,
+    work_dir: Path,
+    results: Path,
+    device: str,
+    at_once: int,
+    methods: Sequence[str] = (),
+) -> Records:
+    """Run a study to its end, or as far as an interruption lets it; returns its records.
+
+    Raises:
+        ConfigurationError: the folders belong to a study of another text or other flags.
+    """
+    work = WorkDir(work_dir)
+    with work.locked():
+        folder = results / name
+        folder.mkdir(parents=True, exist_ok=True)
+        WorkDir(folder).keep_settings({"flags": study.flags, **corpus.settings()})
+        records = Records(folder)
+        StudyRunner(study, corpus, work, records, device, at_once).run(methods)
+    return records

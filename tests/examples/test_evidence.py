@@ -1,0 +1,272 @@
+"""The studies of docs/evidence.md: their plan, their scores, and one of them at a tiny size."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+if not (Path(__file__).resolve().parents[2] / "benchmarks").exists():
+    pytest.skip("the benchmarks are not beside these tests", allow_module_level=True)
+
+from benchmarks.corpora import OPENDOCS, language_model_data  # noqa: E402
+from benchmarks.evidence import corpora, grid, plan, report, scoring, training  # noqa: E402
+from benchmarks.evidence.__main__ import RESULTS, main  # noqa: E402
+from benchmarks.evidence.grid import STUDIES, Setting  # noqa: E402
+from benchmarks.evidence.plan import stages  # noqa: E402
+from benchmarks.evidence.records import Records  # noqa: E402
+from benchmarks.evidence.study import run_study  # noqa: E402
+from spectral_fairseq_examples.common import corpus  # noqa: E402
+
+TOY = dataclasses.replace(
+    grid.TRANSLATION,
+    rounds=(({"dropout": "0.1"}, {"dropout": "0.2"}), ({"lr": "0.004"},)),
+    methods={name: grid.TRANSLATION.methods[name] for name in ("plain", "cosine", "simcut")},
+    seeds=(11, 12),
+)
+
+
+def test_every_method_has_the_same_budget():
+    for study in STUDIES.values():
+        first, *others = study.methods
+        assert first == "plain" and len(study.methods["plain"].settings) == 1
+        for name in others:
+            settings = study.methods[name].settings
+            assert len(settings) == len(set(settings)) == grid.BUDGET, name
+        assert study.tuning_seed not in study.seeds
+
+
+def test_choices_follow_validation_and_each_freezes_what_comes_before():
+    """The scores of a toy: a dropout of .2 and the first rate are best, and a weight of 10."""
+    records = {}
+
+    def score(cell):
+        recipe = dict(cell.recipe)
+        found = {"0.3": 10, "0.1": 9, "0.2": 12}[recipe["dropout"]]
+        found -= recipe["lr"] == "0.004"
+        return found + (cell.flags.endswith("--cosreg-weight 10"))
+
+    reached = []
+    for stage, choices in stages(TOY, records):
+        reached.append((stage, choices))
+        records.update({cell.name: {"valid_score": score(cell)} for cell in stage.cells})
+    names = [(stage.name, len(stage.cells)) for stage, _ in reached]
+    last, choices = reached[-1]
+    assert names == [
+        ("recipe", 3),
+        ("recipe", 2),
+        ("tuning", 13),
+        *[("seed", 3)] * 2,
+        ("simcut", 2),
+    ]
+    assert choices.recipe["dropout"] == "0.2" and choices.recipe["lr"] == "0.002"
+    assert choices.settings["cosine"].flags == "--cosreg-weight 10"
+    assert choices.table_method == "cosine"
+    simcut = choices.settings["simcut"].flags
+    assert all(f"--cosreg-weight 10 {simcut}" in cell.flags for cell in last.cells)
+    assert [cell.seed for cell in last.cells] == [11, 12]
+    # The plain training of the frozen recipe is that of the last round: it is done once.
+    assert len(records) == 3 + 1 + 12 + 6 + 2
+
+
+def test_a_plan_stops_where_a_record_is_missing_and_drops_what_always_diverged():
+    assert [stage.name for stage, _ in stages(TOY, {})] == ["recipe"]
+    records = {}
+    for stage, _ in stages(TOY, records):
+        for cell in stage.cells:
+            diverged = {"diverged": True} if cell.method == "simcut" else {"valid_score": math.nan}
+            records[cell.name] = {"valid_score": 1.0} if cell.method == "plain" else diverged
+    assert {cell.method for cell in stage.cells} == {"plain"}
+
+
+def test_methods_that_are_not_tuned_do_not_keep_others_from_the_tables():
+    records = {}
+    for stage, _ in stages(TOY, records, ["cosine"]):
+        records.update({cell.name: {"valid_score": 1.0} for cell in stage.cells})
+    every = list(stages(TOY, records))
+    assert every[-1][0].name == "tuning"
+    tuned = report.tuned_methods(every, records)
+    assert tuned == ["cosine", "plain"]
+    (*_, (last, _)) = stages(TOY, records, tuned)
+    assert (last.name, {cell.method for cell in last.cells}) == ("seed", {"plain", "cosine"})
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_fairseq_takes_every_command(name, tmp_path):
+    from fairseq import options
+
+    import spectral_fairseq.plugin  # noqa: F401
+
+    study = STUDIES[name]
+    for method in study.methods:
+        for setting in study.methods[method].settings:
+            cell = plan.cell_of(study, study.recipe, method, setting, 1)
+            command = training.train_command(study, cell, tmp_path, tmp_path, "cpu")
+            parsed = options.parse_args_and_arch(options.get_training_parser(), command[1:])
+            rate = float(study.recipe["lr"]) * setting.lr_factor
+            assert parsed.lr == [pytest.approx(rate)]
+    for changes in (change for tried in study.rounds for change in tried):
+        cell = plan.cell_of(study, {**study.recipe, **changes}, "plain", Setting(), 1)
+        command = training.train_command(study, cell, tmp_path, tmp_path, "cpu")
+        options.parse_args_and_arch(options.get_training_parser(), command[1:])
+
+
+def test_recall_by_how_often_training_has_a_word():
+    training_text = ["rare often often."] + ["often"] * 8
+    found = scoring.recall_by_band(
+        ["new often often", "rare rare"], ["new often", "rare rare often."], training_text
+    )
+    # "often" 10 times; "rare", once; "." once, as the tokenizer cuts it off; "new", never.
+    assert found == {"0": [1, 1], "1-9": [2, 3], "10-99": [1, 2], "100-": [0, 0]}
+
+
+def test_bleu_of_summed_counts_is_that_of_the_corpus():
+    from sacrebleu.metrics import BLEU
+
+    found = ["the cat sat on the mat .", "a dog runs fast"]
+    references = ["the cat sat on a mat .", "the dog runs very fast"]
+    sums = scoring.bleu_counts(found, references).sum(0)
+    assert scoring.bleu_of_sums(sums) == BLEU().corpus_score(found, [references]).score
+
+
+def test_equal_translations_are_no_better():
+    references = [f"the cat sat on the mat number {number} ." for number in range(20)]
+    worse = [line.replace("sat on", "lies over") for line in references]
+    assert report.paired_bootstrap(worse, references, references) < 0.05
+    assert report.paired_bootstrap(worse, worse, references) == 1.0
+
+
+@pytest.mark.parametrize("arch", ["awd_lstm_wt2", "transformer_lm"])
+def test_perplexity_of_rare_words(arch, train, tiny_lm_data):
+    from spectral_fairseq.tools.evaluate_lm.evaluation import evaluate_checkpoint
+    from spectral_fairseq.tools.evaluate_lm.options import Options
+
+    more = ("--task", "stateful_language_modeling", "--batch-size", "4", "--decoder-embed-dim", "8")
+    more += ("--decoder-hidden-size", "12")
+    folder = train(arch, "mle_cosreg", *(more if arch == "awd_lstm_wt2" else ()))
+    checkpoint = folder / "checkpoint_best.pt"
+    found = scoring.perplexities(checkpoint, tiny_lm_data, "test", streams=2)
+    layout = {"streams": 2} if arch == "awd_lstm_wt2" else {"context_window": 8}
+    whole = evaluate_checkpoint(checkpoint, tiny_lm_data, Options(subset="test", **layout))
+    assert found["test_ppl"] == pytest.approx(whole["figures"][0]["perplexity"], rel=1e-4)
+    bands = found["bands"]
+    assert (
+        bands["1-9"][1] > 0
+        and sum(words for _, words in bands.values()) == (whole["figures"][0]["tokens"])
+    )
+    rare, number = bands["1-9"]
+    assert found["rare_test_ppl"] == pytest.approx(math.exp(rare / number), rel=1e-3)
+
+
+def test_text_of_language_models_is_shortened_towards_validation(tmp_path, monkeypatch):
+    import benchmarks.corpora
+
+    made = []
+    monkeypatch.setattr(benchmarks.corpora, "_preprocess", lambda *flags: made.append(flags))
+    for split in ("train", "valid"):
+        (tmp_path / f"{split}.tokens").write_text("a b\nc d e\nf\n")
+    language_model_data(tmp_path / "out", tmp_path, tokens={"train": 3, "valid": 2})
+    kept = [tmp_path / "out" / "tokens" / f"{split}.tokens" for split in ("train", "valid")]
+    assert [path.read_text() for path in kept] == ["c d e\nf\n", "a b\n"]
+    assert str(tmp_path / "out" / "tokens" / "train.tokens") in made[0]
+
+
+def small_text(folder):
+    whole = folder / "whole"
+    corpus.unpack(OPENDOCS, whole)
+    for split, count in {"train": 60, "valid": 9, "test": 9}.items():
+        for language in ("de", "en"):
+            lines = corpus.read_lines(whole / f"{split}.{language}")[:count]
+            (folder / f"{split}.{language}").write_text("".join(f"{x}\n" for x in lines), "utf-8")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_process", "forked_commands")
+def test_a_study_from_text_to_tables(tmp_path, capsys, monkeypatch):
+    """Two methods, two seeds; one setting diverges. The second run finds all done."""
+    tiny = grid.TRANSLATION.flags.replace("dim 128", "dim 16").replace("dim 256", "dim 16")
+    tiny = tiny.replace("layers 3", "layers 1").replace("--max-epoch 200", "--max-epoch 2")
+    cosine = grid.TRANSLATION.methods["cosine"]
+    study = dataclasses.replace(
+        TOY,
+        flags=f"{tiny} --max-tokens 600",
+        recipe={**TOY.recipe, "subwords": "400"},
+        rounds=(),
+        methods={
+            "plain": grid.PLAIN,
+            "cosine": dataclasses.replace(
+                cosine, settings=(cosine.settings[0], Setting("--warmup-updates 1", 1e30))
+            ),
+        },
+        with_simcut=False,
+    )
+    source = tmp_path / "source"
+    source.mkdir()
+    text = corpora.TranslationCorpus(tmp_path / "work" / "data", 50, small_text(source))
+    where = {"work_dir": tmp_path / "work", "results": tmp_path / "results"}
+    records = run_study("translation", study, text, device="cpu", at_once=2, **where)
+    capsys.readouterr()
+    assert [record.get("diverged", False) for record in records.values()].count(True) == 1
+    assert len(records) == 3 + 4
+    assert not list((tmp_path / "work").rglob("checkpoint*.pt"))
+    tuned = [record for record in records.values() if record["stage"] == "tuning"]
+    assert all("bleu" not in record for record in tuned)  # the test set is left alone
+    assert (len(corpus.read_lines(text.root / "subwords-400" / "text" / "train.de"))) == 50
+
+    folder = tmp_path / "results" / "translation"
+    again = Records(folder)
+    assert dict(again) == json.loads(json.dumps(dict(records)))
+    monkeypatch.setattr("benchmarks.evidence.study.run_jobs", None)  # nothing is run again
+    run_study("translation", study, text, device="cpu", at_once=2, **where)
+
+    written = report.section("translation", study, again)
+    assert "tuning: 3 of 3 trainings; diverged: cosine-" in written
+    assert "TER less plain's" in written and "95 %, seeds and segments" in written
+    assert "| cosine   |       2 |" in written
+    assert report.draw_curves("translation", again, tmp_path / "images")
+    page = tmp_path / "page.md"
+    page.write_text("<!-- generated: plan -->\nold\n<!-- /generated -->\n")
+    monkeypatch.setattr(report, "STUDIES", {"translation": study})
+    report.write_page(tmp_path / "results", page, tmp_path / "images")
+    assert "`translation`" in page.read_text() and "old" not in page.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_process", "forked_commands")
+def test_a_study_of_language_models(tmp_path, tiny_lm_data, monkeypatch):
+    source = tmp_path / "source"
+    source.mkdir()
+    for split in corpora.SPLITS:
+        (source / f"{split}.tokens").write_text((tiny_lm_data / f"{split}.txt").read_text())
+    tiny = grid.AWD_LSTM.flags.replace("128", "8").replace("256", "12").replace("200", "2")
+    tiny = tiny.replace("size 20", "size 4").replace("sample 35", "sample 10")
+    study = dataclasses.replace(
+        grid.AWD_LSTM, flags=tiny, rounds=(), methods={"plain": grid.PLAIN}, seeds=(11,)
+    )
+    text = corpora.LanguageModelCorpus(tmp_path / "work" / "data", source, {"train": 200})
+    monkeypatch.setattr(scoring.perplexities, "__defaults__", (2,))  # streams of a short text
+    records = run_study(
+        *("awd_lstm", study, text),
+        **{"work_dir": tmp_path / "work", "results": tmp_path / "results"},
+        **{"device": "cpu", "at_once": 1},
+    )
+    tuned, tested = sorted(records.values(), key=lambda record: record["seed"])
+    assert tuned["valid_score"] == -tuned["valid_ppl"] and "test_ppl" not in tuned
+    assert tested["test_ppl"] > 1 and tested["mean_cosine"] and len(tested["curve"]) == 2
+    written = report.section("awd_lstm", study, records)
+    assert f"{tested['test_ppl']:.2f}" in written
+
+
+def test_the_page_has_what_the_results_say():
+    page = report.PAGE.read_text("utf-8")
+    assert report.with_generated(page, RESULTS) == page
+    for name in (*STUDIES, "plan", "grid"):
+        assert f"<!-- generated: {name} -->" in page
+
+
+def test_unknown_methods_are_refused_at_once(capsys):
+    with pytest.raises(SystemExit):
+        main(["awd_lstm", "--methods", "simcut"])
+    assert "found simcut" in capsys.readouterr().err
