@@ -6,11 +6,13 @@ import torch
 from spectral_fairseq.functional.linalg.products import has_wide_products
 from spectral_fairseq.functional.losses import (
     adaptive_cross_entropy,
+    block_scores,
     blockwise_cross_entropy,
     consistency_cross_entropy,
     log_mixture,
     mixture_cross_entropy,
 )
+from spectral_fairseq.functional.losses.block_scores import aligned
 from spectral_fairseq.functional.losses.token_blocks import (
     BLOCK_ELEMENTS,
     CUDA_BLOCK_ELEMENTS,
@@ -154,3 +156,25 @@ def test_reference_of_the_log_mixture():
     log_p = reference.log_mixture(leaves[0], leaves[1].log_softmax(-1), leaves[2])
     expected = -log_p.gather(1, targets[:, None]).sum()
     torch.testing.assert_close(on_device("log-mixture", leaves, targets, 1)[0], expected)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_columns_of_zeros_change_neither_loss_nor_gradients(name, monkeypatch):
+    leaves, targets = leaves_of(torch.float64)
+    leaves = [leaves[0][..., :5], leaves[1], leaves[2][:, :5]]
+    expected = run(name, leaves, targets, 10**4)
+    monkeypatch.setattr(block_scores, "_wants_alignment", lambda *_: True)
+    torch.testing.assert_close(run(name, leaves, targets, 10**4), expected)
+
+
+def test_only_products_of_16_bit_numbers_on_a_gpu_are_aligned():
+    def width(dtype, device, dim):
+        contexts, matrix = (torch.ones(3, dim, dtype=dtype, device=device) for _ in range(2))
+        return [one.size(1) for one in aligned(contexts, matrix)]
+
+    assert width(torch.bfloat16, "cpu", 410) == [410, 410]
+    with virtual.virtual_cuda():
+        assert width(torch.bfloat16, "cuda", 410) == [416, 416]
+        assert width(torch.float16, "cuda", 410) == [416, 416]
+        assert width(torch.bfloat16, "cuda", 512) == [512, 512]
+        assert width(torch.float32, "cuda", 410) == [410, 410]

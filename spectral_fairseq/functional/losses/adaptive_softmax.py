@@ -38,6 +38,7 @@ from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.losses.block_scores import (
     BlockScores,
     accumulation_dtype,
+    aligned,
     check_sizes,
     product_dtype,
     softmax_,
@@ -246,6 +247,7 @@ def adaptive_cross_entropy(
             str(tuple(cluster_scores.shape)),
             "Give one score for each token and cluster.",
         )
+    contexts, matrix = aligned(contexts, matrix)
     contexts, cluster_scores, matrix, bias = detached_without_grad(
         contexts, cluster_scores, matrix, bias
     )

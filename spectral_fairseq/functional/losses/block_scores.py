@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, Tuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.linalg.products import has_wide_products, matmul_transposed
 from spectral_fairseq.functional.losses.token_blocks import filled
+
+# 16 bytes of 16-bit numbers.
+ALIGNED_COLUMNS = 8
 
 
 def product_dtype(contexts: Tensor, matrix: Tensor, bounded: bool = True) -> torch.dtype:
@@ -69,6 +73,30 @@ def check_sizes(contexts: Tensor, targets: Tensor, matrix: Tensor, bias: Optiona
             str(tuple(bias.shape)),
             "Give one value for each word.",
         )
+
+
+def aligned(contexts: Tensor, matrix: Tensor) -> Tuple[Tensor, Tensor]:
+    """Contexts and table with zero columns behind them, where a GPU's kernels need these.
+
+    Its kernels for 16-bit numbers read 16 bytes at a time, and a width such as the 410 of a
+    Transformer-XL sends the products to slower ones. Zeros change no product, and the gradients of
+    the added columns are cut off again.
+
+    Args:
+        contexts: h, shape (T, *, d).
+        matrix: W, shape (N, d).
+
+    Returns:
+        Shapes (T, *, d') and (N, d'), d' a multiple of 8; or the tensors themselves.
+    """
+    missing = -matrix.size(1) % ALIGNED_COLUMNS
+    if missing == 0 or not _wants_alignment(contexts, matrix):
+        return contexts, matrix
+    return F.pad(contexts, (0, missing)), F.pad(matrix, (0, missing))
+
+
+def _wants_alignment(contexts: Tensor, matrix: Tensor) -> bool:
+    return contexts.is_cuda and product_dtype(contexts, matrix) in (torch.float16, torch.bfloat16)
 
 
 class BlockScores:

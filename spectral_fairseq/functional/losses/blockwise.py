@@ -26,6 +26,7 @@ from spectral_fairseq.functional.losses.adversarial import (
 from spectral_fairseq.functional.losses.block_scores import (
     BlockScores,
     accumulation_dtype,
+    aligned,
     check_sizes,
     product_dtype,
     softmax_,
@@ -247,6 +248,7 @@ def _summed_losses(
     contexts, targets, matrix, bias = inputs
     check_sizes(contexts, targets, matrix, bias)
     targets, contexts, margin = without_ignored(ignore_index, targets, contexts, margin)
+    contexts, matrix = aligned(contexts, matrix)
     contexts, matrix, bias, margin = detached_without_grad(contexts, matrix, bias, margin)
     return _BlockwiseCrossEntropy.apply(
         contexts, targets, matrix, bias, margin, label_smoothing, block_elements

@@ -35,6 +35,7 @@ from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.losses.block_scores import (
     BlockScores,
     accumulation_dtype,
+    aligned,
     check_sizes,
     product_dtype,
 )
@@ -184,6 +185,7 @@ def consistency_cross_entropy(
             "Stack the hidden states of the two passes.",
         )
     targets, contexts = without_ignored(ignore_index, targets, contexts)
+    contexts, matrix = aligned(contexts, matrix)
     contexts, matrix, bias = detached_without_grad(contexts, matrix, bias)
     return ConsistencyLoss(
         *_ConsistencyCrossEntropy.apply(

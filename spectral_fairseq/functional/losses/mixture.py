@@ -55,6 +55,7 @@ from spectral_fairseq.functional.losses.adversarial import (
 from spectral_fairseq.functional.losses.block_scores import (
     BlockScores,
     accumulation_dtype,
+    aligned,
     check_sizes,
     product_dtype,
     softmax_,
@@ -555,6 +556,7 @@ def _summed_losses(
     targets, contexts, log_prior, margin = without_ignored(
         ignore_index, targets, contexts, log_prior, margin
     )
+    contexts, matrix = aligned(contexts, matrix)
     contexts, log_prior, matrix, bias, margin = detached_without_grad(
         contexts, log_prior, matrix, bias, margin
     )
