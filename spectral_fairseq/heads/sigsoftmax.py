@@ -4,8 +4,6 @@ Kanai et al., NeurIPS 2018, https://arxiv.org/abs/1805.10829
 """
 
 # No "from __future__ import annotations" here: TorchScript reads the annotations.
-from typing import Optional, Tuple
-
 from torch import Tensor
 
 from spectral_fairseq.functional.losses.sigsoftmax import (
@@ -26,26 +24,9 @@ class SigSoftmaxHead(SoftmaxHead):
     kind = "sigsoftmax"
     summary = "one sigsoftmax"
     adversarial = False
-    own_loss = True  # the losses of a linear layer's scores do not hold for these
+    cross_entropy = staticmethod(sigsoftmax_cross_entropy)
+    own_loss = True  # so that no loss for linear scores is taken
 
     def forward(self, features: Tensor) -> Tensor:
         """Scores, shape (*, N), of ``features``, shape (*, d)."""
         return sigsoftmax_scores(self.table.project(features, self.bias))
-
-    def loss(
-        self,
-        features: Tensor,
-        targets: Tensor,
-        label_smoothing: float = 0.0,
-        ignore_index: Optional[int] = None,
-    ) -> Tuple[Tensor, Tensor]:
-        """Label-smoothed cross entropy; see :meth:`Head.loss`."""
-        rows, matrix = self.table.operands(features.flatten(0, -2))
-        return sigsoftmax_cross_entropy(
-            rows,
-            targets.flatten(),
-            matrix,
-            self.bias,
-            label_smoothing=label_smoothing,
-            ignore_index=ignore_index,
-        )

@@ -28,6 +28,8 @@ class SoftmaxHead(Head):
     summary = "one softmax"
     adversarial = True
 
+    cross_entropy = staticmethod(blockwise_cross_entropy)
+
     bias: Optional[Tensor]
 
     def __init__(self, table: Table, *, bias: bool = False) -> None:
@@ -55,7 +57,7 @@ class SoftmaxHead(Head):
     ) -> Tuple[Tensor, Tensor]:
         """Label-smoothed cross entropy; see :meth:`Head.loss`."""
         rows, matrix = self.table.operands(features.flatten(0, -2))
-        return blockwise_cross_entropy(
+        return self.cross_entropy(
             rows,
             targets.flatten(),
             matrix,
