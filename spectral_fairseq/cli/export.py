@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     out = check_output(args.output, [args.checkpoint], args.overwrite)
     import_plugin()
     from spectral_fairseq.checkpoints.reading import load_checkpoint
-    from spectral_fairseq.tools.export import export_checkpoint
+    from spectral_fairseq.tools.export.plain import export_checkpoint
 
     plain, check = export_checkpoint(load_checkpoint(args.checkpoint))
     save_atomically(plain, out)

@@ -18,7 +18,8 @@ from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.cli.main import main
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import CheckpointError, UnsupportedError
-from spectral_fairseq.tools import export
+from spectral_fairseq.tools.export import logits
+from spectral_fairseq.tools.export import plain as export
 from tests.conftest import PACKAGE
 
 SHARED = ("--share-all-embeddings", "--label-smoothing", "0.1")
@@ -75,7 +76,7 @@ def train_lm(train):
 def variant(checkpoint, flags):
     """``checkpoint`` as if it had been trained with other flags, every tensor off its start."""
     cfg = {**checkpoint["cfg"], "model": {**checkpoint["cfg"]["model"], **flags}}
-    task = export._task_like(collapse_tables(checkpoint["model"]))
+    task = logits.task_like(collapse_tables(checkpoint["model"]))
     model = build_model(OmegaConf.create({key: cfg[key] for key in ("model", "task")}).model, task)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -394,9 +395,9 @@ def test_an_unequal_model_is_not_written(train, tmp_path, monkeypatch, capsys):
 
 
 def test_not_a_number_is_not_equal():
-    assert not export.LogitCheck(math.nan, 1.0).equal
-    assert not export.LogitCheck(0.1, math.nan).equal
-    assert export.LogitCheck(9e-5, 1.0).equal and not export.LogitCheck(2e-4, 1.0).equal
+    assert not logits.LogitCheck(math.nan, 1.0).equal
+    assert not logits.LogitCheck(0.1, math.nan).equal
+    assert logits.LogitCheck(9e-5, 1.0).equal and not logits.LogitCheck(2e-4, 1.0).equal
 
 
 def test_a_plain_checkpoint_needs_no_export(train, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Export a checkpoint to one that fairseq loads without this package, and compare their logits.
+"""Export a checkpoint to one that fairseq loads without this package.
 
 # Note [Flags of an exported Transformer]
 fairseq's own ``transformer`` checkpoints keep the model's flags in an ``argparse.Namespace``,
@@ -14,19 +14,17 @@ have it, is stored in the same way.
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from argparse import Namespace
 from collections import OrderedDict
-from types import SimpleNamespace
 from typing import Any, Dict, Mapping, Tuple
 
-import torch
 from fairseq import models
 from fairseq.criterions import CRITERION_REGISTRY
-from fairseq.data import Dictionary
-from fairseq.models.transformer_lm import TransformerLanguageModelConfig
-from omegaconf import OmegaConf
-from torch import Tensor
+from fairseq.models.transformer import TransformerModel
+from fairseq.models.transformer_lm import (
+    TransformerLanguageModel,
+    TransformerLanguageModelConfig,
+)
 
 from spectral_fairseq.checkpoints.collapse import collapse_tables
 from spectral_fairseq.errors import CheckpointError, UnsupportedError
@@ -34,31 +32,12 @@ from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
 from spectral_fairseq.plugin.models.flat_config import FlatTransformerConfig
 from spectral_fairseq.plugin.models.transformer import SpectralTransformer
 from spectral_fairseq.plugin.models.transformer_lm import SpectralTransformerLM
-from spectral_fairseq.plugin.tasks.training_counts import building_for
-
-TOLERANCE = 1e-4
-"""Logits count as equal up to this difference, relative to the largest logit."""
-
-# Files of initial word vectors; training has replaced them by the weights of the checkpoint.
-_EMBEDDING_FILES = ("encoder_embed_path", "decoder_embed_path")
-
-
-@dataclasses.dataclass(frozen=True)
-class LogitCheck:
-    """Logits of the original and the exported model on the same random input, float32.
-
-    Args:
-        max_difference: the largest absolute difference.
-        max_logit: the largest absolute logit of the original.
-    """
-
-    max_difference: float
-    max_logit: float
-
-    @property
-    def equal(self) -> bool:
-        """Whether the difference is within :data:`TOLERANCE`; never for NaN."""
-        return self.max_difference <= TOLERANCE * self.max_logit
+from spectral_fairseq.tools.export.logits import (
+    EMBEDDING_FILES,
+    TOLERANCE,
+    LogitCheck,
+    compare_logits,
+)
 
 
 def export_checkpoint(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], LogitCheck]:
@@ -78,6 +57,34 @@ def export_checkpoint(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], Lo
         CheckpointError: already plain, not of this package, or the logits differ.
         UnsupportedError: an architecture without a plain equivalent.
     """
+    plain, needed = _plain_form(checkpoint)
+    if not needed:
+        raise CheckpointError(
+            "a checkpoint that needs this package, such as one of transformer_sc",
+            f"one of {plain['cfg']['model']['_name']!r}, which needs none",
+            "There is nothing to export: use the checkpoint as it is, or choose another --to.",
+        )
+    return plain, _checked(checkpoint, plain)
+
+
+def plain_checkpoint(checkpoint: Mapping[str, Any]) -> Dict[str, Any]:
+    """The same for converters, which also take a Transformer of fairseq that is plain already.
+
+    Args:
+        checkpoint: as saved by fairseq-train; not changed.
+
+    Raises:
+        CheckpointError: not a checkpoint of a registered architecture, or the logits differ.
+        UnsupportedError: an architecture without a plain equivalent.
+    """
+    plain, needed = _plain_form(checkpoint)
+    if needed:
+        _checked(checkpoint, plain)
+    return plain
+
+
+def _plain_form(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], bool]:
+    """The plain checkpoint, and whether the model of ``checkpoint`` needs this package."""
     cfg = checkpoint.get("cfg")
     if not isinstance(cfg, dict) or not cfg.get("model"):
         raise CheckpointError(
@@ -86,7 +93,7 @@ def export_checkpoint(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], Lo
             "Give a checkpoint that fairseq 0.12 saved in training.",
         )
     _refuse_other_heads(cfg)
-    plain_arch = _plain_arch(cfg)
+    plain_arch, needed = _plain_arch(cfg)
     plain = {
         "args": None,
         "cfg": _plain_cfg(cfg, plain_arch),
@@ -96,35 +103,28 @@ def export_checkpoint(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], Lo
         "task_state": checkpoint.get("task_state", {}),
         "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
     }
+    return plain, needed
+
+
+def _checked(checkpoint: Mapping[str, Any], plain: Mapping[str, Any]) -> LogitCheck:
     check = compare_logits(checkpoint, plain)
     if not check.equal:
-        raise CheckpointError(
-            f"logits equal within {TOLERANCE:g} of the largest, {check.max_logit:.3g}",
-            f"a difference of {check.max_difference:.3g}",
-            "Nothing was written. Look for NaN or infinite values in the checkpoint; if there "
-            "are none, please report this as a bug.",
-        )
-    return plain, check
+        raise different_logits(check)
+    return check
 
 
-def compare_logits(
-    original: Mapping[str, Any], exported: Mapping[str, Any], seed: int = 1
-) -> LogitCheck:
-    """Run both checkpoints in evaluation mode on one padded batch of random tokens.
+def different_logits(check: LogitCheck) -> CheckpointError:
+    """The error for an exported model whose logits are not the original's.
 
     Args:
-        original: a checkpoint.
-        exported: another of the same vocabulary, its tables plain.
-        seed: of the random tokens.
+        check: of the two.
     """
-    task = _task_like(exported["model"])
-    factored, plain = _build(original, task), _build(exported, task)
-    batch = _random_batch(task, factored, torch.Generator().manual_seed(seed))
-    with torch.no_grad(), warnings.catch_warnings():
-        # fairseq's decoder passes masks of two types; users can do nothing about it.
-        warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask", UserWarning)
-        expected, found = factored(**batch)[0].float(), plain(**batch)[0].float()
-    return LogitCheck((expected - found).abs().max().item(), expected.abs().max().item())
+    return CheckpointError(
+        f"logits equal within {TOLERANCE:g} of the largest, {check.max_logit:.3g}",
+        f"a difference of {check.max_difference:.3g}",
+        "Nothing was written. Look for NaN or infinite values in the checkpoint; if there "
+        "are none, please report this as a bug.",
+    )
 
 
 def _refuse_other_heads(cfg: Mapping[str, Any]) -> None:
@@ -141,7 +141,7 @@ def _refuse_other_heads(cfg: Mapping[str, Any]) -> None:
         )
 
 
-def _plain_arch(cfg: Mapping[str, Any]) -> str:
+def _plain_arch(cfg: Mapping[str, Any]) -> Tuple[str, bool]:
     model = cfg["model"]
     if isinstance(model, Namespace):
         model = vars(model)
@@ -154,19 +154,16 @@ def _plain_arch(cfg: Mapping[str, Any]) -> str:
             "Check that this version of the package knows the architecture.",
         )
     if issubclass(built_by, SpectralTransformer):
-        return "transformer"
+        return "transformer", True
     if issubclass(built_by, SpectralTransformerLM):
-        return "transformer_lm"
-    if built_by.__module__.startswith("spectral_fairseq."):
-        raise UnsupportedError(
-            "an architecture with an equivalent in plain fairseq",
-            repr(arch),
-            "Keep using this checkpoint with --user-dir.",
-        )
-    raise CheckpointError(
-        "a checkpoint that needs this package, such as one of transformer_sc",
-        f"one of {arch!r}, which needs none",
-        "There is nothing to export: use the checkpoint as it is.",
+        return "transformer_lm", True
+    if built_by in (TransformerModel, TransformerLanguageModel):
+        return ("transformer" if built_by is TransformerModel else "transformer_lm"), False
+    raise UnsupportedError(
+        "an architecture with an equivalent among fairseq's plain Transformers",
+        repr(arch),
+        "Keep using this checkpoint with fairseq"
+        + (" and --user-dir." if built_by.__module__.startswith("spectral_fairseq.") else "."),
     )
 
 
@@ -184,8 +181,9 @@ def _plain_cfg(cfg: Mapping[str, Any], plain_arch: str) -> Dict[str, Any]:
 def _plain_flags(cfg: Mapping[str, Any], plain_arch: str) -> Dict[str, Any]:
     is_lm = plain_arch == "transformer_lm"
     known = dataclasses.fields(TransformerLanguageModelConfig if is_lm else FlatTransformerConfig)
-    flags = {field.name: cfg["model"][field.name] for field in known if field.name in cfg["model"]}
-    flags.update({name: None for name in _EMBEDDING_FILES if name in flags})
+    given = vars(cfg["model"]) if isinstance(cfg["model"], Namespace) else cfg["model"]
+    flags = {field.name: given[field.name] for field in known if field.name in given}
+    flags.update({name: None for name in EMBEDDING_FILES if name in flags})
     flags["_name"] = plain_arch
     if is_lm:
         return flags
@@ -229,65 +227,3 @@ def _plain_history(checkpoint: Mapping[str, Any]) -> Any:
             "num_updates": last.get("num_updates", 0),
         }
     ]
-
-
-def _task_like(model: Mapping[str, Tensor]) -> Any:
-    """A stand-in for a task that suffices to build a model: dictionaries of the right sizes."""
-    target_in = model["decoder.embed_tokens.weight"].size(0)
-    output = model.get("decoder.output_projection.weight")
-    target = target_in if output is None else output.size(0)
-    encoder = model.get("encoder.embed_tokens.weight")
-    source = target_in if encoder is None else encoder.size(0)
-    dictionaries = {size: _dictionary(size) for size in (source, target)}
-    return SimpleNamespace(
-        source_dictionary=dictionaries[source], target_dictionary=dictionaries[target]
-    )
-
-
-def _dictionary(size: int) -> Dictionary:
-    dictionary = Dictionary()
-    while len(dictionary) < size:
-        # A count above 1, since weight-norm tables start from log counts.
-        dictionary.add_symbol(str(len(dictionary)), n=2)
-    return dictionary
-
-
-def _build(checkpoint: Mapping[str, Any], task: Any) -> Any:
-    # The model's configuration interpolates values of the other two.
-    nodes = {name: checkpoint["cfg"].get(name) for name in ("model", "task", "common")}
-    cfg = {name: dict(node) for name, node in nodes.items() if isinstance(node, dict)}
-    for name in _EMBEDDING_FILES:
-        if cfg["model"].get(name):
-            cfg["model"][name] = None
-    with torch.random.fork_rng(devices=[]), building_for(task, from_checkpoint=True):
-        model = models.build_model(OmegaConf.create(cfg).model, task)
-    try:
-        model.load_state_dict(dict(checkpoint["model"]), strict=True)
-    except RuntimeError as error:
-        raise UnsupportedError(
-            f"tensors that fit {type(model).__name__}",
-            str(error).replace("\n", " "),
-            "The checkpoint is of another version, or the model has no plain equivalent.",
-        ) from error
-    return model.float().eval()
-
-
-def _random_batch(task: Any, model: Any, generator: torch.Generator) -> Dict[str, Tensor]:
-    def tokens(dictionary: Dictionary, length: int, pad_left: bool) -> Tensor:
-        rows = torch.randint(dictionary.nspecial, len(dictionary), (3, length), generator=generator)
-        for row, padding in enumerate((0, length // 3, length // 2)):
-            where = slice(0, padding) if pad_left else slice(length - padding, length)
-            rows[row, where] = dictionary.pad()
-        return rows  # [3, length]
-
-    limits = model.max_positions()
-    source_limit, target_limit = limits if isinstance(limits, tuple) else (limits, limits)
-    target = tokens(task.target_dictionary, min(11, target_limit), pad_left=False)
-    if not hasattr(model, "encoder"):
-        return {"src_tokens": tokens(task.source_dictionary, min(11, source_limit), False)}
-    source = tokens(task.source_dictionary, min(13, source_limit), pad_left=True)
-    return {
-        "src_tokens": source,
-        "src_lengths": source.ne(task.source_dictionary.pad()).sum(1),
-        "prev_output_tokens": target,
-    }
