@@ -146,15 +146,12 @@ class _Side:
 def _translation(model: Any, flags: Dict[str, Any]) -> Layout:
     encoder, decoder = _Side(model.encoder), _Side(model.decoder)
     _refuse(encoder.problems() + decoder.problems())
-    kinds = {
-        (side.before, side.final, side.embedding_norm, side.sinusoidal)
-        for side in (encoder, decoder)
-    }
+    if any(side.before != side.final for side in (encoder, decoder)):
+        _refuse(["--no-decoder-final-norm"])
+    kinds = {(side.before, side.embedding_norm, side.sinusoidal) for side in (encoder, decoder)}
     if len(kinds) > 1 or encoder.scaled != decoder.scaled:
         _refuse(["an encoder and a decoder of different kinds"])
-    before, final, embedding_norm, sinusoidal = kinds.pop()
-    if before != final:
-        _refuse(["--no-decoder-final-norm"])
+    before, embedding_norm, sinusoidal = kinds.pop()
     if not embedding_norm and not sinusoidal:
         _refuse(["learned positions without --layernorm-embedding"])
     width = model.decoder.embed_tokens.embedding_dim

@@ -169,7 +169,7 @@ def _plain_arch(cfg: Mapping[str, Any]) -> Tuple[str, bool]:
 
 def _plain_cfg(cfg: Mapping[str, Any], plain_arch: str) -> Dict[str, Any]:
     plain = {
-        name: _with_attributes(vars(node)) if isinstance(node, Namespace) else node
+        name: with_attributes(vars(node)) if isinstance(node, Namespace) else node
         for name, node in cfg.items()
     }
     plain["common"] = {**cfg["common"], "user_dir": None}
@@ -189,11 +189,15 @@ def _plain_flags(cfg: Mapping[str, Any], plain_arch: str) -> Dict[str, Any]:
         return flags
     task = vars(cfg["task"]) if isinstance(cfg["task"], Namespace) else cfg["task"]
     names = {"task": task.get("_name") or task["task"], "arch": plain_arch}
-    return _with_attributes({**task, **flags, **names})
+    return with_attributes({**task, **flags, **names})
 
 
-def _with_attributes(flags: Mapping[str, Any]) -> Dict[str, Any]:
-    # See Note [Flags of an exported Transformer].
+def with_attributes(flags: Mapping[str, Any]) -> Dict[str, Any]:
+    """The flags as entries and as attributes; see Note [Flags of an exported Transformer].
+
+    Args:
+        flags: name -> value.
+    """
     both = OrderedDict(flags)
     vars(both).update(flags)
     return both
