@@ -115,6 +115,10 @@ def _check_flags(args: argparse.Namespace) -> None:
             "both --bpe-codes and --sentencepiece-model",
             "Give the one that the training data were made with.",
         )
+    if args.data and not Path(args.data).is_dir():
+        raise MissingDataError(
+            f"a folder at {args.data}", "none", "Name the folder of the dictionaries with --data."
+        )
     for name in (args.bpe_codes, args.sentencepiece_model):
         problem = name and why_not_readable(name)
         if problem:
@@ -197,7 +201,11 @@ def _dictionaries(
 ) -> Tuple[Any, Any, Optional[Tuple[str, str]]]:
     """Dictionaries of source and target, and their languages; None for a language model."""
     from spectral_fairseq.checkpoints.collapse import collapse_tables
-    from spectral_fairseq.checkpoints.dictionary import find_dictionary
+    from spectral_fairseq.checkpoints.dictionary import (
+        dictionary_files,
+        find_dictionary,
+        read_dictionary,
+    )
 
     model = collapse_tables(checkpoint["model"])
     found = {}
@@ -205,15 +213,18 @@ def _dictionaries(
         table = f"{side}.embed_tokens.weight"
         if table not in model:
             continue
-        with arguments_as_flags(given="--data"):
-            words, why = find_dictionary(
-                args.data, checkpoint, table, len(model[table]), args.checkpoint
-            )
+        rows = len(model[table])
+        if args.data:
+            read = map(read_dictionary, dictionary_files(Path(args.data), checkpoint, table))
+            words = next((one for one in read if len(one.symbols) == rows), None)
+            why = f"none of {rows} symbols in {args.data}"
+        else:
+            words, why = find_dictionary(None, checkpoint, table, rows, args.checkpoint)
         if words is None:
             raise MissingDataError(
-                "the dictionaries of the training data",
+                f"the dictionary of {table}",
                 why,
-                "Name the folder of dict.*.txt with --data.",
+                "Name the folder of the training data's dictionaries with --data.",
             )
         found[side] = words
     target = found["decoder"]

@@ -307,11 +307,9 @@ def test_training_goes_on_without_the_plugin(
 LIMIT = 10  # tokens of a translation
 
 
-@pytest.mark.parametrize("beam", [1, 4])
-def test_ctranslate2_translates_the_same(beam, train, tiny_translation_data, run_cli, tmp_path):
-    ctranslate2 = pytest.importorskip("ctranslate2")
+def train_well(train):
     # Trained long enough that no two translations are about equally likely.
-    folder = train(
+    return train(
         "transformer_sc",
         "spectrum_control",
         "--share-all-embeddings",
@@ -328,8 +326,10 @@ def test_ctranslate2_translates_the_same(beam, train, tiny_translation_data, run
         "--save-interval",
         "300",
     )
-    out = export_of(folder, tmp_path)
-    converted = tmp_path / "converted"
+
+
+def convert_with_its_converter(folder, data, converted):
+    out = export_of(folder, converted.parent)
     done = subprocess.run(
         [
             sys.executable,
@@ -338,7 +338,7 @@ def test_ctranslate2_translates_the_same(beam, train, tiny_translation_data, run
             "--model_path",
             str(out),
             "--data_dir",
-            str(tiny_translation_data),
+            str(data),
             "--source_lang",
             "de",
             "--target_lang",
@@ -348,10 +348,27 @@ def test_ctranslate2_translates_the_same(beam, train, tiny_translation_data, run
         ],
         capture_output=True,
         text=True,
-        cwd=tmp_path,
+        cwd=converted.parent,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def convert_in_one_command(folder, data, converted):
+    source = str(folder / "checkpoint_last.pt")
+    assert main(["export", "--to", "ctranslate2", source, str(converted)]) == 0
+
+
+@pytest.mark.parametrize(
+    "beam, convert", [(1, convert_with_its_converter), (4, convert_in_one_command)]
+)
+def test_ctranslate2_translates_the_same(
+    beam, convert, train, tiny_translation_data, run_cli, tmp_path
+):
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    folder = train_well(train)
+    converted = tmp_path / "converted"
+    convert(folder, tiny_translation_data, converted)
     text = (Path(tiny_translation_data) / "test.de").read_text("utf-8").splitlines()
     translator = ctranslate2.Translator(str(converted), device="cpu", inter_threads=1)
     results = translator.translate_batch(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
+from argparse import Namespace
 from pathlib import Path
-from typing import Any, Mapping, Optional, Tuple
+from typing import Any, ContextManager, Mapping, Optional, Tuple
 
 import torch
 
@@ -51,20 +53,30 @@ def write_ctranslate2(
         )
     plain = plain_checkpoint(checkpoint)
     cfg = plain["cfg"]
-    # The converter reads the flags of task and model as attributes of one object.
+    # The converter reads the flags of task and model as attributes of one object, for which
+    # fairseq's dataclass of language models accepts nothing but a Namespace.
     task = checkpoint_settings(checkpoint, "task")
     names = {"task": task.get("_name") or task.get("task"), "arch": cfg["model"]["_name"]}
-    plain["cfg"] = {**cfg, "model": with_attributes({**task, **cfg["model"], **names})}
+    flags = {**task, **cfg["model"], **names}
+    plain["cfg"] = {**cfg, "model": with_attributes(flags) if languages else Namespace(**flags)}
     source, target = languages or (None, None)
     with tempfile.TemporaryDirectory() as work:
         file = Path(work) / "plain.pt"
         torch.save(plain, file)
         converter = FairseqConverter(str(file), str(data), source, target)
         try:
-            converter.convert(str(folder), quantization=quantization, force=True)
+            with _namespaces_allowed():
+                converter.convert(str(folder), quantization=quantization, force=True)
         except (AttributeError, KeyError, NotImplementedError, ValueError) as error:
             raise UnsupportedError(
                 "a model that CTranslate2's converter of fairseq takes",
                 " ".join(str(error).split()),
                 "Export it with --to huggingface or to plain fairseq instead.",
             ) from error
+
+
+def _namespaces_allowed() -> ContextManager[None]:
+    """Let the converter's safe reader take the Namespace that was just written."""
+    if hasattr(torch.serialization, "safe_globals"):
+        return torch.serialization.safe_globals([Namespace])
+    return contextlib.nullcontext()
