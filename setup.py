@@ -46,11 +46,11 @@ setup(
     extras_require={
         "text": ["sentencepiece", "subword-nmt"],
         "plots": ["matplotlib"],
-        "export": ["ctranslate2"],
+        "export": ["ctranslate2", "sacremoses", "safetensors", "transformers"],
         "examples": ["sentencepiece", "matplotlib", "filelock"],
         "test": [
             *("pytest", "pytest-xdist", "filelock", "jsonschema"),
-            *("sentencepiece", "matplotlib", "ctranslate2", "build"),
+            *("sentencepiece", "matplotlib", "ctranslate2", "build", "sacremoses"),
         ],
         "lint": ["ruff", "mypy"],
         "docs": ["mkdocs-material", "mkdocstrings[python]"],
