@@ -1,6 +1,5 @@
 """``export --to``: folders for transformers and CTranslate2 that compute what fairseq computes."""
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -15,14 +14,6 @@ from spectral_fairseq.tools.export.logits import LogitCheck, build_model, task_l
 from spectral_fairseq.tools.export.plain import plain_checkpoint
 from tests.cli.test_export import LIMIT, hypotheses, train_lm, train_translation, train_well
 from tests.conftest import PACKAGE
-
-
-@pytest.fixture(scope="module")
-def transformers():
-    for package in ("transformers", "safetensors"):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
-    return writer.import_transformers()
 
 
 def export(checkpoint, out, *more, to="huggingface", status=0):

@@ -44,6 +44,7 @@ def write_huggingface(checkpoint: Mapping[str, Any], folder: Path) -> Tuple[str,
         UnsupportedError: no layout of transformers represents this model.
     """
     transformers = import_transformers()
+    transformers.utils.logging.disable_progress_bar()
     check_flags(checkpoint_settings(checkpoint, "model"))
     plain = plain_checkpoint(checkpoint)
     task = task_like(plain["model"])

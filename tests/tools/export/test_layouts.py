@@ -10,10 +10,10 @@ from omegaconf import OmegaConf
 
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.plugin.models.flat_config import FlatTransformerConfig
-from spectral_fairseq.tools.export.huggingface import import_transformers, write_huggingface
+from spectral_fairseq.tools.export.huggingface import write_huggingface
 from spectral_fairseq.tools.export.logits import task_like
 
-pytest.importorskip("tokenizers", reason="comes with transformers")
+pytestmark = pytest.mark.usefixtures("transformers")
 
 WIDTHS = {"decoder_embed_dim": 16, "decoder_input_dim": 16, "decoder_output_dim": 16}
 DECODER = {**WIDTHS, "decoder_ffn_embed_dim": 24, "decoder_layers": 1, "decoder_attention_heads": 2}
@@ -86,7 +86,6 @@ def language_model(*flags):
     ],
 )
 def test_the_layout_keeps_the_logits(layout, make, tmp_path):
-    import_transformers()
     name, check = write_huggingface(make(), tmp_path)
     assert name.startswith(layout)
     assert 1 < check.max_logit and check.max_difference < 1e-5 * check.max_logit
@@ -121,3 +120,9 @@ def adaptive():
 def test_other_architectures(arch, tmp_path):
     with pytest.raises(UnsupportedError, match=arch):
         write_huggingface({"cfg": {"model": {"_name": arch}}, "model": {}}, tmp_path)
+
+
+def test_a_mixture_of_softmaxes(tmp_path):
+    checkpoint = {"cfg": {"model": {"_name": "transformer_mos", "output_head": "mos"}}, "model": {}}
+    with pytest.raises(UnsupportedError, match="--output-head mos"):
+        write_huggingface(checkpoint, tmp_path)

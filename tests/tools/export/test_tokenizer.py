@@ -1,13 +1,11 @@
 """AutoTokenizer on the written files gives the ids that fairseq's dictionary gives."""
 
-import importlib.util
 import io
 
 import pytest
 
 from spectral_fairseq.checkpoints.dictionary import SPECIALS
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.tools.export.huggingface import import_transformers
 from spectral_fairseq.tools.export.tokenizer import write_tokenizer
 
 TEXT = [
@@ -18,12 +16,8 @@ TEXT = [
 LANGUAGES = ("en", "de")
 
 
-@pytest.fixture(scope="module")
-def tokenizer_in():
-    for package in ("transformers", "tokenizers"):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
-    transformers = import_transformers()
+@pytest.fixture
+def tokenizer_in(transformers):
     return lambda folder, **more: transformers.AutoTokenizer.from_pretrained(str(folder), **more)
 
 
