@@ -5,6 +5,7 @@
 # make setup         set up only: everything goes into .venv
 # make lint          set up, then style and types
 # make docs          set up, then the documentation site in build/site; a warning is an error
+# make release       set up, then a wheel and a source archive in dist, checked by twine
 # make clean         remove .venv and build outputs; the quickstart's results stay
 #
 # PYTHON=python3.10 make setup chooses the interpreter. QUICKSTART_FLAGS and PYTEST_FLAGS are added
@@ -23,7 +24,7 @@ FIND_PYTHON = for p in python3 python3.11 python3.12 python3.10 python3.9; do \
 	"$$p" -c '$(VERSION_OK)' 2>/dev/null && { command -v "$$p"; break; }; done
 LEGACY = $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 11))'
 
-.PHONY: setup quickstart test test-fast fuzz lint docs clean
+.PHONY: setup quickstart test test-fast fuzz lint docs release clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.installed
@@ -97,6 +98,16 @@ $(VENV)/.docs: $(VENV)/.installed
 # Without --quiet, which would hide the warnings and pass in spite of them.
 docs: $(VENV)/.docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+$(VENV)/.release: $(VENV)/.installed
+	@$(PIP) install -c $(CONSTRAINTS) build twine
+	@touch $@
+
+# Nothing of an earlier version may lie beside what is uploaded, or in what setuptools collects.
+release: $(VENV)/.release
+	@rm -rf dist build/lib
+	@$(BIN)/python -m build --no-isolation
+	@$(BIN)/python -m twine check --strict dist/*
 
 clean:
 	@if $(MADE_HERE); then rm -rf "$(VENV)"; else \

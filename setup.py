@@ -47,11 +47,11 @@ setup(
         "text": ["sentencepiece", "subword-nmt"],
         "plots": ["matplotlib"],
         "models": ["safetensors", "sentencepiece"],
-        "export": ["ctranslate2"],
+        "export": ["ctranslate2", "sacremoses", "safetensors", "transformers"],
         "examples": ["sentencepiece", "matplotlib", "filelock"],
         "test": [
             *("pytest", "pytest-xdist", "filelock", "jsonschema"),
-            *("sentencepiece", "matplotlib", "ctranslate2", "build"),
+            *("sentencepiece", "matplotlib", "ctranslate2", "build", "sacremoses"),
             *("pandas", "safetensors", "transformers"),
         ],
         "lint": ["ruff", "mypy"],

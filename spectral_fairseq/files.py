@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -68,6 +69,40 @@ def replacing(path: Union[str, os.PathLike[str]]) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def making_folder(path: Union[str, os.PathLike[str]]) -> Iterator[Path]:
+    """Yield a new empty folder to fill, which takes the place of ``path`` at the end of the block.
+
+    What was at ``path`` is removed then. The new folder lies beside it under a random name; it is
+    removed if the block raises, and on SIGTERM and SIGHUP.
+
+    Args:
+        path: the folder to make; of a link, what it points to is replaced.
+
+    Raises:
+        OSError: the system could not make, write or rename it.
+    """
+    target = os.path.realpath(path)
+    parent, name = os.path.split(target)
+    partial, old = (
+        os.path.join(parent, f".{name[:32]}.{secrets.token_hex(8)}.{kind}")
+        for kind in ("tmp", "old")
+    )
+    with _removed_on_signals(partial):
+        os.mkdir(partial)
+        try:
+            yield Path(partial)
+            if os.path.isdir(target):
+                os.replace(target, old)
+            os.replace(partial, target)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            if os.path.isdir(old):
+                os.replace(old, target)
+            raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
 def _removed_on_signals(partial: str) -> Iterator[None]:
     """Remove ``partial`` when a signal ends the process, which runs no ``finally``."""
     replaced = []
@@ -88,6 +123,9 @@ def _removed_on_signals(partial: str) -> Iterator[None]:
 def _remove_and_end(number: int, _: Optional[FrameType]) -> None:
     for partial in tuple(_unfinished):
         with contextlib.suppress(OSError):
-            os.unlink(partial)
+            if os.path.isdir(partial):
+                shutil.rmtree(partial)
+            else:
+                os.unlink(partial)
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)  # so that the exit status tells the signal

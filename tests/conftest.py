@@ -260,3 +260,15 @@ def train(made_once: Any, request: Any, run_cli: Any) -> Callable[..., Path]:
         return made_once(arch, (criterion, *map(str, more)), make)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def transformers() -> Any:
+    """The package of this name, or a skipped test where it is missing or wants another torch."""
+    from spectral_fairseq.errors import ConfigurationError
+    from spectral_fairseq.tools.export.huggingface import import_transformers
+
+    try:
+        return import_transformers()
+    except ConfigurationError as error:
+        pytest.skip(str(error))

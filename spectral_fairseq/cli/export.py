@@ -1,14 +1,23 @@
-"""``spectral-fairseq export``: a checkpoint that plain fairseq loads without this package."""
+"""``spectral-fairseq export``: a checkpoint for plain fairseq, transformers or CTranslate2."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
+from typing import Any, Dict, Optional, Tuple
 
 from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.cli.fairseq_plugin import import_plugin
-from spectral_fairseq.cli.output import check_output, save_atomically
+from spectral_fairseq.cli.output import check_output, check_output_folder, save_atomically
 from spectral_fairseq.cli.verify import add_no_verify
+from spectral_fairseq.errors import (
+    ConfigurationError,
+    MissingDataError,
+    OutputError,
+    arguments_as_flags,
+)
+from spectral_fairseq.files import making_folder, why_not_readable
 
 DESCRIPTION = """\
 Collapse the factored tables of a transformer_sc* or transformer_lm_sc* checkpoint to a plain
@@ -17,11 +26,27 @@ decodes at plain fairseq's speed. Both models are run on the same random input f
 nothing is written unless their logits are equal.
 
 The result holds no optimiser state: it serves fairseq-generate, fairseq-interactive,
-fairseq-eval-lm, --finetune-from-model and converters, for example
+fairseq-eval-lm, --finetune-from-model and converters.
 
-  ct2-fairseq-converter --model_path OUT --data_dir DATA --source_lang de --target_lang en \\
-      --output_dir FOLDER
+With --to huggingface or ctranslate2, OUT is a folder, and CKPT may also be a Transformer of
+fairseq that is plain already:
+
+  AutoModelForSeq2SeqLM.from_pretrained(OUT), or AutoModelForCausalLM of a language model
+  ctranslate2.Translator(OUT), or Generator of a language model
+
+The model is loaded with transformers again, and nothing is left unless its logits are fairseq's.
 """
+
+_FORMATS = ("fairseq", "huggingface", "ctranslate2")
+# A file that each format's folders have.
+_MARKERS = {"huggingface": "config.json", "ctranslate2": "model.bin"}
+# Flags of some formats only.
+_ONLY = {
+    "data": ("huggingface", "ctranslate2"),
+    "bpe_codes": ("huggingface",),
+    "sentencepiece_model": ("huggingface",),
+    "quantization": ("ctranslate2",),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,8 +56,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser: of the subcommand.
     """
     parser.add_argument("checkpoint", metavar="CKPT", help="checkpoint saved by fairseq-train")
-    parser.add_argument("output", metavar="OUT", help="file to write")
-    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
+    parser.add_argument(
+        "output", metavar="OUT", help="file to write, or folder to make for another format"
+    )
+    parser.add_argument(
+        "--to", choices=_FORMATS, default="fairseq", help="format (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--data",
+        metavar="DIR",
+        help="folder of the dictionaries (default: the one that the checkpoint was trained on)",
+    )
+    parser.add_argument(
+        "--bpe-codes",
+        metavar="FILE",
+        help="codes of subword-nmt, with which the tokenizer cuts words (huggingface)",
+    )
+    parser.add_argument(
+        "--sentencepiece-model",
+        metavar="FILE",
+        help="model of sentencepiece, with which the tokenizer cuts text (huggingface)",
+    )
+    parser.add_argument(
+        "--quantization", metavar="TYPE", help="type of the weights, such as int8 (ctranslate2)"
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace OUT if it exists in that format"
+    )
     add_no_verify(parser)
 
 
@@ -40,28 +90,152 @@ def run(args: argparse.Namespace) -> int:
     """Export one checkpoint.
 
     Args:
-        args: parsed arguments, those of :func:`add_arguments`.
+        args: parsed arguments of :func:`add_arguments`.
 
     Returns:
         Exit status 0; every failure is an error.
     """
     checkpoint_file(args.checkpoint)
+    _check_flags(args)
+    figures = _to_file(args) if args.to == "fairseq" else _to_folder(args)
+    print(json.dumps(figures))
+    return 0
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    for name, formats in _ONLY.items():
+        if getattr(args, name) is not None and args.to not in formats:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigurationError(
+                f"--to {' or '.join(formats)} with {flag}",
+                f"--to {args.to}",
+                f"Remove {flag}, or choose another --to.",
+            )
+    if args.bpe_codes and args.sentencepiece_model:
+        raise ConfigurationError(
+            "one way to cut text into subwords",
+            "both --bpe-codes and --sentencepiece-model",
+            "Give the one that the training data were made with.",
+        )
+    if args.data and not Path(args.data).is_dir():
+        raise MissingDataError(
+            f"a folder at {args.data}", "none", "Name the folder of the dictionaries with --data."
+        )
+    for name in (args.bpe_codes, args.sentencepiece_model):
+        problem = name and why_not_readable(name)
+        if problem:
+            raise MissingDataError(f"a file at {name}", problem, "Correct its name.")
+
+
+def _to_file(args: argparse.Namespace) -> Dict[str, Any]:
     out = check_output(args.output, [args.checkpoint], args.overwrite)
     import_plugin()
     from spectral_fairseq.checkpoints.reading import load_checkpoint
-    from spectral_fairseq.tools.export import export_checkpoint
+    from spectral_fairseq.tools.export.plain import export_checkpoint
 
     plain, check = export_checkpoint(load_checkpoint(args.checkpoint, args.verify))
     save_atomically(plain, out)
-    figures = {
-        "output": str(out),
-        "arch": plain["cfg"]["model"]["_name"],
-        "max_logit_difference": check.max_difference,
-        "max_logit": check.max_logit,
-    }
+    arch = plain["cfg"]["model"]["_name"]
     print(
-        f"{out}: a plain {figures['arch']} checkpoint; its logits differ by at most "
+        f"{out}: a plain {arch} checkpoint; its logits differ by at most "
         f"{check.max_difference:.2e} (greatest logit {check.max_logit:.3g})"
     )
-    print(json.dumps(figures))
-    return 0
+    return {"output": str(out), "arch": arch, **_figures(check)}
+
+
+def _to_folder(args: argparse.Namespace) -> Dict[str, Any]:
+    given = (args.checkpoint, args.data, args.bpe_codes, args.sentencepiece_model)
+    inputs = [path for path in given if path]
+    out = check_output_folder(args.output, inputs, _MARKERS[args.to], args.overwrite)
+    import_plugin()
+    from spectral_fairseq.checkpoints.reading import load_checkpoint
+
+    checkpoint = load_checkpoint(args.checkpoint, args.verify)
+    try:
+        with making_folder(out) as folder, arguments_as_flags(quantization="--quantization"):
+            if args.to == "huggingface":
+                return _fill_huggingface(args, checkpoint, folder, out)
+            return _fill_ctranslate2(args, checkpoint, folder, out)
+    except OSError as error:
+        if isinstance(error, (OutputError, MissingDataError)):
+            raise
+        raise OutputError(
+            f"{out} to be written", str(error), "Free some space, or choose another folder."
+        ) from error
+
+
+def _fill_huggingface(
+    args: argparse.Namespace, checkpoint: Dict[str, Any], folder: Path, out: Path
+) -> Dict[str, Any]:
+    from spectral_fairseq.tools.export.huggingface import write_huggingface
+    from spectral_fairseq.tools.export.tokenizer import write_tokenizer
+
+    name, check = write_huggingface(checkpoint, folder)
+    source, target, languages = _dictionaries(args, checkpoint)
+    takes = write_tokenizer(
+        folder,
+        source.symbols,
+        target.symbols,
+        languages,
+        args.bpe_codes and Path(args.bpe_codes),
+        args.sentencepiece_model and Path(args.sentencepiece_model),
+    )
+    print(
+        f"{out}: a {name}; its logits differ from fairseq's by at most "
+        f"{check.max_difference:.2e} (greatest logit {check.max_logit:.3g}). {takes}."
+    )
+    return {"output": str(out), "class": name, **_figures(check)}
+
+
+def _fill_ctranslate2(
+    args: argparse.Namespace, checkpoint: Dict[str, Any], folder: Path, out: Path
+) -> Dict[str, Any]:
+    from spectral_fairseq.tools.export.ctranslate2 import write_ctranslate2
+
+    source, _, languages = _dictionaries(args, checkpoint)
+    write_ctranslate2(checkpoint, folder, source.path.parent, languages, args.quantization)
+    print(f"{out}: a model of CTranslate2, in {args.quantization or 'float32'}")
+    return {"output": str(out), "quantization": args.quantization}
+
+
+def _dictionaries(
+    args: argparse.Namespace, checkpoint: Dict[str, Any]
+) -> Tuple[Any, Any, Optional[Tuple[str, str]]]:
+    """Dictionaries of source and target, and their languages; None for a language model."""
+    from spectral_fairseq.checkpoints.collapse import collapse_tables
+    from spectral_fairseq.checkpoints.dictionary import (
+        dictionary_files,
+        find_dictionary,
+        read_dictionary,
+    )
+
+    model = collapse_tables(checkpoint["model"])
+    found = {}
+    for side in ("encoder", "decoder"):
+        table = f"{side}.embed_tokens.weight"
+        if table not in model:
+            continue
+        rows = len(model[table])
+        if args.data:
+            read = map(read_dictionary, dictionary_files(Path(args.data), checkpoint, table))
+            words = next((one for one in read if len(one.symbols) == rows), None)
+            why = f"none of {rows} symbols in {args.data}"
+        else:
+            words, why = find_dictionary(None, checkpoint, table, rows, args.checkpoint)
+        if words is None:
+            raise MissingDataError(
+                f"the dictionary of {table}",
+                why,
+                "Name the folder of the training data's dictionaries with --data.",
+            )
+        found[side] = words
+    target = found["decoder"]
+    if "encoder" not in found:
+        return target, target, None
+    source = found["encoder"]
+    languages = tuple(words.path.name.split(".")[1] for words in (source, target))
+    return source, target, languages  # type: ignore[return-value]
+
+
+def _figures(check: Any) -> Dict[str, float]:
+    return {"max_logit_difference": check.max_difference, "max_logit": check.max_logit}

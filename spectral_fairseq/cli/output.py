@@ -43,6 +43,58 @@ def check_output(out: PathLike, inputs: Sequence[PathLike], overwrite: bool) -> 
     folder = target.resolve().parent  # a link stays, and what it points to is written
     if target.is_dir():
         raise ConfigurationError(f"a file name for {out}", "a folder", "Name a file inside it.")
+    _check_parent(out, folder, "file")
+    if target.exists() and not overwrite:
+        raise ConfigurationError(
+            f"no file at {out} yet", "one", "Add --overwrite to replace it, or choose another name."
+        )
+    return target
+
+
+def check_output_folder(
+    out: PathLike, inputs: Sequence[PathLike], marker: str, overwrite: bool
+) -> Path:
+    """Refuse an unusable output folder before any work is done.
+
+    Args:
+        out: the folder to make.
+        inputs: the files and folders to read.
+        marker: a file that every folder of this kind has: no other is ever replaced.
+        overwrite: whether ``out`` may be such a folder.
+
+    Returns:
+        ``out`` as a path.
+
+    Raises:
+        ConfigurationError: it is a file or a folder of something else, holds an input, exists
+            already, or lies in no folder or one that is not writable.
+    """
+    target = Path(out)
+    whole = target.resolve()
+    for path in map(Path, inputs):
+        if whole in (path.resolve(), *path.resolve().parents):
+            raise ConfigurationError(
+                "an output that holds no input", f"{path} in {out}", "Choose another folder."
+            )
+    _check_parent(out, target.resolve().parent, "folder")
+    if target.is_dir() and not any(target.iterdir()):
+        return target
+    if target.exists() and not overwrite:
+        raise ConfigurationError(
+            f"nothing at {out} yet",
+            "a folder" if target.is_dir() else "a file",
+            "Add --overwrite to replace it, or choose another name.",
+        )
+    if target.exists() and not (target / marker).is_file():
+        raise ConfigurationError(
+            f"a folder with {marker} at {out}, to replace it",
+            "something else",
+            "Choose another name.",
+        )
+    return target
+
+
+def _check_parent(out: PathLike, folder: Path, kind: str) -> None:
     if not folder.is_dir():
         raise ConfigurationError(
             f"the folder {folder} to exist", "no such folder", "Create it first."
@@ -51,13 +103,8 @@ def check_output(out: PathLike, inputs: Sequence[PathLike], overwrite: bool) -> 
         raise ConfigurationError(
             f"a folder that can be written to for {out}",
             f"{folder}, which cannot",
-            "Change its permissions, or choose another output file.",
+            f"Change its permissions, or choose another output {kind}.",
         )
-    if target.exists() and not overwrite:
-        raise ConfigurationError(
-            f"no file at {out} yet", "one", "Add --overwrite to replace it, or choose another name."
-        )
-    return target
 
 
 def save_atomically(checkpoint: Any, out: Path) -> None:

@@ -18,7 +18,8 @@ from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.cli.main import main
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import CheckpointError, UnsupportedError
-from spectral_fairseq.tools import export
+from spectral_fairseq.tools.export import logits
+from spectral_fairseq.tools.export import plain as export
 from tests.conftest import PACKAGE
 
 SHARED = ("--share-all-embeddings", "--label-smoothing", "0.1")
@@ -75,7 +76,7 @@ def train_lm(train):
 def variant(checkpoint, flags):
     """``checkpoint`` as if it had been trained with other flags, every tensor off its start."""
     cfg = {**checkpoint["cfg"], "model": {**checkpoint["cfg"]["model"], **flags}}
-    task = export._task_like(collapse_tables(checkpoint["model"]))
+    task = logits.task_like(collapse_tables(checkpoint["model"]))
     model = build_model(OmegaConf.create({key: cfg[key] for key in ("model", "task")}).model, task)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -306,11 +307,9 @@ def test_training_goes_on_without_the_plugin(
 LIMIT = 10  # tokens of a translation
 
 
-@pytest.mark.parametrize("beam", [1, 4])
-def test_ctranslate2_translates_the_same(beam, train, tiny_translation_data, run_cli, tmp_path):
-    ctranslate2 = pytest.importorskip("ctranslate2")
+def train_well(train):
     # Trained long enough that no two translations are about equally likely.
-    folder = train(
+    return train(
         "transformer_sc",
         "spectrum_control",
         "--share-all-embeddings",
@@ -327,8 +326,10 @@ def test_ctranslate2_translates_the_same(beam, train, tiny_translation_data, run
         "--save-interval",
         "300",
     )
-    out = export_of(folder, tmp_path)
-    converted = tmp_path / "converted"
+
+
+def convert_with_its_converter(folder, data, converted):
+    out = export_of(folder, converted.parent)
     done = subprocess.run(
         [
             sys.executable,
@@ -337,7 +338,7 @@ def test_ctranslate2_translates_the_same(beam, train, tiny_translation_data, run
             "--model_path",
             str(out),
             "--data_dir",
-            str(tiny_translation_data),
+            str(data),
             "--source_lang",
             "de",
             "--target_lang",
@@ -347,10 +348,27 @@ def test_ctranslate2_translates_the_same(beam, train, tiny_translation_data, run
         ],
         capture_output=True,
         text=True,
-        cwd=tmp_path,
+        cwd=converted.parent,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def convert_in_one_command(folder, data, converted):
+    source = str(folder / "checkpoint_last.pt")
+    assert main(["export", "--to", "ctranslate2", source, str(converted)]) == 0
+
+
+@pytest.mark.parametrize(
+    "beam, convert", [(1, convert_with_its_converter), (4, convert_in_one_command)]
+)
+def test_ctranslate2_translates_the_same(
+    beam, convert, train, tiny_translation_data, run_cli, tmp_path
+):
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    folder = train_well(train)
+    converted = tmp_path / "converted"
+    convert(folder, tiny_translation_data, converted)
     text = (Path(tiny_translation_data) / "test.de").read_text("utf-8").splitlines()
     translator = ctranslate2.Translator(str(converted), device="cpu", inter_threads=1)
     results = translator.translate_batch(
@@ -394,9 +412,9 @@ def test_an_unequal_model_is_not_written(train, tmp_path, monkeypatch, capsys):
 
 
 def test_not_a_number_is_not_equal():
-    assert not export.LogitCheck(math.nan, 1.0).equal
-    assert not export.LogitCheck(0.1, math.nan).equal
-    assert export.LogitCheck(9e-5, 1.0).equal and not export.LogitCheck(2e-4, 1.0).equal
+    assert not logits.LogitCheck(math.nan, 1.0).equal
+    assert not logits.LogitCheck(0.1, math.nan).equal
+    assert logits.LogitCheck(9e-5, 1.0).equal and not logits.LogitCheck(2e-4, 1.0).equal
 
 
 def test_a_plain_checkpoint_needs_no_export(train, tmp_path, capsys):

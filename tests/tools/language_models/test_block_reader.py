@@ -14,7 +14,7 @@ from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.lm.dynamic_evaluation import adapted_parameters, gradient_statistics
 from spectral_fairseq.lm.evaluation import CacheGrid, evaluate
-from spectral_fairseq.tools.export import export_checkpoint
+from spectral_fairseq.tools.export.plain import export_checkpoint
 from spectral_fairseq.tools.language_models.block_reader import BlockReader
 from spectral_fairseq.tools.language_models.corpus import open_corpus
 from spectral_fairseq.tools.language_models.loading import load_language_model

@@ -1,0 +1,1 @@
+"""Checkpoints for plain fairseq, for ``transformers`` and for CTranslate2."""

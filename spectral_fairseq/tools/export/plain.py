@@ -1,0 +1,233 @@
+"""Export a checkpoint to one that fairseq loads without this package.
+
+# Note [Flags of an exported Transformer]
+fairseq's own ``transformer`` checkpoints keep the model's flags in an ``argparse.Namespace``,
+which ``torch.load(weights_only=True)`` refuses. A plain dict is safe, and enough for
+``transformer_lm``, but converters such as CTranslate2's read and set the flags of a translation
+model as attributes. ``OrderedDict`` is the only type that is safe, is a mapping and can have
+attributes: torch allows it for the metadata of state dicts. So each flag of an exported
+translation model is stored as an entry and as an attribute, together with the task's flags, as in
+fairseq's Namespace. A Namespace elsewhere in the original checkpoint, as some multilingual tasks
+have it, is stored in the same way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from argparse import Namespace
+from collections import OrderedDict
+from typing import Any, Dict, Mapping, Tuple
+
+from fairseq import models
+from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.models.transformer import TransformerModel
+from fairseq.models.transformer_lm import (
+    TransformerLanguageModel,
+    TransformerLanguageModelConfig,
+)
+
+from spectral_fairseq.checkpoints.collapse import collapse_tables
+from spectral_fairseq.errors import CheckpointError, UnsupportedError
+from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
+from spectral_fairseq.plugin.models.flat_config import FlatTransformerConfig
+from spectral_fairseq.plugin.models.transformer import SpectralTransformer
+from spectral_fairseq.plugin.models.transformer_lm import SpectralTransformerLM
+from spectral_fairseq.tools.export.logits import (
+    EMBEDDING_FILES,
+    TOLERANCE,
+    LogitCheck,
+    compare_logits,
+)
+
+
+def export_checkpoint(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], LogitCheck]:
+    """Return the plain checkpoint that computes the same logits as ``checkpoint``.
+
+    It has neither the state of the optimiser, which belongs to the factors, nor the progress of
+    the training: ``--finetune-from-model`` and ``--restore-file`` start a new training from the
+    exported weights.
+
+    Args:
+        checkpoint: as saved by fairseq-train; not changed.
+
+    Returns:
+        The new checkpoint, and how far its logits are from the original's.
+
+    Raises:
+        CheckpointError: already plain, not of this package, or the logits differ.
+        UnsupportedError: an architecture without a plain equivalent.
+    """
+    plain, needed = _plain_form(checkpoint)
+    if not needed:
+        raise CheckpointError(
+            "a checkpoint that needs this package, such as one of transformer_sc",
+            f"one of {plain['cfg']['model']['_name']!r}, which needs none",
+            "There is nothing to export: use the checkpoint as it is, or choose another --to.",
+        )
+    return plain, _checked(checkpoint, plain)
+
+
+def plain_checkpoint(checkpoint: Mapping[str, Any]) -> Dict[str, Any]:
+    """The same for converters, which also take a Transformer of fairseq that is plain already.
+
+    Args:
+        checkpoint: as saved by fairseq-train; not changed.
+
+    Raises:
+        CheckpointError: not a checkpoint of a registered architecture, or the logits differ.
+        UnsupportedError: an architecture without a plain equivalent.
+    """
+    plain, needed = _plain_form(checkpoint)
+    if needed:
+        _checked(checkpoint, plain)
+    return plain
+
+
+def _plain_form(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], bool]:
+    """The plain checkpoint, and whether the model of ``checkpoint`` needs this package."""
+    cfg = checkpoint.get("cfg")
+    if not isinstance(cfg, dict) or not cfg.get("model"):
+        raise CheckpointError(
+            "a checkpoint with its configuration (cfg.model)",
+            "none",
+            "Give a checkpoint that fairseq 0.12 saved in training.",
+        )
+    _refuse_other_heads(cfg)
+    plain_arch, needed = _plain_arch(cfg)
+    plain = {
+        "args": None,
+        "cfg": _plain_cfg(cfg, plain_arch),
+        "model": collapse_tables(checkpoint["model"]),
+        "criterion": None,
+        "optimizer_history": _plain_history(checkpoint),
+        "task_state": checkpoint.get("task_state", {}),
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
+    }
+    return plain, needed
+
+
+def _checked(checkpoint: Mapping[str, Any], plain: Mapping[str, Any]) -> LogitCheck:
+    check = compare_logits(checkpoint, plain)
+    if not check.equal:
+        raise different_logits(check)
+    return check
+
+
+def different_logits(check: LogitCheck) -> CheckpointError:
+    """The error for an exported model whose logits are not the original's.
+
+    Args:
+        check: of the two.
+    """
+    return CheckpointError(
+        f"logits equal within {TOLERANCE:g} of the largest, {check.max_logit:.3g}",
+        f"a difference of {check.max_difference:.3g}",
+        "Nothing was written. Look for NaN or infinite values in the checkpoint; if there "
+        "are none, please report this as a bug.",
+    )
+
+
+def _refuse_other_heads(cfg: Mapping[str, Any]) -> None:
+    node = cfg["model"]
+    flags = vars(node) if isinstance(node, Namespace) else node
+    head = flags.get("output_head", "softmax")
+    if head != "softmax":
+        raise UnsupportedError(
+            "a model with one softmax, which plain fairseq can represent",
+            f"--output-head {head}, which it cannot",
+            "Translate or score with this checkpoint and --user-dir; for a plain model, translate "
+            "the training source with it and train a plain arch on the result "
+            "(sequence-level distillation).",
+        )
+
+
+def _plain_arch(cfg: Mapping[str, Any]) -> Tuple[str, bool]:
+    model = cfg["model"]
+    if isinstance(model, Namespace):
+        model = vars(model)
+    arch = model.get("_name") or model.get("arch")
+    built_by = models.ARCH_MODEL_REGISTRY.get(arch, models.MODEL_REGISTRY.get(arch))
+    if built_by is None:
+        raise CheckpointError(
+            "the checkpoint of a registered architecture",
+            repr(arch),
+            "Check that this version of the package knows the architecture.",
+        )
+    if issubclass(built_by, SpectralTransformer):
+        return "transformer", True
+    if issubclass(built_by, SpectralTransformerLM):
+        return "transformer_lm", True
+    if built_by in (TransformerModel, TransformerLanguageModel):
+        return ("transformer" if built_by is TransformerModel else "transformer_lm"), False
+    raise UnsupportedError(
+        "an architecture with an equivalent among fairseq's plain Transformers",
+        repr(arch),
+        "Keep using this checkpoint with fairseq"
+        + (" and --user-dir." if built_by.__module__.startswith("spectral_fairseq.") else "."),
+    )
+
+
+def _plain_cfg(cfg: Mapping[str, Any], plain_arch: str) -> Dict[str, Any]:
+    plain = {
+        name: with_attributes(vars(node)) if isinstance(node, Namespace) else node
+        for name, node in cfg.items()
+    }
+    plain["common"] = {**cfg["common"], "user_dir": None}
+    plain["criterion"] = _plain_criterion(cfg["criterion"])
+    plain["model"] = _plain_flags(cfg, plain_arch)
+    return plain
+
+
+def _plain_flags(cfg: Mapping[str, Any], plain_arch: str) -> Dict[str, Any]:
+    is_lm = plain_arch == "transformer_lm"
+    known = dataclasses.fields(TransformerLanguageModelConfig if is_lm else FlatTransformerConfig)
+    given = vars(cfg["model"]) if isinstance(cfg["model"], Namespace) else cfg["model"]
+    flags = {field.name: given[field.name] for field in known if field.name in given}
+    flags.update({name: None for name in EMBEDDING_FILES if name in flags})
+    flags["_name"] = plain_arch
+    if is_lm:
+        return flags
+    task = vars(cfg["task"]) if isinstance(cfg["task"], Namespace) else cfg["task"]
+    names = {"task": task.get("_name") or task["task"], "arch": plain_arch}
+    return with_attributes({**task, **flags, **names})
+
+
+def with_attributes(flags: Mapping[str, Any]) -> Dict[str, Any]:
+    """The flags as entries and as attributes; see Note [Flags of an exported Transformer].
+
+    Args:
+        flags: name -> value.
+    """
+    both = OrderedDict(flags)
+    vars(both).update(flags)
+    return both
+
+
+def _plain_criterion(node: Any) -> Any:
+    criterion = isinstance(node, dict) and CRITERION_REGISTRY.get(node.get("_name"))
+    if not (criterion and issubclass(criterion, PenalisedCrossEntropy)):
+        return node
+    sentence_avg = node["sentence_avg"]
+    extras = {name: node[name] for name in ("report_accuracy", "ignore_prefix_size")}
+    if not node["label_smoothing"] and not any(extras.values()):
+        return {"_name": "cross_entropy", "sentence_avg": sentence_avg}
+    return {
+        "_name": "label_smoothed_cross_entropy",
+        "label_smoothing": node["label_smoothing"],
+        "sentence_avg": sentence_avg,
+        **extras,
+    }
+
+
+def _plain_history(checkpoint: Mapping[str, Any]) -> Any:
+    # fairseq asks for one entry, and tells the model its number of updates; the names of classes
+    # are compared only when an optimiser state is there.
+    last = (checkpoint.get("optimizer_history") or [{}])[-1]
+    return [
+        {
+            "criterion_name": "",
+            "optimizer_name": "",
+            "lr_scheduler_state": {},
+            "num_updates": last.get("num_updates", 0),
+        }
+    ]

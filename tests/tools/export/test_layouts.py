@@ -1,0 +1,128 @@
+"""Small random Transformers of fairseq of every kind: the layout, and that its logits are equal."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq import models
+from fairseq.models.transformer_lm import TransformerLanguageModelConfig
+from omegaconf import OmegaConf
+
+from spectral_fairseq.errors import UnsupportedError
+from spectral_fairseq.plugin.models.flat_config import FlatTransformerConfig
+from spectral_fairseq.tools.export.huggingface import write_huggingface
+from spectral_fairseq.tools.export.logits import task_like
+
+pytestmark = pytest.mark.usefixtures("transformers")
+
+WIDTHS = {"decoder_embed_dim": 16, "decoder_input_dim": 16, "decoder_output_dim": 16}
+DECODER = {**WIDTHS, "decoder_ffn_embed_dim": 24, "decoder_layers": 1, "decoder_attention_heads": 2}
+ENCODER = {
+    "encoder_embed_dim": 16,
+    "encoder_ffn_embed_dim": 32,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "max_source_positions": 30,
+    "max_target_positions": 40,
+}
+BEFORE = {"encoder_normalize_before": True, "decoder_normalize_before": True}
+LEARNED = {"encoder_learned_pos": True, "decoder_learned_pos": True}
+EMBEDDING_NORM = {"layernorm_embedding": True}
+TIED = {"share_all_embeddings": True}
+TIED_LM = {"share_decoder_input_output_embed": True}
+UNSCALED = {"no_scale_embedding": True}
+
+
+def checkpoint_of(arch, flags, source, target):
+    """A checkpoint of random weights, every tensor off its start."""
+    kind = TransformerLanguageModelConfig if arch == "transformer_lm" else FlatTransformerConfig
+    defaults = OmegaConf.to_container(OmegaConf.structured(kind), resolve=False)
+    # Interpolations name nodes that are not here.
+    cfg = {key: value for key, value in defaults.items() if "${" not in str(value)}
+    cfg.update(flags, _name=arch)
+    sizes = {"encoder.embed_tokens.weight": source, "decoder.embed_tokens.weight": target}
+    task = task_like({key: torch.zeros(size, 16) for key, size in sizes.items()})
+    if arch == "transformer_lm":
+        task = SimpleNamespace(
+            source_dictionary=task.target_dictionary, target_dictionary=task.target_dictionary
+        )
+    model = models.build_model(OmegaConf.create({"model": cfg}).model, task)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    nodes = {"model": cfg, "task": {"_name": "translation"}, "common": {}, "criterion": None}
+    return {"cfg": nodes, "model": model.state_dict()}
+
+
+def translation(source, target, *flags):
+    merged = {key: value for some in flags for key, value in some.items()}
+    return checkpoint_of("transformer", {**DECODER, **ENCODER, **merged}, source, target)
+
+
+def language_model(*flags):
+    merged = {key: value for some in flags for key, value in some.items()}
+    limits = {"max_target_positions": 30, "decoder_normalize_before": True}
+    return checkpoint_of("transformer_lm", {**DECODER, **limits, **merged}, 37, 37)
+
+
+@pytest.mark.parametrize(
+    "layout, make",
+    [
+        ("FSMT", lambda: translation(30, 37)),
+        ("FSMT", lambda: translation(30, 37, TIED_LM, UNSCALED, {"activation_fn": "gelu"})),
+        ("FSMT", lambda: translation(37, 37, TIED, {"activation_fn": "gelu_fast"})),
+        ("M2M100", lambda: translation(37, 37, BEFORE, TIED)),
+        ("M2M100", lambda: translation(37, 37, BEFORE)),
+        ("Bart", lambda: translation(37, 37, EMBEDDING_NORM, LEARNED, TIED)),
+        ("Bart", lambda: translation(37, 37, EMBEDDING_NORM)),
+        ("MBart", lambda: translation(37, 37, EMBEDDING_NORM, BEFORE, LEARNED, TIED)),
+        ("XGLM", lambda: language_model()),
+        ("XGLM", lambda: language_model(TIED_LM, UNSCALED)),
+        ("OPT", lambda: language_model({"decoder_normalize_before": False})),
+        ("OPT", lambda: language_model(TIED_LM, {"decoder_learned_pos": True})),
+        ("OPT", lambda: language_model(TIED_LM, UNSCALED, {"no_decoder_final_norm": True})),
+        ("OPT", lambda: language_model({"decoder_input_dim": 8, "decoder_output_dim": 8})),
+    ],
+)
+def test_the_layout_keeps_the_logits(layout, make, tmp_path):
+    name, check = write_huggingface(make(), tmp_path)
+    assert name.startswith(layout)
+    assert 1 < check.max_logit and check.max_difference < 1e-5 * check.max_logit
+
+
+@pytest.mark.parametrize(
+    "named, make",
+    [
+        ("different sizes", lambda: translation(30, 37, BEFORE)),
+        ("learned positions", lambda: translation(37, 37, LEARNED)),
+        (
+            "no-decoder-final-norm",
+            lambda: translation(37, 37, BEFORE, {"no_decoder_final_norm": 1}),
+        ),
+        ("different kinds", lambda: translation(37, 37, {"decoder_learned_pos": True})),
+        ("layernorm-embedding", lambda: language_model(EMBEDDING_NORM)),
+        ("adaptive-softmax-cutoff", lambda: adaptive()),
+        ("output-dim that differ", lambda: language_model({"decoder_input_dim": 8})),
+    ],
+)
+def test_models_without_a_layout(named, make, tmp_path):
+    with pytest.raises(UnsupportedError, match=named):
+        write_huggingface(make(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def adaptive():
+    return {"cfg": {"model": {"_name": "transformer_lm", "adaptive_softmax_cutoff": "9"}}}
+
+
+@pytest.mark.parametrize("arch", ["awd_lstm_wt2", "transformer_xl_wt103", "fconv"])
+def test_other_architectures(arch, tmp_path):
+    with pytest.raises(UnsupportedError, match=arch):
+        write_huggingface({"cfg": {"model": {"_name": arch}}, "model": {}}, tmp_path)
+
+
+def test_a_mixture_of_softmaxes(tmp_path):
+    checkpoint = {"cfg": {"model": {"_name": "transformer_mos", "output_head": "mos"}}, "model": {}}
+    with pytest.raises(UnsupportedError, match="--output-head mos"):
+        write_huggingface(checkpoint, tmp_path)
