@@ -68,11 +68,15 @@ def test_what_is_no_file_is_not_replaced(tmp_path, make):
 
 
 SLOW_WRITER = """
-    import sys, time
+    import signal, sys, time
     from pathlib import Path
     from contextlib import ExitStack
     from spectral_fairseq.files import replacing
 
+    # A process inherits which signals are ignored, as a shell's background jobs ignore SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     with ExitStack() as several:
         for name in ("a", "b"):
             several.enter_context(replacing(Path(sys.argv[1]) / name)).write_text("half")

@@ -13,6 +13,8 @@ List every flag that this package adds to fairseq-train, with its default and it
 fairseq-train --help exits before it looks at plugins, so it shows none of them.
 """
 
+INDENT = " " * 6
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``flags``.
@@ -51,10 +53,9 @@ def run(args: argparse.Namespace) -> int:
         for flag in chosen:
             default = f" (default: {flag.default})" if flag.default else ""
             parts.append(f"  {flag.name}{default}")
-            indent = " " * 6
-            text = flag.meaning.replace("`", "")
-            parts.append(
-                textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
+            text = textwrap.fill(
+                flag.meaning.replace("`", ""), width - len(INDENT), break_on_hyphens=False
             )
+            parts.append(textwrap.indent(text, INDENT))
     print("\n".join(parts) if parts else f"No flag contains {args.pattern!r}.")
     return 0 if parts else 1

@@ -171,8 +171,9 @@ class MixtureHead(Head):
         ignore_index: Optional[int] = None,
     ) -> Tuple[Tensor, Tensor]:
         """Cross entropy that holds neither tokens x N nor tokens x K x N; see :meth:`Head.loss`."""
+        experts, ignore_index = self._experts(features, targets, ignore_index)
         return self.mixed_loss(
-            *self._experts(features, targets, ignore_index),
+            *experts,
             label_smoothing=label_smoothing,
             ignore_index=ignore_index,
         )
@@ -186,8 +187,9 @@ class MixtureHead(Head):
         ignore_index: Optional[int] = None,
     ) -> AdversarialLoss:
         """The loss with the target's logits lowered; see :meth:`Head.adversarial_loss`."""
+        experts, ignore_index = self._experts(features, targets, ignore_index)
         return self.lowered_loss(
-            *self._experts(features, targets, ignore_index),
+            *experts,
             epsilon,
             label_smoothing=label_smoothing,
             ignore_index=ignore_index,
@@ -195,15 +197,20 @@ class MixtureHead(Head):
 
     def _experts(
         self, features: Tensor, targets: Tensor, ignore_index: Optional[int]
-    ) -> Tuple[Tensor, Tensor, Tensor]:
-        """Contexts, shape (T, K, d), log-prior, shape (T, K), and targets, shape (T,)."""
+    ) -> Tuple[Tuple[Tensor, Tensor, Tensor], Optional[int]]:
+        """Contexts, shape (T, K, d), log-prior, shape (T, K), and targets, shape (T,).
+
+        With them comes the target that is still to be ignored, if any.
+        """
         if self.locked_dim is None:
             # Each position has a dropout mask of its own, so padding can be removed first.
             targets, features = without_ignored(
                 ignore_index, targets.flatten(), features.flatten(0, -2)
             )
+            ignore_index = None
         contexts = self.contexts(features).flatten(0, -3)
-        return contexts, self.log_prior(features).flatten(0, -2), targets.flatten()
+        log_prior = self.log_prior(features).flatten(0, -2)
+        return (contexts, log_prior, targets.flatten()), ignore_index
 
     def mixed_loss(
         self, contexts: Tensor, log_prior: Tensor, targets: Tensor, **smoothing: Any

@@ -153,7 +153,9 @@ def test_sharded_parameters_are_refused(task, monkeypatch):
 
 def test_a_separate_dictionary_cannot_be_shared(task):
     task.target_dictionary = words(30)
-    with pytest.raises(ValueError, match="joined dictionary"):
+    with pytest.raises(
+        ValueError, match="one dictionary for --share-all-embeddings.*--joined-dictionary"
+    ):
         build_model(task)
 
 

@@ -60,5 +60,5 @@ def test_a_split_of_several_files(tmp_path, tiny_lm_data):
 
 def test_a_missing_split_is_refused_with_those_there_are(tiny_lm_data):
     dictionary = Dictionary.load(str(tiny_lm_data / "dict.txt"))
-    with pytest.raises(MissingDataError, match="splits test, train, valid.*--dev?pref"):
+    with pytest.raises(MissingDataError, match="splits test, train, valid.*Name one of those"):
         open_corpus(tiny_lm_data, "dev", dictionary)
