@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.checkpoints.formats.test_layouts import transformers  # noqa: F401
-
 PAGE = Path(__file__).parents[2] / "docs" / "any_model.md"
 
 

@@ -1,7 +1,5 @@
 """Models of transformers: the output table is found, from their folders and in memory."""
 
-import sys
-
 import pytest
 import torch
 
@@ -50,22 +48,6 @@ LAYOUTS = [
     ("BertForMaskedLM", "BertConfig", STACK, "bert.embeddings.word_embeddings", [0]),
     ("RobertaForMaskedLM", "RobertaConfig", STACK, "roberta.embeddings.word_embeddings", [1]),
 ]
-
-
-@pytest.fixture(scope="module")
-def transformers():
-    """The package, without torchaudio, which need not fit the installed torch."""
-    with pytest.MonkeyPatch.context() as patch:
-        if "torchaudio" not in sys.modules:
-            patch.setitem(sys.modules, "torchaudio", None)
-        found = pytest.importorskip("transformers")
-        try:
-            found.GPT2LMHeadModel(found.GPT2Config(**GPT2))
-        except ImportError as error:  # it wants a newer torch
-            pytest.skip(str(error)[:200])
-        for model, config, *_ in LAYOUTS:
-            getattr(found, model), getattr(found, config)
-        return found
 
 
 @pytest.mark.parametrize(
