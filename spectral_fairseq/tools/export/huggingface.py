@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Dict, List, Mapping, Tuple
 
 import torch
@@ -72,7 +73,10 @@ def import_transformers() -> Any:
     try:
         import torchaudio  # noqa: F401
     except (ImportError, OSError):
-        sys.modules["torchaudio"] = None  # type: ignore[assignment]
+        # A transformers that was imported before, as CTranslate2 does, has seen the files of
+        # torchaudio and imports it in spite of all; then an empty module serves.
+        stub = ModuleType("torchaudio") if "transformers" in sys.modules else None
+        sys.modules.setdefault("torchaudio", stub)  # type: ignore[arg-type]
     try:
         import transformers
         from transformers import PreTrainedModel  # noqa: F401  # lazy, and fails without torch
