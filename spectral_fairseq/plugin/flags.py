@@ -80,15 +80,23 @@ def with_flags(config: Type[FairseqDataclass], name: str, flags: Iterable[Flag],
     return make_dataclass(name, fields, bases=(config,), namespace={"__doc__": doc})
 
 
-def finite_nonnegative(value: float) -> float:
-    """``value`` if it can be the weight of a penalty.
+def checked(expected: str, holds: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    """A ``parse`` of :class:`Flag` that returns the values for which ``holds`` and refuses others.
 
-    Raises:
-        ConfigurationError: ``value`` is negative, infinite or not a number.
+    Args:
+        expected: how the error goes on behind the flag's name, such as "to be a finite number".
+        holds: false for NaN too.
     """
-    if not (math.isfinite(value) and value >= 0):
-        raise ConfigurationError("`value` to be a finite number >= 0", repr(value), "Correct it.")
-    return value
+
+    def parse(value: Any) -> Any:
+        if not holds(value):
+            raise ConfigurationError(f"`value` {expected}", repr(value), "Correct it.")
+        return value
+
+    return parse
+
+
+finite_nonnegative = checked("to be a finite number >= 0", lambda value: 0 <= value < math.inf)
 
 
 def weight_flag(name: str, help: str) -> Flag:

@@ -18,20 +18,13 @@ from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.gradient_scale import scaled_gradient
 from spectral_fairseq.plugin.criterions.output_table import factored_table, look_ups, output_table
 from spectral_fairseq.plugin.criterions.penalties.needs import ModelView
-from spectral_fairseq.plugin.flags import Flag
-
-
-def _positive(value: float) -> float:
-    if not (math.isfinite(value) and value > 0):
-        raise ConfigurationError("`value` to be a finite number > 0", repr(value), "Correct it.")
-    return value
-
+from spectral_fairseq.plugin.flags import Flag, checked
 
 INPUT_GRADIENT_SCALE = Flag(
     "input_gradient_scale",
     1.0,
     "factor of the gradient that a tied output table receives from its look-ups; 1 leaves it",
-    _positive,
+    checked("to be a finite number > 0", lambda value: 0 < value < math.inf),
 )
 
 

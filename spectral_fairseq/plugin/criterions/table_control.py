@@ -18,36 +18,9 @@ from spectral_fairseq.plugin.criterions import table_prior
 from spectral_fairseq.plugin.criterions.output_table import decoder_of, output_table
 from spectral_fairseq.plugin.criterions.penalties.needs import ModelView
 from spectral_fairseq.plugin.criterions.penalties.spectrum import check_rank
-from spectral_fairseq.plugin.flags import Flag, read_flags
+from spectral_fairseq.plugin.flags import Flag, checked, read_flags
 
-
-def share(value: float) -> float:
-    """``value`` if it is a share of a whole.
-
-    Raises:
-        ConfigurationError: ``value`` is not from 0 to 1.
-    """
-    if not 0 <= value <= 1:
-        raise ConfigurationError("`value` to be a number from 0 to 1", repr(value), "Correct it.")
-    return value
-
-
-def _from(least: int) -> Any:
-    def checked(value: int) -> int:
-        if value < least:
-            raise ConfigurationError(
-                f"`value` to be a whole number of at least {least}", repr(value), "Correct it."
-            )
-        return value
-
-    return checked
-
-
-def _slack(value: float) -> float:
-    if not (math.isfinite(value) and value >= 1):
-        raise ConfigurationError("`value` to be a finite number >= 1", repr(value), "Correct it.")
-    return value
-
+share = checked("to be a number from 0 to 1", lambda value: 0 <= value <= 1)
 
 DECAY = Flag(
     "spectrum_decay",
@@ -74,7 +47,12 @@ FLAGS = (
         str,
         ChoiceEnum(SIDES),
     ),
-    Flag("spectrum_slack", 1.5, "factor on the prior of --spectrum-side above", _slack),
+    Flag(
+        "spectrum_slack",
+        1.5,
+        "factor on the prior of --spectrum-side above",
+        checked("to be a finite number >= 1", lambda value: 1 <= value < math.inf),
+    ),
     Flag(
         "spectrum_scale",
         "free",
@@ -88,13 +66,13 @@ FLAGS = (
         "spectrum_decay_interval",
         10,
         "k of --spectrum-decay and --table-centering",
-        _from(1),
+        checked("to be a whole number of at least 1", lambda value: value >= 1),
     ),
     Flag(
         "spectrum_decay_start",
         0,
         "updates before --spectrum-decay and --table-centering begin",
-        _from(0),
+        checked("to be a whole number of at least 0", lambda value: value >= 0),
     ),
 )
 

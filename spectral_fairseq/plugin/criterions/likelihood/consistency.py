@@ -40,19 +40,7 @@ from spectral_fairseq.plugin.criterions.output_table import (
 )
 from spectral_fairseq.plugin.criterions.penalties.logs import MEASURE_NAMES
 from spectral_fairseq.plugin.criterions.penalties.penalty import Term
-from spectral_fairseq.plugin.flags import Flag, finite_nonnegative
-
-
-def probability(value: float) -> float:
-    """``value`` if it lies in (0, 1).
-
-    Raises:
-        ConfigurationError: it does not.
-    """
-    if not 0 < value < 1:
-        raise ConfigurationError("`value` between 0 and 1", repr(value), "Correct it.")
-    return value
-
+from spectral_fairseq.plugin.flags import Flag, checked, finite_nonnegative
 
 RDROP_WEIGHT = Flag(
     "rdrop_weight",
@@ -71,7 +59,7 @@ SIMCUT_CUTOFF = Flag(
     "simcut_cutoff",
     0.05,
     "probability of SimCut that the embedding of a position is set to zero",
-    probability,
+    checked("between 0 and 1", lambda value: 0 < value < 1),
 )
 
 

@@ -26,19 +26,7 @@ from spectral_fairseq.plugin.criterions.output_table import (
     head_of,
     softmax_operands,
 )
-from spectral_fairseq.plugin.flags import Flag, finite_nonnegative
-
-
-def at_least_one(value: int) -> int:
-    """``value`` if it is 1 or more.
-
-    Raises:
-        ConfigurationError: it is not.
-    """
-    if value < 1:
-        raise ConfigurationError("`value` of at least 1", repr(value), "Correct it.")
-    return value
-
+from spectral_fairseq.plugin.flags import Flag, checked, finite_nonnegative
 
 GRADIENT_GATING = Flag(
     "gradient_gating",
@@ -53,7 +41,7 @@ GRADIENT_GATING_MEMORY = Flag(
     1000,
     "K of adaptive gradient gating: number of updates over which words are counted; the paper "
     "counts over the updates of an epoch",
-    at_least_one,
+    checked("of at least 1", lambda value: value >= 1),
 )
 
 
