@@ -1,6 +1,6 @@
 # make quickstart    set up, then train, translate, measure and draw on real text
 # make test          set up, then run all tests
-# make test-fast     set up, then run the tests that start no command line and train nothing
+# make test-fast     set up, then run the tests that take less than a second each
 # make fuzz          set up, then try options, hostile files and kills for MINUTES=60; goes on later
 # make setup         set up only: everything goes into .venv
 # make lint          set up, then style and types

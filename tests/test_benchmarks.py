@@ -71,6 +71,7 @@ def test_numbers_that_measure_nothing_are_refused_at_once(module, flag, monkeypa
     assert f"argument {flag}: expected a number of at least 1; found 0" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["parity", "speed"])
 def test_what_is_to_be_run_on_a_gpu_runs_on_a_cpu(stage, tmp_path, capsys):
     options = ["--device", "cpu", "--tiny", "--out", str(tmp_path)]
@@ -115,6 +116,7 @@ def test_spectrum_decay(figures):
         assert 1 < row["time_ratio"] < row["due_ratio"]
 
 
+@pytest.mark.slow
 def test_consistency(figures):
     found = figures(bench_consistency, "--shape", "tiny", "--pairs", 1)
     assert [row["variant"] for row in found["results"]] == list(bench_consistency.VARIANTS)
@@ -126,12 +128,14 @@ def test_step(figures):
     assert found["results"]["tiny"]["time_ratio"] > 0
 
 
+@pytest.mark.slow
 def test_penalties(figures):
     rows = figures(bench_penalties, "--shape", "tiny", "--repetitions", 1)["rows"]
     assert {"plain", "cosine", "weight norm"} <= {row["penalty"] for row in rows}
     assert all(row["seconds"] > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_mixture(figures, monkeypatch, tmp_path):
     monkeypatch.setattr(bench_mixture, "DIMENSION", 8)
     monkeypatch.setattr(bench_mixture, "WORDS", 40)
@@ -154,6 +158,7 @@ def test_mixture(figures, monkeypatch, tmp_path):
     assert found["speedup_over_dense"] > 0 and plot.stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_memory_is_measured_in_a_fresh_process(monkeypatch):
     monkeypatch.chdir(Path(harness.__file__).parents[1])
     arguments = ["--memory", "dense", "8", "20000", "64"]
@@ -169,6 +174,7 @@ def test_block_memory(figures, monkeypatch):
     bench_block_memory.main()
 
 
+@pytest.mark.slow
 def test_decoding(figures):
     flags = ("--components", 2, "--words", 50, "--dim", 16, "--repetitions", 1)
     assert len(figures(bench_decoding, *flags)["rows"]) == 2
@@ -182,6 +188,7 @@ def test_awd_lstm(figures, monkeypatch, components):
     assert ("product_ratio" in found) == bool(components)
 
 
+@pytest.mark.slow
 def test_analysis(figures):
     assert figures(bench_analysis, "--rows", 300, "--dim", 8)["seconds"] > 0
 
@@ -213,6 +220,7 @@ def test_posteriors_sum_to_one(train, tiny_translation_data):
     assert torch.allclose(shares.sum(1), torch.ones(len(shares)), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_spectrum_study_trains_resumes_and_tabulates(tmp_path, monkeypatch, capsys, request):
     """Every variant's command is one that fairseq takes; one is trained, with tiny data."""
     data, corpora = tmp_path / "data", ("translation", "language_model")

@@ -85,6 +85,7 @@ PYTHON = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path, number, text", PYTHON, ids=lambda part: str(part)[-24:])
 def test_python_runs_without_fairseq(path, number, text):
     if text in NOT_RUN.findall(path.read_text("utf-8")):

@@ -6,6 +6,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 import spectral_fairseq
 
 WITHOUT_FAIRSEQ = """
@@ -64,6 +66,7 @@ TRAINING = """
 """
 
 
+@pytest.mark.slow
 def test_a_plain_torch_training_loop(tmp_path):
     home = str(Path(spectral_fairseq.__file__).parents[1])
     done = subprocess.run(

@@ -142,6 +142,7 @@ def test_figures_leave_pyplot_alone(tmp_path):
     assert (tmp_path / "cosines.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_report_is_written(tmp_path):
     pytest.importorskip("matplotlib")
     report = analyze(ROWS)

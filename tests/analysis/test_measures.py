@@ -59,6 +59,7 @@ def test_a_cone_is_not():
     assert narrow["stable_rank"] < 1.1 and wide["effective_rank"] > 7.5
 
 
+@pytest.mark.slow
 def test_a_gaussian_table():
     torch.manual_seed(0)
     n, d = 4000, 16
@@ -153,6 +154,7 @@ def test_centred_measures_are_those_of_the_centred_table(options):
     assert found["mean_share"] > 0.5 and centred["mean_share"] == pytest.approx(0, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_a_random_table_measures_what_is_expected_of_one(tmp_path):
     torch.manual_seed(0)
     n, d = 2996, 32

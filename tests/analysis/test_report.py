@@ -160,6 +160,7 @@ def browse(page, tmp_path, scheme, *more):
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scheme, width",
     [("light", 1200), ("dark", 1200), ("light", 390)],
@@ -234,6 +235,7 @@ def test_pictures_are_whole_and_say_what_they_show(results, pictures):
     assert f"{results[0]['checkpoints'][0]['measures']['mean_cosine']:.3g}" in pictures[1].alt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", ["$x^{$", "$a$", "_hidden", r"a\$b"])
 def test_names_are_drawn_as_they_are(label, results):
     import matplotlib

@@ -45,6 +45,7 @@ def test_the_schema_is_printed(capsys):
     assert json.loads(capsys.readouterr().out) == DOCUMENT
 
 
+@pytest.mark.slow
 def test_report_folder(checkpoint, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     out = tmp_path / "report"

@@ -21,6 +21,7 @@ def run_folder(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_over_its_epochs(run_folder, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     out = tmp_path / "report"

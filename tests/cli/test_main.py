@@ -115,6 +115,7 @@ def test_ctrl_c_is_no_traceback(monkeypatch, capsys):
         main(["--debug", "user-dir"])
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_is_no_traceback():
     """As with ``spectral-fairseq doctor | head -0``."""
     reading, writing = os.pipe()

@@ -58,6 +58,7 @@ def test_what_cannot_work_sets_the_exit_status(
     assert "PROBLEM a name: a reason" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_fairseq_that_cannot_be_imported(tmp_path: Path) -> None:
     (tmp_path / "fairseq.py").write_text("raise ValueError('mutable default')")
     path = os.pathsep.join([str(tmp_path), str(PACKAGE.parent)])

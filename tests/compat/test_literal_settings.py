@@ -173,6 +173,7 @@ def test_a_checkpoint_runs_no_code(
     assert not marker.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bare", "patched"])
 def test_a_command_that_is_the_main_program(kind: str, tmp_path: Path) -> None:
     """Its module is called __main__; it evaluates the flag before it opens the checkpoint."""

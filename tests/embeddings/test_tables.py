@@ -129,6 +129,7 @@ def test_rows_of_stored_entries_equal_those_of_the_table(kind, dtype):
     torch.testing.assert_close(found, module.weight[rows].to(dtype), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @every_kind
 @pytest.mark.parametrize("n, d", [(37, 5), (130, 123)])
 def test_from_a_dense_table_and_back_to_float_precision(kind, n, d):

@@ -115,6 +115,7 @@ def test_changed_file_is_refused(copy, tmp_path):
         corpus.unpack(copy, tmp_path / "text")
 
 
+@pytest.mark.slow
 def test_missing_file_is_refused(copy, tmp_path):
     repack(copy, lambda files: files.pop("valid.de"))
     with pytest.raises(DataError, match=r"valid\.de"):
@@ -131,6 +132,7 @@ def test_archive_that_is_none_is_refused(copy, tmp_path):
         corpus.unpack(copy, tmp_path / "text")
 
 
+@pytest.mark.slow
 def test_nothing_undescribed_is_written(copy, tmp_path):
     repack(copy, lambda files: files.update({"../outside": b"x", "extra": b"x"}))
     corpus.unpack(copy, tmp_path / "text")

@@ -92,6 +92,7 @@ def test_methods_that_are_not_tuned_do_not_keep_others_from_the_tables():
     assert (last.name, {cell.method for cell in last.cells}) == ("seed", {"plain", "cosine"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
 def test_fairseq_takes_every_command(name, tmp_path):
     from fairseq import options

@@ -29,6 +29,7 @@ def recipe(folder, function, name):
     return convert_namespace_to_omegaconf(parsed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "preset, folder, function, name",
     [

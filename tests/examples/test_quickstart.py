@@ -163,6 +163,7 @@ def test_failure_shows_the_end_of_the_log_and_stops_the_others(tmp_path, at_once
         assert "good" not in ended
 
 
+@pytest.mark.slow
 def test_no_more_jobs_run_at_once_than_asked_for(tmp_path):
     script = "mkdir running-$$; ls -d running-* | wc -l; sleep 0.5; rmdir running-$$"
     names = [f"job{index}" for index in range(5)]
@@ -308,6 +309,7 @@ def test_scores_carry_signatures():
     assert same["chrf_signature"].startswith("chrF2|") and "nc:6" in same["chrf_signature"]
 
 
+@pytest.mark.slow
 def test_picture_is_the_same_for_the_same_figures(tmp_path):
     figures = {
         "plain": {"singular_values": [4.0, 1.0, 0.5]},
@@ -471,6 +473,7 @@ def test_missing_package_is_named(monkeypatch):
         machine.check_installation()
 
 
+@pytest.mark.slow
 def test_error_is_one_line_before_anything_is_written(tmp_path):
     status, _, err = finish(start(tmp_path, "--corpus", "nowhere"))
     assert status == 1

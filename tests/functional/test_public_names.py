@@ -26,5 +26,6 @@ def test_every_name_of_a_subpackage_is_exported_once(name):
         assert getattr(functional, one) is getattr(getattr(functional, name), one)
 
 
+@pytest.mark.slow
 def test_the_functions_work_without_fairseq():
     subprocess.run([sys.executable, "-c", WITHOUT_FAIRSEQ], check=True)

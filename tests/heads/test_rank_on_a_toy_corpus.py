@@ -51,12 +51,14 @@ def trained(kind):
     return empirical_rank(sigma, *log_p.shape, torch.float32), float(nll) / len(words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["softmax", "moc"])
 def test_one_softmax_is_bound_by_the_dimension(kind):
     rank, _ = trained(kind)
     assert rank <= DIM + 1  # the normaliser adds one
 
 
+@pytest.mark.slow
 def test_a_mixture_of_softmaxes_is_not_and_fits_better():
     rank, nll = trained("mos")
     assert rank > 2 * (DIM + 1)

@@ -88,6 +88,7 @@ def test_streams_have_caches_of_their_own():
     assert found.cached[0][0] == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_corpus():
     # Elements of all live tensors made by the evaluation, whenever a segment is done.
     def peak(length):

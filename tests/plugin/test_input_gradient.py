@@ -31,6 +31,7 @@ def models(task):
     yield build_model(task, "transformer_mos", mixture_components=2)
 
 
+@pytest.mark.slow
 def test_a_scale_multiplies_the_look_ups_part_of_the_tables_gradient_alone(task):
     """The gradient is linear in the scale, so two scales tell what a third must give."""
     for model in models(task):

@@ -99,6 +99,7 @@ def test_training_never_makes_the_scores(task, monkeypatch):
         build_criterion(task, **NOTHING)(model, make_sample(task))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 def test_blockwise_softmax_on_ours_and_on_the_hosts(task, label_smoothing):
     models = [

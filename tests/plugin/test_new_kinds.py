@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_everything_follows_from_the_declaration():
     done = subprocess.run(
         [sys.executable, "-m", "tests.plugin.new_kinds"], capture_output=True, text=True

@@ -347,6 +347,7 @@ def test_a_model_without_an_output_table_is_refused(task):
         build_criterion(task, "mle_cosreg").penalties(torch.nn.Linear(3, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flag, key", [("cosreg_weight", "cosine"), ("weight_norm_weight", "weight_norm")]
 )

@@ -99,6 +99,7 @@ def shape_of(trainer):
     return float(sigma[0] / sigma.square().mean().sqrt())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_bound_holds_under_every_optimiser(optimizer):
     plain, controlled = (
@@ -114,6 +115,7 @@ def test_the_bound_holds_under_every_optimiser(optimizer):
     assert shape_of(controlled) < 1.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_what_is_trained_is_what_is_controlled(precision):
     """One update without control, then the naive change of what the optimiser trains."""
@@ -177,6 +179,7 @@ def test_it_is_due_at_every_kth_update_after_the_start():
     assert [n for n in range(14) if cfg.is_due(n)] == [6, 9, 12]
 
 
+@pytest.mark.slow
 def test_zero_equals_plain_bit_for_bit():
     plain, zero = build_trainer(), build_trainer(spectrum_decay=0.0, spectrum_decay_interval=1)
     for trainer in (plain, zero):
@@ -186,6 +189,7 @@ def test_zero_equals_plain_bit_for_bit():
 
 
 # With --fp16 or --bf16 fairseq itself does not save the float32 copy that it trains.
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "memory-efficient fp16"])
 def test_resumed_equals_uninterrupted(precision, tmp_path):
     """With a fixed prior of automatic scale, whose norm is that of the first of all tables."""
@@ -393,6 +397,7 @@ def _worker(rank, folder):
     torch.save(weight, f"{folder}/{rank}.pt")
 
 
+@pytest.mark.slow
 def test_all_workers_carry_out_the_plan_of_the_first(tmp_path):
     torch.multiprocessing.spawn(_worker, args=(str(tmp_path),), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))

@@ -109,6 +109,7 @@ def test_right_singular_system_in_blocks():
     assert not sigma.requires_grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("d", [65, 200, 513])
 def test_wide_tables_in_strips(d):
     matrix = table(d + 9, d)

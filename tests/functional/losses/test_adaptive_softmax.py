@@ -65,6 +65,7 @@ def test_loss_and_every_gradient_equal_the_naive_form(cutoffs, block, bias):
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.slow
 def test_gradcheck():
     contexts, matrix, bias, clusters, cluster_bias, targets = inputs((5, 6, 40), tokens=6)
     targets[:4] = torch.tensor([0, 5, 20, 52])

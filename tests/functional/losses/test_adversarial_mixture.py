@@ -60,6 +60,7 @@ def test_losses_and_gradients_equal_the_naive_form(smoothing, experts, tokens, b
             assert relative(leaf.grad, 3 * gradient) < 2e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("scale", [1.0, 300.0])
 def test_gradcheck(smoothing, scale):

@@ -74,6 +74,7 @@ def test_loss_equals_the_naive_form_in_float64(smoothing, experts, tokens, block
     assert leaves[0].grad[0].eq(0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("scale", [1.0, 300.0])
 def test_loss_gradcheck(smoothing, scale):

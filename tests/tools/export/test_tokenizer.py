@@ -31,6 +31,7 @@ def dictionaries(pieces):
     return [*SPECIALS, *known[:-2]], [*SPECIALS, *reversed(known)]
 
 
+@pytest.mark.slow
 def test_codes_of_subword_nmt(tokenizer_in, tmp_path):
     learn_bpe = pytest.importorskip("subword_nmt.learn_bpe").learn_bpe
     apply_bpe = pytest.importorskip("subword_nmt.apply_bpe")
