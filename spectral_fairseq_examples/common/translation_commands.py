@@ -48,7 +48,7 @@ def train_command(
     """``fairseq-train`` for one recipe, which continues from ``checkpoint_last.pt`` if it exists.
 
     Args:
-        flags: the flags in which recipes differ.
+        flags: the flags in which recipes differ; they override the others.
         s: everything else.
         source: source language, which is the ending of its text files.
         target: target language.
@@ -60,7 +60,6 @@ def train_command(
         str(binary),
         "--user-dir",
         USER_DIR,
-        *flags,
         "--source-lang",
         source,
         "--target-lang",
@@ -118,7 +117,8 @@ def train_command(
         "--distributed-world-size",
         "1",
     ]
-    return command + (["--cpu"] if s.device == "cpu" else [])
+    # The last of two flags holds, so that a recipe can change what is common to all.
+    return [*command, *flags] + (["--cpu"] if s.device == "cpu" else [])
 
 
 def generate_command(

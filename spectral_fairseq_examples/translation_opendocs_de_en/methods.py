@@ -23,6 +23,11 @@ class Method:
     flags: Tuple[str, ...]
 
 
+def _softmax(label: str, *flags: str) -> Method:
+    """The plain architecture and loss with flags that need a criterion of this package."""
+    return Method(label, ("--arch", "transformer", *NO_PENALTY, *flags))
+
+
 METHODS: Dict[str, Method] = {
     "plain": Method("plain", ("--arch", "transformer", *PLAIN_LOSS)),
     "spectrum_control": Method(
@@ -35,6 +40,10 @@ METHODS: Dict[str, Method] = {
             *("--arch", "transformer_sc", "--spectrum-prior", "polynomial"),
             *("--criterion", "spectrum_control"),
         ),
+    ),
+    "decoupled": _softmax(
+        "decoupled spectrum control",
+        *("--table-centering", "0.1", "--spectrum-decay", "0.1", "--spectrum-slack", "3"),
     ),
     "cosreg": Method(
         "cosine regularisation", ("--arch", "transformer", "--criterion", "mle_cosreg")
@@ -53,10 +62,7 @@ METHODS: Dict[str, Method] = {
             *("--weight-norm-init-sigma", "0.15"),
         ),
     ),
-    "adversarial": Method(
-        "adversarial softmax, 0.01",
-        ("--arch", "transformer", *NO_PENALTY, "--adversarial-epsilon", "0.01"),
-    ),
+    "adversarial": _softmax("adversarial softmax, 0.01", "--adversarial-epsilon", "0.01"),
     "mos": Method(
         "mixture of 4 softmaxes",
         ("--arch", "transformer_mos", "--mixture-components", "4", *NO_PENALTY),
@@ -68,4 +74,22 @@ METHODS: Dict[str, Method] = {
             *("--mixture-context-scale", "4", *NO_PENALTY),
         ),
     ),
+    "rdrop": _softmax("R-Drop, alpha 5", "--rdrop-weight", "5"),
+    "simcut": _softmax("SimCut, alpha 3, p 0.05", "--simcut-weight", "3"),
+    "gradient_gating": _softmax(
+        "adaptive gradient gating, alpha 0.03", "--gradient-gating", "0.03"
+    ),
+    "coupled_adam": Method(
+        "Coupled Adam", ("--arch", "transformer", *PLAIN_LOSS, "--optimizer", "coupled_adam")
+    ),
+    "mean_vector": _softmax("mu-loss, 0.0001", "--mean-vector-weight", "0.0001"),
+    "sigsoftmax": Method(
+        "sigsoftmax",
+        (
+            *("--arch", "transformer_sc", "--embedding-type", "plain", *NO_PENALTY),
+            *("--output-head", "sigsoftmax"),
+        ),
+    ),
+    "isoscore": _softmax("I-STAR, -0.1", "--isoscore-weight", "-0.1"),
+    "input_gradient": _softmax("input gradients times 5", "--input-gradient-scale", "5"),
 }
