@@ -47,6 +47,7 @@ def test_a_path_gives_what_the_command_prints(tmp_path, capsys):
     assert capsys.readouterr().out == f"{report}\n"
 
 
+@pytest.mark.slow
 def test_models_in_memory_give_the_numbers_of_their_files(tmp_path):
     np.save(tmp_path / "a.npy", ROWS.numpy())
     model = LanguageModel()

@@ -45,6 +45,7 @@ def svd_checkpoint(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_document_follows_its_schema(svd_checkpoint, tmp_path):
     other = save(tmp_path / "plain.pt", entries(with_padding(cone())))
     options = Options(words=("w3",), isotropy_words=20, isotropy_runs=2)

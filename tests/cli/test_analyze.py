@@ -27,6 +27,7 @@ def analyze(capsys, *argv, rc=0):
     return captured.err if rc else captured.out
 
 
+@pytest.mark.slow
 def test_text_json_and_latex(checkpoint, tmp_path, capsys):
     shared = (checkpoint, "--dict", tmp_path, "--words", "w3", "--isotropy-words", 30)
     text = analyze(capsys, *shared)

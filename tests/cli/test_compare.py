@@ -48,6 +48,7 @@ def test_files_side_by_side(run_folder, capsys):
     assert line.split()[-1] == "–"
 
 
+@pytest.mark.slow
 def test_drift_and_seeds_of_a_method(run_folder, capsys):
     paths = [str(run_folder / f"checkpoint{epoch}.pt") for epoch in (1, 2, 10)]
     assert main(["compare", *paths, "--methods", "a,b,b", "--format", "json"]) == 0

@@ -109,6 +109,7 @@ def test_damaged_description_is_refused(copy, content):
         corpus.load_manifest(copy)
 
 
+@pytest.mark.slow
 def test_changed_file_is_refused(copy, tmp_path):
     repack(copy, lambda files: files.update({"test.en": files["test.en"] + b"one more\n"}))
     with pytest.raises(DataError, match=r"test\.en"):

@@ -172,6 +172,7 @@ def test_no_more_jobs_run_at_once_than_asked_for(tmp_path):
     assert max(seen) == 2 and len(seen) == 5
 
 
+@pytest.mark.slow
 def test_progress_is_read_from_new_lines_only(tmp_path, capsys):
     (tmp_path / "job.log").write_text("line\n" * 3)  # of an earlier, interrupted run
     seen = []

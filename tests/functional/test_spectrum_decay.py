@@ -46,6 +46,7 @@ def test_a_step_equals_the_naive_one(side, scale, rate, centering):
     assert torch.equal(fast[EXCLUDED], table()[EXCLUDED])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-6), (torch.float16, 2e-3)])
 def test_lower_precisions_in_several_blocks(dtype, tolerance, monkeypatch):
     monkeypatch.setattr("spectral_fairseq.functional.spectrum_decay.BLOCK_ROWS", 50)

@@ -118,6 +118,7 @@ def test_a_checkpoint_of_ours_restores_bit_for_bit(task):
     assert torch.equal(model(**sample["net_input"])[0], other(**sample["net_input"])[0])
 
 
+@pytest.mark.slow
 def test_torchscript_compiles_and_agrees(task):
     model = build_model(task).eval()
     sample = make_sample(task)

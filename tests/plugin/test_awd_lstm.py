@@ -166,6 +166,7 @@ def test_adversarial_softmax_and_every_penalty_work_on_it(task):
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["awd_lstm_ptb", "awd_lstm_mos_ptb"])
 def test_beam_search_equals_search_without_incremental_state(task, arch):
     model = build(task, arch, seed=3).eval()

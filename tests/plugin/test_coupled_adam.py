@@ -43,6 +43,7 @@ def names_of(model, parameters):
     return {n for n, p in model.named_parameters() if any(p is one for one in parameters)}
 
 
+@pytest.mark.slow
 def test_tables_are_found(task):
     separate = build_host_model(task, "transformer", decoder_learned_pos=True)
     assert names_of(separate, table_parameters(separate)) == {

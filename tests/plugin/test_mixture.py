@@ -183,6 +183,7 @@ def test_one_component_mixtures_agree(task):
     )
 
 
+@pytest.mark.slow
 def test_torchscript_compiles_and_agrees(task):
     model = mos(task).eval()
     inputs = make_sample(task)["net_input"]

@@ -101,6 +101,7 @@ def save(trainer, path, val_loss=None, epoch=1, done=0):
     return torch.load(path, map_location="cpu", weights_only=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_what_is_validated_is_saved_and_what_was_trained_trains_on(precision, tmp_path):
     through = build_trainer(AT_ONCE, *PRECISIONS[precision])

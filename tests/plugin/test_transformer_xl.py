@@ -45,6 +45,7 @@ def test_presets_are_the_published_ones(arch):
     assert config.embedding_type == "plain"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHS)
 def test_parameter_counts_are_the_published_ones(task, arch):
     """Counted on a model of full size over few words; each word has d weights and a bias."""

@@ -48,6 +48,7 @@ def test_the_hull_of_a_cube():
         assert ((corners.double() - torch.tensor(point).double()) @ found.direction < 0).all()
 
 
+@pytest.mark.slow
 def test_wendels_probability():
     assert hull_probability(3, 3) == 0
     assert hull_probability(2000, 1000) == pytest.approx(0.5, abs=0.01)
