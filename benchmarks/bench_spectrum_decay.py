@@ -45,9 +45,9 @@ class ControlledStep(Step):
     @torch.no_grad()
     def control(self) -> None:
         """Change the table."""
-        control = self.controlling.table_control
-        owner, weight, excluded = control.table(self.controlling.penalties.view(self.model))
-        apply_change_(weight, control.plan(owner, weight, excluded, 1.0), excluded)
+        view = self.controlling.penalties.view(self.model)
+        for one in self.controlling.table_control.controlled(view):
+            apply_change_(one.parameter, one.plan(one.parameter, 1.0), one.excluded)
 
 
 def measure_memory(name: str, side: str, device: str) -> float:

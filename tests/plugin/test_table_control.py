@@ -16,7 +16,7 @@ from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.functional.spectrum_decay import apply_change_, plan_change
-from spectral_fairseq.plugin.criterions.output_table import output_table
+from spectral_fairseq.plugin.criterions.output_table import output_table, svd_tables
 from spectral_fairseq.plugin.criterions.table_prior import _start_norms, start_norms
 from spectral_fairseq.plugin.hooks.table_control import (
     EXTRA_STATE,
@@ -63,11 +63,11 @@ def parsed(*flags):
     return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, argv))
 
 
-def build_trainer(*overrides, optimizer="adam", arch="transformer_sc", **flags):
-    """A trainer of a tiny Transformer with a plain shared table."""
+def build_trainer(*overrides, optimizer="adam", arch="transformer_sc", table="plain", **flags):
+    """A trainer of a tiny Transformer with a shared table of some kind."""
     cfg = OmegaConf.merge(parsed(*OPTIMIZERS[optimizer]), OmegaConf.from_dotlist(list(overrides)))
     task = Task(words())
-    model = build_model(task, arch, embedding_type="plain")
+    model = build_model(task, arch, embedding_type=table)
     trainer = Trainer(cfg, task, model, build_criterion(task, **{**PLAIN, **flags}))
     trainer.reset_dummy_batch(make_sample(task))
     trainer.begin_epoch(1)
@@ -139,6 +139,24 @@ def test_what_is_trained_is_what_is_controlled(precision):
     close = 1e-2 if precision == "memory-efficient fp16" else 1e-5
     torch.testing.assert_close(after, expected, rtol=close, atol=close)
     assert torch.equal(table(controlled).float(), after.to(parameter.dtype).float())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "fp16", "bf16"])
+def test_an_svd_table_is_its_own_decomposition(precision):
+    """With factors kept orthonormal the stored sigma are the singular values of W."""
+
+    def furthest(**flags):
+        trainer = build_trainer(*PRECISIONS[precision], table="svd", **flags)
+        train(trainer, 6)
+        (svd,) = svd_tables(trainer.get_model())
+        true = torch.linalg.svdvals(counted(trainer))
+        learned = svd.singular_values().detach().double().sort(descending=True).values
+        return float(((true - learned) / learned).abs().max())
+
+    rounding = {"float32": 1e-5, "fp16": 1e-2, "bf16": 5e-2}[precision]
+    assert furthest(orthogonality_decay=0.0) > 0.1
+    assert furthest(orthogonality_decay=1.0, spectrum_decay_interval=1) < rounding
 
 
 def test_flattened_float32_copy_under_fp16():
@@ -283,6 +301,7 @@ def test_the_preset_does_what_suits_the_table(task):
         ({"spectrum_decay": -0.1}, "--spectrum-decay"),
         ({"spectrum_decay": float("nan")}, "--spectrum-decay"),
         ({"table_centering": 2.0}, "--table-centering"),
+        ({"orthogonality_decay": -1.0}, "--orthogonality-decay"),
         ({"spectrum_slack": 0.9}, "--spectrum-slack"),
         ({"spectrum_decay_interval": 0}, "--spectrum-decay-interval"),
         ({"spectrum_decay_start": -1}, "--spectrum-decay-start"),
@@ -300,6 +319,12 @@ def test_a_computed_table_is_refused(task, kind):
     criterion = build_criterion(task, **PLAIN, spectrum_decay=0.1)
     with pytest.raises(ConfigurationError, match="computed from other parameters"):
         criterion.check_model(build_model(task, embedding_type=kind))
+
+
+def test_orthogonality_needs_an_svd_table(task):
+    criterion = build_criterion(task, **PLAIN, orthogonality_decay=0.1)
+    with pytest.raises(ConfigurationError, match="an SVD table for --orthogonality-decay"):
+        criterion.check_model(build_model(task, embedding_type="plain"))
 
 
 @pytest.mark.parametrize("flags", [{"spectrum_decay": 0.1}, {"spectrum_weight": 0.1}])

@@ -1,13 +1,15 @@
-"""``--spectrum-decay``, ``--table-centering``: control of the output table outside the optimiser.
+"""Control outside the optimiser: the true spectrum of a plain table, the factors of an SVD table.
 
-The flags, the checks on them, and the change that is due to a table after an update. The trainer
-calls it: see :mod:`spectral_fairseq.plugin.hooks.table_control`.
+``--spectrum-decay``, ``--table-centering`` and ``--orthogonality-decay``: the flags, the checks on
+them, and the change that is due to a matrix after an update. The trainer carries it out: see
+:mod:`spectral_fairseq.plugin.hooks.table_control`.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any, Optional, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional
 
 from fairseq.dataclass import ChoiceEnum
 from torch import Tensor, nn
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.spectrum_decay import SCALES, SIDES, TableChange, plan_change
 from spectral_fairseq.plugin.criterions import table_prior
-from spectral_fairseq.plugin.criterions.output_table import decoder_of, output_table
+from spectral_fairseq.plugin.criterions.output_table import decoder_of, output_table, svd_tables
 from spectral_fairseq.plugin.criterions.penalties.needs import ModelView
 from spectral_fairseq.plugin.criterions.penalties.spectrum import check_rank
 from spectral_fairseq.plugin.flags import Flag, checked, read_flags
@@ -35,6 +37,13 @@ CENTERING = Flag(
     0.0,
     "eta: after every k-th update take min(1, eta k lr/lr_max) of the mean word vector out of "
     "the plain output table",
+    share,
+)
+ORTHOGONALITY = Flag(
+    "orthogonality_decay",
+    0.0,
+    "eta: after every k-th update draw the singular values of the factors U and V of an SVD table "
+    "min(1, eta k lr/lr_max) of the way to 1, outside the optimiser",
     share,
 )
 FLAGS = (
@@ -62,23 +71,39 @@ FLAGS = (
         ChoiceEnum(SCALES),
     ),
     CENTERING,
+    ORTHOGONALITY,
     Flag(
         "spectrum_decay_interval",
         10,
-        "k of --spectrum-decay and --table-centering",
+        "k of --spectrum-decay, --table-centering and --orthogonality-decay",
         checked("to be a whole number of at least 1", lambda value: value >= 1),
     ),
     Flag(
         "spectrum_decay_start",
         0,
-        "updates before --spectrum-decay and --table-centering begin",
+        "updates before --spectrum-decay, --table-centering and --orthogonality-decay begin",
         checked("to be a whole number of at least 0", lambda value: value >= 0),
     ),
 )
 
 
+class Controlled(NamedTuple):
+    """A matrix that is changed after updates.
+
+    Args:
+        parameter: as the model holds it, shape (n, d).
+        excluded: rows that are not counted, shape (m,).
+        plan: the change that is due to a matrix, given what the optimiser trains for
+            ``parameter`` (itself or its float32 copy) and lr / lr_max.
+    """
+
+    parameter: Tensor
+    excluded: Tensor
+    plan: Callable[[Tensor, float], TableChange]
+
+
 class TableControl:
-    """The change that the flags make to a plain output table after an update.
+    """The changes that the flags make to a model's tables after an update.
 
     Args:
         cfg: a configuration with the fields of :data:`FLAGS` and of a table's prior.
@@ -94,7 +119,7 @@ class TableControl:
     @property
     def active(self) -> bool:
         """Whether there is anything to do at all."""
-        return bool(self._options.spectrum_decay or self._options.table_centering)
+        return self._controls_table or bool(self._options.orthogonality_decay)
 
     @property
     def interval(self) -> int:
@@ -106,61 +131,87 @@ class TableControl:
         started = num_updates > self._options.spectrum_decay_start
         return self.active and started and num_updates % self.interval == 0
 
-    def table(self, view: ModelView) -> Tuple[nn.Module, Tensor, Tensor]:
-        """What is controlled: decoder, parameter of shape (N, d), rows that are not counted.
+    def controlled(self, view: ModelView) -> List[Controlled]:
+        """What is changed in a model.
 
         Raises:
-            ConfigurationError: the model has no output table.
+            ConfigurationError: the model has no table of the kind that a flag controls.
         """
-        with arguments_as_flags(weight=self._flag):
-            weight = output_table(view.module, view.words.rows)
-        return decoder_of(view.module), weight, view.words.excluded_on(weight.device)
+        found = []
+        if self._controls_table:
+            with arguments_as_flags(weight=self._table_flag):
+                weight = output_table(view.module, view.words.rows)
+            excluded = view.words.excluded_on(weight.device)
+            plan = functools.partial(self._plan_table, decoder_of(view.module), excluded)
+            found.append(Controlled(weight, excluded, plan))
+        if self._options.orthogonality_decay:
+            with arguments_as_flags(weight=ORTHOGONALITY.option):
+                tables = svd_tables(view.module)
+            for factor in (factor for table in tables for factor in table.factors()):
+                plan = functools.partial(self._plan_factor, factor.scale, factor.excluded)
+                found.append(Controlled(factor.parameter, factor.excluded, plan))
+        return found
 
     def check(self, view: ModelView) -> None:
-        """Refuse a model whose table cannot be controlled, before training starts.
+        """Refuse a model whose tables cannot be controlled, before training starts.
 
         Raises:
-            ConfigurationError: no output table, a computed one, one that is not trained, or fewer
-                words than dimensions.
+            ConfigurationError: no table of the kind that a flag controls, one that is not trained,
+                or fewer words than dimensions.
         """
-        if not self.active:
-            return
-        owner, weight, excluded = self.table(view)
-        if not (weight.is_leaf and weight.requires_grad):
-            raise ConfigurationError(
-                f"a plain output table that is trained, for {self._flag}",
-                "a frozen one" if weight.is_leaf else "one that is computed from other parameters",
-                "Use --embedding-type plain; an SVD table has --spectrum-weight and "
-                "--orthogonality-weights instead.",
-            )
-        with arguments_as_flags(weight=self._flag):
-            check_rank(weight, excluded)
-        self._prior(owner, weight, excluded)
+        for one in self.controlled(view):
+            weight = one.parameter
+            if not weight.is_leaf:
+                raise ConfigurationError(
+                    f"a plain output table, for {self._table_flag}",
+                    "one that is computed from other parameters",
+                    "Use --embedding-type plain; an SVD table has --spectrum-weight, "
+                    "--orthogonality-weights and --orthogonality-decay instead.",
+                )
+            if not weight.requires_grad:
+                raise ConfigurationError(
+                    f"a table that is trained, for {self._flag}",
+                    "a frozen one",
+                    f"Train it, or set {self._flag} to 0.",
+                )
+            with arguments_as_flags(weight=self._flag):
+                check_rank(weight, one.excluded)
+            one.plan(weight.detach(), 0.0)
 
-    def plan(
-        self, owner: nn.Module, weight: Tensor, excluded: Tensor, lr_share: float
+    def _plan_table(
+        self, owner: nn.Module, excluded: Tensor, weight: Tensor, lr_share: float
     ) -> TableChange:
-        """The change that is due to a table.
-
-        Args:
-            owner: the decoder that the table belongs to.
-            weight: what the optimiser trains, shape (N, d): the parameter or its float32 copy.
-            excluded: rows that are not counted.
-            lr_share: lr / lr_max, in [0, 1].
-        """
         options = self._options
-        factor = self.interval * lr_share
         return plan_change(
             weight,
             self._prior(owner, weight, excluded),
-            min(1.0, options.spectrum_decay * factor),
+            self._rate(options.spectrum_decay, lr_share),
             side=options.spectrum_side,
             slack=options.spectrum_slack,
             scale=options.spectrum_scale,
-            centering=min(1.0, options.table_centering * factor),
+            centering=self._rate(options.table_centering, lr_share),
             excluded=excluded,
         )
 
+    def _plan_factor(
+        self, scale: Tensor, excluded: Tensor, weight: Tensor, lr_share: float
+    ) -> TableChange:
+        """Draw all singular values of a factor to the scale in which it is stored."""
+        prior = scale.expand(weight.size(1))
+        rate = self._rate(self._options.orthogonality_decay, lr_share)
+        return plan_change(weight, prior, rate, side="both", scale="fixed", excluded=excluded)
+
+    def _rate(self, eta: float, lr_share: float) -> float:
+        return min(1.0, eta * self.interval * lr_share)
+
+    @property
+    def _controls_table(self) -> bool:
+        return bool(self._options.spectrum_decay or self._options.table_centering)
+
+    @property
+    def _table_flag(self) -> str:
+        return (DECAY if self._options.spectrum_decay else CENTERING).option
+
     @property
     def _flag(self) -> str:
-        return (DECAY if self._options.spectrum_decay else CENTERING).option
+        return self._table_flag if self._controls_table else ORTHOGONALITY.option

@@ -1,4 +1,4 @@
-"""Where the trainer carries out ``--spectrum-decay`` and ``--table-centering``.
+"""Where the trainer carries out the control of tables outside the optimiser.
 
 After every update that was taken, outside autograd, clipping and the optimiser, and on the weights
 that the optimiser trains: the float32 copy where fairseq keeps one. The first worker plans the
@@ -24,6 +24,7 @@ from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.functional.spectrum_decay import TableChange, apply_change_
 from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
+from spectral_fairseq.plugin.criterions.table_control import Controlled
 from spectral_fairseq.plugin.criterions.table_prior import restore_start_norms, start_norms
 from spectral_fairseq.plugin.hooks.extra_state import kept_in_checkpoints
 
@@ -81,7 +82,7 @@ def check_configuration(trainer: Any) -> None:
     ):
         if asked:
             raise UnsupportedError(
-                "every worker to hold the whole table, for --spectrum-decay and --table-centering",
+                "every worker to hold the whole table, for control outside the optimiser",
                 flag,
                 "Remove it; --ddp-backend legacy_ddp and pytorch_ddp work.",
             )
@@ -106,23 +107,22 @@ def control_tables(trainer: Any, lr: float) -> None:
         return
     highest = max(trainer.cfg.optimization.lr)
     lr_share = min(1.0, lr / highest) if highest > 0 else 0.0
-    for owner, parameter, excluded in _tables(criterion, trainer.get_model()):
-        weight = trained_weights(trainer.optimizer, parameter)
-        plan = functools.partial(control.plan, owner, weight, excluded, lr_share)
-        change = agreed_change(plan, weight, trainer)
-        apply_change_(weight, change, excluded)
-        if weight.data_ptr() != parameter.data_ptr():
-            parameter.copy_(weight)
+    for one in _controlled(criterion, trainer.get_model()):
+        weight = trained_weights(trainer.optimizer, one.parameter)
+        plan = functools.partial(one.plan, weight, lr_share)
+        apply_change_(weight, agreed_change(plan, weight, trainer), one.excluded)
+        if weight.data_ptr() != one.parameter.data_ptr():
+            one.parameter.copy_(weight)
 
 
-def _tables(criterion: Any, model: nn.Module) -> Iterator[tuple[nn.Module, Tensor, Tensor]]:
-    """The output tables of a model, each once: owner, parameter, uncounted rows."""
+def _controlled(criterion: Any, model: nn.Module) -> Iterator[Controlled]:
+    """What is to be changed in a model, each matrix once."""
     seen = set()
     for one in model.models.values() if isinstance(model, FairseqMultiModel) else (model,):
-        found = criterion.table_control.table(criterion.penalties.view(one))
-        if found[1] not in seen:
-            seen.add(found[1])
-            yield found
+        for found in criterion.table_control.controlled(criterion.penalties.view(one)):
+            if found.parameter not in seen:
+                seen.add(found.parameter)
+                yield found
 
 
 def agreed_change(plan: Callable[[], TableChange], weight: Tensor, trainer: Any) -> TableChange:
@@ -163,7 +163,8 @@ def _controlling(train_step: Callable[..., Any]) -> Callable[..., Any]:
 
 PATCH = Patch(
     name="table control",
-    reason="--spectrum-decay and --table-centering change the output table after an update.",
+    reason="--spectrum-decay, --table-centering and --orthogonality-decay change tables after an "
+    "update.",
     install=replaces(
         {
             "fairseq.trainer:Trainer.begin_epoch": _checking,
