@@ -139,6 +139,12 @@ def test_the_memory_forgets():
     assert len(memory) == 2 and memory.total.tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 0, 2]
 
 
+def test_targets_of_a_larger_dictionary_are_refused():
+    memory = word_memory.WordMemory(4, size=2)
+    with pytest.raises(ConfigurationError, match="one target dictionary, of 4 words"):
+        memory.add(torch.tensor([3, 7]), 0)
+
+
 def test_counts_are_those_of_all_workers(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(word_memory.distributed, "get_data_parallel_group", lambda: "group")

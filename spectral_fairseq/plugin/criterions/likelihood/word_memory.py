@@ -12,6 +12,8 @@ import torch
 from fairseq.distributed import utils as distributed
 from torch import Tensor
 
+from spectral_fairseq.errors import ConfigurationError
+
 
 class WordMemory:
     """The counts of the last K updates, without the one that is under way.
@@ -41,11 +43,20 @@ class WordMemory:
         Args:
             targets: indices, of any shape; those of padding may be among them.
             update: number of updates taken before this one. A new number ends the last update.
+
+        Raises:
+            ConfigurationError: a target that the dictionary does not have.
         """
         if update != self._update:
             self._end_update()
             self._update = update
         counts = torch.bincount(targets.flatten(), minlength=self._rows)
+        if len(counts) > self._rows:
+            raise ConfigurationError(
+                f"one target dictionary, of {self._rows} words, for --gradient-gating",
+                f"a target with the index {len(counts) - 1}: the task has several dictionaries",
+                "Binarise the data of all languages with one dictionary (--joined-dictionary).",
+            )
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             distributed.all_reduce(counts, group=distributed.get_data_parallel_group())
         self._pending += counts.cpu()
