@@ -93,22 +93,24 @@ TASKS = {
 
 NO_PENALTY = "--criterion mle_cosreg --cosreg-weight 0"
 FACTORED = "--criterion spectrum_control"
+ABOVE = f"{NO_PENALTY} --spectrum-slack 1.5 --spectrum-decay"
 # With the interval of 10 an ETA of 0.01 goes a tenth of the way each time, and 0.1 all of it.
 VARIANTS: Dict[str, str] = {
     "plain": NO_PENALTY,
     "factored": FACTORED,
+    "factored_exact": f"{FACTORED} --orthogonality-decay 1",
     "factored_l3": f"{FACTORED} --orthogonality-weights 0.001,0.001,0.001,0",
     "factored_l3_strong": f"{FACTORED} --orthogonality-weights 0.001,0.001,0.1,0.1",
     "penalty_0.0001": f"{NO_PENALTY} --spectrum-weight 0.0001",
     "penalty_0.01": f"{NO_PENALTY} --spectrum-weight 0.01",
-    "above_1.5": f"{NO_PENALTY} --spectrum-decay 0.01",
+    "above_1.5": f"{ABOVE} 0.01",
     "above_1.2": f"{NO_PENALTY} --spectrum-decay 0.01 --spectrum-slack 1.2",
     "above_2": f"{NO_PENALTY} --spectrum-decay 0.01 --spectrum-slack 2",
-    "above_1.5_gentle": f"{NO_PENALTY} --spectrum-decay 0.001",
-    "above_1.5_full": f"{NO_PENALTY} --spectrum-decay 0.1",
-    "above_1.5_late": f"{NO_PENALTY} --spectrum-decay 0.01 --spectrum-decay-start 600",
-    "above_1.5_fixed": f"{NO_PENALTY} --spectrum-decay 0.01 --spectrum-scale fixed",
-    "above_1.5_c2": f"{NO_PENALTY} --spectrum-decay 0.01 --spectrum-c2 0.01",
+    "above_1.5_gentle": f"{ABOVE} 0.001",
+    "above_1.5_full": f"{ABOVE} 0.1",
+    "above_1.5_late": f"{ABOVE} 0.01 --spectrum-decay-start 600",
+    "above_1.5_fixed": f"{ABOVE} 0.01 --spectrum-scale fixed",
+    "above_1.5_c2": f"{ABOVE} 0.01 --spectrum-c2 0.01",
     "both_free": f"{NO_PENALTY} --spectrum-decay 0.01 --spectrum-side both",
     "both_free_c2": f"{NO_PENALTY} --spectrum-decay 0.01 --spectrum-side both --spectrum-c2 0.01",
     "both_fixed": (
@@ -116,7 +118,7 @@ VARIANTS: Dict[str, str] = {
     ),
     "centred": f"{NO_PENALTY} --table-centering 0.1",
     "centred_gentle": f"{NO_PENALTY} --table-centering 0.01",
-    "centred_above_1.5": f"{NO_PENALTY} --table-centering 0.1 --spectrum-decay 0.1",
+    "centred_above_1.5": f"{ABOVE} 0.1 --table-centering 0.1",
     "centred_above_2": (
         f"{NO_PENALTY} --table-centering 0.1 --spectrum-decay 0.1 --spectrum-slack 2"
     ),
@@ -124,7 +126,7 @@ VARIANTS: Dict[str, str] = {
         f"{NO_PENALTY} --table-centering 0.1 --spectrum-decay 0.1 --spectrum-slack 3"
     ),
     "averaged_plain": f"{NO_PENALTY} --nt-asgd-from-start",
-    "averaged_above_1.5": f"{NO_PENALTY} --nt-asgd-from-start --spectrum-decay 0.01",
+    "averaged_above_1.5": f"{ABOVE} 0.01 --nt-asgd-from-start",
 }
 
 

@@ -121,7 +121,7 @@ def plan_change(
     rate: float,
     *,
     side: str = "above",
-    slack: float = 1.5,
+    slack: float = 3.0,
     scale: str = "free",
     centering: float = 0.0,
     excluded: Optional[Tensor] = None,

@@ -38,6 +38,7 @@ CENTERING = Flag(
     "eta: after every k-th update take min(1, eta k lr/lr_max) of the mean word vector out of "
     "the plain output table",
     share,
+    Optional[float],
 )
 ORTHOGONALITY = Flag(
     "orthogonality_decay",
@@ -58,7 +59,7 @@ FLAGS = (
     ),
     Flag(
         "spectrum_slack",
-        1.5,
+        3.0,
         "factor on the prior of --spectrum-side above",
         checked("to be a finite number >= 1", lambda value: 1 <= value < math.inf),
     ),
