@@ -125,6 +125,7 @@ VARIANTS: Dict[str, str] = {
     "centred_above_3": (
         f"{NO_PENALTY} --table-centering 0.1 --spectrum-decay 0.1 --spectrum-slack 3"
     ),
+    "default": "--criterion spectrum_control",
     "averaged_plain": f"{NO_PENALTY} --nt-asgd-from-start",
     "averaged_above_1.5": f"{ABOVE} 0.01 --nt-asgd-from-start",
 }

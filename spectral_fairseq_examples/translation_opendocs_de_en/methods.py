@@ -41,9 +41,9 @@ METHODS: Dict[str, Method] = {
             *("--criterion", "spectrum_control"),
         ),
     ),
-    "decoupled": _softmax(
+    "decoupled": Method(
         "decoupled spectrum control",
-        *("--table-centering", "0.1", "--spectrum-decay", "0.1", "--spectrum-slack", "3"),
+        ("--arch", "transformer", "--criterion", "spectrum_control"),
     ),
     "cosreg": Method(
         "cosine regularisation", ("--arch", "transformer", "--criterion", "mle_cosreg")
