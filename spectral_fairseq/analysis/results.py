@@ -36,6 +36,7 @@ from spectral_fairseq.functional.penalties.spectrum import DEFAULT_GAMMA
 from spectral_fairseq.provenance import finite, sha256, signature, tensor_sha256, versions
 
 SCHEMA = "spectral-fairseq/analysis/1"
+ORIGINS = ("fairseq", "model", "vectors")
 
 
 @dataclass
@@ -115,6 +116,7 @@ def analyse_model(
         "path": None if opened.path is None else str(opened.path),
         "label": reference.label,
         "sha256": table_hash,
+        "origin": _origin(opened, names, tables),
         "arch": opened.arch,
         "progress": {"epoch": opened.epoch, "updates": opened.updates},
         "table": {
@@ -141,6 +143,14 @@ def analyse_model(
     result["signature"] = signature_of(result, options)
     progress.end()
     return Analysed(result, measured, reference)
+
+
+def _origin(opened: OpenedModel, names: Sequence[str], tables: Sequence[List[str]]) -> str:
+    """One of :data:`ORIGINS`: what the words of a report may take for granted."""
+    if opened.checkpoint:
+        return "fairseq"
+    known = any(names[0] in table for table in tables)
+    return "model" if known or opened.arch is not None else "vectors"
 
 
 def _counterpart(

@@ -9,7 +9,7 @@ from typing import Any, Dict
 
 from spectral_fairseq.analysis.catalogue import ALL
 from spectral_fairseq.analysis.options import Options
-from spectral_fairseq.analysis.results import SCHEMA
+from spectral_fairseq.analysis.results import ORIGINS, SCHEMA
 from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.options import json_properties
 
@@ -63,7 +63,12 @@ _CHECKPOINT = _record(
             pattern="^[0-9a-f]{64}$",
         ),
         "signature": _of("string", "options, seed, versions and hashes behind the numbers"),
-        "arch": _of(_TEXT_OR_NULL, "fairseq's name of the architecture"),
+        "origin": _of(
+            "string",
+            "fairseq: a checkpoint of fairseq; model: of another framework; vectors: a table alone",
+            enum=list(ORIGINS),
+        ),
+        "arch": _of(_TEXT_OR_NULL, "the framework's name of the architecture"),
         "progress": _record(
             "how far training had come",
             {

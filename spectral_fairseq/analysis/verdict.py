@@ -13,8 +13,16 @@ says a fact about the table itself; none is taken from other models.
 * Apart from the mean, *few directions* carry the table if the effective rank of the centred table
   is below half of the random table's, as if half of the dimensions or more were missing.
 
-What trained tables look like is quoted from docs/results.md: plain tied tables of this project's
-trainings have mean cosines of 0.1 to 0.5, regularised ones stay below 0.05.
+Note [Origins]
+--------------
+What is normal, and what one might try, depends on where a table comes from (``origin`` in the
+document). For fairseq checkpoints, docs/results.md has figures, and flags change the training.
+For models of other frameworks, Biś, Podkorytov, Liu (NAACL 2021,
+https://aclanthology.org/2021.naacl-main.403/) found in GPT-2, BERT, RoBERTa and others that the
+vectors drift in a common direction, without which they are far more isotropic; the same methods
+are functions there (docs/library.md). Vectors without a model are not trained any more, but can be
+processed: Mu, Viswanath (ICLR 2018, https://openreview.net/forum?id=HkuGJ3kCb) take the mean and
+the first principal components out of word2vec's and GloVe's.
 """
 
 from __future__ import annotations
@@ -29,6 +37,31 @@ MOST_VERDICTS = 3
 NARROW = 0.5
 FEW_DIRECTIONS = 0.5
 
+# Note [Origins]
+_NORMAL = {
+    "fairseq": "in this project's own trainings plain tied tables came to 0.1 to 0.5, regularised "
+    "ones stayed below 0.05",
+    "model": "pretrained Transformers usually share a direction, which makes the first figure "
+    "clearly larger than the second (Biś et al., NAACL 2021)",
+    "vectors": "those of word2vec and GloVe usually have a mean as well (Mu and Viswanath, ICLR "
+    "2018)",
+}
+_MORE_DIRECTIONS = {
+    "fairseq": "To use more directions, train with --spectrum-decay, or with an SVD table and "
+    "--criterion spectrum_control, and compare the validation loss",
+    "model": "To use more directions, train with plan_change and apply_change_ of "
+    "spectral_fairseq.functional.spectrum_decay (docs/library.md), and compare the validation loss",
+    "vectors": "Before you compare words by their cosines, you might subtract the mean and the "
+    "first principal components, as Mu and Viswanath do; if the table belongs to a model, "
+    "docs/library.md has functions for its training",
+}
+_NO_MEAN = {
+    "fairseq": "train with --table-centering or --criterion mle_cosreg",
+    "model": "train with the centering of plan_change or with cosine_penalty (docs/library.md)",
+    "vectors": "Before you compare words by their cosines, you might subtract the mean; if the "
+    "table belongs to a model, docs/library.md has functions for its training",
+}
+
 
 def verdict(checkpoint: Mapping[str, Any]) -> List[str]:
     """Three sentences on one table: what its figures mean, what is normal, what one might try.
@@ -41,10 +74,11 @@ def verdict(checkpoint: Mapping[str, Any]) -> List[str]:
     shared = measures["mean_share"] ** 2 > (1 + math.sqrt(dim / words)) ** 2 / dim
     rank = measures["effective_rank_centred"]
     few = rank < FEW_DIRECTIONS * random["effective_rank_centred"]
+    origin = checkpoint["origin"]
     return [
         _meaning(measures, random, shared, few, dim),
-        _normal(measures),
-        _advice(shared, few, "output layer" in checkpoint["table"]["choice"]),
+        _normal(measures, origin),
+        _advice(shared, few, origin, "output layer" in checkpoint["table"]["choice"]),
     ]
 
 
@@ -100,29 +134,24 @@ def _meaning(
     )
 
 
-def _normal(measures: Mapping[str, Any]) -> str:
+def _normal(measures: Mapping[str, Any], origin: str) -> str:
     return (
         f"Two words have a mean cosine of {shown(measures['mean_cosine'], 2)}, and of "
         f"{shown(measures['mean_cosine_centred'], 2)} without the mean; 0 is the value of random "
-        "vectors, and in this project's own trainings plain tied tables came to 0.1 to 0.5, "
-        "regularised ones stayed below 0.05."
+        f"vectors, and {_NORMAL[origin]}."
     )
 
 
-def _advice(shared: bool, few: bool, output: bool) -> str:
+def _advice(shared: bool, few: bool, origin: str, output: bool) -> str:
     if few:
-        return (
-            "To use more directions, train with --spectrum-decay, or with an SVD table and "
-            "--criterion spectrum_control, and compare the validation loss."
-        )
+        return f"{_MORE_DIRECTIONS[origin]}."
     if not shared:
         return "Nothing here indicates a degenerate table, so there is nothing to repair."
+    if origin == "vectors":
+        return f"{_NO_MEAN[origin]}."
     why = (
         "The mean changes no probability of an output layer, so it is harmless there in itself"
         if output
         else "The mean of an input table acts like a bias, which the layers above can remove"
     )
-    return (
-        f"{why}; to avoid it, train with --table-centering or --criterion mle_cosreg, and compare "
-        "the validation loss."
-    )
+    return f"{why}; to avoid it, {_NO_MEAN[origin]}, and compare the validation loss."

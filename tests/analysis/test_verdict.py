@@ -1,12 +1,18 @@
 """The sentences with which a report opens."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from spectral_fairseq.analysis.verdict import verdict, warnings
 
 
-def checkpoint(share=0.1, cosine=0.01, rank=90.0, label="a", remark=None, use="output layer"):
+def checkpoint(
+    share=0.1, cosine=0.01, rank=90.0, label="a", remark=None, use="output layer", origin="fairseq"
+):
     return {
+        "origin": origin,
         "label": label,
         "measures": {
             "mean_share": share,
@@ -40,6 +46,30 @@ def test_the_sentences_follow_the_figures(one, meaning, spread, advice):
     assert f"{100 * one['measures']['mean_share'] ** 2:.2g} %" in first and "0.01 %)" in first
     assert f"cosine of {one['measures']['mean_cosine']}, and of -0.001 without" in normal
     assert advice in last
+
+
+@pytest.mark.parametrize("use", ("input", "output layer"))
+@pytest.mark.parametrize("share, rank", [(0.05, 90.0), (0.8, 90.0), (0.8, 20.0), (0.05, 20.0)])
+@pytest.mark.parametrize("origin", ("model", "vectors"))
+def test_other_frameworks_are_not_told_of_flags_or_of_our_trainings(origin, share, rank, use):
+    text = " ".join(verdict(checkpoint(share, rank=rank, use=use, origin=origin)))
+    assert "--" not in text and "this project" not in text
+    assert ("docs/library.md" in text) == (share > 0.11 or rank < 49.5)
+    assert ("Biś et al." in text) == (origin == "model")
+
+
+def test_functions_that_the_verdict_names_are_in_the_library_guide():
+    guide = Path("docs/library.md").read_text("utf-8")
+    told = {
+        w
+        for one in (0.8, 0.1)
+        for rank in (20.0, 90.0)
+        for w in re.findall(
+            r"\w+_\w+", " ".join(verdict(checkpoint(one, rank=rank, origin="model")))
+        )
+    }
+    assert {"plan_change", "apply_change_", "cosine_penalty"} <= told
+    assert all(name in guide for name in told)
 
 
 def test_a_missing_dictionary_is_told_once_for_all_that_miss_it():
