@@ -15,10 +15,10 @@ from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.tables import StoredTable
 from spectral_fairseq.errors import DataError
 from spectral_fairseq.functional.counts import smoothed_log_counts
-from spectral_fairseq.functional.linalg.row_blocks import BLOCK_ROWS, row_blocks
+from spectral_fairseq.functional.linalg.row_blocks import cached_rows, row_blocks
 from spectral_fairseq.functional.linalg.singular_values import (
-    right_singular_system,
     right_singular_system_of_gram,
+    table_gram,
 )
 from spectral_fairseq.functional.measures.cosine_histogram import (
     cosine_histogram,
@@ -162,7 +162,7 @@ class TableFacts:
         """Euclidean norm of each row, shape (N,), float64."""
         # In the precision of the table, or float32 for narrower ones, without a copy of it.
         narrowest = self.weight.dtype if self.weight.dtype == torch.float64 else torch.float32
-        blocks = row_blocks(self.weight, dtype=narrowest)
+        blocks = row_blocks(self.weight, cached_rows(self.dim), narrowest)
         norms = torch.cat([torch.linalg.vector_norm(block, dim=1) for block in blocks]).double()
         if not torch.isfinite(norms).all():  # though every entry is finite: their squares are not
             raise DataError(
@@ -174,9 +174,13 @@ class TableFacts:
         return norms
 
     @cached_property
-    def _singular_system(self) -> Tuple[Tensor, Tensor]:
+    def _gram(self) -> Tensor:
         self.progress.begin("singular values", self.count)
-        sigma, directions = right_singular_system(self.weight, progress=self.progress.advance)
+        return table_gram(self.weight, progress=self.progress.advance)
+
+    @cached_property
+    def _singular_system(self) -> Tuple[Tensor, Tensor]:
+        sigma, directions = right_singular_system_of_gram(self._gram, self.count)
         if float(sigma[0]) == 0:
             raise DataError(
                 f"word vectors in {self.table.name}",
@@ -207,7 +211,7 @@ class TableFacts:
 
     @cached_property
     def _centred_system(self) -> Tuple[Tensor, Tensor]:
-        return _centred(*self._singular_system, self.mean, self.count)
+        return _centred(self._gram, self.sigma, self.mean, self.count)
 
     @property
     def centred_sigma(self) -> Tensor:
@@ -258,9 +262,10 @@ class TableFacts:
         runs = []
         for run in range(self.options.isotropy_runs):
             sample = self.weight[sample_rows(count, wanted, self.options.seed + run)]
-            sigma, directions = right_singular_system(sample, progress=progress.advance)
+            gram = table_gram(sample, progress=progress.advance)
+            sigma, directions = right_singular_system_of_gram(gram, len(sample))
             mean = _mean(sample)
-            system = (sigma, directions, mean, _centred(sigma, directions, mean, len(sample)))
+            system = (sigma, directions, mean, _centred(gram, sigma, mean, len(sample)))
             runs.append(_isotropy(sample, *system, (narrowest, narrowest), progress))
         samples = {key: [run[key] for run in runs] for key in runs[0]}
         return Isotropy({key: sum(v) / len(v) for key, v in samples.items()}, samples)
@@ -370,7 +375,8 @@ class TableFacts:
             return {}
         size = place.bincount(minlength=len(GROUPS)).double()
         total = torch.zeros(len(GROUPS), self.dim, dtype=torch.float64)
-        for block, part in zip(row_blocks(self.weight), place.split(BLOCK_ROWS)):
+        rows = cached_rows(self.dim)
+        for block, part in zip(row_blocks(self.weight, rows), place.split(rows)):
             total.index_add_(0, part, block)
         zeros = torch.zeros(len(GROUPS), dtype=torch.float64)
         norm = zeros.index_add(0, place, self.norms) / size
@@ -407,18 +413,17 @@ def align(other: Tensor, weight: Tensor) -> Alignment:
 def _mean(weight: Tensor) -> Tensor:
     """Mean row, shape (d,), float64."""
     total = weight.new_zeros(weight.size(1), dtype=torch.float64)
-    for block in row_blocks(weight):
+    for block in row_blocks(weight, cached_rows(weight.size(1))):
         total += block.sum(0)
     return total / weight.size(0)
 
 
-def _centred(sigma: Tensor, directions: Tensor, mean: Tensor, count: int) -> Tuple[Tensor, Tensor]:
-    """The singular system of the rows minus their mean, from that of the rows.
+def _centred(gram: Tensor, sigma: Tensor, mean: Tensor, count: int) -> Tuple[Tensor, Tensor]:
+    """The singular system of the rows minus their mean, from the Gram matrix of the rows.
 
     What cannot be told from zero is decided by the longer rows that were subtracted:
     functional/linalg/singular_values.py, Note [Roundoff of a Gram matrix].
     """
-    gram = (directions * sigma.square()) @ directions.t()
     centred = covariance_from_gram(gram, mean * count, count) * (count - 1)
     values, axes = right_singular_system_of_gram(centred, count)
     noise = torch.finfo(sigma.dtype).eps * max(count, len(sigma)) * sigma[0].square()

@@ -1,4 +1,8 @@
-"""Reading a table block by block of rows, so that no second copy of a large one is made."""
+"""Reading a table block by block of rows, so that no second copy of a large one is made.
+
+Matrix products are fastest on blocks of :data:`BLOCK_ROWS`. Passes that do little with each number
+are limited by the memory and take smaller blocks, :func:`cached_rows`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,13 @@ from torch import Tensor
 from spectral_fairseq.errors import DataError
 
 BLOCK_ROWS = 2048
+# As float64, half of the second-level cache of a usual core.
+_CACHED_NUMBERS = 1 << 16
+
+
+def cached_rows(dim: int) -> int:
+    """Return how many rows of ``dim`` numbers stay in the cache between operations on them."""
+    return max(_CACHED_NUMBERS // dim, 1)
 
 
 def checked_table(matrix: Tensor) -> Tensor:

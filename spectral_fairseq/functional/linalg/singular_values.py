@@ -169,9 +169,30 @@ def right_singular_system(
     Raises:
         DataError: ``matrix`` is not a table, or an entry is infinite or not a number.
     """
+    total = table_gram(matrix, block_rows=block_rows, progress=progress)
+    return right_singular_system_of_gram(total, matrix.size(0))
+
+
+@torch.no_grad()
+def table_gram(
+    matrix: Tensor,
+    *,
+    block_rows: int = BLOCK_ROWS,
+    progress: ProgressCallback = ignore_progress,
+) -> Tensor:
+    """Return the Gram matrix W'W of a table, shape (d, d), float64, without a gradient.
+
+    Args:
+        matrix: W, shape (N, d), of any floating dtype.
+        block_rows: number of rows that are converted to float64 at a time.
+        progress: called after each block with its number of rows.
+
+    Raises:
+        DataError: ``matrix`` is not a table.
+    """
     matrix = checked_table(matrix)
     total = matrix.new_zeros((matrix.size(1), matrix.size(1)), dtype=torch.float64)
     for block in row_blocks(matrix, block_rows):
         accumulate_gram(total, block)
         progress(block.size(0))
-    return right_singular_system_of_gram(mirror_gram(total), matrix.size(0))
+    return mirror_gram(total)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.linalg.row_blocks import BLOCK_ROWS, checked_table, row_blocks
-from spectral_fairseq.functional.linalg.row_norms import unit_rows
+from spectral_fairseq.functional.linalg.row_blocks import cached_rows, checked_table, row_blocks
+from spectral_fairseq.functional.linalg.row_norms import SMALLEST_NORM
 
 
 @torch.no_grad()
@@ -61,7 +61,7 @@ def mean_cosines(
     groups: int,
     *,
     centre: Optional[Tensor] = None,
-    block_rows: int = BLOCK_ROWS,
+    block_rows: Optional[int] = None,
 ) -> List[float]:
     """Return the mean cosine between different rows of the same group, for each group.
 
@@ -72,7 +72,7 @@ def mean_cosines(
         group: of each row, from 0 to ``groups`` - 1, shape (n,).
         groups: their number.
         centre: c, shape (d,), which is subtracted from every row; nothing if not given.
-        block_rows: rows that are converted at a time.
+        block_rows: rows that are converted at a time; as many as stay in the cache if not given.
 
     Returns:
         One number for each group; NaN for a group of fewer than two rows.
@@ -84,10 +84,17 @@ def mean_cosines(
     dtype = torch.float64 if matrix.dtype == torch.float64 else torch.float32
     total = matrix.new_zeros((groups, matrix.size(1)), dtype=torch.float64)
     with_direction = total.new_zeros(groups)  # rows that are not zero
+    block_rows = block_rows or cached_rows(matrix.size(1))
+    shift = None if centre is None else centre.to(dtype)
     for block, part in zip(row_blocks(matrix, block_rows, dtype), group.split(block_rows)):
-        units = unit_rows(block if centre is None else block - centre.to(dtype))  # [b, d]
-        total.index_add_(0, part, units.double())
-        with_direction.index_add_(0, part, units.any(1).double())
+        moved = block if shift is None else block - shift  # [b, d]
+        norms = torch.linalg.vector_norm(moved, dim=1)  # [b]
+        has_direction = norms > SMALLEST_NORM
+        inverse = torch.where(has_direction, 1 / norms, torch.zeros_like(norms))
+        # One product adds the unit vectors of each group, without storing them.
+        weights = inverse.new_zeros(groups, len(part)).scatter_(0, part[None], inverse[None])
+        total += weights @ moved
+        with_direction.index_add_(0, part, has_direction.double())
     count = group.bincount(minlength=groups).double()
     mean = (total.square().sum(1) - with_direction) / (count * (count - 1))
     return torch.where(count > 1, mean, torch.full_like(mean, float("nan"))).tolist()

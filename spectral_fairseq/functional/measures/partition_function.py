@@ -44,7 +44,12 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.functional.linalg.products import matmul_transposed
-from spectral_fairseq.functional.linalg.row_blocks import BLOCK_ROWS, checked_table, row_blocks
+from spectral_fairseq.functional.linalg.row_blocks import (
+    BLOCK_ROWS,
+    cached_rows,
+    checked_table,
+    row_blocks,
+)
 from spectral_fairseq.functional.progress_callback import ProgressCallback, ignore_progress
 
 # Rows up to this norm may be measured by Note [Z in float32].
@@ -107,16 +112,24 @@ def log_partitions(
     axes = directions.to(dtype).t().contiguous()  # [m, d]
     total = axes.new_zeros(axes.size(0), dtype=torch.float64)  # [m], sum_i <w_i, a>
     log_z = total.new_full((len(scales), 2, axes.size(0)), float("-inf"))
-    powers = axes.new_empty((min(block_rows, matrix.size(0)), axes.size(0)))
+    part_rows = min(cached_rows(axes.size(0)), block_rows)
+    powers = axes.new_empty((part_rows, axes.size(0)))
+    sums = total.new_empty((len(scales), 2, axes.size(0)))
     for block in row_blocks(matrix, block_rows, dtype):
         products = matmul_transposed(block, axes)  # [b, m]
-        total += products.sum(0)
         largest = max(float(bound.abs()) for bound in torch.aminmax(products))
-        for found, scale in zip(log_z, scales):
-            if largest * abs(scale) < _SAFE_EXPONENT[dtype]:
-                # Both signs from one exponential.
-                z = torch.mul(products, scale, out=powers[: len(block)]).exp_()  # [b, m]
-                both = torch.stack([z.sum(0), z.reciprocal_().sum(0)]).double().log()
+        safe = [largest * abs(scale) < _SAFE_EXPONENT[dtype] for scale in scales]
+        sums.zero_()
+        for part in products.split(part_rows):
+            total += part.sum(0)
+            for both, scale, is_safe in zip(sums, scales, safe):
+                if is_safe:  # both signs from one exponential
+                    z = torch.mul(part, scale, out=powers[: len(part)]).exp_()  # [p, m]
+                    both[0] += z.sum(0)
+                    both[1] += z.reciprocal_().sum(0)
+        for found, both, scale, is_safe in zip(log_z, sums, scales, safe):
+            if is_safe:
+                both.log_()
             else:
                 scaled = scale * products.double()
                 both = torch.stack([torch.logsumexp(scaled, 0), torch.logsumexp(-scaled, 0)])

@@ -16,14 +16,18 @@ is as long as trained rows. A row that a tied softmax only pushed away counts as
 
 from __future__ import annotations
 
+from typing import List, Optional
+
 import torch
 from torch import Tensor
 
-from spectral_fairseq.functional.linalg.row_blocks import BLOCK_ROWS, checked_table
+from spectral_fairseq.functional.linalg.row_blocks import cached_rows, checked_table
 from spectral_fairseq.functional.linalg.row_norms import SMALLEST_NORM
 from spectral_fairseq.functional.measures.robust_outliers import OUTLYING, robust_scores
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Rows that differ nearly always differ in so many first columns.
+_FIRST_COLUMNS = 16
 
 
 @torch.no_grad()
@@ -46,24 +50,36 @@ def untrained_rows(matrix: Tensor, norms: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def repeated_rows(matrix: Tensor, *, block_rows: int = BLOCK_ROWS) -> Tensor:
+def repeated_rows(matrix: Tensor, *, block_rows: Optional[int] = None) -> Tensor:
     """Return whether another row has the same bits, shape (N,), bool.
 
     The bits of each row are hashed to 64 bits, in integers, which no order of summation changes.
-    Different rows share a hash with a probability of about 1e-9 in a table of 100,000 words.
+    Different rows share a hash with a probability of about 1e-9 in a table of 100,000 words. Whole
+    rows are read only where the first columns are repeated.
 
     Args:
         matrix: W, shape (N, d), of a floating dtype of 2, 4 or 8 bytes.
-        block_rows: rows that are hashed at a time.
+        block_rows: rows that are hashed at a time; as many as stay in the cache if not given.
 
     Raises:
         DataError: ``matrix`` is not a table.
     """
-    matrix = checked_table(matrix).contiguous()
+    matrix = checked_table(matrix)
+    block_rows = block_rows or cached_rows(matrix.size(1))
+    repeated = _occurs_again([_hashes(matrix[:, :_FIRST_COLUMNS])])
+    rows = repeated.nonzero().squeeze(1)
+    if rows.numel() > 0:
+        repeated[rows] = _occurs_again([_hashes(matrix[part]) for part in rows.split(block_rows)])
+    return repeated
+
+
+def _hashes(rows: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    factors = torch.randint(-(2**62), 2**62, (matrix.size(1),), generator=generator) * 2 + 1
-    factors = factors.to(matrix.device)
-    bits = matrix.view(_INTEGERS[matrix.element_size()])
-    hashes = [(block.long() * factors).sum(1) for block in bits.split(block_rows)]  # mod 2^64
+    factors = torch.randint(-(2**62), 2**62, (rows.size(1),), generator=generator) * 2 + 1
+    bits = rows.contiguous().view(_INTEGERS[rows.element_size()])
+    return (bits.long() * factors.to(rows.device)).sum(1)  # mod 2^64
+
+
+def _occurs_again(hashes: List[Tensor]) -> Tensor:
     _, place, times = torch.unique(torch.cat(hashes), return_inverse=True, return_counts=True)
     return (times > 1)[place]
