@@ -52,10 +52,10 @@ setup(
         "test": [
             *("pytest", "pytest-xdist", "filelock", "jsonschema"),
             *("sentencepiece", "matplotlib", "ctranslate2", "build", "sacremoses"),
-            *("pandas", "safetensors", "transformers"),
+            *("pandas", "safetensors", "transformers", "ipykernel", "nbclient"),
         ],
         "lint": ["ruff", "mypy"],
-        "docs": ["mkdocs-material", "mkdocstrings[python]"],
+        "docs": ["matplotlib", "mkdocs-material", "mkdocstrings[python]"],
     },
     entry_points={"console_scripts": ["spectral-fairseq=spectral_fairseq.cli.main:main"]},
     classifiers=[

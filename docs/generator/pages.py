@@ -7,6 +7,7 @@ modules of the package lead to their reference.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -15,8 +16,12 @@ from urllib.parse import urlsplit
 
 from mkdocs.structure.files import File, Files
 
+from spectral_fairseq.analysis.plots import draw_all
+from spectral_fairseq.analysis.report import as_html
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "spectral_fairseq"
+REPORT = "quickstart_report"
 LINK = re.compile(r"(?<=\]\()[^()\s]+(?=\))")
 
 
@@ -89,7 +94,14 @@ def on_files(files: Files, config: Any) -> Files:
         name = Path(module).with_suffix("").as_posix().replace("/", ".")
         name = name[: -len(".__init__")] if name.endswith(".__init__") else name
         files.append(File.generated(config, uri, content=f"::: {name}\n"))
+    files.append(File.generated(config, f"{REPORT}.html", content=report_page()))
     return files
+
+
+def report_page() -> str:
+    """The report of the quickstart, drawn from its figures as ``compare --out`` draws it."""
+    document = json.loads((ROOT / "docs" / f"{REPORT}.json").read_text("utf-8"))
+    return as_html(document, draw_all(document))
 
 
 def translated(path: Path, uri: str) -> str:

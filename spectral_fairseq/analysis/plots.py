@@ -49,12 +49,13 @@ class Picture:
         return f"data:image/svg+xml;base64,{base64.b64encode(self.files[f'{theme}.svg']).decode()}"
 
 
-def draw_all(document: Mapping[str, Any], analysed: Sequence[Analysed]) -> List[Picture]:
+def draw_all(document: Mapping[str, Any], analysed: Sequence[Analysed] = ()) -> List[Picture]:
     """All pictures that the results have data for.
 
     Args:
         document: of :func:`analysis.results.document`.
-        analysed: the checkpoints, in the document's order.
+        analysed: the checkpoints, in the document's order; without them, as where a document was
+            read from a file, the words are not projected, since their points are not in it.
     """
     checkpoints = document["checkpoints"]
     drawn = spread(checkpoints, MOST_CURVES)
@@ -64,12 +65,14 @@ def draw_all(document: Mapping[str, Any], analysed: Sequence[Analysed]) -> List[
         _spectra(drawn),
         _norms(drawn),
         _norm_histograms(drawn),
-        _projections(
-            document["options"]["projection"],
-            spread(checkpoints, MOST_PROJECTIONS),
-            spread(analysed, MOST_PROJECTIONS),
-        ),
     ]
+    if analysed:
+        kind = document["options"]["projection"]
+        pictures.append(
+            _projections(
+                kind, spread(checkpoints, MOST_PROJECTIONS), spread(analysed, MOST_PROJECTIONS)
+            )
+        )
     counted = [one for one in drawn if one["counts"]]
     if counted:
         pictures += [_norms_by_count(counted), _frequencies(counted)]

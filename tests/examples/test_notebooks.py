@@ -1,0 +1,68 @@
+"""The notebook runs from top to bottom without a network, and is stored without outputs."""
+
+import os
+import re
+import tempfile
+from pathlib import Path
+
+import nbformat
+import pytest
+from jupyter_client import AsyncKernelManager
+from nbclient import NotebookClient
+
+from tests.conftest import PACKAGE
+
+NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "notebooks" / "analysis.ipynb"
+if not NOTEBOOK.exists():
+    pytest.skip("the examples are not beside these tests", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def executed():
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    with tempfile.TemporaryDirectory() as folder:  # pytest's names are too long for a socket
+        own = {name: folder for name in ("JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "TMPDIR")}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("JUPYTER_RUNTIME_DIR", folder)
+            client = NotebookClient(
+                notebook,
+                timeout=300,
+                resources={"metadata": {"path": folder}},
+                km=AsyncKernelManager(kernel_name="python3", transport="ipc"),
+            )
+            path = os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])
+            once = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+            client.execute(env={**os.environ, **own, **once})
+    return notebook
+
+
+def outputs(notebook):
+    return [output for cell in notebook.cells for output in cell.get("outputs", [])]
+
+
+def test_it_is_stored_without_outputs():
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert len(code) > 5
+    assert all(not cell.outputs and cell.execution_count is None for cell in code)
+
+
+def test_its_links_lead_to_pages():
+    text = NOTEBOOK.read_text("utf-8")
+    links = re.findall(r"\]\((\.\.[^)#]+)", text)
+    assert links and all((NOTEBOOK.parent / link).is_file() for link in links)
+
+
+@pytest.mark.slow
+def test_it_runs_and_shows_what_it_says(executed):
+    shown = outputs(executed)
+    text = "".join(output.get("text", "") for output in shown)
+    assert "The word vectors share a direction" in text
+    assert "Measured: transformer.wte" in text
+    rising = [float(value) for value in re.findall(r"mean_cosine (\S+)", text)]
+    assert len(rising) == 4 and rising[0] < 0.01 and rising[-1] > 0.2
+    pictures = [output for output in shown if "image/png" in output.get("data", {})]
+    frames = [output for output in shown if "text/html" in output.get("data", {})]
+    assert len(pictures) == 2 and len(frames) == 2
+    assert "drift_cka" in frames[-1]["data"]["text/plain"]
