@@ -22,6 +22,7 @@ import pickle
 import re
 import struct
 import types
+import warnings
 import zipfile
 import zlib
 from pathlib import Path
@@ -161,6 +162,12 @@ def explain_failure(path: Union[str, Path], error: BaseException) -> CheckpointE
             first_line(error),
             "Give the --user-dir of the plugin that wrote it, or save it again without them.",
         )
+    if _is_python_pickle(path):
+        return CheckpointError(
+            f"a checkpoint written by torch.save in {path}",
+            "a pickle of Python, which could run code when loaded",
+            "Save the model with torch.save, or a table alone with numpy.save.",
+        )
     # Where torch fails to read a file it suggests weights_only=False, which would run its code.
     cause = "" if "weights_only" in str(error) else f" ({first_line(error)})"
     return CheckpointError(
@@ -169,6 +176,13 @@ def explain_failure(path: Union[str, Path], error: BaseException) -> CheckpointE
         "It is truncated, damaged or not a checkpoint: copy it again, or use another one from "
         "the same run (checkpoint_best.pt, checkpoint_last.pt or one of an earlier epoch).",
     )
+
+
+def _is_python_pickle(path: Union[str, Path]) -> bool:
+    """Whether a file begins as pickle.dump writes it, of a later protocol than torch.save takes."""
+    with open(path, "rb") as file:
+        start = file.read(2)
+    return start[:1] == b"\x80" and start[1:] > b"\x02"
 
 
 def not_fairseq(path: Union[str, Path], state: Any) -> CheckpointError:
@@ -217,7 +231,10 @@ def torch_load(file: Any, **options: Any) -> Any:
     if torch_release() < (2, 6):
         return torch.load(file, pickle_module=_restricted_pickle(), **options)
     torch.serialization.add_safe_globals(list(allowed_globals()))
-    return torch.load(file, weights_only=True, **options)
+    with warnings.catch_warnings():
+        # torch asks to report a pickle of a newer protocol than its own; the result says enough.
+        warnings.filterwarnings("ignore", "Detected pickle protocol")
+        return torch.load(file, weights_only=True, **options)
 
 
 def _read(file: Path, found: Sequence[zipfile.ZipInfo]) -> Any:

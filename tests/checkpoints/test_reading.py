@@ -3,6 +3,8 @@ from __future__ import annotations
 import argparse
 import collections
 import os
+import pickle
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any, Dict
@@ -150,6 +152,17 @@ def test_foreign_globals_are_named_and_not_run(tmp_path: Path, zipped: bool) -> 
     torch.save(evil, path, _use_new_zipfile_serialization=zipped)
     with pytest.raises(CheckpointError, match=r"object ((builtins|__builtin__)\.)?exec,"):
         load_checkpoint(path)
+    assert not marker.exists()
+
+
+def test_a_pickle_of_a_newer_protocol_is_refused_without_a_warning(tmp_path: Path) -> None:
+    marker = tmp_path / "executed"
+    path = tmp_path / "checkpoint.pt"
+    path.write_bytes(pickle.dumps(Payload(marker), protocol=4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(CheckpointError, match="could run code"):
+            load_checkpoint(path)
     assert not marker.exists()
 
 

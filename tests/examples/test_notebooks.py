@@ -27,6 +27,7 @@ def executed():
             client = NotebookClient(
                 notebook,
                 timeout=300,
+                startup_timeout=300,
                 resources={"metadata": {"path": folder}},
                 km=AsyncKernelManager(kernel_name="python3", transport="ipc"),
             )
