@@ -115,6 +115,11 @@ def _percent(share: float) -> str:
     return f"{shown(100 * share, 2)} %"
 
 
+def _cosine(value: float) -> str:
+    """Without an exponent, which does not belong into a sentence."""
+    return shown(round(value, 4), 2)
+
+
 def _meaning(
     measures: Mapping[str, Any], random: Mapping[str, Any], shared: bool, few: bool, dim: int
 ) -> str:
@@ -136,8 +141,8 @@ def _meaning(
 
 def _normal(measures: Mapping[str, Any], origin: str) -> str:
     return (
-        f"Two words have a mean cosine of {shown(measures['mean_cosine'], 2)}, and of "
-        f"{shown(measures['mean_cosine_centred'], 2)} without the mean; 0 is the value of random "
+        f"Two words have a mean cosine of {_cosine(measures['mean_cosine'])}, and of "
+        f"{_cosine(measures['mean_cosine_centred'])} without the mean; 0 is the value of random "
         f"vectors, and {_NORMAL[origin]}."
     )
 

@@ -24,6 +24,7 @@ from spectral_fairseq.analysis.results import analyse_model, document  # noqa: E
 from spectral_fairseq.analysis.selection import follows_one_run, spread  # noqa: E402
 from spectral_fairseq.analysis.write import check_folder, write_results  # noqa: E402
 from spectral_fairseq.errors import ConfigurationError, OutputError  # noqa: E402
+from tests.analysis.schema_violations import violations  # noqa: E402
 from tests.checkpoints.made import (  # noqa: E402
     cone,
     entries,
@@ -208,6 +209,18 @@ def test_the_page_refers_to_nothing_outside(results, pictures):
     assert opening.count("<figure") == 2 and opening.count('scope="row"') == 4
     assert "transformer_sc, 100 updates" in opening and "Two words have a mean cosine of" in opening
     assert "nrefs:1|case:mixed" in html and "first 40 tokens" in html
+
+
+def test_the_report_of_the_site_has_its_figures():
+    """docs/generator/pages.py draws the page from this file."""
+    path = Path(__file__).parents[2] / "docs" / "quickstart_report.json"
+    if not path.exists():
+        pytest.skip("the documents are not beside these tests")
+    shipped = json.loads(path.read_text("utf-8"))
+    assert violations(shipped) == []
+    assert [one["label"] for one in shipped["checkpoints"]] == ["plain", "spectrum control"]
+    names = [picture.name for picture in draw_all(shipped)]
+    assert "singular_values_absolute" in names and "projection" not in names
 
 
 def test_pictures_are_whole_and_say_what_they_show(results, pictures):

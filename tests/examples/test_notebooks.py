@@ -21,19 +21,27 @@ if not NOTEBOOK.exists():
 def executed():
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     with tempfile.TemporaryDirectory() as folder:  # pytest's names are too long for a socket
-        own = {name: folder for name in ("JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "TMPDIR")}
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("JUPYTER_RUNTIME_DIR", folder)
-            client = NotebookClient(
-                notebook,
-                timeout=300,
-                startup_timeout=300,
-                resources={"metadata": {"path": folder}},
-                km=AsyncKernelManager(kernel_name="python3", transport="ipc"),
-            )
-            path = os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])
-            once = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-            client.execute(env={**os.environ, **own, **once})
+        kernel = AsyncKernelManager(
+            kernel_name="python3",
+            transport="ipc",
+            ip=f"{folder}/kernel",
+            connection_file=f"{folder}/kernel.json",
+        )
+        client = NotebookClient(
+            notebook,
+            timeout=300,
+            startup_timeout=300,
+            resources={"metadata": {"path": folder}},
+            km=kernel,
+        )
+        settings = {
+            "PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]),
+            "IPYTHONDIR": folder,
+            "TMPDIR": folder,
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        client.execute(env={**os.environ, **settings})
     return notebook
 
 
@@ -56,7 +64,7 @@ def test_its_links_lead_to_pages():
 
 
 @pytest.mark.slow
-def test_it_runs_and_shows_what_it_says(executed):
+def test_it_runs_and_shows_what_it_says(transformers, executed):
     shown = outputs(executed)
     text = "".join(output.get("text", "") for output in shown)
     assert "The word vectors share a direction" in text
