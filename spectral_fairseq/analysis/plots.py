@@ -330,6 +330,7 @@ def _norms_by_count(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
                 linestyle="none",
                 alpha=0.7,
                 label=_literal(one["label"]),
+                rasterized=True,  # thousands of marks would make the SVG heavy
             )
         axes.set(xlabel="smoothed log count", ylabel=r"$\|w\|$", ylim=(0, None))
         _legend(axes)
