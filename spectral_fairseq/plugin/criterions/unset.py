@@ -18,8 +18,8 @@ FACTORED: Dict[str, Any] = {
 PLAIN: Dict[str, Any] = {
     "spectrum_weight": 0.0,
     "orthogonality_weights": "0,0,0,0",
-    # The gentlest values that hold the bound: docs/spectrum.md. With an interval of ten updates they
-    # go a tenth of the way at the full learning rate.
+    # The gentlest values that hold the bound: docs/spectrum.md. With an interval of ten updates
+    # they go a tenth of the way at the full learning rate.
     "spectrum_decay": 0.01,
     "table_centering": 0.01,
 }
