@@ -1,4 +1,4 @@
-"""``srun`` and ``scontrol`` of SLURM, as far as fairseq needs them: all tasks run on this machine."""
+"""``srun`` and ``scontrol`` of SLURM, as far as fairseq needs them, on this machine alone."""
 
 from pathlib import Path
 

@@ -14,12 +14,14 @@ class Cell(NamedTuple):
         torch: version.
         torchaudio: version, which torch and fairseq's metadata ask for; it is never imported.
         numpy: version.
+        sympy: version, which torch 2.6 asks for.
     """
 
     python: str
     torch: str
     torchaudio: str
     numpy: str
+    sympy: str = "1.14.0"
 
     @property
     def name(self) -> str:
@@ -36,7 +38,7 @@ class Cell(NamedTuple):
             ValueError: if the constraints do not name one of the packages.
         """
         lines = text.splitlines()
-        for package in ("torch", "torchaudio", "numpy"):
+        for package in ("torch", "torchaudio", "numpy", "sympy"):
             others = [line for line in lines if not re.match(rf"{package}==", line)]
             if len(others) == len(lines):
                 raise ValueError(f"constraints.txt does not pin {package}")
@@ -51,12 +53,12 @@ _ALL = (
     Cell("3.10", "1.12.1", "0.12.1", "1.23.5"),
     Cell("3.10", "2.0.1", "2.0.2", "1.23.5"),
     Cell("3.11", "2.2.2", "2.2.2", "1.26.4"),
-    Cell("3.11", "2.6.0", "2.6.0", "1.26.4"),
-    Cell("3.11", "2.6.0", "2.6.0", "2.4.6"),
+    Cell("3.11", "2.6.0", "2.6.0", "1.26.4", sympy="1.13.1"),
+    Cell("3.11", "2.6.0", "2.6.0", "2.4.6", sympy="1.13.1"),
     Cell("3.11", "2.13.0", "2.11.0", "2.4.6"),
     Cell("3.12", "2.2.2", "2.2.2", "1.26.4"),
-    Cell("3.12", "2.6.0", "2.6.0", "1.26.4"),
-    Cell("3.12", "2.6.0", "2.6.0", "2.4.6"),
+    Cell("3.12", "2.6.0", "2.6.0", "1.26.4", sympy="1.13.1"),
+    Cell("3.12", "2.6.0", "2.6.0", "2.4.6", sympy="1.13.1"),
     Cell("3.12", "2.13.0", "2.11.0", "2.4.6"),
 )
 CELLS: Dict[str, Cell] = {cell.name: cell for cell in _ALL}

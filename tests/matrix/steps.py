@@ -65,7 +65,7 @@ class Installation:
         wanted = self.cell.constraints((ROOT / "constraints.txt").read_text("utf-8"))
         if not self._constraints.exists() or self._constraints.read_text("utf-8") != wanted:
             self._constraints.write_text(wanted, "utf-8")  # which makes the environment anew
-        self._make("setup", f"PYTHON={find_python(self.cell.python)}")
+        self._make("setup")
         code = (
             "import json; from spectral_fairseq.provenance import versions; "
             "print(json.dumps(versions()))"
@@ -141,8 +141,10 @@ class Installation:
         return self._call([str(self.environment / "bin" / program), *map(str, arguments)])
 
     def _make(self, target: str, *variables: str) -> str:
-        own = (f"VENV={self.environment}", f"CONSTRAINTS={self._constraints}")
-        return self._call(["make", "--no-print-directory", "-C", str(ROOT), target, *own, *variables])
+        python = find_python(self.cell.python)
+        own = (f"VENV={self.environment}", f"CONSTRAINTS={self._constraints}", f"PYTHON={python}")
+        make = ("make", "--no-print-directory", "-C", str(ROOT))
+        return self._call([*make, target, *own, *variables])
 
     def _call(self, argv: List[str]) -> str:
         env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -161,7 +163,8 @@ class Installation:
         with open(self.folder / "log.txt", "a", encoding="utf-8") as log:
             log.write(f"$ {' '.join(argv)}\n{done.stdout}\n[status {done.returncode}]\n\n")
         if done.returncode:
-            last = (done.stdout.strip().splitlines() or [""])[-1]
+            said = [line for line in done.stdout.splitlines() if not line.startswith("make")]
+            last = next(filter(str.strip, reversed(said)), "no output")
             raise Failure(f"{Path(argv[0]).name}: {last[:300]}")
         return done.stdout
 

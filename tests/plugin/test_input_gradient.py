@@ -7,7 +7,13 @@ import torch
 
 from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.errors import ConfigurationError
-from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample
+from tests.plugin.conftest import (
+    build_criterion,
+    build_host_model,
+    build_model,
+    make_sample,
+    parameters_in_use,
+)
 
 NOTHING = {"spectrum_weight": 0.0, "orthogonality_weights": "0,0,0,0"}
 SHARING = (
@@ -20,7 +26,7 @@ def gradients(task, model, state, **options):
     model.load_state_dict(state)  # a spectral-norm table changes in every forward pass
     model.zero_grad()
     build_criterion(task, **NOTHING, **options)(model, make_sample(task))[0].backward()
-    return {n: p.grad.clone() for n, p in model.named_parameters()}
+    return {n: p.grad.clone() for n, p in parameters_in_use(model).items()}
 
 
 def models(task):
