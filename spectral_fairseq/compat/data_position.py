@@ -2,7 +2,7 @@
 
 fairseq saves how many batches each worker has taken in the epoch. With fewer workers the rest of
 the epoch would start too early, on batches that were trained on already; with more it would start
-too late, or fail with 'dataloader mismatch'. Every worker takes each n-th batch of the same list, so
+too late, or fail with 'dataloader mismatch'. Every worker takes each n-th batch of one list, so
 that k batches of n workers are the first k * n of the list.
 """
 

@@ -25,8 +25,8 @@ def _install() -> str:
 
 PATCH = Patch(
     name="data loading under joblib",
-    reason="hydra's joblib launcher needs dataset.num_workers=0: joblib's way of starting processes "
-    "is not one for loading data.",
+    reason="Under hydra's joblib launcher data can be loaded with dataset.num_workers=0 only, "
+    "because joblib changes how processes are started.",
     install=_install,
     unneeded=_unneeded,
 )
