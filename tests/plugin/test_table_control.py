@@ -44,6 +44,8 @@ PRECISIONS = {
     "memory-efficient fp16": ("common.fp16=true", "common.memory_efficient_fp16=true"),
     "bf16": ("common.bf16=true",),
 }
+# fairseq 0.12.2 keeps tensors for their type, whose value is never set.
+UNSET = {f"{side}.embed_positions._float_tensor" for side in ("encoder", "decoder")}
 HALF = pytest.param("memory-efficient fp16", marks=HALF_ON_CPU)
 ALL_PRECISIONS = [
     pytest.param(name, marks=HALF_ON_CPU if "fp16" in name else ()) for name in PRECISIONS
@@ -209,9 +211,7 @@ def test_zero_equals_plain_bit_for_bit():
     for trainer in (plain, zero):
         train(trainer, 3)
     first, second = (t.get_model().state_dict() for t in (plain, zero))
-    # Positions keep a tensor whose value is never set, for its type.
-    set_ = [key for key in first if not key.endswith("_float_tensor")]
-    assert all(torch.equal(first[key], second[key]) for key in set_)
+    assert all(torch.equal(first[key], second[key]) for key in first if key not in UNSET)
 
 
 # With --fp16 or --bf16 fairseq itself does not save the float32 copy that it trains.
@@ -238,7 +238,7 @@ def test_resumed_equals_uninterrupted(precision, tmp_path):
     resumed.begin_epoch(1)
     train(resumed, 4)
     first, second = (t.get_model().state_dict() for t in (through, resumed))
-    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert all(torch.equal(first[key], second[key]) for key in first if key not in UNSET)
     # Training that begins anew from the same file begins with the norm that is in it.
     anew = build()
     _start_norms.clear()

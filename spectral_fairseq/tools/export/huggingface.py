@@ -104,6 +104,18 @@ def _save(layout: Layout, folder: Path, translation: bool) -> None:
             f"{_listed(absent)} missing and {_listed(unknown)} besides",
             "Export it with --to ctranslate2 or to plain fairseq instead.",
         )
+    stored = model.state_dict()
+    shared = [
+        key
+        for key, value in layout.tensors.items()
+        if not torch.allclose(stored[key].to(value.dtype), value, rtol=0, atol=0, equal_nan=True)
+    ]
+    if shared:
+        raise UnsupportedError(
+            f"a {type(model).__name__} that keeps tables apart",
+            f"transformers {transformers.__version__}, which stores {_listed(shared)} as others",
+            "Install transformers 5 or newer, or export it with --to ctranslate2.",
+        )
     model.generation_config = transformers.GenerationConfig(
         **_generation(layout.config, translation)
     )
