@@ -92,7 +92,7 @@ class Installation:
             except Failure:
                 if not report.exists():
                     raise
-            _add(found, ElementTree.parse(report))
+            add_counts(found, report)
         return {"selection": selection, **found}
 
     def train(self) -> float:
@@ -169,9 +169,9 @@ class Installation:
         return done.stdout
 
 
-def _add(found: Dict[str, Any], report: ElementTree.ElementTree) -> None:
-    """Add the tests of one of pytest's reports to the counts."""
-    for case in report.iter("testcase"):
+def add_counts(found: Dict[str, Any], report: Path) -> None:
+    """Add the tests of a report of pytest to the counts and the list of failures."""
+    for case in ElementTree.parse(report).iter("testcase"):
         kinds = {child.tag for child in case}
         if kinds & {"failure", "error"}:
             found["failed"] += 1
