@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 
 import pytest
 import torch
@@ -60,23 +61,22 @@ def launch(tmp_path_factory, fork_server, tiny_translation_data):
     write_slurm(programs / "bin")
     env = fork_server.environment()
     env["PATH"] = f"{programs / 'bin'}{os.pathsep}{env['PATH']}"
+    env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
 
     def run(launcher, *more):
-        done = subprocess.run(
-            [
-                *(*launcher, programs / "bin" / "fairseq-train", tiny_translation_data),
-                *("--arch", "transformer_sc", "--criterion", "spectrum_control"),
-                *("--source-lang", "de", "--target-lang", "en", *TINY_TRANSLATION),
-                *("--max-epoch", "1", "--seed", "1", "--num-workers", "0", *ON_CPUS),
-                *("--data-buffer-size", "0", *TRAINING, *more),
-            ],
-            env=env,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+        argv = (
+            *(*launcher, programs / "bin" / "fairseq-train", tiny_translation_data),
+            *("--arch", "transformer_sc", "--criterion", "spectrum_control"),
+            *("--source-lang", "de", "--target-lang", "en", *TINY_TRANSLATION),
+            *("--max-epoch", "1", "--seed", "1", "--num-workers", "0", *ON_CPUS),
+            *("--data-buffer-size", "0", *TRAINING, *more),
         )
-        assert done.returncode == 0, done.stdout[-6000:]
-        return done.stdout
+        with tempfile.TemporaryFile("w+", errors="replace") as log:
+            done = subprocess.run([*map(str, argv)], env=env, stdout=log, stderr=log)
+            log.seek(0)
+            printed = log.read()
+        assert done.returncode == 0, printed[-6000:]
+        return printed
 
     return run
 
