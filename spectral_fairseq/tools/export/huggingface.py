@@ -12,6 +12,7 @@ import torch
 
 from spectral_fairseq.checkpoints.dictionary import checkpoint_settings
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.provenance import distribution_version
 from spectral_fairseq.tools.export.layouts import Layout, check_flags, layout_of
 from spectral_fairseq.tools.export.logits import (
     LogitCheck,
@@ -113,7 +114,7 @@ def _save(layout: Layout, folder: Path, translation: bool) -> None:
     if shared:
         raise UnsupportedError(
             f"a {type(model).__name__} that keeps tables apart",
-            f"transformers {transformers.__version__}, which stores {_listed(shared)} as others",
+            f"transformers {distribution_version('transformers')}, which stores {_listed(shared)} as others",
             "Install transformers 5 or newer, or export it with --to ctranslate2.",
         )
     model.generation_config = transformers.GenerationConfig(
