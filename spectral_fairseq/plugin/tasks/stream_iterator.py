@@ -49,8 +49,8 @@ class StreamIterator(EpochBatchIterator):
         # fairseq's sampler keeps this method, which would make a reference cycle. The garbage
         # collector would end the loading processes late, and, because it closes their queues first,
         # only after waiting 5 seconds for each of them.
-        method = weakref.WeakMethod(self.ordered_batches)
-        self.ordered_batches = lambda *arguments: method()(*arguments)
+        known = weakref.ref(self)
+        self.ordered_batches = lambda *given: EpochBatchIterator.ordered_batches(known(), *given)
         # An iterator serves one epoch; its loading processes would live on with the flag set.
         self.persistent_workers = False
         self.streams = streams

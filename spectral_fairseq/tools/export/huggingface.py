@@ -112,9 +112,10 @@ def _save(layout: Layout, folder: Path, translation: bool) -> None:
         if not torch.allclose(stored[key].to(value.dtype), value, rtol=0, atol=0, equal_nan=True)
     ]
     if shared:
+        version = distribution_version("transformers")
         raise UnsupportedError(
             f"a {type(model).__name__} that keeps tables apart",
-            f"transformers {distribution_version('transformers')}, which stores {_listed(shared)} as others",
+            f"transformers {version}, which stores {_listed(shared)} as others",
             "Install transformers 5 or newer, or export it with --to ctranslate2.",
         )
     model.generation_config = transformers.GenerationConfig(
