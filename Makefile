@@ -2,6 +2,7 @@
 # make test          set up, then run all tests
 # make test-fast     set up, then run the tests that take less than a second each
 # make fuzz          set up, then try options, hostile files and kills for MINUTES=60; goes on later
+# make matrix        installs and tests every supported combination of versions: docs/compatibility.md
 # make setup         set up only: everything goes into .venv
 # make lint          set up, then style and types
 # make docs          set up, then the documentation site in build/site; a warning is an error
@@ -24,7 +25,7 @@ FIND_PYTHON = for p in python3 python3.11 python3.12 python3.10 python3.9; do \
 	"$$p" -c '$(VERSION_OK)' 2>/dev/null && { command -v "$$p"; break; }; done
 LEGACY = $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 11))'
 
-.PHONY: setup quickstart test test-fast fuzz lint docs release clean
+.PHONY: setup quickstart test test-fast fuzz matrix lint docs release clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.installed
@@ -85,6 +86,11 @@ test-fast: setup
 MINUTES ?= 60
 fuzz: setup
 	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --page
+
+# 2 to 8 GB for each combination; MATRIX_FLAGS=--help lists them and says how to keep less.
+MATRIX_DIR ?= build/matrix
+matrix: setup
+	@$(BIN)/python -m tests.matrix --folder "$(MATRIX_DIR)" $(MATRIX_FLAGS)
 
 lint: $(VENV)/.lint
 	@$(BIN)/ruff check .

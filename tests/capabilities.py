@@ -5,6 +5,8 @@ import importlib
 import pytest
 import torch
 
+from spectral_fairseq.provenance import torch_release
+
 
 def _multiplies_halves() -> bool:
     try:
@@ -24,5 +26,10 @@ HALF_ON_CPU = pytest.mark.skipif(
 )
 WATCHING = pytest.mark.skipif(
     not _watches_operators(), reason="this torch has no modes that watch operators"
+)
+# Flags of torch.load that let it run code, as a careless reader would.
+LOAD_ANYTHING = {"weights_only": False} if torch_release() >= (1, 13) else {}
+WEIGHTS_ONLY = pytest.mark.skipif(
+    torch_release() < (1, 13), reason="this torch has no weights_only"
 )
 FLOAT16 = pytest.param(torch.float16, marks=HALF_ON_CPU)

@@ -132,8 +132,7 @@ def run_without_plugin(fork_server: ForkServer) -> Callable[..., subprocess.Comp
 def run_on_two_workers(fork_server: ForkServer) -> Callable[..., str]:
     """Run ``fairseq-train`` as two data-parallel workers on the CPU; returns what both printed.
 
-    The flags and the environment are those that ``torchrun`` gives as docs/compatibility.md
-    describes.
+    The environment is that of torchrun, and the flags are those of docs/clusters.md.
     """
 
     def run(*argv: Any) -> str:
@@ -141,15 +140,12 @@ def run_on_two_workers(fork_server: ForkServer) -> Callable[..., str]:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-        flags = (
-            *("--cpu", "--distributed-world-size", "2", "--distributed-backend", "gloo"),
-            *("--distributed-init-method", "env://", "--distributed-no-spawn"),
-            *("--ddp-backend", "legacy_ddp", "--num-workers", "0"),
-        )
+        common["TORCHELASTIC_RUN_ID"] = "tests"
+        flags = ("--cpu", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp")
         workers = [
             Command(
                 fork_server,
-                ("fairseq-train", *argv, *flags, "--distributed-rank", rank),
+                ("fairseq-train", *argv, *flags, "--num-workers", "0"),
                 env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             )
             for rank in range(2)

@@ -1,5 +1,6 @@
 """The Makefile's own environment: no other folder is taken for it."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,8 +13,14 @@ if not MAKEFILE.exists() or shutil.which("make") is None:
 
 
 def make(folder, *arguments):
+    # `make test VENV=...` would otherwise hand its own environment over, to be removed.
+    env = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS")}
     return subprocess.run(
-        ["make", "-f", str(MAKEFILE), *arguments], cwd=folder, capture_output=True, text=True
+        ["make", "-f", str(MAKEFILE), *arguments],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
     )
 
 

@@ -61,7 +61,7 @@ def check_settings(state: Mapping[str, Any], path: Any) -> None:
         _check(extra_state, name, (Real, torch.Tensor), path, "extra_state.")
     _check(extra_state, "train_iterator", Mapping, path, "extra_state.")
     iterator = extra_state.get("train_iterator") or {}
-    for name in ("epoch", "iterations_in_epoch"):
+    for name in ("epoch", "iterations_in_epoch", "num_shards"):
         _check(iterator, name, Integral, path, "extra_state.train_iterator.")
     for setting, text in _evaluated({name: state.get(name) for name in ("args", "cfg")}):
         _check_literal(setting, text, path)

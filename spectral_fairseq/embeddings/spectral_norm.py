@@ -122,10 +122,11 @@ class SpectralNormEmbedding(FactoredEmbedding):
     @classmethod
     def dense_rows(cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype) -> Tensor:
         """``rows`` of W = c S / ||S v||, shape (n, d)."""
-        direction = entries["direction"].to(entries["stored"].dtype)
-        length = torch.linalg.vector_norm((entries["stored"] @ direction).double())
+        # In float32 at least: torch 1.12 does not multiply halves on a CPU.
+        stored = entries["stored"].to(torch.promote_types(entries["stored"].dtype, torch.float32))
+        length = torch.linalg.vector_norm((stored @ entries["direction"].to(stored.dtype)).double())
         scale = entries["largest"].double() / length.clamp(min=TINY)
-        return entries["stored"][rows].to(dtype) * scale.to(dtype)
+        return stored[rows].to(dtype) * scale.to(dtype)
 
     def factor_of_stored(self, tiny: float = TINY) -> Tensor:
         """c / sigma_max(S), a differentiable scalar; in training after a step of the iteration."""

@@ -101,7 +101,9 @@ def test_settings_that_would_be_run_as_code_are_refused_by_name(tmp_path, change
     ),
 ])  # fmt: skip
 def test_tensors_that_nothing_here_computes_with(tmp_path, tensor, match):
-    with pytest.raises(CheckpointError, match=f"a dense tensor of numbers for w.*{match}"):
+    # Older versions of torch are not even let to build all of them.
+    refused = rf"a dense tensor of numbers for w.*{match}|found the object torch\._utils\._rebuild"
+    with pytest.raises(CheckpointError, match=refused):
         loaded(tmp_path, checkpoint(model={"w": tensor}))
 
 

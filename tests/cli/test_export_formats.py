@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spectral_fairseq.checkpoints.reading import load_checkpoint
+from spectral_fairseq.checkpoints.reading import load_checkpoint, torch_load
 from spectral_fairseq.cli.main import main
 from spectral_fairseq.tools.export import huggingface as writer
 from spectral_fairseq.tools.export.logits import LogitCheck, build_model, task_like
@@ -93,7 +93,7 @@ def test_plain_checkpoints_of_fairseq_and_a_folder_of_dictionaries(
     transformers, train, tiny_translation_data, tmp_path, monkeypatch, capsys
 ):
     checkpoint = last(train("transformer", "cross_entropy"))
-    state = torch.load(checkpoint, map_location="cpu", weights_only=False)
+    state = torch_load(checkpoint, map_location="cpu")
     task = state["cfg"]["task"]
     (task if isinstance(task, dict) else vars(task))["data"] = "/moved/away"
     moved = tmp_path / "moved.pt"

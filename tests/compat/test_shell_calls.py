@@ -22,6 +22,9 @@ KNOWN = {
     "fairseq.tasks.audio_pretraining": "--post-save-script of fairseq-train, which takes its "
     "settings from the command line and never from a checkpoint",
 }
+POST_SAVE = any(name == "post_save" for _, _, name in calls())
+if not POST_SAVE:  # fairseq 0.12.2
+    del KNOWN["fairseq.tasks.audio_pretraining"]
 STARTS = {"Popen", "call", "check_call", "check_output", "getoutput", "popen", "run", "system"}
 
 
@@ -42,6 +45,7 @@ def test_all_places_are_known() -> None:
     assert modules_that_start_programs() == sorted(KNOWN)
 
 
+@pytest.mark.skipif(not POST_SAVE, reason="this fairseq has no --post-save-script")
 def test_the_script_after_saving_is_the_command_lines() -> None:
     """No other program calls it, and fairseq-train builds its task from its own arguments."""
     assert {module for module, _, name in calls() if name == "post_save"} == {"fairseq_cli.train"}

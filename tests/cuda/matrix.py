@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
@@ -207,7 +208,9 @@ class Training:
         return loss / size
 
     def _loss(self) -> Tuple[torch.Tensor, int]:
-        with torch.autocast(self.device, torch.float16, enabled=self.autocast):
+        # Not on a CPU, where torch 1.12 knows no autocast to float16, even when it is off.
+        autocast = torch.autocast(self.device, torch.float16) if self.autocast else nullcontext()
+        with autocast:
             loss, size, _ = self.criterion(self.model, self.sample)
         return loss, size
 

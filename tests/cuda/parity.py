@@ -8,6 +8,7 @@ from typing import List, NamedTuple, Optional, Tuple
 import torch
 
 from tests.cuda.matrix import MODELS, PRECISIONS, Training, criterion_of, refused
+from tests.plugin.conftest import parameters_in_use
 
 # Of losses; gradients may be off by twice as much.
 BOUNDS = {"fp32": 2e-4, "fp16": 2e-2, "bf16": 8e-2, "amp": 2e-2}
@@ -48,7 +49,7 @@ def compare(model: str, criterion: str, precision: str, device: str) -> Optional
     loss = max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(losses, expected))
     differences = [float((a - b).norm()) for a, b in zip(gradients, wanted)]
     whole = float(torch.stack([one.norm() for one in wanted]).norm())
-    names = [name for name, _ in reference.named_parameters()]
+    names = list(parameters_in_use(reference))
     return Parity(
         loss,
         float(torch.tensor(differences).norm()) / max(whole, 1e-12),
@@ -62,6 +63,7 @@ def _trained(
     """Losses of two steps and a validation, and the gradients of the second step."""
     training = Training(model, criterion_of(criterion), data, precision, device)
     losses = [training.step(scale) for _ in range(2)]  # a stream's second segment has a state
-    gradients = [p.grad.detach().cpu().double() / scale for p in model.parameters()]
+    used = parameters_in_use(model).values()
+    gradients = [parameter.grad.detach().cpu().double() / scale for parameter in used]
     losses.append(training.evaluate())
     return [float(loss) for loss in losses], gradients

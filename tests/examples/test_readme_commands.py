@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.conftest import PACKAGE
 from tests.examples import readme_substitutions as table
 from tests.examples.readme_blocks import Block, blocks, commands_outside_blocks, fairseq_calls
 from tests.examples.readme_models import NAMES, write_models
+from tests.slurm import write_slurm
 
 ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "examples").exists():
@@ -26,6 +28,7 @@ READMES = [
 # Programs that a block may name besides those that the server runs.
 STAND_INS = {
     "make": f'exec {shutil.which("make")} -n -C "{ROOT}" "$@" > /dev/null',  # the target exists
+    "torchrun": f'exec "{sys.executable}" -m torch.distributed.run "$@"',
     "pip": f'test "$1" = install && test -e "{ROOT}/setup.py"',
 }
 
@@ -41,6 +44,7 @@ def bin_folder(tmp_path_factory, fork_server):
         path = folder / "run" / program
         path.write_text(f"#!/bin/sh\n{script}\n", "utf-8")
         path.chmod(0o755)
+    write_slurm(folder / "run")
     return folder
 
 

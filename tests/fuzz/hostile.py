@@ -22,6 +22,7 @@ from typing import Any, Callable, Dict, List, NamedTuple
 
 import torch
 
+from spectral_fairseq.checkpoints.reading import torch_load
 from spectral_fairseq.checkpoints.structure import EVALUATED
 from tests.fork_server import ForkServer
 from tests.fuzz.forks import BAD, DONE, EXECUTED, FAIRSEQ, REFUSED, line, run, run_all
@@ -72,7 +73,7 @@ def overwrite(making: Making) -> None:
 
 
 def older_format(making: Making) -> None:
-    state = torch.load(making.path, weights_only=False)
+    state = torch_load(making.path)
     torch.save(state, making.path, _use_new_zipfile_serialization=False)
     making.chance.choice((cut, flip))(making)
 
@@ -140,14 +141,14 @@ def foreign_object(making: Making) -> None:
             Call(builtins.compile, python, "x", "exec"),
         )
     )
-    state = torch.load(making.path, weights_only=False)
+    state = torch_load(making.path)
     _change(state, making.chance, lambda _: call)
     torch.save(state, making.path)
 
 
 def code_in_a_setting(making: Making) -> None:
     """A string that fairseq would evaluate, in any of the places where settings are."""
-    state = torch.load(making.path, weights_only=False)
+    state = torch_load(making.path)
     name = making.chance.choice(sorted(EVALUATED))
     text = making.chance.choice(
         (
@@ -177,7 +178,7 @@ VALUES: List[Any] = [
 
 def wrong_entry(making: Making) -> None:
     """Something else in the place of an entry, at any depth, or a missing entry."""
-    state = torch.load(making.path, weights_only=False)
+    state = torch_load(making.path)
     value = making.chance.choice([*VALUES, KeyError])
     _change(state, making.chance, lambda _: value)
     torch.save(state, making.path)
@@ -226,7 +227,7 @@ TENSORS: Dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 def wrong_tensor(making: Making) -> None:
-    state = torch.load(making.path, weights_only=False)
+    state = torch_load(making.path)
     model = state["model"]
     for name in making.chance.sample(sorted(model), making.chance.choice((1, 1, 3))):
         model[name] = TENSORS[making.chance.choice(sorted(TENSORS))](model[name])
@@ -234,7 +235,7 @@ def wrong_tensor(making: Making) -> None:
 
 
 def wrong_names(making: Making) -> None:
-    state = torch.load(making.path, weights_only=False)
+    state = torch_load(making.path)
     model, chance = state["model"], making.chance
     name = chance.choice(sorted(model))
     kind = chance.choice(("drop", "rename", "add", "all", "number"))

@@ -6,9 +6,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq.data import Dictionary
+from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from omegaconf import OmegaConf
 
 import spectral_fairseq.plugin  # noqa: F401  (registers with fairseq)
+from spectral_fairseq.compat.dead_encoder_keys import DEAD
+
+# fairseq 0.12.2 names a function in its fast path that torch has from 1.13 on.
+SCRIPTS = pytest.mark.skipif(
+    "_load_from_state_dict" in vars(TransformerEncoderLayerBase)
+    and not hasattr(torch, "_nested_tensor_from_mask_left_aligned"),
+    reason="this torch cannot script the encoder of this fairseq",
+)
 
 SIZES = {
     "encoder_embed_dim": 16,
@@ -64,6 +73,12 @@ def build_host_model(task, arch, seed=1, **options):
     ARCH_CONFIG_REGISTRY[arch](args)
     torch.manual_seed(seed)
     return ARCH_MODEL_REGISTRY[arch].build_model(args, task)
+
+
+def parameters_in_use(model):
+    """Names and parameters, without copies that fairseq 0.12.2 keeps for its fast path."""
+    named = model.named_parameters()
+    return {name: one for name, one in named if name.rpartition(".")[2] not in DEAD}
 
 
 def build_criterion(task, name="spectrum_control", **options):

@@ -7,7 +7,13 @@ import torch
 
 from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.errors import ConfigurationError
-from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample
+from tests.plugin.conftest import (
+    build_criterion,
+    build_host_model,
+    build_model,
+    make_sample,
+    parameters_in_use,
+)
 
 NOTHING = {"spectrum_weight": 0.0, "orthogonality_weights": "0,0,0,0"}
 SHARING = (
@@ -20,7 +26,7 @@ def gradients(task, model, state, **options):
     model.load_state_dict(state)  # a spectral-norm table changes in every forward pass
     model.zero_grad()
     build_criterion(task, **NOTHING, **options)(model, make_sample(task))[0].backward()
-    return {n: p.grad.clone() for n, p in model.named_parameters()}
+    return {n: p.grad.clone() for n, p in parameters_in_use(model).items()}
 
 
 def models(task):
@@ -44,7 +50,7 @@ def test_a_scale_multiplies_the_look_ups_part_of_the_tables_gradient_alone(task)
         table = model.decoder.embed_tokens
         of_table = {id(parameter) for parameter in table.parameters()}
         assert of_table
-        for name, parameter in model.named_parameters():
+        for name, parameter in parameters_in_use(model).items():
             assert torch.equal(same[name], one[name])
             part = (three[name] - one[name]) / 2  # what the look-ups contribute at a scale of 1
             torch.testing.assert_close(five[name], one[name] + 4 * part)

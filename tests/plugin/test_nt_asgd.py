@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 import spectral_fairseq.plugin.hooks.nt_asgd  # noqa: F401  (both register with fairseq)
+from spectral_fairseq.checkpoints.reading import torch_load
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.plugin.optim.nt_asgd import (
     NTASGD,
@@ -23,6 +24,7 @@ from spectral_fairseq.plugin.optim.nt_asgd import (
     show_averages,
     show_iterates,
 )
+from tests.capabilities import WEIGHTS_ONLY
 
 BOTH = ("--optimizer", "nt_asgd", "--lr-scheduler", "nt_asgd")
 AT_ONCE = "optimizer.nt_asgd_from_start=true"
@@ -98,7 +100,7 @@ def save(trainer, path, val_loss=None, epoch=1, done=0):
     iterator = {"version": 2, "epoch": epoch, "iterations_in_epoch": done, "shuffle": True}
     trainer.consolidate_optimizer()
     trainer.save_checkpoint(str(path), {"train_iterator": iterator, "val_loss": val_loss})
-    return torch.load(path, map_location="cpu", weights_only=False)
+    return torch_load(path, map_location="cpu")
 
 
 @pytest.mark.slow
@@ -158,6 +160,7 @@ def test_before_the_switch_the_model_is_what_was_trained(tmp_path):
     assert same(save(trainer, tmp_path / "checkpoint.pt", 1.0)["model"], trained)
 
 
+@WEIGHTS_ONLY
 def test_the_checkpoint_loads_with_weights_only(tmp_path):
     trainer = build_trainer(AT_ONCE)
     update(trainer, 2)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
+from spectral_fairseq.provenance import torch_release
 
 ARCH = ("transformer_lm_sc", "cross_entropy", "--share-decoder-input-output-embed")
 BOTH = ("--optimizer", "nt_asgd", "--lr-scheduler", "nt_asgd", "--weight-decay", "1e-4")
@@ -79,7 +80,8 @@ def test_every_checkpoint_after_the_switch_holds_the_averages(through):
                 weight.shape == values["average"].shape and torch.equal(weight, values["average"])
                 for weight in state["model"].values()
             )
-    torch.load(through / "checkpoint_best.pt", weights_only=True)
+    if torch_release() >= (1, 13):
+        torch.load(through / "checkpoint_best.pt", weights_only=True)
 
 
 def test_fine_tuning_averages_at_once_and_stops(train, through):

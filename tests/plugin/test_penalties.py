@@ -17,6 +17,7 @@ from spectral_fairseq.plugin.criterions.penalties.objective import FLAGS
 from spectral_fairseq.plugin.criterions.penalties.weight_norm import WEIGHT_NORM
 from spectral_fairseq.plugin.flags import finite_nonnegative
 from spectral_fairseq.plugin.models.tables import uncounted_rows
+from tests.capabilities import HALF_ON_CPU
 from tests.plugin.conftest import (
     build_criterion,
     build_host_model,
@@ -308,6 +309,7 @@ def test_all_penalties_are_checked_before_an_update_without_them(task):
         build_criterion(task, "mle_cosreg", penalty_interval="3").check_model(model)
 
 
+@HALF_ON_CPU
 def test_half_precision_parameters_give_float32_penalties(task):
     model = build_model(task).half().train()
     for penalty in build_criterion(task, "weight_norm", **ALL).penalties(model):

@@ -10,6 +10,7 @@ from fairseq.models import FairseqDecoder, FairseqLanguageModel, register_model
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from torch import nn
 
+from spectral_fairseq.checkpoints.reading import torch_load
 from spectral_fairseq.errors import (
     ConfigurationError,
     DataError,
@@ -294,10 +295,7 @@ def saved(iterator):
 
 def through_a_file(state, folder):
     torch.save(state, folder / "state.pt")
-    try:
-        return torch.load(folder / "state.pt", weights_only=True)
-    except TypeError:  # torch < 1.13
-        return torch.load(folder / "state.pt")
+    return torch_load(folder / "state.pt")
 
 
 def interrupted(folder, updates, epoch=2, size=3, **options):

@@ -14,6 +14,8 @@ from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 from torch import nn
 
+from spectral_fairseq.checkpoints.reading import torch_load
+from spectral_fairseq.compat.dead_encoder_keys import DEAD
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.functional.spectrum_decay import apply_change_, plan_change
 from spectral_fairseq.plugin.criterions.output_table import output_table, svd_tables
@@ -25,6 +27,7 @@ from spectral_fairseq.plugin.hooks.table_control import (
     control_tables,
     trained_weights,
 )
+from tests.capabilities import HALF_ON_CPU
 from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample, words
 from tests.reference import spectrum_decay as reference
 
@@ -42,6 +45,12 @@ PRECISIONS = {
     "memory-efficient fp16": ("common.fp16=true", "common.memory_efficient_fp16=true"),
     "bf16": ("common.bf16=true",),
 }
+# Tensors of fairseq 0.12.2 that training does not use; the last one is never even set.
+UNUSED = {*DEAD, "_float_tensor"}
+HALF = pytest.param("memory-efficient fp16", marks=HALF_ON_CPU)
+ALL_PRECISIONS = [
+    pytest.param(name, marks=HALF_ON_CPU if "fp16" in name else ()) for name in PRECISIONS
+]
 
 
 class Task(FairseqTask):
@@ -116,7 +125,7 @@ def test_the_bound_holds_under_every_optimiser(optimizer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", ALL_PRECISIONS)
 def test_what_is_trained_is_what_is_controlled(precision):
     """One update without control, then the naive change of what the optimiser trains."""
     plain = build_trainer(*PRECISIONS[precision])
@@ -203,12 +212,14 @@ def test_zero_equals_plain_bit_for_bit():
     for trainer in (plain, zero):
         train(trainer, 3)
     first, second = (t.get_model().state_dict() for t in (plain, zero))
-    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert first.keys() == second.keys()
+    used = [key for key in first if key.rpartition(".")[2] not in UNUSED]
+    assert all(torch.equal(first[key], second[key]) for key in used)
 
 
 # With --fp16 or --bf16 fairseq itself does not save the float32 copy that it trains.
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["float32", "memory-efficient fp16"])
+@pytest.mark.parametrize("precision", ["float32", HALF])
 def test_resumed_equals_uninterrupted(precision, tmp_path):
     """With a fixed prior of automatic scale, whose norm is that of the first of all tables."""
     flags = {"spectrum_decay": 0.2, "spectrum_decay_interval": 2, "spectrum_side": "both"}
@@ -220,7 +231,7 @@ def test_resumed_equals_uninterrupted(precision, tmp_path):
     iterator = {"version": 2, "epoch": 1, "iterations_in_epoch": 3, "shuffle": True}
     half.consolidate_optimizer()
     half.save_checkpoint(str(tmp_path / "c.pt"), {"train_iterator": iterator, "val_loss": None})
-    state = torch.load(tmp_path / "c.pt", map_location="cpu", weights_only=True)
+    state = torch_load(tmp_path / "c.pt", map_location="cpu")
     assert list(state["extra_state"][EXTRA_STATE]) == ["decoder"]
     resumed = build()
     with torch.no_grad():
@@ -230,7 +241,9 @@ def test_resumed_equals_uninterrupted(precision, tmp_path):
     resumed.begin_epoch(1)
     train(resumed, 4)
     first, second = (t.get_model().state_dict() for t in (through, resumed))
-    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert first.keys() == second.keys()
+    used = [key for key in first if key.rpartition(".")[2] not in UNUSED]
+    assert all(torch.equal(first[key], second[key]) for key in used)
     # Training that begins anew from the same file begins with the norm that is in it.
     anew = build()
     _start_norms.clear()
@@ -425,7 +438,7 @@ def _worker(rank, folder):
 @pytest.mark.slow
 def test_all_workers_carry_out_the_plan_of_the_first(tmp_path):
     torch.multiprocessing.spawn(_worker, args=(str(tmp_path),), nprocs=2)
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+    first, second = (torch_load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     assert torch.equal(first, second)
     generator = torch.Generator().manual_seed(0)
     before = torch.randn(50, 6, generator=generator) + 1

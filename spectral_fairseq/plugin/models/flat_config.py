@@ -16,7 +16,7 @@ from typing import Any, List, Tuple
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import merge_with_parent
 from fairseq.models.transformer import TransformerConfig
-from omegaconf import II, DictConfig, OmegaConf
+from omegaconf import II, DictConfig, OmegaConf, open_dict
 
 
 def _flat_field(name: str, field: dataclasses.Field) -> Tuple[str, Any, Any]:
@@ -64,6 +64,13 @@ def to_namespace(model: Any, config: Any) -> Namespace:
         config: model node (DictConfig) or legacy Namespace.
     """
     if isinstance(config, DictConfig):
-        config = merge_with_parent(getattr(model, "__dataclass")(), config)  # noqa: B009
+        defaults = getattr(model, "__dataclass")()  # noqa: B009
+        # With fairseq 0.12.2 and omegaconf 2.0, the functions of named architectures find None for
+        # each field that the user did not write, and store it.
+        with open_dict(config):
+            for name, value in OmegaConf.to_container(config, resolve=False).items():
+                if value is None and getattr(defaults, name, None) is not None:
+                    del config[name]
+        config = merge_with_parent(defaults, config)
         return Namespace(**OmegaConf.to_container(config, resolve=True, enum_to_str=True))
     return Namespace(**vars(config))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import logging
+import weakref
 from typing import Any, Dict, List, Optional
 
 from fairseq.data.iterators import EpochBatchIterator
@@ -45,22 +46,17 @@ class StreamIterator(EpochBatchIterator):
             buffer_size=buffer_size,
             disable_shuffling=True,
         )
+        # fairseq's sampler keeps this method, which would make a reference cycle. The garbage
+        # collector would end the loading processes late, and, because it closes their queues first,
+        # only after waiting 5 seconds for each of them.
+        known = weakref.ref(self)
+        self.ordered_batches = lambda *given: EpochBatchIterator.ordered_batches(known(), *given)
         # An iterator serves one epoch; its loading processes would live on with the flag set.
         self.persistent_workers = False
         self.streams = streams
         self.carries = SlotCarries()
         self.gathered: Optional[List[Any]] = None
         self.precision: Optional[str] = None
-
-    def _get_iterator_for_epoch(self, *args: Any, **kwargs: Any) -> Any:
-        found = super()._get_iterator_for_epoch(*args, **kwargs)
-        # In some versions of fairseq the sampler keeps a method of this iterator, which makes a
-        # reference cycle. The garbage collector would end the loading processes late, and, because
-        # it closes their queues first, only after waiting 5 seconds for each of them.
-        sampler = getattr(self, "epoch_batch_sampler", None)
-        if sampler is not None:
-            sampler.ordered_batches = None  # used once, when the sampler was made
-        return found
 
     def state_dict(self) -> Dict[str, Any]:
         """fairseq's entries and, within an epoch, ``streams`` with the states by group."""

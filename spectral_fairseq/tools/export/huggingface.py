@@ -12,6 +12,7 @@ import torch
 
 from spectral_fairseq.checkpoints.dictionary import checkpoint_settings
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.provenance import distribution_version
 from spectral_fairseq.tools.export.layouts import Layout, check_flags, layout_of
 from spectral_fairseq.tools.export.logits import (
     LogitCheck,
@@ -103,6 +104,19 @@ def _save(layout: Layout, folder: Path, translation: bool) -> None:
             f"the tensors of {type(model).__name__}",
             f"{_listed(absent)} missing and {_listed(unknown)} besides",
             "Export it with --to ctranslate2 or to plain fairseq instead.",
+        )
+    stored = model.state_dict()
+    shared = [
+        key
+        for key, value in layout.tensors.items()
+        if not torch.allclose(stored[key].to(value.dtype), value, rtol=0, atol=0, equal_nan=True)
+    ]
+    if shared:
+        version = distribution_version("transformers")
+        raise UnsupportedError(
+            f"a {type(model).__name__} that keeps tables apart",
+            f"transformers {version}, which stores {_listed(shared)} as others",
+            "Install transformers 5 or newer, or export it with --to ctranslate2.",
         )
     model.generation_config = transformers.GenerationConfig(
         **_generation(layout.config, translation)

@@ -30,6 +30,7 @@ import torch
 from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
 from torch import Tensor
 
+from spectral_fairseq.compat.dead_encoder_keys import DEAD
 from spectral_fairseq.errors import UnsupportedError
 
 # fairseq's name -> that of transformers. "gelu_fast" is another function there.
@@ -252,7 +253,7 @@ def _weights(model: Any) -> Dict[str, Tensor]:
     return {
         key: value
         for key, value in model.state_dict().items()
-        if "embed_positions" not in key and not key.endswith(".version")
+        if "embed_positions" not in key and key.rpartition(".")[2] not in {"version", *DEAD}
     }
 
 

@@ -6,6 +6,7 @@ from spectral_fairseq.functional.losses.sigsoftmax import (
     sigsoftmax_cross_entropy,
     sigsoftmax_scores,
 )
+from tests.capabilities import FLOAT16
 from tests.reference.mixture import smoothed_nll
 
 TOKENS, WORDS, DIM, PAD = 23, 17, 5, 1
@@ -53,7 +54,7 @@ def test_blockwise_loss_and_gradients_are_the_papers(bias, label_smoothing, bloc
         torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [FLOAT16, torch.bfloat16])
 def test_half_precision_is_summed_in_float32(dtype):
     targets, leaves = operands(dtype)
     loss, _ = sigsoftmax_cross_entropy(leaves[0], targets, *leaves[1:])

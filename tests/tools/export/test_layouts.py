@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.plugin.models.flat_config import FlatTransformerConfig
+from spectral_fairseq.provenance import distribution_version
 from spectral_fairseq.tools.export.huggingface import write_huggingface
 from spectral_fairseq.tools.export.logits import task_like
 
@@ -31,6 +32,13 @@ EMBEDDING_NORM = {"layernorm_embedding": True}
 TIED = {"share_all_embeddings": True}
 TIED_LM = {"share_decoder_input_output_embed": True}
 UNSCALED = {"no_scale_embedding": True}
+KEEPS_TABLES_APART = pytest.mark.xfail(
+    distribution_version("transformers") is not None
+    and int(distribution_version("transformers").split(".")[0]) < 5,
+    raises=UnsupportedError,
+    strict=True,
+    reason="transformers shares the tables of a translation model before version 5",
+)
 
 
 def checkpoint_of(arch, flags, source, target):
@@ -69,13 +77,13 @@ def language_model(*flags):
 @pytest.mark.parametrize(
     "layout, make",
     [
-        ("FSMT", lambda: translation(30, 37)),
+        pytest.param("FSMT", lambda: translation(30, 37), marks=KEEPS_TABLES_APART),
         ("FSMT", lambda: translation(30, 37, TIED_LM, UNSCALED, {"activation_fn": "gelu"})),
         ("FSMT", lambda: translation(37, 37, TIED, {"activation_fn": "gelu_fast"})),
         ("M2M100", lambda: translation(37, 37, BEFORE, TIED)),
-        ("M2M100", lambda: translation(37, 37, BEFORE)),
+        pytest.param("M2M100", lambda: translation(37, 37, BEFORE), marks=KEEPS_TABLES_APART),
         ("Bart", lambda: translation(37, 37, EMBEDDING_NORM, LEARNED, TIED)),
-        ("Bart", lambda: translation(37, 37, EMBEDDING_NORM)),
+        pytest.param("Bart", lambda: translation(37, 37, EMBEDDING_NORM), marks=KEEPS_TABLES_APART),
         ("MBart", lambda: translation(37, 37, EMBEDDING_NORM, BEFORE, LEARNED, TIED)),
         ("XGLM", lambda: language_model()),
         ("XGLM", lambda: language_model(TIED_LM, UNSCALED)),

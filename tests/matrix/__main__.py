@@ -1,0 +1,120 @@
+"""``make matrix``: install, test and train in each cell, and write docs/compatibility.md's table.
+
+A cell that is in the record is not repeated, so that an interrupted matrix goes on. At the end,
+each cell reads the checkpoints of all others; for this the environments stay in the folder, some
+gigabytes each, unless ``--discard`` is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import sys
+from pathlib import Path
+from typing import Any, Dict, Iterable, Tuple
+
+from tests.conftest import ROOT
+from tests.matrix.cells import CELLS
+from tests.matrix.page import read_record, write_record
+from tests.matrix.steps import SELECTIONS, Failure, Installation
+
+
+def run_cell(installation: Installation, selection: str, flags: str) -> Dict[str, Any]:
+    """What is recorded of a cell; ``error`` names the step that failed, if one did."""
+    cell = installation.cell
+    found: Dict[str, Any] = {
+        "date": datetime.date.today().isoformat(),
+        "versions": {"python": cell.python, "torch": cell.torch, "numpy": cell.numpy},
+    }
+    step = "installation"
+    try:
+        found["versions"] = installation.install()
+        step = "training"
+        found["loss"] = installation.train()
+        step = "tests"
+        found["tests"] = installation.test(selection, flags)
+    except Failure as failure:
+        found["error"] = f"{step}: {failure}"
+    return found
+
+
+def read_others(
+    installations: Dict[str, Installation], record: Dict[str, Any]
+) -> Iterable[Tuple[str, str, str]]:
+    """Let every cell that has an environment read the checkpoints that it has not read yet.
+
+    Yields:
+        The names of both cells, and what went wrong or nothing.
+    """
+    for name, reader in installations.items():
+        if name not in record or not reader.is_made():
+            continue
+        for other, writer in installations.items():
+            known = record[name].get("reads", {})
+            if other in known or not writer.checkpoint.exists() or "loss" not in record[other]:
+                continue
+            try:
+                reader.read(writer.checkpoint, record[other]["loss"])
+                yield name, other, ""
+            except Failure as failure:
+                yield name, other, str(failure)
+
+
+def forget(record: Dict[str, Any], name: str) -> None:
+    """Remove a cell from the record, and what others found in its checkpoint."""
+    record.pop(name, None)
+    for cell in record.values():
+        cell.get("reads", {}).pop(name, None)
+
+
+def main() -> int:
+    """Read the command line; status 1 if anything failed in a chosen cell."""
+    parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
+    parser.add_argument(
+        "cells", nargs="*", metavar="CELL", help=f"all unless given: {', '.join(CELLS)}"
+    )
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "matrix")
+    parser.add_argument("--tests", choices=SELECTIONS, default="fast")
+    parser.add_argument("--again", action="store_true", help="repeat cells that are in the record")
+    parser.add_argument(
+        "--discard", action="store_true", help="remove each environment when its cell is done"
+    )
+    parser.add_argument("--pytest-flags", default="", help="such as '-n 1'")
+    args = parser.parse_args()
+    unknown = set(args.cells) - set(CELLS)
+    if unknown:
+        parser.error(f"expected cells among {', '.join(CELLS)}; found {', '.join(unknown)}")
+
+    chosen = args.cells or list(CELLS)
+    folder = args.folder.resolve()
+    installations = {name: Installation(cell, folder / name) for name, cell in CELLS.items()}
+    record = read_record()
+    for name in chosen:
+        if name in record and not args.again:
+            continue
+        print(f"[{name}]", flush=True)
+        forget(record, name)
+        record[name] = run_cell(installations[name], args.tests, args.pytest_flags)
+        print(f"[{name}] {record[name]}", flush=True)
+        write_record(record)
+        _cross(installations, record)
+        if args.discard:
+            installations[name].remove()
+    _cross(installations, record)
+    return int(any(_failed(record[name]) for name in chosen))
+
+
+def _cross(installations: Dict[str, Installation], record: Dict[str, Any]) -> None:
+    for name, other, error in read_others(installations, record):
+        print(f"[{name}] reads {other}: {error or 'yes'}", flush=True)
+        record[name].setdefault("reads", {})[other] = error
+        write_record(record)
+
+
+def _failed(cell: Dict[str, Any]) -> bool:
+    reads = cell.get("reads", {}).values()
+    return bool(cell.get("error") or cell.get("tests", {}).get("failed") or any(reads))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

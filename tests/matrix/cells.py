@@ -1,0 +1,64 @@
+"""The cells of the matrix: which Python is tested with which versions of torch and numpy."""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, NamedTuple
+
+
+class Cell(NamedTuple):
+    """One installation. Everything that is not named here is pinned by constraints.txt.
+
+    Args:
+        python: minor version, which decides on fairseq 0.12.2 or ve-fairseq 0.12.3.
+        torch: version.
+        torchaudio: version, which torch and fairseq's metadata ask for; it is never imported.
+        numpy: version.
+        sympy: version, which torch 2.6 asks for.
+    """
+
+    python: str
+    torch: str
+    torchaudio: str
+    numpy: str
+    sympy: str = "1.14.0"
+
+    @property
+    def name(self) -> str:
+        """Name of the cell in the record and of its folder."""
+        return f"py{self.python}-torch{self.torch}-numpy{self.numpy}"
+
+    def constraints(self, text: str) -> str:
+        """The project's constraints with the pins of this cell in them.
+
+        Args:
+            text: of constraints.txt.
+
+        Raises:
+            ValueError: if the constraints do not name one of the packages.
+        """
+        lines = text.splitlines()
+        for package in ("torch", "torchaudio", "numpy", "sympy"):
+            others = [line for line in lines if not re.match(rf"{package}==", line)]
+            if len(others) == len(lines):
+                raise ValueError(f"constraints.txt does not pin {package}")
+            lines = [*others, f"{package}=={getattr(self, package)}"]
+        return "\n".join(lines) + "\n"
+
+
+# torch 2.0 has no build for numpy 2, and torch 2.2 only one for numpy 1.
+_ALL = (
+    Cell("3.9", "1.12.1", "0.12.1", "1.23.5"),
+    Cell("3.9", "2.0.1", "2.0.2", "1.23.5"),
+    Cell("3.10", "1.12.1", "0.12.1", "1.23.5"),
+    Cell("3.10", "2.0.1", "2.0.2", "1.23.5"),
+    Cell("3.11", "2.2.2", "2.2.2", "1.26.4"),
+    Cell("3.11", "2.6.0", "2.6.0", "1.26.4", sympy="1.13.1"),
+    Cell("3.11", "2.6.0", "2.6.0", "2.4.6", sympy="1.13.1"),
+    Cell("3.11", "2.13.0", "2.11.0", "2.4.6"),
+    Cell("3.12", "2.2.2", "2.2.2", "1.26.4"),
+    Cell("3.12", "2.6.0", "2.6.0", "1.26.4", sympy="1.13.1"),
+    Cell("3.12", "2.6.0", "2.6.0", "2.4.6", sympy="1.13.1"),
+    Cell("3.12", "2.13.0", "2.11.0", "2.4.6"),
+)
+CELLS: Dict[str, Cell] = {cell.name: cell for cell in _ALL}

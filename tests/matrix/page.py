@@ -1,0 +1,70 @@
+"""The table of docs/compatibility.md, made of the record."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Dict, List
+
+from tests.conftest import ROOT
+
+PAGE = ROOT / "docs" / "compatibility.md"
+RECORD = Path(__file__).with_name("record.json")
+_BLOCK = re.compile(r"<!-- matrix -->.*<!-- /matrix -->", re.DOTALL)
+
+Record = Dict[str, Dict[str, Any]]
+
+
+def read_record() -> Record:
+    """Results of the cells that have been run, by their names."""
+    return dict(json.loads(RECORD.read_text("utf-8"))) if RECORD.exists() else {}
+
+
+def write_record(record: Record) -> None:
+    """Write the record, in the order of the cells' names, and the page."""
+    ordered = {name: record[name] for name in sorted(record, key=_order)}
+    RECORD.write_text(json.dumps(ordered, indent=1) + "\n", "utf-8")
+    PAGE.write_text(_BLOCK.sub(lambda _: block(record), PAGE.read_text("utf-8")), "utf-8")
+
+
+def block(record: Record) -> str:
+    """The part of the page that follows from the record."""
+    names = sorted(record, key=_order)
+    rows = [
+        "| Python | fairseq | torch | numpy | passed | skipped | failed | reads checkpoints of |"
+        " date |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *(_row(name, record) for name in names),
+    ]
+    failures = [line for name in names for line in _failures(name, record[name])]
+    below = ["", "What failed:", "", *failures] if failures else []
+    return "\n".join(["<!-- matrix -->", *rows, *below, "<!-- /matrix -->"])
+
+
+def _order(name: str) -> List[int]:
+    return [int(digits) for digits in re.findall(r"\d+", name)]
+
+
+def _row(name: str, record: Record) -> str:
+    cell = record[name]
+    versions = [cell["versions"].get(key) or "" for key in ("python", "fairseq", "torch", "numpy")]
+    tests = cell.get("tests", {})
+    counts = [str(tests.get(key, "")) for key in ("passed", "skipped", "failed")]
+    return f"| {' | '.join([*versions, *counts, _readable(name, record), cell['date']])} |"
+
+
+def _readable(name: str, record: Record) -> str:
+    """Which of the recorded cells' checkpoints a cell has read."""
+    read = {other for other, error in record[name].get("reads", {}).items() if not error}
+    others = {other for other in record if "loss" in record[other]}
+    if read >= others:
+        return f"all {len(others)} rows"
+    return ", ".join(sorted(read & others, key=_order)) or "none"
+
+
+def _failures(name: str, cell: Dict[str, Any]) -> List[str]:
+    tests = [f"the test `{failed}`" for failed in cell.get("tests", {}).get("failures", ())]
+    reads = [f"{other}: {error}" for other, error in cell.get("reads", {}).items() if error]
+    errors = [cell["error"]] if cell.get("error") else []
+    return [f"- {name}: {what}" for what in (*errors, *tests, *reads)]

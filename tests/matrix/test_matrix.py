@@ -1,0 +1,139 @@
+"""The table of docs/compatibility.md is that of the record, and the record that of the cells."""
+
+import copy
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.matrix import __main__ as matrix
+from tests.matrix import page, steps
+from tests.matrix.cells import CELLS, Cell
+
+if not (ROOT / "docs").exists():
+    pytest.skip("the documents are not beside these tests", allow_module_level=True)
+FIRST, SECOND = "py3.10-torch1.12.1-numpy1.23.5", "py3.12-torch2.6.0-numpy2.4.6"
+
+
+def cell(name, **more):
+    versions = {"python": name, "fairseq": "ve-fairseq 0.12.3", "torch": "2", "numpy": "2"}
+    return {"date": "2026-01-01", "versions": versions, **more}
+
+
+def test_the_page_shows_the_record():
+    assert page.block(page.read_record()) in page.PAGE.read_text("utf-8")
+
+
+def test_the_record_is_of_known_cells():
+    record = page.read_record()
+    assert set(record) <= set(CELLS)
+    for name, found in record.items():
+        assert found["versions"]["torch"].split("+")[0] == CELLS[name].torch
+        assert found["versions"]["numpy"] == CELLS[name].numpy
+
+
+def test_failures_are_shown():
+    record = {
+        SECOND: cell(SECOND, loss=1.0, reads={FIRST: "fairseq-generate: no"}),
+        FIRST: cell(
+            FIRST,
+            loss=1.0,
+            tests={"passed": 9, "skipped": 2, "failed": 1, "failures": ["tests.test_a.test_b"]},
+            reads={FIRST: "", SECOND: ""},
+        ),
+        "py3.9-torch1.12.1-numpy1.23.5": cell("py3.9", error="installation: no such package"),
+    }
+    rows = page.block(record).splitlines()
+    assert [row.split(" | ")[0] for row in rows[3:6]] == [
+        "| py3.9",
+        f"| {FIRST}",
+        f"| {SECOND}",
+    ]
+    assert "| 9 | 2 | 1 | all 2 rows |" in rows[4] and "| none |" in rows[5]
+    assert rows[6:-1] == [
+        "",
+        "What failed:",
+        "",
+        "- py3.9-torch1.12.1-numpy1.23.5: installation: no such package",
+        f"- {FIRST}: the test `tests.test_a.test_b`",
+        f"- {SECOND}: {FIRST}: fairseq-generate: no",
+    ]
+
+
+@pytest.mark.parametrize("one", CELLS.values(), ids=CELLS)
+def test_the_pins_of_a_cell_replace_those_of_the_project(one):
+    lines = one.constraints((ROOT / "constraints.txt").read_text("utf-8")).splitlines()
+    for package in ("torch", "torchaudio", "numpy", "sympy"):
+        found = [line for line in lines if line.startswith(f"{package}==")]
+        assert found == [f"{package}=={getattr(one, package)}"]
+    assert any(line.startswith("fairseq==") for line in lines)
+
+
+def test_a_package_without_a_pin_is_refused():
+    with pytest.raises(ValueError, match="does not pin torchaudio"):
+        Cell("3.9", "1", "1", "1").constraints("torch==2\n")
+
+
+class Installation:
+    """One that does nothing but fail where it is told."""
+
+    def __init__(self, cell, failing=""):
+        self.cell, self.failing = cell, failing
+        self.read_, self.checkpoint = [], ROOT / "setup.py"  # which exists
+
+    def _step(self, name, result):
+        if name == self.failing:
+            raise steps.Failure("no")
+        return result
+
+    def is_made(self):
+        return self.failing != "install"
+
+    def install(self):
+        return self._step("install", {"python": self.cell.python, "torch": "", "numpy": ""})
+
+    def train(self):
+        return self._step("train", 2.5)
+
+    def test(self, selection, flags):
+        return self._step("test", {"passed": 1, "skipped": 0, "failed": 0, "failures": []})
+
+    def read(self, checkpoint, loss):
+        self.read_.append(loss)
+        self._step("read", None)
+
+
+@pytest.mark.parametrize("step", ["install", "train", "test"])
+def test_the_step_that_failed_is_recorded(step):
+    found = matrix.run_cell(Installation(CELLS[FIRST], step), "fast", "")
+    assert found["error"].endswith(": no") and ("loss" in found) is (step == "test")
+
+
+def test_every_cell_reads_what_it_has_not_read():
+    both = {name: Installation(CELLS[name]) for name in (FIRST, SECOND)}
+    record = {name: matrix.run_cell(one, "fast", "") for name, one in both.items()}
+    record[FIRST]["reads"] = {FIRST: ""}
+    before = copy.deepcopy(record)
+    assert list(matrix.read_others(both, record)) == [
+        (FIRST, SECOND, ""),
+        (SECOND, FIRST, ""),
+        (SECOND, SECOND, ""),
+    ]
+    assert record == before and both[SECOND].read_ == [2.5, 2.5]
+    both[SECOND].failing = "read"
+    assert (SECOND, FIRST, "no") in list(matrix.read_others(both, record))
+
+
+def test_a_cell_that_is_repeated_is_read_again():
+    record = {FIRST: cell(FIRST, reads={SECOND: ""}), SECOND: cell(SECOND, reads={FIRST: ""})}
+    matrix.forget(record, FIRST)
+    assert list(record) == [SECOND] and record[SECOND]["reads"] == {}
+
+
+def test_counts_are_those_of_pytests_report(tmp_path):
+    report = tmp_path / "report.xml"
+    case = '<testcase classname="tests.test_a" name="{}">{}</testcase>'
+    cases = (case.format(*one) for one in (("a", ""), ("b", "<skipped/>"), ("c", "<error/>")))
+    report.write_text(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>")
+    found = {"passed": 1, "skipped": 0, "failed": 0, "failures": []}
+    steps.add_counts(found, report)
+    assert found == {"passed": 2, "skipped": 1, "failed": 1, "failures": ["tests.test_a.c"]}

@@ -1,0 +1,131 @@
+"""Workers that torchrun and SLURM start, that die, and that become more or fewer."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+
+import pytest
+import torch
+
+from spectral_fairseq.checkpoints.reading import load_checkpoint
+from tests.conftest import PACKAGE, TINY_TRANSLATION
+from tests.slurm import write_slurm
+
+if shutil.which("bash") is None:
+    pytest.skip("no bash", allow_module_level=True)
+
+# Four updates of eight sentences, which is an epoch of the tiny data, with a stop in the middle.
+TRAINING = (
+    *("--share-all-embeddings", "--spectrum-weight", "0.1", "--orthogonality-weights", "1,1,0,0"),
+    *("--optimizer", "sgd", "--lr", "0.1", "--dropout", "0", "--max-tokens", "1000"),
+    *("--batch-size", "6", "--max-update", "4", "--save-interval-updates", "2"),
+)
+HALF = "checkpoint_1_2.pt"
+# What docs/clusters.md adds on machines without GPUs.
+ON_CPUS = ("--cpu", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp")
+# The second worker dies before its third update, once.
+DYING = """
+import os
+import signal
+
+from fairseq.trainer import Trainer
+
+import {package}.plugin
+
+take_step = Trainer.train_step
+
+def take_step_or_die(self, *args, **kwargs):
+    third = self.get_num_updates() == 2
+    if third and os.environ["RANK"] + os.environ["TORCHELASTIC_RESTART_COUNT"] == "10":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return take_step(self, *args, **kwargs)
+
+Trainer.train_step = take_step_or_die
+"""
+
+
+@pytest.fixture(scope="module")
+def one_worker(train):
+    """Folder of a training by one worker with two batches per update."""
+    return train("transformer_sc", "spectrum_control", *TRAINING, "--update-freq", "2")
+
+
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory, fork_server, tiny_translation_data):
+    """Start the training by a launcher's command line, as docs/clusters.md writes it."""
+    programs = tmp_path_factory.mktemp("programs")
+    fork_server.write_programs(programs / "bin")
+    write_slurm(programs / "bin")
+    env = fork_server.environment()
+    env["PATH"] = f"{programs / 'bin'}{os.pathsep}{env['PATH']}"
+    env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+
+    def run(launcher, *more):
+        argv = (
+            *(*launcher, programs / "bin" / "fairseq-train", tiny_translation_data),
+            *("--arch", "transformer_sc", "--criterion", "spectrum_control"),
+            *("--source-lang", "de", "--target-lang", "en", *TINY_TRANSLATION),
+            *("--max-epoch", "1", "--seed", "1", "--num-workers", "0", *ON_CPUS),
+            *("--data-buffer-size", "0", *TRAINING, *more),
+        )
+        with tempfile.TemporaryFile("w+", errors="replace") as log:
+            done = subprocess.run([*map(str, argv)], env=env, stdout=log, stderr=log)
+            log.seek(0)
+            printed = log.read()
+        assert done.returncode == 0, printed[-6000:]
+        return printed
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def restarted(tmp_path_factory, launch):
+    """Folder of a training by two workers of torchrun, one of which dies half way."""
+    folder = tmp_path_factory.mktemp("restarted")
+    (folder / "dying").mkdir()
+    (folder / "dying" / "__init__.py").write_text(DYING.format(package=PACKAGE.name), "utf-8")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    printed = launch(
+        (*torchrun, "--nproc_per_node", "2", "--max_restarts", "1"),
+        *("--user-dir", folder / "dying", "--save-dir", folder),
+    )
+    assert f"Loaded checkpoint {folder / 'checkpoint_last.pt'} (epoch 1 @ 2 updates)" in printed
+    return folder
+
+
+def model_of(path):
+    return load_checkpoint(path)["model"]
+
+
+def assert_same_training(first, second):
+    one, two = (model_of(folder / "checkpoint_last.pt") for folder in (first, second))
+    for key in one:
+        torch.testing.assert_close(one[key], two[key], rtol=1e-4, atol=1e-6)
+    half = model_of(first / HALF)
+    assert any((half[key] - one[key]).abs().max() > 1e-3 for key in one)
+
+
+def test_torchrun_restarts_workers_where_one_died(restarted, one_worker):
+    assert_same_training(one_worker, restarted)
+
+
+def test_one_worker_goes_on_for_two(restarted, one_worker, train):
+    more = ("--update-freq", "2", "--restore-file", restarted / HALF)
+    assert_same_training(one_worker, train("transformer_sc", "spectrum_control", *TRAINING, *more))
+
+
+def test_two_workers_of_slurm_go_on_for_one(one_worker, launch, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shutil.copy(one_worker / HALF, tmp_path)
+    printed = launch(
+        ("srun", "--ntasks", "2"),
+        *("--user-dir", PACKAGE, "--save-dir", tmp_path, "--restore-file", one_worker / HALF),
+        *("--distributed-world-size", "2", "--distributed-port", port),
+    )
+    assert "(epoch 1 @ 2 updates)" in printed and "as rank 1" in printed
+    assert_same_training(one_worker, tmp_path)
