@@ -424,7 +424,7 @@ def _worker(rank, folder):
 
     def plan():
         assert rank == 0, "only the first worker's eigensolver may decide"
-        return plan_change(weight, torch.ones(6), 0.5, centering=0.1)
+        return plan_change(weight, torch.ones(6), 0.5, slack=1.5, centering=0.1)
 
     trainer = SimpleNamespace(
         data_parallel_world_size=2,
