@@ -74,8 +74,9 @@ $(VENV)/.lint: $(VENV)/.installed
 quickstart: setup
 	@$(BIN)/python examples/quickstart/quickstart.py $(QUICKSTART_FLAGS)
 
-# The tests of a file share fixtures, so whole files are distributed over the processes.
-PYTEST = $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+# The tests of a file share fixtures, so whole files are distributed over the processes. There is one
+# for each core, and more threads than that wait for each other: they double the time.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 test: setup
 	@$(PYTEST) $(PYTEST_FLAGS)
