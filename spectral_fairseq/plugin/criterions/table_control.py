@@ -12,7 +12,7 @@ import math
 from typing import Any, Callable, List, NamedTuple, Optional
 
 from fairseq.dataclass import ChoiceEnum
-from torch import Tensor, nn
+from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.spectrum_decay import SCALES, SIDES, TableChange, plan_change
@@ -94,12 +94,14 @@ class Controlled(NamedTuple):
     Args:
         parameter: as the model holds it, shape (n, d).
         excluded: rows that are not counted, shape (m,).
+        prior: the singular values that ``parameter`` is drawn to, shape (d,).
         plan: the change that is due to a matrix, given what the optimiser trains for
             ``parameter`` (itself or its float32 copy) and lr / lr_max.
     """
 
     parameter: Tensor
     excluded: Tensor
+    prior: Callable[[Tensor], Tensor]
     plan: Callable[[Tensor, float], TableChange]
 
 
@@ -143,14 +145,16 @@ class TableControl:
             with arguments_as_flags(weight=self._table_flag):
                 weight = output_table(view.module, view.words.rows)
             excluded = view.words.excluded_on(weight.device)
-            plan = functools.partial(self._plan_table, decoder_of(view.module), excluded)
-            found.append(Controlled(weight, excluded, plan))
+            prior = functools.partial(self._prior, decoder_of(view.module), excluded=excluded)
+            plan = functools.partial(self._plan_table, prior, excluded)
+            found.append(Controlled(weight, excluded, prior, plan))
         if self._options.orthogonality_decay:
             with arguments_as_flags(weight=ORTHOGONALITY.option):
                 tables = svd_tables(view.module)
             for factor in (factor for table in tables for factor in table.factors()):
-                plan = functools.partial(self._plan_factor, factor.scale, factor.excluded)
-                found.append(Controlled(factor.parameter, factor.excluded, plan))
+                prior = functools.partial(_equal_values, factor.scale)
+                plan = functools.partial(self._plan_factor, prior, factor.excluded)
+                found.append(Controlled(factor.parameter, factor.excluded, prior, plan))
         return found
 
     def check(self, view: ModelView) -> None:
@@ -177,15 +181,19 @@ class TableControl:
                 )
             with arguments_as_flags(weight=self._flag):
                 check_rank(weight, one.excluded)
-            one.plan(weight.detach(), 0.0)
+            one.prior(weight)
 
     def _plan_table(
-        self, owner: nn.Module, excluded: Tensor, weight: Tensor, lr_share: float
+        self,
+        prior: Callable[[Tensor], Tensor],
+        excluded: Tensor,
+        weight: Tensor,
+        lr_share: float,
     ) -> TableChange:
         options = self._options
         return plan_change(
             weight,
-            self._prior(owner, weight, excluded),
+            prior(weight),
             self._rate(options.spectrum_decay, lr_share),
             side=options.spectrum_side,
             slack=options.spectrum_slack,
@@ -195,12 +203,16 @@ class TableControl:
         )
 
     def _plan_factor(
-        self, scale: Tensor, excluded: Tensor, weight: Tensor, lr_share: float
+        self,
+        prior: Callable[[Tensor], Tensor],
+        excluded: Tensor,
+        weight: Tensor,
+        lr_share: float,
     ) -> TableChange:
-        """Draw all singular values of a factor to the scale in which it is stored."""
-        prior = scale.expand(weight.size(1))
         rate = self._rate(self._options.orthogonality_decay, lr_share)
-        return plan_change(weight, prior, rate, side="both", scale="fixed", excluded=excluded)
+        return plan_change(
+            weight, prior(weight), rate, side="both", scale="fixed", excluded=excluded
+        )
 
     def _rate(self, eta: float, lr_share: float) -> float:
         return min(1.0, eta * self.interval * lr_share)
@@ -216,3 +228,8 @@ class TableControl:
     @property
     def _flag(self) -> str:
         return self._table_flag if self._controls_table else ORTHOGONALITY.option
+
+
+def _equal_values(scale: Tensor, weight: Tensor) -> Tensor:
+    """The singular values of a factor with orthonormal columns: all equal its scale."""
+    return scale.expand(weight.size(1))
