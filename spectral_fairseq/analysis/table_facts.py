@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -38,6 +38,11 @@ from spectral_fairseq.functional.measures.partition_function import (
     log_partitions,
 )
 from spectral_fairseq.functional.measures.random_table import random_spectrum, upper_edge
+from spectral_fairseq.functional.measures.sampled_partition_function import (
+    RowMoments,
+    is_worth_sampling,
+    sampled_log_partitions,
+)
 from spectral_fairseq.functional.measures.table_drift import (
     centred_products,
     linear_cka,
@@ -257,16 +262,18 @@ class TableFacts:
             progress.begin("partition function", 2 * count)
             system = (sigma, directions, self.mean, self._centred_system)
             dtypes = (narrowest if self.weight.element_size() <= 2 else torch.float64, narrowest)
-            return Isotropy(_isotropy(self.weight, *system, dtypes, progress), None)
+            return Isotropy(_isotropy(self.weight, self.norms, *system, dtypes, progress), None)
         progress.begin("partition function", 3 * wanted * self.options.isotropy_runs)
         runs = []
         for run in range(self.options.isotropy_runs):
-            sample = self.weight[sample_rows(count, wanted, self.options.seed + run)]
+            rows = sample_rows(count, wanted, self.options.seed + run)
+            sample = self.weight[rows]
             gram = table_gram(sample, progress=progress.advance)
             sigma, directions = right_singular_system_of_gram(gram, len(sample))
             mean = _mean(sample)
             system = (sigma, directions, mean, _centred(gram, sigma, mean, len(sample)))
-            runs.append(_isotropy(sample, *system, (narrowest, narrowest), progress))
+            dtypes = (narrowest, narrowest)
+            runs.append(_isotropy(sample, self.norms[rows], *system, dtypes, progress))
         samples = {key: [run[key] for run in runs] for key in runs[0]}
         return Isotropy({key: sum(v) / len(v) for key, v in samples.items()}, samples)
 
@@ -432,6 +439,7 @@ def _centred(gram: Tensor, sigma: Tensor, mean: Tensor, count: int) -> Tuple[Ten
 
 def _isotropy(
     weight: Tensor,
+    norms: Tensor,
     sigma: Tensor,
     directions: Tensor,
     mean: Tensor,
@@ -443,18 +451,28 @@ def _isotropy(
 
     The first dtype is for the rows as they are, the second for the centred ones at unit scale.
     """
-    root = math.sqrt(weight.size(0))
+    count = weight.size(0)
+    root = math.sqrt(count)
+
+    def partitions(
+        axes: Tensor, lengths: Tensor, scales: Sequence[float], dtype: torch.dtype
+    ) -> Tensor:
+        if not is_worth_sampling(*weight.shape):
+            return log_partitions(weight, axes, scales, dtype=dtype, progress=progress.advance)
+        moments = RowMoments(mean, lengths, norms)
+        return sampled_log_partitions(
+            weight, axes, scales, moments, dtype=dtype, progress=progress.advance
+        )
+
     scales = (1.0, root / float(sigma.norm()))
-    as_is, unit = log_partitions(
-        weight, directions, scales, dtype=dtypes[0], progress=progress.advance
-    )
+    as_is, unit = partitions(directions, sigma, scales, dtypes[0])
     variants = {"": as_is, "_one_sign": as_is[0], "_unit_scale": unit}
     length = float(centred[0].norm())
     if length > 0:
         scale = root / length
-        (moved,) = log_partitions(
-            weight, centred[1], (scale,), dtype=dtypes[1], progress=progress.advance
-        )
+        # |Wa|^2 is the sum of the squares of the centred products and of N squares of the mean's.
+        lengths = (centred[0].square() + count * (mean @ centred[1]).square()).sqrt()
+        (moved,) = partitions(centred[1], lengths, (scale,), dtypes[1])
         variants["_centred"] = centred_log_partition(moved, mean, centred[1], scale)
     found = {f"i1{suffix}": float(isotropy_i1(log_z)) for suffix, log_z in variants.items()}
     found.update({f"i2{suffix}": float(isotropy_i2(z)) for suffix, z in variants.items()})

@@ -33,6 +33,10 @@ from spectral_fairseq.functional.measures.rank import (
     roundoff_threshold,
 )
 from spectral_fairseq.functional.measures.robust_outliers import robust_scores
+from spectral_fairseq.functional.measures.sampled_partition_function import (
+    RowMoments,
+    sampled_log_partitions,
+)
 from spectral_fairseq.functional.measures.spectrum_measures import spectrum_measures
 from spectral_fairseq.functional.measures.stable_rank import share_of_first, stable_rank
 from spectral_fairseq.functional.measures.table_drift import (
@@ -47,6 +51,7 @@ __all__ = [
     "ArgmaxWords",
     "ExpectedPairwiseKL",
     "GradientBottleneck",
+    "RowMoments",
     "StateStatistics",
     "centred_log_partition",
     "centred_products",
@@ -76,6 +81,7 @@ __all__ = [
     "random_spectrum",
     "robust_scores",
     "roundoff_threshold",
+    "sampled_log_partitions",
     "separate",
     "share_of_first",
     "slope",
