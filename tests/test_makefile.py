@@ -14,7 +14,8 @@ if not MAKEFILE.exists() or shutil.which("make") is None:
 
 def make(folder, *arguments):
     # `make test VENV=...` would otherwise hand its own environment over, to be removed.
-    env = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS")}
+    handed_over = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "VENV", "CONSTRAINTS", "PYTHON")
+    env = {key: value for key, value in os.environ.items() if key not in handed_over}
     return subprocess.run(
         ["make", "-f", str(MAKEFILE), *arguments],
         cwd=folder,
@@ -50,11 +51,16 @@ def test_an_environment_of_somebody_else_is_not_removed(clone):
 
 
 @pytest.mark.parametrize("mark", [".fairseq", ".made-by-make"])
-def test_what_was_made_here_is_removed(mark, clone):
+def test_what_was_made_here_is_removed(mark, clone, monkeypatch):
+    outer = clone / "outer"
+    outer.mkdir()
+    (outer / ".made-by-make").touch()
+    monkeypatch.setenv("VENV", str(outer))
     (clone / ".venv").mkdir()
     (clone / ".venv" / mark).touch()
     assert make(clone, "clean").returncode == 0
     assert not (clone / ".venv").exists()
+    assert outer.exists()
 
 
 def test_an_interrupted_environment_is_known_as_made_here(clone):
