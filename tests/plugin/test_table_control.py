@@ -355,12 +355,17 @@ def test_fewer_words_than_dimensions_are_refused(task, flags):
         build_criterion(task, **PLAIN, **flags).check_model(model)
 
 
-def test_a_frozen_table_is_refused(task):
-    model = build_model(task, embedding_type="plain")
+@pytest.mark.parametrize(
+    "kind, flag",
+    [("plain", "spectrum_decay"), ("plain", "table_centering"), ("svd", "orthogonality_decay")],
+)
+def test_a_frozen_table_is_refused_by_the_flag(task, kind, flag):
+    model = build_model(task, embedding_type=kind)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    with pytest.raises(ConfigurationError, match="a frozen one"):
-        build_criterion(task, **PLAIN, spectrum_decay=0.1).check_model(model)
+    option = "--" + flag.replace("_", "-")
+    with pytest.raises(ConfigurationError, match=f"for {option}; found a frozen one"):
+        build_criterion(task, **PLAIN, **{flag: 0.1}).check_model(model)
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -92,6 +92,7 @@ class Controlled(NamedTuple):
     """A matrix that is changed after updates.
 
     Args:
+        flag: that asks for it.
         parameter: as the model holds it, shape (n, d).
         excluded: rows that are not counted, shape (m,).
         prior: the singular values that ``parameter`` is drawn to, shape (d,).
@@ -99,6 +100,7 @@ class Controlled(NamedTuple):
             ``parameter`` (itself or its float32 copy) and lr / lr_max.
     """
 
+    flag: str
     parameter: Tensor
     excluded: Tensor
     prior: Callable[[Tensor], Tensor]
@@ -147,14 +149,15 @@ class TableControl:
             excluded = view.words.excluded_on(weight.device)
             prior = functools.partial(self._prior, decoder_of(view.module), excluded=excluded)
             plan = functools.partial(self._plan_table, prior, excluded)
-            found.append(Controlled(weight, excluded, prior, plan))
+            found.append(Controlled(self._table_flag, weight, excluded, prior, plan))
         if self._options.orthogonality_decay:
-            with arguments_as_flags(weight=ORTHOGONALITY.option):
+            flag = ORTHOGONALITY.option
+            with arguments_as_flags(weight=flag):
                 tables = svd_tables(view.module)
             for factor in (factor for table in tables for factor in table.factors()):
                 prior = functools.partial(_equal_values, factor.scale)
                 plan = functools.partial(self._plan_factor, prior, factor.excluded)
-                found.append(Controlled(factor.parameter, factor.excluded, prior, plan))
+                found.append(Controlled(flag, factor.parameter, factor.excluded, prior, plan))
         return found
 
     def check(self, view: ModelView) -> None:
@@ -168,18 +171,18 @@ class TableControl:
             weight = one.parameter
             if not weight.is_leaf:
                 raise ConfigurationError(
-                    f"a plain output table, for {self._table_flag}",
+                    f"a plain output table, for {one.flag}",
                     "one that is computed from other parameters",
                     "Use --embedding-type plain; an SVD table has --spectrum-weight, "
                     "--orthogonality-weights and --orthogonality-decay instead.",
                 )
             if not weight.requires_grad:
                 raise ConfigurationError(
-                    f"a table that is trained, for {self._flag}",
+                    f"a table that is trained, for {one.flag}",
                     "a frozen one",
-                    f"Train it, or set {self._flag} to 0.",
+                    f"Train it, or set {one.flag} to 0.",
                 )
-            with arguments_as_flags(weight=self._flag):
+            with arguments_as_flags(weight=one.flag):
                 check_rank(weight, one.excluded)
             one.prior(weight)
 
@@ -224,10 +227,6 @@ class TableControl:
     @property
     def _table_flag(self) -> str:
         return (DECAY if self._options.spectrum_decay else CENTERING).option
-
-    @property
-    def _flag(self) -> str:
-        return self._table_flag if self._controls_table else ORTHOGONALITY.option
 
 
 def _equal_values(scale: Tensor, weight: Tensor) -> Tensor:
