@@ -5,10 +5,8 @@ A training is a recipe, shared by all methods of a study, and one setting of one
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, Mapping, NamedTuple, Tuple
-
-BUDGET = 6  # settings tried for each method
 
 
 class Setting(NamedTuple):
@@ -106,15 +104,15 @@ TABLE_METHODS = {
         on_table=True,
     ),
     "decoupled": Method(
-        "spectrum control, decoupled and centred",
+        "spectrum control, decoupled",
         "plain",
-        f"{_OURS} --table-centering 0.1",
+        _CONTROL,
         _settings(
-            "--spectrum-decay 0.1 --spectrum-slack 1.5",
-            "--spectrum-decay 0.1 --spectrum-slack 2",
-            "--spectrum-decay 0.1 --spectrum-slack 3",
-            "--spectrum-decay 0.01 --spectrum-slack 1.5",
-            "--spectrum-decay 0.01 --spectrum-slack 2",
+            "",
+            "--spectrum-slack 2",
+            "--spectrum-slack 1.5",
+            "--table-centering 0.1 --spectrum-decay 0.1",
+            "--table-centering 0.1 --spectrum-decay 0.1 --spectrum-slack 2",
             "--spectrum-decay 0",
         ),
         on_table=True,
@@ -213,23 +211,30 @@ _COMMON = (
 )
 _STOP = "--best-checkpoint-metric nll_loss --patience 10 --max-epoch 200"
 
-TRANSLATION = Study(
-    corpus="translation",
-    flags=(
+
+def _translation(dim: int, layers: int, heads: int) -> str:
+    """Flags of a Transformer that translates, with one width everywhere."""
+    return (
         f"{_COMMON} {_STOP} --source-lang de --target-lang en --share-all-embeddings "
-        "--encoder-embed-dim 128 --decoder-embed-dim 128 --encoder-ffn-embed-dim 256 "
-        "--decoder-ffn-embed-dim 256 --encoder-layers 3 --decoder-layers 3 "
-        "--encoder-attention-heads 4 --decoder-attention-heads 4 --optimizer adam "
+        f"--encoder-embed-dim {dim} --decoder-embed-dim {dim} --encoder-ffn-embed-dim {2 * dim} "
+        f"--decoder-ffn-embed-dim {2 * dim} --encoder-layers {layers} --decoder-layers {layers} "
+        f"--encoder-attention-heads {heads} --decoder-attention-heads {heads} --optimizer adam "
         "--adam-betas (0.9,0.98) --lr-scheduler inverse_sqrt --warmup-updates 400 "
         "--clip-norm 1.0 --max-tokens 1600"
-    ),
-    archs={
-        "plain": "--arch transformer",
-        "svd": "--arch transformer_sc",
-        "weight-norm": "--arch transformer_sc --embedding-type weight-norm",
-        "mos": "--arch transformer_mos",
-        "sigsoftmax": "--arch transformer_sc --embedding-type plain --output-head sigsoftmax",
-    },
+    )
+
+
+_TRANSLATION_ARCHS = {
+    "plain": "--arch transformer",
+    "svd": "--arch transformer_sc",
+    "weight-norm": "--arch transformer_sc --embedding-type weight-norm",
+    "mos": "--arch transformer_mos",
+    "sigsoftmax": "--arch transformer_sc --embedding-type plain --output-head sigsoftmax",
+}
+TRANSLATION = Study(
+    corpus="translation",
+    flags=_translation(dim=128, layers=3, heads=4),
+    archs=_TRANSLATION_ARCHS,
     recipe={"subwords": "4000", "dropout": "0.3", "label-smoothing": "0.1", "lr": "0.002"},
     rounds=(
         ({"subwords": "2000"}, {"subwords": "8000"}),
@@ -248,6 +253,31 @@ TRANSLATION = Study(
         **COUPLED_ADAM,
         **CONSISTENCY,
         "mixture": MIXTURE,
+    },
+    seeds=(11, 12, 13, 14, 15),
+    with_simcut=True,
+)
+
+
+def _with_settings(method: Method, *indices: int) -> Method:
+    return replace(method, settings=tuple(method.settings[index] for index in indices))
+
+
+TRANSLATION_SMALL = Study(
+    corpus="translation",
+    flags=_translation(dim=64, layers=2, heads=2),
+    archs=_TRANSLATION_ARCHS,
+    recipe={"subwords": "2000", "dropout": "0.1", "label-smoothing": "0.1", "lr": "0.004"},
+    rounds=(
+        ({"dropout": "0.2"}, {"dropout": "0.3"}),
+        ({"lr": "0.002"}, {"lr": "0.008"}),
+        ({"label-smoothing": "0.0"}, {"label-smoothing": "0.2"}),
+    ),
+    methods={
+        "plain": PLAIN,
+        "decoupled": _with_settings(TABLE_METHODS["decoupled"], 0, 2, 4),
+        "weight_norm_init": _with_settings(TABLE_METHODS["weight_norm_init"], 1, 2, 3),
+        "simcut": _with_settings(CONSISTENCY["simcut"], 1, 3, 5),
     },
     seeds=(11, 12, 13, 14, 15),
     with_simcut=True,
@@ -343,6 +373,7 @@ TRANSFORMER_LM = Study(
 
 STUDIES: Dict[str, Study] = {
     "translation": TRANSLATION,
+    "translation_small": TRANSLATION_SMALL,
     "awd_lstm": AWD_LSTM,
     "transformer_xl": TRANSFORMER_XL,
     "transformer_lm": TRANSFORMER_LM,
