@@ -78,7 +78,7 @@ def draw_all(document: Mapping[str, Any], analysed: Sequence[Analysed] = ()) -> 
         pictures += [_norms_by_count(counted), _frequencies(counted)]
     run = [one for one in drawn if one["outputs"]]
     if run:
-        pictures.append(_log_probability_spectra(run))
+        pictures.append(log_probability_spectra(run))
     layered = [one for one in run if one["outputs"]["layers"]]
     if layered:
         pictures.append(_layers(layered))
@@ -495,7 +495,7 @@ def _centre(found: Analysed) -> str:
     return f"({x:.2f}, {y:.2f})"
 
 
-def _log_probability_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
+def log_probability_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
     def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
         figure, axes = pyplot.subplots(figsize=SIZE)
         for index, one in enumerate(checkpoints):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
-from typing import Any, Dict
+from typing import Any, Dict, Mapping, Tuple
 
+from spectral_fairseq.analysis import plots
+from spectral_fairseq.files import replacing
 from spectral_fairseq_examples import tables
 from spectral_fairseq_examples.common import measures
 from spectral_fairseq_examples.common.machine import check_installation
@@ -14,7 +16,7 @@ from spectral_fairseq_examples.common.training import train_all
 from spectral_fairseq_examples.common.workdir import WorkDir, write_json, write_text
 from spectral_fairseq_examples.common.workers import Workers
 from spectral_fairseq_examples.lm_sotu import experiment
-from spectral_fairseq_examples.lm_sotu.bottleneck import output_layers
+from spectral_fairseq_examples.lm_sotu.bottleneck import KINDS, output_layers
 from spectral_fairseq_examples.lm_sotu.job import LanguageModelRun, PreparedText
 from spectral_fairseq_examples.lm_sotu.settings import BottleneckSettings
 
@@ -24,13 +26,13 @@ COLUMNS = ("valid_ppl", "log_probability_rank", "expected_pairwise_kl")
 def measure(arguments: argparse.Namespace) -> str:
     """Train and measure every output layer with every seed; returns the table.
 
-    The folder receives ``table.md``, and ``bottleneck.json`` with the figures and the shares of the
-    singular values of every run.
+    The folder receives ``table.md``, ``spectra.png`` with the singular values of the runs of the
+    first seed, and ``bottleneck.json`` with the figures of every run.
 
     Raises:
         ConfigurationError: a number that makes no sense, or a folder of other settings.
     """
-    check_installation(experiment.COMMANDS, ())
+    check_installation(experiment.COMMANDS, ("matplotlib",))
     experiment.check_least(
         ("components", min(arguments.components), 1),
         ("tokens", arguments.tokens, 2),
@@ -82,7 +84,7 @@ def figures(run: LanguageModelRun) -> Dict[str, Any]:
 
 
 def tabulate(work: WorkDir) -> str:
-    """Write both results, of all runs in the folder; returns the table."""
+    """Write all results, of all runs in the folder; returns the table."""
     found = {
         path.parent.relative_to(work.root).as_posix(): json.loads(path.read_text("utf-8"))
         for path in sorted(work.root.glob("*/seed-*/figures.json"))
@@ -90,4 +92,27 @@ def tabulate(work: WorkDir) -> str:
     write_json(work.root / "bottleneck.json", found)
     table = tables.markdown(tables.read(work.root), "softmax", COLUMNS)
     write_text(work.root / "table.md", table)
+    with replacing(work.root / "spectra.png") as partial:
+        partial.write_bytes(picture(found))
     return table
+
+
+def picture(found: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """The singular values of the log-probabilities of each output layer's first seed, as PNG.
+
+    Args:
+        found: figures by ``softmax/seed-1`` and the like.
+    """
+    layers: Dict[str, Mapping[str, Any]] = {}
+    for place in sorted(found, key=_kind_and_size):
+        name = place.partition("/")[0]
+        rank = {"log_probability_rank": found[place]["log_probability_rank"]}
+        outputs = found[place]["outputs"]
+        layers.setdefault(name, {"label": name, "outputs": outputs, "measures": rank})
+    return plots.log_probability_spectra(list(layers.values())).files["light.png"]
+
+
+def _kind_and_size(place: str) -> Tuple[int, int, int]:
+    name, _, seed = place.partition("/seed-")
+    kind, _, components = name.partition("-")
+    return KINDS.index(kind), int(components or 1), int(seed)

@@ -97,6 +97,7 @@ def test_the_bottleneck_is_measured_once(tmp_path, monkeypatch):
     found = json.loads((work / "bottleneck.json").read_text("utf-8"))
     assert found["mos-3/seed-1"]["outputs"]["tokens"] == 64
     assert found["mos-3/seed-1"]["expected_pairwise_kl"] > 0
+    assert (work / "spectra.png").read_bytes().startswith(b"\x89PNG")
 
     def refuse(*_, **__):
         raise AssertionError("done again")
