@@ -496,6 +496,11 @@ def _centre(found: Analysed) -> str:
 
 
 def log_probability_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
+    """The singular values of the log-probabilities of several models, as shares below a bound.
+
+    Args:
+        checkpoints: each with the entries ``label``, ``outputs`` and ``measures`` of a report.
+    """
     def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
         figure, axes = pyplot.subplots(figsize=SIZE)
         for index, one in enumerate(checkpoints):
