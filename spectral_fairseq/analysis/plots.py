@@ -501,6 +501,7 @@ def log_probability_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture
     Args:
         checkpoints: each with the entries ``label``, ``outputs`` and ``measures`` of a report.
     """
+
     def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
         figure, axes = pyplot.subplots(figsize=SIZE)
         for index, one in enumerate(checkpoints):
