@@ -30,6 +30,7 @@ from spectral_fairseq.checkpoints.tables import extract_table
 from spectral_fairseq.functional.linalg.singular_values import right_singular_system
 from spectral_fairseq.functional.measures.mean_cosine import mean_cosine
 from spectral_fairseq_examples.common.fairseq_log import log_records
+from spectral_fairseq_examples.common.jobs import KEEP_FREED_MEMORY
 
 PAIRS, SUBWORDS, WORDS = 10_000, 2_000, 4_000
 WINDOW = 300  # updates between two points of a curve
@@ -166,7 +167,7 @@ def train(task: str, variant: str, seed: int, work: Path, updates: int) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     command = command_of(task, variant, seed, work / "data", folder / "checkpoints", updates)
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    env = {**KEEP_FREED_MEMORY, **os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     env["PYTHONPATH"] = str(ROOT)
     with open(folder / "train.log", "a", encoding="utf-8") as log:
         done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=env, cwd=folder)

@@ -12,6 +12,7 @@ if not (Path(__file__).resolve().parents[1] / "benchmarks").exists():
     pytest.skip("the benchmarks are not beside these tests", allow_module_level=True)
 
 from benchmarks import (
+    bench_allocator,
     bench_analysis,
     bench_awd_lstm,
     bench_block_memory,
@@ -121,6 +122,14 @@ def test_consistency(figures):
     found = figures(bench_consistency, "--shape", "tiny", "--pairs", 1)
     assert [row["variant"] for row in found["results"]] == list(bench_consistency.VARIANTS)
     assert all(row["time_ratio"] > 0 for row in found["results"])
+
+
+@pytest.mark.slow
+def test_allocator(figures, monkeypatch):
+    monkeypatch.chdir(Path(harness.__file__).parents[1])
+    flags = ("--shape", "tiny", "--sentences", 2, "--steps", 1, "--pairs", 1)
+    usual, kept = figures(bench_allocator, *flags)["results"]
+    assert usual["seconds_ratio"] == 1 and kept["seconds_ratio"] > 0 and kept["mib"] > 0
 
 
 def test_step(figures):

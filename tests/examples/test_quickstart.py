@@ -140,6 +140,12 @@ def test_jobs_get_their_threads_no_gpu_and_a_log(tmp_path):
     assert ended[0].peak_bytes > 100_000
 
 
+def test_jobs_keep_freed_memory_unless_the_user_decided_otherwise(tmp_path, monkeypatch):
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "7")
+    run([job("echo $MALLOC_MMAP_THRESHOLD_ $MALLOC_TRIM_THRESHOLD_", tmp_path)], tmp_path)
+    assert (tmp_path / "job.log").read_text() == f"{2**34} 7\n"
+
+
 @pytest.mark.parametrize("at_once", [2, 1])
 def test_failure_shows_the_end_of_the_log_and_stops_the_others(tmp_path, at_once):
     ended = {}

@@ -1,0 +1,89 @@
+"""A training step on the CPU while glibc keeps freed memory, and while it hands it back.
+
+Usage: python -m benchmarks.bench_allocator [--pairs 4] [--steps 20] [--shape iwslt]
+
+glibc reads the setting when a process starts, so each run is a process of its own; they take turns.
+The step is that of plain fairseq in bench_step.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from typing import Dict, List
+from unittest import mock
+
+from benchmarks.bench_step import SHAPES, Step
+from benchmarks.harness import (
+    in_fresh_process,
+    median_ratio,
+    peak_resident_mib,
+    positive,
+    print_result,
+    print_table,
+)
+from spectral_fairseq_examples.common.jobs import KEEP_FREED_MEMORY
+
+
+def measure(shape: str, sentences: int, steps: int) -> Dict[str, float]:
+    """Seconds and processor seconds of a step, and peak MiB of this process."""
+    step = Step({**SHAPES[shape], "sentences": sentences}, "plain", "cpu", "fp32")
+    step()
+    begin, begin_processor = time.perf_counter(), time.process_time()
+    for _ in range(steps):
+        step()
+    return {
+        "seconds": (time.perf_counter() - begin) / steps,
+        "processor_seconds": (time.process_time() - begin_processor) / steps,
+        "mib": peak_resident_mib(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=("iwslt", "tiny"), default="iwslt")
+    parser.add_argument("--sentences", type=positive, default=16, help="a step")
+    parser.add_argument("--steps", type=positive, default=20, help="a run, after a first one")
+    parser.add_argument("--pairs", type=positive, default=4)
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        print(json.dumps(measure(args.shape, args.sentences, args.steps)))
+        return
+    what = SHAPES[args.shape]["what"]
+    print(f"{args.shape}: {what}; here {args.sentences} sentences a step", flush=True)
+    sizes = ["--shape", args.shape, "--sentences", str(args.sentences), "--steps", str(args.steps)]
+    environments: Dict[str, Dict[str, str]] = {"as glibc does": {}, "kept": KEEP_FREED_MEMORY}
+    runs: Dict[str, List[Dict[str, float]]] = {name: [] for name in environments}
+    for _ in range(args.pairs):
+        for name, environment in environments.items():
+            with mock.patch.dict(os.environ, environment):
+                found = in_fresh_process("benchmarks.bench_allocator", [*sizes, "--measure"])
+            runs[name].append(found)
+    rows = [
+        {
+            "freed memory": name,
+            **{key: statistics.median(run[key] for run in found) for key in found[0]},
+            **{
+                f"{key}_ratio": median_ratio(
+                    [run[key] for run in found], [run[key] for run in runs["as glibc does"]]
+                )
+                for key in found[0]
+            },
+        }
+        for name, found in runs.items()
+    ]
+    print_table(rows)
+    print_result(
+        "allocator",
+        **{key: vars(args)[key] for key in ("shape", "sentences", "steps")},
+        environment=KEEP_FREED_MEMORY,
+        results=rows,
+    )
+
+
+if __name__ == "__main__":
+    main()
