@@ -99,7 +99,7 @@ ABOVE = f"{NO_PENALTY} --spectrum-slack 1.5 --spectrum-decay"
 VARIANTS: Dict[str, str] = {
     "plain": NO_PENALTY,
     "factored": FACTORED,
-    "factored_exact": f"{FACTORED} --orthogonality-decay 1",
+    "factored_renewed": f"{FACTORED} --svd-interval 10",
     "factored_l3": f"{FACTORED} --orthogonality-weights 0.001,0.001,0.001,0",
     "factored_l3_strong": f"{FACTORED} --orthogonality-weights 0.001,0.001,0.1,0.1",
     "penalty_0.0001": f"{NO_PENALTY} --spectrum-weight 0.0001",

@@ -8,7 +8,7 @@ prior. This module stores the factors and multiplies by them.
 
 # No "from __future__ import annotations" here: TorchScript reads the annotations of the buffers.
 import math
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -59,20 +59,6 @@ def parse_c1(text: Union[str, float]) -> Optional[float]:
         raise ConfigurationError(
             "`c1` to be 'auto' or a positive number", repr(text), "Correct `c1`."
         ) from None
-
-
-class Factor(NamedTuple):
-    """A matrix that is to have orthonormal columns.
-
-    Args:
-        parameter: the matrix as it is stored, shape (n, d).
-        scale: what all its singular values are then, shape ().
-        excluded: rows that are not counted, shape (m,).
-    """
-
-    parameter: nn.Parameter
-    scale: Tensor
-    excluded: Tensor
 
 
 class SVDEmbedding(FactoredEmbedding):
@@ -287,12 +273,6 @@ class SVDEmbedding(FactoredEmbedding):
         right = self.sigma.to(dtype).unsqueeze(1) * (self.V.to(dtype) / self.v_scale).t()
         with full_float32(inner.device):
             return right.t() @ inner @ right
-
-    def factors(self) -> Tuple["Factor", "Factor"]:
-        """U and V as they are stored, to be kept orthonormal outside the optimiser."""
-        none = self.excluded_rows.new_empty(0)
-        v_scale = self.scale.new_tensor(self.v_scale)
-        return Factor(self.U, self.scale, self.excluded_rows), Factor(self.V, v_scale, none)
 
     def grams(self) -> Tuple[Tensor, Tensor]:
         """U'U over the rows that count and V'V, float32, each of shape (d, d)."""

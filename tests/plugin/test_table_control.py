@@ -5,88 +5,39 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.optim import FP16Optimizer
 from fairseq.optim.adam import FairseqAdam
-from fairseq.tasks import FairseqTask
-from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 from torch import nn
 
 from spectral_fairseq.checkpoints.reading import torch_load
-from spectral_fairseq.compat.dead_encoder_keys import DEAD
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
-from spectral_fairseq.functional.spectrum_decay import apply_change_, plan_change
-from spectral_fairseq.plugin.criterions.output_table import output_table, svd_tables
+from spectral_fairseq.functional.spectrum_decay import TableChange, apply_change_, plan_change
+from spectral_fairseq.plugin.criterions.output_table import output_table
 from spectral_fairseq.plugin.criterions.table_prior import _start_norms, start_norms
 from spectral_fairseq.plugin.hooks.table_control import (
     EXTRA_STATE,
-    agreed_change,
     check_configuration,
     control_tables,
-    trained_weights,
+    first_workers,
 )
-from tests.capabilities import HALF_ON_CPU
+from spectral_fairseq.plugin.hooks.trained import trained_weights
 from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample, words
+from tests.plugin.trainers import (
+    ALL_PRECISIONS,
+    HALF,
+    OPTIMIZERS,
+    PLAIN,
+    PRECISIONS,
+    UNUSED,
+    Task,
+    build_trainer,
+    parsed,
+    train,
+)
 from tests.reference import spectrum_decay as reference
 
-PLAIN = {"name": "mle_cosreg", "cosreg_weight": 0.0}
 FULL = {"spectrum_decay": 1.0, "spectrum_decay_interval": 1, "spectrum_slack": 1.2}
-OPTIMIZERS = {
-    "sgd": ("--optimizer", "sgd", "--lr", "0.5"),
-    "averaged sgd": ("--optimizer", "nt_asgd", "--lr-scheduler", "nt_asgd", "--lr", "0.5"),
-    "adam": ("--optimizer", "adam", "--lr", "0.02"),
-    "adafactor": ("--optimizer", "adafactor", "--lr", "0.02"),
-}
-PRECISIONS = {
-    "float32": (),
-    "fp16": ("common.fp16=true", "common.fp16_no_flatten_grads=true"),
-    "memory-efficient fp16": ("common.fp16=true", "common.memory_efficient_fp16=true"),
-    "bf16": ("common.bf16=true",),
-}
-# Tensors of fairseq 0.12.2 that training does not use; the last one is never even set.
-UNUSED = {*DEAD, "_float_tensor"}
-HALF = pytest.param("memory-efficient fp16", marks=HALF_ON_CPU)
-ALL_PRECISIONS = [
-    pytest.param(name, marks=HALF_ON_CPU if "fp16" in name else ()) for name in PRECISIONS
-]
-
-
-class Task(FairseqTask):
-    """A task whose batches are handed to the trainer directly."""
-
-    def __init__(self, dictionary):
-        super().__init__(None)
-        self.source_dictionary_ = dictionary
-
-    source_dictionary = property(lambda self: self.source_dictionary_)
-    target_dictionary = property(lambda self: self.source_dictionary_)
-
-
-@functools.cache
-def parsed(*flags):
-    parser = options.get_training_parser()
-    argv = ["no-data", "--arch", "transformer_lm", "--task", "language_modeling", "--cpu"]
-    argv += ["--batch-size", "1", "--criterion", "mle_cosreg", *flags]
-    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, argv))
-
-
-def build_trainer(*overrides, optimizer="adam", arch="transformer_sc", table="plain", **flags):
-    """A trainer of a tiny Transformer with a shared table of some kind."""
-    cfg = OmegaConf.merge(parsed(*OPTIMIZERS[optimizer]), OmegaConf.from_dotlist(list(overrides)))
-    task = Task(words())
-    model = build_model(task, arch, embedding_type=table)
-    trainer = Trainer(cfg, task, model, build_criterion(task, **{**PLAIN, **flags}))
-    trainer.reset_dummy_batch(make_sample(task))
-    trainer.begin_epoch(1)
-    return trainer
-
-
-def train(trainer, updates):
-    for _ in range(updates):
-        seed = trainer.get_num_updates()
-        trainer.train_step([make_sample(trainer.task, seed=seed)])
 
 
 def table(trainer):
@@ -148,24 +99,6 @@ def test_what_is_trained_is_what_is_controlled(precision):
     close = 1e-2 if precision == "memory-efficient fp16" else 1e-5
     torch.testing.assert_close(after, expected, rtol=close, atol=close)
     assert torch.equal(table(controlled).float(), after.to(parameter.dtype).float())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["float32", "fp16", "bf16"])
-def test_an_svd_table_is_its_own_decomposition(precision):
-    """With factors kept orthonormal the stored sigma are the singular values of W."""
-
-    def furthest(**flags):
-        trainer = build_trainer(*PRECISIONS[precision], table="svd", **flags)
-        train(trainer, 6)
-        (svd,) = svd_tables(trainer.get_model())
-        true = torch.linalg.svdvals(counted(trainer))
-        learned = svd.singular_values().detach().double().sort(descending=True).values
-        return float(((true - learned) / learned).abs().max())
-
-    rounding = {"float32": 1e-5, "fp16": 1e-2, "bf16": 5e-2}[precision]
-    assert furthest(orthogonality_decay=0.0) > 0.1
-    assert furthest(orthogonality_decay=1.0, spectrum_decay_interval=1) < rounding
 
 
 def test_flattened_float32_copy_under_fp16():
@@ -314,7 +247,7 @@ def test_the_preset_does_what_suits_the_table(task):
         ({"spectrum_decay": -0.1}, "--spectrum-decay"),
         ({"spectrum_decay": float("nan")}, "--spectrum-decay"),
         ({"table_centering": 2.0}, "--table-centering"),
-        ({"orthogonality_decay": -1.0}, "--orthogonality-decay"),
+        ({"svd_interval": -1}, "--svd-interval to be a whole number"),
         ({"spectrum_slack": 0.9}, "--spectrum-slack"),
         ({"spectrum_decay_interval": 0}, "--spectrum-decay-interval"),
         ({"spectrum_decay_start": -1}, "--spectrum-decay-start"),
@@ -334,12 +267,6 @@ def test_a_computed_table_is_refused(task, kind):
         criterion.check_model(build_model(task, embedding_type=kind))
 
 
-def test_orthogonality_needs_an_svd_table(task):
-    criterion = build_criterion(task, **PLAIN, orthogonality_decay=0.1)
-    with pytest.raises(ConfigurationError, match="an SVD table for --orthogonality-decay"):
-        criterion.check_model(build_model(task, embedding_type="plain"))
-
-
 @pytest.mark.parametrize("flags", [{"spectrum_decay": 0.1}, {"spectrum_weight": 0.1}])
 def test_fewer_words_than_dimensions_are_refused(task, flags):
     model = build_host_model(
@@ -357,7 +284,7 @@ def test_fewer_words_than_dimensions_are_refused(task, flags):
 
 @pytest.mark.parametrize(
     "kind, flag",
-    [("plain", "spectrum_decay"), ("plain", "table_centering"), ("svd", "orthogonality_decay")],
+    [("plain", "spectrum_decay"), ("plain", "table_centering"), ("svd", "svd_interval")],
 )
 def test_a_frozen_table_is_refused_by_the_flag(task, kind, flag):
     model = build_model(task, embedding_type=kind)
@@ -365,7 +292,7 @@ def test_a_frozen_table_is_refused_by_the_flag(task, kind, flag):
         parameter.requires_grad_(False)
     option = "--" + flag.replace("_", "-")
     with pytest.raises(ConfigurationError, match=f"for {option}; found a frozen one"):
-        build_criterion(task, **PLAIN, **{flag: 0.1}).check_model(model)
+        build_criterion(task, **PLAIN, **{flag: 1}).check_model(model)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -429,14 +356,15 @@ def _worker(rank, folder):
 
     def plan():
         assert rank == 0, "only the first worker's eigensolver may decide"
-        return plan_change(weight, torch.ones(6), 0.5, slack=1.5, centering=0.1)
+        return plan_change(weight, torch.ones(6), 0.5, slack=1.5, centering=0.1).packed()
 
     trainer = SimpleNamespace(
         data_parallel_world_size=2,
         data_parallel_rank=rank,
         data_parallel_process_group=torch.distributed.group.WORLD,
     )
-    apply_change_(weight, agreed_change(plan, weight, trainer))
+    change = first_workers(trainer, plan, torch.empty(8, 6))
+    apply_change_(weight, TableChange.unpacked(change))
     torch.save(weight, f"{folder}/{rank}.pt")
 
 

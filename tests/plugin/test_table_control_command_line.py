@@ -27,12 +27,16 @@ def same_models(first, second):
 
 
 @pytest.mark.parametrize(
-    "arch, optimizer", [("transformer", ()), ("transformer_sc", ("--optimizer", "adafactor"))]
+    "arch, flags",
+    [
+        ("transformer", FIXED),
+        ("transformer_sc", (*FIXED, "--embedding-type", "plain", "--optimizer", "adafactor")),
+        ("transformer_sc", ("--svd-interval", "2", "--spectrum-weight", "0.1")),
+    ],
 )
-def test_resumed_equals_uninterrupted(arch, optimizer, train):
+def test_resumed_equals_uninterrupted(arch, flags, train):
     """In the middle of an epoch, with a prior that refers to the norm of the start."""
-    plain = ("--embedding-type", "plain") if arch == "transformer_sc" else ()
-    run = (arch, "mle_cosreg", SHARED, *NO_PENALTY, *FIXED, *plain, *optimizer)
+    run = (arch, "mle_cosreg", SHARED, *NO_PENALTY, *flags)
     run += ("--max-epoch", 3)
     through = train(*run, "--max-update", 7)
     half = train(*run, "--max-update", 3)
@@ -60,16 +64,23 @@ def test_zero_equals_fairseq_bit_for_bit(train):
     assert not same_models(plain, train("transformer", "mle_cosreg", SHARED, *NO_PENALTY, *CONTROL))
 
 
+@pytest.mark.parametrize(
+    "arch, flags",
+    [
+        ("transformer", (*FIXED, "--spectrum-decay-interval", "1")),
+        ("transformer_sc", ("--svd-interval", "1")),
+    ],
+)
 def test_two_workers_equal_one_with_update_freq_two(
-    run_on_two_workers, train, tiny_translation_data, tmp_path
+    arch, flags, run_on_two_workers, train, tiny_translation_data, tmp_path
 ):
     more = ("--batch-size", "6", "--max-tokens", "1000", "--max-update", "3", "--dropout", "0")
     more += ("--optimizer", "sgd", "--lr", "0.1", "--no-epoch-checkpoints", SHARED, *NO_PENALTY)
-    more += (*FIXED, "--spectrum-decay-interval", "1")
-    one = train("transformer", "mle_cosreg", "--update-freq", "2", *more)
+    more += flags
+    one = train(arch, "mle_cosreg", "--update-freq", "2", *more)
     two = tmp_path / "two"
     run_on_two_workers(
-        *(tiny_translation_data, "--user-dir", PACKAGE, "--save-dir", two, "--arch", "transformer"),
+        *(tiny_translation_data, "--user-dir", PACKAGE, "--save-dir", two, "--arch", arch),
         *("--criterion", "mle_cosreg", "--task", "translation", "--source-lang", "de"),
         *("--target-lang", "en", *TINY_TRANSLATION, "--seed", "1", "--max-epoch", "1", *more),
     )

@@ -1,7 +1,8 @@
-"""Control outside the optimiser: the true spectrum of a plain table, the factors of an SVD table.
+"""What is done to tables outside the optimiser, and when.
 
-``--spectrum-decay``, ``--table-centering`` and ``--orthogonality-decay``: the flags, the checks on
-them, and the change that is due to a matrix after an update. The trainer carries it out: see
+``--spectrum-decay`` and ``--table-centering`` change the spectrum of a plain table,
+``--svd-interval`` renews the factors of an SVD table: the flags, the checks on them, and the change
+that is due after an update. The trainer carries it out: see
 :mod:`spectral_fairseq.plugin.hooks.table_control`.
 """
 
@@ -14,6 +15,7 @@ from typing import Any, Callable, List, NamedTuple, Optional
 from fairseq.dataclass import ChoiceEnum
 from torch import Tensor
 
+from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.spectrum_decay import SCALES, SIDES, TableChange, plan_change
 from spectral_fairseq.plugin.criterions import table_prior
@@ -40,12 +42,12 @@ CENTERING = Flag(
     share,
     Optional[float],
 )
-ORTHOGONALITY = Flag(
-    "orthogonality_decay",
-    0.0,
-    "eta: after every k-th update draw the singular values of the factors U and V of an SVD table "
-    "min(1, eta k lr/lr_max) of the way to 1, outside the optimiser",
-    share,
+SVD_INTERVAL = Flag(
+    "svd_interval",
+    0,
+    "after every k-th update make the factors of an SVD table the singular value decomposition of "
+    "the same table, and carry the optimiser's moments over to them; 0 is never",
+    checked("to be a whole number of at least 0", lambda value: value >= 0),
 )
 FLAGS = (
     DECAY,
@@ -72,19 +74,19 @@ FLAGS = (
         ChoiceEnum(SCALES),
     ),
     CENTERING,
-    ORTHOGONALITY,
     Flag(
         "spectrum_decay_interval",
         10,
-        "k of --spectrum-decay, --table-centering and --orthogonality-decay",
+        "k of --spectrum-decay and --table-centering",
         checked("to be a whole number of at least 1", lambda value: value >= 1),
     ),
     Flag(
         "spectrum_decay_start",
         0,
-        "updates before --spectrum-decay, --table-centering and --orthogonality-decay begin",
+        "updates before --spectrum-decay and --table-centering begin",
         checked("to be a whole number of at least 0", lambda value: value >= 0),
     ),
+    SVD_INTERVAL,
 )
 
 
@@ -124,17 +126,22 @@ class TableControl:
     @property
     def active(self) -> bool:
         """Whether there is anything to do at all."""
-        return self._controls_table or bool(self._options.orthogonality_decay)
+        return self._controls_table or self.renews_factors
 
     @property
-    def interval(self) -> int:
-        """k, in updates."""
-        return self._options.spectrum_decay_interval
+    def renews_factors(self) -> bool:
+        """Whether the factors of SVD tables are renewed."""
+        return self._options.svd_interval > 0
 
     def is_due(self, num_updates: int) -> bool:
-        """Whether tables are to be changed after that many updates."""
-        started = num_updates > self._options.spectrum_decay_start
-        return self.active and started and num_updates % self.interval == 0
+        """Whether the spectrum is to be changed after that many updates."""
+        options = self._options
+        started = num_updates > options.spectrum_decay_start
+        return started and self._controls_table and num_updates % self._interval == 0
+
+    def svd_is_due(self, num_updates: int) -> bool:
+        """Whether the factors of SVD tables are to be renewed after that many updates."""
+        return self.renews_factors and num_updates % self._options.svd_interval == 0
 
     def controlled(self, view: ModelView) -> List[Controlled]:
         """What is changed in a model.
@@ -142,23 +149,25 @@ class TableControl:
         Raises:
             ConfigurationError: the model has no table of the kind that a flag controls.
         """
-        found = []
-        if self._controls_table:
-            with arguments_as_flags(weight=self._table_flag):
-                weight = output_table(view.module, view.words.rows)
-            excluded = view.words.excluded_on(weight.device)
-            prior = functools.partial(self._prior, decoder_of(view.module), excluded=excluded)
-            plan = functools.partial(self._plan_table, prior, excluded)
-            found.append(Controlled(self._table_flag, weight, excluded, prior, plan))
-        if self._options.orthogonality_decay:
-            flag = ORTHOGONALITY.option
-            with arguments_as_flags(weight=flag):
-                tables = svd_tables(view.module)
-            for factor in (factor for table in tables for factor in table.factors()):
-                prior = functools.partial(_equal_values, factor.scale)
-                plan = functools.partial(self._plan_factor, prior, factor.excluded)
-                found.append(Controlled(flag, factor.parameter, factor.excluded, prior, plan))
-        return found
+        if not self._controls_table:
+            return []
+        with arguments_as_flags(weight=self._table_flag):
+            weight = output_table(view.module, view.words.rows)
+        excluded = view.words.excluded_on(weight.device)
+        prior = functools.partial(self._prior, decoder_of(view.module), excluded=excluded)
+        plan = functools.partial(self._plan_table, prior, excluded)
+        return [Controlled(self._table_flag, weight, excluded, prior, plan)]
+
+    def renewed(self, view: ModelView) -> List[SVDEmbedding]:
+        """The tables of a model whose factors are renewed.
+
+        Raises:
+            ConfigurationError: it has no SVD table.
+        """
+        if not self.renews_factors:
+            return []
+        with arguments_as_flags(weight=SVD_INTERVAL.option):
+            return svd_tables(view.module)
 
     def check(self, view: ModelView) -> None:
         """Refuse a model whose tables cannot be controlled, before training starts.
@@ -167,6 +176,9 @@ class TableControl:
             ConfigurationError: no table of the kind that a flag controls, one that is not trained,
                 or fewer words than dimensions.
         """
+        for table in self.renewed(view):
+            if not all(factor.requires_grad for factor in (table.U, table.sigma, table.V)):
+                raise _frozen(SVD_INTERVAL.option)
         for one in self.controlled(view):
             weight = one.parameter
             if not weight.is_leaf:
@@ -174,14 +186,10 @@ class TableControl:
                     f"a plain output table, for {one.flag}",
                     "one that is computed from other parameters",
                     "Use --embedding-type plain; an SVD table has --spectrum-weight, "
-                    "--orthogonality-weights and --orthogonality-decay instead.",
+                    "--orthogonality-weights and --svd-interval instead.",
                 )
             if not weight.requires_grad:
-                raise ConfigurationError(
-                    f"a table that is trained, for {one.flag}",
-                    "a frozen one",
-                    f"Train it, or set {one.flag} to 0.",
-                )
+                raise _frozen(one.flag)
             with arguments_as_flags(weight=one.flag):
                 check_rank(weight, one.excluded)
             one.prior(weight)
@@ -205,20 +213,13 @@ class TableControl:
             excluded=excluded,
         )
 
-    def _plan_factor(
-        self,
-        prior: Callable[[Tensor], Tensor],
-        excluded: Tensor,
-        weight: Tensor,
-        lr_share: float,
-    ) -> TableChange:
-        rate = self._rate(self._options.orthogonality_decay, lr_share)
-        return plan_change(
-            weight, prior(weight), rate, side="both", scale="fixed", excluded=excluded
-        )
-
     def _rate(self, eta: float, lr_share: float) -> float:
-        return min(1.0, eta * self.interval * lr_share)
+        return min(1.0, eta * self._interval * lr_share)
+
+    @property
+    def _interval(self) -> int:
+        interval: int = self._options.spectrum_decay_interval
+        return interval
 
     @property
     def _controls_table(self) -> bool:
@@ -229,6 +230,7 @@ class TableControl:
         return (DECAY if self._options.spectrum_decay else CENTERING).option
 
 
-def _equal_values(scale: Tensor, weight: Tensor) -> Tensor:
-    """The singular values of a factor with orthonormal columns: all equal its scale."""
-    return scale.expand(weight.size(1))
+def _frozen(flag: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"a table that is trained, for {flag}", "a frozen one", f"Train it, or set {flag} to 0."
+    )

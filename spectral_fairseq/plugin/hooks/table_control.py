@@ -13,12 +13,12 @@ before they were changed.
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterable, List, TypeVar
 
 import torch
 from fairseq.distributed import utils as distributed_utils
 from fairseq.models import FairseqMultiModel
-from torch import Tensor, nn
+from torch import Tensor
 
 from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.errors import UnsupportedError
@@ -27,34 +27,12 @@ from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
 from spectral_fairseq.plugin.criterions.table_control import Controlled
 from spectral_fairseq.plugin.criterions.table_prior import restore_start_norms, start_norms
 from spectral_fairseq.plugin.hooks.extra_state import kept_in_checkpoints
+from spectral_fairseq.plugin.hooks.factor_renewal import check_optimizer, renew_factors
+from spectral_fairseq.plugin.hooks.trained import trained_weights
 
 EXTRA_STATE = "table_start_norms"
-
-
-def trained_weights(optimizer: Any, parameter: Tensor) -> Tensor:
-    """What fairseq's optimiser trains for a parameter: itself, or its float32 copy.
-
-    Args:
-        optimizer: as the trainer holds it.
-        parameter: of the model.
-
-    Returns:
-        Shape of the parameter, without a gradient; writing to it changes what is trained.
-    """
-    copies = getattr(optimizer, "fp32_params", None)
-    if copies is None:
-        return parameter.detach()
-    if not isinstance(copies, dict):  # --fp16-no-flatten-grads, --bf16
-        (copy,) = (c for p, c in zip(optimizer.fp16_params, copies) if p is parameter)
-        return copy.detach()
-    offset = 0  # one flat tensor for each device
-    for other in optimizer.fp16_params:
-        if other is parameter:
-            break
-        if other.device == parameter.device:
-            offset += other.numel()
-    flat = copies[parameter.device.index].detach()
-    return flat[offset : offset + parameter.numel()].view_as(parameter)
+T = TypeVar("T")
+FirstWorkers = Callable[[Callable[[], Tensor], Tensor], Tensor]
 
 
 def check_configuration(trainer: Any) -> None:
@@ -69,6 +47,8 @@ def check_configuration(trainer: Any) -> None:
     criterion.suit(trainer.get_model())
     if not criterion.table_control.active:
         return
+    if criterion.table_control.renews_factors:
+        check_optimizer(trainer.cfg)
     distributed = trainer.cfg.distributed_training
     for asked, flag in (
         (trainer.cfg.optimization.use_bmuf, "--use-bmuf"),
@@ -90,7 +70,7 @@ def check_configuration(trainer: Any) -> None:
 
 @torch.no_grad()
 def control_tables(trainer: Any, lr: float) -> None:
-    """Change the output tables if that is due after the trainer's latest update.
+    """Change the tables if that is due after the trainer's latest update.
 
     Args:
         trainer: fairseq's.
@@ -102,40 +82,50 @@ def control_tables(trainer: Any, lr: float) -> None:
     criterion = trainer.get_criterion()
     if not isinstance(criterion, PenalisedCrossEntropy):
         return
-    control = criterion.table_control
-    if not control.is_due(trainer.get_num_updates()):
-        return
-    highest = max(trainer.cfg.optimization.lr)
-    lr_share = min(1.0, lr / highest) if highest > 0 else 0.0
-    for one in _controlled(criterion, trainer.get_model()):
-        weight = trained_weights(trainer.optimizer, one.parameter)
-        plan = functools.partial(one.plan, weight, lr_share)
-        apply_change_(weight, agreed_change(plan, weight, trainer), one.excluded)
-        if weight.data_ptr() != one.parameter.data_ptr():
-            one.parameter.copy_(weight)
+    control, updates = criterion.table_control, trainer.get_num_updates()
+    model = trainer.get_model()
+    models = model.models.values() if isinstance(model, FairseqMultiModel) else (model,)
+    views = [criterion.penalties.view(one) for one in models]
+    first = functools.partial(first_workers, trainer)
+    if control.is_due(updates):
+        highest = max(trainer.cfg.optimization.lr)
+        lr_share = min(1.0, lr / highest) if highest > 0 else 0.0
+        for one in _once(views, control.controlled, lambda one: one.parameter):
+            _change(one, trainer.optimizer, lr_share, first)
+    if control.svd_is_due(updates):
+        for table in _once(views, control.renewed, lambda table: table):
+            renew_factors(table, trainer.optimizer, first)
 
 
-def _controlled(criterion: Any, model: nn.Module) -> Iterator[Controlled]:
-    """What is to be changed in a model, each matrix once."""
-    seen = set()
-    for one in model.models.values() if isinstance(model, FairseqMultiModel) else (model,):
-        for found in criterion.table_control.controlled(criterion.penalties.view(one)):
-            if found.parameter not in seen:
-                seen.add(found.parameter)
-                yield found
+def _change(one: Controlled, optimizer: Any, lr_share: float, first: FirstWorkers) -> None:
+    weight = trained_weights(optimizer, one.parameter)
+    shape = (weight.size(1) + 2, weight.size(1))
+    like = weight.new_empty(shape, dtype=torch.promote_types(weight.dtype, torch.float32))
+    change = TableChange.unpacked(first(lambda: one.plan(weight, lr_share).packed(), like))
+    apply_change_(weight, change, one.excluded)
+    if weight.data_ptr() != one.parameter.data_ptr():
+        one.parameter.copy_(weight)
 
 
-def agreed_change(plan: Callable[[], TableChange], weight: Tensor, trainer: Any) -> TableChange:
-    """The first worker's plan, on every worker."""
+def _once(views: Iterable[Any], found: Callable[[Any], Iterable[T]], key: Any) -> List[T]:
+    """What is found in the models of a trainer, each thing once."""
+    return list({id(key(one)): one for view in views for one in found(view)}.values())
+
+
+def first_workers(trainer: Any, compute: Callable[[], Tensor], like: Tensor) -> Tensor:
+    """The first worker's result of ``compute``, on every worker.
+
+    Args:
+        trainer: fairseq's.
+        compute: called by the first worker only.
+        like: a tensor of the shape, dtype and device of its result, which is written to.
+    """
     if trainer.data_parallel_world_size == 1:
-        return plan()
+        return compute()
     if trainer.data_parallel_rank == 0:
-        packed = plan().packed()
-    else:
-        shape = (weight.size(1) + 2, weight.size(1))
-        packed = weight.new_empty(shape, dtype=torch.promote_types(weight.dtype, torch.float32))
-    distributed_utils.broadcast(packed, 0, trainer.data_parallel_process_group)
-    return TableChange.unpacked(packed)
+        like = compute().contiguous()
+    distributed_utils.broadcast(like, 0, trainer.data_parallel_process_group)
+    return like
 
 
 def _checking(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
@@ -163,8 +153,7 @@ def _controlling(train_step: Callable[..., Any]) -> Callable[..., Any]:
 
 PATCH = Patch(
     name="table control",
-    reason="--spectrum-decay, --table-centering and --orthogonality-decay change tables after an "
-    "update.",
+    reason="--spectrum-decay, --table-centering and --svd-interval change tables after an update.",
     install=replaces(
         {
             "fairseq.trainer:Trainer.begin_epoch": _checking,

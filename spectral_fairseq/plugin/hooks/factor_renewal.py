@@ -1,0 +1,131 @@
+"""``--svd-interval``: new factors for an SVD table, in the weights and in the optimiser's state.
+
+What an optimiser remembers of gradients belongs to the factors that they were taken for. Averages
+of gradients are carried over as gradients are, averages of squares as those of independent
+gradients. Averages of the weights cannot be: a mean of factors of different decompositions is no
+factor of anything.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Dict
+
+import torch
+from torch import Tensor
+
+from spectral_fairseq.embeddings import SVDEmbedding
+from spectral_fairseq.errors import UnsupportedError
+from spectral_fairseq.functional.redecomposition import (
+    multiply_,
+    redecomposition,
+    singular_system,
+)
+from spectral_fairseq.plugin.criterions.table_control import SVD_INTERVAL
+from spectral_fairseq.plugin.hooks.trained import moments, trained_weights
+
+# Names in the states of fairseq's optimisers. A momentum is a sum of gradients. The second moments
+# of Adafactor's rows do not change when the columns are rotated.
+_GRADIENTS = frozenset({"exp_avg", "momentum_buffer"})
+_SQUARES = frozenset({"exp_avg_sq", "max_exp_avg_sq", "exp_avg_sq_col", "sum"})
+_OF_ROWS = frozenset({"exp_avg_sq_row"})
+OPTIMIZERS = ("adafactor", "adagrad", "adam", "coupled_adam", "lamb", "nag", "sgd")
+
+
+def check_optimizer(cfg: Any) -> None:
+    """Refuse optimisers whose state cannot be carried over, and averages of the weights.
+
+    Args:
+        cfg: fairseq's configuration.
+
+    Raises:
+        UnsupportedError: the message says which flag is in the way.
+    """
+    expected = f"an optimiser whose state can be carried over, for {SVD_INTERVAL.option}"
+    name = cfg.optimizer._name
+    if name not in OPTIMIZERS:
+        raise UnsupportedError(
+            expected, f"--optimizer {name}", f"Use one of {', '.join(OPTIMIZERS)}."
+        )
+    if cfg.distributed_training.zero_sharding != "none":
+        raise UnsupportedError(
+            expected,
+            f"--zero-sharding {cfg.distributed_training.zero_sharding}, which splits it",
+            "Remove it.",
+        )
+    if getattr(getattr(cfg, "ema", None), "store_ema", False):
+        raise UnsupportedError(
+            f"no averages of the weights, for {SVD_INTERVAL.option}",
+            "--store-ema, which would average factors of different decompositions",
+            "Remove it; `spectral-fairseq average` averages tables instead.",
+        )
+
+
+@torch.no_grad()
+def renew_factors(
+    table: SVDEmbedding, optimizer: Any, agreed: Callable[[Callable[[], Tensor], Tensor], Tensor]
+) -> None:
+    """Make the factors of a table the singular value decomposition of the same W.
+
+    A table with a singular value of zero keeps its factors.
+
+    Args:
+        table: as the model holds it.
+        optimizer: as the trainer holds it.
+        agreed: takes a function and a tensor of the shape and dtype of its result, and returns
+            the first worker's result on every worker.
+
+    Raises:
+        DataError: a factor with infinity or NaN in it; nothing is written.
+    """
+    factors = {"u": table.U, "sigma": table.sigma, "v": table.V}
+    weights = {name: trained_weights(optimizer, one) for name, one in factors.items()}
+    u, sigma, v = weights["u"], weights["sigma"], weights["v"].double() / table.v_scale
+    plan = functools.partial(singular_system, u, sigma, v, table.excluded_rows)
+    like = torch.empty(v.size(0) + 1, v.size(1), dtype=torch.float64, device=v.device)
+    new = redecomposition(sigma, v, agreed(plan, like), float(table.scale))
+    if new is None:
+        return
+    multiply_(u, new.u_map)
+    sigma.copy_(new.sigma)
+    weights["v"].copy_(new.vectors * table.v_scale)
+    for key, factor in factors.items():
+        if factor.data_ptr() != weights[key].data_ptr():
+            factor.copy_(weights[key])
+
+    state = {key: moments(optimizer, factor) for key, factor in factors.items()}
+    for key, gradient in (("u", new.u_gradient), ("v", new.v_gradient)):
+        for name, moment in state[key].items():
+            _carry_over(name, moment, gradient)
+    _carry_over_sigma(state["sigma"], state["u"], u, new.sigma, new.v_gradient)
+
+
+def _carry_over(name: str, moment: Tensor, gradient: Tensor) -> None:
+    """Multiply a moment by the map of the gradients, or by the map of their squares."""
+    if name in _GRADIENTS:
+        multiply_(moment, gradient)
+    elif name in _SQUARES:
+        multiply_(moment.view(-1, gradient.size(0)), gradient.square())
+    elif name not in _OF_ROWS:
+        raise UnsupportedError(
+            f"an optimiser whose state can be carried over, for {SVD_INTERVAL.option}",
+            f"one that keeps {name}",
+            f"Set {SVD_INTERVAL.option} to 0.",
+        )
+
+
+def _carry_over_sigma(
+    state: Dict[str, Tensor],
+    of_u: Dict[str, Tensor],
+    u: Tensor,
+    sigma: Tensor,
+    gradient: Tensor,
+) -> None:
+    """The moments of sigma: those of gradients from U's, squares by the rotation."""
+    for name, moment in state.items():
+        if name in _GRADIENTS:
+            # diag(U' G_U) / sigma, in the dtype of the moments and without a copy of U
+            products = torch.einsum("nk,nk->k", u.to(of_u[name].dtype), of_u[name])
+            moment.copy_(products / sigma)
+        else:
+            _carry_over(name, moment.view(1, -1), gradient)

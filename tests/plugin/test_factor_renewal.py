@@ -1,0 +1,211 @@
+"""``--svd-interval`` under fairseq's trainer: optimisers, precisions, checkpoints, errors."""
+
+import functools
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.optim import FP16Optimizer
+from fairseq.optim.adam import FairseqAdam
+from omegaconf import OmegaConf
+from torch import nn
+
+from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
+from spectral_fairseq.functional.redecomposition import redecomposition, singular_system
+from spectral_fairseq.plugin.criterions.output_table import svd_tables
+from spectral_fairseq.plugin.hooks.factor_renewal import renew_factors
+from spectral_fairseq.plugin.hooks.table_control import check_configuration, first_workers
+from spectral_fairseq.plugin.hooks.trained import moments, trained_weights
+from tests.capabilities import HALF_ON_CPU
+from tests.plugin.conftest import build_criterion, build_model, words
+from tests.plugin.trainers import (
+    OPTIMIZERS,
+    PLAIN,
+    PRECISIONS,
+    UNUSED,
+    Task,
+    build_trainer,
+    parsed,
+    train,
+)
+
+STATES = {
+    "sgd": ("--optimizer", "sgd", "--lr", "0.5", "--momentum", "0.9"),
+    "nag": ("--optimizer", "nag", "--lr", "0.1", "--momentum", "0.9"),
+    "adagrad": ("--optimizer", "adagrad", "--lr", "0.05"),
+    "coupled adam": ("--optimizer", "coupled_adam", "--lr", "0.02"),
+    "adafactor with a mean": ("--optimizer", "adafactor", "--beta1", "0.9", "--lr", "0.02"),
+}
+
+
+@pytest.fixture(autouse=True)
+def more_optimizers(monkeypatch):
+    for name, flags in STATES.items():
+        monkeypatch.setitem(OPTIMIZERS, name, flags)
+
+
+def svd_table(trainer):
+    (table,) = svd_tables(trainer.get_model())
+    return table
+
+
+def counted(trainer):
+    table = svd_table(trainer)
+    keep = [i for i in range(table.num_embeddings) if i not in table.excluded_rows.tolist()]
+    return table.dense().detach().double()[keep]
+
+
+def furthest(trainer):
+    """The largest relative distance of a stored sigma from the true one."""
+    true = torch.linalg.svdvals(counted(trainer))
+    learned = svd_table(trainer).singular_values().detach().double().sort(descending=True).values
+    return float(((true - learned) / learned).abs().max())
+
+
+# With --memory-efficient-fp16 an SVD table is refused, whatever the flags.
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", pytest.param("fp16", marks=HALF_ON_CPU), "bf16"])
+def test_the_stored_sigma_are_the_singular_values(precision):
+    plain, renewed = (
+        build_trainer(*PRECISIONS[precision], table="svd", svd_interval=interval)
+        for interval in (0, 3)
+    )
+    for trainer in (plain, renewed):
+        train(trainer, 6)
+    rounding = {"float32": 1e-5, "fp16": 1e-2, "bf16": 5e-2}[precision]
+    assert furthest(plain) > 0.1
+    assert furthest(renewed) < rounding
+
+
+def state_of(trainer):
+    table = svd_table(trainer)
+    factors = {"u": table.U, "sigma": table.sigma, "v": table.V}
+    return {
+        name: {key: value.double().clone() for key, value in found.items()}
+        for name, found in (
+            (name, moments(trainer.optimizer, factor)) for name, factor in factors.items()
+        )
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "adafactor", *STATES])
+def test_the_table_stays_and_the_state_is_carried_over(optimizer):
+    trainer = build_trainer(table="svd", optimizer=optimizer)
+    train(trainer, 4)
+    table = svd_table(trainer)
+    dense, before = table.dense().detach().double(), state_of(trainer)
+    sigma, v = table.sigma.detach().double(), table.V.detach().double() / table.v_scale
+    system = singular_system(table.U.detach(), sigma, v, table.excluded_rows)
+    new = redecomposition(sigma, v, system, float(table.scale))
+    renew_factors(table, trainer.optimizer, functools.partial(first_workers, trainer))
+    torch.testing.assert_close(table.dense().detach().double(), dense, rtol=1e-5, atol=1e-5)
+    after = state_of(trainer)
+    assert any(before.values())
+    for name, gradient in (("u", new.u_gradient), ("v", new.v_gradient)):
+        for key, old in before[name].items():
+            if key == "exp_avg_sq_row":
+                expected = old
+            elif key in ("exp_avg", "momentum_buffer"):
+                expected = old @ gradient
+            else:
+                expected = old @ gradient.square()
+            torch.testing.assert_close(after[name][key], expected, rtol=1e-4, atol=1e-7)
+    for key, old in before["sigma"].items():
+        if key in ("exp_avg", "momentum_buffer"):
+            u = table.U.detach().double()
+            expected = (u * after["u"][key]).sum(0) / table.sigma.detach().double()
+        else:
+            expected = old @ new.v_gradient.square()
+        torch.testing.assert_close(after["sigma"][key], expected, rtol=1e-4, atol=1e-7)
+
+
+def test_moments_in_a_flattened_float32_copy():
+    """What --fp16 does on a GPU: one tensor holds all parameters of a device."""
+    cfg = OmegaConf.merge(parsed(*OPTIMIZERS["adam"]), {"common": {"fp16": True}})
+    params = [nn.Parameter(torch.randn(shape).half()) for shape in ((3,), (20, 4), (5,))]
+    flat = nn.Parameter(torch.cat([p.detach().float().view(-1) for p in params]))
+    # The key is the device's number, which a CPU does not have.
+    optimizer = FP16Optimizer(cfg, params, FairseqAdam(cfg.optimizer, [flat]), {None: flat})
+    assert moments(optimizer, params[1]) == {}
+    flat.grad = torch.arange(flat.numel()).float()
+    optimizer.optimizer.step()
+    found = moments(optimizer, params[1])
+    assert set(found) == {"exp_avg", "exp_avg_sq"}
+    gradient = flat.grad[3:83].view(20, 4)
+    torch.testing.assert_close(found["exp_avg"] / found["exp_avg"][-1, -1], gradient / 82)
+    found["exp_avg"].zero_()
+    state = optimizer.optimizer.state[flat]["exp_avg"]
+    assert state[3:83].abs().max() == 0 < state[83:].abs().max()
+    assert trained_weights(optimizer, params[1]).shape == (20, 4)
+
+
+@pytest.mark.slow
+def test_resumed_equals_uninterrupted(tmp_path):
+    build = functools.partial(build_trainer, table="svd", svd_interval=2, spectrum_weight=0.1)
+    through, half = build(), build()
+    train(through, 7)
+    train(half, 3)
+    iterator = {"version": 2, "epoch": 1, "iterations_in_epoch": 3, "shuffle": True}
+    half.consolidate_optimizer()
+    half.save_checkpoint(str(tmp_path / "c.pt"), {"train_iterator": iterator, "val_loss": None})
+    resumed = build()
+    resumed.load_checkpoint(str(tmp_path / "c.pt"))
+    resumed.begin_epoch(1)
+    train(resumed, 4)
+    first, second = (t.get_model().state_dict() for t in (through, resumed))
+    assert first.keys() == second.keys()
+    used = [key for key in first if key.rpartition(".")[2] not in UNUSED]
+    assert all(torch.equal(first[key], second[key]) for key in used)
+
+
+def test_a_singular_value_of_zero_leaves_the_table_alone():
+    trainer = build_trainer(table="svd")
+    table = svd_table(trainer)
+    with torch.no_grad():
+        table.sigma[3] = 0
+    before = [one.detach().clone() for one in (table.U, table.sigma, table.V)]
+    renew_factors(table, trainer.optimizer, functools.partial(first_workers, trainer))
+    assert all(torch.equal(a, b) for a, b in zip(before, (table.U, table.sigma, table.V)))
+
+
+def test_factors_with_nan_are_refused_unwritten():
+    trainer = build_trainer(table="svd")
+    table = svd_table(trainer)
+    with torch.no_grad():
+        table.U[7, 3] = float("nan")
+    before = table.sigma.detach().clone()
+    with pytest.raises(DataError, match="an SVD table of finite numbers"):
+        renew_factors(table, trainer.optimizer, functools.partial(first_workers, trainer))
+    assert torch.equal(table.sigma, before)
+
+
+@pytest.mark.parametrize(
+    "override, message",
+    [
+        ("optimizer._name=nt_asgd", "--optimizer nt_asgd"),
+        ("optimizer._name=adamax", "--optimizer adamax"),
+        ("distributed_training.zero_sharding=os", "--zero-sharding os"),
+        ("ema.store_ema=true", "--store-ema"),
+        ("distributed_training.ddp_backend=fully_sharded", "fully_sharded"),
+    ],
+)
+def test_states_that_cannot_be_carried_over_are_refused(override, message):
+    cfg = parsed(*OPTIMIZERS["adam"])
+    if override.startswith("ema") and "ema" not in cfg:
+        pytest.skip("this fairseq has no averages of weights")
+    cfg = OmegaConf.merge(cfg, OmegaConf.from_dotlist([override]))
+    task = Task(words())
+    trainer = SimpleNamespace(cfg=cfg, get_model=lambda: build_model(task))
+    trainer.get_criterion = lambda: build_criterion(task, **PLAIN, svd_interval=1)
+    with pytest.raises(UnsupportedError, match=message):
+        check_configuration(trainer)
+    trainer.get_criterion = lambda: build_criterion(task, **PLAIN)
+    check_configuration(trainer)
+
+
+def test_it_needs_an_svd_table():
+    task = Task(words())
+    criterion = build_criterion(task, **PLAIN, svd_interval=10)
+    with pytest.raises(ConfigurationError, match="an SVD table for --svd-interval"):
+        criterion.check_model(build_model(task, embedding_type="plain"))

@@ -1,0 +1,70 @@
+"""Trainers of fairseq with a tiny Transformer, whose batches are handed to them one by one."""
+
+import functools
+
+import pytest
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.tasks import FairseqTask
+from fairseq.trainer import Trainer
+from omegaconf import OmegaConf
+
+from spectral_fairseq.compat.dead_encoder_keys import DEAD
+from tests.capabilities import HALF_ON_CPU
+from tests.plugin.conftest import build_criterion, build_model, make_sample, words
+
+PLAIN = {"name": "mle_cosreg", "cosreg_weight": 0.0}
+OPTIMIZERS = {
+    "sgd": ("--optimizer", "sgd", "--lr", "0.5"),
+    "averaged sgd": ("--optimizer", "nt_asgd", "--lr-scheduler", "nt_asgd", "--lr", "0.5"),
+    "adam": ("--optimizer", "adam", "--lr", "0.02"),
+    "adafactor": ("--optimizer", "adafactor", "--lr", "0.02"),
+}
+PRECISIONS = {
+    "float32": (),
+    "fp16": ("common.fp16=true", "common.fp16_no_flatten_grads=true"),
+    "memory-efficient fp16": ("common.fp16=true", "common.memory_efficient_fp16=true"),
+    "bf16": ("common.bf16=true",),
+}
+# Tensors of fairseq 0.12.2 that training does not use; the last one is never even set.
+UNUSED = {*DEAD, "_float_tensor"}
+HALF = pytest.param("memory-efficient fp16", marks=HALF_ON_CPU)
+ALL_PRECISIONS = [
+    pytest.param(name, marks=HALF_ON_CPU if "fp16" in name else ()) for name in PRECISIONS
+]
+
+
+class Task(FairseqTask):
+    """A task whose batches are handed to the trainer directly."""
+
+    def __init__(self, dictionary):
+        super().__init__(None)
+        self.source_dictionary_ = dictionary
+
+    source_dictionary = property(lambda self: self.source_dictionary_)
+    target_dictionary = property(lambda self: self.source_dictionary_)
+
+
+@functools.cache
+def parsed(*flags):
+    parser = options.get_training_parser()
+    argv = ["no-data", "--arch", "transformer_lm", "--task", "language_modeling", "--cpu"]
+    argv += ["--batch-size", "1", "--criterion", "mle_cosreg", *flags]
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, argv))
+
+
+def build_trainer(*overrides, optimizer="adam", arch="transformer_sc", table="plain", **flags):
+    """A trainer of a tiny Transformer with a shared table of some kind."""
+    cfg = OmegaConf.merge(parsed(*OPTIMIZERS[optimizer]), OmegaConf.from_dotlist(list(overrides)))
+    task = Task(words())
+    model = build_model(task, arch, embedding_type=table)
+    trainer = Trainer(cfg, task, model, build_criterion(task, **{**PLAIN, **flags}))
+    trainer.reset_dummy_batch(make_sample(task))
+    trainer.begin_epoch(1)
+    return trainer
+
+
+def train(trainer, updates):
+    for _ in range(updates):
+        seed = trainer.get_num_updates()
+        trainer.train_step([make_sample(trainer.task, seed=seed)])
