@@ -1,20 +1,22 @@
-"""What control outside the optimiser adds to a training step with a plain table.
+"""What control outside the optimiser adds to a training step.
 
     python -m benchmarks.bench_spectrum_decay [--shape iwslt|wikitext103|xl-small|tiny ...]
                                               [--device cpu|cuda] [--pairs N]
 
-The shapes are those of bench_step. A plain step and the control of its table take turns in one
-process, A B A B; the ratio is 1 + control / (k step), pair by pair, k the default interval, and
-its median is reported, with the ratio of an update that has the control in it. ``above`` changes
-the directions that stand out, ``both`` all of them, and both centre the table. Memory: with and
-without control, each in a process of its own.
+The shapes are those of bench_step. A step and the change of its table take turns in one process,
+A B A B; the ratio is 1 + change / (k step), pair by pair, with a k of 10, and its median is
+reported, with the ratio of an update that has the change in it. With a plain table ``above``
+changes the directions that stand out, ``both`` all of them, and both centre the table; ``renewed``
+makes the factors of an SVD table its decomposition, and carries Adam's moments over. Memory: with
+and without the change, each in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from typing import Any, Dict
+from types import SimpleNamespace
+from typing import Any, Callable, Dict
 
 import torch
 
@@ -28,8 +30,10 @@ from benchmarks.harness import (
     print_table,
 )
 from spectral_fairseq.functional.spectrum_decay import apply_change_
+from spectral_fairseq.plugin.criterions.output_table import svd_tables
+from spectral_fairseq.plugin.hooks.factor_renewal import renew_factors
 
-SIDES = ("above", "both")
+INTERVAL = 10  # the default of --spectrum-decay, and what docs/spectrum.md has for --svd-interval
 
 
 class ControlledStep(Step):
@@ -43,44 +47,64 @@ class ControlledStep(Step):
         self.controlling = self._build_criterion(task, {"_name": "mle_cosreg", **flags})
 
     @torch.no_grad()
-    def control(self) -> None:
+    def change(self) -> None:
         """Change the table."""
         view = self.controlling.penalties.view(self.model)
         for one in self.controlling.table_control.controlled(view):
             apply_change_(one.parameter, one.plan(one.parameter, 1.0), one.excluded)
 
 
-def measure_memory(name: str, side: str, device: str) -> float:
-    """Peak MiB of three steps, each with control unless ``side`` is ``none``."""
-    step = ControlledStep(name, "above" if side == "none" else side, device)
+class RenewedStep(Step):
+    """A step with an SVD table, and the renewal of its factors."""
+
+    def __init__(self, name: str, device: str) -> None:
+        super().__init__(SHAPES[name], "spectrum", device)
+
+    def change(self) -> None:
+        """Renew the factors."""
+        for table in svd_tables(self.model):
+            optimizer = SimpleNamespace(optimizer=self.optimiser)
+            renew_factors(table, optimizer, lambda compute, _like: compute())
+
+
+WAYS: Dict[str, Callable[[str, str], Any]] = {
+    "above": lambda name, device: ControlledStep(name, "above", device),
+    "both": lambda name, device: ControlledStep(name, "both", device),
+    "renewed": RenewedStep,
+}
+
+
+def measure_memory(name: str, way: str, changed: bool, device: str) -> float:
+    """Peak MiB of three steps, each with the change or none."""
+    step = WAYS[way](name, device)
     for _ in range(3):
         step()
-        if side != "none":
-            step.control()
+        if changed:
+            step.change()
     return peak_mib(device)
 
 
 def figures_of(name: str, device: str, pairs: int) -> Dict[str, Any]:
-    """Times and memory of one shape, by side."""
-    steps = {side: ControlledStep(name, side, device) for side in SIDES}
-    alternatives = {"plain": steps["above"], **{s: steps[s].control for s in SIDES}}
-    times = paired_times(alternatives, pairs)
-    interval = steps["both"].controlling.table_control.interval
+    """Times and memory of one shape, by what is done to the table."""
     module = "benchmarks.bench_spectrum_decay"
-    plain_mib = in_fresh_process(module, ["--measure-memory", name, "none", "--device", device])
     found = {}
-    for side in SIDES:
-        shares = [control / step for control, step in zip(times[side], times["plain"])]
-        mib = in_fresh_process(module, ["--measure-memory", name, side, "--device", device])
-        found[side] = {
-            "plain_s": statistics.median(times["plain"]),
-            "control_s": statistics.median(times[side]),
+    for way, build in WAYS.items():
+        step = build(name, device)
+        times = paired_times({"step": step, "change": step.change}, pairs)
+        shares = [change / step for change, step in zip(times["change"], times["step"])]
+        plain, changed = (
+            in_fresh_process(module, ["--measure-memory", name, way, which, "--device", device])
+            for which in ("without", "with")
+        )
+        found[way] = {
+            "step_s": statistics.median(times["step"]),
+            "change_s": statistics.median(times["change"]),
             "due_ratio": 1 + statistics.median(shares),
-            "time_ratio": 1 + statistics.median(shares) / interval,
-            "time_ratio_max": 1 + max(shares) / interval,
-            "memory_ratio": mib / plain_mib,
-            "plain_mib": plain_mib,
-            "interval": interval,
+            "time_ratio": 1 + statistics.median(shares) / INTERVAL,
+            "time_ratio_max": 1 + max(shares) / INTERVAL,
+            "memory_ratio": changed / plain,
+            "mib_without": plain,
+            "interval": INTERVAL,
             "pairs": pairs,
         }
     return found
@@ -91,16 +115,17 @@ def main() -> None:
     parser.add_argument("--shape", nargs="+", choices=list(SHAPES), default=["iwslt"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--pairs", type=positive, default=5)
-    parser.add_argument("--measure-memory", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--measure-memory", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure_memory:
-        print(measure_memory(*args.measure_memory, args.device))
+        name, way, which = args.measure_memory
+        print(measure_memory(name, way, which == "with", args.device))
         return
     results = {}
     for name in args.shape:
         print(f"{name}: {SHAPES[name]['what']}, {args.device}", flush=True)
         results[name] = figures_of(name, args.device, args.pairs)
-        print_table([{"side": side, **row} for side, row in results[name].items()])
+        print_table([{"change": way, **row} for way, row in results[name].items()])
     print_result("spectrum_decay", device=args.device, results=results)
 
 

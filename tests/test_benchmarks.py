@@ -112,8 +112,8 @@ def test_a_training_for_the_gpu_runs_on_a_cpu(tiny_translation_data, tmp_path, m
 
 def test_spectrum_decay(figures):
     found = figures(bench_spectrum_decay, "--shape", "tiny", "--device", "cpu", "--pairs", 1)
-    for side in ("above", "both"):
-        row = found["results"]["tiny"][side]
+    for way in ("above", "both", "renewed"):
+        row = found["results"]["tiny"][way]
         assert 1 < row["time_ratio"] < row["due_ratio"]
 
 

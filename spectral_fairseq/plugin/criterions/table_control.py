@@ -129,6 +129,12 @@ class TableControl:
         return self._controls_table or self.renews_factors
 
     @property
+    def interval(self) -> int:
+        """k of the control of the spectrum, in updates."""
+        interval: int = self._options.spectrum_decay_interval
+        return interval
+
+    @property
     def renews_factors(self) -> bool:
         """Whether the factors of SVD tables are renewed."""
         return self._options.svd_interval > 0
@@ -137,7 +143,7 @@ class TableControl:
         """Whether the spectrum is to be changed after that many updates."""
         options = self._options
         started = num_updates > options.spectrum_decay_start
-        return started and self._controls_table and num_updates % self._interval == 0
+        return started and self._controls_table and num_updates % self.interval == 0
 
     def svd_is_due(self, num_updates: int) -> bool:
         """Whether the factors of SVD tables are to be renewed after that many updates."""
@@ -214,12 +220,7 @@ class TableControl:
         )
 
     def _rate(self, eta: float, lr_share: float) -> float:
-        return min(1.0, eta * self._interval * lr_share)
-
-    @property
-    def _interval(self) -> int:
-        interval: int = self._options.spectrum_decay_interval
-        return interval
+        return min(1.0, eta * self.interval * lr_share)
 
     @property
     def _controls_table(self) -> bool:
