@@ -132,6 +132,12 @@ VARIANTS: Dict[str, str] = {
 }
 
 
+def suits(task: str, variant: str) -> bool:
+    """Whether a task can be trained with a variant: renewed factors cannot be averaged."""
+    averages = task == "awd_lstm"
+    return not variant.startswith("factored_renewed" if averages else "averaged")
+
+
 def prepare(folder: Path, sotu: Path, data: Sequence[str]) -> None:
     """Make fairseq's binary data, unless it is there."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -306,7 +312,7 @@ def main() -> None:
         for seed in args.seeds
         for variant in args.variants
         for task in args.tasks
-        if task == "awd_lstm" or not variant.startswith("averaged")
+        if suits(task, variant)
     ]
     torch.set_num_threads(1)
     with ThreadPoolExecutor(args.at_once) as pool:
