@@ -146,6 +146,20 @@ TABLE_METHODS = {
         on_table=True,
     ),
 }
+# Factors that are renewed cannot be averaged, as the AWD-LSTM's weights are. Their steps have other
+# lengths than those of a plain table, so learning rates are among the settings.
+RENEWED = {
+    "renewed": Method(
+        "spectrum control, factors renewed",
+        "svd",
+        f"{_CONTROL} --svd-interval 10",
+        (
+            *(Setting("", factor) for factor in (0.5, 0.7, 1.0, 1.4)),
+            *_settings("--spectrum-weight 0.001", "--spectrum-c2 0.005 --spectrum-weight 0.001"),
+        ),
+        on_table=True,
+    ),
+}
 LOSS_METHODS = {
     "adversarial": Method(
         "adversarial softmax",
@@ -249,6 +263,7 @@ TRANSLATION = Study(
     methods={
         "plain": PLAIN,
         **TABLE_METHODS,
+        **RENEWED,
         **LOSS_METHODS,
         **COUPLED_ADAM,
         **CONSISTENCY,
@@ -275,6 +290,7 @@ TRANSLATION_SMALL = Study(
     ),
     methods={
         "plain": PLAIN,
+        "renewed": _with_settings(RENEWED["renewed"], 1, 2, 3),
         "decoupled": _with_settings(TABLE_METHODS["decoupled"], 0, 2, 4),
         "weight_norm_init": _with_settings(TABLE_METHODS["weight_norm_init"], 1, 2, 3),
         "simcut": _with_settings(CONSISTENCY["simcut"], 1, 3, 5),
@@ -326,6 +342,7 @@ _ADAM_ROUNDS: Tuple[Tuple[Recipe, ...], ...] = (
 _ADAM_METHODS = {
     "plain": PLAIN,
     **TABLE_METHODS,
+    **RENEWED,
     **LOSS_METHODS,
     **COUPLED_ADAM,
     "mixture": MIXTURE,

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import DataError
+from spectral_fairseq.functional.linalg.full_float32 import full_float32
 from spectral_fairseq.functional.linalg.row_blocks import BLOCK_ROWS
 from spectral_fairseq.functional.linalg.singular_values import (
     right_singular_system_of_gram,
@@ -127,5 +128,6 @@ def multiply_(rows: Tensor, matrix: Tensor) -> None:
     """
     dtype = torch.promote_types(rows.dtype, torch.float32)
     factor = matrix.to(dtype)
-    for block in rows.split(BLOCK_ROWS):
-        block.copy_(block.to(dtype) @ factor)
+    with full_float32(rows.device):
+        for block in rows.split(BLOCK_ROWS):
+            block.copy_(block.to(dtype) @ factor)
