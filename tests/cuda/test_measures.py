@@ -1,5 +1,7 @@
 """What is computed from a table or from outputs, on the device on which they lie."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.functional.linalg import BlockwiseSpectrum, gram
 from spectral_fairseq.functional.linalg.full_float32 import full_float32
 from spectral_fairseq.functional.measures import ExpectedPairwiseKL, cumulative_share
+from spectral_fairseq.plugin.hooks.factor_renewal import renew_factors
 
 virtual = pytest.importorskip("tests.cuda.virtual_cuda", reason="this torch has no dispatch modes")
 
@@ -72,3 +75,17 @@ def test_the_newer_setting_of_tf32_is_restored():
         assert matmul.fp32_precision == "tf32"
     finally:
         matmul.fp32_precision = before
+
+
+def test_renewed_factors_stay_on_their_device():
+    with virtual.virtual_cuda():
+        table = SVDEmbedding(12, 5, padding_idx=1).cuda()
+        optimizer = torch.optim.Adam(table.parameters())
+        for _ in range(2):
+            table(torch.arange(12).cuda()).square().sum().backward()
+            optimizer.step()
+        wrapper = SimpleNamespace(optimizer=optimizer)
+        renew_factors(table, wrapper, lambda compute, _like: compute())
+        state = [value for found in optimizer.state.values() for value in found.values()]
+        moments = [value for value in state if value.dim() > 0]
+        assert moments and all(map(virtual.on_gpu, [table.U, table.sigma, table.V, *moments]))
