@@ -1,9 +1,10 @@
 """A training step on the CPU while glibc keeps freed memory, and while it hands it back.
 
-Usage: python -m benchmarks.bench_allocator [--pairs 4] [--steps 20] [--shape iwslt]
+Usage: python -m benchmarks.bench_allocator [--pairs 4] [--steps 20] [--shape quickstart]
 
 glibc reads the setting when a process starts, so each run is a process of its own; they take turns.
-The step is that of plain fairseq in bench_step.py.
+The step is that of plain fairseq, at the sizes of the quickstart. It clears new memory for every
+tensor of more than 32 MiB, such as the scores of all words for a batch.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import os
 import statistics
 import time
-from typing import Dict, List
+from typing import Any, Dict, List
 from unittest import mock
 
 from benchmarks.bench_step import SHAPES, Step
@@ -27,10 +28,28 @@ from benchmarks.harness import (
 )
 from spectral_fairseq_examples.common.jobs import KEEP_FREED_MEMORY
 
+_IWSLT = SHAPES["iwslt"]
+_SIDES = [f"{side}_{size}" for side in ("encoder", "decoder") for size in ("embed_dim", "layers")]
+_FFN = {f"{side}_ffn_embed_dim": 256 for side in ("encoder", "decoder")}
+SIZES: Dict[str, Dict[str, Any]] = {
+    "quickstart": {
+        **_IWSLT,
+        "what": "a Transformer with d = 128 and 2+2 layers, N = 5,913, 1,600 tokens a step",
+        "words": 5_913,
+        "sentences": 50,
+        "model": {
+            **_IWSLT["model"],
+            **{key: 2 if key.endswith("layers") else 128 for key in _SIDES},
+            **_FFN,
+        },
+    },
+    "tiny": SHAPES["tiny"],
+}
 
-def measure(shape: str, sentences: int, steps: int) -> Dict[str, float]:
+
+def measure(shape: str, steps: int) -> Dict[str, float]:
     """Seconds and processor seconds of a step, and peak MiB of this process."""
-    step = Step({**SHAPES[shape], "sentences": sentences}, "plain", "cpu", "fp32")
+    step = Step(SIZES[shape], "plain", "cpu", "fp32")
     step()
     begin, begin_processor = time.perf_counter(), time.process_time()
     for _ in range(steps):
@@ -44,18 +63,16 @@ def measure(shape: str, sentences: int, steps: int) -> Dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", choices=("iwslt", "tiny"), default="iwslt")
-    parser.add_argument("--sentences", type=positive, default=16, help="a step")
+    parser.add_argument("--shape", choices=list(SIZES), default="quickstart")
     parser.add_argument("--steps", type=positive, default=20, help="a run, after a first one")
     parser.add_argument("--pairs", type=positive, default=4)
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
-        print(json.dumps(measure(args.shape, args.sentences, args.steps)))
+        print(json.dumps(measure(args.shape, args.steps)))
         return
-    what = SHAPES[args.shape]["what"]
-    print(f"{args.shape}: {what}; here {args.sentences} sentences a step", flush=True)
-    sizes = ["--shape", args.shape, "--sentences", str(args.sentences), "--steps", str(args.steps)]
+    print(f"{args.shape}: {SIZES[args.shape]['what']}", flush=True)
+    sizes = ["--shape", args.shape, "--steps", str(args.steps)]
     environments: Dict[str, Dict[str, str]] = {"as glibc does": {}, "kept": KEEP_FREED_MEMORY}
     runs: Dict[str, List[Dict[str, float]]] = {name: [] for name in environments}
     for _ in range(args.pairs):
@@ -79,7 +96,7 @@ def main() -> None:
     print_table(rows)
     print_result(
         "allocator",
-        **{key: vars(args)[key] for key in ("shape", "sentences", "steps")},
+        **{key: vars(args)[key] for key in ("shape", "steps")},
         environment=KEEP_FREED_MEMORY,
         results=rows,
     )

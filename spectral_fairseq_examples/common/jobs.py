@@ -21,7 +21,7 @@ GRACE_SECONDS = 10.0
 LINES_SHOWN = 15
 
 # By default glibc hands the memory of every large tensor back when it is freed. Clearing the pages
-# of the next one takes a sixth of a small training's time (benchmarks/bench_allocator.py).
+# of the next one takes a fifth of a small training's time (benchmarks/bench_allocator.py).
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**34), "MALLOC_TRIM_THRESHOLD_": str(2**34)}
 
 # A line of output -> (progress, text beside the bar), or None for a line that shows no progress.
