@@ -29,8 +29,7 @@ from benchmarks.harness import (
 from spectral_fairseq_examples.common.jobs import KEEP_FREED_MEMORY
 
 _IWSLT = SHAPES["iwslt"]
-_SIDES = [f"{side}_{size}" for side in ("encoder", "decoder") for size in ("embed_dim", "layers")]
-_FFN = {f"{side}_ffn_embed_dim": 256 for side in ("encoder", "decoder")}
+_QUICKSTART = {"embed_dim": 128, "ffn_embed_dim": 256, "layers": 2}
 SIZES: Dict[str, Dict[str, Any]] = {
     "quickstart": {
         **_IWSLT,
@@ -39,8 +38,7 @@ SIZES: Dict[str, Dict[str, Any]] = {
         "sentences": 50,
         "model": {
             **_IWSLT["model"],
-            **{key: 2 if key.endswith("layers") else 128 for key in _SIDES},
-            **_FFN,
+            **{f"{s}_{k}": v for s in ("encoder", "decoder") for k, v in _QUICKSTART.items()},
         },
     },
     "tiny": SHAPES["tiny"],

@@ -5,10 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.optim import FP16Optimizer
-from fairseq.optim.adam import FairseqAdam
 from omegaconf import OmegaConf
-from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.functional.redecomposition import redecomposition, singular_system
@@ -22,10 +19,12 @@ from tests.plugin.trainers import (
     OPTIMIZERS,
     PLAIN,
     PRECISIONS,
-    UNUSED,
     Task,
     build_trainer,
+    flattened_fp16,
     parsed,
+    same_models,
+    save_in_epoch,
     train,
 )
 
@@ -121,12 +120,7 @@ def test_the_table_stays_and_the_state_is_carried_over(optimizer):
 
 
 def test_moments_in_a_flattened_float32_copy():
-    """What --fp16 does on a GPU: one tensor holds all parameters of a device."""
-    cfg = OmegaConf.merge(parsed(*OPTIMIZERS["adam"]), {"common": {"fp16": True}})
-    params = [nn.Parameter(torch.randn(shape).half()) for shape in ((3,), (20, 4), (5,))]
-    flat = nn.Parameter(torch.cat([p.detach().float().view(-1) for p in params]))
-    # The key is the device's number, which a CPU does not have.
-    optimizer = FP16Optimizer(cfg, params, FairseqAdam(cfg.optimizer, [flat]), {None: flat})
+    optimizer, params, flat = flattened_fp16()
     assert moments(optimizer, params[1]) == {}
     flat.grad = torch.arange(flat.numel()).float()
     optimizer.optimizer.step()
@@ -146,17 +140,12 @@ def test_resumed_equals_uninterrupted(tmp_path):
     through, half = build(), build()
     train(through, 7)
     train(half, 3)
-    iterator = {"version": 2, "epoch": 1, "iterations_in_epoch": 3, "shuffle": True}
-    half.consolidate_optimizer()
-    half.save_checkpoint(str(tmp_path / "c.pt"), {"train_iterator": iterator, "val_loss": None})
+    save_in_epoch(half, tmp_path / "c.pt", done=3)
     resumed = build()
     resumed.load_checkpoint(str(tmp_path / "c.pt"))
     resumed.begin_epoch(1)
     train(resumed, 4)
-    first, second = (t.get_model().state_dict() for t in (through, resumed))
-    assert first.keys() == second.keys()
-    used = [key for key in first if key.rpartition(".")[2] not in UNUSED]
-    assert all(torch.equal(first[key], second[key]) for key in used)
+    assert same_models(through, resumed)
 
 
 def test_a_singular_value_of_zero_leaves_the_table_alone():

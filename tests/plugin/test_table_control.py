@@ -5,10 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.optim import FP16Optimizer
-from fairseq.optim.adam import FairseqAdam
 from omegaconf import OmegaConf
-from torch import nn
 
 from spectral_fairseq.checkpoints.reading import torch_load
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
@@ -29,10 +26,12 @@ from tests.plugin.trainers import (
     OPTIMIZERS,
     PLAIN,
     PRECISIONS,
-    UNUSED,
     Task,
     build_trainer,
+    flattened_fp16,
     parsed,
+    same_models,
+    save_in_epoch,
     train,
 )
 from tests.reference import spectrum_decay as reference
@@ -102,12 +101,7 @@ def test_what_is_trained_is_what_is_controlled(precision):
 
 
 def test_flattened_float32_copy_under_fp16():
-    """What --fp16 does on a GPU: one tensor holds all parameters of a device."""
-    cfg = OmegaConf.merge(parsed(*OPTIMIZERS["adam"]), {"common": {"fp16": True}})
-    params = [nn.Parameter(torch.randn(shape).half()) for shape in ((3,), (20, 4), (5,))]
-    flat = nn.Parameter(torch.cat([p.detach().float().view(-1) for p in params]))
-    # The key is the device's number, which a CPU does not have.
-    optimizer = FP16Optimizer(cfg, params, FairseqAdam(cfg.optimizer, [flat]), {None: flat})
+    optimizer, params, _ = flattened_fp16()
     copy = trained_weights(optimizer, params[1])
     assert torch.equal(copy, params[1].float())
     copy.mul_(2)
@@ -144,10 +138,7 @@ def test_zero_equals_plain_bit_for_bit():
     plain, zero = build_trainer(), build_trainer(spectrum_decay=0.0, spectrum_decay_interval=1)
     for trainer in (plain, zero):
         train(trainer, 3)
-    first, second = (t.get_model().state_dict() for t in (plain, zero))
-    assert first.keys() == second.keys()
-    used = [key for key in first if key.rpartition(".")[2] not in UNUSED]
-    assert all(torch.equal(first[key], second[key]) for key in used)
+    assert same_models(plain, zero)
 
 
 # With --fp16 or --bf16 fairseq itself does not save the float32 copy that it trains.
@@ -161,9 +152,7 @@ def test_resumed_equals_uninterrupted(precision, tmp_path):
     through, half = build(), build()
     train(through, 7)
     train(half, 3)
-    iterator = {"version": 2, "epoch": 1, "iterations_in_epoch": 3, "shuffle": True}
-    half.consolidate_optimizer()
-    half.save_checkpoint(str(tmp_path / "c.pt"), {"train_iterator": iterator, "val_loss": None})
+    save_in_epoch(half, tmp_path / "c.pt", done=3)
     state = torch_load(tmp_path / "c.pt", map_location="cpu")
     assert list(state["extra_state"][EXTRA_STATE]) == ["decoder"]
     resumed = build()
@@ -173,10 +162,7 @@ def test_resumed_equals_uninterrupted(precision, tmp_path):
     resumed.load_checkpoint(str(tmp_path / "c.pt"))
     resumed.begin_epoch(1)
     train(resumed, 4)
-    first, second = (t.get_model().state_dict() for t in (through, resumed))
-    assert first.keys() == second.keys()
-    used = [key for key in first if key.rpartition(".")[2] not in UNUSED]
-    assert all(torch.equal(first[key], second[key]) for key in used)
+    assert same_models(through, resumed)
     # Training that begins anew from the same file begins with the norm that is in it.
     anew = build()
     _start_norms.clear()

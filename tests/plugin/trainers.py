@@ -3,11 +3,15 @@
 import functools
 
 import pytest
+import torch
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.optim import FP16Optimizer
+from fairseq.optim.adam import FairseqAdam
 from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
+from torch import nn
 
 from spectral_fairseq.compat.dead_encoder_keys import DEAD
 from tests.capabilities import HALF_ON_CPU
@@ -68,3 +72,27 @@ def train(trainer, updates):
     for _ in range(updates):
         seed = trainer.get_num_updates()
         trainer.train_step([make_sample(trainer.task, seed=seed)])
+
+
+def save_in_epoch(trainer, path, done):
+    """Save after ``done`` updates of the first epoch, as fairseq does."""
+    iterator = {"version": 2, "epoch": 1, "iterations_in_epoch": done, "shuffle": True}
+    trainer.consolidate_optimizer()
+    trainer.save_checkpoint(str(path), {"train_iterator": iterator, "val_loss": None})
+
+
+def same_models(first, second):
+    """Whether two trainers hold the same numbers, as far as training uses them."""
+    first, second = (t.get_model().state_dict() for t in (first, second))
+    used = [key for key in first if key.rpartition(".")[2] not in UNUSED]
+    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in used)
+
+
+def flattened_fp16():
+    """What --fp16 does on a GPU: (optimiser, its parameters, the tensor that holds them all)."""
+    cfg = OmegaConf.merge(parsed(*OPTIMIZERS["adam"]), {"common": {"fp16": True}})
+    params = [nn.Parameter(torch.randn(shape).half()) for shape in ((3,), (20, 4), (5,))]
+    flat = nn.Parameter(torch.cat([p.detach().float().view(-1) for p in params]))
+    # The key is the device's number, which a CPU does not have.
+    optimizer = FP16Optimizer(cfg, params, FairseqAdam(cfg.optimizer, [flat]), {None: flat})
+    return optimizer, params, flat

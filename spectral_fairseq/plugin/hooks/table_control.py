@@ -83,6 +83,8 @@ def control_tables(trainer: Any, lr: float) -> None:
     if not isinstance(criterion, PenalisedCrossEntropy):
         return
     control, updates = criterion.table_control, trainer.get_num_updates()
+    if not (control.is_due(updates) or control.svd_is_due(updates)):
+        return
     model = trainer.get_model()
     models = model.models.values() if isinstance(model, FairseqMultiModel) else (model,)
     views = [criterion.penalties.view(one) for one in models]
