@@ -1,14 +1,11 @@
 """The optimiser, its schedule and the trainer's hooks, under fairseq's own trainer."""
 
 import copy
-import functools
 import logging
 from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import BaseFairseqModel
 from fairseq.optim import FP16Optimizer
 from fairseq.trainer import Trainer
@@ -25,6 +22,7 @@ from spectral_fairseq.plugin.optim.nt_asgd import (
     show_iterates,
 )
 from tests.capabilities import WEIGHTS_ONLY
+from tests.plugin.trainers import parsed
 
 BOTH = ("--optimizer", "nt_asgd", "--lr-scheduler", "nt_asgd")
 AT_ONCE = "optimizer.nt_asgd_from_start=true"
@@ -65,17 +63,9 @@ def same(first, second):
     return all(torch.equal(first[key], second[key].to(first[key].dtype)) for key in first)
 
 
-@functools.cache
-def parsed(*flags):
-    parser = options.get_training_parser()
-    argv = ["no-data", "--arch", "transformer_lm", "--task", "language_modeling", "--cpu"]
-    argv += ["--batch-size", "1", "--lr", "0.5", *flags]
-    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, argv))
-
-
 def configuration(*overrides):
     """The flags parsed once, which takes a second; what differs is given as ``group.key=value``."""
-    return OmegaConf.merge(parsed(*BOTH), OmegaConf.from_dotlist(list(overrides)))
+    return OmegaConf.merge(parsed("--lr", "0.5", *BOTH), OmegaConf.from_dotlist(list(overrides)))
 
 
 def build_trainer(*overrides):
@@ -300,7 +290,7 @@ def test_no_validation_is_needed_to_average_at_once():
 
 
 def test_other_trainings_are_left_alone(tmp_path):
-    cfg = copy.deepcopy(parsed("--optimizer", "sgd", "--lr-scheduler", "fixed"))
+    cfg = copy.deepcopy(parsed("--lr", "0.5", "--optimizer", "sgd", "--lr-scheduler", "fixed"))
     trainer = Trainer(cfg, Task(), Model(), nn.Module())
     update(trainer)
     trained = weights(trainer.model)
