@@ -93,13 +93,14 @@ TASKS = {
 }
 
 NO_PENALTY = "--criterion mle_cosreg --cosreg-weight 0"
-FACTORED = "--criterion spectrum_control"
+CONTROL = "--criterion spectrum_control"
+FACTORED = f"{CONTROL} --svd-interval 0"
 ABOVE = f"{NO_PENALTY} --spectrum-slack 1.5 --spectrum-decay"
 # With the interval of 10 an ETA of 0.01 goes a tenth of the way each time, and 0.1 all of it.
 VARIANTS: Dict[str, str] = {
     "plain": NO_PENALTY,
     "factored": FACTORED,
-    "factored_renewed": f"{FACTORED} --svd-interval 10",
+    "factored_renewed": f"{CONTROL} --svd-interval 10",
     "factored_l3": f"{FACTORED} --orthogonality-weights 0.001,0.001,0.001,0",
     "factored_l3_strong": f"{FACTORED} --orthogonality-weights 0.001,0.001,0.1,0.1",
     "penalty_0.0001": f"{NO_PENALTY} --spectrum-weight 0.0001",
@@ -126,7 +127,7 @@ VARIANTS: Dict[str, str] = {
     "centred_above_3": (
         f"{NO_PENALTY} --table-centering 0.1 --spectrum-decay 0.1 --spectrum-slack 3"
     ),
-    "default": "--criterion spectrum_control",
+    "default": CONTROL,
     "averaged_plain": f"{NO_PENALTY} --nt-asgd-from-start",
     "averaged_above_1.5": f"{ABOVE} 0.01 --nt-asgd-from-start",
 }

@@ -92,7 +92,7 @@ TABLE_METHODS = {
     "factored": Method(
         "spectrum control, factored",
         "svd",
-        _CONTROL,
+        f"{_CONTROL} --svd-interval 0",
         _settings(
             "",
             "--spectrum-c2 0.005",

@@ -179,18 +179,36 @@ def test_factors_with_nan_are_refused_unwritten():
         ("distributed_training.ddp_backend=fully_sharded", "fully_sharded"),
     ],
 )
-def test_states_that_cannot_be_carried_over_are_refused(override, message):
+def test_states_that_cannot_be_carried_over_are_refused(override, message, caplog):
     cfg = parsed(*OPTIMIZERS["adam"])
     if override.startswith("ema") and "ema" not in cfg:
         pytest.skip("this fairseq has no averages of weights")
     cfg = OmegaConf.merge(cfg, OmegaConf.from_dotlist([override]))
     task = Task(words())
-    trainer = SimpleNamespace(cfg=cfg, get_model=lambda: build_model(task))
+    model = build_model(task)
+    trainer = SimpleNamespace(cfg=cfg, get_model=lambda: model)
     trainer.get_criterion = lambda: build_criterion(task, **PLAIN, svd_interval=1)
     with pytest.raises(UnsupportedError, match=message):
         check_configuration(trainer)
     trainer.get_criterion = lambda: build_criterion(task, **PLAIN)
     check_configuration(trainer)
+    by_default = build_criterion(task)
+    by_default.suit(model)
+    assert by_default.table_control.renews_factors
+    trainer.get_criterion = lambda: by_default
+    with caplog.at_level("INFO"):
+        check_configuration(trainer)
+    by_default.suit(model)
+    assert not by_default.table_control.active
+    assert "--svd-interval is 0" in caplog.text and message in caplog.text
+
+
+def test_it_is_the_default_of_spectrum_control():
+    trainer = build_trainer(table="svd", name="spectrum_control", cosreg_weight=0.0)
+    train(trainer, 9)
+    assert furthest(trainer) > 1e-3
+    train(trainer, 1)
+    assert furthest(trainer) < 1e-5
 
 
 def test_it_needs_an_svd_table():

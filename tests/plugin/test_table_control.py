@@ -207,23 +207,31 @@ def test_workers_without_the_whole_table_are_refused(overrides, message):
 
 
 def active(criterion, model):
-    """Names of the penalties, and whether the table is controlled outside the optimiser."""
+    """Names of the penalties, and what is done to the table outside the optimiser."""
     criterion.check_model(model)
     model.train()
-    return [term.name for term in criterion.penalties(model)], criterion.table_control.active
+    control = criterion.table_control
+    done = ["decay"] if control.is_due(10) else []
+    done += ["renewal"] if control.svd_is_due(10) else []
+    assert control.active is bool(done)
+    return [term.name for term in criterion.penalties(model)], done
 
 
 def test_the_preset_does_what_suits_the_table(task):
     plain = build_model(task, embedding_type="plain")
     factored, criterion = build_model(task), build_criterion(task)
-    assert active(criterion, plain) == ([], True)
-    assert active(criterion, factored) == (["spectrum", "orthogonality"], False)
-    assert active(criterion, plain) == ([], True)
+    of_factors = ["spectrum", "orthogonality"]
+    assert active(criterion, plain) == ([], ["decay"])
+    assert active(criterion, factored) == (of_factors, ["renewal"])
+    assert active(criterion, plain) == ([], ["decay"])
     asked = build_criterion(task, spectrum_weight=0.1)
-    assert active(asked, plain) == (["spectrum"], False)
-    assert active(asked, factored) == (["spectrum", "orthogonality"], False)
-    assert active(build_criterion(task, spectrum_weight=0.1, spectrum_decay=0.1), plain)[1]
-    assert active(build_criterion(task, **PLAIN), plain) == ([], False)
+    assert active(asked, plain) == (["spectrum"], [])
+    assert active(asked, factored) == (of_factors, ["renewal"])
+    both = build_criterion(task, spectrum_weight=0.1, spectrum_decay=0.1)
+    assert active(both, plain) == (["spectrum"], ["decay"])
+    assert active(build_criterion(task, **PLAIN), plain) == ([], [])
+    assert active(build_criterion(task, spectrum_weight=0.0), factored) == (["orthogonality"], [])
+    assert active(build_criterion(task, svd_interval=0), factored) == (of_factors, [])
 
 
 @pytest.mark.parametrize(

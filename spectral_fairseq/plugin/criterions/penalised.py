@@ -67,6 +67,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         self._ignored_prefix = IgnoredPrefix(cfg.ignore_prefix_size)
         self._cfg, self._task = cfg, task
         self._factored: Optional[bool] = None
+        self._renewable = True
         self._complete(factored=True)
         self._likelihood_options = likelihood.read_options(cfg)
         self._input_gradient_scale = INPUT_GRADIENT_SCALE.read(cfg)
@@ -86,9 +87,20 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         if unset.has_unset(self._cfg):
             self._complete(has_svd_table(model))
 
+    @property
+    def renewal_is_asked_for(self) -> bool:
+        """Whether ``--svd-interval`` was given, rather than left to the kind of table."""
+        return self._cfg.svd_interval is not None
+
+    def do_without_renewal(self) -> None:
+        """Train as with ``--svd-interval 0`` where that flag was not given."""
+        factored, self._factored = bool(self._factored), None
+        self._renewable = False
+        self._complete(factored)
+
     def _complete(self, factored: bool) -> None:
         if factored is not self._factored:
-            cfg = unset.Completed(self._cfg, factored)
+            cfg = unset.Completed(self._cfg, factored, self._renewable)
             self.penalties = objective.Penalties(cfg, self._task)
             self.table_control = table_control.TableControl(cfg)
             self._factored = factored

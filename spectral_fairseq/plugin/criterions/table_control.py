@@ -48,6 +48,7 @@ SVD_INTERVAL = Flag(
     "after every k-th update make the factors of an SVD table the singular value decomposition of "
     "the same table, and carry the optimiser's moments over to them; 0 is never",
     checked("to be a whole number of at least 0", lambda value: value >= 0),
+    Optional[int],
 )
 FLAGS = (
     DECAY,

@@ -13,6 +13,7 @@ before they were changed.
 from __future__ import annotations
 
 import functools
+import logging
 from typing import Any, Callable, Iterable, List, TypeVar
 
 import torch
@@ -24,41 +25,60 @@ from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.functional.spectrum_decay import TableChange, apply_change_
 from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
-from spectral_fairseq.plugin.criterions.table_control import Controlled
+from spectral_fairseq.plugin.criterions.table_control import SVD_INTERVAL, Controlled
 from spectral_fairseq.plugin.criterions.table_prior import restore_start_norms, start_norms
 from spectral_fairseq.plugin.hooks.extra_state import kept_in_checkpoints
 from spectral_fairseq.plugin.hooks.factor_renewal import check_optimizer, renew_factors
 from spectral_fairseq.plugin.hooks.trained import trained_weights
 
+logger = logging.getLogger(__name__)
 EXTRA_STATE = "table_start_norms"
 T = TypeVar("T")
 FirstWorkers = Callable[[Callable[[], Tensor], Tensor], Tensor]
 
 
 def check_configuration(trainer: Any) -> None:
-    """Refuse ways of training in which no worker holds the whole table after an update.
+    """Refuse ways of training in which tables cannot be changed after an update.
+
+    Where nobody asked for ``--svd-interval``, the factors are left alone instead.
 
     Raises:
-        UnsupportedError: sharded parameters, or workers whose weights differ.
+        UnsupportedError: sharded parameters, workers whose weights differ, or an optimiser whose
+            state cannot be carried over to renewed factors.
     """
     criterion = trainer.get_criterion()
     if not isinstance(criterion, PenalisedCrossEntropy):
         return
     criterion.suit(trainer.get_model())
-    if not criterion.table_control.active:
+    control = criterion.table_control
+    if not control.active:
         return
-    if criterion.table_control.renews_factors:
-        check_optimizer(trainer.cfg)
-    distributed = trainer.cfg.distributed_training
+    try:
+        if control.renews_factors:
+            check_optimizer(trainer.cfg)
+        _check_whole_tables(trainer.cfg)
+    except UnsupportedError as error:
+        if criterion.renewal_is_asked_for or not control.renews_factors:
+            raise
+        criterion.do_without_renewal()
+        logger.info(
+            "%s is 0: the factors of the SVD table are not renewed, because of %s",
+            SVD_INTERVAL.option,
+            error.found,
+        )
+
+
+def _check_whole_tables(cfg: Any) -> None:
+    distributed = cfg.distributed_training
     for asked, flag in (
-        (trainer.cfg.optimization.use_bmuf, "--use-bmuf"),
+        (cfg.optimization.use_bmuf, "--use-bmuf"),
         (
             distributed.ddp_backend in ("fully_sharded", "slowmo"),
             f"--ddp-backend {distributed.ddp_backend}",
         ),
-        (trainer.cfg.common.model_parallel_size > 1, "--model-parallel-size"),
+        (cfg.common.model_parallel_size > 1, "--model-parallel-size"),
         (distributed.pipeline_model_parallel, "--pipeline-model-parallel"),
-        (trainer.cfg.common.tpu, "--tpu"),
+        (cfg.common.tpu, "--tpu"),
     ):
         if asked:
             raise UnsupportedError(

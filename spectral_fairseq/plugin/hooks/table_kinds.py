@@ -1,22 +1,32 @@
-"""Explain why a checkpoint cannot be restored if its tables are of another kind than the model's.
+"""Explain what is wrong with the factored tables of a checkpoint that is about to be restored.
 
-fairseq reports every error of restoring a model as "please ensure that the architectures match".
+fairseq reports every error of restoring a model as "please ensure that the architectures match",
+and it cannot know that averaged factors make no table.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 from typing import Any, Callable, Mapping
 
-from torch import nn
+from torch import Tensor, nn
 
 from spectral_fairseq.checkpoints.collapse import entries_by_module, factored_kind
 from spectral_fairseq.compat.patching import Patch, replaces
+from spectral_fairseq.embeddings import SVDEmbedding
+from spectral_fairseq.embeddings.svd import V_SCALE
 from spectral_fairseq.errors import CheckpointError, SpectralFairseqError
+
+logger = logging.getLogger(__name__)
+
+# Of the squared lengths of V's columns, which are 1. A mean of two unrelated V has one half; the
+# drift of a training whose factors are not renewed stays above.
+SHORTEST = 0.7
 
 
 def check_tables(stored: Mapping[str, Any], model: nn.Module) -> None:
-    """Refuse factored tables that a model does not have.
+    """Refuse factored tables that a model does not have, and warn of averaged factors.
 
     Args:
         stored: names -> tensors of a checkpoint, as they are about to be loaded.
@@ -25,9 +35,8 @@ def check_tables(stored: Mapping[str, Any], model: nn.Module) -> None:
     Raises:
         CheckpointError: a table of another kind than the model's.
     """
-    kinds = {
-        module: factored_kind(entries) for module, entries in entries_by_module(stored).items()
-    }
+    entries_of = entries_by_module(stored)
+    kinds = {module: factored_kind(entries) for module, entries in entries_of.items()}
     if not any(kinds.values()):
         return
     modules = entries_by_module(model.state_dict())
@@ -46,6 +55,20 @@ def check_tables(stored: Mapping[str, Any], model: nn.Module) -> None:
             "of that checkpoint; or, if it is of a Transformer, make it plain with "
             "spectral-fairseq export and start from that.",
         )
+    found = (_column_length(entries_of[name]["V"]) for name in kinds if kinds[name] is SVDEmbedding)
+    length = min(found, default=1.0)
+    if length < SHORTEST:
+        logger.warning(
+            "expected an SVD table whose V has columns of length 1; found a mean square of %.2f. "
+            "If fairseq's average_checkpoints.py made this checkpoint, it averaged factors of "
+            "different decompositions, which make no table: use spectral-fairseq average.",
+            length,
+        )
+
+
+def _column_length(v: Tensor) -> float:
+    """The mean square of the lengths of V's columns, without their scale."""
+    return float(v.float().square().sum(0).mean()) / V_SCALE**2
 
 
 def _checking(upgrade_state_dict: Callable[..., None]) -> Callable[..., None]:
@@ -73,7 +96,8 @@ def _explaining(load_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
 PATCH = Patch(
     name="kinds of tables",
     reason="A checkpoint whose tables are stored in another way than the model's is refused with "
-    "the remedy, where fairseq only says that the architectures differ.",
+    "the remedy, where fairseq only says that the architectures differ; averages of factors get a "
+    "warning.",
     install=replaces(
         {
             "fairseq.models:BaseFairseqModel.upgrade_state_dict": _checking,

@@ -1,0 +1,21 @@
+"""Checkpoints whose factors fairseq averaged, without knowing that they are factors."""
+
+import copy
+
+from spectral_fairseq.plugin.hooks.table_kinds import check_tables
+from tests.plugin.trainers import build_trainer, train
+
+
+def test_averaged_factors_get_a_warning(caplog):
+    states = []
+    for updates in (3, 30):
+        trainer = build_trainer(table="svd", name="spectrum_control", svd_interval=1)
+        train(trainer, updates)
+        states.append(copy.deepcopy(trainer.get_model().state_dict()))
+    model = trainer.get_model()
+    for state in states:
+        check_tables(state, model)
+    assert "spectral-fairseq average" not in caplog.text
+    mean = {key: (one + states[1][key]) / 2 for key, one in states[0].items()}
+    check_tables(mean, model)
+    assert caplog.text.count("use spectral-fairseq average") == 1
