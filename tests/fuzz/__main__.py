@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import argparse
 import collections
+import concurrent.futures
 import contextlib
 import json
+import os
 import re
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 import spectral_fairseq
 from spectral_fairseq.provenance import versions
@@ -62,9 +65,9 @@ def runners(folder: Path) -> Iterator[Dict[str, Callable[[int], Dict[str, Any]]]
         }
 
 
-def next_cases(record: Path) -> Iterator[Any]:
-    """Kinds and numbers of the cases that are not in the record, without end."""
-    done = {(line["kind"], line["number"]) for line in lines_of(record)}
+def next_cases(lines: Sequence[Dict[str, Any]]) -> Iterator[Tuple[str, int]]:
+    """Kinds and numbers of the cases that are not among the lines of a record, without end."""
+    done = {(line["kind"], line["number"]) for line in lines}
     for number in range(sys.maxsize):
         kind = TURN[number % len(TURN)]
         if (kind, number) not in done:
@@ -79,22 +82,40 @@ def lines_of(record: Path) -> List[Dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def campaign(minutes: float, record: Path) -> None:
-    """Run cases until the time is over or somebody presses Ctrl-C."""
+def campaign(minutes: float, record: Path, at_once: int) -> None:
+    """Run cases until the time is over or somebody presses Ctrl-C.
+
+    Args:
+        minutes: the time.
+        record: gets a line for each case.
+        at_once: cases side by side, each in processes of its own.
+    """
     end = time.monotonic() + 60 * minutes
     record.parent.mkdir(parents=True, exist_ok=True)
     kept = lines_of(record)  # without half a line, which a machine that failed may leave
+    cases, lock, stopped = next_cases(kept), threading.Lock(), threading.Event()
+
+    def work(folder: Path) -> None:
+        with runners(folder) as run:
+            while not stopped.is_set() and time.monotonic() < end:
+                with lock:
+                    kind, number = next(cases)
+                line = run[kind](number)
+                with lock:
+                    file.write(json.dumps(line) + "\n")
+                    file.flush()
+                print(f"{kind} {number}: {line['outcome']} {line.get('error', '')[:200]}")
+
     with tempfile.TemporaryDirectory() as folder, open(record, "w", encoding="utf-8") as file:
         file.writelines(json.dumps(line) + "\n" for line in kept)
         file.flush()
-        with runners(Path(folder)) as run:
-            for kind, number in next_cases(record):
-                if time.monotonic() > end:
-                    break
-                line = run[kind](number)
-                file.write(json.dumps(line) + "\n")
-                file.flush()
-                print(f"{kind} {number}: {line['outcome']} {line.get('error', '')[:200]}")
+        with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+            workers = [pool.submit(work, Path(folder) / str(i)) for i in range(at_once)]
+            try:
+                for worker in concurrent.futures.as_completed(workers):
+                    worker.result()
+            finally:
+                stopped.set()
 
 
 def summary(lines: List[Dict[str, Any]]) -> str:
@@ -140,10 +161,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--record", type=Path, default=ROOT / "build" / "fuzz.jsonl")
+    parser.add_argument(
+        "--at-once", type=int, default=os.cpu_count(), help="cases side by side (default: cores)"
+    )
     parser.add_argument("--page", action="store_true", help="write the counts into the page")
     args = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt):
-        campaign(args.minutes, args.record)
+        campaign(args.minutes, args.record, args.at_once)
     lines = lines_of(args.record)
     print(summary(lines))
     if args.page:

@@ -1,8 +1,11 @@
 """The fuzzer's short form: a few cases of each kind, and whether it finds what it looks for."""
 
+import contextlib
+import functools
 import itertools
 import json
 import shutil
+import threading
 
 import pytest
 
@@ -182,12 +185,39 @@ def test_a_killed_training_goes_on(server, corpora, tmp_path):
 
 def test_a_campaign_goes_on_where_it_stopped(tmp_path):
     record = tmp_path / "fuzz.jsonl"
-    cases = list(itertools.islice(campaign.next_cases(record), 25))
+    cases = list(itertools.islice(campaign.next_cases([]), 25))
     assert {kind for kind, _ in cases} == {"options", "file", "kill"}
     lines = [forks.line(kind, number, forks.DONE) for kind, number in cases[:10]]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     record.write_text(text + text[:20])  # the last line is cut off
-    assert list(itertools.islice(campaign.next_cases(record), 15)) == cases[10:]
-    assert "| hostile files | 5 |" in campaign.summary(campaign.lines_of(record))
+    kept = campaign.lines_of(record)
+    assert list(itertools.islice(campaign.next_cases(kept), 15)) == cases[10:]
+    assert "| hostile files | 5 |" in campaign.summary(kept)
     lines[3]["outcome"] = forks.TRACEBACK
     assert "Failures: 1." in campaign.summary(lines)
+
+
+def test_cases_side_by_side_are_done_once(tmp_path, monkeypatch):
+    together = threading.Barrier(2, timeout=60)
+
+    @contextlib.contextmanager
+    def runners(folder):
+        together.wait()
+
+        def run(kind, number):
+            if number == 30:
+                raise RuntimeError("stop")
+            return forks.line(kind, number, forks.DONE, folder=folder.name)
+
+        kinds = ("options", "file", "kill")
+        yield {kind: functools.partial(run, kind) for kind in kinds}
+
+    monkeypatch.setattr(campaign, "runners", runners)
+    record = tmp_path / "build" / "fuzz.jsonl"
+    with pytest.raises(RuntimeError, match="stop"):
+        campaign.campaign(minutes=10, record=record, at_once=2)
+    lines = campaign.lines_of(record)
+    numbers = [line["number"] for line in lines]
+    assert len(set(numbers)) == len(numbers) >= 30
+    assert set(range(30)) <= set(numbers)
+    assert {"options", "file", "kill"} == {line["kind"] for line in lines}
