@@ -1,16 +1,18 @@
-"""A step with R-Drop, SimCut or gradient gating against plain fairseq: time and peak memory.
+"""A step with R-Drop, SimCut and their rivals against plain fairseq: time and peak memory.
 
 Usage: python -m benchmarks.bench_consistency [--pairs 5] [--shape iwslt] [--sentences 128]
 
-The models and batches are those of bench_step.py. Time: the steps run alternately in one process.
-Memory: each variant in a process of its own.
+The models and batches are those of bench_step.py, the optimiser is fairseq's Adam. Time: the steps
+run alternately in one process. Memory: each variant in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from typing import Any, Dict
+from typing import Any, Dict, NamedTuple
+
+from fairseq.optim.adam import Adam
 
 from benchmarks.bench_step import SHAPES, Step
 from benchmarks.harness import (
@@ -24,25 +26,59 @@ from benchmarks.harness import (
     print_result,
     print_table,
 )
+from spectral_fairseq.lm.coupled_adam import CoupledAdam
+from spectral_fairseq.plugin.optim.coupled_adam import table_parameters
 
 BUDGET = {"time": 2.05, "memory": 1.3}
-PLAIN = {"_name": "label_smoothed_cross_entropy", "label_smoothing": 0.1}
-OURS = {"_name": "mle_cosreg", "cosreg_weight": 0.0, "label_smoothing": 0.1}
-VARIANTS: Dict[str, Dict[str, Any]] = {
-    "plain": PLAIN,
-    "r_drop": {**OURS, "rdrop_weight": 5.0},
-    "simcut": {**OURS, "simcut_weight": 3.0},
-    "gradient_gating": {**OURS, "gradient_gating": 0.03},
+PLAIN: Dict[str, Any] = {"_name": "label_smoothed_cross_entropy", "label_smoothing": 0.1}
+OURS: Dict[str, Any] = {"_name": "mle_cosreg", "cosreg_weight": 0.0, "label_smoothing": 0.1}
+BETAS = (0.9, 0.98)
+
+
+class Variant(NamedTuple):
+    """What is measured.
+
+    Args:
+        criterion: its flags.
+        sigsoftmax: whether the output layer is one.
+        coupled: whether the optimiser is Coupled Adam.
+    """
+
+    criterion: Dict[str, Any]
+    sigsoftmax: bool = False
+    coupled: bool = False
+
+
+VARIANTS: Dict[str, Variant] = {
+    "plain": Variant(PLAIN),
+    "r_drop": Variant({**OURS, "rdrop_weight": 5.0}),
+    "simcut": Variant({**OURS, "simcut_weight": 3.0}),
+    "gradient_gating": Variant({**OURS, "gradient_gating": 0.03}),
+    "coupled_adam": Variant(PLAIN, coupled=True),
+    "mean_vector": Variant({**OURS, "mean_vector_weight": 1e-4}),
+    "sigsoftmax": Variant(OURS, sigsoftmax=True),
+    "isoscore": Variant({**OURS, "isoscore_weight": -0.1}),
+    "input_gradient": Variant({**OURS, "input_gradient_scale": 5.0}),
 }
 
 
 def step_of(args: argparse.Namespace, sentences: int, variant: str) -> Step:
-    """A step of plain fairseq's model with the criterion of a variant."""
+    """A step of plain fairseq's model with what a variant changes."""
+    criterion, sigsoftmax, coupled = VARIANTS[variant]
     shape = {**SHAPES[args.shape], "sentences": sentences}
-    arch = shape["archs"][0]
-    flags = VARIANTS[variant]
-    shape = {**shape, "archs": (arch, arch), "criterions": (flags, flags)}
-    return Step(shape, "plain", args.device, args.precision)
+    arch, model = shape["archs"][0], shape["model"]
+    if sigsoftmax:
+        arch = shape["archs"][1]
+        model = {**model, "embedding_type": "plain", "output_head": "sigsoftmax"}
+    shape = {**shape, "archs": (arch, arch), "model": model, "criterions": (criterion, criterion)}
+    step = Step(shape, "plain", args.device, args.precision)
+    parameters = list(step.model.parameters())
+    if coupled:
+        tables = table_parameters(step.model)
+        step.optimiser = CoupledAdam(parameters, tables, lr=1e-4, betas=BETAS)
+    else:
+        step.optimiser = Adam(parameters, lr=1e-4, betas=BETAS)
+    return step
 
 
 def measure_memory(args: argparse.Namespace, sentences: int) -> float:

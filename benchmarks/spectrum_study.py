@@ -18,7 +18,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -250,6 +250,17 @@ def table_figures(checkpoint: Path) -> Dict[str, Any]:
     return figures
 
 
+def key_of(result: Dict[str, Any]) -> Tuple[str, str, int]:
+    """Task, variant and seed of a run."""
+    return result["task"], result["variant"], result["seed"]
+
+
+def recorded(out: Optional[Path]) -> Dict[Tuple[str, str, int], Dict[str, Any]]:
+    """The figures of the runs in a file, which need not be there."""
+    lines = json.loads(out.read_text("utf-8")) if out and out.exists() else []
+    return {key_of(one): one for one in lines}
+
+
 def rows(results: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
     """A row for each task and variant: means over seeds, against plain with the same seeds.
 
@@ -304,25 +315,31 @@ def main() -> None:
     add("--seeds", nargs="+", type=int, default=[1, 2, 3])
     add("--updates", type=positive, help="of every run; each task's own number if unset")
     add("--at-once", type=positive, default=2)
-    add("--out", type=Path, help="file that receives the figures of all finished runs as JSON")
+    add("--out", type=Path, help="JSON with figures of runs: what it lacks is run and added to it")
     args = parser.parse_args()
     work = args.work_dir.resolve()
+    results = recorded(args.out)
     prepare(work / "data", args.sotu.resolve(), {TASKS[task].data for task in args.tasks})
     due = [
         (task, variant, seed, work, args.updates or TASKS[task].updates)
         for seed in args.seeds
         for variant in args.variants
         for task in args.tasks
-        if suits(task, variant)
+        if suits(task, variant) and (task, variant, seed) not in results
     ]
     torch.set_num_threads(1)
     with ThreadPoolExecutor(args.at_once) as pool:
         list(pool.map(lambda run: train(*run), due))
-    results = [result_of(path.parent) for path in sorted(work.glob("runs/*/*/table.json"))]
-    table = rows(results)
+    for path in work.glob("runs/*/*/table.json"):
+        one = result_of(path.parent)
+        results[key_of(one)] = one
+    found = [results[key] for key in sorted(results)]
+    table = rows(found)
     print(markdown(table))
     if args.out:
-        args.out.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        lines = ",\n".join(json.dumps(one) for one in found)
+        args.out.write_text(f"[\n{lines}\n]\n", "utf-8")
     print_result("spectrum_study", rows=table)
 
 
