@@ -34,11 +34,15 @@ METHODS: Dict[str, Method] = {
         "spectrum control",
         ("--arch", "transformer_sc", "--criterion", "spectrum_control"),
     ),
+    "spectrum_control_paper": Method(
+        "the same, factors not renewed",
+        ("--arch", "transformer_sc", "--criterion", "spectrum_control", "--svd-interval", "0"),
+    ),
     "spectrum_control_polynomial": Method(
         "the same, polynomial prior",
         (
             *("--arch", "transformer_sc", "--spectrum-prior", "polynomial"),
-            *("--criterion", "spectrum_control"),
+            *("--criterion", "spectrum_control", "--svd-interval", "0"),
         ),
     ),
     "decoupled": Method(
