@@ -20,6 +20,7 @@ from spectral_fairseq.embeddings.option import Option
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.linalg.full_float32 import full_float32
 from spectral_fairseq.functional.linalg.gram import gram
+from spectral_fairseq.functional.linalg.singular_values import table_gram
 from spectral_fairseq.functional.penalties.orthogonality import (
     frobenius_defect,
     identity_residual,
@@ -249,11 +250,12 @@ class SVDEmbedding(FactoredEmbedding):
         """How far the stored U and V are from orthonormal, and sigma as learned."""
         scale = entries["scale"].float()
         orthogonality = {}
+        # In float64, since the squares of a damaged table's entries may be too large for float32.
         for name, gram_matrix in (
-            ("u", gram(entries["U"].float(), excluded) / scale.square()),
-            ("v", gram(entries["V"].float()) / V_SCALE**2),
+            ("u", table_gram(entries["U"], excluded=excluded) / scale.double().square()),
+            ("v", table_gram(entries["V"]) / V_SCALE**2),
         ):
-            residual = identity_residual(gram_matrix.double())
+            residual = identity_residual(gram_matrix)
             orthogonality[f"{name}_frobenius"] = float(frobenius_defect(residual).sqrt())
             orthogonality[f"{name}_spectral"] = float(spectral_defect(residual).sqrt())
         sigma = (entries["sigma"].float() * scale).abs().sort(descending=True).values.double()

@@ -69,10 +69,7 @@ def singular_system(
         and E below it. One tensor, so that one worker can compute it for all. NaN throughout for
         factors with infinity or NaN in them.
     """
-    inner = table_gram(u)
-    if excluded is not None and excluded.numel():
-        rows = u[excluded].double()
-        inner -= rows.t() @ rows
+    inner = table_gram(u, excluded=excluded)
     right = sigma.double().unsqueeze(1) * v.double().t()
     gram = right.t() @ inner @ right
     if not torch.isfinite(gram).all():  # which no eigensolver takes

@@ -1,4 +1,5 @@
 import copy
+import math
 
 import pytest
 import torch
@@ -115,6 +116,14 @@ def test_state_dict_round_trip_reproduces_weight_and_prior():
     fresh.load_state_dict(module.state_dict())
     assert torch.equal(fresh.weight, module.weight)
     assert torch.equal(fresh.prior(), module.prior())
+
+
+def test_factors_too_large_for_float32_can_be_measured():
+    entries = SVDEmbedding(40, 16, 1).state_dict()
+    entries["U"] = entries["U"].clone().index_fill_(0, torch.tensor(3), 2e37)
+    found = SVDEmbedding.measure_factors(entries, torch.tensor([1])).orthogonality
+    assert all(math.isfinite(value) for value in found.values())
+    assert found["u_spectral"] > 1e70 and found["v_spectral"] < 1e-6
 
 
 def test_fifty_steps_keep_the_table_near_its_constraint_set():

@@ -389,8 +389,8 @@ class Hostile:
         commands["validate"] += ["--task", "language_modeling", "--max-tokens", 96]
         commands["train"] = ["fairseq-train", data, *PLUGIN, "--restore-file", path, "--cpu"]
         commands["train"] += [*TRAINING, "--max-update", 3, "--save-dir", self._folder / "saved"]
-        if not os.path.exists(path):
-            del commands["train"]  # which then starts afresh
+        if not os.path.isfile(path):
+            del commands["train"]  # fairseq takes it for absent, and starts afresh
         for name, argv in commands.items():
             ended[name] = run(self._server, argv, self._folder)
         found = {name: one.outcome for name, one in ended.items()}

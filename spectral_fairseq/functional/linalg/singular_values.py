@@ -177,6 +177,7 @@ def right_singular_system(
 def table_gram(
     matrix: Tensor,
     *,
+    excluded: Optional[Tensor] = None,
     block_rows: int = BLOCK_ROWS,
     progress: ProgressCallback = ignore_progress,
 ) -> Tensor:
@@ -184,6 +185,7 @@ def table_gram(
 
     Args:
         matrix: W, shape (N, d), of any floating dtype.
+        excluded: rows that are not counted, shape (m,).
         block_rows: number of rows that are converted to float64 at a time.
         progress: called after each block with its number of rows.
 
@@ -195,4 +197,8 @@ def table_gram(
     for block in row_blocks(matrix, block_rows):
         accumulate_gram(total, block)
         progress(block.size(0))
-    return mirror_gram(total)
+    total = mirror_gram(total)
+    if excluded is not None and excluded.numel():
+        rows = matrix[excluded].double()
+        total -= rows.t() @ rows
+    return total
