@@ -94,6 +94,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=("iwslt", "tiny"), default="iwslt")
     parser.add_argument("--sentences", type=positive, help="a step; those of the shape if unset")
     parser.add_argument("--pairs", type=positive, default=5)
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     add_device_options(parser)
     parser.add_argument("--measure-memory", choices=list(VARIANTS), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -103,7 +104,8 @@ def main() -> None:
         return
     what = SHAPES[args.shape]["what"]
     print(f"{args.shape}: {what}; here {sentences} sentences a step", flush=True)
-    steps = {name: step_of(args, sentences, name) for name in VARIANTS}
+    variants = list(dict.fromkeys(["plain", *args.variants]))
+    steps = {name: step_of(args, sentences, name) for name in variants}
     times = paired_times(steps, args.pairs)
     module = "benchmarks.bench_consistency"
     shape = ["--shape", args.shape, "--sentences", str(sentences), *device_arguments(args)]
@@ -114,7 +116,7 @@ def main() -> None:
             "time_ratio": median_ratio(times[name], times["plain"]),
             "mib": in_fresh_process(module, [*shape, "--measure-memory", name]),
         }
-        for name in VARIANTS
+        for name in variants
     ]
     for row in rows:
         row["memory_ratio"] = row["mib"] / rows[0]["mib"]
