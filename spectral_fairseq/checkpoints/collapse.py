@@ -6,6 +6,7 @@ no model.
 
 from __future__ import annotations
 
+import math
 from typing import Dict, List, Mapping, Optional, Tuple, Type
 
 import torch
@@ -61,7 +62,8 @@ def dense_form(
         Shape (n, d).
 
     Raises:
-        CheckpointError: factors whose shapes do not fit together.
+        CheckpointError: factors whose shapes do not fit together, or an entry that should be one
+            number and is not.
     """
     count, dim = entries[kind.entries[0]].shape
     rows = torch.arange(count) if rows is None else rows
@@ -86,6 +88,14 @@ def _check_factors(kind: Type[Table], entries: Mapping[str, Tensor], dim: int) -
             ", ".join(shapes),
             "Give a checkpoint saved by fairseq-train.",
         )
+    for name in kind.numbers:
+        value = entries[name]
+        if value.dim() or not 0 <= float(value) < math.inf:
+            raise CheckpointError(
+                f"one finite number of at least 0 as the {name} of a {kind.kind} table",
+                f"a tensor of shape {tuple(value.shape)}" if value.dim() else f"{float(value)}",
+                "Give a checkpoint saved by fairseq-train.",
+            )
 
 
 def stored_form(kind: Type[Table], weight: Tensor) -> Dict[str, Tensor]:

@@ -213,18 +213,18 @@ def extract_table(
             f"N = {len(rows)} words, padding and made-up rows left out, and d = {dim}",
             "If the matrix is not a table of words, choose another with --table NAME.",
         )
-    table = StoredTable(
+    weight = _rows_of(kind, entries, rows)
+    _check_finite(weight, f"{names[0]} of {path}")
+    return StoredTable(
         name=names[0],
         names=names,
         kind=kind.kind,
-        weight=_rows_of(kind, entries, rows),
+        weight=weight,
         rows=rows,
         stored_rows=stored_rows,
         dtype=str(stored).replace("torch.", ""),
         **kind.measure_factors(entries, left_out)._asdict(),
     )
-    _check_finite(table, path)
-    return table
 
 
 def _rows_of(kind: Type[Table], entries: Mapping[str, Tensor], rows: Tensor) -> Tensor:
@@ -239,17 +239,17 @@ def _rows_of(kind: Type[Table], entries: Mapping[str, Tensor], rows: Tensor) -> 
     return stored.detach().index_select(0, rows)
 
 
-def _check_finite(table: StoredTable, path: Any) -> None:
+def _check_finite(weight: Tensor, name: str) -> None:
     broken = 0
-    narrow = torch.float64 if table.weight.dtype == torch.float64 else torch.float32
-    for block in table.weight.split(BLOCK_ROWS):
+    narrow = torch.float64 if weight.dtype == torch.float64 else torch.float32
+    for block in weight.split(BLOCK_ROWS):
         # A sum beyond float32 only means a closer look.
         if not torch.isfinite(block.sum(dtype=narrow)):
             broken += int((~torch.isfinite(block).all(1)).sum())
     if broken:
         raise DataError(
-            f"finite numbers in {table.name} of {path}",
-            f"infinity or NaN in {broken} of {len(table.rows)} rows",
+            f"finite numbers in {name}",
+            f"infinity or NaN in {broken} of {len(weight)} rows",
             "Training diverged, or the file is damaged: take an earlier checkpoint.",
         )
 

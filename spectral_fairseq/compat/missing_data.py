@@ -80,7 +80,7 @@ def explain_dictionary(add_from_file: Callable[..., None]) -> Callable[..., None
                 raise
             raise DataError(
                 f"lines of a word and its count in the dictionary {f}",
-                str(error),
+                " ".join(str(error).split()),  # it may quote a line with its end
                 "Make the dictionary again with fairseq-preprocess.",
             ) from error
 

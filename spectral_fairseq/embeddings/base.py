@@ -74,6 +74,7 @@ class Table(nn.Module):
         summary: what the kind stores, in a few words.
         options: arguments that users choose.
         entries: names of its tensors in a checkpoint; the first one has shape (N, d).
+        numbers: those of ``entries`` that are one number, not below zero.
         settings: those of ``entries`` that record how the table is trained and do not follow from
             the matrix.
         undecayed: names of parameters that weight decay should leave alone, because W is linear in
@@ -92,6 +93,7 @@ class Table(nn.Module):
     summary: ClassVar[str]
     options: ClassVar[Tuple[Option, ...]] = ()
     entries: ClassVar[Tuple[str, ...]]
+    numbers: ClassVar[Tuple[str, ...]] = ()
     settings: ClassVar[FrozenSet[str]] = frozenset()
     undecayed: ClassVar[Tuple[str, ...]] = ()
     starts_from_counts: ClassVar[bool] = False

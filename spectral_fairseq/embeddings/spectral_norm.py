@@ -48,6 +48,7 @@ class SpectralNormEmbedding(FactoredEmbedding):
     kind = "spectral-norm"
     summary = "a matrix that is divided by its largest singular value"
     entries = ("stored", "direction", "largest")
+    numbers = ("largest",)
     options = (
         Option(
             "scale",

@@ -44,6 +44,7 @@ from spectral_fairseq.functional.penalties.spectrum import DEFAULT_GAMMA, PRIORS
 #
 # v is part of the checkpoint format, since V' is what is saved.
 V_SCALE = 16.0
+_SMALLEST = torch.finfo(torch.float32).tiny
 
 
 def parse_c1(text: Union[str, float]) -> Optional[float]:
@@ -88,6 +89,7 @@ class SVDEmbedding(FactoredEmbedding):
     kind = "svd"
     summary = "its singular value decomposition"
     entries = ("U", "sigma", "V", "scale", "initial_norm")
+    numbers = ("scale", "initial_norm")
     settings = frozenset({"initial_norm"})
     undecayed = ("U", "V")
     options = (
@@ -248,17 +250,20 @@ class SVDEmbedding(FactoredEmbedding):
     @classmethod
     def measure_factors(cls, entries: Mapping[str, Tensor], excluded: Tensor) -> FactorMeasures:
         """How far the stored U and V are from orthonormal, and sigma as learned."""
-        scale = entries["scale"].float()
-        orthogonality = {}
         # In float64, since the squares of a damaged table's entries may be too large for float32.
+        scale = entries["scale"].double()
+        u = entries["U"]
+        if not torch.isfinite(u[excluded]).all():
+            u = u.index_fill(0, excluded, 0.0)
+        orthogonality = {}
         for name, gram_matrix in (
-            ("u", table_gram(entries["U"], excluded=excluded) / scale.double().square()),
+            ("u", table_gram(u, excluded=excluded) / scale.square().clamp(min=_SMALLEST**2)),
             ("v", table_gram(entries["V"]) / V_SCALE**2),
         ):
             residual = identity_residual(gram_matrix)
             orthogonality[f"{name}_frobenius"] = float(frobenius_defect(residual).sqrt())
             orthogonality[f"{name}_spectral"] = float(spectral_defect(residual).sqrt())
-        sigma = (entries["sigma"].float() * scale).abs().sort(descending=True).values.double()
+        sigma = (entries["sigma"].double() * scale).abs().sort(descending=True).values
         return FactorMeasures(orthogonality, sigma, float(entries["initial_norm"]))
 
     def prior(self) -> Tensor:

@@ -23,10 +23,37 @@ def factor_of_three_dimensions(state):
     state["model"][name] = state["model"][name].unsqueeze(0)
 
 
+def first_entry(state, entry):
+    name = next(name for name in state["model"] if name.endswith(f".{entry}"))
+    state["model"][name] = state["model"][name].clone()
+    return name, state["model"][name]
+
+
+def scale_without_a_number(state):
+    name, scale = first_entry(state, "scale")
+    state["model"][name] = scale.reshape(1)[:0]
+
+
+def scale_that_is_not_a_number(state):
+    first_entry(state, "scale")[1].fill_(float("nan"))
+
+
+def factor_that_is_not_a_number(state):
+    first_entry(state, "U")[1].fill_(float("nan"))
+
+
+def factor_too_large_for_squares(state):
+    first_entry(state, "U")[1][5] = 2e37
+
+
 @pytest.mark.parametrize("change, commands, match", [
     (tensor_as_setting, ["export"], "settings from which fairseq can build"),
     (no_tensors, ["export"], "a table decoder.embed_tokens.weight"),
     (factor_of_three_dimensions, ["export", "analyze"], r"that fit together.*\(1, 16, 16\)"),
+    (scale_without_a_number, ["analyze"], r"one finite number.* as the scale.*shape \(0,\)"),
+    (scale_that_is_not_a_number, ["analyze"], "one finite number.* as the scale.*found nan"),
+    (factor_that_is_not_a_number, ["analyze"], "finite numbers in decoder.embed_tokens"),
+    (factor_too_large_for_squares, ["analyze"], "numbers in float32; found 1 of .* too long"),
 ])  # fmt: skip
 def test_refused_in_one_line(change, commands, match, train, tmp_path, capsys):
     state = load_checkpoint(block_checkpoint(train))

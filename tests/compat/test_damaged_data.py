@@ -151,6 +151,7 @@ def test_training_refuses_before_the_first_update(
     (f"w {2**63}", f"{2**63} of 'w'"),
     ("w \u00b2", "Incorrect dictionary format"),
     ("w " + "9" * 5000, "Incorrect dictionary format|9999 of 'w'|99999"),
+    ("w7011", "Incorrect dictionary format.*w7011"),
     ("w0 1", "Duplicate word"),
     ("\udcff 1", "Incorrect encoding"),
 ])  # fmt: skip
@@ -161,6 +162,7 @@ def test_dictionaries(patched: FairseqProcess, copy: Path, line: str, match: str
     with pytest.raises(Failure, match=match) as caught:
         patched.call(read_all, **files)
     assert caught.value.kinds[0] == "DataError" and "dict.de.txt" in caught.value.message
+    assert "\n" not in caught.value.message
 
 
 def test_a_dictionary_that_is_a_pipe(patched: FairseqProcess, copy: Path) -> None:

@@ -126,7 +126,9 @@ class Fork:
         """End it as a machine that fails would."""
         while not self._number.exists() or not self._number.read_text():
             time.sleep(0.01)
-        os.kill(int(self._number.read_text()), signal.SIGKILL)
+        if not self.wait(0):  # else another process may have its number by now
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(self._number.read_text()), signal.SIGKILL)
         self._running.wait()
 
     def ended(self) -> Ended:

@@ -67,8 +67,9 @@ class Kills:
         before = not fork.wait(0)
         fork.kill()
         saved = sorted(path.name for path in killed.glob("*")) if killed.exists() else []
-        ended = run(self._server, self._command(name, killed), self._make())
-        outcome = ended.outcome
+        outcome, error = DONE, ""
+        if before:  # fairseq would take one more update in a training that had come to its end
+            outcome, error, _ = run(self._server, self._command(name, killed), self._make())
         if outcome == DONE and not _equal(alone, killed):
             outcome = UNLIKE
         return line(
@@ -77,7 +78,7 @@ class Kills:
             after_update=moment,
             was_running=before,
             files=saved,
-            error=ended.error,
+            error=error,
         )
 
     def _make(self) -> Path:

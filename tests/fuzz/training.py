@@ -71,19 +71,26 @@ class Options:
         commands = {name: check for name, check in self._checks(case, trained).items() if check}
         outcome = DONE
         if trained is None or not math.isfinite(trained):
-            outcome = NAN
+            outcome = FAIRSEQ if self._is_fairseqs(case) else NAN
         bad = [name for name, what in commands.items() if what not in (DONE, REFUSED, FAIRSEQ)]
         if bad and outcome == DONE:
             outcome = commands[bad[0]]
             found["error"] = f"{bad[0]}: {self._errors.get(bad[0], '')[:400]}"
         return line("options", number, outcome, **found, loss=trained, commands=commands)
 
-    def _train(self, case: space.Case, updates: int) -> Ended:
-        argv = ["fairseq-train", self._data / case.data, *PLUGIN, *case.argv]
-        argv += ["--cpu", "--max-update", updates, "--save-dir", self._folder / "saved"]
+    def _train(self, case: space.Case, updates: int, plugin: bool = True) -> Ended:
+        argv = ["fairseq-train", self._data / case.data, *(PLUGIN if plugin else ()), *case.argv]
+        argv += ["--cpu", "--max-update", updates]
+        argv += ["--save-dir", self._folder / ("saved" if plugin else "plain")]
         argv += ["--num-workers", 0, "--data-buffer-size", 0, "--log-format", "simple"]
         argv += ["--log-interval", 1, "--seed", 1]
-        return run(self._server, argv, self._folder)
+        return run(self._server if plugin else self._without_plugin, argv, self._folder)
+
+    def _is_fairseqs(self, case: space.Case) -> bool:
+        """Whether fairseq alone takes the case, and finds no finite loss either."""
+        alone = self._train(case, updates=2, plugin=False)
+        loss = loss_of(alone.printed)
+        return alone.outcome == DONE and loss is not None and not math.isfinite(loss)
 
     def _checks(self, case: space.Case, trained: Optional[float]) -> Dict[str, str]:
         self._errors: Dict[str, str] = {}
