@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-import resource
 import select
 import signal
 import tempfile
@@ -17,9 +16,10 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from tests.conftest import PACKAGE
-from tests.fork_server import ForkServer, run_program
+from tests.fork_server import ForkServer
+from tests.fuzz.programs import enter
 
-MEMORY = 16 * 2**30
+PROGRAM, PLAIN_PROGRAM = "tests.fuzz.programs:program", "tests.fuzz.programs:plain_program"
 LIMIT = 120.0  # seconds, far beyond what any command takes on an idle machine
 
 DONE = "done"
@@ -45,13 +45,6 @@ class Ended(NamedTuple):
     printed: str
 
 
-def program(argv: Sequence[str], process: str) -> None:
-    """In a fork: write its number, bound its memory, and become a program."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    Path(process).write_text(str(os.getpid()))
-    run_program(argv)
-
-
 def commands(argvs: Sequence[Sequence[str]], report: str, process: str) -> None:
     """In a fork: run several command lines of this package's command one after the other.
 
@@ -59,8 +52,7 @@ def commands(argvs: Sequence[Sequence[str]], report: str, process: str) -> None:
     """
     from spectral_fairseq.cli.main import main
 
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    Path(process).write_text(str(os.getpid()))
+    enter(process)
     for argv in argvs:
         errors = io.StringIO()
         try:
@@ -84,7 +76,7 @@ def run_all(server: ForkServer, argvs: Dict[str, Sequence[Any]], folder: Path) -
     """
     report = folder / "report"
     texts = [[str(one) for one in argv] for argv in argvs.values()]
-    last = Fork(server, [texts, str(report)], folder, "commands").ended()
+    last = Fork(server, [texts, str(report)], folder, f"{__name__}:commands").ended()
     lines = report.read_text().splitlines() if report.exists() else []
     ends = [Ended(*json.loads(line), "") for line in lines]
     return dict(zip(argvs, [*ends, last]))
@@ -95,22 +87,23 @@ class Fork:
 
     Args:
         server: the server.
-        argv: the command line, or other arguments of ``function``.
+        argv: the command line, or other arguments of ``call``.
         folder: the working directory.
-        function: the function of this module that the fork calls.
+        call: ``module:function`` that the fork calls.
     """
 
     def __init__(
-        self, server: ForkServer, argv: Sequence[Any], folder: Path, function: str = "program"
+        self, server: ForkServer, argv: Sequence[Any], folder: Path, call: str = PROGRAM
     ) -> None:
-        self.argv = [str(one) for one in argv] if function == "program" else list(argv)
+        is_program = call in (PROGRAM, PLAIN_PROGRAM)
+        self.argv = [str(one) for one in argv] if is_program else list(argv)
         self._number = folder / f"process-{time.monotonic_ns()}"
         self.output = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
         with open(os.devnull) as nothing:
             streams = [nothing.fileno(), self.output.fileno(), self.output.fileno()]
-            given = [self.argv] if function == "program" else self.argv
+            given = [self.argv] if is_program else self.argv
             self._running = server.start(
-                *(f"{__name__}:{function}", *given, str(self._number)), streams=streams, cwd=folder
+                *(call, *given, str(self._number)), streams=streams, cwd=folder
             )
 
     def printed(self) -> str:
@@ -178,9 +171,9 @@ def judged(status: int, printed: str) -> List[str]:
     return [TRACEBACK if inner.startswith(str(PACKAGE)) else FAIRSEQ, last]
 
 
-def run(server: ForkServer, argv: Sequence[Any], folder: Path) -> Ended:
+def run(server: ForkServer, argv: Sequence[Any], folder: Path, call: str = PROGRAM) -> Ended:
     """Run a command line to its end."""
-    return Fork(server, argv, folder).ended()
+    return Fork(server, argv, folder, call).ended()
 
 
 def import_plugin() -> None:

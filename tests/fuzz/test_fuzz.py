@@ -102,6 +102,28 @@ def test_a_wrong_loss_is_found(options, monkeypatch):
     assert found["error"] == "validate: loss 5.1, in training 5.0"
 
 
+OF_FAIRSEQ = ("transformer_lm", "adaptive_loss", "--adaptive-softmax-cutoff", "10")
+OF_OURS = ("transformer_lm_sc", "spectrum_control", "--spectrum-weight", "0.1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags, outcome", [(OF_FAIRSEQ, forks.FAIRSEQ), (OF_OURS, training.NAN)])
+def test_losses_that_are_not_finite(options, monkeypatch, flags, outcome):
+    arch, criterion, *more = flags
+    argv = [*hostile.TRAINING[6:], "--arch", arch, "--criterion", criterion, *more]
+    argv += ["--task", "language_modeling", "--tokens-per-sample", "16"]
+    monkeypatch.setattr(training, "loss_of", lambda _: float("nan"))
+    found = options.run(0, space.Case("language", "language_modeling", argv))
+    assert found["outcome"] == outcome, found["error"]
+
+
+def test_nothing_is_killed_for_what_has_ended(server, tmp_path, monkeypatch):
+    fork = forks.Fork(server, ["spectral-fairseq", "--version"], tmp_path)
+    assert fork.wait(60)
+    monkeypatch.setattr(forks.os, "kill", None)
+    fork.kill()
+
+
 @pytest.mark.parametrize("status, printed, outcome", [
     (0, "", forks.DONE),
     (2, "spectral-fairseq analyze: error: expected a; found b. C.", forks.REFUSED),

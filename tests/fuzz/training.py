@@ -24,6 +24,7 @@ from tests.fuzz.forks import (
     CRASH,
     DONE,
     FAIRSEQ,
+    PLAIN_PROGRAM,
     REFUSED,
     TRACEBACK,
     Ended,
@@ -84,7 +85,12 @@ class Options:
         argv += ["--save-dir", self._folder / ("saved" if plugin else "plain")]
         argv += ["--num-workers", 0, "--data-buffer-size", 0, "--log-format", "simple"]
         argv += ["--log-interval", 1, "--seed", 1]
-        return run(self._server if plugin else self._without_plugin, argv, self._folder)
+        return self._run(argv, plugin)
+
+    def _run(self, argv: List[Any], plugin: bool) -> Ended:
+        if plugin:
+            return run(self._server, argv, self._folder)
+        return run(self._without_plugin, argv, self._folder, PLAIN_PROGRAM)
 
     def _is_fairseqs(self, case: space.Case) -> bool:
         """Whether fairseq alone takes the case, and finds no finite loss either."""
@@ -102,13 +108,12 @@ class Options:
         def validated(name: str, path: Path, without_plugin: bool = False) -> str:
             if not path.exists():
                 return ""
-            server = self._without_plugin if without_plugin else self._server
             task = case.task
             argv: List[Any] = ["fairseq-validate", data, "--path", path, "--cpu", "--task", task]
             argv += ["--required-batch-size-multiple", 1, "--log-format", "simple"]
             argv += [] if without_plugin else PLUGIN
             batch = ("--batch-size", 2) if task.startswith("stateful") else ("--max-tokens", 96)
-            ended = run(server, [*argv, *batch], self._folder)
+            ended = self._run([*argv, *batch], plugin=not without_plugin)
             if ended.outcome != DONE:
                 self._errors[name] = ended.error
                 return ended.outcome
