@@ -28,7 +28,9 @@ def why_not_readable(path: Union[str, os.PathLike[str]]) -> Optional[str]:
         return None
     if os.path.isdir(path):
         return "a folder"
-    return "a device or a pipe" if os.path.exists(path) else "no such file"
+    if os.path.exists(path):
+        return "a device or a pipe"
+    return "a link that leads nowhere" if os.path.islink(path) else "no such file"
 
 
 @contextlib.contextmanager

@@ -61,7 +61,7 @@ def explain_dictionary(add_from_file: Callable[..., None]) -> Callable[..., None
             return add_from_file(self, f)
         try:
             obstacle = why_not_readable(f)
-            if obstacle is not None and os.path.exists(f):
+            if obstacle is not None and os.path.lexists(f):
                 raise DataError(f"a dictionary at {f}", obstacle, _REMEDY)
             add_from_file(self, f)
             _check_counts(self, f)

@@ -173,6 +173,13 @@ def test_a_dictionary_that_is_a_pipe(patched: FairseqProcess, copy: Path) -> Non
     assert time.monotonic() - begin < 60
 
 
+def test_a_dictionary_that_is_a_link_to_itself(patched: FairseqProcess, copy: Path) -> None:
+    (copy / "dict.de.txt").unlink()
+    (copy / "dict.de.txt").symlink_to("dict.de.txt")
+    with pytest.raises(Failure, match="a link that leads nowhere"):
+        patched.call(read_all, prefix="none", dictionary=str(copy / "dict.de.txt"))
+
+
 def test_combined_splits_are_all_checked(patched: FairseqProcess, copy: Path) -> None:
     for number in ("", "1"):
         for ending in ("bin", "idx"):

@@ -38,6 +38,12 @@ def test_a_shared_table_of_another_width_than_the_lstms_output(task):
         )
 
 
+@pytest.mark.parametrize("arch", ["transformer_sc", "transformer_mos"])
+def test_hidden_states_that_nothing_projects(task, arch):
+    with pytest.raises(ConfigurationError, match="with --tie-adaptive-weights; found 8 and 16"):
+        build_model(task, arch, decoder_output_dim=8, tie_adaptive_weights=True)
+
+
 @pytest.mark.parametrize("components", [0, 57, 10**12])
 def test_more_experts_than_words(task, components):
     with pytest.raises(ConfigurationError, match="--mixture-components from 1 to .*words, 56"):
