@@ -27,6 +27,7 @@ from tests.fork_server import ForkServer
 from tests.fuzz import data, forks, hostile, kills, training
 
 PAGE = ROOT / "docs" / "reliability.md"
+RECORD = ROOT / "tests" / "fuzz" / "record.jsonl"
 FAILURES = {*training.FAILURES, *hostile.FAILURES, *kills.FAILURES}
 # Of twenty cases in a row: how many are options and how many files; the last one is a kill.
 TURN = ("options", "file") * 9 + ("options", "kill")
@@ -82,6 +83,13 @@ def lines_of(record: Path) -> List[Dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
+def kept(line: Dict[str, Any]) -> Dict[str, Any]:
+    """What the record has of a case: its end, and all of a failure; the number has the rest."""
+    runs = len(line.get("commands", ())) + (line["kind"] != "file")
+    short = {name: line[name] for name in ("kind", "number", "outcome")}
+    return {**(line if line["outcome"] in FAILURES else short), "runs": runs}
+
+
 def campaign(minutes: float, record: Path, at_once: int) -> None:
     """Run cases until the time is over or somebody presses Ctrl-C.
 
@@ -92,8 +100,9 @@ def campaign(minutes: float, record: Path, at_once: int) -> None:
     """
     end = time.monotonic() + 60 * minutes
     record.parent.mkdir(parents=True, exist_ok=True)
-    kept = lines_of(record)  # without half a line, which a machine that failed may leave
-    cases, lock, stopped = next_cases(kept), threading.Lock(), threading.Event()
+    # Without half a line, which a machine that failed may leave. Failures are tried again.
+    done = [line for line in lines_of(record) if line["outcome"] not in FAILURES]
+    cases, lock, stopped = next_cases(done), threading.Lock(), threading.Event()
 
     def work(folder: Path) -> None:
         with runners(folder) as run:
@@ -102,12 +111,12 @@ def campaign(minutes: float, record: Path, at_once: int) -> None:
                     kind, number = next(cases)
                 line = run[kind](number)
                 with lock:
-                    file.write(json.dumps(line) + "\n")
+                    file.write(json.dumps(kept(line)) + "\n")
                     file.flush()
                 print(f"{kind} {number}: {line['outcome']} {line.get('error', '')[:200]}")
 
     with tempfile.TemporaryDirectory() as folder, open(record, "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(line) + "\n" for line in kept)
+        file.writelines(json.dumps(line) + "\n" for line in done)
         file.flush()
         with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
             workers = [pool.submit(work, Path(folder) / str(i)) for i in range(at_once)]
@@ -130,9 +139,7 @@ def summary(lines: List[Dict[str, Any]]) -> str:
         of_kind = [line for line in lines if line["kind"] == kind]
         counts = collections.Counter(line["outcome"] for line in of_kind)
         shown = "; ".join(f"{name}: {count:,}" for name, count in counts.most_common())
-        runs = sum(len(line.get("commands", ())) for line in of_kind) + (
-            len(of_kind) if kind != "file" else 0
-        )
+        runs = sum(line["runs"] for line in of_kind)
         parts.append(f"| {title} | {len(of_kind):,} | {runs:,} | {shown or 'none'} |")
     failed = sum(line["outcome"] in FAILURES for line in lines)
     used = versions()
@@ -160,7 +167,7 @@ def main() -> int:
     """Read the command line; status 1 if any case of the record failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--record", type=Path, default=ROOT / "build" / "fuzz.jsonl")
+    parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument(
         "--at-once", type=int, default=os.cpu_count(), help="cases side by side (default: cores)"
     )

@@ -21,7 +21,7 @@ from tests.fuzz.hostile import TRAINING
 from tests.fuzz.training import PLUGIN
 
 UPDATES = 12
-UNLIKE = "went on otherwise"
+UNLIKE, ENDED = "went on otherwise", "ended before it was killed"
 FAILURES = (*BAD, UNLIKE)
 
 STATEFUL = (
@@ -67,16 +67,15 @@ class Kills:
         before = not fork.wait(0)
         fork.kill()
         saved = sorted(path.name for path in killed.glob("*")) if killed.exists() else []
-        outcome, error = DONE, ""
+        outcome, error = ENDED, ""
         if before:  # fairseq would take one more update in a training that had come to its end
             outcome, error, _ = run(self._server, self._command(name, killed), self._make())
-        if outcome == DONE and not _equal(alone, killed):
+        if outcome in (DONE, ENDED) and not _equal(alone, killed):
             outcome = UNLIKE
         return line(
             *("kill", number, outcome),
             training=name,
             after_update=moment,
-            was_running=before,
             files=saved,
             error=error,
         )

@@ -209,13 +209,15 @@ def test_a_campaign_goes_on_where_it_stopped(tmp_path):
     record = tmp_path / "fuzz.jsonl"
     cases = list(itertools.islice(campaign.next_cases([]), 25))
     assert {kind for kind, _ in cases} == {"options", "file", "kill"}
-    lines = [forks.line(kind, number, forks.DONE) for kind, number in cases[:10]]
+    lines = [campaign.kept(forks.line(*case, forks.DONE, argv=["--x"])) for case in cases[:10]]
+    assert "argv" not in lines[0]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     record.write_text(text + text[:20])  # the last line is cut off
     kept = campaign.lines_of(record)
     assert list(itertools.islice(campaign.next_cases(kept), 15)) == cases[10:]
     assert "| hostile files | 5 |" in campaign.summary(kept)
-    lines[3]["outcome"] = forks.TRACEBACK
+    lines[3] = campaign.kept(forks.line(*cases[3], forks.TRACEBACK, argv=["--x"]))
+    assert lines[3]["argv"] == ["--x"]
     assert "Failures: 1." in campaign.summary(lines)
 
 
