@@ -28,8 +28,9 @@ class SpectralFairseqError(Exception):
         self.expected = expected
         self.found = found
         self.remedy = remedy
-        # Names of files and entries of checkpoints are in it, which may hold escape sequences.
-        super().__init__(printable(f"expected {expected}; found {found}. {remedy}"))
+        # Names of files and entries of checkpoints are in it, which may hold escape sequences and
+        # ends of lines.
+        super().__init__(printable(f"expected {expected}; found {found}. {remedy}", keep=""))
 
     def __reduce__(self) -> tuple:
         # BaseException pickles self.args, which is only the formatted message: a worker process

@@ -46,6 +46,6 @@ def test_other_errors_pass_unchanged():
 
 def test_no_escape_sequence_reaches_a_terminal():
     error = DataError("a", "\x1b[2J\r\u009b1mred\tend", "Correct\nit.")
-    assert str(error) == "expected a; found \\x1b[2J\\r\\x9b1mred\\tend. Correct\nit."
+    assert str(error) == "expected a; found \\x1b[2J\\r\\x9b1mred\\tend. Correct\\nit."
     assert error.found.startswith("\x1b")  # as given, for code that asks
     assert printable("▁the – σ", keep="") == "▁the – σ" and printable("a\nb", keep="") == "a\\nb"
