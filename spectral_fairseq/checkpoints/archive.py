@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 from typing import List
 
@@ -11,6 +13,8 @@ from spectral_fairseq.errors import CheckpointError
 
 # Weights hardly shrink when they are compressed; a longer file than this is a trap.
 MAX_INFLATION = 20
+# What zipfile raises for entries that cannot be read, besides saying that they are bad.
+_DAMAGES = (EOFError, RuntimeError, ValueError, struct.error, zlib.error)
 
 
 def entries(file: Path) -> List[zipfile.ZipInfo]:
@@ -68,11 +72,15 @@ def check_sums(found: List[zipfile.ZipInfo], file: Path) -> None:
     if not found:
         return
     with zipfile.ZipFile(file) as archive:
-        damaged = archive.testzip()
+        try:
+            damaged = archive.testzip()
+            what = f"other bytes in its entry {damaged!r} than were written, by their checksum"
+        except _DAMAGES as error:
+            damaged = what = f"{type(error).__name__}: {error}"
     if damaged is not None:
         raise CheckpointError(
             f"an intact checkpoint in {file}",
-            f"other bytes in its entry {damaged!r} than were written, by their checksum",
+            what,
             "Copy it again, or use another one from the same run. If torch was told to write no "
             "checksums, see `verify`.",
         )

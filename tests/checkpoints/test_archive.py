@@ -31,6 +31,16 @@ def test_a_flipped_bit_of_the_pickle(path):
         load_checkpoint(path)
 
 
+def test_a_name_that_is_no_text(path):
+    with zipfile.ZipFile(path) as archive:
+        start = archive.getinfo("checkpoint/data/0").header_offset
+    content = bytearray(path.read_bytes())
+    content[start + 33] = 0x90  # in the name of the local header, which has 30 bytes before it
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="an intact checkpoint"):
+        load_checkpoint(path)
+
+
 def repacked(path, compression, zeros=0):
     """The archive with other compression, and with an entry of zeros that nothing refers to."""
     packed = path.with_name("packed.pt")

@@ -2,6 +2,8 @@
 
 import copy
 
+import torch
+
 from spectral_fairseq.plugin.hooks.table_kinds import check_tables
 from tests.plugin.trainers import build_trainer, train
 
@@ -19,3 +21,10 @@ def test_averaged_factors_get_a_warning(caplog):
     mean = {key: (one + states[1][key]) / 2 for key, one in states[0].items()}
     check_tables(mean, model)
     assert caplog.text.count("use spectral-fairseq average") == 1
+
+
+def test_what_is_no_matrix_of_numbers_is_left_to_others():
+    trainer = build_trainer(table="svd")
+    state, model = dict(trainer.get_model().state_dict()), trainer.get_model()
+    for wrong in (torch.ones(16, 16, device="meta"), torch.ones(3), torch.eye(16).to_sparse()):
+        check_tables({**state, "decoder.embed_tokens.V": wrong}, model)

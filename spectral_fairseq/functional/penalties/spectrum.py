@@ -84,7 +84,8 @@ def prior_spectrum(
                 "None",
                 "Pass the norm that the table should have, or a number for `c1`.",
             )
-        c1 = frobenius_norm / float(shape.norm())
+        norm = float(shape.norm())
+        c1 = frobenius_norm / norm if norm else 0.0  # which is refused below
     prior = c1 * shape
     if not float(prior[-1].to(dtype)) > 0:
         raise ConfigurationError(

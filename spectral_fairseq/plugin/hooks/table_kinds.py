@@ -10,6 +10,7 @@ import functools
 import logging
 from typing import Any, Callable, Mapping
 
+import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.checkpoints.collapse import entries_by_module, factored_kind
@@ -67,7 +68,9 @@ def check_tables(stored: Mapping[str, Any], model: nn.Module) -> None:
 
 
 def _column_length(v: Tensor) -> float:
-    """The mean square of the lengths of V's columns, without their scale."""
+    """The mean square of the lengths of V's columns, without their scale; 1 for what is no V."""
+    if v.dim() != 2 or v.layout is not torch.strided or v.is_meta or not v.is_floating_point():
+        return 1.0
     return float(v.float().square().sum(0).mean()) / V_SCALE**2
 
 

@@ -53,6 +53,10 @@ def test_penalty_is_zero_at_the_prior_and_gradcheck():
         ({"kind": "exponential", "c1": 1.0, "c2": -0.1}, "`c2`"),
         ({"kind": "polynomial", "c1": 1.0, "gamma": float("nan")}, "`gamma`"),
         ({"kind": "exponential", "c1": 1.0, "c2": 50.0}, "smallest singular value"),
+        (
+            {"kind": "exponential", "c1": None, "c2": 1e30, "frobenius_norm": 1.0},
+            "smallest singular value",
+        ),
         ({"kind": "polynomial"}, "`frobenius_norm`"),
     ],
 )
