@@ -161,7 +161,7 @@ def _build(path: Any, data: Any, overrides: Mapping[str, Any]) -> Any:
         AssertionError,
         AttributeError,
         ImportError,
-        KeyError,
+        LookupError,
         RuntimeError,
         TypeError,
         ValueError,
