@@ -308,11 +308,14 @@ LIMIT = 10  # tokens of a translation
 
 
 def train_well(train):
-    # Trained long enough that no two translations are about equally likely.
+    # Trained long enough that no two translations are about equally likely. With renewed factors
+    # the limit cuts one of them off, which other programs score differently.
     return train(
         "transformer_sc",
         "spectrum_control",
         "--share-all-embeddings",
+        "--svd-interval",
+        "0",
         "--max-tokens",
         "2000",
         "--max-epoch",
@@ -326,18 +329,6 @@ def train_well(train):
         "--save-interval",
         "300",
     )
-
-
-def assert_same_translations(found, expected):
-    """Other programs score a hypothesis that the limit cuts off in other ways, so those that end
-    by themselves are compared."""
-    ended = [
-        number
-        for number in expected
-        if all(len(one[number].split()) < LIMIT - 1 for one in (found, expected))
-    ]
-    assert {number: found[number] for number in ended} == {n: expected[n] for n in ended}
-    assert len({found[number] for number in ended}) > 2
 
 
 def convert_with_its_converter(folder, data, converted):
@@ -401,7 +392,11 @@ def test_ctranslate2_translates_the_same(
     )
     expected = {number: found for number, (found, _) in hypotheses(ours.stdout).items()}
     found = {number: " ".join(result.hypotheses[0]) for number, result in enumerate(results)}
-    assert_same_translations(found, expected)
+    # The two score a hypothesis that is cut off by the limit differently, so only those that end
+    # by themselves are compared.
+    ended = [number for number, text in expected.items() if len(text.split()) < LIMIT - 1]
+    assert {number: found[number] for number in ended} == {n: expected[n] for n in ended}
+    assert len({found[number] for number in ended}) > 2
 
 
 def test_an_unequal_model_is_not_written(train, tmp_path, monkeypatch, capsys):

@@ -12,14 +12,7 @@ from spectral_fairseq.cli.main import main
 from spectral_fairseq.tools.export import huggingface as writer
 from spectral_fairseq.tools.export.logits import LogitCheck, build_model, task_like
 from spectral_fairseq.tools.export.plain import plain_checkpoint
-from tests.cli.test_export import (
-    LIMIT,
-    assert_same_translations,
-    hypotheses,
-    train_lm,
-    train_translation,
-    train_well,
-)
+from tests.cli.test_export import LIMIT, hypotheses, train_lm, train_translation, train_well
 from tests.conftest import PACKAGE
 
 
@@ -55,7 +48,8 @@ def test_transformers_generates_like_fairseq(
         cwd=tmp_path,
     )
     expected = {number: text for number, (text, _) in hypotheses(ours.stdout).items()}
-    assert_same_translations(dict(enumerate(found)), expected)
+    assert dict(enumerate(found)) == expected
+    assert len(set(found)) > 2
 
 
 def test_a_language_model(transformers, train, tmp_path):

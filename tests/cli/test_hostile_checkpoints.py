@@ -18,15 +18,15 @@ def no_tensors(state):
     state["model"] = {}
 
 
-def factor_of_three_dimensions(state):
-    name = next(name for name in state["model"] if name.endswith(".V"))
-    state["model"][name] = state["model"][name].unsqueeze(0)
-
-
 def first_entry(state, entry):
     name = next(name for name in state["model"] if name.endswith(f".{entry}"))
     state["model"][name] = state["model"][name].clone()
     return name, state["model"][name]
+
+
+def factor_of_three_dimensions(state):
+    name, factor = first_entry(state, "V")
+    state["model"][name] = factor.unsqueeze(0)
 
 
 def scale_without_a_number(state):
