@@ -46,6 +46,10 @@ def factor_too_large_for_squares(state):
     first_entry(state, "U")[1][5] = 2e37
 
 
+def version_without_a_dimension(state):
+    state["model"]["decoder.version"] = torch.tensor(3.0)
+
+
 @pytest.mark.parametrize("change, commands, match", [
     (tensor_as_setting, ["export"], "settings from which fairseq can build"),
     (no_tensors, ["export"], "a table decoder.embed_tokens.weight"),
@@ -54,12 +58,17 @@ def factor_too_large_for_squares(state):
     (scale_that_is_not_a_number, ["analyze"], "one finite number.* as the scale.*found nan"),
     (factor_that_is_not_a_number, ["analyze"], "finite numbers in decoder.embed_tokens"),
     (factor_too_large_for_squares, ["analyze"], "numbers in float32; found 1 of .* too long"),
+    (version_without_a_dimension, ["evaluate-lm"], "a model in .* that fairseq can build.*IndexError"),
 ])  # fmt: skip
-def test_refused_in_one_line(change, commands, match, train, tmp_path, capsys):
+def test_refused_in_one_line(change, commands, match, train, tiny_lm_data, tmp_path, capsys):
     state = load_checkpoint(block_checkpoint(train))
     change(state)
     torch.save(state, tmp_path / "changed.pt")
     for command in commands:
-        out = [str(tmp_path / "out.pt")] if command == "export" else ["--table", "embed_tokens"]
-        assert main([command, str(tmp_path / "changed.pt"), *out]) == 2
+        more = {
+            "analyze": ["--table", "embed_tokens"],
+            "evaluate-lm": [str(tiny_lm_data), "--cpu"],
+            "export": [str(tmp_path / "out.pt")],
+        }
+        assert main([command, str(tmp_path / "changed.pt"), *more[command]]) == 2
         assert re.search(match, capsys.readouterr().err)
