@@ -25,11 +25,15 @@ from benchmarks import (
     bench_step,
     harness,
     mixture_posteriors,
-    spectrum_study,
 )
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import train as gpu_train
 from benchmarks.gpu.report import Report
+from benchmarks.spectrum_study import __main__ as spectrum_study
+from benchmarks.spectrum_study import report as spectrum_report
+from benchmarks.spectrum_study import training as spectrum_training
+from benchmarks.spectrum_study.grid import TASKS, VARIANTS, suits
+from benchmarks.spectrum_study.records import Records
 
 
 @pytest.fixture
@@ -237,24 +241,30 @@ def test_spectrum_study_trains_resumes_and_tabulates(tmp_path, monkeypatch, caps
     data.mkdir()
     for name, made in zip(corpora, ("tiny_translation_data", "tiny_lm_data")):
         (data / name).symlink_to(request.getfixturevalue(made))
-    one = spectrum_study.TASKS["translation"]
+    one = TASKS["translation"]
     small = one._replace(flags=one.flags.replace("embed-dim 64", "embed-dim 16"))
-    monkeypatch.setitem(spectrum_study.TASKS, "translation", small)
-    monkeypatch.setattr(spectrum_study, "WINDOW", 2)
+    monkeypatch.setitem(TASKS, "translation", small)
+    monkeypatch.setattr(spectrum_training, "WINDOW", 2)
     argv = ["spectrum_study", "--work-dir", tmp_path, "--tasks", "translation", "--updates", 2]
-    argv += ["--variants", "plain", "both_fixed", "--seeds", 1, "--out", tmp_path / "out.json"]
+    argv += ["--variants", "plain", "both_fixed", "--seeds", 1, "--results", tmp_path / "out.json"]
     monkeypatch.setattr(sys, "argv", [str(argument) for argument in argv])
-    for again in range(3):
-        if again == 2:  # what the file has is not run again
+    for again in range(2):
+        if again:  # what is recorded is not trained again
             shutil.rmtree(tmp_path / "runs")
             monkeypatch.setattr(spectrum_study, "train", None)
         spectrum_study.main()
         plain, ours = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-        assert plain["variant"] == "plain" and plain["valid behind"] == 0
+        assert plain["variant"] == "plain" and plain["behind"] == 0
         assert ours["variant"] == "both_fixed" and ours["sigma_1_to_rms"] > 1
-    assert len(json.loads((tmp_path / "out.json").read_text())) == 2
-    for task in spectrum_study.TASKS:
-        for variant in spectrum_study.VARIANTS:
-            if spectrum_study.suits(task, variant):
-                command = spectrum_study.command_of(task, variant, 1, data, tmp_path, 2)
+    records = Records(tmp_path / "out.json").all()
+    assert [len(one["curve"]) for one in records] == [1, 1]
+    page = tmp_path / "page.md"
+    page.write_text("<!-- generated: spectrum_study -->\nold\n<!-- /generated -->\n")
+    spectrum_report.write_page(records, page)
+    assert f"| `both_fixed`: `{VARIANTS['both_fixed']}` | 1 | " in page.read_text()
+    assert "old" not in page.read_text()
+    for task in TASKS:
+        for variant in VARIANTS:
+            if suits(task, variant):
+                command = spectrum_training.command_of(task, variant, 1, data, tmp_path, 2)
                 options.parse_args_and_arch(options.get_training_parser(), command[3:])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
@@ -15,6 +14,7 @@ from benchmarks.evidence.grid import STUDIES, Study
 from benchmarks.evidence.plan import WITH_SIMCUT, Cell, Choices, Stage, stages
 from benchmarks.evidence.records import Records
 from benchmarks.evidence.scoring import bleu_counts, bleu_of_sums
+from benchmarks.pages import with_generated
 from spectral_fairseq_examples import tables
 from spectral_fairseq_examples.common.significance import holm, seeds_and_segments
 from spectral_fairseq_examples.common.text_tables import text_table
@@ -22,7 +22,6 @@ from spectral_fairseq_examples.common.workdir import write_text
 
 PAGE = ROOT / "docs" / "evidence.md"
 IMAGES = ROOT / "docs" / "images"
-_GENERATED = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- /generated -->)", re.DOTALL)
 NOTHING = "No training of this study has been recorded.\n"
 
 # The first is the one on which methods are compared.
@@ -42,25 +41,18 @@ COSTS = {
 def write_page(results: Path, page: Path = PAGE, images: Path = IMAGES) -> str:
     """Write every generated part of the page, and the figures; returns what was done."""
     text = page.read_text("utf-8")
-    write_text(page, with_generated(text, results))
+    write_text(page, with_generated(text, lambda name: part(name, results)))
     drawn = [name for name in STUDIES if draw_curves(name, Records(results / name), images)]
     return f"{page} and {len(drawn)} figures written\n"
 
 
-def with_generated(page: str, results: Path) -> str:
-    """The text of the page with its generated parts as the results have them."""
-
-    def part(match: re.Match[str]) -> str:
-        name = match[2]
-        if name == "plan":
-            body = plan_table()
-        elif name == "grid":
-            body = grid_table()
-        else:
-            body = section(name, STUDIES[name], Records(results / name))
-        return f"{match[1]}\n{body}\n{match[3]}"
-
-    return _GENERATED.sub(part, page)
+def part(name: str, results: Path) -> str:
+    """A generated part of the page: the plan, the settings, or the results of a study."""
+    if name == "plan":
+        return plan_table()
+    if name == "grid":
+        return grid_table()
+    return section(name, STUDIES[name], Records(results / name))
 
 
 def plan_table() -> str:
