@@ -18,6 +18,7 @@ from spectral_fairseq.functional.counts import smoothed_log_counts
 from spectral_fairseq.functional.linalg.row_blocks import cached_rows, row_blocks
 from spectral_fairseq.functional.linalg.singular_values import (
     right_singular_system_of_gram,
+    roundoff,
     table_gram,
 )
 from spectral_fairseq.functional.measures.cosine_histogram import (
@@ -433,7 +434,7 @@ def _centred(gram: Tensor, sigma: Tensor, mean: Tensor, count: int) -> Tuple[Ten
     """
     centred = covariance_from_gram(gram, mean * count, count) * (count - 1)
     values, axes = right_singular_system_of_gram(centred, count)
-    noise = torch.finfo(sigma.dtype).eps * max(count, len(sigma)) * sigma[0].square()
+    noise = roundoff(count, len(sigma), sigma.dtype) * sigma[0].square()
     return torch.where(values.square() > noise, values, torch.zeros_like(values)), axes
 
 

@@ -91,5 +91,8 @@ class FactoredEmbedding(Table):
     def _without_padding(self, grad: Tensor) -> Tensor:
         # A tied softmax gives the padding row a gradient, which the look-up does not. Changing it
         # in place saves a copy of the table: the matrix product made this gradient for one factor.
+        # That of a plain sum is one number, seen through every row.
+        if 0 in grad.stride():
+            grad = grad.clone()
         grad[self.padding_idx].zero_()
         return grad

@@ -134,9 +134,10 @@ class SpectralNormEmbedding(FactoredEmbedding):
         # The bound is a default because TorchScript does not see the module's constants.
         if self.training and torch.is_grad_enabled():
             with torch.no_grad():
-                ahead = torch.matmul(self.stored.t(), torch.matmul(self.stored, self.direction))
-                length = _length(ahead)
-                self.direction.copy_(torch.where(length > 0, ahead / length, self.direction))
+                along = torch.matmul(self.stored, self.direction)
+                # S'S v need not fit into half precision where S v does.
+                ahead = torch.matmul(self.stored.t(), _unit(along, along))
+                self.direction.copy_(_unit(ahead, self.direction))
         # A copy, since the next step changes the buffer that autograd has saved.
         along = torch.matmul(self.stored, self.direction.clone())  # [N]
         return (self.largest / _length(along).clamp(min=tiny)).to(self.stored.dtype)
@@ -154,6 +155,12 @@ def _length(vector: Tensor) -> Tensor:
     if vector.dtype == torch.float64:
         return torch.linalg.vector_norm(vector)
     return torch.linalg.vector_norm(vector.float())
+
+
+def _unit(vector: Tensor, otherwise: Tensor) -> Tensor:
+    """A vector of length one, or ``otherwise`` in place of zeros."""
+    length = _length(vector)
+    return torch.where(length > 0, vector / length, otherwise)
 
 
 def _first_direction(matrix: Tensor) -> Tensor:

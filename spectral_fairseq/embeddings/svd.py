@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from spectral_fairseq.embeddings.base import FactorMeasures, TableSpec
 from spectral_fairseq.embeddings.factored import FactoredEmbedding, hook
 from spectral_fairseq.embeddings.option import Option
-from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
+from spectral_fairseq.errors import CheckpointError, ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.linalg.full_float32 import full_float32
 from spectral_fairseq.functional.linalg.gram import gram
 from spectral_fairseq.functional.linalg.singular_values import table_gram
@@ -204,6 +204,9 @@ class SVDEmbedding(FactoredEmbedding):
 
         Returns:
             The five entries; an automatic c1 then refers to the norm of ``weight``.
+
+        Raises:
+            CheckpointError: every entry is zero, so that there is no scale.
         """
         dense = weight.detach().to("cpu", torch.float64)
         counted = self._counted_rows()
@@ -214,8 +217,16 @@ class SVDEmbedding(FactoredEmbedding):
             excluded = self.excluded_rows.cpu()
             full[excluded] = dense[excluded] @ v / sigma
         else:
-            # In a rank-deficient table, excluded rows may lie outside the span of the others.
-            full, sigma, v = _thin_svd(dense)
+            # In a rank-deficient table, excluded rows may lie outside the span of the others. Only
+            # a row of zeros needs no part in it, and padding is to stay one.
+            kept = torch.ones(len(dense), dtype=torch.bool)
+            if self.padding_idx is not None:
+                kept[self.padding_idx] = bool(dense[self.padding_idx].any())
+            full[kept], sigma, v = _thin_svd(dense[kept])
+        if sigma[0] == 0:
+            raise CheckpointError(
+                "a table with factors", "only zeros", "Take the checkpoint of a trained model."
+            )
         scale = sigma.square().mean().sqrt()
         return {
             "U": (full * scale).to(weight.dtype).contiguous(),

@@ -72,9 +72,9 @@ def cache_probability(
     behind = torch.arange(total - length, total, device=keys.device).unsqueeze(1)
     behind = behind - torch.arange(total, device=keys.device)  # [T, M + T]
     outside = (behind < 1) | (behind > window)  # [T, M + T]
+    if queries.dtype != torch.float64:  # exp(theta s) would amplify the roundoff of half precision
+        queries, keys = queries.float(), keys.float()
     scores = torch.matmul(queries, keys.transpose(1, 2))  # [B, T, M + T]
-    if scores.dtype != torch.float64:
-        scores = scores.float()
     scores = scores.masked_fill(outside, -math.inf)
     top = scores.max(-1, keepdim=True).values
     seen = ~outside.all(-1)  # [T]

@@ -191,7 +191,9 @@ class TransformerXL(nn.Module):
             context = x
             if state is not None and past > 0:
                 context = torch.cat([state[index][:, -past:].to(x.dtype), x], 1)  # [B, K, d]
-            after.append(context[:, max(context.size(1) - self.mem_len, 0) :].detach())
+            kept = context[:, max(context.size(1) - self.mem_len, 0) :].detach()
+            # A view of a few rows would keep all of them in memory until the next segment.
+            after.append(kept.clone() if kept.size(1) < context.size(1) else kept)
             x = self._layer(layer, x, context, relative)
         return Features(self._dropped(x), x, after)
 

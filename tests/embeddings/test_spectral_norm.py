@@ -58,3 +58,15 @@ def test_evaluation_leaves_the_direction_alone():
 def test_an_impossible_scale_is_refused(scale):
     with pytest.raises(ConfigurationError, match="`scale`"):
         SpectralNormEmbedding(13, 5, 1, scale=scale)
+
+
+def test_half_precision_with_squares_beyond_its_range():
+    """S'S v is as large as sigma_1 squared: 90,000, where half precision ends at 65,504."""
+    table = SpectralNormEmbedding(40, 4, 1).half().train()
+    with torch.no_grad():
+        table.stored.zero_()
+        table.stored[2, 0] = 300.0
+    table.direction.copy_(torch.tensor([1.0, 0, 0, 0]))
+    found = table(torch.tensor([2]))
+    assert table.direction.isfinite().all()
+    torch.testing.assert_close(found[0, 0].float(), table.largest.float(), rtol=1e-2, atol=0)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from spectral_fairseq.embeddings.svd import SVDEmbedding
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.functional.penalties.orthogonality import orthogonality_penalty
 from spectral_fairseq.functional.penalties.spectrum import spectrum_penalty
 
@@ -151,3 +151,24 @@ def test_fifty_steps_keep_the_table_near_its_constraint_set():
     true = torch.linalg.svdvals(counted(module.weight))
     learned = module.singular_values().abs().sort(descending=True).values
     torch.testing.assert_close(true, learned, rtol=0.1, atol=0.0)
+
+
+def test_the_padding_row_of_a_rank_deficient_table_stays_zero_in_the_factors():
+    weight = dense()
+    weight[:, 4] = 0
+    weight[PAD] = 0
+    module = SVDEmbedding.from_dense(weight.float(), PAD, excluded_rows=FILLERS)
+    assert not module.U[PAD].any()
+    torch.testing.assert_close(module.weight, weight.float(), rtol=1e-5, atol=2e-6)
+
+
+def test_a_table_of_zeros_has_no_factors():
+    with pytest.raises(CheckpointError, match="only zeros"):
+        SVDEmbedding.from_dense(torch.zeros(37, 5), PAD)
+
+
+def test_the_gradient_of_a_plain_sum_keeps_its_other_rows():
+    """It is one number, seen through every row."""
+    module = table()
+    module.U.sum().backward()
+    assert not module.U.grad[PAD].any() and (module.U.grad[PAD + 1 :] == 1).all()

@@ -99,3 +99,13 @@ def test_a_lambda_outside_its_range_is_refused(weight):
     log_model, seen = torch.zeros(1, 1), torch.tensor([True])
     with pytest.raises(ConfigurationError, match="lambda"):
         interpolate(log_model, torch.zeros(1, 1), seen, weight)
+
+
+def test_half_precision_states_are_multiplied_in_float32():
+    features, targets, _ = stream(40, dim=100)
+    half = features[None].bfloat16()
+    found, _ = cache_probability(half, half, targets[None], targets[None], 16, [1.0])
+    exact, _ = cache_probability(
+        half.double(), half.double(), targets[None], targets[None], 16, [1.0]
+    )
+    torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-6)

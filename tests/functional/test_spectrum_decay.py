@@ -170,3 +170,11 @@ def test_penalty_gradient_at_equal_values_does_not_depend_on_their_basis():
         one.requires_grad_()
         gradients.append(torch.autograd.grad(penalty(one, prior(5, 9.0)), one)[0])
     torch.testing.assert_close(gradients[0] @ rotation, gradients[1])
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_degenerate_table_in_float32_is_changed_as_in_float64(side):
+    """Its first eigenvalue is a thousand times the others, all of which count."""
+    matrix, target = table(10_000, 128) + 8.0, torch.full((128,), 300.0)
+    ratios = [plan_change(one, target, 1.0, side=side).ratio for one in (matrix, matrix.float())]
+    torch.testing.assert_close(ratios[1].double(), ratios[0], rtol=1e-3, atol=0)

@@ -95,6 +95,7 @@ def test_the_memory_is_detached_and_no_longer_than_asked():
     state = network(batch(3), state).state
     assert [m.shape for m in state] == [(B, 4, D)] * LAYERS
     assert not any(m.requires_grad for m in state)
+    assert all(m.is_contiguous() for m in state)  # not a view of more rows
     network.mem_len = 2  # a memory made with a longer one is cut
     found, latest = network(batch(1), state), network(batch(1), [m[:, -2:] for m in state])
     assert found.state[0].shape == (B, 2, D)

@@ -13,7 +13,7 @@ def full_float32(device: torch.device) -> Iterator[None]:
     """Switch TF32 off inside the block, for products on ``device``.
 
     TF32 rounds the factors to 11 bits. A Gram matrix would then be known to 5e-4 of its largest
-    entry, where ``singular_values.py``, Note [Roundoff of a Gram matrix], counts on 1e-7 max(N, d).
+    entry: far less than ``singular_values.py``, Note [Roundoff of a Gram matrix], counts on.
     """
     if device.type != "cuda":
         yield

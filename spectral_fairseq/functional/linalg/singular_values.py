@@ -6,14 +6,18 @@ The Gram matrix costs N d^2 products and the eigendecomposition does not depend 
 
 Note [Roundoff of a Gram matrix]
 --------------------------------
-Every function here follows one rule. The entries of W'W are sums of N products, so its eigenvalues
-are known only to within
+Every function here follows one rule. The entries of W'W are sums of N products, whose roundoff
+grows with sqrt(N), because its parts have either sign (https://doi.org/10.1137/18M1226312); the
+eigensolver adds a few eps. So the eigenvalues are taken to be known to within
 
-    eps max(N, d) sigma_1^2,        eps of the dtype in which the Gram matrix was computed.
+    eps (8 + sqrt(max(N, d))) sigma_1^2,    eps of the dtype in which the Gram matrix was computed.
 
-An eigenvalue that is not above this bound cannot be told from zero. Its singular value is returned
-as exactly zero and receives no gradient. A singular value is therefore resolved down to
-sqrt(eps max(N, d)) sigma_1: for 10,000 rows 1.5e-6 sigma_1 in float64 and 0.035 sigma_1 in float32.
+A bound that holds even if all roundoff has one sign would grow with N itself. It would take most
+singular values of a large degenerate table for zero.
+
+An eigenvalue that is not above the first bound is not told from zero. Its singular value is
+returned as exactly zero and receives no gradient. For 10,000 rows a singular value is therefore
+resolved down to 1.5e-7 sigma_1 in float64 and 0.0036 sigma_1 in float32.
 
 Note [Gradient through singular values]
 ---------------------------------------
@@ -27,6 +31,7 @@ depend on the basis that it chose for them.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Optional, Tuple
 
 import torch
@@ -39,6 +44,19 @@ from spectral_fairseq.functional.linalg.row_blocks import BLOCK_ROWS, checked_ta
 from spectral_fairseq.functional.progress_callback import ProgressCallback, ignore_progress
 
 
+def roundoff(rows: int, columns: int, dtype: torch.dtype) -> float:
+    """How well the eigenvalues of a Gram matrix are known, relative to the largest.
+
+    See Note [Roundoff of a Gram matrix].
+
+    Args:
+        rows: N.
+        columns: d.
+        dtype: in which the Gram matrix was computed.
+    """
+    return torch.finfo(dtype).eps * (8 + math.sqrt(max(rows, columns)))
+
+
 def _roots(eigenvalues: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
     """Return sigma, largest first, of ascending eigenvalues; see Note [Roundoff of a Gram matrix].
 
@@ -48,7 +66,7 @@ def _roots(eigenvalues: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
         dtype: in which W'W was computed.
     """
     largest = eigenvalues[-1].clamp(min=0)
-    noise = torch.finfo(dtype).eps * max(rows, eigenvalues.numel()) * largest
+    noise = roundoff(rows, eigenvalues.numel(), dtype) * largest
     resolved = torch.where(eigenvalues > noise, eigenvalues, torch.zeros_like(eigenvalues))
     return resolved.sqrt().flip(0)
 

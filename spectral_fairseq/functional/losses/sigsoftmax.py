@@ -82,7 +82,9 @@ def sigsoftmax_cross_entropy(
             return nll, nll.detach()
         return target_weight * nll - uniform * (counted @ log_p.sum(1)), nll.detach()
 
-    loss_sum = (contexts.sum() * 0).to(sum_dtype)  # connects a batch of padding to the model
+    # Sums of nothing, which connect a batch of padding to the model.
+    given = [contexts, matrix] if bias is None else [contexts, matrix, bias]
+    loss_sum = torch.stack([one[:0].sum().to(sum_dtype) for one in given]).sum()
     nll_sum = torch.zeros_like(loss_sum.detach())
     with torch.autocast(contexts.device.type, enabled=False):
         size = tokens_per_block(matrix.size(0), contexts.device, block_elements)

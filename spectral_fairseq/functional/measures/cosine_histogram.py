@@ -39,13 +39,14 @@ def cosine_histogram(
             "Pass the whole table.",
         )
     units = unit_rows(matrix)
+    # torch.histc counts in float32, which is exact up to 2^24 pairs in one call.
+    block_rows = min(block_rows, max(2**24 // units.size(0), 1))
     counts = torch.zeros(bins, dtype=torch.float64)
     for start in range(0, units.size(0), block_rows):
         block = units[start : start + block_rows]  # [b, d]
         products = (block @ units[start:].t()).clamp_(-1, 1)  # [b, N - start]
         # Each pair once, and no row with itself.
         above = torch.ones_like(products, dtype=torch.bool).triu_(1)
-        # torch.histc counts in float32, which is exact up to 2^24 pairs in one call.
         counts += torch.histc(products[above].float(), bins, -1, 1).double().cpu()
     edges = torch.linspace(-1, 1, bins + 1, dtype=torch.float64)
     return edges.tolist(), [int(count) for count in counts.tolist()]

@@ -13,6 +13,8 @@ module returns, is T / (T - 1) times that.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -60,5 +62,7 @@ class ExpectedPairwiseKL:
             raise DataError(
                 "at least two contexts for a pairwise divergence", str(count), "Use more data."
             )
-        cross = float(self._probability @ self._log_probability) / count**2
+        products = self._probability * self._log_probability
+        # 0 * -inf counts as 0 here, too: a word that no context allows.
+        cross = float(products.nan_to_num(nan=0.0, neginf=-math.inf).sum()) / count**2
         return max((self._negative_entropy / count - cross) * count / (count - 1), 0.0)

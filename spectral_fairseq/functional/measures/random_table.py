@@ -76,11 +76,6 @@ def random_mean_share(count: int) -> float:
     return 1 / math.sqrt(count)
 
 
-def random_mean_cosine_spread(count: int, dim: int) -> float:
-    """Return the standard deviation of the mean cosine of N random rows of d dimensions."""
-    return math.sqrt(2 / (count * (count - 1) * dim))
-
-
 def random_cka(count: int, dim: int) -> float:
     """Return the linear CKA of two independent random tables of N rows and d dimensions."""
     return dim / (count + dim)

@@ -138,3 +138,15 @@ def test_roundoff_is_zero_and_nan_is_refused():
     assert (sigma[:3] > 0).all() and (sigma[3:] == 0).all()
     with pytest.raises(DataError, match="finite"):
         singular_values_of_gram(torch.full((2, 2), math.nan), 5)
+
+
+def test_a_large_degenerate_table_keeps_its_whole_spectrum():
+    """A common direction of cosine 0.9: the other eigenvalues are 1e-3 of the first."""
+    matrix = table(10_000, 128) + 3.0
+    exact = torch.linalg.svdvals(matrix)
+    leaf = matrix.float().requires_grad_()
+    found = singular_values(leaf)
+    torch.testing.assert_close(found.double(), exact, rtol=3e-4, atol=0)
+    found.log().sum().backward()
+    expected = torch.linalg.pinv(matrix).t()
+    torch.testing.assert_close(leaf.grad.double(), expected, rtol=0, atol=1e-5)

@@ -74,11 +74,21 @@ def test_extreme_logits_are_finite():
 
 def test_a_batch_of_padding_has_no_loss_and_a_gradient_of_zero():
     targets, leaves = operands()
+    contexts, matrix, bias = leaves
     loss, nll = sigsoftmax_cross_entropy(
-        leaves[0], torch.full_like(targets, PAD), leaves[1], ignore_index=PAD
+        contexts, torch.full_like(targets, PAD), matrix, bias, ignore_index=PAD
     )
     loss.backward()
-    assert float(loss.detach()) == float(nll) == 0 and not leaves[0].grad.any()
+    assert float(loss.detach()) == float(nll) == 0
+    assert not any(one.grad.any() for one in leaves)
+
+
+def test_half_precision_contexts_whose_sum_overflows():
+    contexts = torch.full((1024, 256), 0.3)
+    matrix, targets = torch.zeros(5, 256), torch.zeros(1024, dtype=torch.long)
+    expected, _ = sigsoftmax_cross_entropy(contexts, targets, matrix)
+    found, _ = sigsoftmax_cross_entropy(contexts.half(), targets, matrix.half())
+    torch.testing.assert_close(found, expected)
 
 
 def test_bad_input_is_refused():

@@ -55,3 +55,9 @@ def test_share_of_cosines_that_are_not_negative():
     i, j = torch.triu_indices(60, 60, 1)
     expected = float(((units[i] * units[j]).sum(1) >= 0).double().mean())
     assert positive_share(*cosine_histogram(matrix, 100)) == pytest.approx(expected)
+
+
+@pytest.mark.slow
+def test_more_pairs_than_float32_counts_in_one_bin():
+    _, counts = cosine_histogram(torch.ones(20_000, 2), bins=3)
+    assert counts == [0, 0, 20_000 * 19_999 // 2]

@@ -36,3 +36,9 @@ def test_one_context():
     found.add(torch.zeros(1, 3).log_softmax(1))
     with pytest.raises(DataError, match="two contexts"):
         found.value()
+
+
+def test_a_word_that_no_context_allows_counts_as_absent():
+    allowed = torch.tensor([[0.5, 0.5], [0.2, 0.8]]).log()
+    with_impossible = torch.cat([allowed, torch.full((2, 1), -math.inf)], 1)
+    assert in_blocks(with_impossible, 1) == pytest.approx(in_blocks(allowed, 1))
