@@ -131,6 +131,15 @@ def gpu() -> Dict[str, Any]:
     }
 
 
+def commit() -> str:
+    """The commit of this clone, with ``-dirty`` if files have been changed; empty outside one."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    found = subprocess.run(
+        [*command, "--exclude=*"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    return found.stdout.strip()
+
+
 def print_result(benchmark: str, **figures: Any) -> None:
     """Print the figures with the versions they were measured on, as one JSON object on one line."""
     versions = {

@@ -13,6 +13,7 @@ from benchmarks.evidence.plan import Cell, Stage, stages
 from benchmarks.evidence.records import Records
 from benchmarks.evidence.scoring import perplexities, translation_scores
 from benchmarks.evidence.training import StudyRun
+from benchmarks.harness import commit
 from spectral_fairseq_examples.common.jobs import Job, JobFailed, run_jobs
 from spectral_fairseq_examples.common.measures import scores, versions
 from spectral_fairseq_examples.common.workdir import WorkDir
@@ -130,7 +131,8 @@ class StudyRunner:
         figures = {
             **(run.figures() if tested else run.training_figures()),
             "curve": run.curve(),
-            "versions": versions(),
+            "versions": {**versions(), "commit": commit()},
+            "resumed": run.times_resumed(),
             "at_once": self.at_once,
         }
         if self.study.corpus == "translation":

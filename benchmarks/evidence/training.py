@@ -18,7 +18,6 @@ from spectral_fairseq_examples.common.translation_commands import (
 )
 from spectral_fairseq_examples.common.workdir import WorkDir
 
-GUESSED_UPDATES = 10_000  # for the bar; early stopping decides
 _GENERATE = (
     "--source-lang de --target-lang en --beam 5 --batch-size 32 --remove-bpe sentencepiece "
     "--num-workers 0 --distributed-world-size 1"
@@ -54,10 +53,13 @@ class StudyRun(TrainingRun):
         device: ``cpu`` or ``cuda``.
     """
 
+    best_metric = "nll_loss"
+
     def __init__(self, study: Study, cell: Cell, work: WorkDir, binary: Path, device: str) -> None:
         folder, flags = work.root / "runs" / cell.name, flags_of(study, cell)
         command = train_command(study, cell, binary, folder / "checkpoints", device)
-        super().__init__(cell.name, work, folder, command, binary, GUESSED_UPDATES, 0, flags)
+        guess = study.guessed_updates
+        super().__init__(cell.name, work, folder, command, binary, guess, 0, flags)
         self.cell, self.device = cell, device
 
     def _ended_unseen(self) -> bool:
@@ -67,6 +69,10 @@ class StudyRun(TrainingRun):
     def diverged(self) -> bool:
         """Whether training ended because the loss or its gradient was infinite or NaN."""
         return "\nFloatingPointError" in self._log()
+
+    def times_resumed(self) -> int:
+        """How often training went on from a checkpoint; in translation with other batches."""
+        return self._log().count("| Loaded checkpoint ")
 
     def _log(self) -> str:
         path = self.folder / "train.log"

@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Sequence
 
 import spectral_fairseq
 from benchmarks.corpora import ROOT, language_model_data, translation_data
+from benchmarks.harness import commit
 from benchmarks.spectrum_study.grid import TASKS, VARIANTS
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.checkpoints.tables import extract_table
@@ -74,7 +75,8 @@ def train(task: str, variant: str, seed: int, work: Path, updates: int) -> Dict[
         "flags": VARIANTS[variant],
         "curve": curve(folder / "train.log"),
         **table_figures(folder / "checkpoints" / "checkpoint_last.pt"),
-        "versions": versions(),
+        "versions": {**versions(), "commit": commit()},
+        "updates": updates,
     }
     for checkpoint in (folder / "checkpoints").glob("*.pt"):
         checkpoint.unlink()

@@ -47,8 +47,12 @@ class TrainingProgress:
         return self.updates, self.ppl + self.valid_ppl
 
 
-def read_training_log(path: Path) -> Dict[str, Any]:
+def read_training_log(path: Path, metric: str = "loss") -> Dict[str, Any]:
     """Figures of a training, which may have been interrupted and resumed.
+
+    Args:
+        path: the log.
+        metric: ``--best-checkpoint-metric`` of the training, of which less is better.
 
     Returns:
         ``valid_ppl`` of the best checkpoint and the update at which it was reached,
@@ -73,7 +77,8 @@ def read_training_log(path: Path) -> Dict[str, Any]:
             f"{len(rates)} timed intervals, {len(valid)} validations",
             "Remove the work folder, or give another --work-dir, and train anew.",
         )
-    best = min(valid, key=lambda figures: float(figures["valid_loss"]))
+    # As fairseq does: of equal values, which are rounded as in the log, the latest is the best.
+    best = min(reversed(valid), key=lambda figures: float(figures[f"valid_{metric}"]))
     result = {
         "valid_ppl": round(2 ** float(best["valid_nll_loss"]), 3),
         "best_update": int(best["valid_num_updates"]),

@@ -30,6 +30,8 @@ class TrainingRun:
         flags: the part of ``command`` that makes the recipe.
     """
 
+    best_metric = "loss"  # fairseq's default of --best-checkpoint-metric
+
     def __init__(
         self,
         label: str,
@@ -124,7 +126,8 @@ class TrainingRun:
 
     def training_figures(self) -> Dict[str, Any]:
         """Figures of the training."""
-        return {**read_training_log(self.folder / "train.log"), **self.peak_figure()}
+        log = read_training_log(self.folder / "train.log", self.best_metric)
+        return {**log, **self.peak_figure()}
 
     def figures(self) -> Dict[str, Any]:
         """Figures of the training and, after :meth:`analysis`, of the table."""
