@@ -42,7 +42,8 @@ class Column(NamedTuple):
 
 def digits(count: int, scale: float = 1.0) -> Callable[[float], str]:
     """A function that shows ``scale`` times a number with so many digits after the point."""
-    return lambda value: f"{scale * value:.{count}f}"
+    # Adding zero makes a negative zero positive.
+    return lambda value: f"{round(scale * value, count) + 0.0:.{count}f}"
 
 
 # Columns in their order; a column that no run has is left out.
@@ -211,15 +212,24 @@ class Difference(NamedTuple):
     """What the paired differences of a method from the baseline can bear.
 
     ``test`` has the 95 % interval of the mean difference and the p of none; ``adjusted_p`` is that
-    p after Holm's correction for the number of methods.
+    p after Holm's correction for the number of comparisons.
     """
 
     test: PairedT
     adjusted_p: float
 
 
-def differences(results: Results, baseline: str, column: str) -> Dict[str, Difference]:
-    """The tested difference of each method from the baseline, over the seeds that both have."""
+def differences(
+    results: Results, baseline: str, column: str, planned: int = 0
+) -> Dict[str, Difference]:
+    """The tested difference of each method from the baseline, over the seeds that both have.
+
+    Args:
+        results: all figures.
+        baseline: the method from which the others differ.
+        column: the figure.
+        planned: the number of comparisons for which p is adjusted, if more than there are.
+    """
     base = results[baseline]
     tests = {
         method: paired_t(
@@ -232,7 +242,10 @@ def differences(results: Results, baseline: str, column: str) -> Dict[str, Diffe
         for method in sorted(results)
         if method != baseline
     }
-    adjusted = holm([test.p for test in tests.values()])
+    ps = [test.p for test in tests.values()]
+    # A comparison that is still to be made could have any p.
+    missing = planned - sum(not math.isnan(p) for p in ps)
+    adjusted = holm([*ps, *[1.0] * missing])
     return {name: Difference(test, p) for (name, test), p in zip(tests.items(), adjusted)}
 
 
@@ -269,7 +282,7 @@ def markdown(
     has_baseline = baseline in rows and len(rows) > 1
     headings = ["method", "seeds", *(COLUMNS[name].heading for name in chosen)]
     if has_baseline:
-        headings.insert(3, f"{COLUMNS[chosen[0]].heading} less {baseline}'s")
+        headings.insert(3, f"{COLUMNS[chosen[0]].heading} minus {baseline}'s")
     tested: Dict[str, Difference] = {}
     if has_baseline and baseline and test:
         tested = differences(results, baseline, chosen[0])

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-import functools
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 import numpy as np
 
 from benchmarks.corpora import ROOT
-from benchmarks.evidence.grid import STUDIES, Study
+from benchmarks.evidence.comparison import MAIN_MEASURE, compare, planned_comparisons
+from benchmarks.evidence.grid import STUDIES, Method, Recipe, Setting, Study
 from benchmarks.evidence.plan import WITH_SIMCUT, Cell, Choices, Stage, stages
 from benchmarks.evidence.records import Records
-from benchmarks.evidence.scoring import bleu_counts, bleu_of_sums
 from benchmarks.pages import with_generated
 from spectral_fairseq_examples import tables
-from spectral_fairseq_examples.common.significance import holm, seeds_and_segments
 from spectral_fairseq_examples.common.text_tables import text_table
 from spectral_fairseq_examples.common.workdir import write_text
 
 PAGE = ROOT / "docs" / "evidence.md"
 IMAGES = ROOT / "docs" / "images"
 NOTHING = "No training of this study has been recorded.\n"
+STAGES = {
+    "recipe": "tuning of the recipe",
+    "tuning": "tuning of the methods",
+    "seed": "seeds of the tables",
+    "simcut": "with SimCut",
+}
 
 # The first is the one on which methods are compared.
 MEASURES = {
@@ -39,10 +44,10 @@ COSTS = {
 
 
 def write_page(results: Path, page: Path = PAGE, images: Path = IMAGES) -> str:
-    """Write every generated part of the page, and the figures; returns what was done."""
+    """Draw the figures and write every generated part of the page; returns what was done."""
+    drawn = [name for name in STUDIES if draw_curves(name, Records(results / name), images)]
     text = page.read_text("utf-8")
     write_text(page, with_generated(text, lambda name: part(name, results)))
-    drawn = [name for name in STUDIES if draw_curves(name, Records(results / name), images)]
     return f"{page} and {len(drawn)} figures written\n"
 
 
@@ -55,18 +60,33 @@ def part(name: str, results: Path) -> str:
     return section(name, STUDIES[name], Records(results / name))
 
 
+def planned_trainings(study: Study) -> Dict[str, int]:
+    """How many trainings each stage of a study has."""
+    return {
+        "recipe": 1 + sum(map(len, study.rounds)),
+        # The recipe's best training is the one of plain.
+        "tuning": sum(len(method.settings) for method in study.methods.values()) - 1,
+        "seed": len(study.seeds) * len(study.methods),
+        "simcut": len(study.seeds) * study.with_simcut,
+    }
+
+
 def plan_table() -> str:
     """How many trainings each study has."""
     rows = []
     for name, study in STUDIES.items():
-        recipe = 1 + sum(map(len, study.rounds))
-        tuning = sum(len(method.settings) for method in study.methods.values()) - 1
-        seeds = len(study.seeds) * len(study.methods)
-        simcut = len(study.seeds) * study.with_simcut
-        parts = (recipe, tuning, seeds, simcut, recipe + tuning + seeds + simcut)
-        rows.append([f"`{name}`", *map(str, parts)])
+        parts = list(planned_trainings(study).values())
+        rows.append([f"`{name}`", *map(str, [*parts, sum(parts)])])
     head = ["study", "recipe", "tuning", "seeds", "with SimCut", "trainings"]
     return text_table(rows, head, "pipe") + "\n"
+
+
+def setting_text(method: Method, setting: Setting) -> str:
+    """A setting as Markdown: the flags that are added, and the factor of the learning rate."""
+    parts = [f"`{setting.flags}`"] if setting.flags else []
+    if any(one.lr_factor != 1 for one in method.settings):
+        parts.append(f"learning rate × {setting.lr_factor:g}")
+    return " ".join(parts) or "nothing more"
 
 
 def grid_table() -> str:
@@ -74,17 +94,8 @@ def grid_table() -> str:
     found: Dict[Tuple[str, str], List[str]] = {}
     for name, study in STUDIES.items():
         for method in study.methods.values():
-            tried = []
-            for flags, factor in method.settings:
-                rate = (
-                    f"learning rate × {factor:g}"
-                    if any(s.lr_factor != 1 for s in method.settings)
-                    else ""
-                )
-                tried.append(
-                    " ".join(part for part in (f"`{flags}`" if flags else "", rate) if part)
-                )
-            cells = f"`{method.flags}` | {'; '.join(one or 'nothing more' for one in tried)}"
+            tried = [setting_text(method, setting) for setting in method.settings]
+            cells = f"`{method.flags}` | {'; '.join(tried)}"
             found.setdefault((method.label, cells), []).append(f"`{name}`")
     lines = ["| method | flags | settings | studies |", "|---|---|---|---|"]
     lines += [f"| {label} | {cells} | {', '.join(of)} |" for (label, cells), of in found.items()]
@@ -98,15 +109,14 @@ def section(name: str, study: Study, records: Records) -> str:
     every = list(stages(study, records))
     reached = list(stages(study, records, tuned_methods(every, records)))
     results = final_results(reached, records)
-    parts = [progress([*every, *reached], records), recipe_table(study, reached, records)]
+    parts = [progress(study, records, results), recipe_table(study, reached, records)]
     parts += [tuning_table(study, reached, records)]
     if results.get("plain"):
         present = tables.columns_of(results)
         shown = [column for column in MEASURES[study.corpus] if column in present]
-        parts += [tables.markdown(results, "plain", shown, test=True)]
-        parts += [difference_table(results, shown[1:])]
-        if study.corpus == "translation":
-            parts += [bootstrap_table(reached, records)]
+        parts += [comparison_table(study, reached, records, results)]
+        parts += [tables.markdown(results, None, shown)]
+        parts += [difference_table(study, results, shown[1:])]
         if {"simcut", WITH_SIMCUT} <= set(results):
             both = {name: results[name] for name in ("simcut", WITH_SIMCUT)}
             parts += [tables.markdown(both, "simcut", shown[:1], test=True)]
@@ -140,15 +150,21 @@ def final_results(reached: Sequence[Tuple[Stage, Choices]], records: Records) ->
     return results
 
 
-def progress(reached: Sequence[Tuple[Stage, Choices]], records: Records) -> str:
-    """How many trainings of each stage are recorded, and which diverged."""
-    lines = []
-    for name in dict.fromkeys(stage.name for stage, _ in reached):
-        cells = dict.fromkeys(_stage_cells(reached, name))
-        done = [cell for cell in cells if cell.name in records]
-        diverged = [cell.name for cell in done if records[cell.name].get("diverged")]
-        lines.append(f"- {name}: {len(done)} of {len(cells)} trainings")
-        lines[-1] += f"; diverged: {', '.join(diverged)}" if diverged else ""
+def progress(study: Study, records: Records, results: tables.Results) -> str:
+    """How many trainings of each stage are recorded, what is missing, and which diverged."""
+    done = Counter(record["stage"] for record in records.values())
+    parts = [
+        f"{STAGES[stage]} {done[stage]} of {planned}"
+        for stage, planned in planned_trainings(study).items()
+        if planned
+    ]
+    lines = [f"Trainings that are recorded: {'; '.join(parts)}."]
+    missing = [study.methods[name].label for name in study.methods if name not in results]
+    if missing:
+        lines.append(f"Not yet in the tables: {', '.join(missing)}.")
+    diverged = Counter(one["method"] for one in records.values() if one.get("diverged"))
+    for method, count in diverged.items():
+        lines.append(f"Trainings of {method} that diverged: {count}.")
     return "\n".join(lines) + "\n"
 
 
@@ -164,6 +180,10 @@ def _score_name(study: Study) -> str:
     return "BLEU on valid" if study.corpus == "translation" else "valid ppl"
 
 
+def _words(recipe: Recipe) -> str:
+    return ", ".join(f"{flag} {value}" for flag, value in recipe.items())
+
+
 def recipe_table(study: Study, reached: Sequence[Tuple[Stage, Choices]], records: Records) -> str:
     """The rounds of the recipe: what was tried with plain, and its validation score."""
     rows = []
@@ -173,30 +193,71 @@ def recipe_table(study: Study, reached: Sequence[Tuple[Stage, Choices]], records
             before = {str(key): str(value) for key, value in choices.recipe.items()}
             changed = [f"{k} {v}" for k, v in cell.recipe if before.get(k) != v]
             rows.append([str(number), ", ".join(changed) or "unchanged", _score(records, cell)])
-    heads = ["round", "plain with", _score_name(study)]
-    return text_table(rows, heads, "pipe") + "\n" if rows else ""
+    if not rows:
+        return ""
+    tried = text_table(rows, ["round", "plain with", _score_name(study)], "pipe")
+    parts = [f"The first guess of the recipe: {_words(study.recipe)}.", "", tried, ""]
+    if reached[-1][0].name != "recipe":
+        parts += [f"The frozen recipe: {_words(reached[-1][1].recipe)}.", ""]
+    return "\n".join(parts)
 
 
 def tuning_table(study: Study, reached: Sequence[Tuple[Stage, Choices]], records: Records) -> str:
-    """Validation scores of every setting of every method, in the order of the grid."""
+    """Validation scores of every setting of every method; the chosen one is bold."""
     cells = _stage_cells(reached, "tuning")
-    if not cells:
-        return ""
-    choices = reached[-1][1]
     rows = []
     for name in dict.fromkeys(cell.method for cell in cells):
-        of = [_score(records, cell) for cell in cells if cell.method == name]
-        setting = choices.settings.get(name)
-        if setting in study.methods[name].settings:
-            index = study.methods[name].settings.index(setting)
-            of[index] = f"**{of[index]}**"
-        rows.append([name, ", ".join(of)])
-    return text_table(rows, ["method", f"{_score_name(study)}, by setting"], "pipe") + "\n"
+        method, chosen = study.methods[name], reached[-1][1].settings.get(name)
+        of_method = [cell for cell in cells if cell.method == name]
+        for setting, cell in zip(method.settings, of_method):
+            score = _score(records, cell)
+            shown = f"**{score}**" if setting == chosen else score
+            rows.append([method.label, setting_text(method, setting), shown])
+    if not rows:
+        return ""
+    return text_table(rows, ["method", "setting", _score_name(study)], "pipe") + "\n"
 
 
-def difference_table(results: tables.Results, columns: Sequence[str]) -> str:
+def comparison_table(
+    study: Study,
+    reached: Sequence[Tuple[Stage, Choices]],
+    records: Records,
+    results: tables.Results,
+) -> str:
+    """The main measure of each method beside plain's, and what may be claimed."""
+    translated: Dict[str, Dict[int, List[str]]] = {}
+    reference: List[str] = []
+    if study.corpus == "translation":
+        reference = records.text("reference")
+        for cell in _stage_cells(reached, "seed", "simcut"):
+            if not records.get(cell.name, {"diverged": True}).get("diverged"):
+                translated.setdefault(cell.method, {})[cell.seed] = records.text(cell.name)
+    rows = []
+    for one in compare(study, results, translated, reference):
+        test, segments = one.test, one.segments
+        has_test = not math.isnan(test.p)
+        row = [one.method, str(one.seeds), f"{test.mean:+.2f}"]
+        row += [f"{test.low:+.2f} to {test.high:+.2f}" if has_test else ""]
+        row += [f"{one.adjusted_p:.3f}" if has_test else ""]
+        if segments is not None:
+            found = segments.interval
+            row += [f"{found.low:+.2f} to {found.high:+.2f}" if found else ""]
+            row += [str(segments.better), str(segments.worse)]
+        rows.append([*row, one.verdict(study)])
+    if not rows:
+        return ""
+    heading = tables.COLUMNS[MAIN_MEASURE[study.corpus]].heading
+    heads = ["method", "seeds", f"{heading} minus plain's", "95 %, Student's t"]
+    heads += [f"p, Holm over {planned_comparisons(study)}"]
+    if translated:
+        heads += ["95 %, seeds and segments", "seeds better", "seeds worse"]
+    return text_table(rows, [*heads, "verdict"], "pipe") + "\n"
+
+
+def difference_table(study: Study, results: tables.Results, columns: Sequence[str]) -> str:
     """Differences from plain in the other measures, each with its interval and adjusted p."""
-    of = {column: tables.differences(results, "plain", column) for column in columns}
+    planned = planned_comparisons(study)
+    of = {column: tables.differences(results, "plain", column, planned) for column in columns}
     rows = []
     for method in sorted(set(results) - {"plain"}):
         row = [method]
@@ -211,7 +272,7 @@ def difference_table(results: tables.Results, columns: Sequence[str]) -> str:
         rows.append(row)
     if not rows:
         return ""
-    heads = [f"{tables.COLUMNS[column].heading} less plain's" for column in columns]
+    heads = [f"{tables.COLUMNS[column].heading} minus plain's" for column in columns]
     return text_table(rows, ["method", *heads], "pipe") + "\n"
 
 
@@ -226,76 +287,6 @@ def cost_table(results: tables.Results) -> str:
         rows.append(row)
     heads = [column.heading for column in COSTS.values()]
     return text_table(rows, ["method", *heads], "pipe") + "\n"
-
-
-def bootstrap_table(reached: Sequence[Tuple[Stage, Choices]], records: Records) -> str:
-    """BLEU less plain's, over seeds and segments; and sacreBLEU's paired bootstrap by seed.
-
-    Twice the median of p values is a p value, however these depend on each other (Rüger, 1978,
-    https://doi.org/10.1007/BF01886165).
-    """
-    translated: Dict[str, Dict[int, List[str]]] = {}
-    for cell in _stage_cells(reached, "seed", "simcut"):
-        if not records.get(cell.name, {"diverged": True}).get("diverged"):
-            translated.setdefault(cell.method, {})[cell.seed] = records.text(cell.name)
-    plain = translated.get("plain", {})
-    reference = records.text("reference")
-    counts = functools.lru_cache(None)(
-        lambda method, seed: bleu_counts(translated[method][seed], reference)
-    )
-    rows, ps = [], []
-    for method in sorted(set(translated) - {"plain"}):
-        seeds = sorted(set(plain) & set(translated[method]))
-        if not seeds:
-            continue
-        found = seeds_and_segments(
-            np.stack([counts("plain", seed) for seed in seeds]),
-            np.stack([counts(method, seed) for seed in seeds]),
-            bleu_of_sums,
-            resamples=2_000,
-        )
-        by_seed = [
-            paired_bootstrap(plain[seed], translated[method][seed], reference) for seed in seeds
-        ]
-        clear = [p < 0.05 for p in by_seed]
-        better = [
-            one
-            and bleu_of_sums(counts(method, seed).sum(0))
-            > bleu_of_sums(counts("plain", seed).sum(0))
-            for one, seed in zip(clear, seeds)
-        ]
-        ps.append(min(1.0, 2 * float(np.median(by_seed))))
-        rows.append(
-            [
-                *(method, f"{found.value:+.2f}", f"{found.low:.2f} to {found.high:.2f}"),
-                *(f"{sum(better)}, {sum(clear) - sum(better)} of {len(seeds)}", f"{ps[-1]:.3f}"),
-            ]
-        )
-    if not rows:
-        return ""
-    for row, adjusted in zip(rows, holm(ps)):
-        row.append(f"{adjusted:.3f}")
-    heads = ["method", "BLEU less plain's", "95 %, seeds and segments"]
-    heads += ["better, worse with p < 0.05", "twice the median p", "Holm"]
-    return text_table(rows, heads, "pipe") + "\n"
-
-
-def paired_bootstrap(
-    baseline: Sequence[str], system: Sequence[str], reference: Sequence[str]
-) -> float:
-    """P of sacreBLEU's paired bootstrap (1,000 resamples of the segments) for two systems.
-
-    Of equal translations it is 1; sacreBLEU counts the resamples with more than no difference, and
-    would say 0.001.
-    """
-    if list(baseline) == list(system):
-        return 1.0
-    from sacrebleu.metrics import BLEU
-    from sacrebleu.significance import PairedTest
-
-    systems = [("plain", list(baseline)), ("system", list(system))]
-    _, found = PairedTest(systems, {"BLEU": BLEU()}, [list(reference)], test_type="bs")()
-    return float(found["BLEU"][1].p_value)
 
 
 def draw_curves(name: str, records: Mapping[str, Mapping[str, Any]], images: Path) -> bool:

@@ -226,8 +226,10 @@ def torch_load(file: Any, **options: Any) -> Any:
 
     Raises:
         pickle.UnpicklingError: the file names an object outside the allow-list.
+        CheckpointError: it is a TorchScript archive, which is code.
         Exception: one of :data:`READ_FAILURES`, if the file is damaged.
     """
+    _refuse_torchscript(file)
     if torch_release() < (2, 6):
         return torch.load(file, pickle_module=_restricted_pickle(), **options)
     torch.serialization.add_safe_globals(list(allowed_globals()))
@@ -235,6 +237,27 @@ def torch_load(file: Any, **options: Any) -> Any:
         # torch asks to report a pickle of a newer protocol than its own; the result says enough.
         warnings.filterwarnings("ignore", "Detected pickle protocol")
         return torch.load(file, weights_only=True, **options)
+
+
+def _refuse_torchscript(file: Any) -> None:
+    """Refuse what torch before 2.6 hands to torch.jit.load, which runs it, whatever the pickler.
+
+    It asks the functions by which torch.load itself decides, so that both see the same archive.
+    """
+    serialization = torch.serialization
+    with serialization._open_file_like(file, "rb") as opened:
+        start = opened.tell()
+        if not serialization._is_zipfile(opened):
+            return
+        with serialization._open_zipfile_reader(opened) as archive:
+            is_code = serialization._is_torchscript_zip(archive)
+        opened.seek(start)
+    if is_code:
+        raise CheckpointError(
+            f"a checkpoint written by torch.save in {getattr(file, 'name', file)}",
+            "a TorchScript archive, which would run code when loaded",
+            "Save the model's state dict with torch.save.",
+        )
 
 
 def _read(file: Path, found: Sequence[zipfile.ZipInfo]) -> Any:

@@ -12,10 +12,14 @@ determine those of the new ones. With G_W, the gradient of W,
     G_U = G_W M',   G_V = G_W' U diag(sigma),   G_sigma = diag(U' G_W V),
     G_U1 = G_U M'^-1 E diag(sigma_1),   G_V1 = G_V V'E,   G_sigma1 = diag(U_1' G_U1) / sigma_1,
 
-so that an average of gradients, such as Adam's first moment, is carried over exactly. Second
-moments are carried over as those of independent gradients, with the squares of the coefficients.
-Adam then scales its steps along the singular directions of the table rather than along fixed
-coordinates, as SOAP does with every matrix (Vyas et al., https://arxiv.org/abs/2409.11321).
+so that an average of gradients, such as Adam's first moment, is carried over exactly. A penalty on
+sigma, and weight decay, have a gradient g of their own there. A step along it changes W by
+U diag(g) V', in which the new factors see g (V'E)^2, with the squares of the entries.
+
+Second moments are carried over as those of independent gradients, with the squares of the
+coefficients. Adam then scales its steps along the singular directions of the table rather than
+along fixed coordinates, as SOAP does with every matrix (Vyas et al.,
+https://arxiv.org/abs/2409.11321).
 """
 
 from __future__ import annotations

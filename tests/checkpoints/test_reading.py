@@ -188,3 +188,13 @@ def test_what_modules_keep_beside_tensors_is_loaded(tmp_path: Path) -> None:
     torch.save({"model": model}, path)
     assert load_checkpoint(path)["model"].keys() == model.keys()
     assert tensors_of(load_checkpoint(path)["model"]).keys() == {"a.weight"}
+
+
+def test_torchscript_is_refused_unopened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch before 2.6 hands it to torch.jit.load, which runs the code in it."""
+    torch.jit.script(torch.nn.Linear(2, 2)).save(str(tmp_path / "model.pt"))
+    monkeypatch.setattr(torch.jit, "load", None)
+    with pytest.raises(CheckpointError, match="a TorchScript archive, which would run code"):
+        load_checkpoint(tmp_path / "model.pt")
+    with open(tmp_path / "model.pt", "rb") as file, pytest.raises(CheckpointError, match="code"):
+        checkpoints.torch_load(file)

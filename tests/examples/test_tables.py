@@ -157,7 +157,7 @@ def test_differences_are_tested_and_corrected_for_their_number(runs, capsys):
         add(runs, "mos", seed, bleu=score)
     add(runs, "once", 1, bleu=11.0)  # one seed: no interval
     rows = rows_of(tables.markdown(tables.read(runs), "plain", ["bleu"], test=True))
-    assert rows[0][3:6] == ["sacreBLEU less plain's", "95 % interval", "p (Holm)"]
+    assert rows[0][3:6] == ["sacreBLEU minus plain's", "95 % interval", "p (Holm)"]
     # +1.5 and +0.5: t is 2 with one degree of freedom, p = 1 - 2 atan(2)/pi = .295, twice that.
     assert ["sc", "2", "12.0 ± 0.7", "+1.0 ± 0.7", "-5.4 to 7.4", "0.590"] in rows
     # -1 and 0: t is 1, p = .5; the larger of two stays as it is, but not below the smaller.

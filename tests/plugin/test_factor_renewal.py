@@ -95,6 +95,7 @@ def test_the_table_stays_and_the_state_is_carried_over(optimizer):
     table = svd_table(trainer)
     dense, before = table.dense().detach().double(), state_of(trainer)
     sigma, v = table.sigma.detach().double(), table.V.detach().double() / table.v_scale
+    old_u = table.U.detach().double().clone()
     system = singular_system(table.U.detach(), sigma, v, table.excluded_rows)
     new = redecomposition(sigma, v, system, float(table.scale))
     renew_factors(table, trainer.optimizer, functools.partial(first_workers, trainer))
@@ -113,10 +114,38 @@ def test_the_table_stays_and_the_state_is_carried_over(optimizer):
     for key, old in before["sigma"].items():
         if key in ("exp_avg", "momentum_buffer"):
             u = table.U.detach().double()
+            own = old - (old_u * before["u"][key]).sum(0) / sigma
             expected = (u * after["u"][key]).sum(0) / table.sigma.detach().double()
+            expected += own @ new.v_gradient.square()
         else:
             expected = old @ new.v_gradient.square()
         torch.testing.assert_close(after["sigma"][key], expected, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_penalty_on_sigma_acts_as_without_renewal(optimizer):
+    """Renewal must not take the penalty's own part out of the momentum."""
+
+    def share_covered(interval):
+        """Of the way to the prior."""
+        trainer = build_trainer(
+            table="svd", optimizer=optimizer, svd_interval=interval, spectrum_weight=0.0
+        )
+        table = svd_table(trainer)
+        with torch.no_grad():
+            table.sigma.mul_(torch.linspace(1.5, 0.5, len(table.sigma)))
+        torch_optimizer, target, distances = trainer.optimizer, table.prior().detach(), []
+        for update in range(1, 31):
+            torch_optimizer.zero_grad()
+            distances.append((table.singular_values() - target).square().sum())
+            torch_optimizer.backward(distances[-1] / 100 + 0 * (table.U.sum() + table.V.sum()))
+            torch_optimizer.step()
+            if interval and update % interval == 0:
+                renew_factors(table, trainer.optimizer, functools.partial(first_workers, trainer))
+        return 1 - float(distances[-1].detach() / distances[0].detach())
+
+    assert share_covered(5) == pytest.approx(share_covered(0), rel=0.01)
 
 
 def test_moments_in_a_flattened_float32_copy():

@@ -86,6 +86,8 @@ def renew_factors(
     new = redecomposition(sigma, v, agreed(plan, like), float(table.scale))
     if new is None:
         return
+    state = {key: moments(optimizer, factor) for key, factor in factors.items()}
+    own = _of_sigma_alone(state["sigma"], state["u"], u, sigma)
     multiply_(u, new.u_map)
     sigma.copy_(new.sigma)
     weights["v"].copy_(new.vectors * table.v_scale)
@@ -93,11 +95,14 @@ def renew_factors(
         if factor.data_ptr() != weights[key].data_ptr():
             factor.copy_(weights[key])
 
-    state = {key: moments(optimizer, factor) for key, factor in factors.items()}
     for key, gradient in (("u", new.u_gradient), ("v", new.v_gradient)):
         for name, moment in state[key].items():
             _carry_over(name, moment, gradient)
-    _carry_over_sigma(state["sigma"], state["u"], u, new.sigma, new.v_gradient)
+    for name, moment in state["sigma"].items():
+        _carry_over(name, moment.view(1, -1), new.v_gradient)
+        if name in own:
+            through_table = _of_u(state["u"][name], u, new.sigma)
+            moment.copy_(through_table + own[name] @ new.v_gradient.square())
 
 
 def _carry_over(name: str, moment: Tensor, gradient: Tensor) -> None:
@@ -114,18 +119,21 @@ def _carry_over(name: str, moment: Tensor, gradient: Tensor) -> None:
         )
 
 
-def _carry_over_sigma(
-    state: Dict[str, Tensor],
-    of_u: Dict[str, Tensor],
-    u: Tensor,
-    sigma: Tensor,
-    gradient: Tensor,
-) -> None:
-    """The moments of sigma: those of gradients from U's, squares by the rotation."""
-    for name, moment in state.items():
-        if name in _GRADIENTS:
-            # diag(U' G_U) / sigma, in the dtype of the moments and without a copy of U
-            products = torch.einsum("nk,nk->k", u.to(of_u[name].dtype), of_u[name])
-            moment.copy_(products / sigma)
-        else:
-            _carry_over(name, moment.view(1, -1), gradient)
+def _of_sigma_alone(
+    state: Dict[str, Tensor], of_u: Dict[str, Tensor], u: Tensor, sigma: Tensor
+) -> Dict[str, Tensor]:
+    """The part of sigma's averages of gradients that did not come through W, in float64.
+
+    It is that of penalties and of weight decay, which act on sigma alone.
+    """
+    return {
+        name: moment.double() - _of_u(of_u[name], u, sigma)
+        for name, moment in state.items()
+        if name in _GRADIENTS
+    }
+
+
+def _of_u(moment: Tensor, u: Tensor, sigma: Tensor) -> Tensor:
+    """diag(U' G_U) / sigma, in float64: what reaches sigma through W."""
+    # In the dtype of the moments and without a copy of U.
+    return torch.einsum("nk,nk->k", u.to(moment.dtype), moment).double() / sigma.double()

@@ -1,0 +1,135 @@
+"""How the methods of a study differ from plain in its main measure, and what may be claimed."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from benchmarks.evidence.grid import Study
+from benchmarks.evidence.scoring import bleu_counts, bleu_of_sums
+from spectral_fairseq_examples import tables
+from spectral_fairseq_examples.common.significance import Interval, PairedT, seeds_and_segments
+
+MAIN_MEASURE = {"translation": "bleu", "language_model": "test_ppl"}
+
+# method -> seed -> translations of the test set
+Translations = Mapping[str, Mapping[int, Sequence[str]]]
+
+
+class Segments(NamedTuple):
+    """What resampling the segments of the test set says of a method and plain.
+
+    Attributes:
+        interval: of the mean difference of BLEU, over seeds and segments; of one seed, None.
+        better: seeds with which the method is better, by sacreBLEU's paired bootstrap at 0.05.
+        worse: those with which it is worse.
+    """
+
+    interval: Optional[Interval]
+    better: int
+    worse: int
+
+
+class Comparison(NamedTuple):
+    """A method beside plain.
+
+    Attributes:
+        method: its name.
+        seeds: how many both have finished.
+        test: of the differences of the main measure, seed by seed.
+        adjusted_p: its p by Holm's method, over all comparisons that the study has planned.
+        segments: for translations.
+    """
+
+    method: str
+    seeds: int
+    test: PairedT
+    adjusted_p: float
+    segments: Optional[Segments]
+
+    def verdict(self, study: Study) -> str:
+        """What the protocol lets one say: a gain or a loss needs every interval and the p."""
+        if self.seeds < len(study.seeds):
+            return f"none with {self.seeds} of {len(study.seeds)} seeds"
+        intervals = [(self.test.low, self.test.high)]
+        if self.segments is not None and self.segments.interval is not None:
+            intervals.append(self.segments.interval[1:])
+        sign = 1 if study.corpus == "translation" else -1  # a lower perplexity is better
+        if self.adjusted_p < 0.05:
+            if all(sign * low > 0 < sign * high for low, high in intervals):
+                return "**a gain**"
+            if all(sign * low < 0 > sign * high for low, high in intervals):
+                return "**a loss**"
+        return "no difference found"
+
+
+def planned_comparisons(study: Study) -> int:
+    """How many methods the study compares with plain, the combination with SimCut included."""
+    return len(study.methods) - 1 + study.with_simcut
+
+
+def compare(
+    study: Study, results: tables.Results, translations: Translations, reference: Sequence[str]
+) -> List[Comparison]:
+    """Compare every method that has results with plain.
+
+    Args:
+        study: the study.
+        results: the figures of the finished trainings with the seeds of the tables.
+        translations: the same trainings' translations of the test set; none in language models.
+        reference: of the test set.
+    """
+    measure, plain = MAIN_MEASURE[study.corpus], results["plain"]
+    planned = planned_comparisons(study)
+    counts = functools.lru_cache(None)(
+        lambda method, seed: bleu_counts(translations[method][seed], reference)
+    )
+    found = []
+    for method, (test, p) in tables.differences(results, "plain", measure, planned).items():
+        seeds = sorted(set(plain) & set(results[method]))
+        segments = None
+        if seeds and method in translations:
+            segments = _segments(method, seeds, translations, reference, counts)
+        found.append(Comparison(method, len(seeds), test, p, segments))
+    return found
+
+
+def _segments(
+    method: str, seeds: List[int], translations: Translations, reference: Sequence[str], counts: Any
+) -> Segments:
+    interval = None
+    if len(seeds) > 1:
+        interval = seeds_and_segments(
+            np.stack([counts("plain", seed) for seed in seeds]),
+            np.stack([counts(method, seed) for seed in seeds]),
+            bleu_of_sums,
+            resamples=2_000,
+        )
+    clear: Dict[int, float] = {
+        seed: bleu_of_sums(counts(method, seed).sum(0)) - bleu_of_sums(counts("plain", seed).sum(0))
+        for seed in seeds
+        if paired_bootstrap(translations["plain"][seed], translations[method][seed], reference)
+        < 0.05
+    }
+    better = sum(difference > 0 for difference in clear.values())
+    return Segments(interval, better, len(clear) - better)
+
+
+def paired_bootstrap(
+    baseline: Sequence[str], system: Sequence[str], reference: Sequence[str]
+) -> float:
+    """P of sacreBLEU's paired bootstrap (1,000 resamples of the segments) for two systems.
+
+    Of equal translations it is 1; sacreBLEU counts the resamples with more than no difference, and
+    would say 0.001.
+    """
+    if list(baseline) == list(system):
+        return 1.0
+    from sacrebleu.metrics import BLEU
+    from sacrebleu.significance import PairedTest
+
+    systems = [("plain", list(baseline)), ("system", list(system))]
+    _, found = PairedTest(systems, {"BLEU": BLEU()}, [list(reference)], test_type="bs")()
+    return float(found["BLEU"][1].p_value)
