@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from numbers import Integral, Real
-from typing import Any, Iterator, List, Mapping, Tuple
+from typing import Any, FrozenSet, Iterator, List, Mapping, Tuple
 
 import torch
 
@@ -28,6 +28,11 @@ EVALUATED = frozenset(
     "pipeline_decoder_balance pipeline_decoder_devices pipeline_devices pipeline_encoder_balance "
     "pipeline_encoder_devices pretrained project_input self_attention wer_args "
     "xformers_att_config".split()
+)
+
+# Those of fconv models, whose names are common ones: other models have paths and words there.
+_OF_FCONV = frozenset(
+    "downsample encoder_attention gated_attention pretrained project_input self_attention".split()
 )
 
 _NODE = (Mapping, argparse.Namespace)
@@ -63,8 +68,17 @@ def check_settings(state: Mapping[str, Any], path: Any) -> None:
     iterator = extra_state.get("train_iterator") or {}
     for name in ("epoch", "iterations_in_epoch", "num_shards"):
         _check(iterator, name, Integral, path, "extra_state.train_iterator.")
-    for setting, text in _evaluated({name: state.get(name) for name in ("args", "cfg")}):
+    names = EVALUATED if _may_be_fconv(state) else EVALUATED - _OF_FCONV
+    for setting, text in _evaluated({name: state.get(name) for name in ("args", "cfg")}, names):
         _check_literal(setting, text, path)
+
+
+def _may_be_fconv(state: Mapping[str, Any]) -> bool:
+    """Whether fairseq would build a model of the fconv family, as far as names tell."""
+    model = (state.get("cfg") or {}).get("model")
+    model = vars(model) if isinstance(model, argparse.Namespace) else model or {}
+    archs = [getattr(state.get("args"), "arch", None), model.get("_name"), model.get("arch")]
+    return any(not isinstance(arch, str) or "fconv" in arch for arch in archs if arch is not None)
 
 
 _NAMES = {
@@ -90,7 +104,7 @@ def _check(node: Any, name: str, kind: Any, path: Any, prefix: str = "") -> None
     )
 
 
-def _evaluated(settings: Mapping[str, Any]) -> Iterator[Tuple[str, str]]:
+def _evaluated(settings: Mapping[str, Any], names: FrozenSet[str]) -> Iterator[Tuple[str, str]]:
     """Full names and values of the strings that fairseq would evaluate, in all nodes."""
     nodes: List[Tuple[str, Any]] = list(settings.items())
     seen = set()  # a node may contain itself
@@ -103,7 +117,7 @@ def _evaluated(settings: Mapping[str, Any]) -> Iterator[Tuple[str, str]]:
         for name, value in node.items():
             if not isinstance(value, str):
                 nodes.append((f"{where}.{name}", value))
-            elif name in EVALUATED and value.strip() not in ("", "???"):  # omegaconf's: not set
+            elif name in names and value.strip() not in ("", "???"):  # omegaconf's: not set
                 yield f"{where}.{name}", value
 
 

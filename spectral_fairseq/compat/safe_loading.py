@@ -21,21 +21,38 @@ from spectral_fairseq.errors import CheckpointError
 # The modules that call torch.load; those of speech are not imported by every fairseq.
 _LOADERS = (
     "fairseq.checkpoint_utils",
-    "fairseq.distributed.utils",
     "fairseq.data.codedataset",
     "fairseq.models.speech_to_text.xm_transformer",
     "fairseq.models.text_to_speech.vocoder",
 )
+_BROADCAST = "fairseq.distributed.utils"  # calls it on what a worker has sent
 
 
 def with_safe_load(torch_module: types.ModuleType) -> Overlay:
-    """An overlay of torch whose ``load`` takes only the allow-list, whatever its caller asks for.
+    """An overlay of torch whose ``load`` takes only the allow-list, and settings that are data.
 
     Args:
         torch_module: torch.
 
     Returns:
         What a module of fairseq sees as ``torch``; see Note [A module of their own].
+    """
+    restricted = with_restricted_load(torch_module)
+
+    def load(f: Any, *args: Any, **options: Any) -> Any:
+        loaded = restricted.load(f, *args, **options)
+        if isinstance(loaded, dict) and "model" in loaded:
+            check_settings(loaded, getattr(f, "name", f))  # before fairseq looks at it
+        return loaded
+
+    return Overlay(torch_module, load=load)
+
+
+def with_restricted_load(torch_module: types.ModuleType) -> Overlay:
+    """An overlay of torch whose ``load`` takes only the allow-list, whatever its caller asks for.
+
+    It is for what one worker sends to others: a checkpoint that it has checked when it read it, and
+    in which placeholders stand for tensors that follow.
     """
 
     def load(
@@ -46,10 +63,7 @@ def with_safe_load(torch_module: types.ModuleType) -> Overlay:
         weights_only: Any = None,  # noqa: ARG001  (always on)
         **options: Any,
     ) -> Any:
-        loaded = torch_load(f, map_location=map_location, **options)
-        if isinstance(loaded, dict) and "model" in loaded:
-            check_settings(loaded, getattr(f, "name", f))  # before fairseq looks at it
-        return loaded
+        return torch_load(f, map_location=map_location, **options)
 
     return Overlay(torch_module, load=load)
 
@@ -57,7 +71,10 @@ def with_safe_load(torch_module: types.ModuleType) -> Overlay:
 def _install() -> str:
     found = _found()
     changed = replaces(
-        {f"{name}:torch": with_safe_load for name in _LOADERS if name in sys.modules}
+        {
+            **{f"{name}:torch": with_safe_load for name in _LOADERS if name in sys.modules},
+            f"{_BROADCAST}:torch": with_restricted_load,
+        }
     )()
     if hasattr(torch.serialization, "add_safe_globals"):  # for plugins that call torch.load
         torch.serialization.add_safe_globals(list(allowed_globals()))

@@ -37,6 +37,7 @@ def loaded(tmp_path, state):
     {"cfg": None, "args": argparse.Namespace(arch="fconv", encoder_layers="[(512, 3)] * 20")},
     {"cfg": {"model": argparse.Namespace(arch="lstm", decoder_attention="True")}},
     {"cfg": {"model": {"w2v_args": {"conv_feature_layers": "[(512, 10, 5)] + [(512, 3, 2)] * 4"}}}},
+    {"cfg": {"model": {"_name": "a_users_own", "pretrained": "/models/bert.pt"}}},
     {"optimizer_history": [], "extra_state": None, "task_state": None},
     {"extra_state": {"best": torch.tensor(1.0), "val_loss": float("inf"), "train_iterator": None}},
 ])  # fmt: skip
@@ -78,7 +79,9 @@ HOSTILE = "print(1) or [1]"
     ({"args": argparse.Namespace(encoder_layers=HOSTILE)}, "args.encoder_layers"),
     ({"cfg": {"model": {"character_filters": HOSTILE}}}, "cfg.model.character_filters"),
     ({"cfg": {"optimizer": {"adam_betas": HOSTILE}}}, "cfg.optimizer.adam_betas"),
-    ({"cfg": {"model": argparse.Namespace(self_attention=HOSTILE)}}, "cfg.model.self_attention"),
+    ({"cfg": {"model": argparse.Namespace(arch="fconv_self_att", self_attention=HOSTILE)}},
+     "cfg.model.self_attention"),
+    ({"cfg": {"model": {"_name": ["fconv"], "pretrained": HOSTILE}}}, "cfg.model.pretrained"),
     ({"cfg": {"model": {"w2v_args": {"model": {"conv_feature_layers": HOSTILE}}}}},
      "cfg.model.w2v_args.model.conv_feature_layers"),
 ])  # fmt: skip

@@ -1,6 +1,7 @@
 """The optimiser under fairseq's own trainer: which parameters are tables, in every precision."""
 
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.plugin.hooks.coupled_adam import _telling_tables
 from spectral_fairseq.plugin.optim.coupled_adam import (
     couple_tables,
     table_parameters,
@@ -85,6 +87,16 @@ def test_flattened_parameters_are_refused_with_what_to_do(task):
     trainer.optimizer.optimizer.param_groups[0]["params"] = [flat]
     with pytest.raises(UnsupportedError, match="--fp16-no-flatten-grads"):
         couple_tables(trainer.optimizer, model)
+
+
+def test_a_group_of_a_composite_optimiser_is_refused(task):
+    one = trainer_of(build_model(task)).optimizer
+    trainer = SimpleNamespace(
+        optimizer=SimpleNamespace(optimizer=SimpleNamespace(optimizers={"tables": one}))
+    )
+    tell = _telling_tables(lambda trainer, epoch: None)
+    with pytest.raises(UnsupportedError, match="composite"):
+        tell(trainer, 1)
 
 
 @pytest.mark.parametrize("betas", ["0.9", "(0.9, 1.0)", "(0.9,", "os.getcwd()", (0.9,)])

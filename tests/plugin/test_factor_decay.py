@@ -134,6 +134,17 @@ def test_flattened_parameters_are_warned_of(caplog):
     assert len(inner.param_groups) == 1 and "--fp16-no-flatten-grads" in caplog.text
 
 
+def test_groups_of_a_composite_optimiser_are_warned_of(caplog):
+    model = _model()
+    parts = {"default": SimpleNamespace(optimizer=torch.optim.SGD(model.parameters(), RATE))}
+    optimizer = SimpleNamespace(optimizer=SimpleNamespace(optimizers=parts))
+    decay_once(optimizer, model)
+    assert not caplog.text
+    parts["default"].optimizer.param_groups[0]["weight_decay"] = DECAY
+    decay_once(optimizer, model)
+    assert "groups of its own" in caplog.text
+
+
 FLAGS = ("--share-decoder-input-output-embed", "--weight-decay", "0.1")
 
 

@@ -203,6 +203,7 @@ def test_factors_with_nan_are_refused_unwritten():
     [
         ("optimizer._name=nt_asgd", "--optimizer nt_asgd"),
         ("optimizer._name=adamax", "--optimizer adamax"),
+        ("optimizer.fp16_adam_stats=true", "--fp16-adam-stats"),
         ("distributed_training.zero_sharding=os", "--zero-sharding os"),
         ("ema.store_ema=true", "--store-ema"),
         ("distributed_training.ddp_backend=fully_sharded", "fully_sharded"),

@@ -5,6 +5,7 @@ import torch
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.plugin.criterions.likelihood import word_memory
+from spectral_fairseq.plugin.criterions.updates import tell_updates, updates_of
 from tests.plugin.conftest import (
     build_criterion,
     build_host_model,
@@ -41,9 +42,9 @@ def sample_of(task, seed):
 def filled(task, model, criterion, updates=2):
     """The criterion after some updates, at the start of the next one."""
     for update in range(updates):
-        model.num_updates = update
+        tell_updates(model, update)
         criterion(model, sample_of(task, update))
-    model.num_updates = updates
+    tell_updates(model, updates)
     return criterion
 
 
@@ -125,7 +126,7 @@ def test_how_an_update_is_cut_does_not_matter(task, parts):
     found = gradients(model, sum(pieces(model, split(sample, rows))[0] for rows in parts))
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-6)
-    model.num_updates += 1
+    tell_updates(model, updates_of(model) + 1)
     for criterion in (whole, pieces):
         criterion(model, sample)
     assert torch.equal(whole.word_memory.total, pieces.word_memory.total)

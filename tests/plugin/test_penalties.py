@@ -378,6 +378,13 @@ def test_tables_of_this_package_are_found_under_a_shared_name(task):
     assert output_table(model, len(words())).shape == (len(words()), 16)
 
 
+def test_the_log_of_an_adaptive_softmaxs_spectrum_is_refused_before_training(task):
+    model = build_host_model(task, "transformer", adaptive_softmax_cutoff="20,30").train()
+    criterion = build_criterion(task, "mle_cosreg", cosreg_weight=0.0, log_spectrum_interval=10)
+    with pytest.raises(ConfigurationError, match="a single output table for --log-spectrum-inter"):
+        criterion.check_model(model)
+
+
 def test_spectrum_is_logged_once_in_a_validation(task):
     model, sample = build_model(task), make_sample(task)
     criterion = build_criterion(task, "mle_cosreg", log_spectrum_interval=10)

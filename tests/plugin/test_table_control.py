@@ -122,6 +122,18 @@ def test_the_share_follows_the_learning_rate():
         torch.testing.assert_close(table(trainer).double(), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_the_peak_of_a_triangular_schedule_is_not_its_lr():
+    trainer = build_trainer(spectrum_decay=0.1, spectrum_decay_interval=1, spectrum_side="both")
+    train(trainer, 1)
+    triangular = {"lr_scheduler": {"_name": "triangular", "max_lr": 0.2}}
+    trainer.cfg = OmegaConf.merge(OmegaConf.create(OmegaConf.to_container(trainer.cfg)), triangular)
+    before, excluded = table(trainer).clone(), excluded_rows(trainer)
+    control_tables(trainer, 0.02)
+    prior = torch.exp(-0.0005 * torch.arange(1, 17, dtype=torch.float64))
+    expected = reference.controlled(before, prior, 0.01, "both", 1.5, "free", 0.0, excluded)
+    torch.testing.assert_close(table(trainer).double(), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_it_is_due_at_every_kth_update_after_the_start():
     cfg = build_criterion(
         Task(words()),
@@ -191,6 +203,7 @@ def test_a_table_with_nan_is_refused_unwritten():
         (("distributed_training.ddp_backend=fully_sharded",), "fully_sharded"),
         (("common.model_parallel_size=2",), "--model-parallel-size"),
         (("common.tpu=true",), "--tpu"),
+        (("optimizer._name=composite",), "--optimizer composite"),
     ],
 )
 def test_workers_without_the_whole_table_are_refused(overrides, message):

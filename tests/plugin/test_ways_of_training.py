@@ -35,12 +35,13 @@ def test_sharded_parameters_with_a_criterion_of_ours(task, name):
 
 
 @pytest.mark.parametrize("precision, dtype", [("fp16", torch.float16), ("bf16", torch.bfloat16)])
-def test_svd_tables_without_float32_copies(task, precision, dtype):
+def test_factored_tables_without_float32_copies(task, precision, dtype):
     criterion = build_criterion(task, "spectrum_control")
     efficient = configuration(**{f"memory_efficient_{precision}": True})
     model = build_model(task)
-    with pytest.raises(UnsupportedError, match=f"--{precision} or --amp"):
-        check(efficient, model, criterion)
+    for kind in ("svd", "weight-norm"):
+        with pytest.raises(UnsupportedError, match=f"--{precision} or --amp"):
+            check(efficient, build_model(task, embedding_type=kind), criterion)
     check(efficient, build_model(task, embedding_type="plain"), criterion)
     # The reason: a step of Adam leaves the diagonal of the stored V where it is.
     diagonal = model.decoder.output_projection.table.V.detach().diagonal().to(dtype)

@@ -118,6 +118,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             self.table_control.check(self.penalties.view(one))
             if self._input_gradient_scale != 1.0:
                 tied_look_ups(self.penalties.view(one))
+            self._log_spectrum.check(self.penalties.view(one))
         self._likelihood(model).check(model)
 
     def forward(self, model: nn.Module, sample: Any, reduce: bool = True) -> Tuple[Any, Any, Any]:

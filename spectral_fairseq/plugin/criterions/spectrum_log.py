@@ -8,11 +8,13 @@ from typing import Any, Dict, List
 import torch
 from fairseq.logging import metrics
 
+from spectral_fairseq.errors import arguments_as_flags
 from spectral_fairseq.functional.linalg.gram import gram
 from spectral_fairseq.functional.linalg.singular_values import singular_values_of_gram
 from spectral_fairseq.functional.measures.mean_cosine import mean_cosine
 from spectral_fairseq.functional.measures.spectrum_measures import spectrum_measures
 from spectral_fairseq.plugin.criterions.penalties.needs import ModelView, output_table
+from spectral_fairseq.plugin.criterions.updates import updates_of
 from spectral_fairseq.plugin.flags import Flag, finite_nonnegative
 
 LOG_SPECTRUM_INTERVAL = Flag(
@@ -38,10 +40,20 @@ class SpectrumLog:
         self.interval = interval
         self._measured_at = -math.inf
 
+    def check(self, view: ModelView) -> None:
+        """Refuse a model without a single output table, before training starts.
+
+        Raises:
+            ConfigurationError: there is nothing to measure.
+        """
+        if self.interval:
+            with arguments_as_flags(weight=LOG_SPECTRUM_INTERVAL.option):
+                view.get(output_table)
+
     @torch.no_grad()
     def __call__(self, view: ModelView) -> Dict[str, float]:
         """Entries of a logging output: the measures if they are due, else nothing."""
-        now = getattr(view.module, "num_updates", 0)
+        now = updates_of(view.module)
         if not self.interval or now - self._measured_at < self.interval:
             return {}
         self._measured_at = now

@@ -9,6 +9,7 @@ import functools
 from typing import Any, Callable
 
 from spectral_fairseq.compat.patching import Patch, replaces
+from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.lm.coupled_adam import CoupledAdam
 from spectral_fairseq.plugin.optim.coupled_adam import couple_tables
 
@@ -18,6 +19,13 @@ def _telling_tables(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
     def tell_and_begin(self: Any, epoch: int) -> Any:
         if isinstance(self.optimizer.optimizer, CoupledAdam):
             couple_tables(self.optimizer, self.get_model())
+        parts = getattr(self.optimizer.optimizer, "optimizers", {})
+        if any(isinstance(part.optimizer, CoupledAdam) for part in parts.values()):
+            raise UnsupportedError(
+                "coupled_adam for all parameters",
+                "--optimizer composite with coupled_adam among its groups",
+                "Use --optimizer coupled_adam, or adam in that group.",
+            )
         return begin_epoch(self, epoch)
 
     return tell_and_begin

@@ -49,14 +49,18 @@ def decay_once(optimizer: Any, model: nn.Module) -> None:
     if not parameters:
         return
     inner = optimizer.optimizer
-    groups = getattr(inner, "param_groups", [])
+    parts = getattr(inner, "optimizers", None)  # of --optimizer composite
+    if parts is not None:
+        groups = [group for part in parts.values() for group in part.optimizer.param_groups]
+    else:
+        groups = getattr(inner, "param_groups", [])
     decays = any(group.get("weight_decay") for group in groups)
     stepped = _stepped(optimizer, parameters)
-    if len(groups) != 1 or not _all_in(stepped, groups[0]["params"]):
+    if parts is not None or len(groups) != 1 or not _all_in(stepped, groups[0]["params"]):
         if decays:
             logger.warning(
-                "%s a plain table: this optimiser does not step them one by one (--fp16 needs "
-                "--fp16-no-flatten-grads or --memory-efficient-fp16)",
+                "%s a plain table: this optimiser has groups of its own, or does not step them one "
+                "by one (--fp16 needs --fp16-no-flatten-grads)",
                 _ONE_GROUP,
             )
         return

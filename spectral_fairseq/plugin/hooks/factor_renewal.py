@@ -47,6 +47,8 @@ def check_optimizer(cfg: Any) -> None:
         raise UnsupportedError(
             expected, f"--optimizer {name}", f"Use one of {', '.join(OPTIMIZERS)}."
         )
+    if getattr(cfg.optimizer, "fp16_adam_stats", False):
+        raise UnsupportedError(expected, "--fp16-adam-stats, which scales it", "Remove it.")
     if cfg.distributed_training.zero_sharding != "none":
         raise UnsupportedError(
             expected,

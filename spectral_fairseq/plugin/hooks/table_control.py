@@ -86,6 +86,12 @@ def _check_whole_tables(cfg: Any) -> None:
                 flag,
                 "Remove it; --ddp-backend legacy_ddp and pytorch_ddp work.",
             )
+    if cfg.optimizer._name == "composite":
+        raise UnsupportedError(
+            "one learning rate, by which the control outside the optimiser is scaled",
+            "--optimizer composite",
+            "Use one optimiser for all parameters.",
+        )
 
 
 @torch.no_grad()
@@ -110,13 +116,20 @@ def control_tables(trainer: Any, lr: float) -> None:
     views = [criterion.penalties.view(one) for one in models]
     first = functools.partial(first_workers, trainer)
     if control.is_due(updates):
-        highest = max(trainer.cfg.optimization.lr)
+        highest = _highest_lr(trainer.cfg)
         lr_share = min(1.0, lr / highest) if highest > 0 else 0.0
         for one in _once(views, control.controlled, lambda one: one.parameter):
             _change(one, trainer.optimizer, lr_share, first)
     if control.svd_is_due(updates):
         for table in _once(views, control.renewed, lambda table: table):
             renew_factors(table, trainer.optimizer, first)
+
+
+def _highest_lr(cfg: Any) -> float:
+    """The learning rate that the schedule rises to."""
+    # Of --lr-scheduler triangular; its --lr is the lowest.
+    peak = getattr(cfg.lr_scheduler, "max_lr", None)
+    return max([*cfg.optimization.lr, *([] if peak is None else [float(peak)])])
 
 
 def _change(one: Controlled, optimizer: Any, lr_share: float, first: FirstWorkers) -> None:

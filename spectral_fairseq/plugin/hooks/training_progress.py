@@ -13,6 +13,11 @@ from typing import Any, Callable
 from fairseq.models import BaseFairseqModel
 
 from spectral_fairseq.compat.patching import Patch, replaces
+from spectral_fairseq.embeddings import WeightNormEmbedding
+from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
+from spectral_fairseq.plugin.criterions.updates import tell_updates
+from spectral_fairseq.plugin.models.awd_lstm import AWDLSTMLanguageModel
+from spectral_fairseq.plugin.models.transformer_xl import TransformerXLLanguageModel
 
 
 def _telling_epoch(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
@@ -20,12 +25,12 @@ def _telling_epoch(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
     def begin_epoch_and_tell(self: Any, epoch: int) -> Any:
         result = begin_epoch(self, epoch)
         # Here rather than in the first step, where fairseq would dump its state into crash.pt.
-        if hasattr(self.get_criterion(), "check_model"):
+        if isinstance(self.get_criterion(), PenalisedCrossEntropy):
             self.get_criterion().check_model(self.get_model())
-        if hasattr(self.get_model(), "check_criterion"):
+        if isinstance(self.get_model(), (AWDLSTMLanguageModel, TransformerXLLanguageModel)):
             self.get_model().check_criterion(self.get_criterion())
         for module in self.get_model().modules():
-            if hasattr(module, "set_epoch"):
+            if isinstance(module, WeightNormEmbedding):
                 module.set_epoch(epoch)
         return result
 
@@ -35,7 +40,7 @@ def _telling_epoch(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
 def _keeping_updates(set_num_updates: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(set_num_updates)
     def set_and_keep(self: Any, num_updates: int) -> Any:
-        self.num_updates = num_updates
+        tell_updates(self, num_updates)
         return set_num_updates(self, num_updates)
 
     return set_and_keep
@@ -46,7 +51,7 @@ def _telling_updates(train_step: Callable[..., Any]) -> Callable[..., Any]:
     def tell_and_step(self: Any, *args: Any, **kwargs: Any) -> Any:
         for module in self.get_model().modules():
             if isinstance(module, BaseFairseqModel):  # the model, and each model inside it
-                module.num_updates = self.get_num_updates()
+                tell_updates(module, self.get_num_updates())
         return train_step(self, *args, **kwargs)
 
     return tell_and_step

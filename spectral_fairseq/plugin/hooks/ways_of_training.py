@@ -6,7 +6,8 @@
 - Memory-efficient half precision has no float32 copies of the parameters. An SVD table's sigma
   starts near 1 and the diagonal of its stored V at 16, whose neighbours in bfloat16 are 0.008 and
   0.125 away, in float16 0.001 and 0.016. A step of Adam is as large as the learning rate: added to
-  such a number it rounds to nothing, and the spectrum never moves.
+  such a number it rounds to nothing, and the spectrum never moves. Neither do the lengths of a
+  weight-norm table, which lie between 1 and 6.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import functools
 from typing import Any, Callable
 
 from spectral_fairseq.compat.patching import Patch, replaces
+from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
 from spectral_fairseq.errors import UnsupportedError
-from spectral_fairseq.plugin.criterions.output_table import has_svd_table
 from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
 
 
@@ -36,13 +37,14 @@ def check_ways(trainer: Any) -> None:
                 "--ddp-backend fully_sharded",
                 "Use --ddp-backend pytorch_ddp or legacy_ddp.",
             )
-    if not has_svd_table(trainer.get_model()):
+    factored = (SVDEmbedding, WeightNormEmbedding)
+    if not any(isinstance(module, factored) for module in trainer.get_model().modules()):
         return
     for precision in ("fp16", "bf16"):
         if getattr(trainer.cfg.common, f"memory_efficient_{precision}", False):
             raise UnsupportedError(
-                "float32 copies of an SVD table's parameters, whose steps half precision rounds to "
-                "nothing",
+                "float32 copies of an SVD or weight-norm table's parameters, whose steps half "
+                "precision rounds to nothing",
                 f"--memory-efficient-{precision}",
                 f"Use --{precision} or --amp, or a table of another --embedding-type.",
             )

@@ -26,6 +26,7 @@ from spectral_fairseq.plugin.criterions.output_table import (
     head_of,
     softmax_operands,
 )
+from spectral_fairseq.plugin.criterions.updates import updates_of
 from spectral_fairseq.plugin.flags import Flag, checked, finite_nonnegative
 
 GRADIENT_GATING = Flag(
@@ -85,7 +86,7 @@ class GradientGating(FullScores):
         target = sample["target"]
         memory: WordMemory = self.criterion.word_memory
         counted = target[target.ne(self.criterion.padding_idx)]
-        memory.add(counted, getattr(model, "num_updates", 0))
+        memory.add(counted, updates_of(model))
         gates = self._gates(model, memory, target.device)
         num_words = self.criterion.penalties.view(model).words.rows
 

@@ -26,6 +26,7 @@ from spectral_fairseq.plugin.criterions.penalties import PENALTIES
 from spectral_fairseq.plugin.criterions.penalties.interval import PENALTY_INTERVAL, interval_for
 from spectral_fairseq.plugin.criterions.penalties.needs import ModelView, Words
 from spectral_fairseq.plugin.criterions.penalties.penalty import Term
+from spectral_fairseq.plugin.criterions.updates import updates_of
 from spectral_fairseq.plugin.flags import read_flags
 
 FLAGS = (*(flag for penalty in PENALTIES for flag in penalty.flags), PENALTY_INTERVAL)
@@ -62,7 +63,7 @@ class Penalties:
         view = self.view(model)
         due = self._terms(view, lazy=False)
         interval = self._options.penalty_interval or interval_for(view.words.rows)
-        if getattr(model, "num_updates", 0) % interval:
+        if updates_of(model) % interval:
             return due
         lazy = self._terms(view, lazy=True)
         self._last[decoder_of(model)] = [term._replace(value=term.value.detach()) for term in lazy]
