@@ -13,6 +13,7 @@ from typing import List
 
 from spectral_fairseq.compat import (
     atomic_copy,
+    batch_composition,
     bf16_without_tpu,
     cpu_workers,
     damaged_checkpoint,
@@ -49,6 +50,7 @@ PATCHES = (
     damaged_data.PATCH,
     patience.PATCH,
     data_position.PATCH,
+    batch_composition.PATCH,
     cpu_workers.PATCH,
     joblib_workers.PATCH,
     missing_data.PATCH,
