@@ -62,10 +62,11 @@ def part(name: str, results: Path) -> str:
 
 def planned_trainings(study: Study) -> Dict[str, int]:
     """How many trainings each stage of a study has."""
+    # The best training of the recipe is plain's in the tuning.
+    shared = bool(study.rounds)
     return {
-        "recipe": 1 + sum(map(len, study.rounds)),
-        # The recipe's best training is the one of plain.
-        "tuning": sum(len(method.settings) for method in study.methods.values()) - 1,
+        "recipe": shared + sum(map(len, study.rounds)),
+        "tuning": sum(len(method.settings) for method in study.methods.values()) - shared,
         "seed": len(study.seeds) * len(study.methods),
         "simcut": len(study.seeds) * study.with_simcut,
     }

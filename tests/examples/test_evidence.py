@@ -11,7 +11,7 @@ if not (Path(__file__).resolve().parents[2] / "benchmarks").exists():
     pytest.skip("the benchmarks are not beside these tests", allow_module_level=True)
 
 from benchmarks.corpora import OPENDOCS, language_model_data  # noqa: E402
-from benchmarks.evidence import corpora, grid, plan, report, scoring, training  # noqa: E402
+from benchmarks.evidence import comparison, corpora, grid, plan, report, scoring, training  # noqa: E402
 from benchmarks.evidence.__main__ import RESULTS, main  # noqa: E402
 from benchmarks.evidence.grid import STUDIES, Setting  # noqa: E402
 from benchmarks.evidence.plan import stages  # noqa: E402
@@ -136,8 +136,34 @@ def test_bleu_of_summed_counts_is_that_of_the_corpus():
 def test_equal_translations_are_no_better():
     references = [f"the cat sat on the mat number {number} ." for number in range(20)]
     worse = [line.replace("sat on", "lies over") for line in references]
-    assert report.paired_bootstrap(worse, references, references) < 0.05
-    assert report.paired_bootstrap(worse, worse, references) == 1.0
+    assert comparison.paired_bootstrap(worse, references, references) < 0.05
+    assert comparison.paired_bootstrap(worse, worse, references) == 1.0
+
+
+def test_p_is_adjusted_for_what_is_planned_and_verdicts_need_all_seeds():
+    study = dataclasses.replace(grid.TRANSLATION_SMALL, seeds=(1, 2, 3))
+    lines = [f"the cat sat on the mat number {number} ." for number in range(30)]
+    worse = [line.replace("sat on", "lies over") for line in lines]
+    results = {
+        "plain": {seed: {"bleu": 20.0 + seed} for seed in (1, 2, 3)},
+        "better": {seed: {"bleu": 25.0 + 1.01 * seed} for seed in (1, 2, 3)},
+        "unclear": {1: {"bleu": 30.0}, 2: {"bleu": 18.0}, 3: {"bleu": 24.5}},
+        "unfinished": {1: {"bleu": 40.0}},
+    }
+    translations = {
+        method: {seed: lines if method == "better" else worse for seed in of}
+        for method, of in results.items()
+    }
+    found = {one.method: one for one in comparison.compare(study, results, translations, lines)}
+    assert comparison.planned_comparisons(study) == 5
+    assert found["better"].adjusted_p == pytest.approx(5 * found["better"].test.p)
+    assert found["better"].segments[1:] == (3, 0) and found["better"].segments.interval.low > 0
+    assert found["better"].verdict(study) == "**a gain**"
+    assert found["unclear"].verdict(study) == "no difference found"
+    assert found["unfinished"].verdict(study) == "none with 1 of 3 seeds"
+    lower_is_better = dataclasses.replace(study, corpus="language_model")
+    alone = found["better"]._replace(segments=None)
+    assert alone.verdict(lower_is_better) == "**a loss**"
 
 
 @pytest.mark.parametrize("arch", ["awd_lstm_wt2", "transformer_lm"])
@@ -225,9 +251,10 @@ def test_a_study_from_text_to_tables(tmp_path, capsys, monkeypatch):
     run_study("translation", study, text, device="cpu", at_once=2, **where)
 
     written = report.section("translation", study, again)
-    assert "tuning: 3 of 3 trainings; diverged: cosine-" in written
-    assert "TER less plain's" in written and "95 %, seeds and segments" in written
-    assert "| cosine   |       2 |" in written
+    assert "tuning of the methods 3 of 3; seeds of the tables 4 of 4." in written
+    assert "Trainings of cosine that diverged: 1." in written
+    assert "TER minus plain's" in written and "95 %, seeds and segments" in written
+    assert "| cosine   |       2 |" in written and "p, Holm over 1" in written
     assert report.draw_curves("translation", again, tmp_path / "images")
     page = tmp_path / "page.md"
     page.write_text("<!-- generated: plan -->\nold\n<!-- /generated -->\n")
