@@ -48,7 +48,7 @@ def import_matplotlib() -> Any:
         raise ConfigurationError(
             "matplotlib, for pictures and the report",
             "no such package",
-            "Run pip install 'spectral-fairseq[plots]', or leave out --out.",
+            "Run pip install matplotlib, or leave out --out.",
         ) from error
     # fairseq opens the root logger for everything; matplotlib logs each font that it considers.
     logging.getLogger("matplotlib").setLevel(logging.WARNING)

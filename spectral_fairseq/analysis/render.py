@@ -93,7 +93,10 @@ def _aligned(rows: List[Any], headers: List[str]) -> str:
 def _opening(checkpoint: Dict[str, Any]) -> str:
     """The name, architecture, progress and table of one checkpoint, and the verdict on it."""
     updates = checkpoint["progress"]["updates"]
-    name = f"{checkpoint['label']}: {checkpoint['arch'] or 'unknown architecture'}"
+    nameless = "word vectors without a model"
+    if checkpoint["origin"] != "vectors":
+        nameless = "a model of unknown architecture"
+    name = f"{checkpoint['label']}: {checkpoint['arch'] or nameless}"
     return "\n".join(
         [
             name if updates is None else f"{name}, {updates:,} updates",

@@ -127,6 +127,10 @@ def choose_table(model: Mapping[str, Tensor], wanted: Optional[str], path: Any) 
             ", ".join(shapes[:4]) or "no tensor",
             "Give a model, or a matrix with one row for each word.",
         )
+    if not tables and wanted is not None:
+        raise CheckpointError(
+            f"a table {wanted!r} in {path}", f"only {_matrices(model)}", "Correct --table."
+        )
     if not tables:
         raise CheckpointError(
             f"a table of word vectors in {path}",

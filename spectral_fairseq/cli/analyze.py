@@ -14,11 +14,20 @@ from spectral_fairseq.checkpoints.saved import model_path
 from spectral_fairseq.cli.fairseq_plugin import import_plugin
 from spectral_fairseq.cli.progress import CheckpointBar, checkpoints_bar
 from spectral_fairseq.cli.verify import add_no_verify
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import CheckpointError, ConfigurationError, MissingDataError
 from spectral_fairseq.options import add_flags, from_arguments
 
 if TYPE_CHECKING:
     from spectral_fairseq.analysis.api import Report
+
+TOKENS = 4096
+# Flags that do nothing without another one.
+_NEEDS = {
+    "--overwrite": "--out",
+    "--tokens": "--data",
+    "--gen-subset": "--data",
+    "--nbest-tokenize": "--nbest",
+}
 
 DESCRIPTION = """\
 Measure the table of word vectors of a model: isotropy, singular values, cosines, row norms,
@@ -81,18 +90,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="folder of binarised data, on which rank and pairwise KL of log P are measured",
     )
     data.add_argument(
-        "--gen-subset",
-        metavar="NAME",
-        default="valid",
-        help="subset of DIR to run the model on (default: %(default)s)",
+        "--gen-subset", metavar="NAME", help="subset of DIR to run the model on (default: valid)"
     )
     data.add_argument(
         "--tokens",
         metavar="N",
         type=int,
-        default=4096,
-        help="use the first N contexts of the subset; the paper takes all of PTB's "
-        "(default: %(default)s)",
+        help="use the first N target tokens of the subset; the paper on mixtures of softmaxes uses "
+        f"the whole test set of Penn Treebank (default: {TOKENS})",
     )
     data.add_argument(
         "--nbest",
@@ -105,9 +110,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     data.add_argument(
         "--nbest-tokenize",
         metavar="NAME",
-        default="none",
-        help="tokenise --nbest with this tokeniser of sacrebleu (default: %(default)s, for text "
-        "that is tokenised already)",
+        help="tokenise --nbest with this tokeniser of sacrebleu (default: none, for text that is "
+        "tokenised already)",
     )
     parser.add_argument(
         "--no-progress", action="store_true", help="show no progress bar (terminals only)"
@@ -172,11 +176,13 @@ def report(args: argparse.Namespace, paths: Sequence[Path], command: str) -> int
             str(len(args.nbest)),
             "Give them in the order of the checkpoints.",
         )
+    _check_flags(args)
     options = from_arguments(Options, args)
     options.check()
     for path in paths:
         model_path(path)
     if args.data:
+        _check_data(args, paths)
         import_plugin()
     from spectral_fairseq.analysis.drawing import import_matplotlib
     from spectral_fairseq.analysis.write import check_folder
@@ -194,6 +200,44 @@ def report(args: argparse.Namespace, paths: Sequence[Path], command: str) -> int
     if page is not None:
         print(f"Report: {page}", file=sys.stderr)
     return 0
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    """Refuse flags that would do nothing, and fill in what was not given."""
+    for flag, needed in _NEEDS.items():
+        name, other = (one[2:].replace("-", "_") for one in (flag, needed))
+        if getattr(args, name) not in (None, False) and not getattr(args, other):
+            raise ConfigurationError(
+                f"{needed} together with {flag}", "no such flag", f"Add {needed}, or remove {flag}."
+            )
+    args.gen_subset = args.gen_subset or "valid"
+    args.nbest_tokenize = args.nbest_tokenize or "none"
+    args.tokens = TOKENS if args.tokens is None else args.tokens
+
+
+def _check_data(args: argparse.Namespace, paths: Sequence[Path]) -> None:
+    """Refuse what fairseq could not run, before the tables are measured.
+
+    Raises:
+        ConfigurationError: a number of tokens below one.
+        MissingDataError: no such folder.
+        CheckpointError: a model that is not a checkpoint of fairseq.
+    """
+    from spectral_fairseq.checkpoints.formats.recognise import may_be_torch_file
+
+    if args.tokens < 1:
+        raise ConfigurationError("--tokens of 1 or more", str(args.tokens), "Give more tokens.")
+    if not Path(args.data).is_dir():
+        raise MissingDataError(
+            f"a folder at {args.data}", "none", "Name a folder of binarised data with --data."
+        )
+    for path in paths:
+        if not may_be_torch_file(path):
+            raise CheckpointError(
+                f"a checkpoint of fairseq for --data at {path}",
+                "a model of another format",
+                "Leave out --data, which measures what fairseq computes with the model.",
+            )
 
 
 def _analyse(args: argparse.Namespace, paths: Sequence[Path], options: Options) -> Report:

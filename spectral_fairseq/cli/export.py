@@ -23,7 +23,7 @@ DESCRIPTION = """\
 Collapse the factored tables of a transformer_sc* or transformer_lm_sc* checkpoint to a plain
 transformer or transformer_lm checkpoint, which fairseq loads without --user-dir and which
 decodes at plain fairseq's speed. Both models are run on the same random input first, and
-nothing is written unless their logits are equal.
+nothing is written unless their logits agree within 1e-4 of the largest one.
 
 The result holds no optimiser state: it serves fairseq-generate, fairseq-interactive,
 fairseq-eval-lm, --finetune-from-model and converters.
@@ -36,6 +36,8 @@ fairseq that is plain already:
 
 The model is loaded with transformers again, and nothing is left unless its logits are fairseq's.
 """
+
+Printed = Tuple[str, Dict[str, Any]]  # what is printed as text, and as JSON
 
 _FORMATS = ("fairseq", "huggingface", "ctranslate2")
 # A file that each format's folders have.
@@ -83,6 +85,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overwrite", action="store_true", help="replace OUT if it exists in that format"
     )
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="format of what is printed"
+    )
     add_no_verify(parser)
 
 
@@ -97,8 +102,8 @@ def run(args: argparse.Namespace) -> int:
     """
     checkpoint_file(args.checkpoint)
     _check_flags(args)
-    figures = _to_file(args) if args.to == "fairseq" else _to_folder(args)
-    print(json.dumps(figures))
+    text, figures = _to_file(args) if args.to == "fairseq" else _to_folder(args)
+    print(json.dumps(figures) if args.format == "json" else text)
     return 0
 
 
@@ -127,7 +132,7 @@ def _check_flags(args: argparse.Namespace) -> None:
             raise MissingDataError(f"a file at {name}", problem, "Correct its name.")
 
 
-def _to_file(args: argparse.Namespace) -> Dict[str, Any]:
+def _to_file(args: argparse.Namespace) -> Printed:
     out = check_output(args.output, [args.checkpoint], args.overwrite)
     import_plugin()
     from spectral_fairseq.checkpoints.reading import load_checkpoint
@@ -136,14 +141,14 @@ def _to_file(args: argparse.Namespace) -> Dict[str, Any]:
     plain, check = export_checkpoint(load_checkpoint(args.checkpoint, args.verify))
     save_atomically(plain, out)
     arch = plain["cfg"]["model"]["_name"]
-    print(
+    text = (
         f"{out}: a plain {arch} checkpoint; its logits differ by at most "
-        f"{check.max_difference:.2e} (greatest logit {check.max_logit:.3g})"
+        f"{check.max_difference:.2e} (largest logit {check.max_logit:.3g})"
     )
-    return {"output": str(out), "arch": arch, **_figures(check)}
+    return text, {"output": str(out), "arch": arch, **_figures(check)}
 
 
-def _to_folder(args: argparse.Namespace) -> Dict[str, Any]:
+def _to_folder(args: argparse.Namespace) -> Printed:
     given = (args.checkpoint, args.data, args.bpe_codes, args.sentencepiece_model)
     inputs = [path for path in given if path]
     out = check_output_folder(args.output, inputs, _MARKERS[args.to], args.overwrite)
@@ -166,7 +171,7 @@ def _to_folder(args: argparse.Namespace) -> Dict[str, Any]:
 
 def _fill_huggingface(
     args: argparse.Namespace, checkpoint: Dict[str, Any], folder: Path, out: Path
-) -> Dict[str, Any]:
+) -> Printed:
     from spectral_fairseq.tools.export.huggingface import write_huggingface
     from spectral_fairseq.tools.export.tokenizer import write_tokenizer
 
@@ -180,22 +185,22 @@ def _fill_huggingface(
         args.bpe_codes and Path(args.bpe_codes),
         args.sentencepiece_model and Path(args.sentencepiece_model),
     )
-    print(
-        f"{out}: a {name}; its logits differ from fairseq's by at most "
-        f"{check.max_difference:.2e} (greatest logit {check.max_logit:.3g}). {takes}."
+    text = (
+        f"{out}: a model of class {name}; its logits differ from fairseq's by at most "
+        f"{check.max_difference:.2e} (largest logit {check.max_logit:.3g}). {takes}."
     )
-    return {"output": str(out), "class": name, **_figures(check)}
+    return text, {"output": str(out), "class": name, **_figures(check)}
 
 
 def _fill_ctranslate2(
     args: argparse.Namespace, checkpoint: Dict[str, Any], folder: Path, out: Path
-) -> Dict[str, Any]:
+) -> Printed:
     from spectral_fairseq.tools.export.ctranslate2 import write_ctranslate2
 
     source, _, languages = _dictionaries(args, checkpoint)
     write_ctranslate2(checkpoint, folder, source.path.parent, languages, args.quantization)
-    print(f"{out}: a model of CTranslate2, in {args.quantization or 'float32'}")
-    return {"output": str(out), "quantization": args.quantization}
+    text = f"{out}: a model of CTranslate2, in {args.quantization or 'float32'}"
+    return text, {"output": str(out), "quantization": args.quantization}
 
 
 def _dictionaries(

@@ -22,7 +22,11 @@ def import_plugin() -> None:
             obstacle,
             "Run spectral-fairseq doctor; docs/compatibility.md lists versions that work together.",
         )
-    import spectral_fairseq.plugin  # noqa: F401
+    logging.disable(logging.INFO)  # fairseq recommends packages while it is imported
+    try:
+        import spectral_fairseq.plugin  # noqa: F401
+    finally:
+        logging.disable(logging.NOTSET)
 
     # Importing fairseq sets the root logger to DEBUG, and so that of every other library.
     logging.getLogger().setLevel(logging.WARNING)

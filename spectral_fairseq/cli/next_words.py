@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Sequence
 
 from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.cli.fairseq_plugin import import_plugin
+from spectral_fairseq.cli.verify import add_no_verify
 from spectral_fairseq.errors import DataError, arguments_as_flags
 
 DESCRIPTION = """\
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--labels", metavar="A,B,...", help="names of the checkpoints, separated by commas")
     add("--format", choices=("text", "json"), default="text", help="format of the output")
+    add_no_verify(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from spectral_fairseq.tools.next_words import compare_next_words
 
     labels = labels_for(paths, args.labels.split(",") if args.labels else None)
-    models = [load_language_model(path, args.data, {}) for path in paths]
+    models = [load_language_model(path, args.data, {}, verify=args.verify) for path in paths]
     dictionary = models[0].dictionary
     words = {word for one in sentences for word in one}
     unknown = sorted(word for word in words if dictionary.index(word) == dictionary.unk())

@@ -83,8 +83,8 @@ def keep_tail(batch_by_size: Callable[..., List[np.ndarray]]) -> Callable[..., L
 
 PATCH = Patch(
     name="tail batch",
-    reason="The last batch is dropped unless its length divides --required-batch-size-multiple, so "
-    "that sentences are neither translated nor evaluated.",
+    reason="The last batch is dropped unless its length is a multiple of "
+    "--required-batch-size-multiple, so that sentences are neither translated nor evaluated.",
     install=_install,
     unneeded=_unneeded,
 )

@@ -37,7 +37,12 @@ def checkpoint(
         (checkpoint(0.8, 0.6), "narrow cone", "many directions", "changes no probability"),
         (checkpoint(0.8, use="input"), "narrow cone", "many directions", "acts like a bias"),
         (checkpoint(0.1, rank=49.4), "share no direction", "few directions", "spectrum_control"),
-        (checkpoint(0.8, rank=20.0), "narrow cone", "few directions", "--spectrum-decay"),
+        (
+            checkpoint(0.8, rank=20.0),
+            "narrow cone",
+            "few directions",
+            "--criterion spectrum_control",
+        ),
     ],
 )
 def test_the_sentences_follow_the_figures(one, meaning, spread, advice):

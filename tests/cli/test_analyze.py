@@ -81,7 +81,7 @@ def test_what_was_measured_is_said_first(checkpoint, tmp_path, capsys):
         model={"_name": "transformer"},
     )
     text = " ".join(analyze(capsys, checkpoint, other).split())
-    warning, rest = text.split("checkpoint_best: unknown architecture")
+    warning, rest = text.split("checkpoint_best: a model of unknown architecture")
     assert warning.startswith("Warning: No dictionary was used for checkpoint_best, separate:")
     assert "separate: transformer, 31,200 updates Measured: decoder.output_projection" in rest
     assert "Not measured: encoder.embed_tokens, decoder.embed_tokens" in rest
@@ -158,6 +158,13 @@ def test_bad_checkpoints(what, tmp_path, capsys, monkeypatch):
     assert sorted(tmp_path.iterdir()) == before  # no report, and nothing was executed
 
 
+def test_predictions_of_an_array_are_refused_before_it_is_measured(tmp_path, capsys):
+    np.save(tmp_path / "t.npy", np.random.default_rng(0).normal(size=(50, 4)).astype("float32"))
+    error = analyze(capsys, tmp_path / "t.npy", "--data", tmp_path, rc=2)
+    assert "a checkpoint of fairseq for --data" in error and "Leave out --data" in error
+    assert "a table 'nope'" in analyze(capsys, tmp_path / "t.npy", "--table", "nope", rc=2)
+
+
 @pytest.mark.parametrize("folder", [".", ""])
 def test_the_working_folder_is_no_checkpoint(folder, capsys):
     assert "found a folder" in analyze(capsys, folder, rc=2)
@@ -178,6 +185,11 @@ def test_the_working_folder_is_no_checkpoint(folder, capsys):
         (("--out", "no/such"), "no such folder"),
         (("--table", "x.y"), "a table 'x.y'"),
         (("--data", "absent"), "binarised data"),
+        (("--data", ".", "--tokens", "0"), "--tokens of 1 or more; found 0"),
+        (("--tokens", "5"), "--data together with --tokens"),
+        (("--gen-subset", "test"), "--data together with --gen-subset"),
+        (("--nbest-tokenize", "13a"), "--nbest together with --nbest-tokenize"),
+        (("--overwrite",), "--out together with --overwrite"),
     ],
 )
 def test_bad_options(flags, message, checkpoint, tmp_path, capsys, monkeypatch):

@@ -1,6 +1,7 @@
 """Exported checkpoints: plain, safe, equal to the original wherever fairseq reads them."""
 
 import copy
+import json
 import math
 import re
 import subprocess
@@ -520,3 +521,12 @@ def test_a_failed_write_leaves_the_old_file(torch_fails_too, train, tmp_path, mo
     assert "disk full" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["plain.pt"]
     assert out.read_text() == "precious"
+
+
+def test_what_is_printed_is_text_or_json(train, tmp_path, capsys):
+    source = str(train_lm(train) / "checkpoint_last.pt")
+    assert main(["export", source, str(tmp_path / "a.pt")]) == 0
+    assert "a plain transformer_lm checkpoint" in capsys.readouterr().out
+    assert main(["export", source, str(tmp_path / "b.pt"), "--format", "json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["arch"] == "transformer_lm" and printed["output"] == str(tmp_path / "b.pt")

@@ -14,6 +14,7 @@ COMMANDS = {
     "export": ("{}", "{}.out"),
     "average": ("{}", "--output", "{}.out"),
     "evaluate-lm": ("{}", "DATA", "--cpu"),
+    "next-words": ("{}", "--data", "DATA", "--sentences", "DATA/sentences"),
 }
 
 
@@ -22,7 +23,10 @@ def test_damage_is_found_unless_told_otherwise(command, train, tiny_lm_data, tmp
     path = tmp_path / "flipped.pt"
     shutil.copy(block_checkpoint(train), path)
     flipped(path, "data/0")
-    argv = [one.format(path).replace("DATA", str(tiny_lm_data)) for one in COMMANDS[command]]
+    data = tmp_path / "data"
+    shutil.copytree(tiny_lm_data, data)
+    (data / "sentences").write_text("w3 w1\n", "utf-8")
+    argv = [one.format(path).replace("DATA", str(data)) for one in COMMANDS[command]]
     assert main([command, *argv]) == 2
     error = capsys.readouterr().err
     assert "checksum" in error and "see --no-verify" in error

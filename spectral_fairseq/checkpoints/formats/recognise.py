@@ -25,6 +25,15 @@ _ZIP, _PICKLE, _NPY = b"PK\x03\x04", b"\x80", b"\x93NUMPY"
 _START_BYTES = 1 << 16
 
 
+def may_be_torch_file(path: Union[str, Path]) -> bool:
+    """Whether a file begins as ``torch.save`` writes it; false for a folder."""
+    file = model_path(path)
+    if file.is_dir():
+        return False
+    with open(file, "rb") as opened:
+        return opened.read(4).startswith((_ZIP, _PICKLE))
+
+
 def open_model(path: Union[str, Path]) -> OpenedModel:
     """Open a model or a table in any format that is known.
 

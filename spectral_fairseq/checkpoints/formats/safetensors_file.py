@@ -32,7 +32,7 @@ def read_safetensors(path: Path) -> Dict[str, Tensor]:
         raise ConfigurationError(
             "the package safetensors, to read files of that format",
             "no such package",
-            "Run pip install 'spectral-fairseq[models]'.",
+            "Run pip install safetensors.",
         ) from error
     try:
         with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:

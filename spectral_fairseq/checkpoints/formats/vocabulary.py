@@ -194,7 +194,7 @@ def _from_pieces(path: Path) -> WordList:
         raise ConfigurationError(
             f"the package sentencepiece, to read {path}",
             "no such package",
-            "Run pip install 'spectral-fairseq[models]'.",
+            "Run pip install sentencepiece.",
         ) from error
     try:
         model = sentencepiece.SentencePieceProcessor(model_file=str(path))

@@ -43,7 +43,7 @@ def write_ctranslate2(
         raise ConfigurationError(
             "ctranslate2 to be installed",
             str(error).strip().splitlines()[0],
-            "Install it: pip install 'spectral-fairseq[export]'.",
+            "Run pip install ctranslate2.",
         ) from error
     if quantization is not None and quantization not in ACCEPTED_MODEL_TYPES:
         raise ConfigurationError(

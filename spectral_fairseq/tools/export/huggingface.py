@@ -85,7 +85,7 @@ def import_transformers() -> Any:
         raise ConfigurationError(
             "transformers and safetensors to be installed",
             str(error).strip().splitlines()[0],
-            "Install them: pip install 'spectral-fairseq[export]'.",
+            "Run pip install transformers safetensors sacremoses.",
         ) from error
     return transformers
 
