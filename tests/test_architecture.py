@@ -1,4 +1,4 @@
-"""Rooms import each other only along the arrows of the picture in docs/architecture.md."""
+"""Packages import each other only along the arrows of the picture in docs/architecture.md."""
 
 import ast
 import re
@@ -11,11 +11,11 @@ import spectral_fairseq
 
 PACKAGE = Path(spectral_fairseq.__file__).parent
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
-VERSION_ROOMS = {"compat", "provenance"}
+VERSION_PACKAGES = {"compat", "provenance"}
 
 
 def picture():
-    """The picture's arrows, as room -> rooms that it points to, and the rooms with fairseq."""
+    """The picture's arrows, as package -> packages that it points to, and those with fairseq."""
     page = PAGE.read_text("utf-8")
     (lines,) = re.findall(r"<!-- imports -->\n```mermaid\ngraph LR\n(.*?)```", page, re.DOTALL)
     arrows, with_fairseq = defaultdict(set), set()
@@ -23,7 +23,7 @@ def picture():
         if line.startswith("class "):
             with_fairseq = set(line.split()[1].split(","))
         elif not line.startswith("classDef "):
-            chain = [{room.strip() for room in one.split("&")} for one in line.split("-->")]
+            chain = [{package.strip() for package in one.split("&")} for one in line.split("-->")]
             for sources, targets in zip(chain, chain[1:]):
                 for source in sources:
                     arrows[source] |= targets
@@ -31,14 +31,14 @@ def picture():
 
 
 ARROWS, WITH_FAIRSEQ = picture()
-ROOMS = {"__init__"}.union(ARROWS, *ARROWS.values())
+PACKAGES = {"__init__"}.union(ARROWS, *ARROWS.values())
 
 
-def upstream(room):
-    """Rooms from which a path of arrows leads to this one."""
-    if room == "__init__":
+def upstream(package):
+    """Packages from which a path of arrows leads to this one."""
+    if package == "__init__":
         return {"plugin"}
-    found = {source for source, targets in ARROWS.items() if room in targets}
+    found = {source for source, targets in ARROWS.items() if package in targets}
     return found.union(*map(upstream, found))
 
 
@@ -52,16 +52,16 @@ def imports(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def rooms_imported_by(path):
-    """Pairs of another room and the module of it that the file imports."""
+def packages_imported_by(path):
+    """Pairs of another package and the module of it that the file imports."""
     for name in imports(path):
         parts = name.split(".")
-        if parts[0] == "spectral_fairseq" and len(parts) > 1 and parts[1] in ROOMS:
-            if parts[1] != room_of(path):
+        if parts[0] == "spectral_fairseq" and len(parts) > 1 and parts[1] in PACKAGES:
+            if parts[1] != package_of(path):
                 yield parts[1], name
 
 
-def room_of(path):
+def package_of(path):
     first = path.relative_to(PACKAGE).parts[0]
     return first[:-3] if first.endswith(".py") else first
 
@@ -69,34 +69,38 @@ def room_of(path):
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
-def test_the_rooms_are_all_in_the_picture():
-    assert {room_of(path) for path in FILES} == ROOMS
-    assert WITH_FAIRSEQ < ROOMS
+def test_the_packages_are_all_in_the_picture():
+    assert {package_of(path) for path in FILES} == PACKAGES
+    assert WITH_FAIRSEQ < PACKAGES
 
 
-@pytest.mark.parametrize("room", sorted(ROOMS))
-def test_no_room_is_built_on_itself(room):
-    assert room not in upstream(room)  # a circle of arrows would not even end
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_no_package_is_built_on_itself(package):
+    assert package not in upstream(package)  # a circle of arrows would not even end
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_every_import_follows_the_arrows(path):
-    room = room_of(path)
-    for other, name in rooms_imported_by(path):
-        assert other in upstream(room), f"{room} imports {name}"
+    package = package_of(path)
+    for other, name in packages_imported_by(path):
+        assert other in upstream(package), f"{package} imports {name}"
     for name in imports(path):
         if name.split(".")[0] in ("fairseq", "fairseq_cli"):
-            assert room in WITH_FAIRSEQ, f"{room} imports {name}"
+            assert package in WITH_FAIRSEQ, f"{package} imports {name}"
 
 
 def test_every_arrow_is_followed_by_an_import():
-    followed = {(other, room_of(path)) for path in FILES for other, _ in rooms_imported_by(path)}
-    assert {(source, room) for source, rooms in ARROWS.items() for room in rooms} <= followed
+    followed = {
+        (other, package_of(path)) for path in FILES for other, _ in packages_imported_by(path)
+    }
+    assert {
+        (source, package) for source, packages in ARROWS.items() for package in packages
+    } <= followed
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_only_compat_asks_for_versions(path):
-    if room_of(path) in VERSION_ROOMS:
+    if package_of(path) in VERSION_PACKAGES:
         return
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Attribute) and node.attr == "__version__":
