@@ -2,7 +2,7 @@
 
 Note [Arguments and flags]
 --------------------------
-The library rooms (``functional``, ``embeddings``, ``heads``, ``lm``) know no command line. Their
+The library packages (``functional``, ``embeddings``, ``heads``, ``lm``) know no command line. Their
 messages name an argument in backquotes: "expected `epsilon` to be a finite number >= 0". The code
 that read the argument from a flag wraps the call in :func:`arguments_as_flags`, so that the person
 at the command line reads "expected --adversarial-epsilon to be a finite number >= 0".

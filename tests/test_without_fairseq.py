@@ -27,9 +27,9 @@ WITHOUT_FAIRSEQ = """
         for found in pkgutil.iter_modules(getattr(package, "__path__", [])):
             import_all(f"{name}.{found.name}")
 
-    ROOMS = "errors files provenance functional embeddings heads lm checkpoints analysis compat"
-    for room in ROOMS.split():
-        import_all(f"spectral_fairseq.{room}")
+    PACKAGES = "errors files provenance functional embeddings heads lm checkpoints analysis compat"
+    for package in PACKAGES.split():
+        import_all(f"spectral_fairseq.{package}")
 """
 
 TRAINING = """

@@ -77,21 +77,17 @@ def _cells(row: Any) -> str:
     if row is None:
         return " | | "
     if row["variant"] == "plain":
-        deviation = "" if row["deviation"] is None else f" ± {_short(row['deviation'])}"
+        deviation = "" if row["deviation"] is None else f" ± {row['deviation']:.3f}"
         loss = f"{row['nll_bits']:.3f}{deviation}"
     elif row["behind"] is None:
         loss = f"{row['nll_bits']:.3f}"
     else:
         loss = f"{_signed(row['behind'])} ({_signed(row['most_behind'])})"
-    return f"{loss} | {_short(row['mean_cosine'])} | {row['sigma_1_to_rms']:.2f}"
-
-
-def _short(number: float) -> str:
-    return f"{number:.3f}".replace("0.", ".", 1) if abs(number) < 1 else f"{number:.3f}"
+    return f"{loss} | {row['mean_cosine']:.3f} | {row['sigma_1_to_rms']:.2f}"
 
 
 def _signed(number: float) -> str:
-    return ("−" if number < 0 else "+") + _short(abs(number))
+    return f"{number:+.3f}".replace("-", "−")
 
 
 def write_page(records: Sequence[Record], page: Path = PAGE) -> None:

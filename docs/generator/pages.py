@@ -58,10 +58,10 @@ def on_config(config: Any) -> Any:
     """Append the API reference to the navigation."""
     tree: Dict[str, Any] = {}
     for module, uri in modules().items():
-        *rooms, name = Path(module).relative_to(PACKAGE).with_suffix("").parts
+        *packages, name = Path(module).relative_to(PACKAGE).with_suffix("").parts
         level = tree
-        for room in rooms:
-            level = level.setdefault(room, {})
+        for package in packages:
+            level = level.setdefault(package, {})
         level[name] = uri
     config.nav.append({"API reference": _nav(tree)})
     return config
@@ -69,10 +69,10 @@ def on_config(config: Any) -> Any:
 
 def _nav(tree: Dict[str, Any]) -> List[Any]:
     index = [tree["__init__"]] if "__init__" in tree else []
-    rooms = sorted(tree.items(), key=lambda item: (isinstance(item[1], str), item[0]))
+    packages = sorted(tree.items(), key=lambda item: (isinstance(item[1], str), item[0]))
     return index + [
         {name: uri if isinstance(uri, str) else _nav(uri)}
-        for name, uri in rooms
+        for name, uri in packages
         if name != "__init__"
     ]
 

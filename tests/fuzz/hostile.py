@@ -1,6 +1,6 @@
 """Hostile files made by code: damaged, of wrong contents, or with code in them.
 
-Every file goes through every command that reads it. None may run code from it, wait for ever, or
+Every file goes through every command that reads it. None may run code from it, hang, or
 end in a traceback of this package; :data:`KINDS` says which must be refused by all commands. A
 file is determined by its number.
 """

@@ -1,6 +1,6 @@
 """A kind of table and a kind of head from elsewhere, used with fairseq: run as a module.
 
-Each is declared as in a file of its own and added to the list of its room before the plugin is
+Each is declared as in a file of its own and added to the list of its package before the plugin is
 imported. The assertions follow it to the flags, the model, and the readers of checkpoints.
 """
 

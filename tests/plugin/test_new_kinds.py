@@ -1,4 +1,4 @@
-"""A new kind of table or head needs a file of its own and a line in the list of its room."""
+"""A new kind of table or head needs a file of its own and a line in the list of its package."""
 
 import subprocess
 import sys
