@@ -1,4 +1,4 @@
-"""What is registered with fairseq, as one explicit list; importing this package patches and registers.
+"""What is registered with fairseq, as one explicit list; an import of this package registers it.
 
 Importing it again does nothing. Where fairseq cannot be imported, or not be patched for a feature,
 nothing is registered; the reason is logged, and ``spectral-fairseq doctor`` shows it.
