@@ -28,3 +28,9 @@ class TranslationSettings:
     clip_norm: float = 1.0
     max_tokens: int = 1600
     beam: int = 5
+
+    def checkpoint_bytes(self) -> int:
+        """About what the checkpoints of a training take: two, and one that is being written."""
+        layer = 12 * self.dim**2 + 4 * self.dim * self.ffn_dim  # of the encoder and the decoder
+        parameters = self.vocabulary * self.dim + self.layers * layer
+        return 40 * parameters  # three times a parameter and Adam's two moments, in float32

@@ -46,6 +46,8 @@ def measure(arguments: argparse.Namespace) -> str:
     }
     work = WorkDir(arguments.work_dir)
     with work.locked():
+        runs_to_come = len(of_seed) * len(output_layers(arguments.methods, arguments.components))
+        experiment.need_space(work, of_seed[arguments.seeds[0]], runs_to_come)
         common = {**asdict(of_seed[arguments.seeds[0]]), "measured_tokens": arguments.tokens}
         del common["seed"]
         work.keep_settings(common)

@@ -104,6 +104,7 @@ def compare(arguments: argparse.Namespace) -> str:
     }
     with work.locked():
         settings = next(iter(of_seed.values()))
+        need_space(work, settings, len(of_seed) * len(arguments.methods))
         _keep(work, settings)
         workers = Workers(work, settings.device, arguments.at_once)
         data = PreparedText(work, arguments.wheel, arguments.corpus)
@@ -159,7 +160,7 @@ def train_and_evaluate(arguments: argparse.Namespace) -> str:
         ("tune-tokens", arguments.tune_tokens, 1),
     )
     with work.locked():
-        work.need_space(DISK_SPACE + CHECKPOINT_BYTES * parameters(settings))
+        need_space(work, settings)
         work.keep_settings(
             {
                 **asdict(settings),
@@ -194,6 +195,16 @@ def train_and_evaluate(arguments: argparse.Namespace) -> str:
         text = report(trained, tuned, TRIGRAM if arguments.corpus is None else None)
         write_text(work.root / "results.txt", text)
         return text
+
+
+def need_space(work: WorkDir, settings: LanguageModelSettings, runs: int = 1) -> None:
+    """Check that there is enough free space, unless trainings were begun here before.
+
+    Raises:
+        DataError: there is less.
+    """
+    if not work.is_done("binary"):
+        work.need_space(DISK_SPACE + runs * CHECKPOINT_BYTES * parameters(settings))
 
 
 def parameters(s: LanguageModelSettings) -> int:

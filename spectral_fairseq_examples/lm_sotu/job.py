@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
+from spectral_fairseq_examples.common import corpus
 from spectral_fairseq_examples.common.jobs import Job, json_document, no_progress
 from spectral_fairseq_examples.common.measures import analyze_command
 from spectral_fairseq_examples.common.training import TrainingRun
@@ -92,6 +93,7 @@ class PreparedText:
         found = self.work.step("text", write_text)
 
         def binarise() -> Dict[str, Any]:
+            corpus.clear(self.binary)  # fairseq does not write over a dictionary
             log = self.work.root / "preprocess.log"
             workers.run([Job("preprocess", self.preprocess, log, 1, " step", no_progress)])
             return {}

@@ -41,12 +41,13 @@ def read(folder: Path) -> Dict[str, List[str]]:
 
 
 def checksum(folder: Path) -> str:
-    """SHA-256 of the training text, by which a work folder knows its corpus.
+    """SHA-256 of the three texts, by which a work folder knows its corpus.
 
     Raises:
         DataError: see :func:`read`.
     """
-    return sha256("\n".join(read(folder)["train"]).encode())
+    texts = read(folder)
+    return sha256("\0".join("\n".join(texts[split]) for split in sorted(texts)).encode())
 
 
 def prepare(folder: Path, source: Path) -> Dict[str, Any]:

@@ -21,7 +21,7 @@ from spectral_fairseq_examples.common.workers import Workers
 from spectral_fairseq_examples.quickstart import report
 from spectral_fairseq_examples.quickstart.recipes import RECIPES, UPDATES
 
-DISK_SPACE = 400_000_000  # bytes: two checkpoints and one being written for each of the models
+DATA_BYTES = 50_000_000  # text, binary data and the report
 STEPS = 6
 LABELS = {recipe: label for recipe, (label, _) in RECIPES.items()}
 
@@ -161,7 +161,7 @@ def run(arguments: argparse.Namespace) -> str:
     check_installation()
     work = WorkDir(arguments.work_dir)
     with work.locked():
-        work.keep_settings(asdict(settings))
         if not work.is_done("train"):
-            work.need_space(DISK_SPACE)
+            work.need_space(DATA_BYTES + len(RECIPES) * settings.checkpoint_bytes())
+        work.keep_settings(asdict(settings))
         return Quickstart(arguments, settings, work).run()

@@ -17,7 +17,7 @@ from spectral_fairseq_examples.common.workdir import WorkDir, write_json, write_
 from spectral_fairseq_examples.common.workers import Workers
 from spectral_fairseq_examples.translation_opendocs_de_en.methods import METHODS
 
-DISK_SPACE_A_RUN = 40  # bytes for each entry of the table: three checkpoints with Adam's moments
+DATA_BYTES = 20_000_000  # text and binary data
 
 
 def settings_of(arguments: argparse.Namespace, seed: int) -> TranslationSettings:
@@ -60,9 +60,6 @@ class Experiment:
         self.work = work
         of_seed = {seed: settings_of(arguments, seed) for seed in arguments.seeds}
         settings = next(iter(of_seed.values()))
-        common = asdict(settings)
-        del common["seed"]
-        work.keep_settings(common)
         self.data = PreparedCorpus(arguments.corpus, work, settings.vocabulary)
         self.workers = Workers(work, settings.device, arguments.at_once)
         # Sorted by seed, so that methods can be compared as early as possible.
@@ -78,7 +75,10 @@ class Experiment:
             for method in arguments.methods
         ]
         due = sum(not run.is_trained() for run in self.runs)
-        work.need_space(20_000_000 + due * DISK_SPACE_A_RUN * settings.vocabulary * settings.dim)
+        work.need_space(DATA_BYTES + due * settings.checkpoint_bytes())
+        common = asdict(settings)
+        del common["seed"]
+        work.keep_settings(common)
 
     def run(self) -> str:
         """Do everything that is not done yet; returns the table."""

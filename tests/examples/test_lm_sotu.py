@@ -13,6 +13,8 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 if not EXAMPLES.exists():
     pytest.skip("the examples are not beside these tests", allow_module_level=True)
 
+from spectral_fairseq_examples.common.workdir import WorkDir  # noqa: E402
+from spectral_fairseq_examples.common.workers import Workers  # noqa: E402
 from spectral_fairseq_examples.lm_sotu import (  # noqa: E402
     bottleneck,
     bottleneck_experiment,
@@ -21,6 +23,7 @@ from spectral_fairseq_examples.lm_sotu import (  # noqa: E402
     own_text,
     run,
 )
+from spectral_fairseq_examples.lm_sotu.job import PreparedText  # noqa: E402
 
 LINES = {"train": 300, "valid": 40, "test": 40}
 
@@ -235,6 +238,20 @@ def test_a_corpus_is_counted_and_another_one_is_told_apart(tmp_path):
     assert found["lines"] == {"train": 2, "valid": 1, "test": 1}
     assert (found["vocabulary"], found["unknown"]["train"]) == (3, 1)
     assert (tmp_path / "text" / "test.tokens").read_text("utf-8") == "a d\n"
-    before = own_text.checksum(tmp_path)
-    (tmp_path / "train.tokens").write_text("a b a\n<unk> d\n", "utf-8")
-    assert own_text.checksum(tmp_path) != before
+    sums = {own_text.checksum(tmp_path)}
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.tokens").write_text("a b a\n<unk> d\n", "utf-8")
+        sums.add(own_text.checksum(tmp_path))
+    assert len(sums) == 4
+
+
+def test_binary_data_are_made_anew_after_an_interruption(tmp_path):
+    """fairseq-preprocess, which writes dict.txt first, refuses to start where there is one."""
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.tokens").write_text("a b a c\n", "utf-8")
+    work = WorkDir(tmp_path / "work")
+    with work.locked():
+        (work.root / "binary").mkdir()
+        (work.root / "binary" / "dict.txt").write_text("a 1\n")
+        PreparedText(work, None, tmp_path).prepare(Workers(work, "cpu", 1))
+        assert len((work.root / "binary" / "dict.txt").read_text().splitlines()) > 2

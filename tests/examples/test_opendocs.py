@@ -12,6 +12,7 @@ if not EXAMPLES.exists():
     pytest.skip("the examples are not beside these tests", allow_module_level=True)
 
 from spectral_fairseq_examples.common import corpus  # noqa: E402
+from spectral_fairseq_examples.lm_sotu import methods as lm_sotu  # noqa: E402
 from spectral_fairseq_examples.translation_opendocs_de_en.command import main  # noqa: E402
 from spectral_fairseq_examples.translation_opendocs_de_en.methods import METHODS  # noqa: E402
 
@@ -68,8 +69,9 @@ def test_flags_of_every_method_are_known():
 
     import spectral_fairseq.plugin  # noqa: F401  registers the architectures
 
-    for method in METHODS.values():
-        arguments = ["data", *method.flags, "--optimizer", "adam"]
+    of_language_models = [["--task", "language_modeling", *one] for one in lm_sotu.METHODS.values()]
+    for flags in [*(method.flags for method in METHODS.values()), *of_language_models]:
+        arguments = ["data", *flags, "--optimizer", "adam"]
         parsed = options.parse_args_and_arch(options.get_training_parser(), arguments)
         assert parsed.criterion in CRITERION_REGISTRY
 
