@@ -124,6 +124,12 @@ class Report:
         result = self.analysed[index].result
         result["measures"].update(measures)
         result.update(entries)
+        on_data, nbest = entries.get("outputs"), entries.get("nbest")
+        if on_data:
+            name = Path(on_data["data"]).name
+            result["signature"] += f"|data:{name}:{on_data['subset']}:{on_data['tokens']}"
+        if nbest:
+            result["signature"] += f"|nbest:{Path(nbest['file']).name}:{nbest['signature']}"
 
     def to_dict(self) -> Dict[str, Any]:
         """The document that ``--format json`` prints; its schema is ``analysis/schema.py``."""

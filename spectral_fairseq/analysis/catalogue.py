@@ -50,7 +50,7 @@ class Measure:
     latex: str
     meaning: str
     compute: Optional[Callable[[TableFacts], Optional[float]]]
-    random: Union[float, Callable[[TableFacts], float], None] = None
+    random: Union[float, Callable[[TableFacts], Optional[float]], None] = None
     better: str = ""
     unit: str = ""
     headline: bool = False
@@ -563,7 +563,7 @@ GROUPS: Dict[str, List[Measure]] = {
             "similarity of the two tables (Kornblith et al. 2019), whatever their coordinates; 1 "
             "is equal up to rotation and scale",
             lambda t: _aligned(t, "cka"),
-            random=lambda t: random_cka(t.count, t.dim),
+            random=lambda t: random_cka(t.count, t.dim, t.counterpart_dim),
         ),
         Measure(
             "input_output_procrustes",
@@ -572,7 +572,7 @@ GROUPS: Dict[str, List[Measure]] = {
             "relative distance of the two tables after the best rotation and scale, mean rows "
             "subtracted; 0 is equal",
             lambda t: _aligned(t, "procrustes"),
-            random=lambda t: random_procrustes(t.count, t.dim),
+            random=lambda t: random_procrustes(t.count, max(t.dim, t.counterpart_dim)),
         ),
         Measure(
             "input_output_cosine",
@@ -591,7 +591,6 @@ GROUPS: Dict[str, List[Measure]] = {
             "similarity of the table with that of the first checkpoint, over the words of both "
             "(Kornblith et al. 2019); 1 is equal up to rotation and scale",
             None,
-            random=lambda t: random_cka(t.count, t.dim),
         ),
         Measure(
             "drift_procrustes",
@@ -599,7 +598,6 @@ GROUPS: Dict[str, List[Measure]] = {
             "Procrustes residual with the first",
             "relative distance from the first checkpoint's table after the best rotation and scale",
             None,
-            random=lambda t: random_procrustes(t.count, t.dim),
         ),
     ],
     "Factors of an SVD table": [
@@ -774,9 +772,10 @@ def random_values(facts: TableFacts) -> Dict[str, float]:
         facts: of the table.
     """
     known = {one.key: one.random for one in ALL if one.random is not None}
-    return {
+    values = {
         key: value if isinstance(value, float) else value(facts) for key, value in known.items()
     }
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def shown(value: Optional[float], digits: int = 4) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, Optional, Tuple
+from typing import Dict, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.tables import StoredTable
+from spectral_fairseq.functional.measures.random_table import random_cka, random_procrustes
 from spectral_fairseq.functional.measures.table_drift import (
     centred_products,
     linear_cka,
@@ -25,29 +26,48 @@ class Reference:
         label: of its checkpoint.
         table: without rows that stand for no word.
         words: its dictionary, if there is one.
+        sha256: as in the document.
     """
 
     label: str
     table: StoredTable
     words: Optional[WordList]
+    sha256: str = ""
 
 
-def drift(reference: Reference, other: Reference) -> Tuple[Dict[str, Optional[float]], int]:
-    """Return the measures ``drift_*``, and the number of words that both tables have.
+class Drift(NamedTuple):
+    """How far a table is from another one.
+
+    Attributes:
+        measures: ``drift_*``; None where the tables have fewer than two words in common.
+        random: the same of two independent random tables of these words, where that is known.
+        words: how many words both tables have.
+    """
+
+    measures: Dict[str, Optional[float]]
+    random: Dict[str, float]
+    words: int
+
+
+def drift(reference: Reference, other: Reference) -> Drift:
+    """Compare two tables over the words that both have.
 
     Args:
         reference: the first checkpoint's.
         other: the one that is measured.
-
-    Returns:
-        The measures are None where the tables have fewer than two words in common.
     """
     rows = common_rows(reference, other)
     if rows is None:
-        return {"drift_cka": None, "drift_procrustes": None}, 0
+        return Drift({"drift_cka": None, "drift_procrustes": None}, {}, 0)
     products = centred_products(reference.table.weight, other.table.weight, *rows)
     found = {"drift_cka": linear_cka(products), "drift_procrustes": procrustes_residual(products)}
-    return {key: value if value == value else None for key, value in found.items()}, len(rows[0])
+    measures = {key: value if value == value else None for key, value in found.items()}
+    count, widths = len(rows[0]), [one.table.weight.size(1) for one in (reference, other)]
+    random = {
+        "drift_cka": random_cka(count, *widths),
+        "drift_procrustes": random_procrustes(count, max(widths)),
+    }
+    return Drift(measures, {k: value for k, value in random.items() if value is not None}, count)
 
 
 def common_rows(one: Reference, other: Reference) -> Optional[Tuple[Tensor, Tensor]]:

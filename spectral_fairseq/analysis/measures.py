@@ -83,9 +83,9 @@ def measure_table(
         "random_singular_values": facts.random_sigma.tolist(),
         "centred": {
             "singular_values": facts.centred_sigma.tolist(),
-            "cosines": {**facts.centred_cosines._asdict(), "words": sampled},
+            "cosines": {**facts.centred_cosines.coarse(), "words": sampled},
         },
-        "cosines": {**facts.cosines._asdict(), "words": sampled},
+        "cosines": {**facts.cosines.coarse(), "words": sampled},
         "norms": _norm_curve(norms[facts.frequency_order]),
         "norm_histogram": _norm_histogram(norms),
         "counts": _counts(facts),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,13 +106,14 @@ def analyse_model(
     prior = prior_of(opened.checkpoint, chosen)
     other = _counterpart(opened, chosen, tables, uncounted)
     measured = measure_table(chosen, options, words, prior, progress, other)
-    reference = Reference(label or label_of(model), chosen, words)
+    reference = Reference(label or label_of(model), chosen, words, table_hash)
     moved = None
     if first is not None:
         progress.begin("drift")
-        found, common = drift(first, reference)
-        measured.measures.update(found)
-        moved = {"from": first.label, "words": common}
+        found = drift(first, reference)
+        measured.measures.update(found.measures)
+        measured.details["random"].update(found.random)
+        moved = {"from": first.label, "words": found.words}
     result = {
         "path": None if opened.path is None else str(opened.path),
         "label": reference.label,
@@ -132,7 +134,7 @@ def analyse_model(
         "dictionary": {
             **_file_entry(None if words is None else words.path),
             "remark": remark,
-            "counts": _file_entry(counts),
+            "counts": _counts_entry(counts),
         },
         "measures": measured.measures,
         **measured.details,
@@ -140,7 +142,7 @@ def analyse_model(
         "outputs": None,
         "nbest": None,
     }
-    result["signature"] = signature_of(result, options)
+    result["signature"] = signature_of(result, options, first)
     progress.end()
     return Analysed(result, measured, reference)
 
@@ -184,6 +186,14 @@ def _file_entry(path: Any) -> Dict[str, Optional[str]]:
     return {"path": str(path) if known else None, "sha256": sha256(path) if known else None}
 
 
+def _counts_entry(counts: Any) -> Dict[str, Optional[str]]:
+    """As for a file; counts in memory have a hash of what they say."""
+    if counts is None or is_path(counts):
+        return _file_entry(counts)
+    said = sorted(counts.items()) if isinstance(counts, Mapping) else [float(n) for n in counts]
+    return {"path": None, "sha256": hashlib.sha256(repr(said).encode()).hexdigest()}
+
+
 def is_path(model: Any) -> bool:
     """Whether a model is named, rather than in memory."""
     return isinstance(model, (str, os.PathLike))
@@ -221,7 +231,9 @@ def document(
     )
 
 
-def signature_of(result: Mapping[str, Any], options: Options) -> str:
+def signature_of(
+    result: Mapping[str, Any], options: Options, first: Optional[Reference] = None
+) -> str:
     """Options, seed, versions and hashes behind one checkpoint's figures, in one line."""
     table, dictionary_hash = result["table"], result["dictionary"]["sha256"]
     counts_hash = result["dictionary"]["counts"]["sha256"]
@@ -238,6 +250,7 @@ def signature_of(result: Mapping[str, Any], options: Options) -> str:
             "dict": dictionary_hash[:12] if dictionary_hash else "none",
             **({"counts": counts_hash[:12]} if counts_hash else {}),
             "ckpt": result["sha256"][:12],
+            **({"first": first.sha256[:12]} if first is not None else {}),
         }
     )
 

@@ -54,6 +54,7 @@ from spectral_fairseq.functional.penalties.spectrum import prior_spectrum
 from spectral_fairseq.functional.sample_rows import sample_rows
 
 COSINE_BINS = 100
+_FINE_BINS = 20_000
 GROUPS = ("frequent", "medium", "rare")
 """Thirds of the words in the order of their counts."""
 
@@ -87,7 +88,7 @@ class GroupFacts(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """The distribution of cosines.
+    """The distribution of cosines, in bins that are narrow even for a narrow cone.
 
     Attributes:
         edges: of the bins.
@@ -96,6 +97,15 @@ class Histogram(NamedTuple):
 
     edges: List[float]
     counts: List[int]
+
+    def coarse(self) -> Dict[str, Any]:
+        """Edges and counts of :data:`COSINE_BINS` bins, for pictures."""
+        width = len(self.counts) // COSINE_BINS
+        starts = range(0, len(self.counts), width)
+        return {
+            "edges": self.edges[::width],
+            "counts": [sum(self.counts[start : start + width]) for start in starts],
+        }
 
     def quantiles(self, *shares: float) -> List[float]:
         """The values below which these shares of the pairs lie."""
@@ -298,12 +308,12 @@ class TableFacts:
     @cached_property
     def cosines(self) -> Histogram:
         """Cosines between the sampled words."""
-        return Histogram(*cosine_histogram(self.cosine_sample, COSINE_BINS))
+        return Histogram(*cosine_histogram(self.cosine_sample, _FINE_BINS))
 
     @cached_property
     def centred_cosines(self) -> Histogram:
         """Cosines between the sampled words after the mean of all rows is subtracted."""
-        return Histogram(*cosine_histogram(self._centred_sample, COSINE_BINS))
+        return Histogram(*cosine_histogram(self._centred_sample, _FINE_BINS))
 
     @property
     def _centred_sample(self) -> Tensor:
@@ -331,6 +341,11 @@ class TableFacts:
     def untrained(self) -> Tensor:
         """Rows of ``weight`` that look never trained, ascending; ``untrained_rows.py`` says how."""
         return untrained_rows(self.weight, self.norms)
+
+    @property
+    def counterpart_dim(self) -> int:
+        """Width of the counterpart; of the table itself without one."""
+        return (self.weight if self._counterpart is None else self._counterpart.weight).size(1)
 
     @cached_property
     def alignment(self) -> Optional[Alignment]:

@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tu
 import numpy as np
 import torch
 from fairseq import checkpoint_utils
+from fairseq.data import data_utils
 from torch import Tensor
 
 import spectral_fairseq.plugin  # noqa: F401  registers the architectures that a checkpoint names
@@ -304,7 +305,7 @@ def predict(
         sizes = getattr(dataset, "tgt_sizes", None)
         sizes = dataset.sizes if sizes is None else sizes
         tokens = min(tokens, int(np.sum(sizes)))
-        rows = _batches(model, task, dataset, max(_BLOCK_NUMBERS // words, 1), padding)
+        rows = _batches(model, dataset, max(_BLOCK_NUMBERS // words, 1), padding)
     symbols = enumerate(task.target_dictionary.symbols)
     no_words = [row for row, symbol in symbols if row == padding or symbol.startswith(FILLER)]
     return Predictions(
@@ -376,26 +377,29 @@ class _OutputLayerInput:
 
 
 @torch.no_grad()
-def _batches(model: Any, task: Any, dataset: Any, tokens: int, padding: int) -> Iterator[Rows]:
-    """Batches that are run each by itself."""
+def _batches(model: Any, dataset: Any, tokens: int, padding: int) -> Iterator[Rows]:
+    """Batches that are run each by itself, in the order of the corpus.
+
+    fairseq's own iterator would begin with the shortest sentences.
+    """
     seen = _OutputLayerInput(model)
-    batches = task.get_batch_iterator(
-        dataset,
+    batches = data_utils.batch_by_size(
+        np.arange(len(dataset)),
+        dataset.num_tokens,
         max_tokens=max(int(np.max(dataset.sizes)), tokens),
-        required_batch_size_multiple=1,
-        num_workers=0,
-        disable_iterator_cache=True,
-    ).next_epoch_itr(shuffle=False)
-    for sample in batches:
-        if not sample:
-            continue
+    )
+    for batch in batches:
+        sample = dataset.collater([dataset[int(index)] for index in batch])
         net_output = model(**sample["net_input"])
         log_probabilities = model.get_normalized_probs(net_output, log_probs=True, sample=sample)
         kept = sample["target"].ne(padding)  # [B, T]
+        # Translation sorts a batch by length: the places of its tokens in the order of the corpus.
+        order = sample["id"].argsort()
+        place = (kept.flatten().cumsum(0) - 1).view_as(kept)[order][kept[order]]
         yield Rows(
-            log_probabilities[kept].float(),
-            sample["target"][kept],
-            seen.states(net_output[1], kept),
+            log_probabilities[kept][place].float(),
+            sample["target"][kept][place],
+            [states[place] for states in seen.states(net_output[1], kept)],
         )
 
 

@@ -110,7 +110,9 @@ def test_counts_and_words(tmp_path):
     with_file = analyze(ROWS, counts=file, **options).to_dict()["checkpoints"][0]
     assert with_file["measures"] == by_row["measures"]
     assert with_file["dictionary"]["counts"]["path"] == str(file)
-    assert "|counts:" in with_file["signature"] and "|counts:" not in by_row["signature"]
+    others = analyze(ROWS, counts=[7] * 60, **options).to_dict()["checkpoints"][0]
+    signatures = {one["signature"] for one in (by_word, by_row, with_file, others)}
+    assert len(signatures) == 4 and all("|counts:" in one for one in signatures)
 
 
 def test_scalars_are_numbers_for_loggers():

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from spectral_fairseq.analysis.drift import Reference, common_rows, drift
+from spectral_fairseq.analysis.drift import Drift, Reference, common_rows, drift
 from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.tables import StoredTable
+from spectral_fairseq.functional.measures.random_table import random_cka
 from tests.checkpoints.made import cone
 from tests.reference import table_comparison as naive
 
@@ -30,7 +31,8 @@ def test_without_dictionaries_by_their_row():
     assert (left.tolist(), right.tolist()) == ([1, 2], [0, 1])
     longer = reference(cone(3, 2), [2, 3, 1], 5)
     assert common_rows(one, longer) is None
-    assert drift(one, longer) == ({"drift_cka": None, "drift_procrustes": None}, 0)
+    nothing = {"drift_cka": None, "drift_procrustes": None}
+    assert drift(one, longer) == Drift(nothing, random={}, words=0)
 
 
 def test_the_measures_are_those_of_the_common_words():
@@ -40,10 +42,31 @@ def test_the_measures_are_those_of_the_common_words():
     moved = weight + 0.1 * cone(40, 5, seed=1)
     one = reference(weight, range(40), 40, symbols)
     other = reference(moved[order], range(40), 40, [symbols[at] for at in order])
-    found, count = drift(one, other)
+    found, _, count = drift(one, other)
     assert count == 40
     assert found["drift_cka"] == pytest.approx(naive.linear_cka(weight, moved))
     expected = naive.procrustes_residual(weight, moved)
     assert found["drift_procrustes"] == pytest.approx(expected)
     same = reference(torch.ones(40, 5), range(40), 40, symbols)
     assert drift(same, other)[0] == {"drift_cka": None, "drift_procrustes": None}
+
+
+def test_random_values_are_those_of_the_words_in_common():
+    """Two random tables of 4,000 words and other widths, which share 400 words."""
+    generator = torch.Generator().manual_seed(0)
+    tables = [torch.randn(4000, width, generator=generator) for width in (60, 30)]
+    symbols = [[f"w{word}" for word in range(start, start + 4000)] for start in (0, 3600)]
+    one, other = (
+        reference(table, range(4000), 4000, words) for table, words in zip(tables, symbols)
+    )
+    measures, random, words = drift(one, other)
+    assert words == 400
+    assert measures["drift_cka"] == pytest.approx(random["drift_cka"], rel=0.1)
+    assert measures["drift_cka"] > 5 * random_cka(4000, 60)
+    same_width = reference(
+        torch.randn(4000, 60, generator=generator), range(4000), 4000, symbols[1]
+    )
+    measures, random, _ = drift(one, same_width)
+    assert measures["drift_procrustes"] == pytest.approx(random["drift_procrustes"], rel=0.02)
+    few = reference(tables[0], range(4000), 4000, [f"w{word}" for word in range(3800, 7800)])
+    assert "drift_procrustes" not in drift(one, few).random  # 200 words of 60 dimensions

@@ -59,6 +59,17 @@ def test_a_cone_is_not():
     assert narrow["stable_rank"] < 1.1 and wide["effective_rank"] > 7.5
 
 
+def test_the_spread_of_the_cosines_of_a_narrow_cone():
+    """All of them lie within one bin of the picture."""
+    generator = torch.Generator().manual_seed(0)
+    rows = 1 + 0.05 * torch.randn(400, 512, generator=generator)
+    found, units = measured(rows).measures, torch.nn.functional.normalize(rows.double(), dim=1)
+    cosines = (units @ units.t())[tuple(torch.triu_indices(400, 400, 1))]
+    assert found["cosine_std"] == pytest.approx(float(cosines.std(unbiased=False)), rel=0.05)
+    for share, name in ((0.05, "cosine_p05"), (0.95, "cosine_p95")):
+        assert found[name] == pytest.approx(float(cosines.quantile(share)), abs=1e-4)
+
+
 @pytest.mark.slow
 def test_a_gaussian_table():
     torch.manual_seed(0)

@@ -95,3 +95,14 @@ def test_untrained_rows_are_told():
     one["measures"]["untrained_rows"] = 1200.0
     (found,) = warnings([one])
     assert "1,200 rows look never trained in x" in found and "w0, row 9." in found
+
+
+def test_the_table_of_an_input_without_an_output_layer_is_an_input():
+    one = checkpoint(0.8)
+    for choice, advice in (
+        ("embeddings, the table of the input. No output layer is stored: it", "acts like a bias"),
+        ("the table of the decoder's input. No output layer is stored", "no probability"),
+        ("the table of the input. Not measured: the output layer.", "acts like a bias"),
+    ):
+        one["table"]["choice"] = f"Measured: {choice}"
+        assert advice in verdict(one)[2]

@@ -70,6 +70,12 @@ def test_against_the_whole_matrix(path, tiny_translation_data, monkeypatch):
 def test_tokens_are_the_first_ones(path, tiny_translation_data):
     _, details = measure_outputs(path, tiny_translation_data, tokens=13)
     assert details["tokens"] == 13 and details["subset"] == "valid"
+    # Those of the first sentences of the corpus, not those of the shortest ones.
+    expected = whole_matrix(path, tiny_translation_data, "valid")
+    for count in (13, len(expected)):
+        blocks = predict(path, tiny_translation_data, "valid", count).blocks
+        found = torch.cat([block.log_probabilities for block in blocks])
+        torch.testing.assert_close(found, expected[:count], rtol=1e-4, atol=1e-4)
 
 
 def assert_states_belong_to_predictions(predictions):

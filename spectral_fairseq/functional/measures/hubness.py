@@ -19,6 +19,7 @@ from spectral_fairseq.errors import DataError
 from spectral_fairseq.functional.measures.neighbours import nearest_neighbours
 
 NEIGHBOURS = 10
+_QUERIES = 1024  # each takes some 16,000 products at a time
 
 
 @torch.no_grad()
@@ -35,8 +36,10 @@ def hubness(matrix: Tensor, neighbours: int = NEIGHBOURS) -> float:
     count = matrix.size(0)
     if count < 2:
         raise DataError("at least two rows for hubness", str(count), "Pass the whole table.")
-    _, found = nearest_neighbours(matrix, torch.arange(count, device=matrix.device), neighbours)
-    times = found.flatten().bincount(minlength=count).double()  # [n]
+    times = matrix.new_zeros(count, dtype=torch.float64)
+    for rows in torch.arange(count, device=matrix.device).split(_QUERIES):
+        _, found = nearest_neighbours(matrix, rows, neighbours)
+        times += found.flatten().bincount(minlength=count)
     away = times - times.mean()
     spread = float(away.square().mean().sqrt())
     return float((away / spread).pow(3).mean()) if spread > 0 else 0.0

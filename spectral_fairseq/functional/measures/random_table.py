@@ -23,6 +23,7 @@ beyond the edge even if their directions are random.
 from __future__ import annotations
 
 import math
+from typing import Optional
 
 import torch
 from torch import Tensor
@@ -76,11 +77,24 @@ def random_mean_share(count: int) -> float:
     return 1 / math.sqrt(count)
 
 
-def random_cka(count: int, dim: int) -> float:
-    """Return the linear CKA of two independent random tables of N rows and d dimensions."""
-    return dim / (count + dim)
+def random_cka(count: int, dim: int, other_dim: Optional[int] = None) -> float:
+    """Return the linear CKA of two independent random tables of N rows.
+
+    Args:
+        count: N.
+        dim: d of one table.
+        other_dim: d of the other one; the same if not given.
+    """
+    other_dim = other_dim or dim
+    return math.sqrt(dim * other_dim / ((count + dim) * (count + other_dim)))
 
 
-def random_procrustes(count: int, dim: int) -> float:
-    """Return the Procrustes residual of two independent random tables, N rows, d dimensions."""
-    return math.sqrt(max(1 - (8 / (3 * math.pi)) ** 2 * dim / count, 0.0))
+def random_procrustes(count: int, dim: int) -> Optional[float]:
+    """Return the Procrustes residual of two independent random tables, N rows, d dimensions.
+
+    It is the limit for many more rows than dimensions, and None where N < 4 d: at 2 d it is a
+    fortieth off.
+    """
+    if count < 4 * dim:
+        return None
+    return math.sqrt(1 - (8 / (3 * math.pi)) ** 2 * dim / count)

@@ -25,7 +25,8 @@ from spectral_fairseq.functional.linalg.row_blocks import cached_rows, checked_t
 from spectral_fairseq.functional.linalg.row_norms import SMALLEST_NORM
 from spectral_fairseq.functional.measures.robust_outliers import OUTLYING, robust_scores
 
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Two for a number of 8 bytes: its low bits are often zero, and would stay so in a product.
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int32}
 # Rows that differ nearly always differ in so many first columns.
 _FIRST_COLUMNS = 16
 
@@ -74,9 +75,9 @@ def repeated_rows(matrix: Tensor, *, block_rows: Optional[int] = None) -> Tensor
 
 
 def _hashes(rows: Tensor) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    factors = torch.randint(-(2**62), 2**62, (rows.size(1),), generator=generator) * 2 + 1
     bits = rows.contiguous().view(_INTEGERS[rows.element_size()])
+    generator = torch.Generator().manual_seed(0)
+    factors = torch.randint(-(2**62), 2**62, (bits.size(1),), generator=generator) * 2 + 1
     return (bits.long() * factors.to(rows.device)).sum(1)  # mod 2^64
 
 

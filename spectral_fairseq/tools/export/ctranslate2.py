@@ -53,6 +53,12 @@ def write_ctranslate2(
         )
     plain = plain_checkpoint(checkpoint)
     cfg = plain["cfg"]
+    if cfg["model"].get("cross_self_attention"):  # which the converter ignores
+        raise UnsupportedError(
+            "a decoder with two attentions, for CTranslate2",
+            "--cross-self-attention",
+            "Export it to plain fairseq instead.",
+        )
     # The converter reads the flags of task and model as attributes of one object, for which
     # fairseq's dataclass of language models accepts nothing but a Namespace.
     task = checkpoint_settings(checkpoint, "task")
@@ -67,7 +73,10 @@ def write_ctranslate2(
         try:
             with _namespaces_allowed():
                 converter.convert(str(folder), quantization=quantization, force=True)
-        except (AttributeError, KeyError, NotImplementedError, ValueError) as error:
+        except (
+            *(AttributeError, KeyError, NotImplementedError),
+            *(RuntimeError, ValueError),
+        ) as error:
             raise UnsupportedError(
                 "a model that CTranslate2's converter of fairseq takes",
                 " ".join(str(error).split()),

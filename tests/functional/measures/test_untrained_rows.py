@@ -33,3 +33,12 @@ def test_robust_scores():
     assert float(robust_scores(normal).std()) == pytest.approx(1, rel=0.02)
     assert float(robust_scores(normal).abs().max()) < OUTLYING
     assert (robust_scores(torch.tensor([1.0, 1.0, 1.0, 9.0])) == 0).all()
+
+
+def test_narrow_numbers_in_float64_do_not_collide():
+    """Their low bits are zero, and so would be those of a product."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(50_000, 16, generator=generator).half().double()
+    assert not repeated_rows(rows).any()
+    rows[7] = rows[4]
+    assert repeated_rows(rows).nonzero().flatten().tolist() == [4, 7]
