@@ -31,7 +31,7 @@ EVALUATED = frozenset(
 )
 
 # Those of fconv models, whose names are common ones: other models have paths and words there.
-_OF_FCONV = frozenset(
+OF_FCONV = frozenset(
     "downsample encoder_attention gated_attention pretrained project_input self_attention".split()
 )
 
@@ -68,7 +68,7 @@ def check_settings(state: Mapping[str, Any], path: Any) -> None:
     iterator = extra_state.get("train_iterator") or {}
     for name in ("epoch", "iterations_in_epoch", "num_shards"):
         _check(iterator, name, Integral, path, "extra_state.train_iterator.")
-    names = EVALUATED if _may_be_fconv(state) else EVALUATED - _OF_FCONV
+    names = EVALUATED if _may_be_fconv(state) else EVALUATED - OF_FCONV
     for setting, text in _evaluated({name: state.get(name) for name in ("args", "cfg")}, names):
         _check_literal(setting, text, path)
 

@@ -23,7 +23,7 @@ from typing import Any, Callable, Dict, List, NamedTuple
 import torch
 
 from spectral_fairseq.checkpoints.reading import torch_load
-from spectral_fairseq.checkpoints.structure import EVALUATED
+from spectral_fairseq.checkpoints.structure import EVALUATED, OF_FCONV
 from tests.fork_server import ForkServer
 from tests.fuzz.forks import BAD, DONE, EXECUTED, FAIRSEQ, REFUSED, line, run, run_all
 from tests.fuzz.training import PLUGIN
@@ -161,6 +161,8 @@ def code_in_a_setting(making: Making) -> None:
         )
     )
     place = making.chance.choice(("model", "task", "optimization", "args"))
+    if name in OF_FCONV:  # names that mean something else in other models
+        state["cfg"]["model"] = {**dict(state["cfg"]["model"]), "_name": "fconv_self_att"}
     if place == "args":
         state["args"] = argparse.Namespace(**{**dict(state["cfg"]["model"]), name: text})
     else:
