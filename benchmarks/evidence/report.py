@@ -305,16 +305,24 @@ def draw_curves(name: str, records: Mapping[str, Mapping[str, Any]], images: Pat
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import MultipleLocator, NullFormatter, ScalarFormatter
 
-    figure, axes = pyplot.subplots(figsize=(8, 5))
+    methods = STUDIES[name].methods
+    figure, axes = pyplot.subplots(figsize=(6, 4))
     for method in sorted(curves, key=lambda one: (one != "plain", one)):
         length = min(map(len, curves[method]))
         mean = np.mean([curve[:length] for curve in curves[method]], axis=0)
         style = {"color": "black", "linewidth": 2} if method == "plain" else {}
-        axes.plot(mean[:, 0], mean[:, 1], label=method, **style)
-    axes.set(xlabel="updates", ylabel="validation loss, bits a token", yscale="log")
-    axes.legend(fontsize=7, ncols=2)
+        label = methods[method].label if method in methods else "the best of them and SimCut"
+        seeds = f"{len(curves[method])} seed{'s' if len(curves[method]) > 1 else ''}"
+        axes.plot(mean[:, 0], mean[:, 1], label=f"{label} ({seeds})", **style)
+    axes.set(xlabel="updates", ylabel="validation loss, bits per token", yscale="log")
+    axes.yaxis.set_major_locator(MultipleLocator(1))
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=9)
     images.mkdir(parents=True, exist_ok=True)
-    figure.savefig(images / f"evidence_{name}.png", dpi=100, bbox_inches="tight")
+    figure.savefig(images / f"evidence_{name}.png", dpi=120, bbox_inches="tight")
     pyplot.close(figure)
     return True
