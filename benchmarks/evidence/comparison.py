@@ -52,7 +52,7 @@ class Comparison(NamedTuple):
     def verdict(self, study: Study) -> str:
         """What the protocol lets one say: a gain or a loss needs every interval and the p."""
         if self.seeds < len(study.seeds):
-            return f"none with {self.seeds} of {len(study.seeds)} seeds"
+            return f"no claim with {self.seeds} of {len(study.seeds)} seeds"
         intervals = [(self.test.low, self.test.high)]
         if self.segments is not None and self.segments.interval is not None:
             intervals.append(self.segments.interval[1:])
@@ -62,7 +62,7 @@ class Comparison(NamedTuple):
                 return "**a gain**"
             if all(sign * low < 0 > sign * high for low, high in intervals):
                 return "**a loss**"
-        return "no difference found"
+        return "no claim"
 
 
 def planned_comparisons(study: Study) -> int:

@@ -159,8 +159,8 @@ def test_p_is_adjusted_for_what_is_planned_and_verdicts_need_all_seeds():
     assert found["better"].adjusted_p == pytest.approx(5 * found["better"].test.p)
     assert found["better"].segments[1:] == (3, 0) and found["better"].segments.interval.low > 0
     assert found["better"].verdict(study) == "**a gain**"
-    assert found["unclear"].verdict(study) == "no difference found"
-    assert found["unfinished"].verdict(study) == "none with 1 of 3 seeds"
+    assert found["unclear"].verdict(study) == "no claim"
+    assert found["unfinished"].verdict(study) == "no claim with 1 of 3 seeds"
     lower_is_better = dataclasses.replace(study, corpus="language_model")
     alone = found["better"]._replace(segments=None)
     assert alone.verdict(lower_is_better) == "**a loss**"
