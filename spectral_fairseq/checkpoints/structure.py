@@ -55,6 +55,8 @@ def check_settings(state: Mapping[str, Any], path: Any) -> None:
         _check(state.get("cfg") or {}, name, _NODE, path, "cfg.")
     _check(state, "task_state", Mapping, path)
     _check(state, "last_optimizer_state", Mapping, path)
+    optimizer = state.get("last_optimizer_state") or {}
+    _check(optimizer, "param_groups", list, path, "last_optimizer_state.")
     _check(state, "optimizer_history", list, path)
     for number, entry in enumerate(state.get("optimizer_history") or ()):
         where = f"optimizer_history[{number}]"

@@ -65,6 +65,7 @@ def test_entries_may_be_missing(tmp_path):
     ({"extra_state": {"train_iterator": {"epoch": "2"}}}, "train_iterator.epoch to be a whole"),
     ({"task_state": [1]}, "task_state to be a dictionary"),
     ({"last_optimizer_state": 1}, "last_optimizer_state to be a dictionary"),
+    ({"last_optimizer_state": {"param_groups": True}}, "last_optimizer_state.param_groups to be a"),
 ])  # fmt: skip
 def test_entries_of_another_type(tmp_path, changed, match):
     with pytest.raises(CheckpointError, match=match) as caught:
