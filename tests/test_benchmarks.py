@@ -29,6 +29,7 @@ from benchmarks import (
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import train as gpu_train
 from benchmarks.gpu.report import Report
+from benchmarks.pages import with_generated
 from benchmarks.spectrum_study import __main__ as spectrum_study
 from benchmarks.spectrum_study import report as spectrum_report
 from benchmarks.spectrum_study import training as spectrum_training
@@ -268,3 +269,10 @@ def test_spectrum_study_trains_resumes_and_tabulates(tmp_path, monkeypatch, caps
             if suits(task, variant):
                 command = spectrum_training.command_of(task, variant, 1, data, tmp_path, 2)
                 options.parse_args_and_arch(options.get_training_parser(), command[3:])
+
+
+def test_the_page_of_the_spectrum_study_has_what_the_records_say():
+    page = spectrum_report.PAGE.read_text("utf-8")
+    table = spectrum_report.markdown(Records(spectrum_report.RESULTS).all())
+    assert "<!-- generated: spectrum_study -->" in page
+    assert with_generated(page, lambda _: table) == page

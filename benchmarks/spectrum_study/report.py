@@ -60,6 +60,8 @@ def _losses(record: Record) -> List[float]:
 
 def markdown(records: Sequence[Record]) -> str:
     """A line for each variant, with three cells for each task."""
+    if not records:
+        return "No training of this study has been recorded.\n"
     cells = {(row["variant"], row["task"]): row for row in rows(records)}
     heads = [f"{task.replace('_', ' ')} | cosine | σ_1 / RMS" for task in TASKS]
     lines = [f"| table | seeds | {' | '.join(heads)} |", "|---|---|" + "---|" * 3 * len(TASKS)]

@@ -73,10 +73,7 @@ def write_ctranslate2(
         try:
             with _namespaces_allowed():
                 converter.convert(str(folder), quantization=quantization, force=True)
-        except (
-            *(AttributeError, KeyError, NotImplementedError),
-            *(RuntimeError, ValueError),
-        ) as error:
+        except (AttributeError, KeyError, RuntimeError, ValueError) as error:
             raise UnsupportedError(
                 "a model that CTranslate2's converter of fairseq takes",
                 " ".join(str(error).split()),
