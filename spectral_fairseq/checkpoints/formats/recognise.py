@@ -26,12 +26,18 @@ _START_BYTES = 1 << 16
 
 
 def may_be_torch_file(path: Union[str, Path]) -> bool:
-    """Whether a file begins as ``torch.save`` writes it; false for a folder."""
+    """Whether a file begins as ``torch.save`` writes it; false for a folder.
+
+    It is true for a file that cannot be read, of which :func:`open_model` says why.
+    """
     file = model_path(path)
     if file.is_dir():
         return False
-    with open(file, "rb") as opened:
-        return opened.read(4).startswith((_ZIP, _PICKLE))
+    try:
+        with open(file, "rb") as opened:
+            return opened.read(4).startswith((_ZIP, _PICKLE))
+    except PermissionError:
+        return True
 
 
 def open_model(path: Union[str, Path]) -> OpenedModel:

@@ -101,10 +101,11 @@ def renew_factors(
         for name, moment in state[key].items():
             _carry_over(name, moment, gradient)
     for name, moment in state["sigma"].items():
-        _carry_over(name, moment.view(1, -1), new.v_gradient)
         if name in own:
             through_table = _of_u(state["u"][name], u, new.sigma)
             moment.copy_(through_table + own[name] @ new.v_gradient.square())
+        else:
+            _carry_over(name, moment.view(1, -1), new.v_gradient)
 
 
 def _carry_over(name: str, moment: Tensor, gradient: Tensor) -> None:
