@@ -3,16 +3,23 @@
 fairseq composes the batches of most tasks once, from an order of the sentences that it draws by the
 seed and the epoch in which it does so, and then only shuffles them from epoch to epoch. A resumed
 run composes them in the epoch in which it goes on: other sentences come together than in a run
-without interruption.
+without interruption. fairseq 0.12.2 draws the order by the seed alone.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from spectral_fairseq.compat.patching import Patch, replaces
+
+
+def _unneeded() -> Optional[str]:
+    from fairseq.tasks.fairseq_task import FairseqTask
+
+    by_seed = "numpy_seed(seed):" in inspect.getsource(FairseqTask.get_batch_iterator)
+    return "this fairseq draws the order by the seed alone" if by_seed else None
 
 
 def composing(get_batch_iterator: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,4 +51,5 @@ PATCH = Patch(
     reason="A run that is resumed in its second epoch or later sees other batches than an "
     "uninterrupted run.",
     install=replaces({"fairseq.tasks.fairseq_task:FairseqTask.get_batch_iterator": composing}),
+    unneeded=_unneeded,
 )

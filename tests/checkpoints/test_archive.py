@@ -33,9 +33,10 @@ def test_a_flipped_bit_of_the_pickle(path):
 
 def test_a_name_that_is_no_text(path):
     with zipfile.ZipFile(path) as archive:
-        start = archive.getinfo("checkpoint/data/0").header_offset
+        (tensor,) = (one for one in archive.infolist() if one.filename.endswith("/data/0"))
     content = bytearray(path.read_bytes())
-    content[start + 33] = 0x90  # in the name of the local header, which has 30 bytes before it
+    # In the name of the local header, which has 30 bytes before it.
+    content[tensor.header_offset + 33] = 0x90
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match="an intact checkpoint"):
         load_checkpoint(path)
