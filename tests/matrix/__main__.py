@@ -74,6 +74,9 @@ def main() -> int:
         "cells", nargs="*", metavar="CELL", help=f"all unless given: {', '.join(CELLS)}"
     )
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "matrix")
+    parser.add_argument(
+        "--upstream", type=Path, help="clone of fairseq's repository, for the cells built from it"
+    )
     parser.add_argument("--tests", choices=SELECTIONS, default="fast")
     parser.add_argument("--again", action="store_true", help="repeat cells that are in the record")
     parser.add_argument(
@@ -87,7 +90,10 @@ def main() -> int:
 
     chosen = args.cells or list(CELLS)
     folder = args.folder.resolve()
-    installations = {name: Installation(cell, folder / name) for name, cell in CELLS.items()}
+    upstream = args.upstream and args.upstream.resolve()
+    installations = {
+        name: Installation(cell, folder / name, upstream) for name, cell in CELLS.items()
+    }
     record = read_record()
     for name in chosen:
         if name in record and not args.again:

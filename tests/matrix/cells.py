@@ -1,20 +1,25 @@
-"""The cells of the matrix: which Python is tested with which versions of torch and numpy."""
+"""The cells of the matrix: which Python is tested with which torch, numpy and fairseq."""
 
 from __future__ import annotations
 
 import re
 from typing import Dict, NamedTuple
 
+UPSTREAM = "upstream"  # built from a clone of fairseq's own repository
+
 
 class Cell(NamedTuple):
     """One installation. Everything that is not named here is pinned by constraints.txt.
 
     Args:
-        python: minor version, which decides on fairseq 0.12.2 or ve-fairseq 0.12.3.
+        python: minor version; unless ``fairseq`` is given, it decides on fairseq 0.12.2 or
+            ve-fairseq 0.12.3.
         torch: version.
         torchaudio: version, which torch and fairseq's metadata ask for; it is never imported.
         numpy: version.
         sympy: version, which torch 2.6 asks for.
+        fairseq: requirement of pip that takes the place of the usual fairseq, or
+            :data:`UPSTREAM`.
     """
 
     python: str
@@ -22,11 +27,13 @@ class Cell(NamedTuple):
     torchaudio: str
     numpy: str
     sympy: str = "1.14.0"
+    fairseq: str = ""
 
     @property
     def name(self) -> str:
         """Name of the cell in the record and of its folder."""
-        return f"py{self.python}-torch{self.torch}-numpy{self.numpy}"
+        other = f"-{self.fairseq.replace('==', '')}" if self.fairseq else ""
+        return f"py{self.python}-torch{self.torch}-numpy{self.numpy}{other}"
 
     def constraints(self, text: str) -> str:
         """The project's constraints with the pins of this cell in them.
@@ -60,5 +67,8 @@ _ALL = (
     Cell("3.12", "2.6.0", "2.6.0", "1.26.4", sympy="1.13.1"),
     Cell("3.12", "2.6.0", "2.6.0", "2.4.6", sympy="1.13.1"),
     Cell("3.12", "2.13.0", "2.11.0", "2.4.6"),
+    # Upstream cannot be imported from Python 3.11 on.
+    Cell("3.10", "2.6.0", "2.6.0", "1.23.5", "1.13.1", UPSTREAM),
+    Cell("3.12", "2.6.0", "2.6.0", "1.26.4", "1.13.1", "fairseq-fixed==0.12.3.1"),
 )
 CELLS: Dict[str, Cell] = {cell.name: cell for cell in _ALL}

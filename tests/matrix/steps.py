@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from tests.conftest import PACKAGE, ROOT, TINY_TRANSLATION
 from tests.fuzz import data
-from tests.matrix.cells import Cell
+from tests.matrix.cells import UPSTREAM, Cell
 
 # Selections of tests: name -> flags of each run of pytest.
 SELECTIONS: Dict[str, Sequence[Sequence[str]]] = {
@@ -42,10 +42,11 @@ class Installation:
     Args:
         cell: the versions.
         folder: holds the environment, the logs, the data and the checkpoint of this cell.
+        upstream: clone of fairseq's repository, for the cells that are built from it.
     """
 
-    def __init__(self, cell: Cell, folder: Path) -> None:
-        self.cell, self.folder = cell, folder
+    def __init__(self, cell: Cell, folder: Path, upstream: Optional[Path] = None) -> None:
+        self.cell, self.folder, self._upstream = cell, folder, upstream
         self.environment = folder / "venv"
         self._constraints = folder / "constraints.txt"
         self._data = folder / "data" / "joined"
@@ -66,11 +67,27 @@ class Installation:
         if not self._constraints.exists() or self._constraints.read_text("utf-8") != wanted:
             self._constraints.write_text(wanted, "utf-8")  # which makes the environment anew
         self._make("setup")
+        if self.cell.fairseq:
+            self._replace_fairseq()
         code = (
             "import json; from spectral_fairseq.provenance import versions; "
             "print(json.dumps(versions()))"
         )
-        return dict(json.loads(self._run("python", "-c", code).splitlines()[-1]))
+        versions = dict(json.loads(self._run("python", "-c", code).splitlines()[-1]))
+        if self.cell.fairseq == UPSTREAM:
+            commit = self._call(["git", "-C", str(self._upstream), "rev-parse", "--short", "HEAD"])
+            versions["fairseq"] = f"upstream, commit {commit.strip()}"
+        return versions
+
+    def _replace_fairseq(self) -> None:
+        wanted: Any = self.cell.fairseq
+        if wanted == UPSTREAM:
+            if self._upstream is None:
+                raise Failure("expected --upstream FOLDER with a clone of fairseq; found none")
+            wanted = self._upstream
+        pip = ("-m", "pip", "--disable-pip-version-check")
+        self._run("python", *pip, "uninstall", "-y", "fairseq", "ve-fairseq")
+        self._run("python", *pip, "install", "--no-deps", "--no-build-isolation", wanted)
 
     def test(self, selection: str, flags: str) -> Dict[str, Any]:
         """Run a selection of the tests.

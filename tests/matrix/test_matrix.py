@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.matrix import __main__ as matrix
 from tests.matrix import page, steps
-from tests.matrix.cells import CELLS, Cell
+from tests.matrix.cells import CELLS, UPSTREAM, Cell
 
 if not (ROOT / "docs").exists():
     pytest.skip("the documents are not beside these tests", allow_module_level=True)
@@ -137,3 +137,32 @@ def test_counts_are_those_of_pytests_report(tmp_path):
     found = {"passed": 1, "skipped": 0, "failed": 0, "failures": []}
     steps.add_counts(found, report)
     assert found == {"passed": 2, "skipped": 1, "failed": 1, "failures": ["tests.test_a.c"]}
+
+
+OTHERS = [one for one in CELLS.values() if one.fairseq]
+
+
+@pytest.mark.parametrize("one", OTHERS, ids=[one.name for one in OTHERS])
+def test_another_fairseq_takes_the_place_of_the_usual_one(one, tmp_path, monkeypatch):
+    commands = []
+
+    def run(self, *argv):
+        commands.append(argv)
+        return '{"fairseq": "fairseq-fixed"}'
+
+    monkeypatch.setattr(steps.Installation, "_make", lambda *_: "")
+    monkeypatch.setattr(steps.Installation, "_run", run)
+    monkeypatch.setattr(steps.Installation, "_call", lambda *_: "abcdef\n")
+    clone = tmp_path / "clone"
+    found = steps.Installation(one, tmp_path / "cell", clone).install()["fairseq"]
+    assert found == ("upstream, commit abcdef" if one.fairseq == UPSTREAM else "fairseq-fixed")
+    uninstall, install, _ = commands
+    assert uninstall[-2:] == ("fairseq", "ve-fairseq")
+    assert install[-1] == (clone if one.fairseq == UPSTREAM else one.fairseq)
+
+
+def test_upstream_needs_a_clone(tmp_path, monkeypatch):
+    monkeypatch.setattr(steps.Installation, "_make", lambda *_: "")
+    (one,) = (one for one in OTHERS if one.fairseq == UPSTREAM)
+    with pytest.raises(steps.Failure, match="--upstream FOLDER"):
+        steps.Installation(one, tmp_path / "cell").install()
