@@ -562,6 +562,7 @@ def virtual_cuda(free_bytes: int = 64 * 2**30) -> Iterator[Log]:
         "current_device": lambda: 0,
         "_lazy_init": nothing,
         "is_initialized": lambda: True,
+        "is_current_stream_capturing": lambda: False,  # of a build for CUDA, it asks the driver
         "set_device": nothing,
         "get_device_properties": _properties,
         "get_device_name": lambda *a: "virtual",
