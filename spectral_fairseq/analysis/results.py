@@ -23,7 +23,7 @@ from spectral_fairseq.checkpoints.formats.opened import OpenedModel
 from spectral_fairseq.checkpoints.formats.recognise import open_model
 from spectral_fairseq.checkpoints.formats.vocabulary import words_of
 from spectral_fairseq.checkpoints.formats.word_counts import Counts, read_counts, with_counts
-from spectral_fairseq.checkpoints.table_uses import counterpart, describe_choice
+from spectral_fairseq.checkpoints.table_uses import counterpart, describe_choice, is_output
 from spectral_fairseq.checkpoints.tables import (
     StoredTable,
     choose_table,
@@ -125,6 +125,7 @@ def analyse_model(
             "name": chosen.name,
             "names": names,
             "choice": describe_choice(names, tables),
+            "is_output": is_output(names, tables),
             "kind": chosen.kind,
             "rows": chosen.stored_rows,
             "words": len(chosen.rows),

@@ -82,6 +82,7 @@ _CHECKPOINT = _record(
                 "name": _of("string", "module that holds the table"),
                 "names": _of("array", "all modules that share it", items={"type": "string"}),
                 "choice": _of("string", "what it is, and which other tables there are"),
+                "is_output": _of("boolean", "whether the softmax is known to use it"),
                 "kind": _of("string", "how it is stored", enum=[table.kind for table in TABLES]),
                 "rows": _of("integer", "rows stored"),
                 "words": _of("integer", "rows measured: padding and made-up words left out"),

@@ -79,15 +79,8 @@ def verdict(checkpoint: Mapping[str, Any]) -> List[str]:
     return [
         _meaning(measures, random, shared, few, dim),
         _normal(measures, origin),
-        _advice(shared, few, origin, _is_output(checkpoint["table"]["choice"])),
+        _advice(shared, few, origin, checkpoint["table"]["is_output"]),
     ]
-
-
-def _is_output(choice: str) -> bool:
-    """Whether the table is that of the output layer, by what ``describe_choice`` says."""
-    measured = choice.split(". ")[0]
-    none_is_stored = "No output layer is stored" in choice
-    return "output layer" in measured or ("decoder" in measured and none_is_stored)
 
 
 def warnings(checkpoints: Sequence[Mapping[str, Any]]) -> List[str]:

@@ -45,17 +45,32 @@ def may_be_table(name: str, rows: int, columns: int) -> bool:
 
 
 def output_tables(tables: Sequence[List[str]]) -> List[List[str]]:
-    """Those of several tables that the softmax uses.
-
-    Checkpoints of old versions do not store an output layer that shares the decoder's input table:
-    where there is no output layer, it is the decoder's.
+    """Those of several tables that the softmax uses, or all if their names do not tell.
 
     Args:
         tables: for each, the modules that hold it.
     """
+    return _known_outputs(tables) or list(tables)
+
+
+def is_output(names: Sequence[str], tables: Sequence[List[str]]) -> bool:
+    """Whether the softmax is known to use a table.
+
+    Args:
+        names: modules that hold the table.
+        tables: for each table of the checkpoint, the modules that hold it.
+    """
+    return any(names[0] in known for known in _known_outputs(tables))
+
+
+def _known_outputs(tables: Sequence[List[str]]) -> List[List[str]]:
+    """The tables of output layers.
+
+    Checkpoints of old versions do not store an output layer that shares the decoder's input table:
+    where there is no output layer, it is the decoder's.
+    """
     found = [names for names in tables if any(_use(name) == _USES[3] for name in names)]
-    found = found or [names for names in tables if any(_is_decoder_input(name) for name in names)]
-    return found or list(tables)
+    return found or [names for names in tables if any(_is_decoder_input(name) for name in names)]
 
 
 def known_name_first(names: Sequence[str]) -> List[str]:
@@ -100,7 +115,7 @@ def describe_choice(names: Sequence[str], tables: Sequence[List[str]]) -> str:
 
 
 def _is_decoder_input(name: str) -> bool:
-    return name.endswith(_DECODER_INPUT) or name == "decoder_Wemb"
+    return name.endswith(_DECODER_INPUT) or _USES[1] in _uses(name)
 
 
 def _uses(name: str) -> Sequence[str]:

@@ -2,9 +2,31 @@
 
 import pytest
 
-from spectral_fairseq.checkpoints.table_uses import counterpart, describe_choice, may_be_table
+from spectral_fairseq.checkpoints.table_uses import (
+    counterpart,
+    describe_choice,
+    is_output,
+    may_be_table,
+)
 
 ENCODER, DECODER, OUTPUT = "encoder.embed_tokens", "decoder.embed_tokens", "decoder.fc_out"
+
+
+@pytest.mark.parametrize(
+    "chosen, tables, expected",
+    [
+        ([DECODER, ENCODER, OUTPUT], [[ENCODER, DECODER, OUTPUT]], True),
+        ([DECODER], [[ENCODER], [DECODER], [OUTPUT]], False),
+        ([DECODER], [[ENCODER], [DECODER]], True),  # it shares the decoder's input table
+        ([ENCODER], [[ENCODER], [DECODER]], False),
+        (["shared"], [["shared"]], True),
+        (["decoder_Wemb"], [["encoder_Wemb"], ["decoder_Wemb"]], True),
+        (["embeddings"], [["embeddings"]], False),
+        (["fc1.weight"], [[OUTPUT]], False),
+    ],
+)
+def test_whether_the_softmax_uses_a_table(chosen, tables, expected):
+    assert is_output(chosen, tables) is expected
 
 
 def test_the_choice_is_described():

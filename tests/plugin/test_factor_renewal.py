@@ -187,6 +187,16 @@ def test_a_singular_value_of_zero_leaves_the_table_alone():
     assert all(torch.equal(a, b) for a, b in zip(before, (table.U, table.sigma, table.V)))
 
 
+@pytest.mark.parametrize("frozen", ["U", "sigma", "V"])
+def test_a_frozen_factor_leaves_the_table_alone(frozen):
+    trainer = build_trainer(table="svd", svd_interval=1)
+    table = svd_table(trainer)
+    getattr(table, frozen).requires_grad_(False)
+    before = getattr(table, frozen).detach().clone()
+    train(trainer, 2)
+    assert torch.equal(before, getattr(table, frozen))
+
+
 def test_factors_with_nan_are_refused_unwritten():
     trainer = build_trainer(table="svd")
     table = svd_table(trainer)

@@ -69,7 +69,7 @@ def renew_factors(
 ) -> None:
     """Make the factors of a table the singular value decomposition of the same W.
 
-    A table with a singular value of zero keeps its factors.
+    A table with a singular value of zero keeps its factors, and so does one with a frozen factor.
 
     Args:
         table: as the model holds it.
@@ -81,6 +81,8 @@ def renew_factors(
         DataError: a factor with infinity or NaN in it; nothing is written.
     """
     factors = {"u": table.U, "sigma": table.sigma, "v": table.V}
+    if not all(one.requires_grad for one in factors.values()):
+        return
     weights = {name: trained_weights(optimizer, one) for name, one in factors.items()}
     u, sigma, v = weights["u"], weights["sigma"], weights["v"].double() / table.v_scale
     plan = functools.partial(singular_system, u, sigma, v, table.excluded_rows)
