@@ -9,7 +9,7 @@
 # make release       set up, then a wheel and a source archive in dist, checked by twine
 # make clean         remove .venv and build outputs; the quickstart's results stay
 #
-# PYTHON=python3.10 make setup chooses the interpreter. QUICKSTART_FLAGS and PYTEST_FLAGS are added
+# `make PYTHON=python3.10 setup` chooses the interpreter. QUICKSTART_FLAGS and PYTEST_FLAGS are added
 # to the commands. Finished steps are not repeated.
 
 VENV ?= .venv
@@ -25,17 +25,26 @@ FIND_PYTHON = for p in python3 python3.11 python3.12 python3.10 python3.9; do \
 	"$$p" -c '$(VERSION_OK)' 2>/dev/null && { command -v "$$p"; break; }; done
 LEGACY = $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 11))'
 
-.PHONY: setup quickstart test test-fast fuzz matrix lint docs release clean
+.PHONY: setup same-python quickstart test test-fast fuzz matrix lint docs release clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.installed
 	@:
 
+MINOR := import sys; print("%d.%d" % sys.version_info[:2])
+same-python:
+	@[ -z "$(PYTHON)" ] || [ ! -e "$(VENV)/.fairseq" ] || { \
+	  found=$$($(BIN)/python -c '$(MINOR)'); wanted=$$("$(PYTHON)" -c '$(MINOR)'); \
+	  [ "$$found" = "$$wanted" ] || { \
+	    echo "error: expected $(VENV) to be of Python $$wanted, since PYTHON=$(PYTHON); found Python" \
+	      "$$found. Remove it with make clean, or name another: make VENV=.venv-$$wanted" \
+	      "PYTHON=$(PYTHON) $(MAKECMDGOALS)" >&2; exit 1; }; }
+
 # fairseq and torch are installed first, because torch is by far the largest package. fairseq 0.12.2
 # (Python <= 3.10) needs special care: pip >= 24.1 refuses its metadata, its source is built against
 # the numpy and setuptools of its day, and it must be built before torch is installed, because with
 # torch it compiles a file that its source archive lacks. The build tools come from the constraints.
-$(VENV)/.fairseq: $(CONSTRAINTS)
+$(VENV)/.fairseq: $(CONSTRAINTS) | same-python
 	@$(MADE_HERE) || { \
 	  echo "error: expected $(VENV) to be absent or made by this Makefile; found a folder that it" \
 	    "did not make, and would have to replace. Name another: make VENV=.venv-spectral" \

@@ -71,3 +71,17 @@ def test_an_interrupted_environment_is_known_as_made_here(clone):
     assert make(clone, "setup", f"PYTHON={python}").returncode != 0
     assert [path.name for path in (clone / ".venv").iterdir()] == [".made-by-make"]
     assert make(clone, "clean").returncode == 0 and not (clone / ".venv").exists()
+
+
+def test_an_environment_of_another_python_is_not_taken_for_the_one_that_is_named(clone):
+    """Nor is it replaced, which a typing error would suffice for."""
+    for name, version in ((".venv/bin/python", "3.11"), ("python3.10", "3.10")):
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        (clone / name).write_text(f"#!/bin/sh\necho {version}\n")
+        (clone / name).chmod(0o755)
+    for mark in (".fairseq", ".installed"):
+        (clone / ".venv" / mark).touch()
+    done = make(clone, "setup", f"PYTHON={clone / 'python3.10'}")
+    assert done.returncode != 0 and "found Python 3.11." in done.stderr
+    assert make(clone, "setup", f"PYTHON={clone / '.venv/bin/python'}").returncode == 0
+    assert make(clone, "setup").returncode == 0
