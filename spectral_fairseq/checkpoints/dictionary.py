@@ -6,6 +6,7 @@ A table has a row for each of <s>, <pad>, </s>, <unk>, then one for each line of
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,7 +218,8 @@ def _training_folders(recorded: str, path: Any) -> List[Path]:
     """
     if not recorded:
         return []
-    folders = [Path(recorded), *(parent / recorded for parent in Path(path).absolute().parents[:4])]
+    above = itertools.islice(Path(path).absolute().parents, 4)
+    folders = [Path(recorded), *(parent / recorded for parent in above)]
     return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
 
 

@@ -5,6 +5,7 @@ from typing import List
 import pytest
 
 from spectral_fairseq.compat.batch_composition import PATCH
+from spectral_fairseq.compat.dead_encoder_keys import DEAD
 from tests.capabilities import LOAD_ANYTHING
 from tests.compat.fairseq_process import FairseqProcess
 
@@ -90,4 +91,6 @@ def test_a_translation_resumed_in_its_third_epoch(train) -> None:  # type: ignor
     through = torch.load(folder / "checkpoint_last.pt", **LOAD_ANYTHING)["model"]
     resumed = train("transformer_sc", "spectrum_control", *flags, "--restore-file", str(saved[0]))
     again = torch.load(resumed / "checkpoint_last.pt", **LOAD_ANYTHING)["model"]
-    assert all(torch.equal(through[name], again[name]) for name in through)
+    # fairseq 0.12.2 saves tensors that it never uses, and draws them anew when it resumes.
+    used = [name for name in through if not name.endswith(DEAD)]
+    assert all(torch.equal(through[name], again[name]) for name in used)
