@@ -87,7 +87,8 @@ class Installation:
             wanted = self._upstream
         pip = ("-m", "pip", "--disable-pip-version-check")
         self._run("python", *pip, "uninstall", "-y", "fairseq", "ve-fairseq")
-        self._run("python", *pip, "install", "--no-deps", "--no-build-isolation", wanted)
+        pins = ("-c", self._constraints)
+        self._run("python", *pip, "install", *pins, "--no-build-isolation", wanted)
 
     def test(self, selection: str, flags: str) -> Dict[str, Any]:
         """Run a selection of the tests.
