@@ -2,7 +2,7 @@
 # make test          set up, then run all tests
 # make test-fast     set up, then run the tests that take less than a second each
 # make fuzz          set up, then try options, hostile files and kills for MINUTES=60; goes on later
-# make matrix        installs and tests every supported combination of versions: docs/compatibility.md
+# make matrix        installs and tests many combinations of versions: docs/compatibility.md
 # make setup         set up only: everything goes into .venv
 # make lint          set up, then style and types
 # make docs          set up, then the documentation site in build/site; a warning is an error

@@ -21,7 +21,6 @@ from spectral_fairseq_examples.common.workdir import write_text
 
 PAGE = ROOT / "docs" / "evidence.md"
 IMAGES = ROOT / "docs" / "images"
-NOTHING = "No training of this study has been recorded.\n"
 STAGES = {
     "recipe": "tuning of the recipe",
     "tuning": "tuning of the methods",
@@ -106,7 +105,7 @@ def grid_table() -> str:
 def section(name: str, study: Study, records: Records) -> str:
     """Everything that one study has found so far, as Markdown."""
     if not records:
-        return NOTHING
+        return f"`{name}`: not run yet.\n"
     every = list(stages(study, records))
     reached = list(stages(study, records, tuned_methods(every, records)))
     results = final_results(reached, records)

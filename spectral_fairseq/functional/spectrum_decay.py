@@ -59,12 +59,12 @@ class TableChange(NamedTuple):
 def spectrum_target(
     sigma: Tensor, prior: Tensor, *, side: str = "both", slack: float = 1.0, scale: str = "fixed"
 ) -> Tensor:
-    """The singular values that a spectrum is drawn to.
+    """The singular values that a spectrum is moved to.
 
     Args:
         sigma: singular values, largest first, shape (d,).
         prior: likewise, shape (d,), positive.
-        side: ``both`` draws every value to the prior; ``above`` draws what exceeds ``slack`` times
+        side: ``both`` moves every value to the prior; ``above`` moves what exceeds ``slack`` times
             the prior back to that bound, and leaves the rest where it is.
         slack: factor on the prior of ``above``, >= 1.
         scale: ``fixed`` takes the prior as it is; ``free`` gives it the norm of ``sigma``, so that

@@ -29,7 +29,7 @@ share = checked("to be a number from 0 to 1", lambda value: 0 <= value <= 1)
 DECAY = Flag(
     "spectrum_decay",
     0.0,
-    "eta: after every k-th update draw the true singular values of the plain output table "
+    "eta: after every k-th update move the true singular values of the plain output table "
     "min(1, eta k lr/lr_max) of the way to their target, outside the optimiser",
     share,
     Optional[float],
@@ -55,7 +55,7 @@ FLAGS = (
     Flag(
         "spectrum_side",
         "above",
-        "with --spectrum-decay draw every singular value to the prior, or only what exceeds "
+        "with --spectrum-decay move every singular value to the prior, or only what exceeds "
         "--spectrum-slack times the prior back to that bound",
         str,
         ChoiceEnum(SIDES),
@@ -98,7 +98,7 @@ class Controlled(NamedTuple):
         flag: that asks for it.
         parameter: as the model holds it, shape (n, d).
         excluded: rows that are not counted, shape (m,).
-        prior: the singular values that ``parameter`` is drawn to, shape (d,).
+        prior: the singular values that ``parameter`` is moved to, shape (d,).
         plan: the change that is due to a matrix, given what the optimiser trains for
             ``parameter`` (itself or its float32 copy) and lr / lr_max.
     """

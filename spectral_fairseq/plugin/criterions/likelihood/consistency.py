@@ -45,14 +45,15 @@ from spectral_fairseq.plugin.flags import Flag, checked, finite_nonnegative
 RDROP_WEIGHT = Flag(
     "rdrop_weight",
     0.0,
-    "alpha of R-Drop: in training run each sentence twice, and draw the two distributions together",
+    "alpha of R-Drop: in training run each sentence twice, and penalise the divergence of the two "
+    "distributions",
     finite_nonnegative,
 )
 SIMCUT_WEIGHT = Flag(
     "simcut_weight",
     0.0,
     "alpha of SimCut: in training run each sentence a second time with some embeddings set to "
-    "zero, and draw the two distributions together",
+    "zero, and penalise the divergence of the two distributions",
     finite_nonnegative,
 )
 SIMCUT_CUTOFF = Flag(

@@ -36,7 +36,7 @@ WEIGHT_NORM = Penalty(
         Flag(
             "weight_norm_target",
             2.0,
-            "nu: the norm that word vectors are drawn to",
+            "nu: the norm to which word vectors are pulled",
             finite_nonnegative,
         ),
         Flag(
