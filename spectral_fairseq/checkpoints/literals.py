@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Type
 from spectral_fairseq.errors import ConfigurationError
 
 MAX_CHARACTERS = 1_000_000
-MAX_ITEMS = 1_000_000  # of a repeated or joined list, tuple or string
+MAX_ITEMS = 1_000_000  # of all repeated and joined lists, tuples and strings
 
 _OPERATORS: Dict[Type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -48,7 +48,7 @@ def literal(text: str) -> Any:
     try:
         if len(text) > MAX_CHARACTERS:
             raise ValueError("too long")
-        return _value(ast.parse(text.lstrip(" \t"), mode="eval").body)
+        return _Evaluation().value(ast.parse(text.lstrip(" \t"), mode="eval").body)
     except (ArithmeticError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
         shown = repr(text[:80]) + ("..." if len(text) > 80 else "")
         raise ConfigurationError(
@@ -57,42 +57,49 @@ def literal(text: str) -> Any:
         ) from None  # fmt: skip
 
 
-def _value(node: ast.AST) -> Any:
-    if isinstance(node, ast.Constant) and node.value is not Ellipsis:
-        return node.value
-    if isinstance(node, ast.List):
-        return [_value(item) for item in node.elts]
-    if isinstance(node, ast.Tuple):
-        return tuple(_value(item) for item in node.elts)
-    if isinstance(node, ast.Set):
-        return {_value(item) for item in node.elts}
-    if isinstance(node, ast.Dict) and None not in node.keys:
-        return {_value(key): _value(item) for key, item in zip(node.keys, node.values) if key}
-    if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_operand(_value(node.operand), _NUMBERS))
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _combined(type(node.op), _value(node.left), _value(node.right))
-    raise ValueError(f"not a literal: {type(node).__name__}")
+class _Evaluation:
+    """The evaluation of one expression, which makes :data:`MAX_ITEMS` items at most."""
+
+    def __init__(self) -> None:
+        self._items_left = MAX_ITEMS
+
+    def value(self, node: ast.AST) -> Any:
+        if isinstance(node, ast.Constant) and node.value is not Ellipsis:
+            return node.value
+        if isinstance(node, ast.List):
+            return [self.value(item) for item in node.elts]
+        if isinstance(node, ast.Tuple):
+            return tuple(self.value(item) for item in node.elts)
+        if isinstance(node, ast.Set):
+            return {self.value(item) for item in node.elts}
+        if isinstance(node, ast.Dict) and None not in node.keys:
+            pairs = ((key, item) for key, item in zip(node.keys, node.values) if key)
+            return {self.value(key): self.value(item) for key, item in pairs}
+        if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
+            return _OPERATORS[type(node.op)](_operand(self.value(node.operand), _NUMBERS))
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+            return self._combined(type(node.op), self.value(node.left), self.value(node.right))
+        raise ValueError(f"not a literal: {type(node).__name__}")
+
+    def _combined(self, kind: Type[ast.AST], left: Any, right: Any) -> Any:
+        if isinstance(left, _SEQUENCES) or isinstance(right, _SEQUENCES):
+            if kind is ast.Mult:
+                many, times = (left, right) if isinstance(left, _SEQUENCES) else (right, left)
+                items = len(many) * _operand(times, int)
+            elif kind is ast.Add:
+                items = len(left) + len(right)
+            else:
+                raise ValueError("sequences are only joined and repeated")
+            self._items_left -= max(0, items)
+            if self._items_left < 0:
+                raise ValueError("too many items")
+        else:
+            _operand(left, _NUMBERS)
+            _operand(right, _NUMBERS)
+        return _OPERATORS[kind](left, right)
 
 
 def _operand(value: Any, kinds: Any) -> Any:
     if not isinstance(value, kinds):
         raise ValueError(f"not an operand: {type(value).__name__}")
     return value
-
-
-def _combined(kind: Type[ast.AST], left: Any, right: Any) -> Any:
-    if isinstance(left, _SEQUENCES) or isinstance(right, _SEQUENCES):
-        if kind is ast.Mult:
-            many, times = (left, right) if isinstance(left, _SEQUENCES) else (right, left)
-            items = len(many) * _operand(times, int)
-        elif kind is ast.Add:
-            items = len(left) + len(right)
-        else:
-            raise ValueError("sequences are only joined and repeated")
-        if items > MAX_ITEMS:
-            raise ValueError("too many items")
-    else:
-        _operand(left, _NUMBERS)
-        _operand(right, _NUMBERS)
-    return _OPERATORS[kind](left, right)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from numbers import Integral, Real
-from typing import Any, FrozenSet, Iterator, List, Mapping, Tuple
+from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Tuple
 
 import torch
 
@@ -38,11 +38,12 @@ OF_FCONV = frozenset(
 _NODE = (Mapping, argparse.Namespace)
 
 
-def check_settings(state: Mapping[str, Any], path: Any) -> None:
+def check_settings(state: Dict[str, Any], path: Any) -> None:
     """Check all of a checkpoint but its model.
 
     Args:
-        state: the checkpoint as saved; entries may be missing.
+        state: the checkpoint as saved; entries may be missing. Containers of omegaconf, in which
+            versions of fairseq before 0.10.2 save ``cfg``, are replaced by dictionaries.
         path: where it was read from, for messages.
 
     Raises:
@@ -51,27 +52,33 @@ def check_settings(state: Mapping[str, Any], path: Any) -> None:
     """
     _check(state, "args", argparse.Namespace, path)
     _check(state, "cfg", Mapping, path)
+    if state.get("cfg") is not None:
+        cfg = _without_omegaconf(state["cfg"], "cfg", path)
+        state["cfg"] = {
+            name: _without_omegaconf(node, f"cfg.{name}", path) for name, node in cfg.items()
+        }
     for name in ("common", "model", "task"):
         _check(state.get("cfg") or {}, name, _NODE, path, "cfg.")
-    _check(state, "task_state", Mapping, path)
-    _check(state, "last_optimizer_state", Mapping, path)
+    _check(state, "task_state", dict, path)
+    _check(state, "last_optimizer_state", dict, path)
     optimizer = state.get("last_optimizer_state") or {}
     _check(optimizer, "param_groups", list, path, "last_optimizer_state.")
     _check(state, "optimizer_history", list, path)
     for number, entry in enumerate(state.get("optimizer_history") or ()):
         where = f"optimizer_history[{number}]"
-        _check({where: entry}, where, Mapping, path)
+        _check({where: entry}, where, dict, path)
         _check(entry or {}, "num_updates", Integral, path, f"{where}.")
-    _check(state, "extra_state", Mapping, path)
+    _check(state, "extra_state", dict, path)
     extra_state = state.get("extra_state") or {}
     for name in ("best", "val_loss"):
         _check(extra_state, name, (Real, torch.Tensor), path, "extra_state.")
-    _check(extra_state, "train_iterator", Mapping, path, "extra_state.")
+    _check(extra_state, "train_iterator", dict, path, "extra_state.")
     iterator = extra_state.get("train_iterator") or {}
     for name in ("epoch", "iterations_in_epoch", "num_shards"):
         _check(iterator, name, Integral, path, "extra_state.train_iterator.")
     names = EVALUATED if _may_be_fconv(state) else EVALUATED - OF_FCONV
-    for setting, text in _evaluated({name: state.get(name) for name in ("args", "cfg")}, names):
+    both = {name: state.get(name) for name in ("args", "cfg")}
+    for setting, text in _evaluated(both, names, path):
         _check_literal(setting, text, path)
 
 
@@ -83,7 +90,28 @@ def _may_be_fconv(state: Mapping[str, Any]) -> bool:
     return any(not isinstance(arch, str) or "fconv" in arch for arch in archs if arch is not None)
 
 
+def _without_omegaconf(node: Any, name: str, path: Any) -> Any:
+    """``node`` as a dictionary or list if it is a container of omegaconf's.
+
+    The containers resolve what is asked of them, and fail in many ways where a file has put other
+    things into them. Their interpolations and missing values stay the strings that they are.
+    """
+    if not type(node).__module__.startswith("omegaconf."):
+        return node
+    from omegaconf import OmegaConf
+
+    try:
+        return OmegaConf.to_container(node, resolve=False)
+    except Exception as error:  # its attributes may be anything
+        raise CheckpointError(
+            f"settings that omegaconf can read as {name} of {path}",
+            f"{type(error).__name__}: {error}",
+            REMEDY,
+        ) from error
+
+
 _NAMES = {
+    dict: "a dictionary",
     Mapping: "a dictionary",
     argparse.Namespace: "an argparse.Namespace",
     Integral: "a whole number",
@@ -106,13 +134,16 @@ def _check(node: Any, name: str, kind: Any, path: Any, prefix: str = "") -> None
     )
 
 
-def _evaluated(settings: Mapping[str, Any], names: FrozenSet[str]) -> Iterator[Tuple[str, str]]:
+def _evaluated(
+    settings: Mapping[str, Any], names: FrozenSet[str], path: Any
+) -> Iterator[Tuple[str, str]]:
     """Full names and values of the strings that fairseq would evaluate, in all nodes."""
     nodes: List[Tuple[str, Any]] = list(settings.items())
     seen = set()  # a node may contain itself
     while nodes:
         where, node = nodes.pop()
         node = vars(node) if isinstance(node, argparse.Namespace) else node
+        node = _without_omegaconf(node, where, path)
         if not isinstance(node, Mapping) or id(node) in seen:
             continue
         seen.add(id(node))

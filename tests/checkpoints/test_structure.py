@@ -4,6 +4,7 @@ import argparse
 
 import pytest
 import torch
+from omegaconf import DictConfig, OmegaConf
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.errors import CheckpointError
@@ -73,6 +74,26 @@ def test_entries_of_another_type(tmp_path, changed, match):
     assert str(tmp_path / "checkpoint.pt") in str(caught.value)
 
 
+def test_containers_of_omegaconf_are_read_as_dictionaries(tmp_path):
+    """As fairseq 0.10 saves them; what they refer to is not looked up."""
+    cfg = OmegaConf.create({"model": {"_name": "${nowhere}", "layers": "???"}, "task": {"a": [1]}})
+    found = loaded(tmp_path, checkpoint(cfg=cfg))["cfg"]
+    assert found == {"model": {"_name": "${nowhere}", "layers": "???"}, "task": {"a": [1]}}
+    inner = OmegaConf.create({"_name": "${model._name}"})
+    found = loaded(tmp_path, checkpoint(cfg={"model": inner}))["cfg"]
+    assert found == {"model": {"_name": "${model._name}"}} and type(found["model"]) is dict
+
+
+def test_damaged_containers_of_omegaconf(tmp_path):
+    damaged = DictConfig({})
+    damaged.__dict__["_content"] = 3
+    with pytest.raises(CheckpointError, match="settings that omegaconf can read as cfg of"):
+        loaded(tmp_path, checkpoint(cfg=damaged))
+    for name in ("extra_state", "last_optimizer_state", "task_state"):
+        with pytest.raises(CheckpointError, match=f"{name} to be a dictionary.*DictConfig"):
+            loaded(tmp_path, checkpoint(**{name: OmegaConf.create({"best": "???"})}))
+
+
 HOSTILE = "print(1) or [1]"
 
 
@@ -85,6 +106,10 @@ HOSTILE = "print(1) or [1]"
     ({"cfg": {"model": {"_name": ["fconv"], "pretrained": HOSTILE}}}, "cfg.model.pretrained"),
     ({"cfg": {"model": {"w2v_args": {"model": {"conv_feature_layers": HOSTILE}}}}},
      "cfg.model.w2v_args.model.conv_feature_layers"),
+    ({"cfg": OmegaConf.create({"model": {"w2v": {"encoder_layers": HOSTILE}}})},
+     "cfg.model.w2v.encoder_layers"),
+    ({"args": argparse.Namespace(w2v=OmegaConf.create({"encoder_layers": HOSTILE}))},
+     "args.w2v.encoder_layers"),
 ])  # fmt: skip
 def test_settings_that_would_be_run_as_code_are_refused_by_name(tmp_path, changed, name):
     with pytest.raises(CheckpointError, match=f"the setting {name} of .*print.*run this as code"):

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple
 
 import torch
+from omegaconf import OmegaConf
 
 from spectral_fairseq.checkpoints.reading import torch_load
 from spectral_fairseq.checkpoints.structure import EVALUATED, OF_FCONV
@@ -175,6 +176,7 @@ def code_in_a_setting(making: Making) -> None:
 VALUES: List[Any] = [
     *(None, 0, -1, 10**30, 1.5, float("nan"), True, "", "text", "\x1b[31m", b"bytes", [], {}),
     *([1, "a"], {"a": 1}, {3: 4}, (), torch.zeros(0), torch.ones(2, 2), argparse.Namespace(a=1)),
+    *map(OmegaConf.create, ({"a": "???"}, {"a": "${nowhere}"}, {"a": "${a}"}, ["???"], {})),
 ]
 
 
