@@ -7,13 +7,20 @@ fairseq writes the path of the data into a shell command, so that a folder or a 
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import numpy as np
 
 from spectral_fairseq.compat.patching import Patch, replaces
 
 Index = Tuple[np.ndarray, np.ndarray]
+
+
+def _unneeded() -> Optional[str]:
+    from fairseq.data.fasta_dataset import FastaDataset
+
+    runs_a_shell = hasattr(FastaDataset, "_build_index")
+    return None if runs_a_shell else "this fairseq makes no index of FASTA data"
 
 
 def fasta_index(path: str) -> Index:
@@ -63,4 +70,5 @@ PATCH = Patch(
     reason="fairseq writes the path of FASTA data into a shell command, so that the name of a "
     "folder or a language can run a program.",
     install=replaces({"fairseq.data.fasta_dataset:FastaDataset._build_index": without_shell}),
+    unneeded=_unneeded,
 )

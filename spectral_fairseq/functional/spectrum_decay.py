@@ -9,7 +9,8 @@ with the spectrum control of Wang et al., ICLR 2020 (https://openreview.net/foru
 
 sigma and V come from the d x d Gram matrix, so that no decomposition of N x d is needed. Centring
 takes the mean vector out likewise, w_i <- w_i - rate * mean (https://arxiv.org/abs/2601.02031 for
-output embeddings): adding one vector to all output vectors changes no softmax.
+output embeddings): adding one vector to all output vectors changes no softmax. Excluded rows keep
+their vectors, so the probabilities of words keep their ratios, and only those of padding change.
 
 A change is planned from the table and applied to it in two calls, so that one worker can plan for
 all. The plan for a table that is not finite is not finite either, and is refused, by every worker,
@@ -18,12 +19,14 @@ before anything is written.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.functional.linalg.full_float32 import full_float32
 from spectral_fairseq.functional.linalg.gram import accumulate_gram, mirror_gram
 from spectral_fairseq.functional.linalg.singular_values import right_singular_system_of_gram
 
@@ -55,6 +58,19 @@ class TableChange(NamedTuple):
         """The change that :meth:`packed` made a tensor of."""
         return cls(packed[0], packed[1], packed[2:])
 
+    def check(self) -> None:
+        """Refuse a change that was planned from a table with infinity or NaN in it.
+
+        Raises:
+            DataError: it was.
+        """
+        if not torch.isfinite(self.ratio).all():
+            raise DataError(
+                "a table of finite numbers",
+                "infinity or NaN among its entries, or entries too large to be squared",
+                "Training diverged: lower the learning rate, and go on from an earlier checkpoint.",
+            )
+
 
 def spectrum_target(
     sigma: Tensor, prior: Tensor, *, side: str = "both", slack: float = 1.0, scale: str = "fixed"
@@ -75,8 +91,16 @@ def spectrum_target(
         Shape (d,).
 
     Raises:
-        ConfigurationError: a prior of another length than the spectrum.
+        ConfigurationError: a prior of another length than the spectrum, a slack below 1, or another
+            side or scale.
     """
+    for name, value, known in (("side", side, SIDES), ("scale", scale, SCALES)):
+        if value not in known:
+            raise ConfigurationError(
+                f"{name} to be one of {', '.join(known)}", repr(value), "Choose one of them."
+            )
+    if not 1 <= slack < math.inf:
+        raise ConfigurationError("slack to be a finite number >= 1", f"{slack}", "Raise it.")
     if prior.shape != sigma.shape:
         raise ConfigurationError(
             f"a prior of {sigma.numel()} singular values, one for each dimension",
@@ -110,7 +134,8 @@ def counted_moments(weight: Tensor, excluded: Optional[Tensor] = None) -> tuple[
     if excluded is not None and excluded.numel() > 0:
         rows = weight.index_select(0, excluded).to(dtype)  # [m, d]
         total -= rows.sum(0)
-        gram -= rows.t() @ rows
+        with full_float32(gram.device):
+            gram -= rows.t() @ rows
     return total, gram
 
 
@@ -142,13 +167,25 @@ def plan_change(
         The change, in float32 or wider; NaN throughout for a table with infinity or NaN in it.
 
     Raises:
-        ConfigurationError: a prior of another length than the table's width.
+        ConfigurationError: a rate, a centering or another option outside its range, a prior of
+            another length than the table's width, or fewer rows that count than dimensions.
     """
+    for name, share in (("rate", rate), ("centering", centering)):
+        if not 0 <= share <= 1:
+            raise ConfigurationError(
+                f"{name} to be a number from 0 to 1", f"{share}", "Give the share of the way."
+            )
+    count = weight.size(0) - (0 if excluded is None else excluded.numel())
+    if count < weight.size(1):
+        raise ConfigurationError(
+            f"at least as many words as dimensions, {weight.size(1)}",
+            f"{count} rows that count",
+            "Control the spectrum of a table with N >= d.",
+        )
     total, gram = counted_moments(weight, excluded)
     if not torch.isfinite(gram).all():  # which no eigensolver takes
         nan = torch.full_like(gram, float("nan"))
         return TableChange(nan[0], nan[0], nan)
-    count = weight.size(0) - (0 if excluded is None else excluded.numel())
     mean = total / count
     # sum_i (w_i - c m)(w_i - c m)' = G - c (2 - c) N m m'
     gram -= (centering * (2 - centering) * count) * torch.outer(mean, mean)
@@ -175,28 +212,24 @@ def apply_change_(weight: Tensor, change: TableChange, excluded: Optional[Tensor
     Raises:
         DataError: the change was planned from a table with infinity or NaN in it.
     """
-    if not torch.isfinite(change.ratio).all():
-        raise DataError(
-            "a table of finite numbers",
-            "infinity or NaN among its entries, or entries too large to be squared",
-            "Training diverged: lower the learning rate, and go on from an earlier checkpoint.",
-        )
+    change.check()
     moved = change.ratio != 1
     vectors = change.vectors[:, moved]  # [d, r]
     factors = [vectors, ((change.ratio[moved] - 1) * vectors).t()]  # [d, r], [r, d]
-    if 2 * vectors.size(1) > vectors.size(0):
-        factors = [factors[0] @ factors[1]]  # then one product with d x d is cheaper
     centred = bool(change.shift.any())
     if not (centred or vectors.size(1)):
         return
     kept = None if excluded is None else (excluded, weight[excluded])
-    for block in weight.split(BLOCK_ROWS):
-        exact = block.to(change.vectors.dtype)  # [b, d]; the block itself where it is float32
-        if centred:
-            exact = exact.sub_(change.shift)
-        part = exact
-        for factor in factors:
-            part = part @ factor
-        block.copy_(exact.add_(part))
+    with full_float32(weight.device):
+        if 2 * vectors.size(1) > vectors.size(0):
+            factors = [factors[0] @ factors[1]]  # then one product with d x d is cheaper
+        for block in weight.split(BLOCK_ROWS):
+            exact = block.to(change.vectors.dtype)  # [b, d]; the block itself where it is float32
+            if centred:
+                exact = exact.sub_(change.shift)
+            part = exact
+            for factor in factors:
+                part = part @ factor
+            block.copy_(exact.add_(part))
     if kept is not None:
         weight.index_copy_(0, *kept)

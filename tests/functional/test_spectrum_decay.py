@@ -118,6 +118,26 @@ def test_a_prior_of_another_length_is_refused():
         plan_change(table(), prior(6), 0.5)
 
 
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        ({"rate": 2.0}, "rate to be a number from 0 to 1"),
+        ({"rate": -0.5}, "rate to be a number from 0 to 1"),
+        ({"rate": float("nan")}, "rate to be a number from 0 to 1"),
+        ({"centering": 3.0}, "centering to be a number from 0 to 1"),
+        ({"slack": 0.1}, "slack to be a finite number >= 1"),
+        ({"side": "abvoe"}, "side to be one of both, above"),
+        ({"scale": "fre"}, "scale to be one of fixed, free"),
+        ({"weight": table()[:6]}, "at least as many words as dimensions, 7"),
+        ({"excluded": torch.arange(len(table()) - 6)}, "found 6 rows that count"),
+    ],
+)
+def test_options_outside_their_range_are_refused(changed, message):
+    options = {"weight": table(), "prior": prior(), "rate": 0.5, **changed}
+    with pytest.raises(ConfigurationError, match=message):
+        plan_change(**options)
+
+
 def test_target_of_a_flat_prior_is_the_root_mean_square():
     sigma = torch.tensor([4.0, 2.0, 2.0, 1.0], dtype=torch.float64)
     target = spectrum_target(sigma, torch.ones(4).double(), side="above", slack=1.5, scale="free")

@@ -134,6 +134,20 @@ def test_the_peak_of_a_triangular_schedule_is_not_its_lr():
     torch.testing.assert_close(table(trainer).double(), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_the_peak_of_a_manual_schedule_is_its_highest_rate():
+    """--lr keeps its default of 0.25 there, since the schedule has rates of its own."""
+    trainer = build_trainer(spectrum_decay=0.1, spectrum_decay_interval=1, spectrum_side="both")
+    train(trainer, 1)
+    trainer.lr_scheduler.update2lr = {0: 0.02, 1: 0.02, 3: 0.002}
+    trainer.lr_scheduler.epoch2lr = {}
+    trainer.cfg.optimization.lr = [0.25]
+    before, excluded = table(trainer).clone(), excluded_rows(trainer)
+    control_tables(trainer, 0.002)
+    prior = torch.exp(-0.0005 * torch.arange(1, 17, dtype=torch.float64))
+    expected = reference.controlled(before, prior, 0.01, "both", 1.5, "free", 0.0, excluded)
+    torch.testing.assert_close(table(trainer).double(), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_it_is_due_at_every_kth_update_after_the_start():
     cfg = build_criterion(
         Task(words()),
@@ -267,6 +281,24 @@ def test_bad_flags_are_refused(task, flags, message):
         build_criterion(task, **{**PLAIN, "spectrum_decay": 0.1, **flags})
 
 
+def test_flags_without_effect_get_a_warning(task, caplog):
+    model = build_model(task, embedding_type="plain")
+    flags = {"spectrum_side": "both", "spectrum_decay_start": 10}
+    build_criterion(task, **{**PLAIN, **flags}).check_model(model)
+    assert [record.message for record in caplog.records] == [
+        "--spectrum-side has no effect without --spectrum-decay",
+        "--spectrum-decay-start has no effect without --spectrum-decay or --table-centering",
+    ]
+    caplog.clear()
+    build_criterion(task, **{**PLAIN, **flags, "table_centering": 0.1}).check_model(model)
+    assert [record.message for record in caplog.records] == [
+        "--spectrum-side has no effect without --spectrum-decay"
+    ]
+    caplog.clear()
+    build_criterion(task, **{**PLAIN, **flags, "spectrum_decay": 0.1}).check_model(model)
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("kind", ["svd", "weight-norm"])
 def test_a_computed_table_is_refused(task, kind):
     criterion = build_criterion(task, **PLAIN, spectrum_decay=0.1)
@@ -373,6 +405,7 @@ def _worker(rank, folder):
     change = first_workers(trainer, plan, torch.empty(8, 6))
     apply_change_(weight, TableChange.unpacked(change))
     torch.save(weight, f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow

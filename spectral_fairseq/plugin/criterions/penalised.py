@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Dict, List, Optional, Tuple
 
 from fairseq.criterions.label_smoothed_cross_entropy import (
@@ -31,6 +32,8 @@ from spectral_fairseq.plugin.criterions.spectrum_log import (
     reduce_spectrum,
 )
 from spectral_fairseq.plugin.flags import with_flags
+
+logger = logging.getLogger(__name__)
 
 PenalisedCriterionConfig = with_flags(
     LabelSmoothedCrossEntropyCriterionConfig,
@@ -113,6 +116,8 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
                 label smoothing where the output layer's own loss has none.
         """
         self.suit(model)
+        for option, needed in self.table_control.idle_flags().items():
+            logger.warning("%s has no effect without %s", option, needed)
         for one in model.models.values() if isinstance(model, FairseqMultiModel) else (model,):
             self.penalties.check(one)
             self.table_control.check(self.penalties.view(one))

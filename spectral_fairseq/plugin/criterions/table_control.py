@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, Callable, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from fairseq.dataclass import ChoiceEnum
 from torch import Tensor
@@ -89,6 +89,8 @@ FLAGS = (
     ),
     SVD_INTERVAL,
 )
+_OF_DECAY = ("spectrum_side", "spectrum_slack", "spectrum_scale")
+_OF_BOTH = ("spectrum_decay_interval", "spectrum_decay_start")
 
 
 class Controlled(NamedTuple):
@@ -139,6 +141,16 @@ class TableControl:
     def renews_factors(self) -> bool:
         """Whether the factors of SVD tables are renewed."""
         return self._options.svd_interval > 0
+
+    def idle_flags(self) -> Dict[str, str]:
+        """Flags that were given and have no effect -> the flags that they belong to."""
+        needs = {}
+        if not self._options.spectrum_decay:
+            needs.update(dict.fromkeys(_OF_DECAY, DECAY.option))
+        if not self._controls_table:
+            needs.update(dict.fromkeys(_OF_BOTH, f"{DECAY.option} or {CENTERING.option}"))
+        given = [flag for flag in FLAGS if getattr(self._options, flag.name) != flag.default]
+        return {flag.option: needs[flag.name] for flag in given if flag.name in needs}
 
     def is_due(self, num_updates: int) -> bool:
         """Whether the spectrum is to be changed after that many updates."""

@@ -116,30 +116,51 @@ def control_tables(trainer: Any, lr: float) -> None:
     views = [criterion.penalties.view(one) for one in models]
     first = functools.partial(first_workers, trainer)
     if control.is_due(updates):
-        highest = _highest_lr(trainer.cfg)
+        highest = _highest_lr(trainer)
         lr_share = min(1.0, lr / highest) if highest > 0 else 0.0
-        for one in _once(views, control.controlled, lambda one: one.parameter):
-            _change(one, trainer.optimizer, lr_share, first)
+        _change_all(
+            _once(views, control.controlled, lambda one: one.parameter),
+            trainer.optimizer,
+            lr_share,
+            first,
+        )
     if control.svd_is_due(updates):
         for table in _once(views, control.renewed, lambda table: table):
             renew_factors(table, trainer.optimizer, first)
 
 
-def _highest_lr(cfg: Any) -> float:
+def _highest_lr(trainer: Any) -> float:
     """The learning rate that the schedule rises to."""
+    # Of --lr-scheduler manual, which takes no --lr where it has a rate of its own.
+    schedule = trainer.lr_scheduler
+    manual = [getattr(schedule, name, None) or {} for name in ("epoch2lr", "update2lr")]
+    rates = [rate for one in manual for rate in one.values()]
     # Of --lr-scheduler triangular; its --lr is the lowest.
-    peak = getattr(cfg.lr_scheduler, "max_lr", None)
-    return max([*cfg.optimization.lr, *([] if peak is None else [float(peak)])])
+    peak = getattr(trainer.cfg.lr_scheduler, "max_lr", None)
+    return max(rates or [*trainer.cfg.optimization.lr, *([] if peak is None else [float(peak)])])
 
 
-def _change(one: Controlled, optimizer: Any, lr_share: float, first: FirstWorkers) -> None:
-    weight = trained_weights(optimizer, one.parameter)
-    shape = (weight.size(1) + 2, weight.size(1))
-    like = weight.new_empty(shape, dtype=torch.promote_types(weight.dtype, torch.float32))
-    change = TableChange.unpacked(first(lambda: one.plan(weight, lr_share).packed(), like))
-    apply_change_(weight, change, one.excluded)
-    if weight.data_ptr() != one.parameter.data_ptr():
-        one.parameter.copy_(weight)
+def _change_all(
+    controlled: Iterable[Controlled], optimizer: Any, lr_share: float, first: FirstWorkers
+) -> None:
+    """Plan the change of every table before the first one is written."""
+    planned = []
+    for one in controlled:
+        weight = trained_weights(optimizer, one.parameter)
+        shape = (weight.size(1) + 2, weight.size(1))
+        like = weight.new_empty(shape, dtype=torch.promote_types(weight.dtype, torch.float32))
+        plan = functools.partial(_packed_plan, one, weight, lr_share)
+        change = TableChange.unpacked(first(plan, like))
+        change.check()
+        planned.append((one, weight, change))
+    for one, weight, change in planned:
+        apply_change_(weight, change, one.excluded)
+        if weight.data_ptr() != one.parameter.data_ptr():
+            one.parameter.copy_(weight)
+
+
+def _packed_plan(one: Controlled, weight: Tensor, lr_share: float) -> Tensor:
+    return one.plan(weight, lr_share).packed()
 
 
 def _once(views: Iterable[Any], found: Callable[[Any], Iterable[T]], key: Any) -> List[T]:
