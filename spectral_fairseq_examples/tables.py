@@ -19,7 +19,7 @@ import re
 import statistics
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from spectral_fairseq.cli.output import print_anywhere
 from spectral_fairseq.errors import DataError, SpectralFairseqError
@@ -220,33 +220,47 @@ class Difference(NamedTuple):
 
 
 def differences(
-    results: Results, baseline: str, column: str, planned: int = 0
-) -> Dict[str, Difference]:
-    """The tested difference of each method from the baseline, over the seeds that both have.
+    results: Results,
+    pairs: Iterable[Tuple[str, str]],
+    column: str,
+    planned: int = 0,
+    seeds: int = 2,
+) -> Dict[Tuple[str, str], Difference]:
+    """The tested difference of each pair of methods, over the seeds that both have.
 
     Args:
         results: all figures.
-        baseline: the method from which the others differ.
+        pairs: a method, and the one that it differs from.
         column: the figure.
         planned: the number of comparisons for which p is adjusted, if more than there are.
+        seeds: how many a comparison needs; one with fewer counts as one that is still to be made,
+            and its adjusted p is NaN.
     """
-    base = results[baseline]
-    tests = {
-        method: paired_t(
-            [
-                run[column] - base[seed][column]
-                for seed, run in sorted(results[method].items())
-                if column in run and column in base.get(seed, {})
-            ]
-        )
-        for method in sorted(results)
-        if method != baseline
-    }
-    ps = [test.p for test in tests.values()]
+    values = {pair: _paired(results, *pair, column) for pair in pairs}
+    tests = {pair: paired_t(found) for pair, found in values.items()}
+    ps = [tests[pair].p if len(found) >= seeds else math.nan for pair, found in values.items()]
     # A comparison that is still to be made could have any p.
     missing = planned - sum(not math.isnan(p) for p in ps)
     adjusted = holm([*ps, *[1.0] * missing])
-    return {name: Difference(test, p) for (name, test), p in zip(tests.items(), adjusted)}
+    return {pair: Difference(test, p) for (pair, test), p in zip(tests.items(), adjusted)}
+
+
+def _paired(results: Results, method: str, baseline: str, column: str) -> List[float]:
+    base = results[baseline]
+    return [
+        run[column] - base[seed][column]
+        for seed, run in sorted(results[method].items())
+        if column in run and column in base.get(seed, {})
+    ]
+
+
+def differences_from(
+    results: Results, baseline: str, column: str, planned: int = 0, seeds: int = 2
+) -> Dict[str, Difference]:
+    """:func:`differences` of every other method from ``baseline``, by the method."""
+    pairs = [(method, baseline) for method in sorted(results) if method != baseline]
+    found = differences(results, pairs, column, planned, seeds)
+    return {method: difference for (method, _), difference in found.items()}
 
 
 def _tested(found: Optional[Difference], column: Column) -> List[str]:
@@ -285,7 +299,7 @@ def markdown(
         headings.insert(3, f"{COLUMNS[chosen[0]].heading} minus {baseline}'s")
     tested: Dict[str, Difference] = {}
     if has_baseline and baseline and test:
-        tested = differences(results, baseline, chosen[0])
+        tested = differences_from(results, baseline, chosen[0])
         headings[4:4] = ["95 % interval", "p (Holm)"]
     cells = []
     for method, row in rows.items():
@@ -382,7 +396,7 @@ def _as_json(rows: Dict[str, Dict[str, Any]]) -> Dict[str, Any]:
 def _add_tests(document: Dict[str, Any], results: Results, baseline: str) -> None:
     """Give every figure of every method a ``test``, with None for what there is not."""
     for name in columns_of(results):
-        for method, found in differences(results, baseline, name).items():
+        for method, found in differences_from(results, baseline, name).items():
             figures = {**found.test._asdict(), "adjusted_p": found.adjusted_p}
             document[method][name]["test"] = {
                 key: value if math.isfinite(value) else None for key, value in figures.items()

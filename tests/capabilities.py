@@ -16,6 +16,14 @@ def _multiplies_halves() -> bool:
         return False
 
 
+def _normalises_halves() -> bool:
+    try:
+        torch.nn.functional.layer_norm(torch.zeros(1, 2, dtype=torch.float16), (2,))
+        return True
+    except RuntimeError:
+        return False
+
+
 def _watches_operators() -> bool:
     module = importlib.import_module("torch.utils._python_dispatch")
     return not hasattr(module, "push_torch_dispatch_mode")  # the form of torch < 1.13
@@ -23,6 +31,9 @@ def _watches_operators() -> bool:
 
 HALF_ON_CPU = pytest.mark.skipif(
     not _multiplies_halves(), reason="this torch multiplies no float16 on a CPU"
+)
+HALF_LAYERS_ON_CPU = pytest.mark.skipif(
+    not _normalises_halves(), reason="this torch normalises no float16 on a CPU"
 )
 WATCHING = pytest.mark.skipif(
     not _watches_operators(), reason="this torch has no modes that watch operators"

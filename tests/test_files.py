@@ -81,7 +81,9 @@ SLOW_WRITER = """
         for name in ("a", "b"):
             several.enter_context(replacing(Path(sys.argv[1]) / name)).write_text("half")
         print("written", flush=True)
-        time.sleep(60)
+        # A signal just before a long sleep would be handled after it.
+        for _ in range(600):
+            time.sleep(0.1)
 """
 
 

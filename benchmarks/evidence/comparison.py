@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 import numpy as np
 
 from benchmarks.evidence.grid import Study
+from benchmarks.evidence.plan import WITH_SIMCUT
 from benchmarks.evidence.scoring import bleu_counts, bleu_of_sums
 from spectral_fairseq_examples import tables
 from spectral_fairseq_examples.common.significance import Interval, PairedT, seeds_and_segments
@@ -33,17 +34,20 @@ class Segments(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """A method beside plain.
+    """A method beside another one.
 
     Attributes:
         method: its name.
+        baseline: the other one: plain, or what the method adds something to.
         seeds: how many both have finished.
         test: of the differences of the main measure, seed by seed.
-        adjusted_p: its p by Holm's method, over all comparisons that the study has planned.
+        adjusted_p: its p by Holm's method, over all comparisons that the study has planned; NaN
+            as long as a seed is missing, which counts like a comparison that has not been made.
         segments: for translations.
     """
 
     method: str
+    baseline: str
     seeds: int
     test: PairedT
     adjusted_p: float
@@ -66,14 +70,17 @@ class Comparison(NamedTuple):
 
 
 def planned_comparisons(study: Study) -> int:
-    """How many methods the study compares with plain, the combination with SimCut included."""
-    return len(study.methods) - 1 + study.with_simcut
+    """How many the study makes: each method with plain, and SimCut beside a table method with both.
+
+    The combination is compared with plain and with SimCut alone.
+    """
+    return len(study.methods) - 1 + 2 * study.with_simcut
 
 
 def compare(
     study: Study, results: tables.Results, translations: Translations, reference: Sequence[str]
 ) -> List[Comparison]:
-    """Compare every method that has results with plain.
+    """Compare every method that has results with plain, and a combination with its part.
 
     Args:
         study: the study.
@@ -81,36 +88,46 @@ def compare(
         translations: the same trainings' translations of the test set; none in language models.
         reference: of the test set.
     """
-    measure, plain = MAIN_MEASURE[study.corpus], results["plain"]
-    planned = planned_comparisons(study)
+    pairs = [(method, "plain") for method in sorted(results) if method != "plain"]
+    if {"simcut", WITH_SIMCUT} <= set(results):
+        pairs.append((WITH_SIMCUT, "simcut"))
+    tested = tables.differences(
+        results, pairs, MAIN_MEASURE[study.corpus], planned_comparisons(study), len(study.seeds)
+    )
     counts = functools.lru_cache(None)(
         lambda method, seed: bleu_counts(translations[method][seed], reference)
     )
     found = []
-    for method, (test, p) in tables.differences(results, "plain", measure, planned).items():
-        seeds = sorted(set(plain) & set(results[method]))
+    for (method, baseline), (test, p) in tested.items():
+        seeds = sorted(set(results[baseline]) & set(results[method]))
         segments = None
         if seeds and method in translations:
-            segments = _segments(method, seeds, translations, reference, counts)
-        found.append(Comparison(method, len(seeds), test, p, segments))
+            segments = _segments(method, baseline, seeds, translations, reference, counts)
+        found.append(Comparison(method, baseline, len(seeds), test, p, segments))
     return found
 
 
 def _segments(
-    method: str, seeds: List[int], translations: Translations, reference: Sequence[str], counts: Any
+    method: str,
+    baseline: str,
+    seeds: List[int],
+    translations: Translations,
+    reference: Sequence[str],
+    counts: Any,
 ) -> Segments:
     interval = None
     if len(seeds) > 1:
         interval = seeds_and_segments(
-            np.stack([counts("plain", seed) for seed in seeds]),
+            np.stack([counts(baseline, seed) for seed in seeds]),
             np.stack([counts(method, seed) for seed in seeds]),
             bleu_of_sums,
             resamples=2_000,
         )
     clear: Dict[int, float] = {
-        seed: bleu_of_sums(counts(method, seed).sum(0)) - bleu_of_sums(counts("plain", seed).sum(0))
+        seed: bleu_of_sums(counts(method, seed).sum(0))
+        - bleu_of_sums(counts(baseline, seed).sum(0))
         for seed in seeds
-        if paired_bootstrap(translations["plain"][seed], translations[method][seed], reference)
+        if paired_bootstrap(translations[baseline][seed], translations[method][seed], reference)
         < 0.05
     }
     better = sum(difference > 0 for difference in clear.values())

@@ -52,9 +52,9 @@ class Records(Mapping[str, Record]):
         write_text(self.folder / f"{cell.name}.json", "{\n" + ",\n".join(lines_of) + "\n}\n")
         self._records[cell.name] = record
 
-    def keep_text(self, name: str, lines: List[str]) -> None:
+    def keep_text(self, name: str, lines: List[str], language: str = "en") -> None:
         """Write lines, compressed."""
-        with replacing(self.folder / f"{name}.en.xz") as partial:
+        with replacing(self.folder / f"{name}.{language}.xz") as partial:
             partial.write_bytes(lzma.compress("".join(f"{x}\n" for x in lines).encode()))
 
     def text(self, name: str) -> List[str]:

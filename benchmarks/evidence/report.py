@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.corpora import ROOT
 from benchmarks.evidence.comparison import MAIN_MEASURE, compare, planned_comparisons
 from benchmarks.evidence.grid import STUDIES, Method, Recipe, Setting, Study
-from benchmarks.evidence.plan import WITH_SIMCUT, Cell, Choices, Stage, stages
+from benchmarks.evidence.plan import Cell, Choices, Stage, stages
 from benchmarks.evidence.records import Records
 from benchmarks.pages import with_generated
 from spectral_fairseq_examples import tables
@@ -117,9 +117,6 @@ def section(name: str, study: Study, records: Records) -> str:
         parts += [comparison_table(study, reached, records, results)]
         parts += [tables.markdown(results, None, shown)]
         parts += [difference_table(study, results, shown[1:])]
-        if {"simcut", WITH_SIMCUT} <= set(results):
-            both = {name: results[name] for name in ("simcut", WITH_SIMCUT)}
-            parts += [tables.markdown(both, "simcut", shown[:1], test=True)]
         parts += [cost_table(results)]
         if (IMAGES / f"evidence_{name}.png").exists():
             parts += [f"![Validation loss of {name}](images/evidence_{name}.png)\n"]
@@ -224,7 +221,7 @@ def comparison_table(
     records: Records,
     results: tables.Results,
 ) -> str:
-    """The main measure of each method beside plain's, and what may be claimed."""
+    """The main measure of each method beside another's, and what may be claimed."""
     translated: Dict[str, Dict[int, List[str]]] = {}
     reference: List[str] = []
     if study.corpus == "translation":
@@ -236,9 +233,9 @@ def comparison_table(
     for one in compare(study, results, translated, reference):
         test, segments = one.test, one.segments
         has_test = not math.isnan(test.p)
-        row = [one.method, str(one.seeds), f"{test.mean:+.2f}"]
+        row = [one.method, one.baseline, str(one.seeds), f"{test.mean:+.2f}"]
         row += [f"{test.low:+.2f} to {test.high:+.2f}" if has_test else ""]
-        row += [f"{one.adjusted_p:.3f}" if has_test else ""]
+        row += ["" if math.isnan(one.adjusted_p) else f"{one.adjusted_p:.3f}"]
         if segments is not None:
             found = segments.interval
             row += [f"{found.low:+.2f} to {found.high:+.2f}" if found else ""]
@@ -247,7 +244,7 @@ def comparison_table(
     if not rows:
         return ""
     heading = tables.COLUMNS[MAIN_MEASURE[study.corpus]].heading
-    heads = ["method", "seeds", f"{heading} minus plain's", "95 %, Student's t"]
+    heads = ["method", "against", "seeds", f"difference in {heading}", "95 %, Student's t"]
     heads += [f"p, Holm over {planned_comparisons(study)}"]
     if translated:
         heads += ["95 %, seeds and segments", "seeds better", "seeds worse"]
@@ -256,8 +253,8 @@ def comparison_table(
 
 def difference_table(study: Study, results: tables.Results, columns: Sequence[str]) -> str:
     """Differences from plain in the other measures, each with its interval and adjusted p."""
-    planned = planned_comparisons(study)
-    of = {column: tables.differences(results, "plain", column, planned) for column in columns}
+    options = (planned_comparisons(study), len(study.seeds))
+    of = {column: tables.differences_from(results, "plain", column, *options) for column in columns}
     rows = []
     for method in sorted(set(results) - {"plain"}):
         row = [method]

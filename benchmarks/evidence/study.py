@@ -124,6 +124,8 @@ class StudyRunner:
             return None
         references = self._lines(run, split, "en")
         self.records.keep_text("reference", references)
+        # Some metrics, such as COMET, read the source as well.
+        self.records.keep_text("source", self._lines(run, split, "de"), "de")
         return run.hypotheses(split, len(references))
 
     def _figures(self, run: StudyRun, tested: bool) -> Dict[str, Any]:

@@ -268,6 +268,13 @@ def _read(file: Path, found: Sequence[zipfile.ZipInfo]) -> Any:
     return torch_load(str(file), **options)
 
 
+# Pickles of protocol 2, which torch writes, name types as Python 2 does.
+_NAMES_OF_PYTHON_2 = {
+    ("__builtin__", "long"): ("builtins", "int"),
+    ("__builtin__", "unicode"): ("builtins", "str"),
+}
+
+
 def _restricted_pickle() -> Any:
     allowed: Dict[str, Any] = {name: value for value, name in allowed_globals()}
     for rebuilder in _TORCH_REBUILDERS:
@@ -282,6 +289,7 @@ def _restricted_pickle() -> Any:
 
     class Unpickler(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
+            module, name = _NAMES_OF_PYTHON_2.get((module, name), (module, name))
             full_name = f"{module.replace('__builtin__', 'builtins')}.{name}"
             if full_name not in allowed:
                 raise pickle.UnpicklingError(f"Unsupported global: GLOBAL {full_name}")

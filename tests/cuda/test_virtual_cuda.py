@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.capabilities import HALF_LAYERS_ON_CPU
 from tests.cuda.matrix import (
     CRITERIONS,
     MODELS,
@@ -27,7 +28,13 @@ def waits_allowed(model, criterion):
     return 2 if model.own_loss or criterion in FROM_BLOCKS else 0
 
 
-@pytest.mark.parametrize("model, criterion, precision", covering())
+@pytest.mark.parametrize(
+    "model, criterion, precision",
+    [
+        pytest.param(*one, marks=HALF_LAYERS_ON_CPU if one[2] in ("fp16", "amp") else ())
+        for one in covering()
+    ],
+)
 def test_a_training_step_stays_on_its_device(model, criterion, precision):
     made = MODELS[model]
     with virtual.virtual_cuda() as log:
@@ -67,7 +74,7 @@ def test_the_books_see_the_backward_pass():
         assert log.ours("sync") == {"autograd or test: index_put: boolean mask": 1}
 
 
-@pytest.mark.parametrize("precision", ["fp32", "amp"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("amp", marks=HALF_LAYERS_ON_CPU)])
 def test_parity_as_on_a_real_device(precision):
     """The comparison of ``pytest -m gpu``; here both devices round alike in float32."""
     with virtual.virtual_cuda():

@@ -148,22 +148,43 @@ def test_p_is_adjusted_for_what_is_planned_and_verdicts_need_all_seeds():
         "plain": {seed: {"bleu": 20.0 + seed} for seed in (1, 2, 3)},
         "better": {seed: {"bleu": 25.0 + 1.01 * seed} for seed in (1, 2, 3)},
         "unclear": {1: {"bleu": 30.0}, 2: {"bleu": 18.0}, 3: {"bleu": 24.5}},
-        "unfinished": {1: {"bleu": 40.0}},
+        # Its small p must not make that of another comparison smaller.
+        "unfinished": {1: {"bleu": 40.0}, 2: {"bleu": 41.001}},
     }
     translations = {
         method: {seed: lines if method == "better" else worse for seed in of}
         for method, of in results.items()
     }
     found = {one.method: one for one in comparison.compare(study, results, translations, lines)}
-    assert comparison.planned_comparisons(study) == 5
-    assert found["better"].adjusted_p == pytest.approx(5 * found["better"].test.p)
+    assert comparison.planned_comparisons(study) == 6
+    assert found["better"].adjusted_p == pytest.approx(6 * found["better"].test.p)
     assert found["better"].segments[1:] == (3, 0) and found["better"].segments.interval.low > 0
     assert found["better"].verdict(study) == "**a gain**"
     assert found["unclear"].verdict(study) == "no claim"
-    assert found["unfinished"].verdict(study) == "no claim with 1 of 3 seeds"
+    assert found["unfinished"].verdict(study) == "no claim with 2 of 3 seeds"
+    assert found["unfinished"].test.p < 1e-3 and math.isnan(found["unfinished"].adjusted_p)
     lower_is_better = dataclasses.replace(study, corpus="language_model")
     alone = found["better"]._replace(segments=None)
     assert alone.verdict(lower_is_better) == "**a loss**"
+
+
+def test_a_combination_is_compared_with_its_part_too():
+    study = dataclasses.replace(grid.TRANSLATION_SMALL, seeds=(1, 2, 3))
+    bleu = {"plain": (20.0, 21.0, 22.0), "simcut": (21.0, 22.5, 23.0)}
+    bleu["table_and_simcut"] = (23.0, 24.4, 25.1)
+    results = {
+        method: {seed: {"bleu": value} for seed, value in enumerate(of, 1)}
+        for method, of in bleu.items()
+    }
+    found = comparison.compare(study, results, {}, [])
+    assert [(one.method, one.baseline) for one in found] == [
+        ("simcut", "plain"),
+        ("table_and_simcut", "plain"),
+        ("table_and_simcut", "simcut"),
+    ]
+    assert found[-1].test.mean == pytest.approx(2.0)
+    smallest = min(found, key=lambda one: one.test.p)
+    assert smallest.adjusted_p == pytest.approx(6 * smallest.test.p)
 
 
 @pytest.mark.parametrize("arch", ["awd_lstm_wt2", "transformer_lm"])

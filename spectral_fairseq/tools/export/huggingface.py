@@ -69,7 +69,7 @@ def import_transformers() -> Any:
     torch that it was not built for. No text model needs it, so it counts as absent then.
 
     Raises:
-        ConfigurationError: it is not installed, or too old or too new for the installed torch.
+        ConfigurationError: it is not installed, or too new for the installed torch.
     """
     try:
         import torchaudio  # noqa: F401
@@ -87,6 +87,12 @@ def import_transformers() -> Any:
             str(error).strip().splitlines()[0],
             "Run pip install transformers safetensors sacremoses.",
         ) from error
+    if not transformers.utils.is_torch_available():
+        raise ConfigurationError(
+            f"a version of transformers that works with torch {torch.__version__}",
+            f"transformers {transformers.__version__}, which needs a newer torch",
+            'Run pip install "transformers<5", or install a newer torch.',
+        )
     return transformers
 
 
