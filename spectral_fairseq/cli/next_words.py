@@ -12,6 +12,7 @@ from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.cli.fairseq_plugin import import_plugin
 from spectral_fairseq.cli.verify import add_no_verify
 from spectral_fairseq.errors import DataError, arguments_as_flags
+from spectral_fairseq.files import why_not_readable
 
 DESCRIPTION = """\
 The most probable next words of one or several language models after each of your sentences, side
@@ -84,6 +85,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read(name: str) -> List[Sequence[str]]:
+    obstacle = None if name == "-" else why_not_readable(name)
+    if obstacle is not None:
+        raise DataError(
+            f"text with one sentence a line in {name}",
+            obstacle,
+            "Correct --sentences; - reads standard input.",
+        )
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:

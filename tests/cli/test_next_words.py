@@ -95,5 +95,6 @@ def test_what_cannot_be_compared_is_refused(ask, checkpoints, tmp_path):
     assert "--largest-gaps" in ask("--largest-gaps", "1", paths=checkpoints[:1], status=2).err
     assert "--top" in ask("--top", "0", status=2).err
     assert "none.txt" in ask("--sentences", str(tmp_path / "none.txt"), status=2).err
+    assert "a device" in ask("--sentences", "/dev/zero", status=2).err
     (tmp_path / "long.txt").write_text("w1 " * 2000, "utf-8")
     assert "words in a sentence" in ask("--sentences", str(tmp_path / "long.txt"), status=2).err

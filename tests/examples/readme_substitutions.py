@@ -138,8 +138,7 @@ RULES = (
         "fairseq-hydra-train",
         "",
         (),
-        f"common.user_dir={USER_DIR} common.cpu=true optimization.max_update=2 "
-        "dataset.num_workers=0",
+        "common.cpu=true optimization.max_update=2 dataset.num_workers=0",
     ),
     Rule(
         "fairseq-hydra-train",

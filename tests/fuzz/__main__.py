@@ -28,6 +28,8 @@ from tests.fuzz import data, forks, hostile, kills, training
 
 PAGE = ROOT / "docs" / "reliability.md"
 RECORD = ROOT / "tests" / "fuzz" / "record.jsonl"
+# Raise it where a number comes to mean another case: with new options, values or damages.
+GENERATOR = 2
 FAILURES = {*training.FAILURES, *hostile.FAILURES, *kills.FAILURES}
 # Of twenty cases in a row: how many are options and how many files; the last one is a kill.
 TURN = ("options", "file") * 9 + ("options", "kill")
@@ -87,7 +89,8 @@ def kept(line: Dict[str, Any]) -> Dict[str, Any]:
     """What the record has of a case: its end, and all of a failure; the number has the rest."""
     runs = len(line.get("commands", ())) + (line["kind"] != "file")
     short = {name: line[name] for name in ("kind", "number", "outcome")}
-    return {**(line if line["outcome"] in FAILURES else short), "runs": runs}
+    found = line if line["outcome"] in FAILURES else short
+    return {**found, "runs": runs, "generator": GENERATOR}
 
 
 def campaign(minutes: float, record: Path, at_once: int) -> None:
@@ -140,17 +143,19 @@ def summary(lines: List[Dict[str, Any]]) -> str:
         counts = collections.Counter(line["outcome"] for line in of_kind)
         shown = "; ".join(f"{name}: {count:,}" for name, count in counts.most_common())
         runs = sum(line["runs"] for line in of_kind)
-        parts.append(f"| {title} | {len(of_kind):,} | {runs:,} | {shown or 'none'} |")
+        new = sum(line.get("generator") == GENERATOR for line in of_kind)
+        parts.append(f"| {title} | {len(of_kind):,} | {new:,} | {runs:,} | {shown or 'none'} |")
     failed = sum(line["outcome"] in FAILURES for line in lines)
     used = versions()
     signature = ", ".join(f"{name} {version}" for name, version in used.items() if version)
     return "\n".join(
         [
-            "| what | cases | command lines | outcomes |",
-            "|---|---|---|---|",
+            "| what | cases | by the present generator | command lines | outcomes |",
+            "|---|---|---|---|---|",
             *parts,
             "",
-            f"Failures: {failed}. spectral_fairseq {spectral_fairseq.__version__}; {signature}.",
+            f"Failures: {failed}. The latest cases: spectral_fairseq "
+            f"{spectral_fairseq.__version__}; {signature}.",
         ]
     )
 

@@ -80,6 +80,8 @@ COMMON: Tuple[Tuple[float, Tuple[str, ...]], ...] = (
     (0.01, ("--ddp-backend", "fully_sharded")),
     (0.01, ("--use-bmuf",)),
 )
+# Trainings of two updates would end before what is done every tenth update.
+AT_ONCE = ("--spectrum-decay-interval", "--svd-interval")
 HALF = {"--bf16", "--fp16", "--memory-efficient-fp16", "--amp"}
 
 
@@ -140,10 +142,23 @@ def draw(number: int) -> Case:
     for probability, arguments in COMMON:
         if chance.random() < probability:
             argv += arguments
+    argv += _at_once(flags, arch, argv, number)
     if criterion == "adaptive_loss":
         argv += ["--ddp-backend", "legacy_ddp"]
     data = "language" if language_model else chance.choice(("joined",) * 4 + ("separate",))
     return Case(data, task, argv)
+
+
+def _at_once(flags: Any, arch: str, argv: List[str], number: int) -> List[str]:
+    """Every update instead of every tenth, in half of the cases that have the flag."""
+    chance = random.Random(f"at once {number}")
+    factored = "_sc" in arch and "--embedding-type" not in argv or "svd" in argv
+    found = []
+    for name in AT_ONCE:
+        suits = factored or name != "--svd-interval"  # refused with other tables
+        if name in flags and name not in argv and suits and chance.random() < 0.5:
+            found += [name, "1"]
+    return found
 
 
 def _batches(task: str, chance: random.Random) -> List[str]:

@@ -215,7 +215,7 @@ def test_a_campaign_goes_on_where_it_stopped(tmp_path):
     record.write_text(text + text[:20])  # the last line is cut off
     kept = campaign.lines_of(record)
     assert list(itertools.islice(campaign.next_cases(kept), 15)) == cases[10:]
-    assert "| hostile files | 5 |" in campaign.summary(kept)
+    assert "| hostile files | 5 | 5 |" in campaign.summary(kept)
     lines[3] = campaign.kept(forks.line(*cases[3], forks.TRACEBACK, argv=["--x"]))
     assert lines[3]["argv"] == ["--x"]
     assert "Failures: 1." in campaign.summary(lines)
