@@ -89,7 +89,7 @@ def import_transformers() -> Any:
         ) from error
     if not transformers.utils.is_torch_available():
         raise ConfigurationError(
-            f"a version of transformers that works with torch {torch.__version__}",
+            "a version of transformers that works with the installed torch",
             f"transformers {transformers.__version__}, which needs a newer torch",
             'Run pip install "transformers<5", or install a newer torch.',
         )
