@@ -90,7 +90,7 @@ def import_transformers() -> Any:
     if not transformers.utils.is_torch_available():
         raise ConfigurationError(
             "a version of transformers that works with the installed torch",
-            f"transformers {transformers.__version__}, which needs a newer torch",
+            f"transformers {distribution_version('transformers')}, which needs a newer torch",
             'Run pip install "transformers<5", or install a newer torch.',
         )
     return transformers

@@ -1,0 +1,46 @@
+"""Encoders of fairseq 0.12.2 compute what newer versions of torch have changed by themselves.
+
+In evaluation they call ``torch._transformer_encoder_layer_fwd`` without saying what kind of mask
+they give, which torch 1.13 and later refuse for every batch with padding. Their usual way of
+computing a layer gives the same, as in later versions of fairseq.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Optional
+
+from spectral_fairseq.compat.patching import Patch, replaces
+from spectral_fairseq.provenance import torch_release
+
+
+def _unneeded() -> Optional[str]:
+    from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+
+    if "_load_from_state_dict" not in vars(TransformerEncoderLayerBase):
+        return "this fairseq has no fast path of its own"
+    return "this torch takes the mask as it is" if torch_release() < (1, 13) else None
+
+
+def without_fast_path(initialise: Callable[..., None]) -> Callable[..., None]:
+    """Wrap an encoder layer's ``__init__``."""
+
+    @functools.wraps(initialise)
+    def initialise_without_fast_path(self: Any, *args: Any, **kwargs: Any) -> None:
+        initialise(self, *args, **kwargs)
+        self.can_use_fastpath = False
+
+    return initialise_without_fast_path
+
+
+PATCH = Patch(
+    name="encoder fast path",
+    reason="Evaluating or translating with a Transformer of fairseq 0.12.2 fails under torch >= 1.13 "
+    "with 'Mask Type should be defined'.",
+    install=replaces(
+        {
+            "fairseq.modules.transformer_layer:TransformerEncoderLayerBase.__init__": without_fast_path
+        }
+    ),
+    unneeded=_unneeded,
+)
