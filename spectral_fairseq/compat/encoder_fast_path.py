@@ -14,6 +14,9 @@ from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.provenance import torch_release
 
 
+_LAYER = "fairseq.modules.transformer_layer:TransformerEncoderLayerBase"
+
+
 def _unneeded() -> Optional[str]:
     from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 
@@ -35,12 +38,8 @@ def without_fast_path(initialise: Callable[..., None]) -> Callable[..., None]:
 
 PATCH = Patch(
     name="encoder fast path",
-    reason="Evaluating or translating with a Transformer of fairseq 0.12.2 fails under torch >= 1.13 "
-    "with 'Mask Type should be defined'.",
-    install=replaces(
-        {
-            "fairseq.modules.transformer_layer:TransformerEncoderLayerBase.__init__": without_fast_path
-        }
-    ),
+    reason="Evaluating or translating with a Transformer of fairseq 0.12.2 fails under torch "
+    ">= 1.13 with 'Mask Type should be defined'.",
+    install=replaces({f"{_LAYER}.__init__": without_fast_path}),
     unneeded=_unneeded,
 )
