@@ -13,7 +13,6 @@ from typing import Any, Callable, Optional
 from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.provenance import torch_release
 
-
 _LAYER = "fairseq.modules.transformer_layer:TransformerEncoderLayerBase"
 
 
