@@ -17,6 +17,26 @@ XL += ("--decoder-ffn-embed-dim", "20", "--adaptive-softmax-cutoff", "10,20,30")
 XL += ("--lr-scheduler", "cosine", "--clip-norm", "0.25")
 
 
+# A plugin that writes down, after each update, what each worker's model is.
+WATCHING = """
+import hashlib
+from pathlib import Path
+import spectral_fairseq.plugin
+from fairseq.trainer import Trainer
+
+train_step = Trainer.train_step
+
+def watched(self, *args, **kwargs):
+    result = train_step(self, *args, **kwargs)
+    parts = [one.detach().numpy().tobytes() for one in self.get_model().parameters()]
+    with open(Path(__file__).with_name(f"{self.data_parallel_rank}.txt"), "a") as file:
+        file.write(hashlib.sha256(b"".join(parts)).hexdigest() + "\\n")
+    return result
+
+Trainer.train_step = watched
+"""
+
+
 def model_of(folder):
     return load_checkpoint(folder / "checkpoint_last.pt")["model"]
 
@@ -78,15 +98,19 @@ def test_two_workers_equal_one_with_update_freq_two(
     more += ("--optimizer", "sgd", "--lr", "0.1", "--no-epoch-checkpoints", SHARED, *NO_PENALTY)
     more += flags
     one = train(arch, "mle_cosreg", "--update-freq", "2", *more)
-    two = tmp_path / "two"
+    two, watching = tmp_path / "two", tmp_path / "watching"
+    watching.mkdir()
+    (watching / "__init__.py").write_text(WATCHING)
     run_on_two_workers(
-        *(tiny_translation_data, "--user-dir", PACKAGE, "--save-dir", two, "--arch", arch),
+        *(tiny_translation_data, "--user-dir", watching, "--save-dir", two, "--arch", arch),
         *("--criterion", "mle_cosreg", "--task", "translation", "--source-lang", "de"),
         *("--target-lang", "en", *TINY_TRANSLATION, "--seed", "1", "--max-epoch", "1", *more),
     )
     first, second = model_of(one), model_of(two)
     for key in first:
         torch.testing.assert_close(first[key], second[key], rtol=1e-5, atol=1e-6)
+    after_each_update = [(watching / f"{rank}.txt").read_text().split() for rank in (0, 1)]
+    assert after_each_update[0] == after_each_update[1] and len(set(after_each_update[0])) == 3
 
 
 @pytest.mark.parametrize(
