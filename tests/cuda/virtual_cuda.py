@@ -562,7 +562,7 @@ def virtual_cuda(free_bytes: int = 64 * 2**30) -> Iterator[Log]:
         "current_device": lambda: 0,
         "_lazy_init": nothing,
         "is_initialized": lambda: True,
-        "is_current_stream_capturing": lambda: False,  # of a build for CUDA, it asks the driver
+        "is_current_stream_capturing": lambda: False,
         "set_device": nothing,
         "get_device_properties": _properties,
         "get_device_name": lambda *a: "virtual",
@@ -595,6 +595,10 @@ def virtual_cuda(free_bytes: int = 64 * 2**30) -> Iterator[Log]:
         stack.enter_context(
             mock.patch.object(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
         )
+        # Optimisers of builds for CUDA ask the driver whether a graph is being captured.
+        for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check"):
+            if hasattr(torch.optim.Optimizer, name):
+                stack.enter_context(mock.patch.object(torch.optim.Optimizer, name, _nothing))
         stack.enter_context(mock.patch.object(torch, "autocast", _Autocast))
         stack.enter_context(
             mock.patch.object(torch.cuda.amp, "autocast", functools.partial(_Autocast, "cuda"))
