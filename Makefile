@@ -44,12 +44,14 @@ same-python:
 # (Python <= 3.10) needs special care: pip >= 24.1 refuses its metadata, its source is built against
 # the numpy and setuptools of its day, and it must be built before torch is installed, because with
 # torch it compiles a file that its source archive lacks. The build tools come from the constraints.
+# A finished environment is changed in place: something may be running in it.
 $(VENV)/.fairseq: $(CONSTRAINTS) | same-python
 	@$(MADE_HERE) || { \
 	  echo "error: expected $(VENV) to be absent or made by this Makefile; found a folder that it" \
 	    "did not make, and would have to replace. Name another: make VENV=.venv-spectral" \
 	    "$(MAKECMDGOALS)" >&2; exit 1; }
-	@python="$(PYTHON)"; [ -n "$$python" ] || python=$$($(FIND_PYTHON)); \
+	@[ ! -e "$@" ] || { echo "[setup 1/3] $(VENV): other versions in $(CONSTRAINTS)"; exit 0; }; \
+	python="$(PYTHON)"; [ -n "$$python" ] || python=$$($(FIND_PYTHON)); \
 	[ -n "$$python" ] && "$$python" -c '$(VERSION_OK)' || { \
 	  echo "error: expected Python 3.9 to 3.12; found $${python:-none}. Install one of them, or" \
 	    "name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }; \
@@ -62,7 +64,8 @@ $(VENV)/.fairseq: $(CONSTRAINTS) | same-python
 	@if $(LEGACY); then \
 	  $(PIP) install "pip<24.1" && \
 	  $(PIP) install -c $(CONSTRAINTS) setuptools wheel cython numpy && \
-	  $(PIP) wheel --no-deps --no-build-isolation -w "$(VENV)/wheels" fairseq==0.12.2 && \
+	  { [ -e "$@" ] || $(PIP) wheel --no-deps --no-build-isolation -w "$(VENV)/wheels" \
+	    fairseq==0.12.2; } && \
 	  $(PIP) install -c $(CONSTRAINTS) --no-build-isolation torch torchaudio "$(VENV)"/wheels/*.whl; \
 	else \
 	  $(PIP) install -c $(CONSTRAINTS) setuptools wheel && \

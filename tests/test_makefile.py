@@ -85,3 +85,19 @@ def test_an_environment_of_another_python_is_not_taken_for_the_one_that_is_named
     assert done.returncode != 0 and "found Python 3.11." in done.stderr
     assert make(clone, "setup", f"PYTHON={clone / '.venv/bin/python'}").returncode == 0
     assert make(clone, "setup").returncode == 0
+
+
+def test_other_versions_are_installed_into_the_same_environment(clone):
+    """Something may be running in it."""
+    (clone / ".venv/bin").mkdir(parents=True)
+    python = clone / ".venv/bin/python"
+    python.write_text(f'#!/bin/sh\necho "$@" >> {clone / "calls"}\nexit 0\n')
+    python.chmod(0o755)
+    for mark in (".made-by-make", ".fairseq", ".installed"):
+        (clone / ".venv" / mark).touch()
+        os.utime(clone / ".venv" / mark, (1, 1))
+    assert make(clone, "setup").returncode == 0
+    assert python.exists() and " install -c constraints.txt" in (clone / "calls").read_text()
+    assert "wheel --no-deps" not in (clone / "calls").read_text()
+    (clone / "calls").unlink()
+    assert make(clone, "setup").returncode == 0 and not (clone / "calls").exists()

@@ -65,7 +65,8 @@ class Installation:
         self.folder.mkdir(parents=True, exist_ok=True)
         wanted = self.cell.constraints((ROOT / "constraints.txt").read_text("utf-8"))
         if not self._constraints.exists() or self._constraints.read_text("utf-8") != wanted:
-            self._constraints.write_text(wanted, "utf-8")  # which makes the environment anew
+            self.remove()
+            self._constraints.write_text(wanted, "utf-8")
         self._make("setup")
         if self.cell.fairseq:
             self._replace_fairseq()
