@@ -24,6 +24,16 @@ def _normalises_halves() -> bool:
         return False
 
 
+def _attends_under_autocast() -> bool:
+    layer, x = torch.nn.MultiheadAttention(4, 1), torch.zeros(2, 1, 4)
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            layer(x, x, x, attn_mask=torch.zeros(2, 2), need_weights=False)
+        return True
+    except RuntimeError:
+        return False
+
+
 def _watches_operators() -> bool:
     module = importlib.import_module("torch.utils._python_dispatch")
     return not hasattr(module, "push_torch_dispatch_mode")  # the form of torch < 1.13
@@ -34,6 +44,9 @@ HALF_ON_CPU = pytest.mark.skipif(
 )
 HALF_LAYERS_ON_CPU = pytest.mark.skipif(
     not _normalises_halves(), reason="this torch normalises no float16 on a CPU"
+)
+AUTOCAST_ATTENTION = pytest.mark.skipif(
+    not _attends_under_autocast(), reason="this torch takes no float32 mask under autocast"
 )
 WATCHING = pytest.mark.skipif(
     not _watches_operators(), reason="this torch has no modes that watch operators"

@@ -15,7 +15,9 @@ from tests.cuda.matrix import (
 )
 from tests.cuda.parity import BOUNDS, compare
 
-virtual = pytest.importorskip("tests.cuda.virtual_cuda", reason="this torch has no dispatch modes")
+virtual = pytest.importorskip(
+    "tests.cuda.virtual_cuda", reason="needs torch 2.2", exc_type=ImportError
+)
 
 
 FROM_BLOCKS = {"blockwise", "blockwise smoothed", "R-Drop", "SimCut"}

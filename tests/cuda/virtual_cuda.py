@@ -29,7 +29,16 @@ import torch._dynamo  # before anything is patched: it keeps a table of torch.cu
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from spectral_fairseq.provenance import torch_release
+
+if torch_release() < (2, 2):  # whose modes do not see all that Python code asks of a tensor
+    raise ImportError("the virtual device needs torch 2.2")
+
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+def _leaves(tree: Any) -> List[Any]:
+    return pytree.tree_flatten(tree)[0]
 
 
 def mark(tensor: torch.Tensor, place: Optional[str]) -> None:
@@ -201,7 +210,7 @@ class _Dispatch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = func._schema.name.split("::")[1]
-        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        tensors = [x for x in _leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         places = {place(t) for t in tensors}
         asked = kwargs.get("device")
         if asked is not None:
@@ -212,7 +221,7 @@ class _Dispatch(TorchDispatchMode):
         here = self._place(func, name, tensors, places, asked, args, kwargs)
         before = {t.untyped_storage()._cdata for t in tensors if t.layout == torch.strided}
         out = WIDE_PRODUCTS.get(func, func)(*args, **kwargs)
-        for t in pytree.tree_leaves(out):
+        for t in _leaves(out):
             if isinstance(t, torch.Tensor) and t.layout == torch.strided:
                 storage = t.untyped_storage()
                 if storage._cdata not in before or not hasattr(storage, "place"):
@@ -418,7 +427,7 @@ class _Python:
     def _fused(self, name: str, function: Any, count: int) -> Any:
         @functools.wraps(function)
         def run(*args, **kwargs):
-            tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+            tensors = [x for x in _leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
             idle = name == "dropout" and (
                 kwargs.get("training") is False or (len(args) > 2 and not args[2])
             )
@@ -455,7 +464,7 @@ class _Python:
             else:
                 out = function(data, *args, **kwargs)
                 mark(out, "cpu")
-                leaves = pytree.tree_leaves(data)
+                leaves = _leaves(data)
                 if any(isinstance(x, torch.Tensor) and on_gpu(x) for x in leaves):
                     self.log.add("sync", "torch.tensor of CUDA scalars", len(leaves))
             if device is not None and kind_of(device) != place(out):

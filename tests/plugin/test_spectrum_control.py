@@ -13,6 +13,7 @@ from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.plugin.criterions.output_table import svd_tables
 from spectral_fairseq.plugin.criterions.penalties.interval import interval_for
 from spectral_fairseq.plugin.criterions.penalties.orthogonality import four_weights
+from tests.capabilities import AUTOCAST_ATTENTION
 from tests.plugin.conftest import build_criterion, build_model, make_sample, split
 from tests.reference import orthogonality, spectrum
 
@@ -141,6 +142,7 @@ def test_dummy_batch_stays_finite(task):
         assert torch.isfinite(gradient).all()
 
 
+@AUTOCAST_ATTENTION
 def test_penalties_are_float32_under_autocast(task):
     model, sample = build_model(task).train(), make_sample(task)
     off_constraint(model)
