@@ -10,6 +10,7 @@ from typing import List
 
 import pytest
 
+from spectral_fairseq.compat.fasta_index import PATCH
 from tests.compat.fairseq_process import Failure, FairseqProcess
 from tests.compat.test_literal_settings import calls
 
@@ -25,10 +26,9 @@ KNOWN = {
 POST_SAVE = any(name == "post_save" for _, _, name in calls())
 if not POST_SAVE:  # fairseq 0.12.2
     del KNOWN["fairseq.tasks.audio_pretraining"]
-INDEX = any(name == "_build_index" for _, _, name in calls())
-if not INDEX:  # upstream from 2025-06 on
+if PATCH.unneeded() is not None:  # upstream from 2025-06 on
     del KNOWN["fairseq.data.fasta_dataset"]
-indexes = pytest.mark.skipif(not INDEX, reason="this fairseq makes no index of FASTA data")
+indexes = pytest.mark.skipif(PATCH.unneeded() is not None, reason=str(PATCH.unneeded()))
 STARTS = {"Popen", "call", "check_call", "check_output", "getoutput", "popen", "run", "system"}
 
 
