@@ -50,11 +50,12 @@ def read_others(
         if name not in record or not reader.is_made():
             continue
         for other, writer in installations.items():
+            loss = record.get(other, {}).get("loss")
             known = record[name].get("reads", {})
-            if other in known or not writer.checkpoint.exists() or "loss" not in record[other]:
+            if loss is None or other in known or not writer.checkpoint.exists():
                 continue
             try:
-                reader.read(writer.checkpoint, record[other]["loss"])
+                reader.read(writer.checkpoint, loss)
                 yield name, other, ""
             except Failure as failure:
                 yield name, other, str(failure)

@@ -123,6 +123,12 @@ def test_every_cell_reads_what_it_has_not_read():
     assert (SECOND, FIRST, "no") in list(matrix.read_others(both, record))
 
 
+def test_a_checkpoint_of_a_cell_that_is_not_recorded_is_left_alone():
+    both = {name: Installation(CELLS[name]) for name in (FIRST, SECOND)}
+    record = {FIRST: matrix.run_cell(both[FIRST], "fast", "")}
+    assert list(matrix.read_others(both, record)) == [(FIRST, FIRST, "")]
+
+
 def test_a_cell_that_is_repeated_is_read_again():
     record = {FIRST: cell(FIRST, reads={SECOND: ""}), SECOND: cell(SECOND, reads={FIRST: ""})}
     matrix.forget(record, FIRST)
