@@ -85,7 +85,8 @@ def _cells(row: Any) -> str:
         loss = f"{row['nll_bits']:.3f}"
     else:
         loss = f"{_signed(row['behind'])} ({_signed(row['most_behind'])})"
-    return f"{loss} | {row['mean_cosine']:.3f} | {row['sigma_1_to_rms']:.2f}"
+    cosine = round(row["mean_cosine"], 3) + 0.0  # without the sign of a zero
+    return f"{loss} | {cosine:.3f} | {row['sigma_1_to_rms']:.2f}"
 
 
 def _signed(number: float) -> str:
