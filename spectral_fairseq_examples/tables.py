@@ -192,13 +192,9 @@ def summary(results: Results, baseline: Optional[str] = None) -> Dict[str, Dict[
         rows[method] = {}
         for name in columns_of(results):
             of = cell([run[name] for run in results[method].values() if name in run])
-            base = results.get(baseline or "", {})
-            both = [
-                run[name] - base[seed][name]
-                for seed, run in results[method].items()
-                if name in run and name in base.get(seed, {})
-            ]
-            difference = cell(both) if method != baseline else None
+            has_difference = baseline in results and method != baseline
+            both = _paired(results, method, str(baseline), name) if has_difference else []
+            difference = cell(both)
             rows[method][name] = {"of": of, "difference": difference}
     return rows
 

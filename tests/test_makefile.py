@@ -74,7 +74,7 @@ def test_an_interrupted_environment_is_known_as_made_here(clone):
 
 
 def test_an_environment_of_another_python_is_not_taken_for_the_one_that_is_named(clone):
-    """Nor is it replaced, which a typing error would suffice for."""
+    """Nor is it removed: the name may be mistyped."""
     for name, version in ((".venv/bin/python", "3.11"), ("python3.10", "3.10")):
         (clone / name).parent.mkdir(parents=True, exist_ok=True)
         (clone / name).write_text(f"#!/bin/sh\necho {version}\n")

@@ -1,8 +1,8 @@
-"""Encoders of fairseq 0.12.2 compute what newer versions of torch have changed by themselves.
+"""Encoders of fairseq 0.12.2 do not take their fast path, which newer versions of torch refuse.
 
-In evaluation they call ``torch._transformer_encoder_layer_fwd`` without saying what kind of mask
-they give, which torch 1.13 and later refuse for every batch with padding. Their usual way of
-computing a layer gives the same, as in later versions of fairseq.
+In evaluation they would call ``torch._transformer_encoder_layer_fwd`` without saying what kind of
+mask they give, which torch 1.13 and later refuse for every batch with padding. Their usual way of
+computing a layer gives the same result; later versions of fairseq have no other.
 """
 
 from __future__ import annotations
