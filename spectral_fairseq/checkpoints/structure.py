@@ -43,7 +43,7 @@ def check_settings(state: Dict[str, Any], path: Any) -> None:
 
     Args:
         state: the checkpoint as saved; entries may be missing. Containers of omegaconf, in which
-            versions of fairseq before 0.10.2 save ``cfg``, are replaced by dictionaries.
+            ``cfg`` may have been saved, are replaced by dictionaries.
         path: where it was read from, for messages.
 
     Raises:
@@ -53,9 +53,11 @@ def check_settings(state: Dict[str, Any], path: Any) -> None:
     _check(state, "args", argparse.Namespace, path)
     _check(state, "cfg", Mapping, path)
     if state.get("cfg") is not None:
-        cfg = _without_omegaconf(state["cfg"], "cfg", path)
-        state["cfg"] = {
-            name: _without_omegaconf(node, f"cfg.{name}", path) for name, node in cfg.items()
+        state["cfg"] = _without_omegaconf(state["cfg"], "cfg", path)
+        _check(state, "cfg", Mapping, path)  # a container may be as good as a string, or missing
+        state["cfg"] = state["cfg"] and {
+            name: _without_omegaconf(node, f"cfg.{name}", path)
+            for name, node in state["cfg"].items()
         }
     for name in ("common", "model", "task"):
         _check(state.get("cfg") or {}, name, _NODE, path, "cfg.")

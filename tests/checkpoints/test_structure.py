@@ -75,7 +75,7 @@ def test_entries_of_another_type(tmp_path, changed, match):
 
 
 def test_containers_of_omegaconf_are_read_as_dictionaries(tmp_path):
-    """As fairseq 0.10 saves them; what they refer to is not looked up."""
+    """What they refer to is not looked up."""
     cfg = OmegaConf.create({"model": {"_name": "${nowhere}", "layers": "???"}, "task": {"a": [1]}})
     found = loaded(tmp_path, checkpoint(cfg=cfg))["cfg"]
     assert found == {"model": {"_name": "${nowhere}", "layers": "???"}, "task": {"a": [1]}}
@@ -89,6 +89,9 @@ def test_damaged_containers_of_omegaconf(tmp_path):
     damaged.__dict__["_content"] = 3
     with pytest.raises(CheckpointError, match="settings that omegaconf can read as cfg of"):
         loaded(tmp_path, checkpoint(cfg=damaged))
+    with pytest.raises(CheckpointError, match="cfg to be a dictionary.*type str"):
+        loaded(tmp_path, checkpoint(cfg=DictConfig("???")))
+    assert loaded(tmp_path, checkpoint(cfg=DictConfig(None)))["cfg"] is None
     for name in ("extra_state", "last_optimizer_state", "task_state"):
         with pytest.raises(CheckpointError, match=f"{name} to be a dictionary.*DictConfig"):
             loaded(tmp_path, checkpoint(**{name: OmegaConf.create({"best": "???"})}))
