@@ -64,11 +64,10 @@ class Kills:
         moment = chance.randint(0, UPDATES - 1)
         self._wait_for(fork, moment)
         time.sleep(chance.random() * 0.2)
-        before = not fork.wait(0)
         fork.kill()
         saved = sorted(path.name for path in killed.glob("*")) if killed.exists() else []
         outcome, error = ENDED, ""
-        if before:  # fairseq would take one more update in a training that had come to its end
+        if updates_of(killed) < UPDATES:
             outcome, error, _ = run(self._server, self._command(name, killed), self._make())
         if outcome in (DONE, ENDED) and not _equal(alone, killed):
             outcome = UNLIKE
@@ -94,6 +93,17 @@ class Kills:
         while f"num_updates={update}" not in fork.printed().replace("num_updates ", "num_updates="):
             if update == 0 or fork.wait(0.02) or time.monotonic() > end:
                 return
+
+
+def updates_of(folder: Path) -> int:
+    """The updates that the last checkpoint of a training has seen; 0 if it has none.
+
+    It decides whether a training is started again, and not whether its process was still there: one
+    that is killed between its last checkpoint and its exit has ended, and fairseq takes one update
+    more in a training that has ended and is started again.
+    """
+    last = folder / "checkpoint_last.pt"
+    return load_checkpoint(last)["optimizer_history"][-1]["num_updates"] if last.exists() else 0
 
 
 def _equal(one: Path, other: Path) -> bool:

@@ -205,6 +205,17 @@ def test_a_killed_training_goes_on(server, corpora, tmp_path):
     assert not kills._equal(alone, killed)
 
 
+def test_a_training_killed_after_its_last_update_has_ended(server, corpora, tmp_path, monkeypatch):
+    def let_it_end(self, fork, update):
+        assert fork.wait(60)
+        fork.kill = fork._running.wait
+        fork.wait = lambda _: False  # as it is between the last checkpoint and the exit
+
+    monkeypatch.setattr(kills.Kills, "_wait_for", let_it_end)
+    found = kills.Kills(server, corpora / "language", tmp_path).run(1)
+    assert found["outcome"] == kills.ENDED, found
+
+
 def test_a_campaign_goes_on_where_it_stopped(tmp_path):
     record = tmp_path / "fuzz.jsonl"
     cases = list(itertools.islice(campaign.next_cases([]), 25))
