@@ -261,14 +261,33 @@ def test_spectrum_study_trains_resumes_and_tabulates(tmp_path, monkeypatch, caps
     assert [len(one["curve"]) for one in records] == [1, 1]
     page = tmp_path / "page.md"
     page.write_text("<!-- generated: spectrum_study -->\nold\n<!-- /generated -->\n")
-    spectrum_report.write_page(records, page)
-    assert f"| `both_fixed`: `{VARIANTS['both_fixed']}` | 1 | " in page.read_text()
+    spectrum_report.write_page(records, page, tmp_path)
+    assert "| both fixed: `--spectrum-decay 0.01 --spectrum-side both" in page.read_text()
     assert "old" not in page.read_text()
+    assert (tmp_path / "spectrum-forms.png").stat().st_size > 10_000
     for task in TASKS:
         for variant in VARIANTS:
             if suits(task, variant):
                 command = spectrum_training.command_of(task, variant, 1, data, tmp_path, 2)
                 options.parse_args_and_arch(options.get_training_parser(), command[3:])
+
+
+def test_the_spectrum_study_compares_with_plain_of_the_same_seed():
+    measures = {"mean_cosine": 0.0, "sigma_1_to_rms": 1.0, "sigma_d_to_sigma_1": 1.0}
+    losses = {"plain": [(5, 4), (7, 6)], "default": [(5.5, 4.5), (7.1, 6.1)], "both_free": [(7, 3)]}
+    records = [
+        {
+            **{"task": "awd_lstm", "variant": variant, "seed": seed, **measures},
+            "curve": [{"nll_bits": loss} for loss in curve],
+        }
+        for variant, curves in losses.items()
+        for seed, curve in enumerate(curves)
+    ]
+    plain, default, both = spectrum_report.rows(records)
+    assert (plain["behind"], plain["deviation"]) == (0, pytest.approx(2**0.5))
+    assert (default["behind"], default["deviation"]) == pytest.approx((0.3, 0.08**0.5))
+    assert (both["behind"], both["most_behind"], both["deviation"]) == (-1, 2, None)
+    assert default["beside_plain"] and not both["beside_plain"]  # 2 is more than plain's 1.4
 
 
 def test_the_page_of_the_spectrum_study_has_what_the_records_say():

@@ -9,6 +9,7 @@ class Task(NamedTuple):
     """A model to train.
 
     Args:
+        title: what it is called in tables and pictures.
         data: which binary data.
         updates: as many for each variant.
         flags: common to all variants.
@@ -16,6 +17,7 @@ class Task(NamedTuple):
         factored: arch with an SVD table.
     """
 
+    title: str
     data: str
     updates: int
     flags: str
@@ -25,6 +27,7 @@ class Task(NamedTuple):
 
 TASKS = {
     "translation": Task(
+        "Transformer",
         "translation",
         1_500,
         "--source-lang de --target-lang en --share-all-embeddings --label-smoothing 0.1 "
@@ -37,6 +40,7 @@ TASKS = {
         "--arch transformer_sc",
     ),
     "awd_lstm": Task(
+        "AWD-LSTM",
         "language_model",
         1_500,
         "--task stateful_language_modeling --batch-size 20 --batch-size-valid 10 "
@@ -49,6 +53,7 @@ TASKS = {
         "--arch awd_lstm_wt2 --embedding-type svd",
     ),
     "transformer_xl": Task(
+        "Transformer-XL",
         "language_model",
         1_200,
         "--task stateful_language_modeling --batch-size 20 --batch-size-valid 10 "
@@ -68,6 +73,7 @@ ABOVE = f"{NO_PENALTY} --spectrum-slack 1.5 --spectrum-decay"
 # With the interval of 10 an ETA of 0.01 goes a tenth of the way each time, and 0.1 all of it.
 VARIANTS: Dict[str, str] = {
     "plain": NO_PENALTY,
+    "default": CONTROL,
     "factored": FACTORED,
     "factored_renewed": f"{CONTROL} --svd-interval 10",
     "factored_l3": f"{FACTORED} --orthogonality-weights 0.001,0.001,0.001,0",
@@ -96,7 +102,6 @@ VARIANTS: Dict[str, str] = {
     "centred_above_3": (
         f"{NO_PENALTY} --table-centering 0.1 --spectrum-decay 0.1 --spectrum-slack 3"
     ),
-    "default": CONTROL,
     "averaged_plain": f"{NO_PENALTY} --nt-asgd-from-start",
     "averaged_above_1.5": f"{ABOVE} 0.01 --nt-asgd-from-start",
 }
