@@ -243,6 +243,18 @@ def test_states_that_cannot_be_carried_over_are_refused(override, message, caplo
     assert "--svd-interval is 0" in caplog.text and message in caplog.text
 
 
+@pytest.mark.parametrize("optimizer", ["nag", "sgd"])
+def test_gradient_steps_leave_the_factors_alone_by_default(optimizer, caplog):
+    given = build_trainer(table="svd", optimizer=optimizer, svd_interval=1)
+    train(given, 2)
+    assert furthest(given) < 1e-5
+    with caplog.at_level("INFO"):
+        default = build_trainer(table="svd", optimizer=optimizer, name="spectrum_control")
+        train(default, 10)
+    assert furthest(default) > 1e-5
+    assert f"because of --optimizer {optimizer}" in caplog.text
+
+
 def test_it_is_the_default_of_spectrum_control():
     trainer = build_trainer(table="svd", name="spectrum_control", cosreg_weight=0.0)
     train(trainer, 9)

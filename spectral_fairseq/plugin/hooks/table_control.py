@@ -28,7 +28,11 @@ from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
 from spectral_fairseq.plugin.criterions.table_control import SVD_INTERVAL, Controlled
 from spectral_fairseq.plugin.criterions.table_prior import restore_start_norms, start_norms
 from spectral_fairseq.plugin.hooks.extra_state import kept_in_checkpoints
-from spectral_fairseq.plugin.hooks.factor_renewal import check_optimizer, renew_factors
+from spectral_fairseq.plugin.hooks.factor_renewal import (
+    check_optimizer,
+    check_steps,
+    renew_factors,
+)
 from spectral_fairseq.plugin.hooks.trained import trained_weights
 
 logger = logging.getLogger(__name__)
@@ -56,6 +60,8 @@ def check_configuration(trainer: Any) -> None:
     try:
         if control.renews_factors:
             check_optimizer(trainer.cfg)
+            if not criterion.renewal_is_asked_for:
+                check_steps(trainer.cfg)
         _check_whole_tables(trainer.cfg)
     except UnsupportedError as error:
         if criterion.renewal_is_asked_for or not control.renews_factors:
