@@ -29,7 +29,6 @@ from benchmarks import (
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import train as gpu_train
 from benchmarks.gpu.report import Report
-from benchmarks.pages import with_generated
 from benchmarks.spectrum_study import __main__ as spectrum_study
 from benchmarks.spectrum_study import report as spectrum_report
 from benchmarks.spectrum_study import training as spectrum_training
@@ -292,6 +291,5 @@ def test_the_spectrum_study_compares_with_plain_of_the_same_seed():
 
 def test_the_page_of_the_spectrum_study_has_what_the_records_say():
     page = spectrum_report.PAGE.read_text("utf-8")
-    table = spectrum_report.markdown(Records(spectrum_report.RESULTS).all())
-    assert "<!-- generated: spectrum_study -->" in page
-    assert with_generated(page, lambda _: table) == page
+    assert page.count("<!-- generated: spectrum_") == 2
+    assert spectrum_report.page_text(Records(spectrum_report.RESULTS).all()) == page

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import statistics
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
@@ -87,6 +89,38 @@ def markdown(records: Sequence[Record]) -> str:
     return text_table(lines, heads, "pipe") + "\n"
 
 
+def renewal(records: Sequence[Record]) -> str:
+    """How far factored tables are behind plain ones over the updates, and how true their sigma are.
+
+    Means over the seeds that plain has, too; a line for each model and form of the factors.
+    """
+    by_key = {(one["task"], one["variant"], one["seed"]): one for one in records}
+    updates = max((_updates(one) for one in records), key=len, default=[])
+    lines = []
+    for task, variant in itertools.product(TASKS, ("factored", "factored_renewed")):
+        runs = [
+            run
+            for run in records
+            if (run["task"], run["variant"]) == (task, variant)
+            and (task, "plain", run["seed"]) in by_key
+        ]
+        if runs:
+            plain = [by_key[task, "plain", run["seed"]] for run in runs]
+            gaps = zip(*(map(operator.sub, _losses(a), _losses(b)) for a, b in zip(runs, plain)))
+            shown = dict(zip(_updates(runs[0]), (_signed(statistics.mean(gap)) for gap in gaps)))
+            error = statistics.mean(run["largest_relative_error"] for run in runs)
+            cells = [shown.get(update, "") for update in updates]
+            name = variant.replace("_", ", ")
+            lines.append([TASKS[task].title, name, str(len(runs)), *cells, f"{100 * error:.1f} %"])
+    heads = [f"{update:,}" for update in updates]
+    heads = ["model", "table", "seeds", *heads, "largest error of a stored σ"]
+    return text_table(lines, heads, "pipe") + "\n"
+
+
+def _updates(record: Record) -> List[int]:
+    return [point["update"] for point in record["curve"]]
+
+
 def _cell(row: Any) -> str:
     if row is None:
         return ""
@@ -104,7 +138,13 @@ def _signed(number: float) -> str:
     return f"{number:+.3f}".replace("-", "−")
 
 
+def page_text(records: Sequence[Record], page: Path = PAGE) -> str:
+    """The page with its tables made anew."""
+    parts = {"spectrum_study": markdown, "spectrum_renewal": renewal}
+    return with_generated(page.read_text("utf-8"), lambda name: parts[name](records))
+
+
 def write_page(records: Sequence[Record], page: Path = PAGE, images: Path = IMAGES) -> None:
-    """Put the table between the markers of the page, and draw its picture."""
-    write_text(page, with_generated(page.read_text("utf-8"), lambda _: markdown(records)))
+    """Put the tables between the markers of the page, and draw its picture."""
+    write_text(page, page_text(records, page))
     draw(rows(records), images / "spectrum-forms.png")
