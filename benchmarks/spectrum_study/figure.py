@@ -38,7 +38,8 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     handles: Dict[str, Any] = {}
     for (task, of_task), axes in zip(TASKS.items(), panels):
         for row in rows:
-            if row["task"] == task and row["behind"] is not None:
+            other_rate = row["variant"].endswith("sgd")
+            if row["task"] == task and row["behind"] is not None and not other_rate:
                 label, marker, colour = _family(row["variant"])
                 size = 160 if marker == "*" else 45
                 handles[label] = axes.scatter(
