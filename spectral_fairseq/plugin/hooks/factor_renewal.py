@@ -29,9 +29,9 @@ from spectral_fairseq.plugin.hooks.trained import moments, trained_weights
 _GRADIENTS = frozenset({"exp_avg", "momentum_buffer"})
 _SQUARES = frozenset({"exp_avg_sq", "max_exp_avg_sq", "exp_avg_sq_col", "sum"})
 _OF_ROWS = frozenset({"exp_avg_sq_row"})
-# Through U, a plain gradient step changes W by a gradient times V sigma^2 V': the directions that are
-# large grow fastest, and factors that are renewed follow them. An AWD-LSTM trained by SGD at a rate
-# of 3 ends with a table of rank one, and 0.98 bits behind one whose factors are left alone.
+# Through U, a plain gradient step changes W by a gradient times V sigma^2 V': large directions grow
+# fastest, and factors that are renewed follow them. An AWD-LSTM trained by SGD at a rate of 3 ends
+# with a table of rank one, and 0.98 bits behind one whose factors are left alone.
 LOSES_RANK = ("nag", "sgd")
 OPTIMIZERS = ("adafactor", "adagrad", "adam", "coupled_adam", "lamb", "nag", "sgd")
 
