@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.lm.saved_state import saved_groups
 
 AVERAGE = "average"  # a, the average of the iterates since averaging started
 ITERATE = "iterate"  # w, stored here while the parameter holds the average
@@ -179,7 +180,8 @@ class AveragedSGD(torch.optim.Optimizer):
         Raises:
             CheckpointError: the state belongs to another optimiser.
         """
-        if any("averaged" not in group for group in state_dict["param_groups"]):
+        groups = saved_groups(state_dict)
+        if any("averaged" not in group for group in groups):
             raise CheckpointError(
                 "the state of SGD with averaged iterates",
                 "the state of another optimiser",
@@ -187,7 +189,7 @@ class AveragedSGD(torch.optim.Optimizer):
             )
         super().load_state_dict(state_dict)
         # torch has converted every tensor to its parameter's dtype; averages have their own.
-        saved = itertools.chain.from_iterable(g["params"] for g in state_dict["param_groups"])
+        saved = itertools.chain.from_iterable(group["params"] for group in groups)
         for key, parameter in zip(saved, self._parameters()):
             if AVERAGE in state_dict["state"].get(key, {}):
                 self.state[parameter][AVERAGE] = state_dict["state"][key][AVERAGE].to(

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.lm.saved_state import saved_groups
 
 
 class CoupledAdam(torch.optim.Optimizer):
@@ -146,10 +147,14 @@ class CoupledAdam(torch.optim.Optimizer):
 
         Args:
             state_dict: from :meth:`state_dict` of an optimiser with the same parameters.
+
+        Raises:
+            CheckpointError: it is not the state of an optimiser.
         """
+        groups = saved_groups(state_dict)
         super().load_state_dict(state_dict)
         # torch has converted every tensor to its parameter's dtype; moments have their own.
-        saved = [key for group in state_dict["param_groups"] for key in group["params"]]
+        saved = [key for group in groups for key in group["params"]]
         own = [parameter for group in self.param_groups for parameter in group["params"]]
         for key, parameter in zip(saved, own):
             for name in ("exp_avg", "exp_avg_sq"):

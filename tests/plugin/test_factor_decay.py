@@ -12,6 +12,7 @@ from torch import nn
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.embeddings import SVDEmbedding
+from spectral_fairseq.errors import CheckpointError
 from spectral_fairseq.plugin.hooks.factor_decay import decay_once
 
 RATE, DECAY = 0.05, 0.02
@@ -123,6 +124,16 @@ def test_memory_efficient_half_precision_and_an_older_state():
         expected, found = one.optimizer.state[theirs], two.optimizer.state[mine]
         assert found["exp_avg"].dtype == torch.float32
         assert torch.equal(found["exp_avg"], expected["exp_avg"])
+
+
+def test_a_state_without_groups_is_refused():
+    model = _model()
+    optimizer = _optimizer(model)
+    state = optimizer.state_dict()
+    decay_once(optimizer, model)
+    del state["param_groups"]
+    with pytest.raises(CheckpointError, match="param_groups as torch saves them"):
+        optimizer.load_state_dict(state)
 
 
 def test_flattened_parameters_are_warned_of(caplog):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.embeddings import Table
+from spectral_fairseq.lm.saved_state import saved_groups
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ def _loading(
 ) -> Callable[..., None]:
     @functools.wraps(load_state_dict)
     def load_either(state_dict: Dict[str, Any], optimizer_overrides: Any = None) -> None:
-        saved = state_dict["param_groups"]
+        saved = saved_groups(state_dict)
         if len(saved) == 2 and len(inner.param_groups) == 1:
             _split(inner, positions)
         elif len(saved) == 1 and len(inner.param_groups) == 2:
