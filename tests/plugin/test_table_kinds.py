@@ -26,5 +26,5 @@ def test_averaged_factors_get_a_warning(caplog):
 def test_what_is_no_matrix_of_numbers_is_left_to_others():
     trainer = build_trainer(table="svd")
     state, model = dict(trainer.get_model().state_dict()), trainer.get_model()
-    for wrong in (torch.ones(16, 16, device="meta"), torch.ones(3), torch.eye(16).to_sparse()):
+    for wrong in (torch.ones(16, 16, device="meta"), torch.ones(3), torch.eye(16).to_sparse(), "V"):
         check_tables({**state, "decoder.embed_tokens.V": wrong}, model)

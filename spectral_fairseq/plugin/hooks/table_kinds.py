@@ -67,9 +67,15 @@ def check_tables(stored: Mapping[str, Any], model: nn.Module) -> None:
         )
 
 
-def _column_length(v: Tensor) -> float:
+def _column_length(v: Any) -> float:
     """The mean square of the lengths of V's columns, without their scale; 1 for what is no V."""
-    if v.dim() != 2 or v.layout is not torch.strided or v.is_meta or not v.is_floating_point():
+    if (
+        not isinstance(v, Tensor)
+        or v.dim() != 2
+        or v.layout is not torch.strided
+        or v.is_meta
+        or not v.is_floating_point()
+    ):
         return 1.0
     return float(v.float().square().sum(0).mean()) / V_SCALE**2
 
