@@ -277,7 +277,7 @@ def test_the_spectrum_study_compares_with_plain_of_the_same_seed():
     records = [
         {
             **{"task": "awd_lstm", "variant": variant, "seed": seed, **measures},
-            "curve": [{"nll_bits": loss} for loss in curve],
+            "curve": [{"update": 300 * at, "nll_bits": loss} for at, loss in enumerate(curve, 1)],
         }
         for variant, curves in losses.items()
         for seed, curve in enumerate(curves)
@@ -286,6 +286,7 @@ def test_the_spectrum_study_compares_with_plain_of_the_same_seed():
     assert (plain["behind"], plain["deviation"]) == (0, pytest.approx(2**0.5))
     assert (default["behind"], default["deviation"]) == pytest.approx((0.3, 0.08**0.5))
     assert (both["behind"], both["most_behind"], both["deviation"]) == (-1, 2, None)
+    assert default["curve"] == pytest.approx({300: 0.3, 600: 0.3})
     assert default["beside_plain"] and not both["beside_plain"]  # 2 is more than plain's 1.4
 
 

@@ -71,7 +71,8 @@ CONTROL = "--criterion spectrum_control"
 FACTORED = f"{CONTROL} --svd-interval 0"
 ABOVE = f"{NO_PENALTY} --spectrum-slack 1.5 --spectrum-decay"
 SGD = "--optimizer sgd --lr-scheduler fixed --lr 3"
-# With the interval of 10 an ETA of 0.01 goes a tenth of the way each time, and 0.1 all of it.
+# With the interval of 10 and at the full learning rate an ETA of 0.01 goes a tenth of the way each
+# time, and 0.1 all of it; 1 still goes all of it at a tenth of that rate.
 VARIANTS: Dict[str, str] = {
     "plain": NO_PENALTY,
     "default": CONTROL,
@@ -86,6 +87,7 @@ VARIANTS: Dict[str, str] = {
     "above_2": f"{NO_PENALTY} --spectrum-decay 0.01 --spectrum-slack 2",
     "above_1.5_gentle": f"{ABOVE} 0.001",
     "above_1.5_full": f"{ABOVE} 0.1",
+    "above_1.5_full_always": f"{ABOVE} 1",
     "above_1.5_late": f"{ABOVE} 0.01 --spectrum-decay-start 600",
     "above_1.5_fixed": f"{ABOVE} 0.01 --spectrum-scale fixed",
     "above_1.5_c2": f"{ABOVE} 0.01 --spectrum-c2 0.01",

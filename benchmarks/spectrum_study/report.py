@@ -1,9 +1,7 @@
-"""The table and the picture of docs/spectrum.md, from the records alone."""
+"""The tables and the picture of docs/spectrum.md, from the records alone."""
 
 from __future__ import annotations
 
-import itertools
-import operator
 import statistics
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
@@ -19,15 +17,17 @@ from spectral_fairseq_examples.common.workdir import write_text
 PAGE = ROOT / "docs" / "spectrum.md"
 IMAGES = ROOT / "docs" / "images"
 RESULTS = ROOT / "benchmarks" / "results" / "spectrum_study.json"
+# Of a table; the last one of an SVD table only.
+MEASURES = ("mean_cosine", "sigma_1_to_rms", "sigma_d_to_sigma_1", "largest_relative_error")
 
 
 def rows(records: Sequence[Record]) -> List[Dict[str, Any]]:
     """A row for each variant of each task: means over seeds, against plain with the same seeds.
 
     ``behind`` is how many bits the validation loss is above plain's at the end, ``deviation`` the
-    standard deviation of that over the seeds (of plain's own loss for plain), and ``most_behind``
-    the most that the mean is at any point of the curves. ``beside_plain`` says whether the mean is
-    at no point further behind than a standard deviation of plain's loss over its seeds.
+    standard deviation of that over the seeds (of plain's own loss for plain), ``curve`` the same
+    after each number of updates, and ``most_behind`` the largest of it. ``beside_plain`` says
+    whether no point of it is further behind than a standard deviation of plain's own losses.
     """
     found = []
     for task in TASKS:
@@ -47,13 +47,15 @@ def rows(records: Sequence[Record]) -> List[Dict[str, Any]]:
             last = [_losses(run)[-1] for run in runs]
             compared = last if variant == "plain" else [curve[-1] for curve in behind]
             within = [mean <= spread for mean, spread in zip(means, spreads) if spread is not None]
-            measures = ("mean_cosine", "sigma_1_to_rms", "sigma_d_to_sigma_1")
+            updates = [point["update"] for point in runs[0]["curve"]]
+            measures = [name for name in MEASURES if name in runs[0]]
             found.append(
                 {
                     "task": task,
                     "variant": variant,
                     "seeds": len(runs),
                     "nll_bits": statistics.mean(last),
+                    "curve": dict(zip(updates, means)),
                     "behind": means[-1] if means else None,
                     "deviation": _deviation(compared),
                     "most_behind": max(means, default=None),
@@ -90,35 +92,18 @@ def markdown(records: Sequence[Record]) -> str:
 
 
 def renewal(records: Sequence[Record]) -> str:
-    """How far factored tables are behind plain ones over the updates, and how true their sigma are.
-
-    Means over the seeds that plain has, too; a line for each model and form of the factors.
-    """
-    by_key = {(one["task"], one["variant"], one["seed"]): one for one in records}
-    updates = max((_updates(one) for one in records), key=len, default=[])
+    """How far factored tables are behind plain ones over the updates; how true their sigma are."""
+    found = [row for row in rows(records) if row["variant"] in ("factored", "factored_renewed")]
+    updates = sorted({update for row in found for update in row["curve"]})
     lines = []
-    for task, variant in itertools.product(TASKS, ("factored", "factored_renewed")):
-        runs = [
-            run
-            for run in records
-            if (run["task"], run["variant"]) == (task, variant)
-            and (task, "plain", run["seed"]) in by_key
-        ]
-        if runs:
-            plain = [by_key[task, "plain", run["seed"]] for run in runs]
-            gaps = zip(*(map(operator.sub, _losses(a), _losses(b)) for a, b in zip(runs, plain)))
-            shown = dict(zip(_updates(runs[0]), (_signed(statistics.mean(gap)) for gap in gaps)))
-            error = statistics.mean(run["largest_relative_error"] for run in runs)
-            cells = [shown.get(update, "") for update in updates]
-            name = variant.replace("_", ", ")
-            lines.append([TASKS[task].title, name, str(len(runs)), *cells, f"{100 * error:.1f} %"])
-    heads = [f"{update:,}" for update in updates]
-    heads = ["model", "table", "seeds", *heads, "largest error of a stored σ"]
-    return text_table(lines, heads, "pipe") + "\n"
-
-
-def _updates(record: Record) -> List[int]:
-    return [point["update"] for point in record["curve"]]
+    for row in found:
+        behind = [row["curve"].get(update) for update in updates]
+        cells = ["" if bits is None else _signed(bits) for bits in behind]
+        error = f"{100 * row['largest_relative_error']:.1f} %"
+        name = row["variant"].replace("_", ", ")
+        lines.append([TASKS[row["task"]].title, name, str(row["seeds"]), *cells, error])
+    heads = ["model", "table", "seeds", *(f"{update:,}" for update in updates)]
+    return text_table(lines, [*heads, "largest error of a stored σ"], "pipe") + "\n"
 
 
 def _cell(row: Any) -> str:

@@ -32,7 +32,7 @@ _OF_ROWS = frozenset({"exp_avg_sq_row"})
 # Through U, a plain gradient step changes W by a gradient times V sigma^2 V': large directions grow
 # fastest, and factors that are renewed follow them. An AWD-LSTM trained by SGD at a rate of 3 ends
 # with a table of rank one, and 0.98 bits behind one whose factors are left alone.
-LOSES_RANK = ("nag", "sgd")
+_LOSES_RANK = ("nag", "sgd")
 OPTIMIZERS = ("adafactor", "adagrad", "adam", "coupled_adam", "lamb", "nag", "sgd")
 
 
@@ -76,7 +76,7 @@ def check_steps(cfg: Any) -> None:
     Raises:
         UnsupportedError: the message says which optimiser it is.
     """
-    if cfg.optimizer._name in LOSES_RANK:
+    if cfg.optimizer._name in _LOSES_RANK:
         raise UnsupportedError(
             f"an optimiser that scales its steps, for {SVD_INTERVAL.option}",
             f"--optimizer {cfg.optimizer._name}",
