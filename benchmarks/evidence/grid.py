@@ -60,6 +60,7 @@ class Study:
         tuning_seed: of the trainings on which anything is chosen. It is in no table.
         with_simcut: whether the best table method is combined with SimCut.
         guessed_updates: for the bars of trainings that early stopping ends.
+        train_words: about how many the training text of a language model has.
     """
 
     corpus: str
@@ -72,6 +73,7 @@ class Study:
     tuning_seed: int = 1
     with_simcut: bool = False
     guessed_updates: int = 10_000
+    train_words: int = 450_000  # two cores cannot train to the end on all 1.8 million
 
 
 # fairseq shuffles with the sum of the seed and the epoch, and draws dropout with that of the seed
@@ -234,6 +236,14 @@ _STOP = "--best-checkpoint-metric nll_loss --patience 10 --max-epoch 200"
 _WITH_PATIENCE = f"{_STOP} --lr-scheduler inverse_sqrt --warmup-updates 400"
 
 
+def _annealed(updates: int) -> str:
+    """Flags of a fixed budget, over which the learning rate falls to zero."""
+    return (
+        f"--best-checkpoint-metric nll_loss --max-update {updates} --lr-scheduler polynomial_decay "
+        f"--total-num-update {updates} --warmup-updates 400"
+    )
+
+
 def _translation(dim: int, layers: int, heads: int, schedule: str) -> str:
     """Flags of a Transformer that translates, with one width everywhere."""
     return (
@@ -285,28 +295,28 @@ def _with_settings(method: Method, *indices: int) -> Method:
     return replace(method, settings=tuple(method.settings[index] for index in indices))
 
 
+# As fine as the learning rates of any method of the small studies; they begin at 0.004.
+_FINE_RATES: Tuple[Recipe, ...] = tuple(
+    {"lr": rate} for rate in ("0.002", "0.0028", "0.0056", "0.008")
+)
+_SMALL_CONTROL = {
+    "renewed": _with_settings(RENEWED["renewed"], 1, 2, 3),
+    "decoupled": _with_settings(TABLE_METHODS["decoupled"], 0, 2, 4),
+}
 TRANSLATION_SMALL = Study(
     corpus="translation",
     flags=_translation(
         dim=64,
         layers=2,
         heads=2,
-        schedule=(
-            "--best-checkpoint-metric nll_loss --max-update 5000 --lr-scheduler polynomial_decay "
-            "--total-num-update 5000 --warmup-updates 400"
-        ),
+        schedule=_annealed(5_000),
     ),
     archs=_TRANSLATION_ARCHS,
     recipe={"subwords": "2000", "dropout": "0.1", "label-smoothing": "0.1", "lr": "0.004"},
-    rounds=(
-        ({"dropout": "0.0"}, {"dropout": "0.2"}),
-        # As fine as the learning rates of any method.
-        ({"lr": "0.002"}, {"lr": "0.0028"}, {"lr": "0.0056"}, {"lr": "0.008"}),
-    ),
+    rounds=(({"dropout": "0.0"}, {"dropout": "0.2"}), _FINE_RATES),
     methods={
         "plain": PLAIN,
-        "renewed": _with_settings(RENEWED["renewed"], 1, 2, 3),
-        "decoupled": _with_settings(TABLE_METHODS["decoupled"], 0, 2, 4),
+        **_SMALL_CONTROL,
         "weight_norm_init": _with_settings(TABLE_METHODS["weight_norm_init"], 1, 2, 3),
         "simcut": _with_settings(CONSISTENCY["simcut"], 1, 3, 5),
     },
@@ -315,15 +325,13 @@ TRANSLATION_SMALL = Study(
     guessed_updates=5_000,
 )
 
-_STATEFUL = (
-    "--task stateful_language_modeling --batch-size 20 --batch-size-valid 10 "
-    "--decoder-embed-dim 128"
-)
+_STATEFUL = "--task stateful_language_modeling --batch-size 20 --batch-size-valid 10"
 AWD_LSTM = Study(
     corpus="language_model",
     flags=(
-        f"{_COMMON} {_STATEFUL} --tokens-per-sample 35 --variable-bptt --decoder-hidden-size 256 "
-        "--decoder-last-hidden-size 128 --decoder-layers 3 --optimizer nt_asgd "
+        f"{_COMMON} {_STATEFUL} --decoder-embed-dim 128 --tokens-per-sample 35 --variable-bptt "
+        "--decoder-hidden-size 256 --decoder-last-hidden-size 128 --decoder-layers 3 "
+        "--optimizer nt_asgd "
         "--lr-scheduler nt_asgd --nt-asgd-stop --weight-decay 1.2e-6 --clip-norm 0.25 "
         "--best-checkpoint-metric nll_loss --max-epoch 200"
     ),
@@ -363,20 +371,47 @@ _ADAM_METHODS = {
     **COUPLED_ADAM,
     "mixture": MIXTURE,
 }
+
+
+def _transformer_xl(dim: int, layers: int, heads: int, schedule: str) -> str:
+    """Flags of a Transformer-XL with one full softmax and a memory of one segment."""
+    return (
+        f"{_COMMON} {schedule} {_STATEFUL} --decoder-embed-dim {dim} --tokens-per-sample 64 "
+        f"--mem-len 64 --decoder-ffn-embed-dim {4 * dim} --decoder-layers {layers} "
+        f"--decoder-attention-heads {heads} --adaptive-softmax-cutoff= --optimizer adam "
+        "--clip-norm 0.25"
+    )
+
+
+def _transformer_lm(dim: int, layers: int, heads: int, schedule: str) -> str:
+    """Flags of a Transformer without a memory, with one width everywhere."""
+    return (
+        f"{_COMMON} {schedule} --task language_modeling --tokens-per-sample 64 --max-tokens 1280 "
+        f"--share-decoder-input-output-embed --decoder-embed-dim {dim} --decoder-input-dim {dim} "
+        f"--decoder-output-dim {dim} --decoder-ffn-embed-dim {4 * dim} --decoder-layers {layers} "
+        f"--decoder-attention-heads {heads} --optimizer adam --adam-betas (0.9,0.98) "
+        "--clip-norm 1.0"
+    )
+
+
+_XL_ARCHS = {
+    "plain": "--arch transformer_xl_wt103_small",
+    "svd": "--arch transformer_xl_wt103_small --embedding-type svd",
+    "weight-norm": "--arch transformer_xl_wt103_small --embedding-type weight-norm",
+    "mos": "--arch transformer_xl_wt103_small --output-head mos",
+    "sigsoftmax": "--arch transformer_xl_wt103_small --output-head sigsoftmax",
+}
+_LM_ARCHS = {
+    "plain": "--arch transformer_lm",
+    "svd": "--arch transformer_lm_sc",
+    "weight-norm": "--arch transformer_lm_sc --embedding-type weight-norm",
+    "mos": "--arch transformer_lm_mos",
+    "sigsoftmax": "--arch transformer_lm_sc --embedding-type plain --output-head sigsoftmax",
+}
 TRANSFORMER_XL = Study(
     corpus="language_model",
-    flags=(
-        f"{_COMMON} {_STOP} {_STATEFUL} --tokens-per-sample 64 --mem-len 64 "
-        "--decoder-ffn-embed-dim 512 --decoder-attention-heads 4 --adaptive-softmax-cutoff= "
-        "--optimizer adam --lr-scheduler inverse_sqrt --warmup-updates 400 --clip-norm 0.25"
-    ),
-    archs={
-        "plain": "--arch transformer_xl_wt103_small",
-        "svd": "--arch transformer_xl_wt103_small --embedding-type svd",
-        "weight-norm": "--arch transformer_xl_wt103_small --embedding-type weight-norm",
-        "mos": "--arch transformer_xl_wt103_small --output-head mos",
-        "sigsoftmax": "--arch transformer_xl_wt103_small --output-head sigsoftmax",
-    },
+    flags=_transformer_xl(dim=128, layers=4, heads=4, schedule=_WITH_PATIENCE),
+    archs=_XL_ARCHS,
     recipe={"dropout": "0.2", "attention-dropout": "0", "lr": "0.001"},
     rounds=_ADAM_ROUNDS,
     methods=_ADAM_METHODS,
@@ -384,24 +419,28 @@ TRANSFORMER_XL = Study(
 )
 TRANSFORMER_LM = Study(
     corpus="language_model",
-    flags=(
-        f"{_COMMON} {_STOP} --task language_modeling --tokens-per-sample 64 --max-tokens 1280 "
-        "--share-decoder-input-output-embed --decoder-embed-dim 128 --decoder-input-dim 128 "
-        "--decoder-output-dim 128 --decoder-ffn-embed-dim 512 --decoder-layers 4 "
-        "--decoder-attention-heads 4 --optimizer adam --adam-betas (0.9,0.98) "
-        "--lr-scheduler inverse_sqrt --warmup-updates 400 --clip-norm 1.0"
-    ),
-    archs={
-        "plain": "--arch transformer_lm",
-        "svd": "--arch transformer_lm_sc",
-        "weight-norm": "--arch transformer_lm_sc --embedding-type weight-norm",
-        "mos": "--arch transformer_lm_mos",
-        "sigsoftmax": "--arch transformer_lm_sc --embedding-type plain --output-head sigsoftmax",
-    },
+    flags=_transformer_lm(dim=128, layers=4, heads=4, schedule=_WITH_PATIENCE),
+    archs=_LM_ARCHS,
     recipe={"dropout": "0.2", "attention-dropout": "0", "lr": "0.001"},
     rounds=_ADAM_ROUNDS,
     methods=_ADAM_METHODS,
     seeds=_SEEDS[:3],
+)
+TRANSFORMER_LM_SMALL = Study(
+    corpus="language_model",
+    flags=_transformer_lm(dim=64, layers=2, heads=2, schedule=_annealed(3_000)),
+    archs=_LM_ARCHS,
+    recipe={"dropout": "0.2", "lr": "0.004"},
+    rounds=(({"dropout": "0.1"}, {"dropout": "0.3"}), _FINE_RATES),
+    methods={"plain": PLAIN, **_SMALL_CONTROL},
+    seeds=_SEEDS[:3],
+    guessed_updates=3_000,
+    train_words=225_000,
+)
+TRANSFORMER_XL_SMALL = replace(
+    TRANSFORMER_LM_SMALL,
+    flags=_transformer_xl(dim=64, layers=2, heads=2, schedule=_annealed(3_000)),
+    archs=_XL_ARCHS,
 )
 
 STUDIES: Dict[str, Study] = {
@@ -410,4 +449,6 @@ STUDIES: Dict[str, Study] = {
     "awd_lstm": AWD_LSTM,
     "transformer_xl": TRANSFORMER_XL,
     "transformer_lm": TRANSFORMER_LM,
+    "transformer_xl_small": TRANSFORMER_XL_SMALL,
+    "transformer_lm_small": TRANSFORMER_LM_SMALL,
 }
