@@ -65,7 +65,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             corpora.TranslationCorpus(work / "data", arguments.pairs, arguments.corpus or OPENDOCS)
             if study.corpus == "translation"
             else corpora.LanguageModelCorpus(
-                work / "data", arguments.corpus or Path("sotu"), study.train_words
+                work / "data", arguments.corpus or Path("sotu"), corpora.LANGUAGE_MODEL_TOKENS
             )
         )
         records = run_study(

@@ -60,7 +60,6 @@ class Study:
         tuning_seed: of the trainings on which anything is chosen. It is in no table.
         with_simcut: whether the best table method is combined with SimCut.
         guessed_updates: for the bars of trainings that early stopping ends.
-        train_words: about how many the training text of a language model has.
     """
 
     corpus: str
@@ -73,7 +72,6 @@ class Study:
     tuning_seed: int = 1
     with_simcut: bool = False
     guessed_updates: int = 10_000
-    train_words: int = 450_000  # two cores cannot train to the end on all 1.8 million
 
 
 # fairseq shuffles with the sum of the seed and the epoch, and draws dropout with that of the seed
@@ -428,18 +426,17 @@ TRANSFORMER_LM = Study(
 )
 TRANSFORMER_LM_SMALL = Study(
     corpus="language_model",
-    flags=_transformer_lm(dim=64, layers=2, heads=2, schedule=_annealed(3_000)),
+    flags=_transformer_lm(dim=64, layers=2, heads=2, schedule=_annealed(2_240)),
     archs=_LM_ARCHS,
     recipe={"dropout": "0.2", "lr": "0.004"},
     rounds=(({"dropout": "0.1"}, {"dropout": "0.3"}), _FINE_RATES),
     methods={"plain": PLAIN, **_SMALL_CONTROL},
     seeds=_SEEDS[:3],
-    guessed_updates=3_000,
-    train_words=225_000,
+    guessed_updates=2_240,
 )
 TRANSFORMER_XL_SMALL = replace(
     TRANSFORMER_LM_SMALL,
-    flags=_transformer_xl(dim=64, layers=2, heads=2, schedule=_annealed(3_000)),
+    flags=_transformer_xl(dim=64, layers=2, heads=2, schedule=_annealed(2_240)),
     archs=_XL_ARCHS,
 )
 
