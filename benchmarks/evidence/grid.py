@@ -429,7 +429,11 @@ TRANSFORMER_LM_SMALL = Study(
     flags=_transformer_lm(dim=64, layers=2, heads=2, schedule=_annealed(2_240)),
     archs=_LM_ARCHS,
     recipe={"dropout": "0.2", "lr": "0.004"},
-    rounds=(({"dropout": "0.0"}, {"dropout": "0.1"}, {"dropout": "0.3"}), _FINE_RATES),
+    rounds=(
+        ({"dropout": "0.0"}, {"dropout": "0.1"}, {"dropout": "0.3"}),
+        _FINE_RATES,
+        ({"lr": "0.0112"}, {"lr": "0.016"}),
+    ),
     methods={"plain": PLAIN, **_SMALL_CONTROL},
     seeds=_SEEDS[:3],
     guessed_updates=2_240,
