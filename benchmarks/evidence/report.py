@@ -301,7 +301,7 @@ def draw_curves(name: str, records: Mapping[str, Mapping[str, Any]], images: Pat
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
-    from matplotlib.ticker import MultipleLocator, NullFormatter, ScalarFormatter
+    from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
 
     methods = STUDIES[name].methods
     figure, axes = pyplot.subplots(figsize=(6, 4))
@@ -313,7 +313,7 @@ def draw_curves(name: str, records: Mapping[str, Mapping[str, Any]], images: Pat
         seeds = f"{len(curves[method])} seed{'s' if len(curves[method]) > 1 else ''}"
         axes.plot(mean[:, 0], mean[:, 1], label=f"{label} ({seeds})", **style)
     axes.set(xlabel="updates", ylabel="validation loss, bits per token", yscale="log")
-    axes.yaxis.set_major_locator(MultipleLocator(1))
+    axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.yaxis.set_major_formatter(ScalarFormatter())
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.3)
