@@ -230,8 +230,10 @@ _COMMON = (
     "--no-epoch-checkpoints --num-workers 0 --data-buffer-size 0 --log-format json "
     "--log-interval 50 --distributed-world-size 1"
 )
-_STOP = "--best-checkpoint-metric nll_loss --patience 10 --max-epoch 200"
-_WITH_PATIENCE = f"{_STOP} --lr-scheduler inverse_sqrt --warmup-updates 400"
+_WITH_PATIENCE = (
+    "--best-checkpoint-metric nll_loss --patience 10 --max-epoch 200 --lr-scheduler inverse_sqrt "
+    "--warmup-updates 400"
+)
 
 
 def _annealed(updates: int) -> str:
@@ -329,9 +331,8 @@ AWD_LSTM = Study(
     flags=(
         f"{_COMMON} {_STATEFUL} --decoder-embed-dim 128 --tokens-per-sample 35 --variable-bptt "
         "--decoder-hidden-size 256 --decoder-last-hidden-size 128 --decoder-layers 3 "
-        "--optimizer nt_asgd "
-        "--lr-scheduler nt_asgd --nt-asgd-stop --weight-decay 1.2e-6 --clip-norm 0.25 "
-        "--best-checkpoint-metric nll_loss --max-epoch 200"
+        "--optimizer nt_asgd --lr-scheduler nt_asgd --nt-asgd-stop --weight-decay 1.2e-6 "
+        "--clip-norm 0.25 --best-checkpoint-metric nll_loss --max-epoch 200"
     ),
     archs={
         "plain": "--arch awd_lstm_wt2",
@@ -415,14 +416,10 @@ TRANSFORMER_XL = Study(
     methods=_ADAM_METHODS,
     seeds=_SEEDS[:3],
 )
-TRANSFORMER_LM = Study(
-    corpus="language_model",
+TRANSFORMER_LM = replace(
+    TRANSFORMER_XL,
     flags=_transformer_lm(dim=128, layers=4, heads=4, schedule=_WITH_PATIENCE),
     archs=_LM_ARCHS,
-    recipe={"dropout": "0.2", "attention-dropout": "0", "lr": "0.001"},
-    rounds=_ADAM_ROUNDS,
-    methods=_ADAM_METHODS,
-    seeds=_SEEDS[:3],
 )
 TRANSFORMER_LM_SMALL = Study(
     corpus="language_model",
