@@ -303,6 +303,7 @@ _SMALL_CONTROL = {
     "renewed": _with_settings(RENEWED["renewed"], 1, 2, 3),
     "decoupled": _with_settings(TABLE_METHODS["decoupled"], 0, 2, 4),
 }
+_SMALL_INIT = _with_settings(TABLE_METHODS["weight_norm_init"], 1, 2, 3)
 TRANSLATION_SMALL = Study(
     corpus="translation",
     flags=_translation(
@@ -317,7 +318,7 @@ TRANSLATION_SMALL = Study(
     methods={
         "plain": PLAIN,
         **_SMALL_CONTROL,
-        "weight_norm_init": _with_settings(TABLE_METHODS["weight_norm_init"], 1, 2, 3),
+        "weight_norm_init": _SMALL_INIT,
         "simcut": _with_settings(CONSISTENCY["simcut"], 1, 3, 5),
     },
     seeds=_SEEDS,
@@ -326,14 +327,21 @@ TRANSLATION_SMALL = Study(
 )
 
 _STATEFUL = "--task stateful_language_modeling --batch-size 20 --batch-size-valid 10"
-AWD_LSTM = Study(
-    corpus="language_model",
-    flags=(
-        f"{_COMMON} {_STATEFUL} --decoder-embed-dim 128 --tokens-per-sample 35 --variable-bptt "
-        "--decoder-hidden-size 256 --decoder-last-hidden-size 128 --decoder-layers 3 "
+
+
+def _awd_lstm(dim: int, hidden: int) -> str:
+    """Flags of an AWD-LSTM of three layers, with NT-ASGD's own schedule."""
+    return (
+        f"{_COMMON} {_STATEFUL} --decoder-embed-dim {dim} --tokens-per-sample 35 --variable-bptt "
+        f"--decoder-hidden-size {hidden} --decoder-last-hidden-size {dim} --decoder-layers 3 "
         "--optimizer nt_asgd --lr-scheduler nt_asgd --nt-asgd-stop --weight-decay 1.2e-6 "
         "--clip-norm 0.25 --best-checkpoint-metric nll_loss --max-epoch 200"
-    ),
+    )
+
+
+AWD_LSTM = Study(
+    corpus="language_model",
+    flags=_awd_lstm(dim=128, hidden=256),
     archs={
         "plain": "--arch awd_lstm_wt2",
         "svd": "--arch awd_lstm_wt2 --embedding-type svd",
@@ -355,6 +363,26 @@ AWD_LSTM = Study(
     ),
     methods={"plain": PLAIN, **TABLE_METHODS, **LOSS_METHODS, "mixture": LSTM_MIXTURE},
     seeds=_SEEDS[:3],
+)
+AWD_LSTM_SMALL = replace(
+    AWD_LSTM,
+    flags=_awd_lstm(dim=64, hidden=128),
+    recipe={
+        **{"dropout": "0.2", "input-dropout": "0.2", "hidden-dropout": "0.1"},
+        **{"word-dropout": "0.1", "weight-drop": "0.2", "lr": "30"},
+    },
+    rounds=(
+        (
+            {"dropout": "0.1", "input-dropout": "0.1", "hidden-dropout": "0.0"},
+            {"dropout": "0.3", "input-dropout": "0.3", "hidden-dropout": "0.2"},
+        ),
+        ({"lr": "15"}, {"lr": "45"}),
+    ),
+    methods={
+        "plain": PLAIN,
+        "weight_norm_init": _with_settings(TABLE_METHODS["weight_norm_init"], 1, 3, 5),
+        "decoupled": _SMALL_CONTROL["decoupled"],
+    },
 )
 
 _ADAM_ROUNDS: Tuple[Tuple[Recipe, ...], ...] = (
@@ -431,7 +459,7 @@ TRANSFORMER_LM_SMALL = Study(
         _FINE_RATES,
         ({"lr": "0.0112"}, {"lr": "0.016"}),
     ),
-    methods={"plain": PLAIN, **_SMALL_CONTROL},
+    methods={"plain": PLAIN, **_SMALL_CONTROL, "weight_norm_init": _SMALL_INIT},
     seeds=_SEEDS[:3],
     guessed_updates=2_240,
 )
@@ -445,6 +473,7 @@ STUDIES: Dict[str, Study] = {
     "translation": TRANSLATION,
     "translation_small": TRANSLATION_SMALL,
     "awd_lstm": AWD_LSTM,
+    "awd_lstm_small": AWD_LSTM_SMALL,
     "transformer_xl": TRANSFORMER_XL,
     "transformer_lm": TRANSFORMER_LM,
     "transformer_xl_small": TRANSFORMER_XL_SMALL,
