@@ -28,7 +28,10 @@ from torch import Tensor
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.linalg.full_float32 import full_float32
 from spectral_fairseq.functional.linalg.gram import accumulate_gram, mirror_gram
-from spectral_fairseq.functional.linalg.singular_values import right_singular_system_of_gram
+from spectral_fairseq.functional.linalg.singular_values import (
+    right_singular_system_of_gram,
+    roundoff,
+)
 
 SIDES = ("both", "above")
 SCALES = ("fixed", "free")
@@ -190,6 +193,9 @@ def plan_change(
     # sum_i (w_i - c m)(w_i - c m)' = G - c (2 - c) N m m'
     gram -= (centering * (2 - centering) * count) * torch.outer(mean, mean)
     sigma, vectors = right_singular_system_of_gram(gram, count)
+    # What was subtracted leaves its roundoff: singular_values.py, Note [Roundoff of a Gram matrix].
+    noise = roundoff(count, weight.size(1), gram.dtype) * count * mean.square().sum()
+    sigma = torch.where(sigma.square() > noise, sigma, torch.zeros_like(sigma))
     target = spectrum_target(sigma, prior.to(sigma), side=side, slack=slack, scale=scale)
     # A direction that no row has, or one lost in roundoff, cannot be stretched.
     ratio = torch.where(sigma > 0, 1 + rate * (target - sigma) / sigma, torch.ones_like(sigma))

@@ -17,7 +17,7 @@ decoupled from the gradient (AdamW).
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Iterable, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -62,8 +62,12 @@ class CoupledAdam(torch.optim.Optimizer):
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults)
-        self._coupled: Set[int] = set()
+        self._tables: List[Tensor] = []
         self.couple(tables)
+
+    def __getstate__(self) -> Dict[str, Any]:
+        # What torch copies and pickles is its own attributes alone.
+        return {**super().__getstate__(), "_tables": self._tables}
 
     def couple(self, tables: Iterable[Tensor]) -> None:
         """Couple the rows of further matrices, before the first step.
@@ -86,12 +90,8 @@ class CoupledAdam(torch.optim.Optimizer):
                 )
             moment = self.state.get(table, {}).get("exp_avg_sq")
             if moment is not None and moment.size(0) != 1:
-                raise CheckpointError(
-                    "one second moment for all rows of a table",
-                    f"moments of shape {tuple(moment.shape)}",
-                    "Start with a new state of the optimiser.",
-                )
-            self._coupled.add(id(table))
+                raise _other_moments(table[:1].shape, moment.shape)
+            self._tables.append(table)
 
     @torch.no_grad()
     def step(  # type: ignore[override]
@@ -104,6 +104,9 @@ class CoupledAdam(torch.optim.Optimizer):
 
         Returns:
             The result of ``closure``, or None without one.
+
+        Raises:
+            CheckpointError: moments were loaded that were coupled and now are not, or the reverse.
         """
         result = None
         if closure is not None:
@@ -119,12 +122,15 @@ class CoupledAdam(torch.optim.Optimizer):
         dtype = torch.promote_types(parameter.dtype, torch.float32)
         weight = parameter.to(dtype)
         gradient = parameter.grad.to(dtype)  # type: ignore[union-attr]
-        coupled = id(parameter) in self._coupled
+        coupled = any(parameter is table for table in self._tables)
         state = self.state[parameter]
+        moments = weight[:1] if coupled else weight
         if not state:
             state["step"] = 0
             state["exp_avg"] = torch.zeros_like(weight)
-            state["exp_avg_sq"] = torch.zeros_like(weight[:1] if coupled else weight)
+            state["exp_avg_sq"] = torch.zeros_like(moments)
+        if state["exp_avg_sq"].shape != moments.shape:
+            raise _other_moments(moments.shape, state["exp_avg_sq"].shape)
         state["step"] += 1
         beta1, beta2 = group["betas"]
         first, second = state["exp_avg"], state["exp_avg_sq"]
@@ -149,9 +155,15 @@ class CoupledAdam(torch.optim.Optimizer):
             state_dict: from :meth:`state_dict` of an optimiser with the same parameters.
 
         Raises:
-            CheckpointError: it is not the state of an optimiser.
+            CheckpointError: it is not the state of an optimiser, or not that of an Adam.
         """
         groups = saved_groups(state_dict)
+        if any("betas" not in group for group in groups):
+            raise CheckpointError(
+                "the state of an Adam with or without coupled moments",
+                "the state of another optimiser",
+                "Load the weights alone, and start with a new state of the optimiser.",
+            )
         super().load_state_dict(state_dict)
         # torch has converted every tensor to its parameter's dtype; moments have their own.
         saved = [key for group in groups for key in group["params"]]
@@ -164,3 +176,12 @@ class CoupledAdam(torch.optim.Optimizer):
                         dtype=torch.promote_types(parameter.dtype, torch.float32),
                         copy=True,
                     )
+
+
+def _other_moments(expected: torch.Size, found: torch.Size) -> CheckpointError:
+    return CheckpointError(
+        f"second moments of shape {tuple(expected)}: one for all rows of a coupled table, one for "
+        "each entry elsewhere",
+        f"loaded ones of shape {tuple(found)}",
+        "Couple the tables that were coupled before, or start with a new state of the optimiser.",
+    )

@@ -8,7 +8,16 @@ import torch
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.functional.linalg import BlockwiseSpectrum, gram
 from spectral_fairseq.functional.linalg.full_float32 import full_float32
+from spectral_fairseq.functional.linalg.singular_values import right_singular_system
 from spectral_fairseq.functional.measures import ExpectedPairwiseKL, cumulative_share
+from spectral_fairseq.functional.measures.argmax_words import ArgmaxWords
+from spectral_fairseq.functional.measures.convex_hull import separate
+from spectral_fairseq.functional.measures.decay_fit import fit_exponential, fit_polynomial
+from spectral_fairseq.functional.measures.hidden_states import StateStatistics
+from spectral_fairseq.functional.measures.sampled_partition_function import (
+    RowMoments,
+    sampled_log_partitions,
+)
 from spectral_fairseq.plugin.hooks.factor_renewal import renew_factors
 
 virtual = pytest.importorskip(
@@ -31,6 +40,37 @@ def test_accumulated_measures(rows):
     expected = measured(log_p)
     with virtual.virtual_cuda():
         found = measured(log_p.cuda())
+    torch.testing.assert_close(found, expected)
+
+
+def test_measures_take_tensors_on_a_gpu():
+    torch.manual_seed(0)
+    table, states, log_p = torch.randn(40, 4), torch.randn(30, 4) + 1, torch.randn(9, 7)
+
+    def measured(move):
+        excluded, targets = torch.tensor([1]), torch.arange(2, 7)
+        statistics, words = StateStatistics(4), ArgmaxWords(7, move(excluded))
+        statistics.add(move(states))
+        words.add(move(log_p[:5]), move(targets))
+        sigma, axes = (move(part) for part in right_singular_system(table))
+        moments = RowMoments(
+            *(move(part) for part in (table.mean(0), sigma.cpu(), table.norm(dim=1)))
+        )
+        sampled = sampled_log_partitions(move(table), axes, [1.0], moments, rows=12)
+        hull = separate(move(states), move(torch.zeros(4)))
+        fits = fit_exponential(sigma), fit_polynomial(sigma)
+        return (
+            statistics.isoscore(),
+            statistics.mean_cosine(),
+            words.never(),
+            fits,
+            hull.inside,
+            sampled.cpu(),
+        )
+
+    expected = measured(torch.Tensor.clone)
+    with virtual.virtual_cuda():
+        found = measured(torch.Tensor.cuda)
     torch.testing.assert_close(found, expected)
 
 

@@ -198,3 +198,13 @@ def test_a_degenerate_table_in_float32_is_changed_as_in_float64(side):
     matrix, target = table(10_000, 128) + 8.0, torch.full((128,), 300.0)
     ratios = [plan_change(one, target, 1.0, side=side).ratio for one in (matrix, matrix.float())]
     torch.testing.assert_close(ratios[1].double(), ratios[0], rtol=1e-3, atol=0)
+
+
+def test_roundoff_of_a_long_mean_is_not_taken_for_a_spectrum():
+    """With 300 times the spread, float32 once took noise for singular values and stretched it."""
+    torch.manual_seed(0)
+    table = torch.randn(5000, 64, dtype=torch.float64) + 300 * torch.randn(64).double()
+    options = {"side": "both", "centering": 1.0}
+    change = plan_change(table.float(), torch.ones(64), 0.1, **options)
+    exact = plan_change(table, torch.ones(64).double(), 0.1, **options)
+    assert float(change.ratio.max()) <= float(exact.ratio.max()) + 0.01

@@ -80,5 +80,35 @@ def test_what_cannot_be_coupled_is_refused():
         CoupledAdam([parameter, bias], [bias])
     optimizer = CoupledAdam([parameter], lr=LR)
     advance(optimizer, parameter, gradients)
-    with pytest.raises(CheckpointError, match="one second moment"):
+    with pytest.raises(CheckpointError, match="one for all rows"):
         optimizer.couple([parameter])
+
+
+@pytest.mark.parametrize("coupled_before", [True, False])
+def test_moments_that_were_coupled_otherwise_are_refused(coupled_before):
+    parameter, gradients = problem()
+    before = CoupledAdam([parameter], [parameter] * coupled_before, LR, BETAS)
+    advance(before, parameter, gradients[:1])
+    after = CoupledAdam([parameter], [parameter] * (not coupled_before), LR, BETAS)
+    after.load_state_dict(before.state_dict())
+    with pytest.raises(CheckpointError, match="loaded ones of shape"):
+        advance(after, parameter, gradients[1:])
+
+
+def test_the_state_of_another_optimiser_is_refused():
+    parameter, gradients = problem()
+    other = torch.optim.SGD([parameter], LR, momentum=0.9)
+    advance(other, parameter, gradients[:1])
+    with pytest.raises(CheckpointError, match="another optimiser"):
+        CoupledAdam([parameter], [parameter]).load_state_dict(other.state_dict())
+
+
+def test_a_copy_is_coupled_too():
+    parameter, gradients = problem()
+    optimizer = CoupledAdam([parameter], [parameter], LR, BETAS)
+    advance(optimizer, parameter, gradients[:3])
+    twin = copy.deepcopy(optimizer)
+    copied = twin.param_groups[0]["params"][0]
+    advance(optimizer, parameter, gradients[3:])
+    advance(twin, copied, gradients[3:])
+    assert copied is not parameter and torch.equal(copied, parameter)

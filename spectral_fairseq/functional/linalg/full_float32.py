@@ -1,4 +1,4 @@
-"""Products of float32 numbers in float32, whatever the user has allowed a GPU to do."""
+"""Products of float32 numbers in float32, whatever the user has allowed torch to do."""
 
 from __future__ import annotations
 
@@ -10,14 +10,22 @@ import torch
 
 @contextmanager
 def full_float32(device: torch.device) -> Iterator[None]:
-    """Switch TF32 off inside the block, for products on ``device``.
+    """Switch autocast and TF32 off inside the block, for products on ``device``.
 
-    TF32 rounds the factors to 11 bits. A Gram matrix would then be known to 5e-4 of its largest
-    entry: far less than ``singular_values.py``, Note [Roundoff of a Gram matrix], counts on.
+    TF32 rounds the factors to 11 bits, autocast to bfloat16 to 8. A Gram matrix would then be known
+    to 5e-4 of its largest entry, or worse: far less than ``singular_values.py``, Note [Roundoff of
+    a Gram matrix], counts on.
     """
-    if device.type != "cuda":
-        yield
-        return
+    with torch.autocast(device.type, enabled=False):
+        if device.type == "cuda":
+            with _without_tf32():
+                yield
+        else:
+            yield
+
+
+@contextmanager
+def _without_tf32() -> Iterator[None]:
     matmul = torch.backends.cuda.matmul
     try:
         before = torch.get_float32_matmul_precision()

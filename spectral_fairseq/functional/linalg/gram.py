@@ -7,7 +7,7 @@ to strips of columns from the diagonal on, and the rest is mirrored once at the 
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -24,35 +24,39 @@ class _Gram(torch.autograd.Function):
     """M'M with d<G, M'M>/dM = M (G + G'), one product where autograd's own rule takes two."""
 
     @staticmethod
-    def forward(ctx: Any, matrix: Tensor) -> Tensor:
+    def forward(ctx: Any, matrix: Tensor, excluded: Optional[Tensor]) -> Tensor:
         ctx.save_for_backward(matrix)
+        ctx.excluded = excluded
         with full_float32(matrix.device):
-            return matrix.t() @ matrix
+            product = matrix.t() @ matrix
+            if excluded is not None:
+                rows = matrix.index_select(0, excluded)  # [m, d]
+                product -= rows.t() @ rows
+        return product
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, None]:
         (matrix,) = ctx.saved_tensors
-        return matrix @ (grad + grad.t())
+        result = matrix @ (grad + grad.t())  # [n, d]
+        if ctx.excluded is not None:
+            # Exactly zero: Adam would make whole steps of what is left by rounding.
+            result.index_fill_(0, ctx.excluded, 0)
+        return result, None
 
 
 def gram(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tensor:
-    """Return M'M over the rows that are not excluded.
+    """Return M'M over the rows that are not excluded, in float32 or wider.
 
     Args:
-        matrix: M, shape (n, d).
+        matrix: M, shape (n, d), of any floating dtype.
         excluded: indices of the rows to leave out (padding and the like), shape (m,). They should
             be few: their share is subtracted afterwards, so that the matrix is not copied.
 
     Returns:
         Shape (d, d), differentiable once.
     """
-    product = _Gram.apply(matrix)
-    if excluded is not None and excluded.numel() > 0:
-        rows = matrix.index_select(0, excluded)  # [m, d]
-        with full_float32(matrix.device):
-            product = product - rows.t() @ rows
-    return product
+    return _Gram.apply(matrix.to(torch.promote_types(matrix.dtype, torch.float32)), excluded)
 
 
 def accumulate_gram(total: Tensor, block: Tensor) -> None:

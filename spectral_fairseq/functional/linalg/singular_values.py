@@ -71,7 +71,12 @@ def _roots(eigenvalues: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
     return resolved.sqrt().flip(0)
 
 
-def _require_finite(gram_matrix: Tensor) -> None:
+def require_finite(gram_matrix: Tensor) -> None:
+    """Refuse what no eigensolver takes.
+
+    Raises:
+        DataError: an entry is infinite or not a number.
+    """
     if not torch.isfinite(gram_matrix).all():
         raise DataError(
             "a matrix of finite numbers",
@@ -93,7 +98,9 @@ class _SingularValues(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, excluded: Optional[Tensor]) -> Tensor:
-        eigenvalues, vectors = torch.linalg.eigh(gram(matrix, excluded))
+        gram_matrix = gram(matrix, excluded)
+        require_finite(gram_matrix)
+        eigenvalues, vectors = torch.linalg.eigh(gram_matrix)
         sigma = _roots(eigenvalues, matrix.size(0), matrix.dtype)
         ctx.save_for_backward(matrix, sigma, vectors.flip(1), _equal_values(eigenvalues))
         ctx.excluded = excluded
@@ -116,7 +123,7 @@ class _SingularValues(torch.autograd.Function):
 def singular_values(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tensor:
     """Return the singular values of the rows that are not excluded, with a gradient for penalties.
 
-    Everything is computed in the dtype of ``matrix``.
+    Everything is computed in the dtype of ``matrix``, or in float32 where that is wider.
 
     Args:
         matrix: W, shape (n, d), n >= d.
@@ -124,8 +131,12 @@ def singular_values(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tensor
 
     Returns:
         Shape (d,), largest first, differentiable once.
+
+    Raises:
+        DataError: an entry is infinite or not a number.
     """
-    return _SingularValues.apply(matrix, excluded)
+    wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+    return _SingularValues.apply(wide, excluded)
 
 
 @torch.no_grad()
@@ -142,7 +153,7 @@ def singular_values_of_gram(gram_matrix: Tensor, rows: int) -> Tensor:
     Raises:
         DataError: an entry is infinite or not a number.
     """
-    _require_finite(gram_matrix)
+    require_finite(gram_matrix)
     return _roots(torch.linalg.eigvalsh(gram_matrix.double()), rows, gram_matrix.dtype)
 
 
@@ -161,7 +172,7 @@ def right_singular_system_of_gram(gram_matrix: Tensor, rows: int) -> Tuple[Tenso
     Raises:
         DataError: an entry is infinite or not a number.
     """
-    _require_finite(gram_matrix)
+    require_finite(gram_matrix)
     eigenvalues, vectors = torch.linalg.eigh(gram_matrix)
     return _roots(eigenvalues, rows, gram_matrix.dtype), vectors.flip(1)
 

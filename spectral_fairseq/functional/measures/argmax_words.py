@@ -25,7 +25,7 @@ class ArgmaxWords:
     def __init__(self, words: int, excluded: Optional[Tensor] = None) -> None:
         self._counted = torch.ones(words, dtype=torch.bool)
         if excluded is not None:
-            self._counted[excluded] = False
+            self._counted[excluded.cpu()] = False
         self._predicted = torch.zeros(words, dtype=torch.bool)
         self._targets = torch.zeros(words, dtype=torch.bool)
 
@@ -36,8 +36,8 @@ class ArgmaxWords:
             scores: any increasing function of the logits, shape (b, N).
             targets: the words that follow, shape (b,).
         """
-        self._predicted[scores.argmax(1)] = True
-        self._targets[targets] = True
+        self._predicted[scores.argmax(1).cpu()] = True
+        self._targets[targets.cpu()] = True
 
     def never(self) -> int:
         """Return the number of words that are the argmax for no state."""

@@ -55,7 +55,7 @@ def separate(points: Tensor, vector: Tensor) -> Separation:
     """
     from scipy.optimize import linprog  # slow to import, and seldom needed
 
-    away = points.double() - vector.double()  # [M, d]
+    away = (points.double() - vector.double()).cpu()  # [M, d]
     lengths = away.norm(dim=1, keepdim=True)
     dim = away.size(1)
     if float(lengths.min()) <= SMALLEST_NORM:

@@ -81,14 +81,14 @@ def fit_exponential(sigma: Tensor) -> Dict[str, float]:
 
 
 def _sorted_with_log_rank(sigma: Tensor) -> Tuple[Tensor, Tensor]:
-    sigma = sigma.detach().double().abs().sort(descending=True).values
+    sigma = sigma.detach().double().cpu().abs().sort(descending=True).values
     if sigma.numel() < 2 or not (torch.isfinite(sigma).all() and float(sigma[0]) > 0):
         raise DataError(
             "at least two finite singular values, not all zero, to fit a decay to",
             f"{sigma.numel()} of them, the largest {float(sigma[0]) if sigma.numel() else 0:g}",
             "Check the table.",
         )
-    rank = torch.arange(1, sigma.numel() + 1, dtype=torch.float64, device=sigma.device)
+    rank = torch.arange(1, sigma.numel() + 1, dtype=torch.float64)
     return sigma, rank.log()
 
 

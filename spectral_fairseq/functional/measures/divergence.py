@@ -13,8 +13,6 @@ module returns, is T / (T - 1) times that.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -47,12 +45,12 @@ class ExpectedPairwiseKL:
         self._log_probability = self._log_probability.to(p.device)
         self.contexts += log_p.size(0)
         # 0 * -inf counts as 0; torch.xlogy would compute the logarithm again.
-        self._negative_entropy += float((p * log_p).nan_to_num_(0.0).sum())
+        self._negative_entropy += float((p * log_p).masked_fill_(p == 0, 0.0).sum())
         self._probability += p.sum(0)
         self._log_probability += log_p.sum(0)
 
     def value(self) -> float:
-        """Return the mean over pairs of different contexts, in nats.
+        """Return the mean over pairs of different contexts, in nats; NaN if a probability was NaN.
 
         Raises:
             DataError: fewer than two contexts.
@@ -64,5 +62,5 @@ class ExpectedPairwiseKL:
             )
         products = self._probability * self._log_probability
         # 0 * -inf counts as 0 here, too: a word that no context allows.
-        cross = float(products.nan_to_num(nan=0.0, neginf=-math.inf).sum()) / count**2
+        cross = float(products.masked_fill_(self._probability == 0, 0.0).sum()) / count**2
         return max((self._negative_entropy / count - cross) * count / (count - 1), 0.0)

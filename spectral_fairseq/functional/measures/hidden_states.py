@@ -42,9 +42,9 @@ class StateStatistics:
         wide = states.detach().double()
         units = unit_rows(wide)
         self.count += wide.size(0)
-        self._gram.addmm_(wide.t(), wide)
-        self._sum += wide.sum(0)
-        self._unit_sum += units.sum(0)
+        self._gram += (wide.t() @ wide).cpu()
+        self._sum += wide.sum(0).cpu()
+        self._unit_sum += units.sum(0).cpu()
         self._with_direction += int(units.any(1).sum())
 
     def mean_cosine(self) -> float:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import DataError
+from spectral_fairseq.functional.linalg.singular_values import require_finite
 
 
 def covariance_from_gram(gram: Tensor, row_sum: Tensor, count: int) -> Tensor:
@@ -52,11 +53,12 @@ def isoscore(covariance: Tensor) -> float:
         Between 0 and 1; 0 where all points coincide.
 
     Raises:
-        DataError: fewer than two dimensions.
+        DataError: fewer than two dimensions, or an entry that is infinite or not a number.
     """
     dim = covariance.size(0)
     if dim < 2:
         raise DataError("points of at least two dimensions for IsoScore", str(dim), "Leave it out.")
+    require_finite(covariance)
     return isoscore_of_variances(torch.linalg.eigvalsh(covariance.double()).clamp(min=0))
 
 

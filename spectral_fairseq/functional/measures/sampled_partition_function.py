@@ -83,7 +83,7 @@ def sampled_log_partitions(
     matrix = checked_table(matrix)
     count = matrix.size(0)
     longest = moments.norms.topk(rows // 4).indices
-    is_other = torch.ones(count, dtype=torch.bool)
+    is_other = longest.new_ones(count, dtype=torch.bool)
     is_other[longest] = False
     others = is_other.nonzero().squeeze(1)
     drawn = others[sample_rows(len(others), rows - len(longest), seed)]

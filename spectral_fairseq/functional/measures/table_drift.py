@@ -75,8 +75,11 @@ def centred_products(
     width = left.size(1)
     total = left.new_zeros(width + right.size(1), dtype=torch.float64)
     gram = torch.outer(total, total)
+    # Without its first row a table of equal rows is zero, and a long mean cancels fewer digits.
+    first = torch.cat([left[one[0]].double(), right[other[0]].double()])
     for some, others in zip(one.split(block_rows), other.split(block_rows)):
         both = torch.cat([left[some].double(), right[others].double()], 1)  # [b, d_a + d_b]
+        both -= first
         gram.addmm_(both.t(), both)
         total += both.sum(0)
     gram.addr_(total, total, alpha=-1 / len(one))
@@ -91,8 +94,8 @@ def linear_cka(products: CentredProducts) -> float:
 
 def procrustes_residual(products: CentredProducts) -> float:
     """Return the residual, between 0 and 1; NaN where all rows of a table are equal."""
-    scale = float(products.left.trace() * products.right.trace()) ** 0.5
-    if scale <= 0:
+    squares = float(products.left.trace() * products.right.trace())
+    if squares <= 0:
         return float("nan")
-    alike = float(torch.linalg.svdvals(products.cross).sum()) / scale
+    alike = float(torch.linalg.svdvals(products.cross).sum()) / squares**0.5
     return max(1 - alike**2, 0.0) ** 0.5

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.linalg.full_float32 import full_float32
 from spectral_fairseq.functional.linalg.row_norms import SMALLEST_NORM
 
 
@@ -34,7 +35,8 @@ class _SquaredDirectionSum(torch.autograd.Function):
         inverse.reciprocal_()
         if excluded is not None:
             inverse.index_fill_(0, excluded, 0)
-        direction_sum = torch.mv(matrix.t(), inverse)  # [d]
+        with full_float32(matrix.device):
+            direction_sum = torch.mv(matrix.t(), inverse)  # [d]
         ctx.save_for_backward(matrix, inverse, direction_sum)
         return direction_sum.square().sum() - (inverse > 0).sum()
 
@@ -54,12 +56,12 @@ def cosine_penalty(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tensor:
     as zero, its gradient is zero, and it still counts in N.
 
     Args:
-        matrix: table, shape (n, d).
+        matrix: table, shape (n, d), of any floating dtype.
         excluded: distinct indices of the rows to leave out (padding and the like), shape (m,);
             N = n - m.
 
     Returns:
-        Scalar between -1/N and 1 - 1/N.
+        Scalar between -1/N and 1 - 1/N, in float32 or wider.
 
     Raises:
         ConfigurationError: every row is excluded.
@@ -71,4 +73,5 @@ def cosine_penalty(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tensor:
             f"{matrix.size(0)} rows, all of them padding or made-up words",
             "Check the dictionary.",
         )
-    return _SquaredDirectionSum.apply(matrix, excluded) / count**2
+    wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+    return _SquaredDirectionSum.apply(wide, excluded) / count**2

@@ -27,7 +27,7 @@ def isoscore_penalty(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tenso
     """R = 1 - IsoScore of the rows, in time O(N d^2), differentiable once.
 
     Args:
-        matrix: table, shape (n, d), d >= 2.
+        matrix: table, shape (n, d), d >= 2, of any floating dtype.
         excluded: distinct indices of the rows to leave out (padding and the like), shape (m,);
             N = n - m >= 2.
 
@@ -48,6 +48,7 @@ def isoscore_penalty(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tenso
         )
     # The mean is subtracted from the rows and not from the Gram matrix, where it would cancel
     # digits of float32. A constant mean has the right gradient: sum_i (w_i - mu) is zero.
+    matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
     with torch.no_grad():
         mean = matrix.sum(0)
         if excluded is not None:

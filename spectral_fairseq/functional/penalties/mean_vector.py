@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Optional
 
+import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError
@@ -32,9 +33,11 @@ def mean_vector_penalty(matrix: Tensor, excluded: Optional[Tensor] = None) -> Te
     Raises:
         ConfigurationError: every row is excluded.
     """
-    total, count = matrix.sum(0), matrix.size(0)
+    dtype = torch.promote_types(matrix.dtype, torch.float32)
+    total, count = matrix.sum(0, dtype=dtype), matrix.size(0)
     if excluded is not None:
-        total, count = total - matrix.index_select(0, excluded).sum(0), count - excluded.numel()
+        total = total - matrix.index_select(0, excluded).sum(0, dtype=dtype)
+        count -= excluded.numel()
     if count < 1:
         raise ConfigurationError(
             "a table with at least one row that is not excluded, for the mean vector",

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.functional.linalg.full_float32 import full_float32
+from spectral_fairseq.functional.linalg.singular_values import require_finite
 
 
 def identity_residual(gram_matrix: Tensor) -> Tensor:
@@ -39,12 +40,14 @@ def spectral_defect(residual: Tensor) -> Tensor:
     simple eigenvalue and a subgradient of a repeated one. Autograd's own rule for the whole
     eigendecomposition divides by differences of eigenvalues and is not finite where they meet.
     """
-    if residual.is_cuda:
-        return torch.mv(residual, dominant_vector(residual)).square().sum()
-    with torch.no_grad():
-        values, vectors = torch.linalg.eigh(residual)
-        extreme = vectors[:, values.abs().argmax()]  # [d]
-    return (extreme @ residual @ extreme).square()
+    with full_float32(residual.device):
+        if residual.is_cuda:
+            return torch.mv(residual, dominant_vector(residual)).square().sum()
+        with torch.no_grad():
+            require_finite(residual)
+            values, vectors = torch.linalg.eigh(residual)
+            extreme = vectors[:, values.abs().argmax()]  # [d]
+        return (extreme @ residual @ extreme).square()
 
 
 @torch.no_grad()

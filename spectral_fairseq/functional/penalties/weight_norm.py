@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Optional, Union
 
+import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError
@@ -39,7 +40,7 @@ def weight_norm_penalty(
     Returns:
         Scalar.
     """
-    residual = norms - target  # [n]
+    residual = norms.to(torch.promote_types(norms.dtype, torch.float32)) - target  # [n]
     if excluded is not None:
         residual = residual.index_fill(0, excluded, 0.0)
     return (residual.square().sum() + eps).sqrt()

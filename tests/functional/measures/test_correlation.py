@@ -28,3 +28,6 @@ def test_constants_have_no_correlation():
     x, one = torch.arange(3.0), torch.ones(3)
     assert all(math.isnan(value) for value in (pearson(x, one), spearman(one, x), slope(one, x)))
     assert slope(x, one) == 0
+    tenths = torch.full((1000,), 0.1, dtype=torch.float64)  # their mean is rounded
+    y = torch.arange(1000.0)
+    assert math.isnan(slope(tenths, y)) and math.isnan(pearson(tenths, y))

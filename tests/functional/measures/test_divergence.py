@@ -42,3 +42,9 @@ def test_a_word_that_no_context_allows_counts_as_absent():
     allowed = torch.tensor([[0.5, 0.5], [0.2, 0.8]]).log()
     with_impossible = torch.cat([allowed, torch.full((2, 1), -math.inf)], 1)
     assert in_blocks(with_impossible, 1) == pytest.approx(in_blocks(allowed, 1))
+
+
+def test_what_is_not_a_number_shows():
+    contexts = torch.randn(4, 5).log_softmax(1)
+    contexts[2] = math.nan
+    assert math.isnan(in_blocks(contexts, 2))
