@@ -1,4 +1,8 @@
-"""Files to read are regular files; files to write are written whole or not at all."""
+"""Files to read are regular files; files to write are written whole or not at all.
+
+The package asks ``os.path`` what is at a path: the methods of ``Path`` raise where a folder above
+it may not be searched, such as a colleague's home.
+"""
 
 from __future__ import annotations
 
@@ -93,6 +97,7 @@ def making_folder(path: Union[str, os.PathLike[str]]) -> Iterator[Path]:
         os.mkdir(partial)
         try:
             yield Path(partial)
+            _share_like(partial)
             if os.path.isdir(target):
                 os.replace(target, old)
             os.replace(partial, target)
@@ -102,6 +107,17 @@ def making_folder(path: Union[str, os.PathLike[str]]) -> Iterator[Path]:
                 os.replace(old, target)
             raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _share_like(folder: str) -> None:
+    """Let others read the files in a new folder as far as they may read the folder itself.
+
+    Some libraries write files that nobody else may read, whatever the umask says.
+    """
+    mode = os.stat(folder).st_mode & 0o666
+    for path in Path(folder).rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
 
 
 @contextlib.contextmanager

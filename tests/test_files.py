@@ -1,6 +1,7 @@
 """Files that are written whole or not at all."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 import spectral_fairseq
 from spectral_fairseq.errors import OutputError
-from spectral_fairseq.files import replacing
+from spectral_fairseq.files import making_folder, replacing
 
 
 def test_the_file_appears_at_the_end_with_the_usual_permissions(tmp_path):
@@ -109,3 +110,22 @@ def test_handlers_are_those_of_before(tmp_path):
         for name in ("a", "b"):
             several.enter_context(replacing(tmp_path / name))
     assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)] == before
+
+
+def test_files_of_a_new_folder_may_be_read_as_the_umask_says(tmp_path):
+    """safetensors writes files that nobody else may read."""
+    before = os.umask(0o027)
+    try:
+        with making_folder(tmp_path / "out") as folder:
+            os.close(os.open(folder / "weights", os.O_WRONLY | os.O_CREAT, 0o600))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "out" / "weights").stat().st_mode & 0o777 == 0o640
+
+
+def test_questions_about_paths_do_not_raise():
+    """Path.is_dir() and the others do where a folder above the path may not be searched."""
+    folder = Path(spectral_fairseq.__file__).parent
+    asked = re.compile(r"\.(is_dir|is_file|exists|is_symlink)\(\)")
+    found = [path for path in folder.rglob("*.py") if asked.search(path.read_text("utf-8"))]
+    assert found == [folder / "files.py"]  # of a folder that it has just made

@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 
 from spectral_fairseq.analysis.callback import StepCallback
 from spectral_fairseq.analysis.drawing import import_matplotlib
+from spectral_fairseq.analysis.methods import check_methods
 from spectral_fairseq.analysis.options import Options
 from spectral_fairseq.analysis.plots import Picture, draw_all
 from spectral_fairseq.analysis.render import as_latex, as_text
@@ -72,6 +73,8 @@ def analyze(
         options["words"] = (options["words"],)
     chosen = Options(**options)
     chosen.check()
+    if methods is not None:
+        check_methods(methods, len(models))
     analysed: List[Analysed] = []
     for index, (model, label) in enumerate(zip(models, labels_for(models, labels))):
         one = analyse_model(

@@ -8,6 +8,24 @@ from typing import Any, Dict, List, Mapping, Sequence
 from spectral_fairseq.errors import ConfigurationError
 
 
+def check_methods(methods: Sequence[str], count: int) -> None:
+    """Refuse another number of names than there are checkpoints.
+
+    Args:
+        methods: the names.
+        count: number of checkpoints.
+
+    Raises:
+        ConfigurationError: not one name for each checkpoint.
+    """
+    if len(methods) != count:
+        raise ConfigurationError(
+            f"{count} names in --methods, one for each checkpoint",
+            f"{len(methods)}: {', '.join(methods)}",
+            "Separate them by commas, and repeat the name of a method for each of its seeds.",
+        )
+
+
 def by_method(
     checkpoints: Sequence[Mapping[str, Any]], methods: Sequence[str]
 ) -> List[Dict[str, Any]]:
@@ -25,12 +43,7 @@ def by_method(
     Raises:
         ConfigurationError: not one name for each checkpoint.
     """
-    if len(methods) != len(checkpoints):
-        raise ConfigurationError(
-            f"{len(checkpoints)} names in --methods, one for each checkpoint",
-            f"{len(methods)}: {', '.join(methods)}",
-            "Separate them by commas, and repeat the name of a method for each of its seeds.",
-        )
+    check_methods(methods, len(checkpoints))
     found = []
     for name in dict.fromkeys(methods):
         seeds = [one for one, method in zip(checkpoints, methods) if method == name]

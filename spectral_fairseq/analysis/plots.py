@@ -25,6 +25,18 @@ SIZE = (5.2, 3.8)
 # The report shows the first pictures at once: the spectrum and the cosines.
 OPENING = 2
 
+# Drawn only where the results have data for them.
+OCCASIONAL = (
+    *("projection", "norms_by_count", "frequencies", "log_probabilities", "layers", "history"),
+)
+    "projection",
+    "norms_by_count",
+    "frequencies",
+    "log_probabilities",
+    "layers",
+    "history",
+)
+
 HISTORY = ("i1", "i2", "mean_cosine", "share_of_first", "effective_rank", "isoscore")
 
 

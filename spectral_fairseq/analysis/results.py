@@ -32,7 +32,7 @@ from spectral_fairseq.checkpoints.tables import (
     only_matrix,
     table_shape,
 )
-from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError
 from spectral_fairseq.functional.penalties.spectrum import DEFAULT_GAMMA
 from spectral_fairseq.provenance import finite, sha256, signature, tensor_sha256, versions
 
@@ -97,9 +97,10 @@ def analyse_model(
     words, remark = words_of(opened, names[0], rows, dictionary)
     if counts is not None:
         if isinstance(counts, (str, os.PathLike)):
-            words = with_counts(words, read_counts(Path(counts)), rows, str(counts))
+            given, source = read_counts(Path(counts)), str(counts)
         else:
-            words = with_counts(words, counts, rows, "the given counts")
+            given, source = counts, "the given counts"
+        words = with_counts(words, given, rows, source, opened.uncounted)
     uncounted = opened.uncounted if words is None else words.uncounted_rows()
     chosen = extract_table(opened.tensors, opened.name, names[0], uncounted)
     table_hash = _table_hash(opened, chosen, progress, verify)
@@ -165,7 +166,10 @@ def _counterpart(
     name = counterpart(chosen.names, tables)
     if name is None or table_shape(opened.tensors, name)[0] != chosen.stored_rows:
         return None
-    return extract_table(opened.tensors, opened.name, name, uncounted)
+    try:
+        return extract_table(opened.tensors, opened.name, name, uncounted)
+    except DataError:  # one that cannot be measured is no reason to refuse the chosen one
+        return None
 
 
 def _table_hash(
@@ -288,10 +292,13 @@ def labels_for(models: Sequence[Any], given: Optional[Sequence[str]] = None) -> 
 
 
 def _parts_of(model: Union[str, os.PathLike]) -> Tuple[str, ...]:
-    """The parts of a path, without the ending of a file's name."""
-    path = Path(model)
+    """The parts of a path, without the ending of a file's name, as text."""
+    # A name may hold bytes that are no text, which no font has.
+    path = Path(os.fsencode(model).decode("utf-8", "backslashreplace"))
     # with_suffix() refuses ".", a mistake that the loader explains.
-    return path.parts if path.is_dir() and path.parts else (path.parent / path.stem).parts or (".",)
+    if os.path.isdir(model) and path.parts:
+        return path.parts
+    return (path.parent / path.stem).parts or (".",)
 
 
 def prior_of(checkpoint: Mapping[str, Any], table: StoredTable) -> Optional[Dict[str, Any]]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from spectral_fairseq.analysis.callback import StepCallback
-from spectral_fairseq.errors import DataError
+from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.files import why_not_readable
 
 ORDERS = (1, 2, 3, 4)
@@ -75,6 +75,30 @@ def nbest_bleu(
         found[f"bleu_{order}_recall"] = recall / len(contexts)
         signature = str(metric.get_signature())
     return found, signature
+
+
+def check_tokenizer(name: str) -> None:
+    """Refuse a tokenizer that sacrebleu does not know, or whose package or model is missing.
+
+    Args:
+        name: of the tokenizer.
+
+    Raises:
+        ConfigurationError: it is one of these.
+    """
+    from sacrebleu.metrics import BLEU
+
+    known = sorted(set(BLEU.TOKENIZERS) - {None})
+    try:
+        if name not in known:
+            raise LookupError(f"{name!r}, which is none of {', '.join(known)}")
+        BLEU(tokenize=name)
+    except Exception as error:  # whatever the package or the download of a model raises
+        raise ConfigurationError(
+            "a tokenizer of sacrebleu that can be used, for --nbest-tokenize",
+            str(error).strip().split("\n")[0],
+            "Choose another, or install what it needs.",
+        ) from error
 
 
 def read_generated(path: Union[str, Path]) -> List[Tuple[List[str], List[str]]]:

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any, Dict, Mapping, Sequence, Union
 
-from spectral_fairseq.analysis.plots import Picture
+from spectral_fairseq.analysis.plots import OCCASIONAL, Picture
 from spectral_fairseq.analysis.render import as_latex, as_text
 from spectral_fairseq.analysis.report import as_html
 from spectral_fairseq.errors import ConfigurationError, OutputError
@@ -31,21 +31,21 @@ def check_folder(out: Union[str, Path], overwrite: bool) -> Path:
         ConfigurationError: a file, in no folder, not writable, or with content and no overwrite.
     """
     folder = Path(out)
-    if os.path.lexists(folder) and not folder.is_dir():
-        found = "a file" if folder.exists() else "a link to nothing"
+    if os.path.lexists(folder) and not os.path.isdir(folder):
+        found = "a file" if os.path.exists(folder) else "a link to nothing"
         raise ConfigurationError(f"a folder for {out}", found, "Choose another name for --out.")
-    if not folder.absolute().parent.is_dir():
+    if not os.path.isdir(folder.absolute().parent):
         raise ConfigurationError(
             f"the folder {folder.absolute().parent} to exist", "no such folder", "Create it first."
         )
-    written = folder if folder.is_dir() else folder.absolute().parent
+    written = folder if os.path.isdir(folder) else folder.absolute().parent
     if not os.access(written, os.W_OK | os.X_OK):
         raise ConfigurationError(
             f"a folder that can be written to for --out {out}",
             f"{written}, which cannot",
             "Change its permissions, or choose another folder.",
         )
-    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+    if os.path.isdir(folder) and any(folder.iterdir()) and not overwrite:
         raise ConfigurationError(
             f"an empty or new folder for --out {out}",
             "one with files in it",
@@ -65,7 +65,8 @@ def write_results(
         pictures: of :func:`analysis.plots.draw_all`.
 
     Returns:
-        Name -> path of every file. Other files in ``out`` stay.
+        Name -> path of every file. Pictures of an earlier report that this one does not have are
+        removed; other files in ``out`` stay.
 
     Raises:
         OutputError: the system did not write all of them.
@@ -78,8 +79,12 @@ def write_results(
     files["measures.txt"] = (as_text(dict(document)) + "\n").encode()
     files["measures.tex"] = (as_latex(dict(document)) + "\n").encode()
     files[PAGE] = as_html(document, pictures).encode()
+    earlier = {f"{name}.{kind}" for name in OCCASIONAL for kind in ("png", "svg")}
+    replaced = earlier - {*files} if os.path.isfile(out / PAGE) else ()
     try:
         _write_all(out, files)
+        for name in replaced:
+            (out / name).unlink(missing_ok=True)
     except OSError as error:
         raise OutputError(
             f"the report to be written to {out}",
@@ -90,7 +95,7 @@ def write_results(
 
 
 def _write_all(out: Path, files: Dict[str, bytes]) -> None:
-    is_new = not out.is_dir()
+    is_new = not os.path.isdir(out)
     out.mkdir(exist_ok=True)
     try:
         with contextlib.ExitStack() as written:  # which ends with the file that came first

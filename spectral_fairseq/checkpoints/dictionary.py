@@ -7,6 +7,7 @@ A table has a row for each of <s>, <pad>, </s>, <unk>, then one for each line of
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +27,13 @@ class WordList:
     """Words and counts of a table's rows.
 
     Attributes:
-        path: the file.
+        path: the file; None where no file names the words.
         symbols: one for each row.
         counts: one for each row; 0 for the special symbols.
         no_words: rows that stand for no word; those that a dict.txt shows if not given.
     """
 
-    path: Path
+    path: Optional[Path]
     symbols: List[str]
     counts: List[int]
     no_words: Optional[List[int]] = None
@@ -133,7 +134,7 @@ def dictionary_files(where: Path, checkpoint: Mapping[str, Any], table: str) -> 
     if table.startswith("encoder."):
         languages.reverse()
     names = [f"dict.{language}.txt" for language in languages if language] + ["dict.txt"]
-    return [where / name for name in names if (where / name).is_file()]
+    return [where / name for name in names if os.path.isfile(where / name)]
 
 
 def _language_pair(where: Path) -> Tuple[Optional[str], Optional[str]]:
@@ -176,7 +177,7 @@ def find_dictionary(
     """
     if given is not None:
         file = Path(given)
-        if file.is_dir():
+        if os.path.isdir(file):
             files = dictionary_files(file, checkpoint, table)
             if not files:
                 raise DataError(
@@ -220,7 +221,7 @@ def _training_folders(recorded: str, path: Any) -> List[Path]:
         return []
     above = itertools.islice(Path(path).absolute().parents, 4)
     folders = [Path(recorded), *(parent / recorded for parent in above)]
-    return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
+    return [folder for folder in dict.fromkeys(folders) if os.path.isdir(folder)]
 
 
 def _fitting(files: Sequence[Path], rows: int) -> Optional[WordList]:

@@ -45,7 +45,7 @@ def checkpoint_file(path: Union[str, os.PathLike[str]]) -> Path:
 
 def weights_file(folder: Path) -> Optional[Path]:
     """The weights in the folder of a model of Hugging Face's libraries, or the index of several."""
-    return next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    return next((folder / name for name in WEIGHTS if os.path.isfile(folder / name)), None)
 
 
 def model_path(path: Union[str, os.PathLike[str]]) -> Path:
@@ -77,9 +77,15 @@ def saved_epochs(folder: Path) -> List[Path]:
         CheckpointError: there are none.
     """
     found = []
-    for path in folder.iterdir():
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError as error:
+        raise CheckpointError(
+            f"a folder of checkpoints at {folder}", str(error), "Check its name and permissions."
+        ) from error
+    for path in paths:
         by_step = STEP_FOLDER.fullmatch(path.name)
-        if by_step and path.is_dir() and weights_file(path) is not None:
+        if by_step and os.path.isdir(path) and weights_file(path) is not None:
             found.append(((0, int(by_step.group(1))), path))
         by_epoch, by_update = EPOCH_FILE.fullmatch(path.name), UPDATE_FILE.fullmatch(path.name)
         if by_update:

@@ -211,7 +211,7 @@ def extract_table(
     counted = torch.ones(stored_rows, dtype=torch.bool)
     counted[left_out] = False
     rows = counted.nonzero().squeeze(1)
-    if len(rows) < dim:
+    if dim < 1 or len(rows) < dim:
         raise DataError(
             f"at least as many words as dimensions (N >= d) in {names[0]} of {path}",
             f"N = {len(rows)} words, padding and made-up rows left out, and d = {dim}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
@@ -125,7 +126,7 @@ class _PrintSchema(argparse.Action):
     def __call__(self, parser: Any, *_: Any) -> None:
         from spectral_fairseq.analysis.schema import DOCUMENT
 
-        print(json.dumps(DOCUMENT, indent=2))
+        print(json.dumps(DOCUMENT, indent=2), flush=True)
         parser.exit()
 
 
@@ -227,7 +228,7 @@ def _check_data(args: argparse.Namespace, paths: Sequence[Path]) -> None:
 
     if args.tokens < 1:
         raise ConfigurationError("--tokens of 1 or more", str(args.tokens), "Give more tokens.")
-    if not Path(args.data).is_dir():
+    if not os.path.isdir(args.data):
         raise MissingDataError(
             f"a folder at {args.data}", "none", "Name a folder of binarised data with --data."
         )
@@ -246,13 +247,17 @@ def _analyse(args: argparse.Namespace, paths: Sequence[Path], options: Options) 
     from spectral_fairseq.analysis.sentence_bleu import (
         ORDERS,
         bleu_details,
+        check_tokenizer,
         nbest_bleu,
         read_generated,
     )
 
     labels = labels_for(paths, args.labels.split(",") if args.labels else None)
     methods = getattr(args, "methods", None)
-    nbest = [read_generated(name) for name in args.nbest]  # fails before any long work
+    # What can fail does so before any long work.
+    nbest = [read_generated(name) for name in args.nbest]
+    if nbest:
+        check_tokenizer(args.nbest_tokenize)
     unused = {
         "predictions": not args.data,
         "BLEU of the n best": not nbest,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import List, Optional
 
@@ -101,7 +102,7 @@ def chosen_checkpoints(args: argparse.Namespace) -> List[Path]:
                 "it alone",
                 "Add --num-epoch-checkpoints N or --num-update-checkpoints N.",
             )
-        if not inputs or any(path.is_dir() for path in inputs):
+        if not inputs or any(os.path.isdir(path) for path in inputs):
             raise ConfigurationError(
                 "checkpoint files to average",
                 "a folder" if inputs else "none",
@@ -110,7 +111,7 @@ def chosen_checkpoints(args: argparse.Namespace) -> List[Path]:
         return inputs
     if count < 1:
         raise ConfigurationError("a number of checkpoints >= 1", str(count), "Correct it.")
-    if len(inputs) != 1 or not inputs[0].is_dir():
+    if len(inputs) != 1 or not os.path.isdir(inputs[0]):
         raise ConfigurationError(
             "one existing folder together with --num-epoch-checkpoints, --last or "
             "--num-update-checkpoints",

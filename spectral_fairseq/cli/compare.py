@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import List
 
-from spectral_fairseq.checkpoints.saved import saved_epochs, weights_file
+from spectral_fairseq.checkpoints.saved import STEP_FOLDER, saved_epochs, weights_file
 from spectral_fairseq.cli.analyze import add_options, report
 from spectral_fairseq.errors import ConfigurationError
 
@@ -16,7 +17,8 @@ each table is from the first one, and with --methods mean and spread over the se
 models are files or folders as for analyze. A folder of a training run stands for all of its
 checkpoints in the order of training: checkpoint<epoch>.pt and checkpoint_<epoch>_<updates>.pt of
 fairseq, checkpoint-<updates> of transformers. With three or more of one run, the report also draws
-the measures over the updates.
+the measures over the updates. A folder that holds a model as well stands for its checkpoints if it
+is the only one, and for the model beside others.
 """
 
 
@@ -56,8 +58,7 @@ def run(args: argparse.Namespace) -> int:
     paths: List[Path] = []
     for name in args.checkpoints:
         path = Path(name)
-        is_run = path.is_dir() and weights_file(path) is None
-        paths += saved_epochs(path) if is_run else [path]
+        paths += saved_epochs(path) if _is_run(path, len(args.checkpoints) == 1) else [path]
     if len(paths) < 2:
         raise ConfigurationError(
             "two or more checkpoints to compare",
@@ -65,3 +66,11 @@ def run(args: argparse.Namespace) -> int:
             "Name another, or a folder of several; for one alone use spectral-fairseq analyze.",
         )
     return report(args, paths, "compare")
+
+
+def _is_run(path: Path, alone: bool) -> bool:
+    """Whether a folder stands for its checkpoints; one with a model as well, if it is ``alone``."""
+    if not os.path.isdir(path):
+        return False
+    has_steps = any(map(STEP_FOLDER.fullmatch, os.listdir(path)))
+    return weights_file(path) is None or (alone and has_steps)

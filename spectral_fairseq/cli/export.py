@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
@@ -40,8 +41,15 @@ The model is loaded with transformers again, and nothing is left unless its logi
 Printed = Tuple[str, Dict[str, Any]]  # what is printed as text, and as JSON
 
 _FORMATS = ("fairseq", "huggingface", "ctranslate2")
-# A file that each format's folders have.
-_MARKERS = {"huggingface": "config.json", "ctranslate2": "model.bin"}
+# What each format's folders hold, in any version of its library.
+_NAMES = {
+    "huggingface": (
+        *("config.json", "generation_config.json", "model*.safetensors*", "tokenizer*.json"),
+        *("special_tokens_map.json", "vocab*.json", "target_vocab.json", "merges.txt"),
+        *("source.spm", "target.spm", "target"),
+    ),
+    "ctranslate2": ("model.bin", "config.json", "*vocabulary.json", "*vocabulary.txt"),
+}
 # Flags of some formats only.
 _ONLY = {
     "data": ("huggingface", "ctranslate2"),
@@ -122,7 +130,7 @@ def _check_flags(args: argparse.Namespace) -> None:
             "both --bpe-codes and --sentencepiece-model",
             "Give the one that the training data were made with.",
         )
-    if args.data and not Path(args.data).is_dir():
+    if args.data and not os.path.isdir(args.data):
         raise MissingDataError(
             f"a folder at {args.data}", "none", "Name the folder of the dictionaries with --data."
         )
@@ -151,7 +159,7 @@ def _to_file(args: argparse.Namespace) -> Printed:
 def _to_folder(args: argparse.Namespace) -> Printed:
     given = (args.checkpoint, args.data, args.bpe_codes, args.sentencepiece_model)
     inputs = [path for path in given if path]
-    out = check_output_folder(args.output, inputs, _MARKERS[args.to], args.overwrite)
+    out = check_output_folder(args.output, inputs, _NAMES[args.to], args.overwrite)
     import_plugin()
     from spectral_fairseq.checkpoints.reading import load_checkpoint
 
@@ -215,7 +223,7 @@ def _dictionaries(
     )
 
     model = collapse_tables(checkpoint["model"])
-    found = {}
+    found: Dict[str, Any] = {}
     for side in ("encoder", "decoder"):
         table = f"{side}.embed_tokens.weight"
         if table not in model:

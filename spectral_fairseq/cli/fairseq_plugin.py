@@ -15,15 +15,16 @@ def import_plugin() -> None:
     """
     from spectral_fairseq.compat import why_not_importable
 
-    obstacle = why_not_importable()
-    if obstacle is not None:
-        raise UnsupportedError(
-            "a fairseq that can be imported",
-            obstacle,
-            "Run spectral-fairseq doctor; docs/compatibility.md lists versions that work together.",
-        )
     logging.disable(logging.INFO)  # fairseq recommends packages while it is imported
     try:
+        obstacle = why_not_importable()
+        if obstacle is not None:
+            raise UnsupportedError(
+                "a fairseq that can be imported",
+                obstacle,
+                "Run spectral-fairseq doctor; docs/compatibility.md lists versions that work "
+                "together.",
+            )
         import spectral_fairseq.plugin  # noqa: F401
     finally:
         logging.disable(logging.NOTSET)

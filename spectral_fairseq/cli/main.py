@@ -79,12 +79,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         printed on stderr; as in a shell, 130 after Ctrl-C and 141 if the reader of the output has
         closed it.
     """
-    args = build_parser().parse_args(argv)
+    args = argparse.Namespace(subcommand="", debug=False)
     print_anywhere()
     try:
+        build_parser().parse_args(argv, args)
         with arguments_as_flags(verify=NO_VERIFY):
             status = int(args.run(args))
-        sys.stdout.flush()  # here, where a closed pipe can still be handled
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a closed pipe can still be handled
         return status
     except SpectralFairseqError as error:
         if args.debug:
@@ -96,10 +98,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             raise
         print(f"\nspectral-fairseq {args.subcommand}: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
+    except OSError as error:  # of the output: what is read and written elsewhere has its own
+        if args.debug:
+            raise
         # Python flushes stdout once more at exit; give it a file that accepts everything.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        if isinstance(error, BrokenPipeError):
+            return 141
+        print(f"spectral-fairseq {args.subcommand}: error: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Sequence
 from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.cli.fairseq_plugin import import_plugin
 from spectral_fairseq.cli.verify import add_no_verify
-from spectral_fairseq.errors import DataError, arguments_as_flags
+from spectral_fairseq.errors import DataError, arguments_as_flags, printable
 from spectral_fairseq.files import why_not_readable
 
 DESCRIPTION = """\
@@ -75,12 +75,12 @@ def run(args: argparse.Namespace) -> int:
     unknown = sorted(word for word in words if dictionary.index(word) == dictionary.unk())
     if unknown:
         shown = ", ".join(unknown[:5]) + (", ..." if len(unknown) > 5 else "")
-        print(f"warning: read as {dictionary.unk_word}: {shown}", file=sys.stderr)
+        print(printable(f"warning: read as {dictionary.unk_word}: {shown}"), file=sys.stderr)
     with arguments_as_flags(top="--top", gaps="--largest-gaps"):
         found = compare_next_words(
             list(zip(labels, models)), sentences, args.top, args.largest_gaps
         )
-    print(json.dumps({"places": found}) if args.format == "json" else as_text(found))
+    print(json.dumps({"places": found}) if args.format == "json" else printable(as_text(found)))
     return 0
 
 
@@ -98,7 +98,7 @@ def _read(name: str) -> List[Sequence[str]]:
         raise DataError(
             f"text with one sentence a line in {name}", str(error), "Correct --sentences."
         ) from error
-    return [line.split() for line in text.splitlines() if line.strip()]
+    return [line.split() for line in text.split("\n") if line.strip()]
 
 
 def as_text(places: Sequence[Dict[str, Any]]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Sequence, Union
 
@@ -41,10 +42,10 @@ def check_output(out: PathLike, inputs: Sequence[PathLike], overwrite: bool) -> 
             "an output that is not an input", f"{out} as both", "Choose another output file."
         )
     folder = target.resolve().parent  # a link stays, and what it points to is written
-    if target.is_dir():
+    if os.path.isdir(target):
         raise ConfigurationError(f"a file name for {out}", "a folder", "Name a file inside it.")
     _check_parent(out, folder, "file")
-    if target.exists() and not overwrite:
+    if os.path.exists(target) and not overwrite:
         raise ConfigurationError(
             f"no file at {out} yet", "one", "Add --overwrite to replace it, or choose another name."
         )
@@ -52,14 +53,15 @@ def check_output(out: PathLike, inputs: Sequence[PathLike], overwrite: bool) -> 
 
 
 def check_output_folder(
-    out: PathLike, inputs: Sequence[PathLike], marker: str, overwrite: bool
+    out: PathLike, inputs: Sequence[PathLike], names: Sequence[str], overwrite: bool
 ) -> Path:
     """Refuse an unusable output folder before any work is done.
 
     Args:
         out: the folder to make.
         inputs: the files and folders to read.
-        marker: a file that every folder of this kind has: no other is ever replaced.
+        names: patterns of what such a folder holds, first a file that every one has. A folder
+            without that file, or with anything else in it, is never replaced.
         overwrite: whether ``out`` may be such a folder.
 
     Returns:
@@ -77,25 +79,33 @@ def check_output_folder(
                 "an output that holds no input", f"{path} in {out}", "Choose another folder."
             )
     _check_parent(out, target.resolve().parent, "folder")
-    if target.is_dir() and not any(target.iterdir()):
+    if os.path.isdir(target) and not any(target.iterdir()):
         return target
-    if target.exists() and not overwrite:
+    if os.path.exists(target) and not overwrite:
         raise ConfigurationError(
             f"nothing at {out} yet",
-            "a folder" if target.is_dir() else "a file",
+            "a folder" if os.path.isdir(target) else "a file",
             "Add --overwrite to replace it, or choose another name.",
         )
-    if target.exists() and not (target / marker).is_file():
+    if os.path.exists(target) and not os.path.isfile(target / names[0]):
         raise ConfigurationError(
-            f"a folder with {marker} at {out}, to replace it",
+            f"a folder with {names[0]} at {out}, to replace it",
             "something else",
             "Choose another name.",
+        )
+    there = sorted(os.listdir(target)) if overwrite and os.path.isdir(target) else []
+    other = [name for name in there if not any(fnmatch(name, pattern) for pattern in names)]
+    if other:
+        raise ConfigurationError(
+            f"nothing in {out} but what an earlier export wrote, to replace it",
+            other[0],
+            "Move it away, or choose another name.",
         )
     return target
 
 
 def _check_parent(out: PathLike, folder: Path, kind: str) -> None:
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise ConfigurationError(
             f"the folder {folder} to exist", "no such folder", "Create it first."
         )

@@ -8,13 +8,13 @@ block.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 import torch
-from fairseq import checkpoint_utils
 from fairseq.data import data_utils
 from torch import Tensor
 
@@ -23,8 +23,6 @@ from spectral_fairseq.checkpoints.dictionary import FILLER
 from spectral_fairseq.errors import (
     ConfigurationError,
     DataError,
-    SpectralFairseqError,
-    UnsupportedError,
 )
 from spectral_fairseq.functional.linalg.blockwise_spectrum import BlockwiseSpectrum
 from spectral_fairseq.functional.measures.argmax_words import ArgmaxWords
@@ -43,6 +41,7 @@ from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.lm.streams import ContiguousStreams
 from spectral_fairseq.plugin.criterions.output_table import decoder_of, head_of, output_table
 from spectral_fairseq.plugin.tasks.corpus import Corpus
+from spectral_fairseq.tools.language_models.loading import build_model
 
 MEMORY_LIMIT = 8 * 2**30
 # 64 MiB of float64 at a time.
@@ -269,24 +268,13 @@ def predict(
         DataError: no such folder or subset.
         UnsupportedError: fairseq cannot build this model.
     """
-    if not Path(data).is_dir():
+    if not os.path.isdir(data):
         raise DataError(
             f"a folder of binarised data at {data}",
             "no such folder",
             "Give what fairseq-preprocess wrote to --destdir.",
         )
-    try:
-        models, _, task = checkpoint_utils.load_model_ensemble_and_task(
-            [str(path)], arg_overrides={"data": str(data)}
-        )
-    except SpectralFairseqError:
-        raise
-    except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise UnsupportedError(
-            f"a model in {path} that fairseq can build with the data in {data}",
-            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
-            "Use the data of its training; a model of another plugin cannot be run here.",
-        ) from error
+    model, task = build_model(path, data, {})
     try:
         task.load_dataset(subset)
     except FileNotFoundError as error:
@@ -297,7 +285,7 @@ def predict(
         ) from error
     dataset = task.dataset(subset)
     words, padding = len(task.target_dictionary), task.target_dictionary.pad()
-    model = models[0].float().eval()
+    model = model.float().eval()
     if isinstance(dataset, Corpus):
         tokens = min(tokens, len(dataset))
         rows = _stream(model, task, dataset)

@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib")
 from spectral_fairseq.analysis import write  # noqa: E402
 from spectral_fairseq.analysis.methods import by_method  # noqa: E402
 from spectral_fairseq.analysis.options import Options  # noqa: E402
-from spectral_fairseq.analysis.plots import draw_all  # noqa: E402
+from spectral_fairseq.analysis.plots import OCCASIONAL, draw_all  # noqa: E402
 from spectral_fairseq.analysis.render import as_latex, as_text, escaped  # noqa: E402
 from spectral_fairseq.analysis.report import as_html  # noqa: E402
 from spectral_fairseq.analysis.results import analyse_model, document  # noqa: E402
@@ -364,6 +364,19 @@ def test_all_files_or_none(results, pictures, tmp_path, monkeypatch):
             write_results(check_folder(tmp_path / name, True), results[0], pictures)
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
     assert (out / write.PAGE).read_bytes() == kept and (out / "notes").read_text() == "mine"
+
+
+def test_pictures_of_another_report_do_not_stay(results, pictures, tmp_path):
+    out = tmp_path / "report"
+    names = {picture.name for picture in pictures}
+    assert names & {*OCCASIONAL} and len(names - {*OCCASIONAL}) == 5  # which every report has
+    out.mkdir()
+    (out / "history.png").touch()  # in a folder without a report it is the user's
+    write_results(check_folder(out, True), results[0], pictures)
+    assert (out / "history.png").exists()
+    fewer = [picture for picture in pictures if picture.name != "frequencies"]
+    files = write_results(check_folder(out, True), results[0], fewer)
+    assert sorted(files) == sorted(path.name for path in out.iterdir())
 
 
 def test_folders_that_cannot_be_written(tmp_path):

@@ -92,3 +92,25 @@ def test_nothing_to_compare(names, run_folder, capsys):
     assert main(["compare", *(str(run_folder / name) for name in names)]) == 2
     error = capsys.readouterr().err
     assert "two or more" in error or "none named" in error
+
+
+def test_a_folder_with_a_model_and_its_checkpoints(tmp_path, capsys):
+    """As after trainer.save_model(): alone it is a run, and beside others it is a model."""
+    for name in ("a", "a/checkpoint-3", "a/checkpoint-20", "b"):
+        (tmp_path / name).mkdir()
+        torch.save({"lm_head.weight": cone()}, tmp_path / name / "pytorch_model.bin")
+    for folders, labels in ((["a"], ["checkpoint-3", "checkpoint-20"]), (["a", "b"], ["a", "b"])):
+        paths = [str(tmp_path / name) for name in folders]
+        assert main(["compare", *paths, "--format", "json"]) == 0
+        found = json.loads(capsys.readouterr().out)["checkpoints"]
+        assert [one["label"] for one in found] == labels
+
+
+def test_a_table_of_equal_rows_has_no_drift(tmp_path, capsys):
+    """Its centred Gram matrix was roundoff once, and the root of a negative trace no number."""
+    torch.save({"lm_head.weight": torch.randn(300, 8)}, tmp_path / "a.pt")
+    torch.save({"lm_head.weight": torch.randn(1, 8).repeat(300, 1)}, tmp_path / "b.pt")
+    argv = ["compare", str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), "--format", "json"]
+    assert main(argv) == 0
+    drifted = json.loads(capsys.readouterr().out)["checkpoints"][1]["measures"]
+    assert drifted["drift_cka"] is None and drifted["drift_procrustes"] is None

@@ -136,3 +136,22 @@ def test_user_dir_alone_on_stdout_from_another_folder(run_cli, tmp_path):
     folder = printed.strip()
     assert os.path.isabs(folder) and os.path.isfile(os.path.join(folder, "__init__.py"))
     assert os.path.samefile(folder, os.path.dirname(spectral_fairseq.__file__))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "argv, redirection, status",
+    [
+        ("analyze --schema", "| true; exit ${PIPESTATUS[0]}", 141),
+        ("user-dir", "> /dev/full", 2),
+        ("user-dir", ">&-", 0),
+    ],
+)
+def test_output_that_cannot_be_written_is_no_traceback(argv, redirection, status):
+    path = os.path.dirname(os.path.dirname(spectral_fairseq.__file__))
+    command = f"{sys.executable} -m spectral_fairseq.cli.main {argv} {redirection}"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert done.returncode == status and b"Traceback" not in done.stderr
+    assert (b"No space left" in done.stderr) == (status == 2)

@@ -98,3 +98,10 @@ def test_what_cannot_be_compared_is_refused(ask, checkpoints, tmp_path):
     assert "a device" in ask("--sentences", "/dev/zero", status=2).err
     (tmp_path / "long.txt").write_text("w1 " * 2000, "utf-8")
     assert "words in a sentence" in ask("--sentences", str(tmp_path / "long.txt"), status=2).err
+
+
+def test_text_from_files_moves_no_cursor(ask, tmp_path):
+    (tmp_path / "sentences.txt").write_text("w3 \x1b[31mred\u2028w1\n", "utf-8")
+    shown = ask()
+    assert "\x1b" not in shown.out + shown.err and "\\x1b" in shown.err
+    assert shown.out.startswith("1  w3") and "\n2  " not in shown.out

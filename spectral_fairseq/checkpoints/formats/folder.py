@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
+
+from torch import Tensor
 
 from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.formats.json_file import read_json_object
@@ -48,9 +51,8 @@ def open_weights(weights: Path, path: Path) -> OpenedModel:
         DataError: likewise.
     """
     folder = weights.parent
-    read = read_state_dict if ".bin" in weights.name else read_safetensors
     in_several = weights.name.endswith(".index.json")
-    tensors = Shards(weights, read) if in_several else read(weights)
+    tensors = Shards(weights, _read_tensors) if in_several else _read_tensors(weights)
     config = _settings(folder / "config.json")
     state = _settings(folder / "trainer_state.json")
     names = config.get("architectures")
@@ -69,8 +71,16 @@ def open_weights(weights: Path, path: Path) -> OpenedModel:
     )
 
 
+def _read_tensors(file: Path) -> Mapping[str, Tensor]:
+    """The tensors of one file: *.safetensors is what it is called, *.bin has been either."""
+    with open(file, "rb") as opened:
+        start = opened.read(9)
+    is_torch = file.suffix == ".bin" and start[8:] != b"{"
+    return read_state_dict(file) if is_torch else read_safetensors(file)
+
+
 def _settings(file: Path) -> Dict[str, Any]:
-    return read_json_object(file, "settings of the model") if file.is_file() else {}
+    return read_json_object(file, "settings of the model") if os.path.isfile(file) else {}
 
 
 def _words_beside(

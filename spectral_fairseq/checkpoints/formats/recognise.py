@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Dict, Optional, Tuple, Union
 
@@ -12,7 +13,7 @@ from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.formats.folder import open_folder, open_weights
 from spectral_fairseq.checkpoints.formats.numpy_file import read_npy, read_npz
 from spectral_fairseq.checkpoints.formats.opened import OpenedModel
-from spectral_fairseq.checkpoints.formats.torch_file import open_torch
+from spectral_fairseq.checkpoints.formats.torch_file import PICKLE, TORCH_STARTS, ZIP, open_torch
 from spectral_fairseq.checkpoints.formats.word_vectors import (
     looks_like_word_vectors,
     read_word_vectors,
@@ -21,7 +22,7 @@ from spectral_fairseq.checkpoints.reading import READ_FAILURES
 from spectral_fairseq.checkpoints.saved import WEIGHTS, model_path
 from spectral_fairseq.errors import CheckpointError
 
-_ZIP, _PICKLE, _NPY = b"PK\x03\x04", b"\x80", b"\x93NUMPY"
+_NPY = b"\x93NUMPY"
 _START_BYTES = 1 << 16
 
 
@@ -31,11 +32,11 @@ def may_be_torch_file(path: Union[str, Path]) -> bool:
     It is true for a file that cannot be read, of which :func:`open_model` says why.
     """
     file = model_path(path)
-    if file.is_dir():
+    if os.path.isdir(file):
         return False
     try:
         with open(file, "rb") as opened:
-            return opened.read(4).startswith((_ZIP, _PICKLE))
+            return opened.read(4).startswith(TORCH_STARTS)
     except PermissionError:
         return True
 
@@ -53,7 +54,7 @@ def open_model(path: Union[str, Path]) -> OpenedModel:
         ConfigurationError: a package that reads the format is not installed.
     """
     file = model_path(path)
-    if file.is_dir():
+    if os.path.isdir(file):
         return open_folder(file)
     try:
         with open(file, "rb") as opened:
@@ -66,11 +67,11 @@ def open_model(path: Union[str, Path]) -> OpenedModel:
         return open_weights(file, file)
     if start.startswith(_NPY):
         return _table(file, read_npy(file))
-    if start.startswith(_ZIP):
+    if start.startswith(ZIP):
         if _holds_arrays(file):
             return _table(file, read_npz(file))
         return open_torch(file)
-    if start.startswith(_PICKLE):
+    if start.startswith(PICKLE):
         return open_torch(file)
     if looks_like_word_vectors(start):
         return _vectors(file)

@@ -20,6 +20,10 @@ from spectral_fairseq.checkpoints.reading import check_fairseq, read_torch_file,
 from spectral_fairseq.checkpoints.structure import check_model
 from spectral_fairseq.errors import CheckpointError
 
+ZIP, PICKLE = b"PK\x03\x04", b"\x80"
+TORCH_STARTS = (ZIP, PICKLE)
+"""The first bytes of what ``torch.save`` writes, in its present form and the one before."""
+
 # Where training loops keep the state dict in what they save.
 _HOLDERS = ("state_dict", "model_state_dict", "model", "module", "weights", "params")
 

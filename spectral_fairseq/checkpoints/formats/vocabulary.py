@@ -7,6 +7,7 @@ subwords.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
@@ -47,9 +48,9 @@ def vocabulary_file(folder: Path, decoder: bool = True) -> Optional[Path]:
         decoder: whether the table is not the encoder's; Marian may have a vocabulary for each.
     """
     names = (("target_vocab.json",) if decoder else ()) + _IN_FOLDERS
-    if (folder / "target_vocab.json").is_file():
+    if os.path.isfile(folder / "target_vocab.json"):
         names = tuple(name for name in names if name != "tokenizer.json")
-    return next((folder / name for name in names if (folder / name).is_file()), None)
+    return next((folder / name for name in names if os.path.isfile(folder / name)), None)
 
 
 def read_vocabulary(path: Path) -> WordList:
@@ -170,7 +171,7 @@ def _from_json(path: Path) -> WordList:
 def _added_beside(path: Path) -> Dict[str, Any]:
     """Tokens that were added to a vocab.json later stand in a file of their own."""
     file = path.with_name("added_tokens.json")
-    added = read_json(file, "added tokens") if file.is_file() else {}
+    added = read_json(file, "added tokens") if os.path.isfile(file) else {}
     return added if isinstance(added, dict) else {}
 
 
@@ -223,9 +224,9 @@ def words_of(
     if given is None:
         return opened.find_words(table, rows)
     path = Path(given)
-    if opened.checkpoint and (path.is_dir() or is_dictionary(path)):
+    if opened.checkpoint and (os.path.isdir(path) or is_dictionary(path)):
         return find_dictionary(path, opened.checkpoint, table, rows, opened.name)
-    if path.is_dir():
+    if os.path.isdir(path):
         found = vocabulary_file(path, "encoder" not in table.split("."))
         files = [found] if found is not None else dictionary_files(path, {}, table)
         if not files:

@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
-from spectral_fairseq.checkpoints.dictionary import WordList
+from spectral_fairseq.checkpoints.dictionary import MAX_COUNT, WordList
 from spectral_fairseq.checkpoints.formats.json_file import read_json
 from spectral_fairseq.checkpoints.formats.numpy_file import read_npy
 from spectral_fairseq.errors import DataError, MissingDataError
@@ -69,7 +69,9 @@ def _from_lines(path: Path) -> Counts:
     return by_word or by_row
 
 
-def with_counts(words: Optional[WordList], counts: Counts, rows: int, source: str) -> WordList:
+def with_counts(
+    words: Optional[WordList], counts: Counts, rows: int, source: str, uncounted: Sequence[int] = ()
+) -> WordList:
     """The words with these counts; a word that is not counted has 0.
 
     Args:
@@ -77,12 +79,16 @@ def with_counts(words: Optional[WordList], counts: Counts, rows: int, source: st
         counts: by word or by row.
         rows: number of rows of the table.
         source: where the counts are from, for errors.
+        uncounted: rows that stand for no word, where the words are not known.
 
     Raises:
         DataError: they do not belong to the table, or are no counts.
     """
+    named = words
+    if words is None:
+        words = WordList(None, [f"row {row}" for row in range(rows)], [], list(uncounted))
     if isinstance(counts, Mapping):
-        if words is None:
+        if named is None:
             raise DataError(
                 f"the words of the table, to which {source} gives counts",
                 "a model without a vocabulary",
@@ -96,22 +102,25 @@ def with_counts(words: Optional[WordList], counts: Counts, rows: int, source: st
                 "Spell words as the vocabulary does, with its marks of subwords.",
             )
     else:
-        found = list(counts)
-        known = rows if words is None else rows - len(words.uncounted_rows())
-        if not known <= len(found) <= rows:
+        # Arrays and tensors have numbers of their own kinds.
+        found = counts.tolist() if hasattr(counts, "tolist") else list(counts)
+        counted = set(range(rows)) - set(words.uncounted_rows())
+        if not max(counted, default=-1) < len(found) <= rows:
             raise DataError(
                 f"a count for each of {rows} rows in {source}", f"{len(found)}", "Count all rows."
             )
         found += [0] * (rows - len(found))
     wrong = next((one for one in found if not _is_count(one)), None)
     if wrong is not None:
-        raise DataError(f"finite counts >= 0 in {source}", repr(wrong)[:60], "Write whole numbers.")
-    if words is None:
-        words = WordList(Path(source), [f"row {row}" for row in range(rows)], [], [])
+        raise DataError(
+            f"whole numbers from 0 to {MAX_COUNT} as counts in {source}",
+            repr(wrong)[:60],
+            "Multiply relative frequencies by the number of words of the text.",
+        )
     return WordList(words.path, words.symbols, [int(one) for one in found], words.uncounted_rows())
 
 
 def _is_count(value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    return math.isfinite(value) and value >= 0
+    return 0 <= value <= MAX_COUNT and value == int(value)

@@ -96,9 +96,9 @@ def _text(
     words: List[str] = []
     while True:
         line = file.readline(_LONGEST_LINE)
-        if not line or (len(words) == count and not line.strip()):
-            break
-        word, *numbers = line.rsplit(None, dim)
+        if not line or not (line.strip() or file.read(_LONGEST_LINE).strip()):
+            break  # blank lines may follow the last vector
+        word, *numbers = line.rsplit(None, dim) or [b""]
         try:
             if len(words) == most or len(numbers) != dim:
                 raise ValueError(f"{len(numbers)} numbers, or a line too many")

@@ -11,7 +11,7 @@ from fairseq.data import data_utils, indexed_dataset
 from torch import Tensor
 
 from spectral_fairseq.compat.indexed_files import check_indexed_files
-from spectral_fairseq.errors import DataError, MissingDataError
+from spectral_fairseq.errors import ConfigurationError, DataError, MissingDataError
 
 MADE_BY_PREPROCESS = ("train", "valid", "test")
 
@@ -61,9 +61,14 @@ def open_corpus(
         combine: append the split's further files, ``train1``, ``train2``, ..., as training does.
 
     Raises:
+        ConfigurationError: a name that no split has, such as a path.
         MissingDataError: there is no such split.
         DataError: the split is damaged, or holds no token.
     """
+    if not split or Path(split).name != split:
+        raise ConfigurationError(
+            "the name of a split, such as valid", repr(split), "Correct --gen-subset."
+        )
     prefix = str(Path(data) / split)
     check_indexed_files(prefix, len(dictionary))
     kind = indexed_dataset.infer_dataset_impl(prefix)

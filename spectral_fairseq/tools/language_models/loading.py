@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Union
@@ -102,7 +103,7 @@ def load_language_model(
         )
     check_overrides(checkpoint, overrides)
     words = Path(data) / "dict.txt"
-    if not words.is_file():
+    if not os.path.isfile(words):
         raise MissingDataError(
             f"the dictionary {words}",
             "no such file",
@@ -124,7 +125,7 @@ def load_language_model(
     arch = str(model_settings.get("_name") or model_settings.get("arch"))
     remark = _remark(settings, words)
     del checkpoint  # fairseq reads it again
-    model, task = _build(path, data, overrides)
+    model, task = build_model(path, data, overrides)
     if not isinstance(model, FairseqLanguageModel):
         raise CheckpointError(
             f"a language model in {path}",
@@ -150,7 +151,18 @@ def load_language_model(
     )
 
 
-def _build(path: Any, data: Any, overrides: Mapping[str, Any]) -> Any:
+def build_model(path: Any, data: Any, overrides: Mapping[str, Any]) -> Any:
+    """The model of a checkpoint, of any kind, and its task, as fairseq builds them.
+
+    Args:
+        path: of the checkpoint.
+        data: folder of binarised data.
+        overrides: settings of the checkpoint that are changed.
+
+    Raises:
+        DataError: parameters that do not fit the dictionary of the data.
+        UnsupportedError: fairseq cannot build the model.
+    """
     try:
         models, _, task = checkpoint_utils.load_model_ensemble_and_task(
             [str(path)], arg_overrides={**overrides, "data": str(data)}
@@ -188,7 +200,7 @@ def _build(path: Any, data: Any, overrides: Mapping[str, Any]) -> Any:
 def _remark(settings: Mapping[str, Any], words: Path) -> Optional[str]:
     recorded = str(settings.get("data") or "").split(":")[0]
     trained = Path(recorded) / "dict.txt"
-    if not recorded or not trained.is_file() or sha256(trained) == sha256(words):
+    if not recorded or not os.path.isfile(trained) or sha256(trained) == sha256(words):
         return None
     return (
         f"{words} differs from {trained}, with which the model was trained; if the order of the "

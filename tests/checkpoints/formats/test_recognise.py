@@ -8,7 +8,7 @@ import torch
 
 from spectral_fairseq.checkpoints.formats.recognise import open_model
 from spectral_fairseq.checkpoints.saved import saved_epochs
-from spectral_fairseq.errors import CheckpointError
+from spectral_fairseq.errors import CheckpointError, DataError
 from tests.checkpoints.made import cone, entries, save
 
 NAME = "model.embed_tokens.weight"
@@ -60,8 +60,9 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("form", WRITERS)
-def test_every_format_gives_the_same_table(form, tmp_path):
-    path = tmp_path / "file"
+@pytest.mark.parametrize("name", ["file", "file.bin"])
+def test_every_format_gives_the_same_table(form, name, tmp_path):
+    path = tmp_path / name
     WRITERS[form](path)
     opened = open_model(path)
     (table,) = [one for one in opened.tensors.values() if one.dim() == 2]
@@ -146,3 +147,21 @@ def test_a_vocabulary_that_does_not_fit_is_passed_over_with_a_reason(tmp_path):
 def test_a_folder_without_a_model(tmp_path):
     with pytest.raises(CheckpointError, match="a folder without model.safetensors"):
         open_model(tmp_path)
+
+
+def test_weights_are_read_by_their_content(tmp_path):
+    path = tmp_path / "pytorch_model.bin"
+    for form in ("safetensors", "state dict", "older state dict"):
+        WRITERS[form](path)
+        assert torch.equal(open_model(path).tensors[NAME], TABLE)
+
+
+@pytest.mark.parametrize("header", [b"", b"30 4\n"])
+def test_blank_lines_in_text(header, tmp_path):
+    path = tmp_path / "file"
+    vectors(path, header, [*text_lines(), b"\n", b" \n"])
+    assert torch.equal(open_model(path).tensors["vectors"], TABLE)
+    lines = text_lines()
+    vectors(path, header, [*lines[:5], b"\n", *lines[5:]])
+    with pytest.raises(DataError, match=f"in line {7 if header else 6}"):
+        open_model(path)

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.formats.vocabulary import fitted, read_vocabulary, vocabulary_file
@@ -134,8 +135,10 @@ def test_counts(name, tmp_path):
         ("a 1\n2\n", "line 2"),
         ("other 3\n", "none of the 1 words"),
         ("1\n2\n", "a count for each of 3 rows"),
-        ("a -1\n", "finite counts"),
-        ("a inf\n", "finite counts"),
+        ("a -1\n", "whole numbers"),
+        ("a inf\n", "whole numbers"),
+        ("a 0.25\n", "Multiply relative frequencies"),
+        ("a 99999999999999999999\n", "whole numbers"),
     ],
 )
 def test_unusable_counts(content, message, tmp_path):
@@ -148,3 +151,21 @@ def test_unusable_counts(content, message, tmp_path):
 def test_counts_by_word_need_words():
     with pytest.raises(DataError, match="without a vocabulary"):
         with_counts(None, {"a": 1}, 3, "counts.txt")
+
+
+def test_counts_leave_rows_without_words_uncounted():
+    found = with_counts(None, [0, 5, 3], 3, "counts.txt", uncounted=[0])
+    assert found.path is None and found.uncounted_rows() == [0]
+
+
+def test_a_list_of_counts_that_leaves_out_a_row_before_the_last_word_is_refused():
+    """Every word after the padding would get its neighbour's count."""
+    words = WordList("dict.txt", ["<s>", "<pad>", "a", "b", "filler"], [0] * 5, [1, 4])
+    assert with_counts(words, [1, 0, 7, 3], 5, "counts").counts == [1, 0, 7, 3, 0]
+    with pytest.raises(DataError, match="a count for each of 5 rows"):
+        with_counts(words, [1, 7, 3], 5, "counts")
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, tuple])
+def test_counts_from_python(kind):
+    assert with_counts(None, kind([7, 3, 0]), 3, "the given counts").counts == [7, 3, 0]
