@@ -29,13 +29,6 @@ OPENING = 2
 OCCASIONAL = (
     *("projection", "norms_by_count", "frequencies", "log_probabilities", "layers", "history"),
 )
-    "projection",
-    "norms_by_count",
-    "frequencies",
-    "log_probabilities",
-    "layers",
-    "history",
-)
 
 HISTORY = ("i1", "i2", "mean_cosine", "share_of_first", "effective_rank", "isoscore")
 
