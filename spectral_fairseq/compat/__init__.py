@@ -16,6 +16,7 @@ from spectral_fairseq.compat import (
     batch_composition,
     bf16_without_tpu,
     cpu_workers,
+    curriculum,
     damaged_checkpoint,
     damaged_data,
     data_position,
@@ -31,7 +32,9 @@ from spectral_fairseq.compat import (
     patience,
     prefetch_thread,
     safe_loading,
+    several_trainings,
     tail_batch,
+    validation_on_train,
     validation_task,
 )
 from spectral_fairseq.compat.patching import Applied, Status, apply_all, why_not_importable
@@ -53,6 +56,9 @@ PATCHES = (
     patience.PATCH,
     data_position.PATCH,
     batch_composition.PATCH,
+    curriculum.PATCH,
+    several_trainings.PATCH,
+    validation_on_train.PATCH,
     cpu_workers.PATCH,
     joblib_workers.PATCH,
     missing_data.PATCH,

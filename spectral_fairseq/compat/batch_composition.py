@@ -3,7 +3,8 @@
 fairseq composes the batches of most tasks once, from an order of the sentences that it draws by the
 seed and the epoch in which it does so, and then only shuffles them from epoch to epoch. A resumed
 run composes them in the epoch in which it goes on: other sentences come together than in a run
-without interruption. fairseq 0.12.2 draws the order by the seed alone.
+without interruption. fairseq 0.12.2 draws the order by the seed alone. With
+``--update-ordered-indices-seed`` the trainer adds the epoch to the seed as well.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import inspect
 from typing import Any, Callable, Optional
 
 from spectral_fairseq.compat.patching import Patch, replaces
+
+_BY_EPOCH = "_seed_follows_epoch"
 
 
 def _unneeded() -> Optional[str]:
@@ -38,6 +41,7 @@ def composing(get_batch_iterator: Callable[..., Any]) -> Callable[..., Any]:
         if epoch <= 1 or not for_all_epochs or dataset in self.dataset_to_epoch_iter:
             return get_batch_iterator(self, *args, **kwargs)
         values["epoch"] = 1
+        values["seed"] -= (epoch - 1) * getattr(self, _BY_EPOCH, False)
         iterator = get_batch_iterator(*given.args, **given.kwargs)
         iterator.epoch = epoch
         dataset.set_epoch(epoch)
@@ -46,10 +50,27 @@ def composing(get_batch_iterator: Callable[..., Any]) -> Callable[..., Any]:
     return get_as_in_the_first_epoch
 
 
+def telling(get_train_iterator: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``Trainer.get_train_iterator``: the task knows whether the seed follows the epoch."""
+
+    @functools.wraps(get_train_iterator)
+    def tell_and_get(self: Any, *args: Any, **kwargs: Any) -> Any:
+        by_epoch = getattr(self.cfg.dataset, "update_ordered_indices_seed", False)
+        setattr(self.task, _BY_EPOCH, bool(by_epoch))
+        return get_train_iterator(self, *args, **kwargs)
+
+    return tell_and_get
+
+
 PATCH = Patch(
     name="batch composition",
     reason="A run that is resumed in its second epoch or later sees other batches than an "
     "uninterrupted run.",
-    install=replaces({"fairseq.tasks.fairseq_task:FairseqTask.get_batch_iterator": composing}),
+    install=replaces(
+        {
+            "fairseq.tasks.fairseq_task:FairseqTask.get_batch_iterator": composing,
+            "fairseq.trainer:Trainer.get_train_iterator": telling,
+        }
+    ),
     unneeded=_unneeded,
 )

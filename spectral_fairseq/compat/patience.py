@@ -13,10 +13,10 @@ from typing import Any, Callable, Iterator
 from spectral_fairseq.compat.patching import Patch, replaces
 
 _KEY = "patience"
-_COUNTED = ("best", "num_runs")
+COUNTED = ("best", "num_runs")
 
 
-def _counters() -> Iterator[Any]:
+def counters() -> Iterator[Any]:
     """The running ``should_stop_early``; ``python -m fairseq_cli.train`` has it in __main__."""
     for name in ("__main__", "fairseq_cli.train"):
         function = getattr(sys.modules.get(name), "should_stop_early", None)
@@ -29,9 +29,9 @@ def saving(save_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(save_checkpoint)
     def save_with_counts(self: Any, filename: str, extra_state: Any) -> Any:
-        for counter in _counters():
+        for counter in counters():
             if hasattr(counter, "best"):
-                counts = {name: getattr(counter, name) for name in _COUNTED}
+                counts = {name: getattr(counter, name) for name in COUNTED}
                 extra_state = {**extra_state, _KEY: counts}
         return save_checkpoint(self, filename, extra_state)
 
@@ -58,7 +58,7 @@ def restoring(load_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
         )
         if not (reset_optimizer or reset_meters):
             for name, value in ((extra_state or {}).get(_KEY) or {}).items():
-                for counter in _counters():
+                for counter in counters():
                     setattr(counter, name, value)
         return extra_state
 

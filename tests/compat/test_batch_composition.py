@@ -77,11 +77,16 @@ def test_fairseq_alone_composes_others(bare: FairseqProcess) -> None:
 
 
 @pytest.mark.slow
-def test_a_translation_resumed_in_its_third_epoch(train) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("more", ["", "--curriculum 2", "--update-ordered-indices-seed"])
+def test_a_translation_resumed_in_its_third_epoch(more, train) -> None:  # type: ignore[no-untyped-def]
     """Bit for bit, from the middle of an epoch."""
     import torch
+    from fairseq.dataclass.configs import DatasetConfig
 
+    if more and not hasattr(DatasetConfig, more.split()[0][2:].replace("-", "_")):
+        pytest.skip("this fairseq has no such flag")
     flags = (
+        *more.split(),
         *("--max-epoch", "3", "--max-update", "0", "--max-tokens", "40"),
         *("--no-epoch-checkpoints", "--save-interval-updates", "1"),
         *("--keep-interval-updates", "100"),

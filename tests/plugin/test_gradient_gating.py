@@ -6,6 +6,7 @@ import torch
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.plugin.criterions.likelihood import word_memory
 from spectral_fairseq.plugin.criterions.updates import tell_updates, updates_of
+from tests.capabilities import LOAD_ANYTHING
 from tests.plugin.conftest import (
     build_criterion,
     build_host_model,
@@ -13,6 +14,7 @@ from tests.plugin.conftest import (
     make_sample,
     split,
 )
+from tests.plugin.trainers import build_trainer, same_models, save_in_epoch, train
 from tests.reference import gradient_gating as reference
 
 ALPHA = 1.5  # two updates of a tiny batch: words with fewer than three targets are rare
@@ -167,6 +169,47 @@ def test_counts_of_another_dictionary_are_ignored():
     for one in (memory, resumed):
         one.add(torch.tensor([4]), 3)
     assert torch.equal(memory.total, resumed.total) and len(resumed) == 2
+
+
+def test_a_repeated_batch_of_a_worker_without_one_is_not_counted():
+    trainer = build_trainer(gradient_gating=ALPHA)
+    memory = trainer.get_criterion().word_memory
+    trainer.train_step([make_sample(trainer.task, seed=0)])
+    counted = memory.state_dict()["pending"].clone()
+    assert counted.sum() > 0
+    trainer.train_step([None])  # as fairseq hands it to a worker that has run out of batches
+    assert memory.total.equal(counted) and memory.state_dict()["pending"].sum() == 0
+    trainer.train_step([make_sample(trainer.task, seed=0)])
+    assert memory.state_dict()["pending"].equal(counted)
+
+
+@pytest.mark.parametrize("done", [1, 3])
+def test_a_training_resumes_with_its_counts(done, tmp_path):
+    """After the first update, too, whose counts are those of an update under way."""
+    through = build_trainer(gradient_gating=ALPHA)
+    train(through, done)
+    save_in_epoch(through, tmp_path / "saved.pt", done)
+    resumed = build_trainer(gradient_gating=ALPHA)
+    resumed.load_checkpoint(str(tmp_path / "saved.pt"))
+    for trainer in (through, resumed):
+        train(trainer, 2)
+    first, second = (one.get_criterion().word_memory for one in (through, resumed))
+    assert len(first) == len(second) == done + 1 and first.total.equal(second.total)
+    assert same_models(through, resumed)
+
+
+def test_counts_are_not_saved_without_gating(tmp_path):
+    trainer = build_trainer(gradient_gating=ALPHA)
+    train(trainer, 2)
+    save_in_epoch(trainer, tmp_path / "saved.pt", 2)
+    without = build_trainer()
+    without.load_checkpoint(str(tmp_path / "saved.pt"))
+    save_in_epoch(without, tmp_path / "later.pt", 2)
+    saved = [
+        torch.load(tmp_path / name, **LOAD_ANYTHING)["extra_state"]
+        for name in ("saved.pt", "later.pt")
+    ]
+    assert ["gradient_gating" in state for state in saved] == [True, False]
 
 
 def test_validation_neither_counts_nor_gates(task):

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq import models, tasks
+from fairseq import models, options, tasks
 from fairseq.data import Dictionary, indexed_dataset
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
 from spectral_fairseq.embeddings import WeightNormEmbedding
@@ -56,6 +57,18 @@ def test_special_symbols_are_counted_in_the_training_text(tmp_path, kind):
     assert training_counts(_task(tmp_path, other, words), words) == [0, 0, 4, 3, 40, 9]
     joined = _task(tmp_path, words, _dictionary())
     assert training_counts(joined, words) == [0, 0, 6, 5, 40, 9]
+
+
+def test_the_split_that_is_trained_on_is_counted(tmp_path):
+    _write(tmp_path, "train", [[4, 2]] * 9)
+    _write(tmp_path, "mine", [[4, 3, 2]])
+    argv = f"{tmp_path} --task stateful_language_modeling --arch awd_lstm_wt2 --train-subset mine"
+    parser = options.get_training_parser()
+    parsed = options.parse_args_and_arch(parser, [*argv.split(), "--batch-size", "1"])
+    cfg = convert_namespace_to_omegaconf(parsed)
+    words = _dictionary()
+    task = SimpleNamespace(cfg=cfg.task, source_dictionary=words, target_dictionary=words)
+    assert training_counts(task, words) == [0, 0, 1, 1, 40, 9]
 
 
 def test_every_data_folder_is_counted(tmp_path):

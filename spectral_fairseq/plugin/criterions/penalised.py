@@ -95,6 +95,11 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         """Whether ``--svd-interval`` was given, rather than left to the kind of table."""
         return self._cfg.svd_interval is not None
 
+    @property
+    def counts_words(self) -> bool:
+        """Whether ``--gradient-gating`` counts words in :attr:`word_memory`."""
+        return self._likelihood_options.gradient_gating > 0
+
     def do_without_renewal(self) -> None:
         """Train as with ``--svd-interval 0`` where that flag was not given."""
         factored, self._factored = bool(self._factored), None

@@ -204,8 +204,9 @@ class TableControl:
                 raise ConfigurationError(
                     f"a plain output table, for {one.flag}",
                     "one that is computed from other parameters",
-                    "Use --embedding-type plain; an SVD table has --spectrum-weight, "
-                    "--orthogonality-weights and --svd-interval instead.",
+                    "Use --embedding-type plain, or svd with --spectrum-weight, "
+                    "--orthogonality-weights and --svd-interval. With --criterion spectrum_control "
+                    "the flag has a value unless it is given as 0 or --spectrum-weight is above 0.",
                 )
             if not weight.requires_grad:
                 raise _frozen(one.flag)

@@ -19,16 +19,24 @@ from spectral_fairseq.plugin.criterions.updates import tell_updates
 from spectral_fairseq.plugin.models.awd_lstm import AWDLSTMLanguageModel
 from spectral_fairseq.plugin.models.transformer_xl import TransformerXLLanguageModel
 
+_CHECKED = "_spectral_fairseq_checked"
+
+
+def _check(model: Any, criterion: Any) -> None:
+    if isinstance(criterion, PenalisedCrossEntropy):
+        criterion.check_model(model)
+    if isinstance(model, (AWDLSTMLanguageModel, TransformerXLLanguageModel)):
+        model.check_criterion(criterion)
+
 
 def _telling_epoch(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(begin_epoch)
     def begin_epoch_and_tell(self: Any, epoch: int) -> Any:
         result = begin_epoch(self, epoch)
         # Here rather than in the first step, where fairseq would dump its state into crash.pt.
-        if isinstance(self.get_criterion(), PenalisedCrossEntropy):
-            self.get_criterion().check_model(self.get_model())
-        if isinstance(self.get_model(), (AWDLSTMLanguageModel, TransformerXLLanguageModel)):
-            self.get_model().check_criterion(self.get_criterion())
+        if not getattr(self, _CHECKED, False):
+            _check(self.get_model(), self.get_criterion())
+            setattr(self, _CHECKED, True)
         for module in self.get_model().modules():
             if isinstance(module, WeightNormEmbedding):
                 module.set_epoch(epoch)

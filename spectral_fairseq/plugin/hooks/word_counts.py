@@ -1,8 +1,13 @@
-"""The counts of ``--gradient-gating`` in checkpoints, so that a training resumes with them."""
+"""The counts of ``--gradient-gating`` in checkpoints, so that a training resumes with them.
+
+A worker that has run out of batches repeats one and throws its gradient away: its words do not
+count either.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, Callable
 
 from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
@@ -11,8 +16,10 @@ from spectral_fairseq.plugin.hooks.extra_state import kept_in_checkpoints
 
 def _state_of(trainer: Any) -> Any:
     criterion = trainer.get_criterion()
-    counts = isinstance(criterion, PenalisedCrossEntropy) and len(criterion.word_memory) > 0
-    return criterion.word_memory.state_dict() if counts else None
+    if not (isinstance(criterion, PenalisedCrossEntropy) and criterion.counts_words):
+        return None
+    memory = criterion.word_memory
+    return memory.state_dict() if memory.has_counted else None
 
 
 def _restore(trainer: Any, state: Any) -> None:
@@ -21,8 +28,24 @@ def _restore(trainer: Any, state: Any) -> None:
         criterion.word_memory.load_state_dict(state)
 
 
+def _ignoring_repeats(prepare_sample: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(prepare_sample)
+    def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
+        sample, is_repeated = prepare_sample(self, *args, **kwargs)
+        if isinstance(self.get_criterion(), PenalisedCrossEntropy):
+            self.get_criterion().word_memory.ignored = is_repeated
+        return sample, is_repeated
+
+    return prepare
+
+
 PATCH = Patch(
     name="counts of gradient gating",
     reason="--gradient-gating resumes with the words that it has counted.",
-    install=replaces(kept_in_checkpoints("gradient_gating", _state_of, _restore)),
+    install=replaces(
+        {
+            **kept_in_checkpoints("gradient_gating", _state_of, _restore),
+            "fairseq.trainer:Trainer._prepare_sample": _ignoring_repeats,
+        }
+    ),
 )

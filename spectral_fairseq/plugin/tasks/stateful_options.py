@@ -40,6 +40,7 @@ class StatefulLanguageModelingConfig(FairseqDataclass):
     add_bos_token: bool = field(default=False, metadata={"help": argparse.SUPPRESS})
     max_target_positions: Optional[int] = field(default=None, metadata={"help": argparse.SUPPRESS})
     update_freq: Any = II("optimization.update_freq")
+    train_subset: str = II("dataset.train_subset")
     dataset_impl: Optional[ChoiceEnum(get_available_dataset_impl())] = II(  # type: ignore
         "dataset.dataset_impl"
     )

@@ -24,6 +24,8 @@ class WordMemory:
 
     Attributes:
         total: the sum of the counts, on the CPU, shape (N,).
+        ignored: set where this worker has run out of batches: it repeats one, whose targets do not
+            count.
     """
 
     def __init__(self, rows: int, size: int) -> None:
@@ -33,6 +35,7 @@ class WordMemory:
         self.total = torch.zeros(rows, dtype=torch.long)
         self._pending = torch.zeros(rows, dtype=torch.long)
         self._update = -1
+        self.ignored = False
 
     def __len__(self) -> int:
         return len(self._updates)
@@ -50,6 +53,7 @@ class WordMemory:
         if update != self._update:
             self._end_update()
             self._update = update
+        targets = targets[:0] if self.ignored else targets
         counts = torch.bincount(targets.flatten(), minlength=self._rows)
         if len(counts) > self._rows:
             raise ConfigurationError(
@@ -70,6 +74,11 @@ class WordMemory:
         while len(self._updates) > self._size:
             words, counts = self._updates.pop(0).long()
             self.total[words] -= counts
+
+    @property
+    def has_counted(self) -> bool:
+        """Whether there is anything to save, be it of the update under way."""
+        return self._update >= 0
 
     def state_dict(self) -> Dict[str, Any]:
         """All that a resumed training needs."""
