@@ -71,8 +71,8 @@ class WeightNormEmbedding(FactoredEmbedding):
             "sigma",
             "weight_norm_init_sigma",
             0.5,
-            "sigma: a weight-norm table's vectors start with length sigma log(count); the paper's "
-            "0.5 is for LSTMs, a Transformer does better with 0.15",
+            "sigma: a weight-norm table's vectors start with length sigma log(count); 0.1 unless "
+            "given in a Transformer and a Transformer-XL, and the paper's 0.5 elsewhere",
         ),
         Option(
             "init_range",

@@ -57,7 +57,10 @@ METHODS: Dict[str, Method] = {
     ),
     "weight_norm_init": Method(
         "weight-norm initialisation",
-        ("--arch", "transformer_sc", "--embedding-type", "weight-norm", *PLAIN_LOSS),
+        (
+            *("--arch", "transformer_sc", "--embedding-type", "weight-norm", *PLAIN_LOSS),
+            *("--weight-norm-init-sigma", "0.5"),
+        ),
     ),
     "weight_norm_init_small": Method(
         "the same, sigma 0.15",

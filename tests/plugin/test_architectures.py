@@ -5,7 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.options import get_training_parser, parse_args_and_arch
 
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
@@ -38,6 +40,21 @@ def test_presets_have_the_sizes_of_the_hosts(ours, theirs):
         filled[theirs] = vars(args)
     assert shared == filled[theirs]
     assert ARCH_MODEL_NAME_REGISTRY[ours] in ("transformer_sc", "transformer_lm_sc")
+
+
+@pytest.mark.parametrize(
+    "arch, sigma",
+    [
+        *((arch, 0.1) for arch in ("transformer_sc_iwslt_de_en", "transformer_lm_mos")),
+        *((arch, 0.1) for arch in ("transformer_lm_sc", "transformer_xl_wt103_small")),
+        *((arch, 0.5) for arch in ("awd_lstm_wt2", "lstm_mos")),
+    ],
+)
+def test_how_long_vectors_are_at_first_depends_on_the_model(arch, sigma):
+    argv = ["data", "--task", "stateful_language_modeling", "--arch", arch]
+    for given, expected in (((), sigma), (("--weight-norm-init-sigma", "0.3"), 0.3)):
+        parsed = parse_args_and_arch(get_training_parser(), [*argv, *given])
+        assert convert_namespace_to_omegaconf(parsed).model.weight_norm_init_sigma == expected
 
 
 def test_decoder_follows_the_encoder_width_as_in_the_host():

@@ -76,6 +76,10 @@ SpectralOptions: Any = dataclasses.make_dataclass(
 )
 
 
+# Measured in trained models: docs/evidence.md. The paper's 0.5 is for LSTMs.
+IN_A_TRANSFORMER = {"weight_norm_init_sigma": 0.1}
+
+
 def with_defaults(config: Type[FairseqDataclass], name: str, **defaults: Any) -> Any:
     """A subclass of ``config`` called ``name`` in which some fields have other defaults."""
     fields = []

@@ -17,6 +17,7 @@ from spectral_fairseq.plugin.models.architectures import (
 from spectral_fairseq.plugin.models.decoder import SpectralTransformerDecoder
 from spectral_fairseq.plugin.models.flat_config import FlatTransformerConfig, to_namespace
 from spectral_fairseq.plugin.models.options import (
+    IN_A_TRANSFORMER,
     SpectralOptions,
     has_own_output,
     refuse_unsupported,
@@ -81,7 +82,7 @@ class SpectralTransformer(TransformerModelBase):
 
 
 for _name, _preset in (
-    ("transformer_sc", {"embedding_type": "svd"}),
-    ("transformer_mos", {"output_head": "mos"}),
+    ("transformer_sc", {"embedding_type": "svd", **IN_A_TRANSFORMER}),
+    ("transformer_mos", {"output_head": "mos", **IN_A_TRANSFORMER}),
 ):
     register(_name, SpectralTransformer, SpectralTransformerConfig, _preset, SIZES)

@@ -17,6 +17,7 @@ from spectral_fairseq.plugin.models.architectures import (
 from spectral_fairseq.plugin.models.decoder import SpectralTransformerDecoder
 from spectral_fairseq.plugin.models.flat_config import to_namespace
 from spectral_fairseq.plugin.models.options import (
+    IN_A_TRANSFORMER,
     SpectralOptions,
     has_own_output,
     refuse_unsupported,
@@ -87,9 +88,9 @@ class SpectralTransformerLM(transformer_lm.TransformerLanguageModel):
 for _name, _preset, _sizes in (
     (
         "transformer_lm_sc",
-        {"embedding_type": "svd"},
+        {"embedding_type": "svd", **IN_A_TRANSFORMER},
         {**BASE, "_gpt": transformer_lm.transformer_lm_gpt},
     ),
-    ("transformer_lm_mos", {"output_head": "mos"}, BASE),
+    ("transformer_lm_mos", {"output_head": "mos", **IN_A_TRANSFORMER}, BASE),
 ):
     register(_name, SpectralTransformerLM, SpectralTransformerLMConfig, _preset, _sizes)

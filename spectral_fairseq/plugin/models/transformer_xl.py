@@ -27,6 +27,7 @@ from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
 from spectral_fairseq.plugin.models.architectures import register
 from spectral_fairseq.plugin.models.flat_config import to_namespace
 from spectral_fairseq.plugin.models.options import (
+    IN_A_TRANSFORMER,
     SpectralOptions,
     flags_of,
     head_kind,
@@ -216,8 +217,8 @@ def _head_kind(options: Any) -> Type[Head]:
 
 
 PRESETS: Dict[str, Dict[str, Any]] = {
-    "transformer_xl_wt103": {},
-    "transformer_xl_wt103_small": {"decoder_layers": 4},
+    "transformer_xl_wt103": IN_A_TRANSFORMER,
+    "transformer_xl_wt103_small": {"decoder_layers": 4, **IN_A_TRANSFORMER},
 }
 
 for _name, _preset in PRESETS.items():
