@@ -1,6 +1,6 @@
 """A training step with spectrum control against the same step of plain fairseq.
 
-    python -m benchmarks.bench_step [--shape iwslt|wikitext103|xl-small|tiny ...]
+    python -m benchmarks.bench_step [--shape iwslt|wikitext103|xl-small|weight-norm|tiny ...]
                                     [--device cpu|cuda] [--precision fp32|bf16|fp16] [--pairs N]
 
 Time: both models live in one process and take steps in turn, A B A B; the ratio is formed pair by
@@ -113,6 +113,15 @@ CRITERIONS = (
     {"_name": "label_smoothed_cross_entropy", "label_smoothing": 0.1},
     {"_name": "spectrum_control", "label_smoothing": 0.1},
 )
+SHAPES["weight-norm"] = {
+    **SHAPES["iwslt"],
+    "what": "the iwslt shape with a weight-norm table instead of spectrum control",
+    "tables": ("plain", "weight-norm"),
+    "criterions": (
+        CRITERIONS[0],
+        {"_name": "mle_cosreg", "cosreg_weight": 0.0, "label_smoothing": 0.1},
+    ),
+}
 SHAPES["tiny"] = {
     **SHAPES["iwslt"],
     "what": "the iwslt shape at width 32, to see that the benchmark runs",
@@ -132,7 +141,7 @@ SHAPES["tiny"] = {
 def vocabulary(words: int) -> Dictionary:
     dictionary = Dictionary()
     for index in range(words - len(dictionary)):
-        dictionary.add_symbol(str(index))
+        dictionary.add_symbol(str(index), n=words // (index + 1) + 1)
     return dictionary
 
 
