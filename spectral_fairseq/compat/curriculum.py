@@ -1,6 +1,6 @@
 """``--curriculum N`` shuffles from epoch N + 1 on.
 
-Newer versions of fairseq reuse the data loader of the first epoch, and with it whether its batches
+fairseq reuses the data loader of the first epoch, and with it whether its batches
 were shuffled.
 """
 
@@ -26,7 +26,7 @@ def shuffling(get_iterator: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(get_iterator)
     def get(self: Any, epoch: int, shuffle: bool, *args: Any, **kwargs: Any) -> Any:
         if getattr(self, "dataloader", None) is not None:
-            self.epoch_batch_sampler.shuffle = shuffle
+            self.dataloader.batch_sampler.shuffle = shuffle
         return get_iterator(self, epoch, shuffle, *args, **kwargs)
 
     return get
