@@ -170,7 +170,7 @@ def test_resumed_equals_uninterrupted(tmp_path):
     train(through, 7)
     train(half, 3)
     save_in_epoch(half, tmp_path / "c.pt", done=3)
-    resumed = build()
+    resumed = build(begin=False)
     resumed.load_checkpoint(str(tmp_path / "c.pt"))
     resumed.begin_epoch(1)
     train(resumed, 4)

@@ -11,7 +11,7 @@ from spectral_fairseq.checkpoints.reading import torch_load
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.functional.spectrum_decay import TableChange, apply_change_, plan_change
 from spectral_fairseq.plugin.criterions.output_table import output_table
-from spectral_fairseq.plugin.criterions.table_prior import _start_norms, start_norms
+from spectral_fairseq.plugin.criterions.table_prior import start_norms
 from spectral_fairseq.plugin.hooks.table_control import (
     EXTRA_STATE,
     check_configuration,
@@ -181,17 +181,15 @@ def test_resumed_equals_uninterrupted(precision, tmp_path):
     save_in_epoch(half, tmp_path / "c.pt", done=3)
     state = torch_load(tmp_path / "c.pt", map_location="cpu")
     assert list(state["extra_state"][EXTRA_STATE]) == ["decoder"]
-    resumed = build()
+    resumed = build(begin=False)
     with torch.no_grad():
         table(resumed).mul_(3)
-    _start_norms.clear()
     resumed.load_checkpoint(str(tmp_path / "c.pt"))
     resumed.begin_epoch(1)
     train(resumed, 4)
     assert same_models(through, resumed)
     # Training that begins anew from the same file begins with the norm that is in it.
-    anew = build()
-    _start_norms.clear()
+    anew = build(begin=False)
     anew.load_checkpoint(str(tmp_path / "c.pt"), reset_optimizer=True)
     anew.begin_epoch(1)
     norms = start_norms(anew.get_model())

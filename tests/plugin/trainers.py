@@ -57,14 +57,20 @@ def parsed(*flags):
     return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, argv))
 
 
-def build_trainer(*overrides, optimizer="adam", arch="transformer_sc", table="plain", **flags):
-    """A trainer of a tiny Transformer with a shared table of some kind."""
+def build_trainer(
+    *overrides, optimizer="adam", arch="transformer_sc", table="plain", begin=True, **flags
+):
+    """A trainer of a tiny Transformer with a shared table of some kind, in its first epoch.
+
+    fairseq loads a checkpoint before the epoch begins: with ``begin=False`` it has not begun.
+    """
     cfg = OmegaConf.merge(parsed(*OPTIMIZERS[optimizer]), OmegaConf.from_dotlist(list(overrides)))
     task = Task(words())
     model = build_model(task, arch, embedding_type=table)
     trainer = Trainer(cfg, task, model, build_criterion(task, **{**PLAIN, **flags}))
     trainer.reset_dummy_batch(make_sample(task))
-    trainer.begin_epoch(1)
+    if begin:
+        trainer.begin_epoch(1)
     return trainer
 
 
