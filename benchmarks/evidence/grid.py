@@ -469,6 +469,16 @@ TRANSFORMER_XL_SMALL = replace(
     archs=_XL_ARCHS,
 )
 
+# One comparison that transformer_lm_small left open, at the settings chosen there, with seeds that
+# have not been used before.
+TRANSFORMER_LM_CONFIRMATION = replace(
+    TRANSFORMER_LM_SMALL,
+    recipe={"dropout": "0.0", "lr": "0.008"},
+    rounds=(),
+    methods={"plain": PLAIN, "weight_norm_init": _with_settings(_SMALL_INIT, 1)},
+    seeds=tuple(range(600_000, 1_400_000, 100_000)),
+)
+
 STUDIES: Dict[str, Study] = {
     "translation": TRANSLATION,
     "translation_small": TRANSLATION_SMALL,
@@ -478,4 +488,5 @@ STUDIES: Dict[str, Study] = {
     "transformer_lm": TRANSFORMER_LM,
     "transformer_xl_small": TRANSFORMER_XL_SMALL,
     "transformer_lm_small": TRANSFORMER_LM_SMALL,
+    "transformer_lm_confirmation": TRANSFORMER_LM_CONFIRMATION,
 }

@@ -30,13 +30,23 @@ TOY = dataclasses.replace(
 
 def test_every_method_has_the_same_budget():
     for key, study in STUDIES.items():
-        budget = 3 if key.endswith("_small") else 6
+        budget = {"small": 3, "confirmation": 1}.get(key.rpartition("_")[2], 6)
         first, *others = study.methods
         assert first == "plain" and len(study.methods["plain"].settings) == 1
         for name in others:
             settings = study.methods[name].settings
             assert len(settings) == len(set(settings)) == budget, name
         assert study.tuning_seed not in study.seeds
+
+
+def test_a_confirmation_has_the_settings_that_were_chosen_and_fresh_seeds():
+    first, confirmation = STUDIES["transformer_lm_small"], STUDIES["transformer_lm_confirmation"]
+    records = Records(RESULTS / "transformer_lm_small")
+    *_, (_, choices) = stages(first, records, ["weight_norm_init"])
+    assert confirmation.recipe == choices.recipe
+    settings = confirmation.methods["weight_norm_init"].settings
+    assert settings == (choices.settings["weight_norm_init"],)
+    assert not set(confirmation.seeds) & {*first.seeds, first.tuning_seed}
 
 
 def test_choices_follow_validation_and_each_freezes_what_comes_before():
