@@ -60,6 +60,7 @@ class Study:
         tuning_seed: of the trainings on which anything is chosen. It is in no table.
         with_simcut: whether the best table method is combined with SimCut.
         guessed_updates: for the bars of trainings that early stopping ends.
+        plain_of: a study with the same flags and recipe, whose trainings of plain are this one's.
     """
 
     corpus: str
@@ -72,6 +73,7 @@ class Study:
     tuning_seed: int = 1
     with_simcut: bool = False
     guessed_updates: int = 10_000
+    plain_of: str = ""
 
 
 # fairseq shuffles with the sum of the seed and the epoch, and draws dropout with that of the seed
@@ -326,6 +328,24 @@ TRANSLATION_SMALL = Study(
     guessed_updates=5_000,
 )
 
+# The other methods, with the recipe that translation_small has chosen and frozen.
+TRANSLATION_METHODS_SMALL = replace(
+    TRANSLATION_SMALL,
+    recipe={**TRANSLATION_SMALL.recipe, "lr": "0.0056"},
+    rounds=(),
+    methods={
+        "plain": PLAIN,
+        "cosine": _with_settings(TABLE_METHODS["cosine"], 0, 2, 4),
+        "weight_norm": _with_settings(TABLE_METHODS["weight_norm"], 0, 2, 4),
+        "adversarial": _with_settings(LOSS_METHODS["adversarial"], 1, 3, 5),
+        "gradient_gating": _with_settings(LOSS_METHODS["gradient_gating"], 0, 2, 4),
+        "mixture": _with_settings(MIXTURE, 1, 3, 5),
+        "rdrop": _with_settings(CONSISTENCY["rdrop"], 0, 1, 3),
+    },
+    with_simcut=False,
+    plain_of="translation_small",
+)
+
 _STATEFUL = "--task stateful_language_modeling --batch-size 20 --batch-size-valid 10"
 
 
@@ -482,6 +502,7 @@ TRANSFORMER_LM_CONFIRMATION = replace(
 STUDIES: Dict[str, Study] = {
     "translation": TRANSLATION,
     "translation_small": TRANSLATION_SMALL,
+    "translation_methods_small": TRANSLATION_METHODS_SMALL,
     "awd_lstm": AWD_LSTM,
     "awd_lstm_small": AWD_LSTM_SMALL,
     "transformer_xl": TRANSFORMER_XL,

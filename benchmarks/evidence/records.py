@@ -7,6 +7,7 @@ import lzma
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional
 
+from benchmarks.evidence.grid import Study
 from benchmarks.evidence.plan import Cell, Record
 from spectral_fairseq.files import replacing
 from spectral_fairseq_examples.common.corpus import split_lines
@@ -18,13 +19,16 @@ class Records(Mapping[str, Record]):
 
     Args:
         folder: receives ``NAME.json`` and ``NAME.en.xz``.
+        plain_of: the folder of another study, whose records of plain are read as well.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, plain_of: Optional[Path] = None) -> None:
         self.folder = folder
+        self.plain_of = plain_of
+        shared = sorted(plain_of.glob("plain-*.json")) if plain_of else []
         self._records: Dict[str, Record] = {
             path.stem: json.loads(path.read_text("utf-8"))
-            for path in sorted(folder.glob("*-*.json"))
+            for path in (*shared, *sorted(folder.glob("*-*.json")))
         }
 
     def __getitem__(self, name: str) -> Record:
@@ -59,4 +63,12 @@ class Records(Mapping[str, Record]):
 
     def text(self, name: str) -> List[str]:
         """The lines that were kept under a name."""
-        return split_lines(lzma.decompress((self.folder / f"{name}.en.xz").read_bytes()))
+        path = self.folder / f"{name}.en.xz"
+        if self.plain_of and not path.exists():
+            path = self.plain_of / path.name
+        return split_lines(lzma.decompress(path.read_bytes()))
+
+
+def records_of(results: Path, name: str, study: Study) -> Records:
+    """The records of a study, and those of plain that it shares."""
+    return Records(results / name, results / study.plain_of if study.plain_of else None)

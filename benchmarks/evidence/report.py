@@ -13,7 +13,7 @@ from benchmarks.corpora import ROOT
 from benchmarks.evidence.comparison import MAIN_MEASURE, compare, planned_comparisons
 from benchmarks.evidence.grid import STUDIES, Method, Recipe, Setting, Study
 from benchmarks.evidence.plan import Cell, Choices, Stage, stages
-from benchmarks.evidence.records import Records
+from benchmarks.evidence.records import Records, records_of
 from benchmarks.pages import with_generated
 from spectral_fairseq_examples import tables
 from spectral_fairseq_examples.common.text_tables import text_table
@@ -44,7 +44,8 @@ COSTS = {
 
 def write_page(results: Path, page: Path = PAGE, images: Path = IMAGES) -> str:
     """Draw the figures and write every generated part of the page; returns what was done."""
-    drawn = [name for name in STUDIES if draw_curves(name, Records(results / name), images)]
+    found = {name: records_of(results, name, study) for name, study in STUDIES.items()}
+    drawn = [name for name in found if draw_curves(name, found[name], images)]
     text = page.read_text("utf-8")
     write_text(page, with_generated(text, lambda name: part(name, results)))
     return f"{page} and {len(drawn)} figures written\n"
@@ -56,17 +57,17 @@ def part(name: str, results: Path) -> str:
         return plan_table()
     if name == "grid":
         return grid_table()
-    return section(name, STUDIES[name], Records(results / name))
+    return section(name, STUDIES[name], records_of(results, name, STUDIES[name]))
 
 
 def planned_trainings(study: Study) -> Dict[str, int]:
-    """How many trainings each stage of a study has."""
+    """How many trainings of its own each stage of a study has."""
     # The best training of the recipe is plain's in the tuning.
-    shared = bool(study.rounds)
+    shared = bool(study.rounds or study.plain_of)
     return {
-        "recipe": shared + sum(map(len, study.rounds)),
+        "recipe": bool(study.rounds) + sum(map(len, study.rounds)),
         "tuning": sum(len(method.settings) for method in study.methods.values()) - shared,
-        "seed": len(study.seeds) * len(study.methods),
+        "seed": len(study.seeds) * (len(study.methods) - bool(study.plain_of)),
         "simcut": len(study.seeds) * study.with_simcut,
     }
 
@@ -104,7 +105,7 @@ def grid_table() -> str:
 
 def section(name: str, study: Study, records: Records) -> str:
     """Everything that one study has found so far, as Markdown."""
-    if not records:
+    if not own_records(study, records):
         return f"`{name}`: not run yet.\n"
     every = list(stages(study, records))
     reached = list(stages(study, records, tuned_methods(every, records)))
@@ -147,9 +148,14 @@ def final_results(reached: Sequence[Tuple[Stage, Choices]], records: Records) ->
     return results
 
 
+def own_records(study: Study, records: Records) -> List[Mapping[str, Any]]:
+    """All records but those of plain that belong to another study."""
+    return [one for one in records.values() if not (study.plain_of and one["method"] == "plain")]
+
+
 def progress(study: Study, records: Records, results: tables.Results) -> str:
     """How many trainings of each stage are recorded, what is missing, and which diverged."""
-    done = Counter(record["stage"] for record in records.values())
+    done = Counter(record["stage"] for record in own_records(study, records))
     parts = [
         f"{STAGES[stage]} {done[stage]} of {planned}"
         for stage, planned in planned_trainings(study).items()
@@ -287,7 +293,7 @@ def cost_table(results: tables.Results) -> str:
 
 
 def draw_curves(name: str, records: Mapping[str, Mapping[str, Any]], images: Path) -> bool:
-    """Draw the mean validation loss of each method over the updates; False without results.
+    """Draw the mean validation loss of each method over the updates; False if there is none.
 
     A mean is drawn up to the update that all seeds of the method have reached.
     """
@@ -295,7 +301,7 @@ def draw_curves(name: str, records: Mapping[str, Mapping[str, Any]], images: Pat
     for record in records.values():
         if record.get("stage") in ("seed", "simcut") and not record.get("diverged"):
             curves.setdefault(record["method"], []).append(record["curve"])
-    if not curves:
+    if not set(curves) - {"plain"}:
         return False
     import matplotlib
 

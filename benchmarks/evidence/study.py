@@ -10,7 +10,7 @@ import torch
 from benchmarks.evidence.corpora import LanguageModelCorpus, TranslationCorpus
 from benchmarks.evidence.grid import Study
 from benchmarks.evidence.plan import Cell, Stage, stages
-from benchmarks.evidence.records import Records
+from benchmarks.evidence.records import Records, records_of
 from benchmarks.evidence.scoring import perplexities, translation_scores
 from benchmarks.evidence.training import StudyRun
 from benchmarks.harness import commit
@@ -173,7 +173,10 @@ def run_study(
     with work.locked():
         folder = results / name
         folder.mkdir(parents=True, exist_ok=True)
-        WorkDir(folder).keep_settings({"flags": study.flags, **corpus.settings()})
-        records = Records(folder)
+        settings = {"flags": study.flags, **corpus.settings()}
+        WorkDir(folder).keep_settings(settings)
+        if study.plain_of and (results / study.plain_of).exists():
+            WorkDir(results / study.plain_of).keep_settings(settings)
+        records = records_of(results, name, study)
         StudyRunner(study, corpus, work, records, device, at_once).run(methods)
     return records

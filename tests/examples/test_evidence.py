@@ -15,9 +15,10 @@ from benchmarks.evidence import comparison, corpora, grid, plan, report, scoring
 from benchmarks.evidence.__main__ import RESULTS, main  # noqa: E402
 from benchmarks.evidence.grid import STUDIES, Setting  # noqa: E402
 from benchmarks.evidence.plan import stages  # noqa: E402
-from benchmarks.evidence.records import Records  # noqa: E402
+from benchmarks.evidence.records import Records, records_of  # noqa: E402
 from benchmarks.evidence.study import run_study  # noqa: E402
 from benchmarks.pages import with_generated  # noqa: E402
+from spectral_fairseq.errors import ConfigurationError  # noqa: E402
 from spectral_fairseq_examples.common import corpus  # noqa: E402
 
 TOY = dataclasses.replace(
@@ -47,6 +48,20 @@ def test_a_confirmation_has_the_settings_that_were_chosen_and_fresh_seeds():
     settings = confirmation.methods["weight_norm_init"].settings
     assert settings == (choices.settings["weight_norm_init"],)
     assert not set(confirmation.seeds) & {*first.seeds, first.tuning_seed}
+
+
+def test_the_other_methods_share_the_frozen_recipe_and_the_trainings_of_plain():
+    study = STUDIES["translation_methods_small"]
+    first, shared = STUDIES[study.plain_of], Records(RESULTS / study.plain_of)
+    *_, (_, choices) = stages(first, shared, ["weight_norm_init"])
+    assert (study.recipe, study.flags, study.seeds) == (choices.recipe, first.flags, first.seeds)
+    assert set(study.methods) & set(first.methods) == {"plain"}
+    records = records_of(RESULTS, "translation_methods_small", study)
+    for seed in (study.tuning_seed, *study.seeds):
+        cell = plan.cell_of(study, study.recipe, "plain", Setting(), seed)
+        assert records[cell.name] == shared[cell.name]
+        if seed != study.tuning_seed:
+            assert records.text(cell.name) == shared.text(cell.name)
 
 
 def test_choices_follow_validation_and_each_freezes_what_comes_before():
@@ -267,6 +282,13 @@ def test_a_study_from_text_to_tables(tmp_path, capsys, monkeypatch):
     text = corpora.TranslationCorpus(tmp_path / "work" / "data", 50, small_text(source))
     where = {"work_dir": tmp_path / "work", "results": tmp_path / "results"}
     records = run_study("translation", study, text, device="cpu", at_once=2, **where)
+    sharing = dataclasses.replace(study, plain_of="translation")
+    done = run_study("sharing", sharing, text, device="cpu", at_once=2, methods=["plain"], **where)
+    assert {name: records[name] for name in done} == dict(done) and len(done) == 3
+    assert not list((tmp_path / "results" / "sharing").glob("plain*"))
+    other = corpora.TranslationCorpus(tmp_path / "work" / "data", 40, tmp_path / "source")
+    with pytest.raises(ConfigurationError, match="pairs"):  # plain was trained on another text
+        run_study("other", sharing, other, device="cpu", at_once=2, **where)
     capsys.readouterr()
     assert [record.get("diverged", False) for record in records.values()].count(True) == 1
     assert len(records) == 3 + 4
