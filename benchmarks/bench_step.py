@@ -1,7 +1,8 @@
 """A training step with spectrum control against the same step of plain fairseq.
 
-    python -m benchmarks.bench_step [--shape iwslt|wikitext103|xl-small|weight-norm|tiny ...]
-                                    [--device cpu|cuda] [--precision fp32|bf16|fp16] [--pairs N]
+    python -m benchmarks.bench_step
+        [--shape iwslt|wikitext103|xl-small|weight-norm|weight-norm-small|tiny ...]
+        [--device cpu|cuda] [--precision fp32|bf16|fp16] [--pairs N]
 
 Time: both models live in one process and take steps in turn, A B A B; the ratio is formed pair by
 pair, and its median is reported. Memory is the peak of a process for each model: the resident
@@ -116,11 +117,31 @@ CRITERIONS = (
 SHAPES["weight-norm"] = {
     **SHAPES["iwslt"],
     "what": "the iwslt shape with a weight-norm table instead of spectrum control",
+    "method": "weight-norm table",
     "tables": ("plain", "weight-norm"),
     "criterions": (
         CRITERIONS[0],
         {"_name": "mle_cosreg", "cosreg_weight": 0.0, "label_smoothing": 0.1},
     ),
+}
+SHAPES["weight-norm-small"] = {
+    **SHAPES["weight-norm"],
+    "what": "the model of the study translation_small with a weight-norm table, N = 2,000, "
+    "1,600 tokens",
+    "words": 2_000,
+    "sentences": 50,
+    "model": {
+        "encoder_embed_dim": 64,
+        "encoder_ffn_embed_dim": 128,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "decoder_embed_dim": 64,
+        "decoder_ffn_embed_dim": 128,
+        "decoder_layers": 2,
+        "decoder_attention_heads": 2,
+        "share_all_embeddings": True,
+        "dropout": 0.1,
+    },
 }
 SHAPES["tiny"] = {
     **SHAPES["iwslt"],
@@ -285,7 +306,7 @@ def main() -> None:
                 {
                     "": what,
                     "plain": figures[f"plain_{unit}"],
-                    "spectrum control": figures[f"spectrum_control_{unit}"],
+                    shape.get("method", "spectrum control"): figures[f"spectrum_control_{unit}"],
                     "ratio": figures[f"{name_of_ratio}_ratio"],
                     "budget": shape["budget"][name_of_ratio],
                 }
