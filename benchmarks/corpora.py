@@ -51,6 +51,31 @@ def translation_data(
     _preprocess(folder / "translation", *languages, *prefixes)
 
 
+def other_test_data(folder: Path, name: str, tests: Mapping[str, Path]) -> None:
+    """Make ``folder/NAME/translation`` from other test sets, unless it is there.
+
+    Args:
+        folder: made by :func:`translation_data`, whose subwords and dictionary are used.
+        name: of the folder in it; it also receives ``text/`` and ``subwords/``.
+        tests: name -> path of the text without ``.de`` and ``.en``. In fairseq's data they are
+            called ``test``, ``test1`` and so on, in this order.
+    """
+    root = folder / name
+    if (root / "translation").exists():
+        return
+    for test, path in tests.items():
+        for language in ("de", "en"):
+            lines = corpus.read_lines(path.with_name(f"{path.name}.{language}"))
+            target = root / "text" / f"{test}.{language}"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_text(target, "".join(f"{line}\n" for line in lines))
+    corpus.encode(root / "text", folder / "subwords.model", root / "subwords", tests)
+    dictionary = str(folder / "translation" / "dict.de.txt")
+    flags = ("--source-lang", "de", "--target-lang", "en", "--joined-dictionary")
+    prefixes = ",".join(str(root / "subwords" / test) for test in tests)
+    _preprocess(root / "translation", *flags, "--srcdict", dictionary, "--testpref", prefixes)
+
+
 def language_model_data(
     folder: Path,
     source: Path,

@@ -32,7 +32,8 @@ def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     add("--at-once", type=int, default=2, metavar="N", help="trainings side by side (default: 2)")
     add("--methods", nargs="+", metavar="METHOD", default=(), help="and plain (default: all)")
     add("--corpus", type=Path, metavar="DIR", help="text (default: what ships; ./sotu)")
-    add("--pairs", type=int, default=10_000, metavar="N", help="for translation (default: 10000)")
+    add("--pairs", type=int, metavar="N", help="for translation (default: the study's)")
+    add("--other-tests", type=Path, metavar="DIR", help="NAME.de and NAME.en, translated as well")
     add("--work-dir", type=Path, metavar="DIR", help="default: outputs/evidence/STUDY")
     add("--results", type=Path, default=RESULTS, metavar="DIR", help="default: %(default)s")
     add("--cpu", action="store_true", help="leave the GPU alone")
@@ -41,7 +42,10 @@ def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     unknown = sorted(set(arguments.methods) - set(known))
     if unknown:
         parser.error(f"expected methods from {', '.join(known)}; found {', '.join(unknown)}")
-    if arguments.at_once < 1 or arguments.pairs < 1:
+    translates = arguments.what in STUDIES and STUDIES[arguments.what].corpus == "translation"
+    if (arguments.pairs is not None or arguments.other_tests) and not translates:
+        parser.error(f"expected a study of translation for these flags; found {arguments.what}")
+    if any(one is not None and one < 1 for one in (arguments.at_once, arguments.pairs)):
         parser.error("expected --at-once and --pairs of at least 1; found fewer")
     return arguments
 
@@ -61,8 +65,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
         check_installation()
         study = STUDIES[arguments.what]
+        others = arguments.other_tests
         corpus = (
-            corpora.TranslationCorpus(work / "data", arguments.pairs, arguments.corpus or OPENDOCS)
+            corpora.TranslationCorpus(
+                work / "data",
+                arguments.pairs or study.pairs,
+                arguments.corpus or OPENDOCS,
+                corpora.other_tests(others) if others else {},
+            )
             if study.corpus == "translation"
             else corpora.LanguageModelCorpus(
                 work / "data", arguments.corpus or Path("sotu"), corpora.LANGUAGE_MODEL_TOKENS

@@ -2,16 +2,67 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, NamedTuple
 
-from benchmarks.corpora import OPENDOCS, language_model_data, translation_data
+from benchmarks.corpora import OPENDOCS, language_model_data, other_test_data, translation_data
 from benchmarks.evidence.plan import Cell
+from spectral_fairseq.errors import DataError
 from spectral_fairseq_examples.common import corpus
 from spectral_fairseq_examples.lm_sotu import own_text
 
 SPLITS = ("train", "valid", "test")
+
+
+class EvaluationSet(NamedTuple):
+    """Text that a model translates.
+
+    Attributes:
+        name: in logs and records.
+        binary: fairseq's data folder.
+        split: its name there.
+        text: path of the text without the ending of a language.
+    """
+
+    name: str
+    binary: Path
+    split: str
+    text: Path
+
+    def lines(self, language: str) -> List[str]:
+        """The text in one language."""
+        return corpus.read_lines(self.text.with_name(f"{self.text.name}.{language}"))
+
+
+def other_tests(folder: Path) -> Dict[str, Path]:
+    """The test sets ``NAME.de`` and ``NAME.en`` of a folder: name -> path without the ending.
+
+    Raises:
+        DataError: there are none, a name cannot be used, a file is missing, or the two languages of
+            a test set differ in their number of lines.
+    """
+    found = {path.stem: path.with_suffix("") for path in sorted(folder.glob("*.de"))}
+    if not found:
+        raise DataError(f"NAME.de and NAME.en in {folder}", "no *.de", "Check --other-tests.")
+    for name, path in found.items():
+        if name in SPLITS or "," in name:
+            raise DataError(
+                f"names without a comma, other than {', '.join(SPLITS)}",
+                f"{path}.de",
+                "Rename the test set.",
+            )
+        if not path.with_name(f"{name}.en").exists():
+            raise DataError(f"{path}.en beside {path}.de", "no such file", "Check --other-tests.")
+        german, english = (corpus.read_lines(path.with_name(f"{name}.{x}")) for x in ("de", "en"))
+        if len(german) != len(english) or not german:
+            raise DataError(
+                f"as many lines in {path}.de as in {path}.en, and at least one",
+                f"{len(german)} and {len(english)}",
+                "Check --other-tests.",
+            )
+    return found
 
 
 @dataclass(frozen=True)
@@ -22,11 +73,13 @@ class TranslationCorpus:
         root: folder that receives them.
         pairs: of the training split.
         source: see :func:`benchmarks.corpora.translation_data`.
+        others: more test sets, see :func:`other_tests`.
     """
 
     root: Path
     pairs: int = 10_000
     source: Path = OPENDOCS
+    others: Mapping[str, Path] = field(default_factory=dict)
 
     def settings(self) -> Dict[str, Any]:
         """What tells this text from another."""
@@ -36,9 +89,30 @@ class TranslationCorpus:
         """Make the binary data of a training, unless they are there; returns their folder."""
         return self._made(cell) / "translation"
 
-    def lines(self, cell: Cell, name: str) -> List[str]:
-        """The text of ``train.en``, ``test.de`` and so on."""
-        return corpus.read_lines(self._made(cell) / "text" / name)
+    def set(self, cell: Cell, split: str) -> EvaluationSet:
+        """A split of the corpus."""
+        folder = self._made(cell)
+        return EvaluationSet(split, folder / "translation", split, folder / "text" / split)
+
+    def other_sets(self, cell: Cell) -> List[EvaluationSet]:
+        """The other test sets."""
+        if not self.others:
+            return []
+        folder, name = self._made(cell), f"other-{self._digest()[:8]}"
+        other_test_data(folder, name, self.others)
+        binary, text = folder / name / "translation", folder / name / "text"
+        return [
+            EvaluationSet(test, binary, f"test{index or ''}", text / test)
+            for index, test in enumerate(self.others)
+        ]
+
+    def _digest(self) -> str:
+        found = hashlib.sha256()
+        for name, path in self.others.items():
+            for language in ("de", "en"):
+                text = path.with_name(f"{path.name}.{language}").read_bytes()
+                found.update(f"{name}.{language} {len(text)} ".encode() + text)
+        return found.hexdigest()
 
     def _made(self, cell: Cell) -> Path:
         subwords = int(dict(cell.recipe)["subwords"])

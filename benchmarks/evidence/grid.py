@@ -60,6 +60,7 @@ class Study:
         tuning_seed: of the trainings on which anything is chosen. It is in no table.
         with_simcut: whether the best table method is combined with SimCut.
         guessed_updates: for the bars of trainings that early stopping ends.
+        pairs: for translation, those of the training text.
         plain_of: a study with the same flags and recipe, whose trainings of plain are this one's.
     """
 
@@ -73,6 +74,7 @@ class Study:
     tuning_seed: int = 1
     with_simcut: bool = False
     guessed_updates: int = 10_000
+    pairs: int = 10_000
     plain_of: str = ""
 
 
@@ -346,6 +348,20 @@ TRANSLATION_METHODS_SMALL = replace(
     plain_of="translation_small",
 )
 
+# Does the gain last with three times the text and twice the width?
+TRANSLATION_MEDIUM = replace(
+    TRANSLATION_SMALL,
+    flags=_translation(dim=128, layers=3, heads=4, schedule=_annealed(5_000)),
+    recipe={"subwords": "4000", "dropout": "0.1", "label-smoothing": "0.1", "lr": "0.0028"},
+    rounds=(({"lr": "0.002"}, {"lr": "0.004"}), ({"dropout": "0.0"}, {"dropout": "0.2"})),
+    methods={
+        "plain": PLAIN,
+        "weight_norm_init": _with_settings(TABLE_METHODS["weight_norm_init"], 0, 1, 2),
+    },
+    with_simcut=False,
+    pairs=30_953,
+)
+
 _STATEFUL = "--task stateful_language_modeling --batch-size 20 --batch-size-valid 10"
 
 
@@ -503,6 +519,7 @@ STUDIES: Dict[str, Study] = {
     "translation": TRANSLATION,
     "translation_small": TRANSLATION_SMALL,
     "translation_methods_small": TRANSLATION_METHODS_SMALL,
+    "translation_medium": TRANSLATION_MEDIUM,
     "awd_lstm": AWD_LSTM,
     "awd_lstm_small": AWD_LSTM_SMALL,
     "transformer_xl": TRANSFORMER_XL,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
@@ -40,6 +41,8 @@ COSTS = {
     **{name: tables.COLUMNS[name] for name in (*_TABLE, *_ISOTROPY)},
     "effective_rank": tables.Column("effective rank", tables.digits(1)),
 }
+
+_OTHER = re.compile(r"other_tests\.(.+)\.bleu")
 
 
 def write_page(results: Path, page: Path = PAGE, images: Path = IMAGES) -> str:
@@ -118,6 +121,7 @@ def section(name: str, study: Study, records: Records) -> str:
         parts += [comparison_table(study, reached, records, results)]
         parts += [tables.markdown(results, None, shown)]
         parts += [difference_table(study, results, shown[1:])]
+        parts += [other_tests_table(study, results)]
         parts += [cost_table(results)]
         if (IMAGES / f"evidence_{name}.png").exists():
             parts += [f"![Validation loss of {name}](images/evidence_{name}.png)\n"]
@@ -277,6 +281,29 @@ def difference_table(study: Study, results: tables.Results, columns: Sequence[st
         return ""
     heads = [f"{tables.COLUMNS[column].heading} minus plain's" for column in columns]
     return text_table(rows, ["method", *heads], "pipe") + "\n"
+
+
+def other_tests_table(study: Study, results: tables.Results) -> str:
+    """BLEU of each method on the other test sets, and its differences from plain."""
+    every = [run for runs in results.values() for run in runs.values()]
+    columns = sorted({key for run in every for key in run if _OTHER.fullmatch(key)})
+    rows = []
+    for column in columns:
+        found = tables.differences_from(
+            results, "plain", column, planned_comparisons(study), len(study.seeds)
+        )
+        for method in sorted(results, key=lambda name: (name != "plain", name)):
+            values = [run[column] for run in results[method].values() if column in run]
+            row = [_OTHER.fullmatch(column)[1], method, f"{np.mean(values):.1f}" if values else ""]
+            of = found.get(method)
+            if of is not None and not math.isnan(of.adjusted_p):
+                interval = f"{of.test.low:+.2f} to {of.test.high:+.2f}"
+                row.append(f"{of.test.mean:+.2f} ({interval}; p {of.adjusted_p:.3f})")
+            rows.append(row)
+    if not rows:
+        return ""
+    heads = ["other test set", "method", "sacreBLEU", "minus plain's"]
+    return text_table([[*row, ""][:4] for row in rows], heads, "pipe") + "\n"
 
 
 def cost_table(results: tables.Results) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence, Union
 
 import torch
 
-from benchmarks.evidence.corpora import LanguageModelCorpus, TranslationCorpus
+from benchmarks.evidence.corpora import EvaluationSet, LanguageModelCorpus, TranslationCorpus
 from benchmarks.evidence.grid import Study
 from benchmarks.evidence.plan import Cell, Stage, stages
 from benchmarks.evidence.records import Records, records_of
@@ -70,7 +70,7 @@ class StudyRunner:
                 self._jobs([run.analysis() for run in trained])
             for run in some:
                 found = self._figures(run, tested) if run in trained else {"diverged": True}
-                lines = self._translations(run, "test") if run in trained and tested else None
+                lines = self._translations(run) if run in trained and tested else None
                 self.records.add(run.cell, {"stage": stage.name, **found}, lines)
                 for checkpoint in run.best.parent.glob("*.pt"):
                     checkpoint.unlink()
@@ -94,16 +94,17 @@ class StudyRunner:
                 # The others have been stopped, and go on from where they were.
 
     def _translate(self, runs: Sequence[StudyRun], tested: bool) -> None:
-        if self.study.corpus != "translation":
-            return
-        splits = ("valid", "test") if tested else ("valid",)
-        self._jobs(
-            [
-                run.translation_of(split, len(self._lines(run, split, "en")))
-                for run in runs
-                for split in splits
-            ]
-        )
+        jobs = [run.translation_of(text) for run in runs for text in self._texts(run, tested)]
+        self._jobs(jobs)
+
+    def _texts(self, run: StudyRun, tested: bool) -> List[EvaluationSet]:
+        """What a model translates: the validation set and, for the tables, all test sets."""
+        if not isinstance(self.corpus, TranslationCorpus):
+            return []
+        texts = [self.corpus.set(run.cell, "valid")]
+        if tested:
+            texts += [self.corpus.set(run.cell, "test"), *self.corpus.other_sets(run.cell)]
+        return texts
 
     def _jobs(self, jobs: Sequence[Job], **options: Any) -> None:
         run_jobs(
@@ -115,18 +116,14 @@ class StudyRunner:
             **options,
         )
 
-    def _lines(self, run: StudyRun, split: str, language: str) -> List[str]:
-        assert isinstance(self.corpus, TranslationCorpus)
-        return self.corpus.lines(run.cell, f"{split}.{language}")
-
-    def _translations(self, run: StudyRun, split: str) -> Optional[List[str]]:
-        if self.study.corpus != "translation":
+    def _translations(self, run: StudyRun) -> Optional[List[str]]:
+        if not isinstance(self.corpus, TranslationCorpus):
             return None
-        references = self._lines(run, split, "en")
-        self.records.keep_text("reference", references)
+        test = self.corpus.set(run.cell, "test")
+        self.records.keep_text("reference", test.lines("en"))
         # Some metrics, such as COMET, read the source as well.
-        self.records.keep_text("source", self._lines(run, split, "de"), "de")
-        return run.hypotheses(split, len(references))
+        self.records.keep_text("source", test.lines("de"), "de")
+        return run.hypotheses(test)
 
     def _figures(self, run: StudyRun, tested: bool) -> Dict[str, Any]:
         """The figures of a training; those of the test set only if it stands in a table."""
@@ -137,15 +134,18 @@ class StudyRunner:
             "resumed": run.times_resumed(),
             "at_once": self.at_once,
         }
-        if self.study.corpus == "translation":
-            references = self._lines(run, "valid", "en")
-            bleu = scores(run.hypotheses("valid", len(references)), references)["bleu"]
+        if isinstance(self.corpus, TranslationCorpus):
+            valid, *tests = self._texts(run, tested)
+            bleu = scores(run.hypotheses(valid), valid.lines("en"))["bleu"]
             figures.update(valid_bleu=bleu, valid_score=bleu)
-            if tested:
-                references = self._lines(run, "test", "en")
-                found = run.hypotheses("test", len(references))
-                training = self._lines(run, "train", "en")
-                figures.update(translation_scores(found, references, training))
+            training = self.corpus.set(run.cell, "train").lines("en") if tested else []
+            found = {
+                text.name: translation_scores(run.hypotheses(text), text.lines("en"), training)
+                for text in tests
+            }
+            figures.update(found.pop("test", {}))
+            if found:
+                figures["other_tests"] = found
         else:
             figures["valid_score"] = -figures["valid_ppl"]
             if tested:

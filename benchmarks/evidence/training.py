@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import List
 
+from benchmarks.evidence.corpora import EvaluationSet
 from benchmarks.evidence.grid import Study
 from benchmarks.evidence.plan import Cell
 from spectral_fairseq_examples.common.fairseq_log import log_records
@@ -87,19 +88,20 @@ class StudyRun(TrainingRun):
         }
         return [[update, points[update]] for update in sorted(points)]
 
-    def translation_of(self, split: str, segments: int) -> Job:
-        """The job that translates a split with the best checkpoint."""
-        log = self._translations(split)
+    def translation_of(self, text: EvaluationSet) -> Job:
+        """The job that translates a text with the best checkpoint."""
+        log = self._translations(text)
         if log.exists():
             log.unlink()  # left by an interrupted run
-        command = ["fairseq-generate", str(self.binary), "--user-dir", USER_DIR]
-        command += ["--path", str(self.best), "--gen-subset", split, *shlex.split(_GENERATE)]
+        command = ["fairseq-generate", str(text.binary), "--user-dir", USER_DIR]
+        command += ["--path", str(self.best), "--gen-subset", text.split, *shlex.split(_GENERATE)]
         command += ["--cpu"] if self.device == "cpu" else []
+        segments = len(text.lines("en"))
         return Job(self.label, command, log, segments, " sentences", TranslationProgress())
 
-    def hypotheses(self, split: str, segments: int) -> List[str]:
-        """Translations of a split, in its order."""
-        return read_translations(self._translations(split), segments)
+    def hypotheses(self, text: EvaluationSet) -> List[str]:
+        """Translations of a text, in its order."""
+        return read_translations(self._translations(text), len(text.lines("en")))
 
-    def _translations(self, split: str) -> Path:
-        return self.folder / f"translate-{split}.log"
+    def _translations(self, text: EvaluationSet) -> Path:
+        return self.folder / f"translate-{text.name}.log"

@@ -8,7 +8,7 @@ import lzma
 import shutil
 import tarfile
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Collection, Dict, List
 
 from spectral_fairseq.errors import DataError
 from spectral_fairseq_examples.common.workdir import write_text
@@ -197,14 +197,16 @@ def learn_subwords(text: Path, model: Path, vocabulary: int) -> Dict[str, Any]:
     return {"vocabulary": vocabulary}
 
 
-def encode(text: Path, model: Path, destination: Path) -> Dict[str, Any]:
+def encode(
+    text: Path, model: Path, destination: Path, splits: Collection[str] = SPLITS
+) -> Dict[str, Any]:
     """Write every split of ``text`` as subwords separated by blanks."""
     import sentencepiece
 
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
     destination.mkdir(parents=True, exist_ok=True)
     for path in sorted(text.iterdir()):
-        if path.stem in SPLITS and path.suffix != ".doc":
+        if path.stem in splits and path.suffix != ".doc":
             pieces = processor.encode(read_lines(path), out_type=str)
             write_text(destination / path.name, "".join(" ".join(line) + "\n" for line in pieces))
     return {}

@@ -18,7 +18,7 @@ from benchmarks.evidence.plan import stages  # noqa: E402
 from benchmarks.evidence.records import Records, records_of  # noqa: E402
 from benchmarks.evidence.study import run_study  # noqa: E402
 from benchmarks.pages import with_generated  # noqa: E402
-from spectral_fairseq.errors import ConfigurationError  # noqa: E402
+from spectral_fairseq.errors import ConfigurationError, DataError  # noqa: E402
 from spectral_fairseq_examples.common import corpus  # noqa: E402
 
 TOY = dataclasses.replace(
@@ -31,7 +31,7 @@ TOY = dataclasses.replace(
 
 def test_every_method_has_the_same_budget():
     for key, study in STUDIES.items():
-        budget = {"small": 3, "confirmation": 1}.get(key.rpartition("_")[2], 6)
+        budget = {"small": 3, "medium": 3, "confirmation": 1}.get(key.rpartition("_")[2], 6)
         first, *others = study.methods
         assert first == "plain" and len(study.methods["plain"].settings) == 1
         for name in others:
@@ -279,7 +279,14 @@ def test_a_study_from_text_to_tables(tmp_path, capsys, monkeypatch):
     )
     source = tmp_path / "source"
     source.mkdir()
-    text = corpora.TranslationCorpus(tmp_path / "work" / "data", 50, small_text(source))
+    others = tmp_path / "others"
+    others.mkdir()
+    for name, number in (("games", 3), ("mail", 2)):
+        (others / f"{name}.de").write_text("Das ist ein Satz .\n" * number)
+        (others / f"{name}.en").write_text("This is a sentence .\n" * number)
+    text = corpora.TranslationCorpus(
+        tmp_path / "work" / "data", 50, small_text(source), corpora.other_tests(others)
+    )
     where = {"work_dir": tmp_path / "work", "results": tmp_path / "results"}
     records = run_study("translation", study, text, device="cpu", at_once=2, **where)
     sharing = dataclasses.replace(study, plain_of="translation")
@@ -295,6 +302,9 @@ def test_a_study_from_text_to_tables(tmp_path, capsys, monkeypatch):
     assert not list((tmp_path / "work").rglob("checkpoint*.pt"))
     tuned = [record for record in records.values() if record["stage"] == "tuning"]
     assert all("bleu" not in record for record in tuned)  # the test set is left alone
+    tested = [record for record in records.values() if record["stage"] == "seed"]
+    assert all(set(record["other_tests"]) == {"games", "mail"} for record in tested)
+    assert all(set(one["other_tests"]["mail"]) >= {"bleu", "chrf", "ter"} for one in tested)
     assert (len(corpus.read_lines(text.root / "subwords-400" / "text" / "train.de"))) == 50
 
     folder = tmp_path / "results" / "translation"
@@ -307,6 +317,10 @@ def test_a_study_from_text_to_tables(tmp_path, capsys, monkeypatch):
     assert "tuning of the methods 3 of 3; seeds of the tables 4 of 4." in written
     assert "Trainings of cosine that diverged: 1." in written
     assert "TER minus plain's" in written and "95 %, seeds and segments" in written
+    rows = [line.split("|")[1:3] for line in written.splitlines() if line.startswith("|")]
+    found = [(one.strip(), method.strip()) for one, method in rows]
+    order = [("games", "plain"), ("games", "cosine"), ("mail", "plain"), ("mail", "cosine")]
+    assert [row for row in found if row in order] == order
     assert "| cosine   |       2 |" in written and "p, Holm over 1" in written
     assert report.draw_curves("translation", again, tmp_path / "images")
     page = tmp_path / "page.md"
@@ -347,6 +361,30 @@ def test_the_page_has_what_the_results_say():
     assert with_generated(page, lambda name: report.part(name, RESULTS)) == page
     for name in (*STUDIES, "plan", "grid"):
         assert f"<!-- generated: {name} -->" in page
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"mail.de": "a\n"},
+        {"mail.de": "a\n", "mail.en": "a\nb\n"},
+        {"mail.de": "", "mail.en": ""},
+        {"test.de": "a\n", "test.en": "a\n"},
+        {"a,b.de": "a\n", "a,b.en": "a\n"},
+    ],
+)
+def test_other_tests_that_cannot_be_used_are_refused(files, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(DataError):
+        corpora.other_tests(tmp_path)
+
+
+def test_flags_of_translation_are_refused_elsewhere(capsys):
+    with pytest.raises(SystemExit):
+        main(["awd_lstm", "--other-tests", "others"])
+    assert "expected a study of translation" in capsys.readouterr().err
 
 
 def test_unknown_methods_are_refused_at_once(capsys):
