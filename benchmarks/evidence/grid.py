@@ -348,7 +348,7 @@ TRANSLATION_METHODS_SMALL = replace(
     plain_of="translation_small",
 )
 
-# Does the gain last with three times the text and twice the width?
+# Do the gains last with three times the text and twice the width?
 TRANSLATION_MEDIUM = replace(
     TRANSLATION_SMALL,
     flags=_translation(dim=128, layers=3, heads=4, schedule=_annealed(5_000)),
@@ -357,6 +357,7 @@ TRANSLATION_MEDIUM = replace(
     methods={
         "plain": PLAIN,
         "weight_norm_init": _with_settings(TABLE_METHODS["weight_norm_init"], 0, 1, 2),
+        "weight_norm": _with_settings(TABLE_METHODS["weight_norm"], 0, 2, 5),
     },
     with_simcut=False,
     pairs=30_953,

@@ -12,6 +12,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
 from spectral_fairseq.embeddings import WeightNormEmbedding
+from spectral_fairseq.errors import DataError
 from spectral_fairseq.plugin.criterions.penalties.needs import Words
 from spectral_fairseq.plugin.tasks.training_counts import training_counts
 from tests.plugin.conftest import build_model
@@ -127,6 +128,18 @@ def test_targets_by_count_know_the_number_of_lines(spoken):
     words = Words(task.target_dictionary, task)
     end = task.target_dictionary.eos()
     assert float(words.log_counts[end]) == pytest.approx(math.log1p(occurs["</s>"]), rel=1e-6)
+
+
+def test_a_dictionary_that_was_not_counted_is_refused(tmp_path):
+    """The true count of </s> made it look counted, and all words got one length."""
+    for name, lines in LINES.items():
+        _write(tmp_path, name, lines)
+    words = _dictionary(a=1, b=1)
+    task = _task(tmp_path, words, words)
+    with pytest.raises(DataError, match="none with a count above 1"):
+        Words(words, task).log_counts  # noqa: B018
+    with pytest.raises(DataError, match="none with a count above 1"):
+        WeightNormEmbedding(len(words), 4, 1, counts=training_counts(task, words))
 
 
 def test_a_restored_model_counts_nothing(spoken, monkeypatch, caplog):

@@ -63,27 +63,28 @@ def training_counts(task: Any, dictionary: Dictionary) -> List[float]:
         dictionary: one of the task's.
 
     Returns:
-        One count for each row.
+        One count for each row. A dictionary in which no word was counted more than once is left
+        as it is.
     """
     counts = [float(count) for count in dictionary.count[: len(dictionary)]]
-    specials = range(dictionary.nspecial)
+    # fairseq's ``madeupword`` fillers have the count 0.
+    words = [count for count in counts[dictionary.nspecial :] if count > 0]
+    if max(words, default=0) <= 1:
+        return counts  # smoothed_log_counts refuses them; a true count of </s> would hide that
     files = list(_training_files(task, dictionary))
     if files:
         kind = getattr(_configuration(task), "dataset_impl", None)
         found = _special_counts(files, None if kind is None else str(kind), dictionary)
-        for index in specials:
+        for index in range(dictionary.nspecial):
             counts[index] = float(found[index])
         return counts
-    # fairseq's ``madeupword`` fillers have the count 0.
-    words = [count for count in counts[dictionary.nspecial :] if count > 0]
-    if max(words, default=0) > 1:
-        mean = float(smoothed_log_counts(words).double().mean().expm1())
-        logger.warning(
-            "no binarised training data to count </s> and <unk> in; their count is taken to be "
-            "the mean of the words', %.1f",
-            mean,
-        )
-        counts[dictionary.eos()] = counts[dictionary.unk()] = mean
+    mean = float(smoothed_log_counts(words).double().mean().expm1())
+    logger.warning(
+        "no binarised training data to count </s> and <unk> in; their count is taken to be "
+        "the mean of the words', %.1f",
+        mean,
+    )
+    counts[dictionary.eos()] = counts[dictionary.unk()] = mean
     return counts
 
 
