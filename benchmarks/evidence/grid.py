@@ -515,6 +515,12 @@ TRANSFORMER_LM_CONFIRMATION = replace(
     methods={"plain": PLAIN, "weight_norm_init": _with_settings(_SMALL_INIT, 1)},
     seeds=tuple(range(600_000, 1_400_000, 100_000)),
 )
+# Weight-norm regularisation, which gained in translation, beside the same trainings of plain.
+TRANSFORMER_LM_METHODS_SMALL = replace(
+    TRANSFORMER_LM_CONFIRMATION,
+    methods={"plain": PLAIN, "weight_norm": _with_settings(TABLE_METHODS["weight_norm"], 0, 2, 4)},
+    plain_of="transformer_lm_confirmation",
+)
 
 STUDIES: Dict[str, Study] = {
     "translation": TRANSLATION,
@@ -528,4 +534,5 @@ STUDIES: Dict[str, Study] = {
     "transformer_xl_small": TRANSFORMER_XL_SMALL,
     "transformer_lm_small": TRANSFORMER_LM_SMALL,
     "transformer_lm_confirmation": TRANSFORMER_LM_CONFIRMATION,
+    "transformer_lm_methods_small": TRANSFORMER_LM_METHODS_SMALL,
 }
