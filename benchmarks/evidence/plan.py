@@ -133,9 +133,13 @@ def stages(
         if index is not None
     }
     choices = Choices(recipe, settings, _best_table_method(study, tried, best, records))
-    for seed in study.seeds:
-        cells = [cell_of(study, recipe, name, settings[name], seed) for name in settings]
-        yield Stage("seed", cells), choices
+    # Seed by seed, so that an unfinished study has pairs with plain.
+    seeded = [
+        cell_of(study, recipe, name, setting, seed)
+        for seed in study.seeds
+        for name, setting in settings.items()
+    ]
+    yield Stage("seed", seeded), choices
     on_table = {name for name, method in study.methods.items() if method.on_table}
     complete = on_table <= set(names)  # or another choice of methods would choose another one
     if study.with_simcut and complete and choices.table_method and "simcut" in settings:
