@@ -259,13 +259,19 @@ def differences_from(
     return {method: difference for (method, _), difference in found.items()}
 
 
+def p_text(p: float) -> str:
+    """A p with three decimals, or that it is too small for them; empty if it is NaN."""
+    if math.isnan(p):
+        return ""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
 def _tested(found: Optional[Difference], column: Column) -> List[str]:
     """The cells of the interval and of the adjusted p; empty where there are none."""
     if found is None or math.isnan(found.adjusted_p):
         return ["", ""]
     low, high = column.show(found.test.low), column.show(found.test.high)
-    p = "< 0.001" if found.adjusted_p < 0.001 else f"{found.adjusted_p:.3f}"
-    return [f"{low} to {high}", p]
+    return [f"{low} to {high}", p_text(found.adjusted_p)]
 
 
 def _spread(found: Optional[Cell], column: Column, signed: bool = False) -> str:

@@ -50,6 +50,7 @@ class Study:
 
     Args:
         corpus: ``translation`` or ``language_model``.
+        model: what is trained, for a figure.
         flags: fixed for every training.
         archs: flags of the architecture, by its kind.
         recipe: the first guess, from which the rounds start.
@@ -65,6 +66,7 @@ class Study:
     """
 
     corpus: str
+    model: str
     flags: str
     archs: Mapping[str, str]
     recipe: Recipe
@@ -230,6 +232,9 @@ LSTM_MIXTURE = Method(
     ),
 )
 
+# What shortens word vectors, too, and needs none of this package.
+WEIGHT_DECAY = Method("weight decay", "plain", _OURS, _each("--weight-decay", 0.01, 0.05, 0.2))
+
 _COMMON = (
     "--no-epoch-checkpoints --num-workers 0 --data-buffer-size 0 --log-format json "
     "--log-interval 50 --distributed-world-size 1"
@@ -268,6 +273,7 @@ _TRANSLATION_ARCHS = {
 }
 TRANSLATION = Study(
     corpus="translation",
+    model="translation, d = 128",
     flags=_translation(dim=128, layers=3, heads=4, schedule=_WITH_PATIENCE),
     archs=_TRANSLATION_ARCHS,
     recipe={"subwords": "4000", "dropout": "0.3", "label-smoothing": "0.1", "lr": "0.002"},
@@ -308,8 +314,10 @@ _SMALL_CONTROL = {
     "decoupled": _with_settings(TABLE_METHODS["decoupled"], 0, 2, 4),
 }
 _SMALL_INIT = _with_settings(TABLE_METHODS["weight_norm_init"], 1, 2, 3)
+_SMALL_WEIGHT_NORM = _with_settings(TABLE_METHODS["weight_norm"], 0, 2, 4)
 TRANSLATION_SMALL = Study(
     corpus="translation",
+    model="translation, d = 64",
     flags=_translation(
         dim=64,
         layers=2,
@@ -338,11 +346,12 @@ TRANSLATION_METHODS_SMALL = replace(
     methods={
         "plain": PLAIN,
         "cosine": _with_settings(TABLE_METHODS["cosine"], 0, 2, 4),
-        "weight_norm": _with_settings(TABLE_METHODS["weight_norm"], 0, 2, 4),
+        "weight_norm": _SMALL_WEIGHT_NORM,
         "adversarial": _with_settings(LOSS_METHODS["adversarial"], 1, 3, 5),
         "gradient_gating": _with_settings(LOSS_METHODS["gradient_gating"], 0, 2, 4),
         "mixture": _with_settings(MIXTURE, 1, 3, 5),
         "rdrop": _with_settings(CONSISTENCY["rdrop"], 0, 1, 3),
+        "weight_decay": WEIGHT_DECAY,
     },
     with_simcut=False,
     plain_of="translation_small",
@@ -351,6 +360,7 @@ TRANSLATION_METHODS_SMALL = replace(
 # Do the gains last with three times the text and twice the width?
 TRANSLATION_MEDIUM = replace(
     TRANSLATION_SMALL,
+    model="translation, d = 128, three times the text",
     flags=_translation(dim=128, layers=3, heads=4, schedule=_annealed(5_000)),
     recipe={"subwords": "4000", "dropout": "0.1", "label-smoothing": "0.1", "lr": "0.0028"},
     rounds=(({"lr": "0.002"}, {"lr": "0.004"}), ({"dropout": "0.0"}, {"dropout": "0.2"})),
@@ -378,6 +388,7 @@ def _awd_lstm(dim: int, hidden: int) -> str:
 
 AWD_LSTM = Study(
     corpus="language_model",
+    model="AWD-LSTM, d = 128",
     flags=_awd_lstm(dim=128, hidden=256),
     archs={
         "plain": "--arch awd_lstm_wt2",
@@ -403,6 +414,7 @@ AWD_LSTM = Study(
 )
 AWD_LSTM_SMALL = replace(
     AWD_LSTM,
+    model="AWD-LSTM, d = 64",
     flags=_awd_lstm(dim=64, hidden=128),
     recipe={
         **{"dropout": "0.2", "input-dropout": "0.2", "hidden-dropout": "0.1"},
@@ -418,7 +430,7 @@ AWD_LSTM_SMALL = replace(
     methods={
         "plain": PLAIN,
         "weight_norm_init": _with_settings(TABLE_METHODS["weight_norm_init"], 1, 3, 5),
-        "decoupled": _SMALL_CONTROL["decoupled"],
+        "weight_norm": _SMALL_WEIGHT_NORM,
     },
 )
 
@@ -474,6 +486,7 @@ _LM_ARCHS = {
 }
 TRANSFORMER_XL = Study(
     corpus="language_model",
+    model="Transformer-XL, d = 128",
     flags=_transformer_xl(dim=128, layers=4, heads=4, schedule=_WITH_PATIENCE),
     archs=_XL_ARCHS,
     recipe={"dropout": "0.2", "attention-dropout": "0", "lr": "0.001"},
@@ -483,11 +496,13 @@ TRANSFORMER_XL = Study(
 )
 TRANSFORMER_LM = replace(
     TRANSFORMER_XL,
+    model="Transformer language model, d = 128",
     flags=_transformer_lm(dim=128, layers=4, heads=4, schedule=_WITH_PATIENCE),
     archs=_LM_ARCHS,
 )
 TRANSFORMER_LM_SMALL = Study(
     corpus="language_model",
+    model="Transformer language model, d = 64",
     flags=_transformer_lm(dim=64, layers=2, heads=2, schedule=_annealed(2_240)),
     archs=_LM_ARCHS,
     recipe={"dropout": "0.2", "lr": "0.004"},
@@ -502,6 +517,7 @@ TRANSFORMER_LM_SMALL = Study(
 )
 TRANSFORMER_XL_SMALL = replace(
     TRANSFORMER_LM_SMALL,
+    model="Transformer-XL, d = 64",
     flags=_transformer_xl(dim=64, layers=2, heads=2, schedule=_annealed(2_240)),
     archs=_XL_ARCHS,
 )
@@ -518,8 +534,15 @@ TRANSFORMER_LM_CONFIRMATION = replace(
 # Weight-norm regularisation, which gained in translation, beside the same trainings of plain.
 TRANSFORMER_LM_METHODS_SMALL = replace(
     TRANSFORMER_LM_CONFIRMATION,
-    methods={"plain": PLAIN, "weight_norm": _with_settings(TABLE_METHODS["weight_norm"], 0, 2, 4)},
+    methods={"plain": PLAIN, "weight_norm": _SMALL_WEIGHT_NORM, "weight_decay": WEIGHT_DECAY},
     plain_of="transformer_lm_confirmation",
+)
+TRANSFORMER_XL_METHODS_SMALL = replace(
+    TRANSFORMER_XL_SMALL,
+    recipe={"dropout": "0.1", "lr": "0.008"},
+    rounds=(),
+    methods={"plain": PLAIN, "weight_norm": _SMALL_WEIGHT_NORM},
+    plain_of="transformer_xl_small",
 )
 
 STUDIES: Dict[str, Study] = {
@@ -535,4 +558,5 @@ STUDIES: Dict[str, Study] = {
     "transformer_lm_small": TRANSFORMER_LM_SMALL,
     "transformer_lm_confirmation": TRANSFORMER_LM_CONFIRMATION,
     "transformer_lm_methods_small": TRANSFORMER_LM_METHODS_SMALL,
+    "transformer_xl_methods_small": TRANSFORMER_XL_METHODS_SMALL,
 }

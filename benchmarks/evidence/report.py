@@ -6,15 +6,23 @@ import math
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 import numpy as np
 
 from benchmarks.corpora import ROOT
 from benchmarks.evidence.comparison import MAIN_MEASURE, compare, planned_comparisons
 from benchmarks.evidence.grid import STUDIES, Method, Recipe, Setting, Study
-from benchmarks.evidence.plan import Cell, Choices, Stage, stages
+from benchmarks.evidence.overview import all_comparisons, together_table
+from benchmarks.evidence.plan import Cell
 from benchmarks.evidence.records import Records, records_of
+from benchmarks.evidence.results import (
+    Reached,
+    final_results,
+    own_records,
+    reached_stages,
+    stage_cells,
+)
 from benchmarks.pages import with_generated
 from spectral_fairseq_examples import tables
 from spectral_fairseq_examples.common.text_tables import text_table
@@ -47,19 +55,29 @@ _OTHER = re.compile(r"other_tests\.(.+)\.bleu")
 
 def write_page(results: Path, page: Path = PAGE, images: Path = IMAGES) -> str:
     """Draw the figures and write every generated part of the page; returns what was done."""
-    found = {name: records_of(results, name, study) for name, study in STUDIES.items()}
-    drawn = [name for name in found if draw_curves(name, found[name], images)]
+    from benchmarks.evidence import figures  # imports matplotlib
+
+    found = all_records(results)
+    drawn = [name for name in found if figures.draw_curves(name, found[name], images)]
+    figures.draw_overview(all_comparisons(STUDIES, found), images)
     text = page.read_text("utf-8")
     write_text(page, with_generated(text, lambda name: part(name, results)))
-    return f"{page} and {len(drawn)} figures written\n"
+    return f"{page} and {len(drawn) + 1} figures written\n"
+
+
+def all_records(results: Path) -> Dict[str, Records]:
+    """The records of every study, by its name."""
+    return {name: records_of(results, name, study) for name, study in STUDIES.items()}
 
 
 def part(name: str, results: Path) -> str:
-    """A generated part of the page: the plan, the settings, or the results of a study."""
+    """A generated part of the page, such as the plan or the results of a study."""
     if name == "plan":
         return plan_table()
     if name == "grid":
         return grid_table()
+    if name == "together":
+        return together_table(all_comparisons(STUDIES, all_records(results)))
     return section(name, STUDIES[name], records_of(results, name, STUDIES[name]))
 
 
@@ -110,8 +128,7 @@ def section(name: str, study: Study, records: Records) -> str:
     """Everything that one study has found so far, as Markdown."""
     if not own_records(study, records):
         return f"`{name}`: not run yet.\n"
-    every = list(stages(study, records))
-    reached = list(stages(study, records, tuned_methods(every, records)))
+    reached = reached_stages(study, records)
     results = final_results(reached, records)
     parts = [progress(study, records, results), recipe_table(study, reached, records)]
     parts += [tuning_table(study, reached, records)]
@@ -126,35 +143,6 @@ def section(name: str, study: Study, records: Records) -> str:
         if (IMAGES / f"evidence_{name}.png").exists():
             parts += [f"![Validation loss of {name}](images/evidence_{name}.png)\n"]
     return "\n".join(part for part in parts if part)
-
-
-def tuned_methods(reached: Sequence[Tuple[Stage, Choices]], records: Records) -> List[str]:
-    """The methods of which every setting is recorded; others do not keep these from the tables."""
-    cells = _stage_cells(reached, "tuning")
-    missing = {cell.method for cell in cells if cell.name not in records}
-    return sorted({cell.method for cell in cells} - missing)
-
-
-def _stage_cells(reached: Sequence[Tuple[Stage, Choices]], *names: str) -> List[Cell]:
-    return [cell for stage, _ in reached if stage.name in names for cell in stage.cells]
-
-
-def final_results(reached: Sequence[Tuple[Stage, Choices]], records: Records) -> tables.Results:
-    """Figures of the trainings with the seeds of the tables: method -> seed -> figures."""
-    results: tables.Results = {}
-    for cell in _stage_cells(reached, "seed", "simcut"):
-        record = records.get(cell.name, {"diverged": True})
-        if not record.get("diverged"):
-            figures = tables.flat(record)
-            # Early stopping ends each training at another update.
-            figures.pop("updates", None)
-            results.setdefault(cell.method, {})[cell.seed] = figures
-    return results
-
-
-def own_records(study: Study, records: Records) -> List[Mapping[str, Any]]:
-    """All records but those of plain that belong to another study."""
-    return [one for one in records.values() if not (study.plain_of and one["method"] == "plain")]
 
 
 def progress(study: Study, records: Records, results: tables.Results) -> str:
@@ -191,7 +179,7 @@ def _words(recipe: Recipe) -> str:
     return ", ".join(f"{flag} {value}" for flag, value in recipe.items())
 
 
-def recipe_table(study: Study, reached: Sequence[Tuple[Stage, Choices]], records: Records) -> str:
+def recipe_table(study: Study, reached: Reached, records: Records) -> str:
     """The rounds of the recipe: what was tried with plain, and its validation score."""
     rows = []
     rounds = [(stage, choices) for stage, choices in reached if stage.name == "recipe"]
@@ -209,9 +197,9 @@ def recipe_table(study: Study, reached: Sequence[Tuple[Stage, Choices]], records
     return "\n".join(parts)
 
 
-def tuning_table(study: Study, reached: Sequence[Tuple[Stage, Choices]], records: Records) -> str:
+def tuning_table(study: Study, reached: Reached, records: Records) -> str:
     """Validation scores of every setting of every method; the chosen one is bold."""
-    cells = _stage_cells(reached, "tuning")
+    cells = stage_cells(reached, "tuning")
     rows = []
     for name in dict.fromkeys(cell.method for cell in cells):
         method, chosen = study.methods[name], reached[-1][1].settings.get(name)
@@ -227,7 +215,7 @@ def tuning_table(study: Study, reached: Sequence[Tuple[Stage, Choices]], records
 
 def comparison_table(
     study: Study,
-    reached: Sequence[Tuple[Stage, Choices]],
+    reached: Reached,
     records: Records,
     results: tables.Results,
 ) -> str:
@@ -236,7 +224,7 @@ def comparison_table(
     reference: List[str] = []
     if study.corpus == "translation":
         reference = records.text("reference")
-        for cell in _stage_cells(reached, "seed", "simcut"):
+        for cell in stage_cells(reached, "seed", "simcut"):
             if not records.get(cell.name, {"diverged": True}).get("diverged"):
                 translated.setdefault(cell.method, {})[cell.seed] = records.text(cell.name)
     rows = []
@@ -245,7 +233,7 @@ def comparison_table(
         has_test = not math.isnan(test.p)
         row = [one.method, one.baseline, str(one.seeds), f"{test.mean:+.2f}"]
         row += [f"{test.low:+.2f} to {test.high:+.2f}" if has_test else ""]
-        row += ["" if math.isnan(one.adjusted_p) else f"{one.adjusted_p:.3f}"]
+        row += [tables.p_text(one.adjusted_p)]
         if segments is not None:
             found = segments.interval
             row += [f"{found.low:+.2f} to {found.high:+.2f}" if found else ""]
@@ -275,7 +263,7 @@ def difference_table(study: Study, results: tables.Results, columns: Sequence[st
                 continue
             test = found.test
             interval = f"{show(test.low)} to {show(test.high)}"
-            row.append(f"{show(test.mean)} ({interval}; p {found.adjusted_p:.3f})")
+            row.append(f"{show(test.mean)} ({interval}; p {tables.p_text(found.adjusted_p)})")
         rows.append(row)
     if not rows:
         return ""
@@ -298,7 +286,7 @@ def other_tests_table(study: Study, results: tables.Results) -> str:
             of = found.get(method)
             if of is not None and not math.isnan(of.adjusted_p):
                 interval = f"{of.test.low:+.2f} to {of.test.high:+.2f}"
-                row.append(f"{of.test.mean:+.2f} ({interval}; p {of.adjusted_p:.3f})")
+                row.append(f"{of.test.mean:+.2f} ({interval}; p {tables.p_text(of.adjusted_p)})")
             rows.append(row)
     if not rows:
         return ""
@@ -317,41 +305,3 @@ def cost_table(results: tables.Results) -> str:
         rows.append(row)
     heads = [column.heading for column in COSTS.values()]
     return text_table(rows, ["method", *heads], "pipe") + "\n"
-
-
-def draw_curves(name: str, records: Mapping[str, Mapping[str, Any]], images: Path) -> bool:
-    """Draw the mean validation loss of each method over the updates; False if there is none.
-
-    A mean is drawn up to the update that all seeds of the method have reached.
-    """
-    curves: Dict[str, List[List[List[float]]]] = {}
-    for record in records.values():
-        if record.get("stage") in ("seed", "simcut") and not record.get("diverged"):
-            curves.setdefault(record["method"], []).append(record["curve"])
-    if not set(curves) - {"plain"}:
-        return False
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
-
-    methods = STUDIES[name].methods
-    figure, axes = pyplot.subplots(figsize=(6, 4))
-    for method in sorted(curves, key=lambda one: (one != "plain", one)):
-        length = min(map(len, curves[method]))
-        mean = np.mean([curve[:length] for curve in curves[method]], axis=0)
-        style = {"color": "black", "linewidth": 2} if method == "plain" else {}
-        label = methods[method].label if method in methods else "the best of them and SimCut"
-        seeds = f"{len(curves[method])} seed{'s' if len(curves[method]) > 1 else ''}"
-        axes.plot(mean[:, 0], mean[:, 1], label=f"{label} ({seeds})", **style)
-    axes.set(xlabel="updates", ylabel="validation loss, bits per token", yscale="log")
-    axes.yaxis.set_major_locator(MaxNLocator(6))
-    axes.yaxis.set_major_formatter(ScalarFormatter())
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=9)
-    images.mkdir(parents=True, exist_ok=True)
-    figure.savefig(images / f"evidence_{name}.png", dpi=120, bbox_inches="tight")
-    pyplot.close(figure)
-    return True

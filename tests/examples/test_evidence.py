@@ -11,7 +11,17 @@ if not (Path(__file__).resolve().parents[2] / "benchmarks").exists():
     pytest.skip("the benchmarks are not beside these tests", allow_module_level=True)
 
 from benchmarks.corpora import OPENDOCS, language_model_data  # noqa: E402
-from benchmarks.evidence import comparison, corpora, grid, plan, report, scoring, training  # noqa: E402
+from benchmarks.evidence import (  # noqa: E402
+    comparison,
+    corpora,
+    figures,
+    grid,
+    plan,
+    report,
+    results,
+    scoring,
+    training,
+)
 from benchmarks.evidence.__main__ import RESULTS, main  # noqa: E402
 from benchmarks.evidence.grid import STUDIES, Setting  # noqa: E402
 from benchmarks.evidence.plan import stages  # noqa: E402
@@ -113,7 +123,7 @@ def test_methods_that_are_not_tuned_do_not_keep_others_from_the_tables():
         records.update({cell.name: {"valid_score": 1.0} for cell in stage.cells})
     every = list(stages(TOY, records))
     assert every[-1][0].name == "tuning"
-    tuned = report.tuned_methods(every, records)
+    tuned = results.tuned_methods(every, records)
     assert tuned == ["cosine", "plain"]
     (*_, (last, _)) = stages(TOY, records, tuned)
     assert (last.name, {cell.method for cell in last.cells}) == ("seed", {"plain", "cosine"})
@@ -322,7 +332,7 @@ def test_a_study_from_text_to_tables(tmp_path, capsys, monkeypatch):
     order = [("games", "plain"), ("games", "cosine"), ("mail", "plain"), ("mail", "cosine")]
     assert [row for row in found if row in order] == order
     assert "| cosine   |       2 |" in written and "p, Holm over 1" in written
-    assert report.draw_curves("translation", again, tmp_path / "images")
+    assert figures.draw_curves("translation", again, tmp_path / "images")
     page = tmp_path / "page.md"
     page.write_text("<!-- generated: plan -->\nold\n<!-- /generated -->\n")
     monkeypatch.setattr(report, "STUDIES", {"translation": study})

@@ -1,0 +1,89 @@
+"""The figures of docs/evidence.md: learning curves of a study, and all comparisons at a glance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Sequence
+
+import matplotlib
+import numpy as np
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
+
+from benchmarks.evidence.grid import STUDIES
+from benchmarks.evidence.overview import Found
+from benchmarks.evidence.results import label
+
+matplotlib.use("Agg")
+
+
+def draw_curves(name: str, records: Mapping[str, Mapping[str, Any]], images: Path) -> bool:
+    """Draw the mean validation loss of each method over the updates; False if there is none.
+
+    A mean is drawn up to the update that all seeds of the method have reached.
+    """
+    curves: Dict[str, List[List[List[float]]]] = {}
+    for record in records.values():
+        if record.get("stage") in ("seed", "simcut") and not record.get("diverged"):
+            curves.setdefault(record["method"], []).append(record["curve"])
+    if not set(curves) - {"plain"}:
+        return False
+    figure, axes = pyplot.subplots(figsize=(6, 4))
+    for method in sorted(curves, key=lambda one: (one != "plain", one)):
+        length = min(map(len, curves[method]))
+        mean = np.mean([curve[:length] for curve in curves[method]], axis=0)
+        style = {"color": "black", "linewidth": 2} if method == "plain" else {}
+        seeds = f"{len(curves[method])} seed{'s' if len(curves[method]) > 1 else ''}"
+        axes.plot(
+            mean[:, 0], mean[:, 1], label=f"{label(STUDIES[name], method)} ({seeds})", **style
+        )
+    axes.set(xlabel="updates", ylabel="validation loss, bits per token", yscale="log")
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=9)
+    images.mkdir(parents=True, exist_ok=True)
+    figure.savefig(images / f"evidence_{name}.png", dpi=120, bbox_inches="tight")
+    pyplot.close(figure)
+    return True
+
+
+_AXES = {"translation": "BLEU above plain", "language_model": "perplexity below plain"}
+
+
+def draw_overview(found: Sequence[Found], images: Path) -> None:
+    """Draw every comparison with plain and its 95 % interval; gains are on the right."""
+    with_plain = [one for one in found if one.comparison.baseline == "plain"]
+    of = {key: [one for one in with_plain if one.study.corpus == key] for key in _AXES}
+    heights = [max(1, len(rows) + len({one.study.model for one in rows})) for rows in of.values()]
+    figure, panels = pyplot.subplots(
+        2, 1, figsize=(6, 1 + 0.3 * sum(heights)), height_ratios=heights, layout="constrained"
+    )
+    for axes, (corpus, rows) in zip(panels, of.items()):
+        _draw_comparisons(axes, rows, 1 if corpus == "translation" else -1)
+        axes.set(xlabel=_AXES[corpus])
+    images.mkdir(parents=True, exist_ok=True)
+    figure.savefig(images / "evidence.png", dpi=120, bbox_inches="tight")
+    pyplot.close(figure)
+
+
+def _draw_comparisons(axes: Axes, found: Sequence[Found], sign: int) -> None:
+    """A row for each comparison, below the name of its model; the largest gain comes first."""
+    names: List[str] = []
+    for model in dict.fromkeys(one.study.model for one in found):
+        rows = [one for one in found if one.study.model == model]
+        axes.axhline(-len(names), color="0.9", linewidth=14, zorder=0)
+        names.append(model)
+        for one in sorted(rows, key=lambda one: -sign * one.comparison.test.mean):
+            test, claim = one.comparison.test, one.comparison.adjusted_p < 0.05
+            color = ("tab:blue" if sign * test.mean > 0 else "tab:orange") if claim else "tab:gray"
+            ends = [[test.mean - test.low], [test.high - test.mean]][::sign]
+            axes.errorbar(sign * test.mean, -len(names), xerr=ends, fmt="o", color=color)
+            names.append(f"{one.method} ({one.comparison.seeds} seeds)")
+    axes.axvline(0, color="black", linewidth=1, zorder=1)
+    axes.set_ylim(-len(names) + 0.5, 0.5)
+    axes.set_yticks([-row for row in range(len(names))], names)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", alpha=0.3)
