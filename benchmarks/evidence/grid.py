@@ -544,6 +544,13 @@ TRANSFORMER_XL_METHODS_SMALL = replace(
     methods={"plain": PLAIN, "weight_norm": _SMALL_WEIGHT_NORM},
     plain_of="transformer_xl_small",
 )
+# What that study left open, with seeds that this model has not been trained with before.
+TRANSFORMER_XL_CONFIRMATION = replace(
+    TRANSFORMER_XL_METHODS_SMALL,
+    methods={"plain": PLAIN, "weight_norm": _with_settings(_SMALL_WEIGHT_NORM, 1)},
+    seeds=TRANSFORMER_LM_CONFIRMATION.seeds,
+    plain_of="",
+)
 
 STUDIES: Dict[str, Study] = {
     "translation": TRANSLATION,
@@ -559,4 +566,5 @@ STUDIES: Dict[str, Study] = {
     "transformer_lm_confirmation": TRANSFORMER_LM_CONFIRMATION,
     "transformer_lm_methods_small": TRANSFORMER_LM_METHODS_SMALL,
     "transformer_xl_methods_small": TRANSFORMER_XL_METHODS_SMALL,
+    "transformer_xl_confirmation": TRANSFORMER_XL_CONFIRMATION,
 }
