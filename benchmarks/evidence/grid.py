@@ -537,6 +537,18 @@ TRANSFORMER_LM_METHODS_SMALL = replace(
     methods={"plain": PLAIN, "weight_norm": _SMALL_WEIGHT_NORM, "weight_decay": WEIGHT_DECAY},
     plain_of="transformer_lm_confirmation",
 )
+# The two weight-norm methods beside a plain recipe that has weight decay, tuned first.
+TRANSFORMER_LM_DECAY_SMALL = replace(
+    TRANSFORMER_LM_METHODS_SMALL,
+    model="Transformer language model, d = 64, weight decay",
+    recipe={**TRANSFORMER_LM_METHODS_SMALL.recipe, "weight-decay": "0.2"},
+    rounds=(
+        ({"weight-decay": "0.05"}, {"weight-decay": "0.5"}, {"weight-decay": "1"}),
+        ({"dropout": "0.1"},),
+    ),
+    methods={"plain": PLAIN, "weight_norm": _SMALL_WEIGHT_NORM, "weight_norm_init": _SMALL_INIT},
+    plain_of="",
+)
 TRANSFORMER_XL_METHODS_SMALL = replace(
     TRANSFORMER_XL_SMALL,
     recipe={"dropout": "0.1", "lr": "0.008"},
@@ -565,6 +577,7 @@ STUDIES: Dict[str, Study] = {
     "transformer_lm_small": TRANSFORMER_LM_SMALL,
     "transformer_lm_confirmation": TRANSFORMER_LM_CONFIRMATION,
     "transformer_lm_methods_small": TRANSFORMER_LM_METHODS_SMALL,
+    "transformer_lm_decay_small": TRANSFORMER_LM_DECAY_SMALL,
     "transformer_xl_methods_small": TRANSFORMER_XL_METHODS_SMALL,
     "transformer_xl_confirmation": TRANSFORMER_XL_CONFIRMATION,
 }
