@@ -357,13 +357,38 @@ TRANSLATION_METHODS_SMALL = replace(
     plain_of="translation_small",
 )
 
+# What gained there beside a plain recipe that has weight decay, tuned first.
+TRANSLATION_DECAY_SMALL = replace(
+    TRANSLATION_METHODS_SMALL,
+    model="translation, d = 64, weight decay",
+    recipe={**TRANSLATION_METHODS_SMALL.recipe, "weight-decay": "0.05"},
+    rounds=(
+        ({"weight-decay": "0.025"}, {"weight-decay": "0.1"}),
+        ({"lr": "0.004"}, {"lr": "0.008"}),
+    ),
+    methods={
+        "plain": PLAIN,
+        "weight_norm_init": _with_settings(TABLE_METHODS["weight_norm_init"], 0, 1, 2),
+        "weight_norm": _SMALL_WEIGHT_NORM,
+        "renewed": _SMALL_CONTROL["renewed"],
+    },
+    plain_of="",
+)
+
 # Do the gains last with three times the text and twice the width?
 TRANSLATION_MEDIUM = replace(
     TRANSLATION_SMALL,
     model="translation, d = 128, three times the text",
     flags=_translation(dim=128, layers=3, heads=4, schedule=_annealed(5_000)),
-    recipe={"subwords": "4000", "dropout": "0.1", "label-smoothing": "0.1", "lr": "0.0028"},
-    rounds=(({"lr": "0.002"}, {"lr": "0.004"}), ({"dropout": "0.0"}, {"dropout": "0.2"})),
+    recipe={
+        **{"subwords": "4000", "dropout": "0.1", "label-smoothing": "0.1"},
+        **{"lr": "0.0028", "weight-decay": "0.05"},
+    },
+    rounds=(
+        ({"lr": "0.002"}, {"lr": "0.004"}),
+        ({"dropout": "0.0"}, {"dropout": "0.2"}),
+        ({"weight-decay": "0.0"}, {"weight-decay": "0.15"}),
+    ),
     methods={
         "plain": PLAIN,
         "weight_norm_init": _with_settings(TABLE_METHODS["weight_norm_init"], 0, 1, 2),
@@ -553,21 +578,15 @@ TRANSFORMER_XL_METHODS_SMALL = replace(
     TRANSFORMER_XL_SMALL,
     recipe={"dropout": "0.1", "lr": "0.008"},
     rounds=(),
-    methods={"plain": PLAIN, "weight_norm": _SMALL_WEIGHT_NORM},
+    methods={"plain": PLAIN, "weight_norm": _SMALL_WEIGHT_NORM, "weight_decay": WEIGHT_DECAY},
     plain_of="transformer_xl_small",
-)
-# What that study left open, with seeds that this model has not been trained with before.
-TRANSFORMER_XL_CONFIRMATION = replace(
-    TRANSFORMER_XL_METHODS_SMALL,
-    methods={"plain": PLAIN, "weight_norm": _with_settings(_SMALL_WEIGHT_NORM, 1)},
-    seeds=TRANSFORMER_LM_CONFIRMATION.seeds,
-    plain_of="",
 )
 
 STUDIES: Dict[str, Study] = {
     "translation": TRANSLATION,
     "translation_small": TRANSLATION_SMALL,
     "translation_methods_small": TRANSLATION_METHODS_SMALL,
+    "translation_decay_small": TRANSLATION_DECAY_SMALL,
     "translation_medium": TRANSLATION_MEDIUM,
     "awd_lstm": AWD_LSTM,
     "awd_lstm_small": AWD_LSTM_SMALL,
@@ -579,5 +598,4 @@ STUDIES: Dict[str, Study] = {
     "transformer_lm_methods_small": TRANSFORMER_LM_METHODS_SMALL,
     "transformer_lm_decay_small": TRANSFORMER_LM_DECAY_SMALL,
     "transformer_xl_methods_small": TRANSFORMER_XL_METHODS_SMALL,
-    "transformer_xl_confirmation": TRANSFORMER_XL_CONFIRMATION,
 }
