@@ -16,6 +16,7 @@ from benchmarks.evidence import (  # noqa: E402
     corpora,
     figures,
     grid,
+    overview,
     plan,
     report,
     results,
@@ -201,6 +202,33 @@ def test_p_is_adjusted_for_what_is_planned_and_verdicts_need_all_seeds():
     lower_is_better = dataclasses.replace(study, corpus="language_model")
     alone = found["better"]._replace(segments=None)
     assert alone.verdict(lower_is_better) == "**a loss**"
+
+
+def test_p_is_adjusted_over_the_studies_that_have_results():
+    one = dataclasses.replace(grid.TRANSFORMER_LM_CONFIRMATION, seeds=(11, 12, 13))
+    studies = {"full": one, "part": dataclasses.replace(one, seeds=(11, 12, 13, 14)), "none": one}
+    ppl = {"plain": (150.0, 151.0, 152.0), "weight_norm_init": (148.0, 149.1, 149.9)}
+
+    def records(study):
+        made = {}
+        for stage, _ in stages(study, made):
+            for cell in stage.cells:
+                found = {"method": cell.method, "stage": stage.name, "valid_score": -1.0}
+                if cell.seed in (11, 12, 13):
+                    found["test_ppl"] = ppl[cell.method][cell.seed - 11]
+                if cell.seed != 14:
+                    made[cell.name] = found
+        return made
+
+    found = overview.all_comparisons(
+        studies, {"full": records(one), "part": records(studies["part"]), "none": {}}
+    )
+    # The second study lacks a seed, so its comparison counts as one that is still to be made.
+    assert [(one.name, one.method) for one in found] == [("full", "weight-norm initialisation")]
+    assert found[0].comparison.test.mean == pytest.approx(-2.0)
+    assert found[0].comparison.adjusted_p == found[0].comparison.test.p
+    assert found[0].joint_p == pytest.approx(2 * found[0].comparison.test.p)
+    assert "Holm over all 2" in overview.together_table(found)
 
 
 def test_a_combination_is_compared_with_its_part_too():
