@@ -9,6 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib import pyplot
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
 
 from benchmarks.evidence.grid import STUDIES
@@ -35,18 +36,15 @@ def draw_curves(name: str, records: Mapping[str, Mapping[str, Any]], images: Pat
         mean = np.mean([curve[:length] for curve in curves[method]], axis=0)
         style = {"color": "black", "linewidth": 2} if method == "plain" else {}
         seeds = f"{len(curves[method])} seed{'s' if len(curves[method]) > 1 else ''}"
-        axes.plot(
-            mean[:, 0], mean[:, 1], label=f"{label(STUDIES[name], method)} ({seeds})", **style
-        )
+        shown = f"{label(STUDIES[name], method)} ({seeds})"
+        axes.plot(mean[:, 0], mean[:, 1], label=shown, **style)
     axes.set(xlabel="updates", ylabel="validation loss, bits per token", yscale="log")
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.yaxis.set_major_formatter(ScalarFormatter())
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.3)
     axes.legend(fontsize=9)
-    images.mkdir(parents=True, exist_ok=True)
-    figure.savefig(images / f"evidence_{name}.png", dpi=120, bbox_inches="tight")
-    pyplot.close(figure)
+    _save(figure, images / f"evidence_{name}.png")
     return True
 
 
@@ -54,19 +52,25 @@ _AXES = {"translation": "BLEU above plain", "language_model": "perplexity below 
 
 
 def draw_overview(found: Sequence[Found], images: Path) -> None:
-    """Draw every comparison with plain and its 95 % interval; gains are on the right."""
-    with_plain = [one for one in found if one.comparison.baseline == "plain"]
-    of = {key: [one for one in with_plain if one.study.corpus == key] for key in _AXES}
-    heights = [max(1, len(rows) + len({one.study.model for one in rows})) for rows in of.values()]
-    figure, panels = pyplot.subplots(
-        2, 1, figsize=(6, 1 + 0.3 * sum(heights)), height_ratios=heights, layout="constrained"
+    """Draw every comparison with plain and its 95 % interval, if any; gains are on the right."""
+    panels: Dict[str, List[Found]] = {}
+    for one in found:
+        if one.comparison.baseline == "plain":
+            panels.setdefault(one.study.corpus, []).append(one)
+    if not panels:
+        return
+    heights = [len(rows) + len({one.study.model for one in rows}) for rows in panels.values()]
+    figure, grid = pyplot.subplots(
+        *(len(panels), 1),
+        squeeze=False,
+        figsize=(6, 1 + 0.3 * sum(heights)),
+        height_ratios=heights,
+        layout="constrained",
     )
-    for axes, (corpus, rows) in zip(panels, of.items()):
+    for axes, (corpus, rows) in zip(grid.flat, panels.items()):
         _draw_comparisons(axes, rows, 1 if corpus == "translation" else -1)
         axes.set(xlabel=_AXES[corpus])
-    images.mkdir(parents=True, exist_ok=True)
-    figure.savefig(images / "evidence.png", dpi=120, bbox_inches="tight")
-    pyplot.close(figure)
+    _save(figure, images / "evidence.png")
 
 
 def _draw_comparisons(axes: Axes, found: Sequence[Found], sign: int) -> None:
@@ -87,3 +91,9 @@ def _draw_comparisons(axes: Axes, found: Sequence[Found], sign: int) -> None:
     axes.set_yticks([-row for row in range(len(names))], names)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", alpha=0.3)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+    pyplot.close(figure)

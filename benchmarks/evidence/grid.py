@@ -232,7 +232,7 @@ LSTM_MIXTURE = Method(
     ),
 )
 
-# What shortens word vectors, too, and needs none of this package.
+# Weight decay shortens word vectors, too, and needs none of this package.
 WEIGHT_DECAY = Method("weight decay", "plain", _OURS, _each("--weight-decay", 0.01, 0.05, 0.2))
 
 _COMMON = (
@@ -357,7 +357,7 @@ TRANSLATION_METHODS_SMALL = replace(
     plain_of="translation_small",
 )
 
-# What gained there beside a plain recipe that has weight decay, tuned first.
+# The methods that gained are compared with a plain recipe whose weight decay is tuned first.
 TRANSLATION_DECAY_SMALL = replace(
     TRANSLATION_METHODS_SMALL,
     model="translation, d = 64, weight decay",
@@ -562,7 +562,7 @@ TRANSFORMER_LM_METHODS_SMALL = replace(
     methods={"plain": PLAIN, "weight_norm": _SMALL_WEIGHT_NORM, "weight_decay": WEIGHT_DECAY},
     plain_of="transformer_lm_confirmation",
 )
-# The two weight-norm methods beside a plain recipe that has weight decay, tuned first.
+# The weight-norm methods are compared with a plain recipe whose weight decay is tuned first.
 TRANSFORMER_LM_DECAY_SMALL = replace(
     TRANSFORMER_LM_METHODS_SMALL,
     model="Transformer language model, d = 64, weight decay",

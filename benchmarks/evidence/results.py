@@ -36,9 +36,9 @@ def stage_cells(reached: Reached, *names: str) -> List[Cell]:
 
 def label(study: Study, method: str) -> str:
     """Name of a method in tables and figures."""
-    return (
-        "the best table method and SimCut" if method == WITH_SIMCUT else study.methods[method].label
-    )
+    if method == WITH_SIMCUT:
+        return "the best table method and SimCut"
+    return study.methods[method].label
 
 
 def final_results(reached: Reached, records: Records) -> tables.Results:
