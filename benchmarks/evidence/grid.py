@@ -375,24 +375,25 @@ TRANSLATION_DECAY_SMALL = replace(
     plain_of="",
 )
 
-# Do the gains last with three times the text and twice the width?
+# Does the gain last with three times the text and twice the width?
 TRANSLATION_MEDIUM = replace(
     TRANSLATION_SMALL,
-    model="translation, d = 128, three times the text",
+    model="translation, d = 128, three times the text, weight decay",
     flags=_translation(dim=128, layers=3, heads=4, schedule=_annealed(5_000)),
     recipe={
         **{"subwords": "4000", "dropout": "0.1", "label-smoothing": "0.1"},
-        **{"lr": "0.0028", "weight-decay": "0.05"},
+        **{"lr": "0.0028", "weight-decay": "0.1"},
     },
     rounds=(
-        ({"lr": "0.002"}, {"lr": "0.004"}),
-        ({"dropout": "0.0"}, {"dropout": "0.2"}),
-        ({"weight-decay": "0.0"}, {"weight-decay": "0.15"}),
+        ({"lr": "0.002"}, {"lr": "0.004"}, {"dropout": "0.2"}),
+        ({"weight-decay": "0.05"}, {"weight-decay": "0.2"}),
     ),
     methods={
         "plain": PLAIN,
-        "weight_norm_init": _with_settings(TABLE_METHODS["weight_norm_init"], 0, 1, 2),
-        "weight_norm": _with_settings(TABLE_METHODS["weight_norm"], 0, 2, 5),
+        "weight_norm_init": replace(
+            TABLE_METHODS["weight_norm_init"],
+            settings=_each("--weight-norm-init-sigma", 0.05, 0.07, 0.1, 0.15),
+        ),
     },
     with_simcut=False,
     pairs=30_953,
@@ -574,6 +575,22 @@ TRANSFORMER_LM_DECAY_SMALL = replace(
     methods={"plain": PLAIN, "weight_norm": _SMALL_WEIGHT_NORM, "weight_norm_init": _SMALL_INIT},
     plain_of="",
 )
+# The initialisation with a weight decay of its own, beside the same trainings of plain.
+TRANSFORMER_LM_OWN_DECAY_SMALL = replace(
+    TRANSFORMER_LM_DECAY_SMALL,
+    recipe={**TRANSFORMER_LM_DECAY_SMALL.recipe, "weight-decay": "0.5"},
+    rounds=(),
+    methods={
+        "plain": PLAIN,
+        "weight_norm_init": replace(
+            _SMALL_INIT,
+            label="weight-norm initialisation, own weight decay",
+            flags=f"{_OURS} --weight-norm-init-sigma 0.2",
+            settings=_each("--weight-decay", 0.1, 0.2, 0.3),
+        ),
+    },
+    plain_of="transformer_lm_decay_small",
+)
 TRANSFORMER_XL_METHODS_SMALL = replace(
     TRANSFORMER_XL_SMALL,
     recipe={"dropout": "0.1", "lr": "0.008"},
@@ -597,5 +614,6 @@ STUDIES: Dict[str, Study] = {
     "transformer_lm_confirmation": TRANSFORMER_LM_CONFIRMATION,
     "transformer_lm_methods_small": TRANSFORMER_LM_METHODS_SMALL,
     "transformer_lm_decay_small": TRANSFORMER_LM_DECAY_SMALL,
+    "transformer_lm_own_decay_small": TRANSFORMER_LM_OWN_DECAY_SMALL,
     "transformer_xl_methods_small": TRANSFORMER_XL_METHODS_SMALL,
 }
