@@ -8,6 +8,10 @@
 ``scoring``     scores of translations, recall of rare words, perplexity of rare words
 ``records``     one small JSON file for each training, and its translations
 ``study``       the loop: train, evaluate, record
-``report``      tables and figures, from the records alone
+``results``     the figures of finished trainings, by method and seed
+``comparison``  differences from plain, and what may be claimed
+``overview``    the comparisons of all studies together
+``figures``     learning curves, and all comparisons at a glance
+``report``      the pages, from the records alone
 =============== =================================================================================
 """

@@ -1,4 +1,4 @@
-"""Run a study of docs/evidence.md, or write that page's tables and figures from the results.
+"""Run a study of docs/evidence.md, or write the tables and figures of its pages from the results.
 
     python -m benchmarks.evidence translation --at-once 2
     python -m benchmarks.evidence awd_lstm --corpus sotu    # made by examples/lm_sotu/sotu.py
@@ -58,7 +58,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         from benchmarks.evidence import report  # imports torch
 
         if arguments.what == "report":
-            return report.write_page(arguments.results)
+            return report.write_pages(arguments.results)
         from benchmarks.evidence import corpora
         from benchmarks.evidence.study import run_study
         from spectral_fairseq_examples.common.machine import check_installation, device

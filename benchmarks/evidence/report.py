@@ -1,4 +1,4 @@
-"""The tables and figures of docs/evidence.md, from the records of the studies alone."""
+"""The tables and figures of docs/evidence*.md, from the records of the studies alone."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from benchmarks.evidence.records import Records, records_of
 from benchmarks.evidence.results import (
     Reached,
     final_results,
+    label,
     own_records,
     reached_stages,
     stage_cells,
@@ -28,7 +29,9 @@ from spectral_fairseq_examples import tables
 from spectral_fairseq_examples.common.text_tables import text_table
 from spectral_fairseq_examples.common.workdir import write_text
 
-PAGE = ROOT / "docs" / "evidence.md"
+PAGES = tuple(
+    ROOT / "docs" / f"{name}.md" for name in ("evidence", "evidence_studies", "evidence_protocol")
+)
 IMAGES = ROOT / "docs" / "images"
 STAGES = {
     "recipe": "tuning of the recipe",
@@ -53,16 +56,17 @@ COSTS = {
 _OTHER = re.compile(r"other_tests\.(.+)\.bleu")
 
 
-def write_page(results: Path, page: Path = PAGE, images: Path = IMAGES) -> str:
-    """Draw the figures and write every generated part of the page; returns what was done."""
+def write_pages(results: Path, pages: Sequence[Path] = PAGES, images: Path = IMAGES) -> str:
+    """Draw the figures and write every generated part of the pages; returns what was done."""
     from benchmarks.evidence import figures  # imports matplotlib
 
     found = all_records(results)
     drawn = [name for name in found if figures.draw_curves(name, found[name], images)]
     figures.draw_overview(all_comparisons(STUDIES, found), images)
-    text = page.read_text("utf-8")
-    write_text(page, with_generated(text, lambda name: part(name, results)))
-    return f"{page} and {len(drawn) + 1} figures written\n"
+    for page in pages:
+        text = page.read_text("utf-8")
+        write_text(page, with_generated(text, lambda name: part(name, results)))
+    return f"{', '.join(page.name for page in pages)} and {len(drawn) + 1} figures written\n"
 
 
 def all_records(results: Path) -> Dict[str, Records]:
@@ -71,7 +75,7 @@ def all_records(results: Path) -> Dict[str, Records]:
 
 
 def part(name: str, results: Path) -> str:
-    """A generated part of the page, such as the plan or the results of a study."""
+    """A generated part of a page, such as the plan or the results of a study."""
     if name == "plan":
         return plan_table()
     if name == "grid":
@@ -136,10 +140,11 @@ def section(name: str, study: Study, records: Records) -> str:
         present = tables.columns_of(results)
         shown = [column for column in MEASURES[study.corpus] if column in present]
         parts += [comparison_table(study, reached, records, results)]
-        parts += [tables.markdown(results, None, shown)]
-        parts += [difference_table(study, results, shown[1:])]
-        parts += [other_tests_table(study, results)]
-        parts += [cost_table(results)]
+        named = {label(study, method): runs for method, runs in results.items()}
+        parts += [tables.markdown(named, None, shown)]
+        parts += [difference_table(study, named, shown[1:])]
+        parts += [other_tests_table(study, named)]
+        parts += [cost_table(named)]
         if (IMAGES / f"evidence_{name}.png").exists():
             parts += [f"![Validation loss of {name}](images/evidence_{name}.png)\n"]
     return "\n".join(part for part in parts if part)
@@ -159,7 +164,7 @@ def progress(study: Study, records: Records, results: tables.Results) -> str:
         lines.append(f"Not yet in the tables: {', '.join(missing)}.")
     diverged = Counter(one["method"] for one in records.values() if one.get("diverged"))
     for method, count in diverged.items():
-        lines.append(f"Trainings of {method} that diverged: {count}.")
+        lines.append(f"Trainings of {label(study, method)} that diverged: {count}.")
     return "\n".join(lines) + "\n"
 
 
@@ -231,7 +236,8 @@ def comparison_table(
     for one in compare(study, results, translated, reference):
         test, segments = one.test, one.segments
         has_test = not math.isnan(test.p)
-        row = [one.method, one.baseline, str(one.seeds), f"{test.mean:+.2f}"]
+        names = [label(study, method) for method in (one.method, one.baseline)]
+        row = [*names, str(one.seeds), f"{test.mean:+.2f}"]
         row += [f"{test.low:+.2f} to {test.high:+.2f}" if has_test else ""]
         row += [tables.p_text(one.adjusted_p)]
         if segments is not None:

@@ -353,18 +353,22 @@ def test_a_study_from_text_to_tables(tmp_path, capsys, monkeypatch):
 
     written = report.section("translation", study, again)
     assert "tuning of the methods 3 of 3; seeds of the tables 4 of 4." in written
-    assert "Trainings of cosine that diverged: 1." in written
+    assert "Trainings of cosine regularisation that diverged: 1." in written
     assert "TER minus plain's" in written and "95 %, seeds and segments" in written
     rows = [line.split("|")[1:3] for line in written.splitlines() if line.startswith("|")]
     found = [(one.strip(), method.strip()) for one, method in rows]
-    order = [("games", "plain"), ("games", "cosine"), ("mail", "plain"), ("mail", "cosine")]
+    order = [
+        (test, method)
+        for test in ("games", "mail")
+        for method in ("plain", "cosine regularisation")
+    ]
     assert [row for row in found if row in order] == order
-    assert "| cosine   |       2 |" in written and "p, Holm over 1" in written
+    assert "| cosine regularisation |       2 |" in written and "p, Holm over 1" in written
     assert figures.draw_curves("translation", again, tmp_path / "images")
     page = tmp_path / "page.md"
     page.write_text("<!-- generated: plan -->\nold\n<!-- /generated -->\n")
     monkeypatch.setattr(report, "STUDIES", {"translation": study})
-    report.write_page(tmp_path / "results", page, tmp_path / "images")
+    report.write_pages(tmp_path / "results", [page], tmp_path / "images")
     assert "`translation`" in page.read_text() and "old" not in page.read_text()
 
 
@@ -394,11 +398,12 @@ def test_a_study_of_language_models(tmp_path, tiny_lm_data, monkeypatch):
     assert f"{tested['test_ppl']:.2f}" in written
 
 
-def test_the_page_has_what_the_results_say():
-    page = report.PAGE.read_text("utf-8")
-    assert with_generated(page, lambda name: report.part(name, RESULTS)) == page
-    for name in (*STUDIES, "plan", "grid"):
-        assert f"<!-- generated: {name} -->" in page
+def test_the_pages_have_what_the_results_say():
+    pages = [page.read_text("utf-8") for page in report.PAGES]
+    for page in pages:
+        assert with_generated(page, lambda name: report.part(name, RESULTS)) == page
+    for name in (*STUDIES, "plan", "grid", "together"):
+        assert sum(f"<!-- generated: {name} -->" in page for page in pages) == 1
 
 
 @pytest.mark.parametrize(
