@@ -591,6 +591,17 @@ TRANSFORMER_LM_OWN_DECAY_SMALL = replace(
     },
     plain_of="transformer_lm_decay_small",
 )
+# Methods of the loss and the softmax, beside the same trainings of plain.
+TRANSFORMER_LM_LOSSES_SMALL = replace(
+    TRANSFORMER_LM_OWN_DECAY_SMALL,
+    methods={
+        "plain": PLAIN,
+        "adversarial": _with_settings(LOSS_METHODS["adversarial"], 1, 3, 5),
+        "sigsoftmax": _with_settings(LOSS_METHODS["sigsoftmax"], 2, 3, 4),
+        "coupled_adam": _with_settings(COUPLED_ADAM["coupled_adam"], 2, 3, 4),
+        "mixture": _with_settings(MIXTURE, 1, 4, 5),
+    },
+)
 TRANSFORMER_XL_METHODS_SMALL = replace(
     TRANSFORMER_XL_SMALL,
     recipe={"dropout": "0.1", "lr": "0.008"},
@@ -615,5 +626,6 @@ STUDIES: Dict[str, Study] = {
     "transformer_lm_methods_small": TRANSFORMER_LM_METHODS_SMALL,
     "transformer_lm_decay_small": TRANSFORMER_LM_DECAY_SMALL,
     "transformer_lm_own_decay_small": TRANSFORMER_LM_OWN_DECAY_SMALL,
+    "transformer_lm_losses_small": TRANSFORMER_LM_LOSSES_SMALL,
     "transformer_xl_methods_small": TRANSFORMER_XL_METHODS_SMALL,
 }
