@@ -3,7 +3,8 @@
 Herold, Gao, Ney: "Improving Neural Language Models with Weight Norm Initialization and
 Regularization", WMT 2018, https://aclanthology.org/W18-6310. Section 4 has the table (equation
 8), its initialisation g_k = sigma log c_k (9), and the schedule that slows the lengths down as
-training goes on (10).
+training goes on (10). The schedule is a factor on a gradient. The paper's models were trained by
+SGD; Adam divides such a factor out again, so that under Adam only the other two act.
 """
 
 # No "from __future__ import annotations" here: TorchScript reads the annotations of the buffers.
@@ -85,7 +86,7 @@ class WeightNormEmbedding(FactoredEmbedding):
             "weight_norm_gradient_scale",
             0.1,
             "gamma: factor that the gradient of a weight-norm table's lengths has fallen to after "
-            "tau epochs",
+            "tau epochs; Adam divides such a factor out again unless it is 0",
         ),
         Option(
             "tau",

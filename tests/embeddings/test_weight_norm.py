@@ -142,6 +142,26 @@ def test_schedule_scales_the_gradient_of_the_lengths_alone():
         assert torch.equal(gradients[epoch][1], gradients[0][1])
 
 
+def test_adam_divides_the_factor_of_the_schedule_out_again():
+    features = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
+
+    def lengths(gamma, optimizer, **options):
+        module = table(gamma=gamma, tau=1)
+        module.set_epoch(1)
+        steps = optimizer(module.parameters(), lr=0.01, **options)
+        for _ in range(20):
+            steps.zero_grad()
+            F.cross_entropy(module.project(features), torch.arange(2, 9)).backward()
+            steps.step()
+        return module.g.detach()
+
+    full, slow = (lengths(gamma, torch.optim.Adam, eps=1e-12) for gamma in (1.0, 0.1))
+    torch.testing.assert_close(slow, full, rtol=1e-4, atol=1e-6)
+    full, slow = (lengths(gamma, torch.optim.SGD) for gamma in (1.0, 0.1))
+    start = table().g.detach()
+    assert (slow - start).norm() < 0.2 * (full - start).norm()
+
+
 def test_a_copy_follows_the_schedule_too():
     module = copy.deepcopy(table(gamma=0.0, tau=1))
     module.set_epoch(1)
