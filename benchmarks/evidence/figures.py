@@ -76,9 +76,11 @@ def draw_overview(found: Sequence[Found], images: Path) -> None:
 def _draw_comparisons(axes: Axes, found: Sequence[Found], sign: int) -> None:
     """A row for each comparison, below the name of its model; the largest gain comes first."""
     names: List[str] = []
+    headings: List[int] = []
     for model in dict.fromkeys(one.study.model for one in found):
         rows = [one for one in found if one.study.model == model]
         axes.axhline(-len(names), color="0.9", linewidth=14, zorder=0)
+        headings.append(len(names))
         names.append(model)
         for one in sorted(rows, key=lambda one: -sign * one.comparison.test.mean):
             test, claim = one.comparison.test, one.comparison.adjusted_p < 0.05
@@ -89,6 +91,8 @@ def _draw_comparisons(axes: Axes, found: Sequence[Found], sign: int) -> None:
     axes.axvline(0, color="black", linewidth=1, zorder=1)
     axes.set_ylim(-len(names) + 0.5, 0.5)
     axes.set_yticks([-row for row in range(len(names))], names)
+    for row in headings:
+        axes.get_yticklabels()[row].set_fontweight("bold")
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", alpha=0.3)
 
