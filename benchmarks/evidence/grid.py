@@ -387,6 +387,7 @@ TRANSLATION_MEDIUM = replace(
     rounds=(
         ({"lr": "0.002"}, {"lr": "0.004"}, {"dropout": "0.2"}),
         ({"weight-decay": "0.05"}, {"weight-decay": "0.2"}),
+        ({"lr": "0.0056"}, {"dropout": "0.0"}),
     ),
     methods={
         "plain": PLAIN,
