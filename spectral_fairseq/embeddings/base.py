@@ -129,6 +129,10 @@ class Table(nn.Module):
         table.load_state_dict(table.factor(weight))
         return table
 
+    def vectors(self, words: Tensor) -> Tensor:
+        """The vectors of ``words`` for the softmax: a look-up without the hooks of look-ups."""
+        return self.forward(words)
+
     def factor(self, weight: Tensor) -> Dict[str, Tensor]:
         """The state dict with which this table equals a dense one; deterministic.
 

@@ -306,7 +306,7 @@ class MixtureOfSoftmaxes(MixtureHead):
     ) -> AdversarialLoss:
         """Each expert's target loses its own margin; see :meth:`MixtureHead.lowered_loss`."""
         index = targets.unsqueeze(1)  # [T, 1]
-        margin = adversarial_margin(contexts, row_norms(self.table(index)), index, epsilon)
+        margin = adversarial_margin(contexts, row_norms(self.table.vectors(index)), index, epsilon)
         rows, matrix = self.table.operands(contexts)
         return adversarial_mixture_cross_entropy(
             rows, log_prior, targets, matrix, margin, self.bias, **smoothing
@@ -344,7 +344,7 @@ class MixtureOfContexts(MixtureHead):
     ) -> AdversarialLoss:
         """The one softmax's target loses its margin; see :meth:`MixtureHead.lowered_loss`."""
         mixed = mixture_of_contexts(contexts, log_prior)  # [T, d]
-        margin = adversarial_margin(mixed, row_norms(self.table(targets)), targets, epsilon)
+        margin = adversarial_margin(mixed, row_norms(self.table.vectors(targets)), targets, epsilon)
         rows, matrix = self.table.operands(mixed)
         return adversarial_blockwise_cross_entropy(
             rows, targets, matrix, margin, self.bias, **smoothing

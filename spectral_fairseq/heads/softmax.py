@@ -76,7 +76,7 @@ class SoftmaxHead(Head):
     ) -> AdversarialLoss:
         """The loss with the target's logit lowered; see :meth:`Head.adversarial_loss`."""
         features, targets = features.flatten(0, -2), targets.flatten()
-        norms = row_norms(self.table(targets))
+        norms = row_norms(self.table.vectors(targets))
         rows, matrix = self.table.operands(features)
         return adversarial_blockwise_cross_entropy(
             rows,

@@ -91,7 +91,8 @@ class CoupledAdam(torch.optim.Optimizer):
             moment = self.state.get(table, {}).get("exp_avg_sq")
             if moment is not None and moment.size(0) != 1:
                 raise _other_moments(table[:1].shape, moment.shape)
-            self._tables.append(table)
+            if not any(table is one for one in self._tables):
+                self._tables.append(table)
 
     @torch.no_grad()
     def step(  # type: ignore[override]

@@ -99,6 +99,22 @@ def test_a_group_of_a_composite_optimiser_is_refused(task):
         tell(trainer, 1)
 
 
+def test_a_sharded_one_is_refused(task):
+    one = trainer_of(build_model(task)).optimizer.optimizer
+    trainer = SimpleNamespace(optimizer=SimpleNamespace(optimizer=SimpleNamespace(optim=one)))
+    with pytest.raises(UnsupportedError, match="--zero-sharding"):
+        _telling_tables(lambda trainer, epoch: None)(trainer, 1)
+
+
+def test_tables_are_named_once_however_often_an_epoch_begins(task):
+    model = build_model(task)
+    trainer = trainer_of(model)
+    for _ in range(3):
+        couple_tables(trainer.optimizer, model)
+    tables = trainer.optimizer.optimizer._tables
+    assert len(tables) == len({id(table) for table in tables})
+
+
 @pytest.mark.parametrize("betas", ["0.9", "(0.9, 1.0)", "(0.9,", "os.getcwd()", (0.9,)])
 def test_bad_betas_are_refused(betas):
     with pytest.raises(ConfigurationError, match="--adam-betas"):

@@ -156,6 +156,38 @@ def test_groups_of_a_composite_optimiser_are_warned_of(caplog):
     assert "groups of its own" in caplog.text
 
 
+def test_a_sharded_optimiser_is_left_alone_and_warned_of(caplog):
+    """fairscale's OSS would divide the parameters among the workers anew."""
+    model = _model()
+    inner = torch.optim.SGD(model.parameters(), RATE, weight_decay=DECAY)
+    inner.optim = torch.optim.SGD(model.parameters(), RATE, weight_decay=DECAY)
+    decay_once(SimpleNamespace(optimizer=inner), model)
+    assert len(inner.param_groups) == 1 and "--zero-sharding" in caplog.text
+
+
+def test_a_schedule_by_plateaus_has_a_lowest_rate_for_each_group():
+    """Before torch 2.6 it looks its list up by the group, and was built for one group."""
+    model = _model()
+    optimizer = _optimizer(model)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer.optimizer)
+    decay_once(optimizer, model, SimpleNamespace(lr_scheduler=plateau))
+    assert len(optimizer.optimizer.param_groups) == len(plateau.min_lrs) == 2
+
+
+def test_a_decay_that_begins_on_resumption_acts_once():
+    config = _config("adam").optimizer
+    config.weight_decay = 0.0
+    model = _model()
+    optimizer = optim.build_optimizer(config, list(model.parameters()))
+    decay_once(optimizer, model)
+    _step(optimizer, model, 2, grad=0.1)
+    state = copy.deepcopy(optimizer.state_dict())
+    optimizer.load_state_dict(state, {"weight_decay": DECAY})
+    kept, moved = optimizer.optimizer.param_groups
+    assert (kept["weight_decay"], moved["weight_decay"]) == (DECAY, 0.0)
+    assert [tuple(one.shape) for one in moved["params"]] == [(11, 4), (4, 4)]
+
+
 FLAGS = ("--share-decoder-input-output-embed", "--weight-decay", "0.1")
 
 

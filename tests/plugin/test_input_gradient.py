@@ -14,6 +14,7 @@ from tests.plugin.conftest import (
     make_sample,
     parameters_in_use,
 )
+from tests.plugin.stateful_models import segments
 
 NOTHING = {"spectrum_weight": 0.0, "orthogonality_weights": "0,0,0,0"}
 SHARING = (
@@ -55,6 +56,40 @@ def test_a_scale_multiplies_the_look_ups_part_of_the_tables_gradient_alone(task)
             part = (three[name] - one[name]) / 2  # what the look-ups contribute at a scale of 1
             torch.testing.assert_close(five[name], one[name] + 4 * part)
             assert bool(part.abs().max() > 1e-8) == (id(parameter) in of_table), name
+
+
+@pytest.mark.parametrize("options", [{}, {"output_head": "mos"}, {"output_head": "moc"}])
+@pytest.mark.parametrize("kind", [kind.kind for kind in TABLES])
+def test_the_margin_of_the_adversarial_softmax_is_no_look_up(task, kind, options):
+    model = build_model(task, embedding_type=kind, **options).train()
+    look_ups = []
+    model.decoder.embed_tokens.register_forward_hook(lambda *_: look_ups.append(True))
+    for blockwise in (False, True):
+        for epsilon in (0.0, 0.1):
+            look_ups.clear()
+            criterion = build_criterion(
+                task, **NOTHING, adversarial_epsilon=epsilon, blockwise_loss=blockwise
+            )
+            criterion(model, make_sample(task))
+            assert len(look_ups) == 2, (blockwise, epsilon)  # of the encoder and the decoder
+
+
+@pytest.mark.parametrize("arch", ["awd_lstm_ptb", "transformer_xl_wt103_small"])
+def test_language_models_that_carry_a_state(task, arch):
+    model = build_model(task, arch, adaptive_softmax_cutoff="", share_all_embeddings=False)
+    model.train()
+    table = next(iter(model.decoder.network.embed_tokens.parameters()))
+    found = []
+    for scale in (1.0, 3.0, 5.0):
+        model.zero_grad()
+        torch.manual_seed(0)
+        criterion = build_criterion(task, **NOTHING, input_gradient_scale=scale)
+        criterion.check_model(model)
+        criterion(model, segments(task))[0].backward()
+        found.append(table.grad.clone())
+    one, three, five = found
+    assert not torch.equal(one, three)
+    torch.testing.assert_close(five - one, 2 * (three - one), rtol=1e-4, atol=1e-5)
 
 
 def test_separate_tables_are_refused(task):

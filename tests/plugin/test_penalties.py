@@ -336,6 +336,21 @@ def test_adaptive_softmax_is_refused_with_what_to_do(task):
         build_criterion(task, "mle_cosreg").penalties(model)
 
 
+def test_adversarial_softmax_without_a_single_table_is_refused_before_training(task):
+    model = build_host_model(task, "transformer", adaptive_softmax_cutoff="20,30").train()
+    with pytest.raises(ConfigurationError, match="single output table.*drop --adversarial"):
+        build_criterion(task, "mle_cosreg", cosreg_weight=0.0, adversarial_epsilon=0.1).check_model(
+            model
+        )
+
+
+def test_the_scores_that_an_accuracy_needs_are_warned_of(task, caplog):
+    for accuracy in (False, True):
+        criterion = build_criterion(task, blockwise_loss=True, report_accuracy=accuracy)
+        criterion.check_model(build_model(task))
+        assert ("--report-accuracy" in caplog.text) is accuracy
+
+
 @pytest.mark.parametrize("flag", [{"blockwise_loss": True}, {"adversarial_epsilon": 0.1}])
 def test_a_decoder_without_an_output_layer_is_refused(encoder_task, flag):
     model = host_model(encoder_task, "fconv")

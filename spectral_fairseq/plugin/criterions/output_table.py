@@ -31,7 +31,9 @@ def head_of(model: nn.Module) -> Any:
 def look_ups(model: nn.Module) -> List[nn.Module]:
     """The modules that embed the tokens of the encoder and of the decoder, each once."""
     sides = (getattr(model, "encoder", None), decoder_of(model))
-    found = (getattr(side, "embed_tokens", None) for side in sides)
+    # Decoders that carry a state keep theirs in the network that they wrap.
+    owners = [part for side in sides for part in (side, getattr(side, "network", None))]
+    found = (getattr(owner, "embed_tokens", None) for owner in owners)
     return list({id(one): one for one in found if isinstance(one, nn.Module)}.values())
 
 
@@ -59,7 +61,7 @@ def output_table(model: nn.Module, num_words: int) -> Tensor:
         raise ConfigurationError(
             "a single output table for `weight`",
             "an adaptive softmax, which splits it into pieces of different widths",
-            "Drop --adaptive-softmax-cutoff, or set `weight` to 0.",
+            "Drop --adaptive-softmax-cutoff, or drop `weight`.",
         )
     for name in OUTPUT_LAYERS:
         layer = getattr(decoder, name, None)
@@ -74,7 +76,7 @@ def output_table(model: nn.Module, num_words: int) -> Tensor:
         f"a model with an output table of {num_words} rows for `weight`",
         f"none in {type(decoder).__name__} (looked at {', '.join(OUTPUT_LAYERS)} and a shared "
         "embed_tokens)",
-        "Use an arch whose decoder has one of these, or set `weight` to 0.",
+        "Use an arch whose decoder has one of these, or drop `weight`.",
     )
 
 
@@ -120,6 +122,6 @@ def svd_tables(model: nn.Module) -> List[SVDEmbedding]:
         raise ConfigurationError(
             "a model with an SVD table for `weight`",
             f"none in {type(model).__name__}",
-            "Use an arch such as transformer_sc, add --embedding-type svd, or set `weight` to 0.",
+            "Use --embedding-type svd with an arch of this package, or drop `weight`.",
         )
     return tables

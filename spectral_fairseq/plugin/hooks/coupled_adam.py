@@ -17,9 +17,16 @@ from spectral_fairseq.plugin.optim.coupled_adam import couple_tables
 def _telling_tables(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(begin_epoch)
     def tell_and_begin(self: Any, epoch: int) -> Any:
-        if isinstance(self.optimizer.optimizer, CoupledAdam):
+        inner = self.optimizer.optimizer
+        if isinstance(inner, CoupledAdam):
             couple_tables(self.optimizer, self.get_model())
-        parts = getattr(self.optimizer.optimizer, "optimizers", {})
+        if isinstance(getattr(inner, "optim", None), CoupledAdam):
+            raise UnsupportedError(
+                "coupled_adam to hold whole tables",
+                "--zero-sharding os, which splits its state",
+                "Drop --zero-sharding, or use --optimizer adam.",
+            )
+        parts = getattr(inner, "optimizers", {})
         if any(isinstance(part.optimizer, CoupledAdam) for part in parts.values()):
             raise UnsupportedError(
                 "coupled_adam for all parameters",

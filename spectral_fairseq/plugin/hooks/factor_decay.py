@@ -36,7 +36,7 @@ def undecayed_parameters(model: nn.Module) -> List[Tensor]:
     return list(found.values())
 
 
-def decay_once(optimizer: Any, model: nn.Module) -> None:
+def decay_once(optimizer: Any, model: nn.Module, scheduler: Any = None) -> None:
     """Give an optimiser a group without weight decay, and let it load states of either form.
 
     A state with one group was saved by an older version, or without weight decay. Training goes on
@@ -45,6 +45,7 @@ def decay_once(optimizer: Any, model: nn.Module) -> None:
     Args:
         optimizer: fairseq's, wrapped for half precision or not.
         model: the model that it trains.
+        scheduler: fairseq's schedule of the learning rate, which was built for one group.
     """
     parameters = undecayed_parameters(model)
     if not parameters:
@@ -57,11 +58,14 @@ def decay_once(optimizer: Any, model: nn.Module) -> None:
         groups = getattr(inner, "param_groups", [])
     decays = any(group.get("weight_decay") for group in groups)
     stepped = _stepped(optimizer, parameters)
-    if parts is not None or len(groups) != 1 or not _all_in(stepped, groups[0]["params"]):
+    shards = hasattr(inner, "optim")  # --zero-sharding, which divides its parameters anew
+    whole = parts is None and not shards and len(groups) == 1
+    if not whole or not _all_in(stepped, groups[0]["params"]):
         if decays:
             logger.warning(
-                "%s a plain table: this optimiser has groups of its own, or does not step them one "
-                "by one (--fp16 needs --fp16-no-flatten-grads)",
+                "%s a plain table: this optimiser has groups of its own, is sharded "
+                "(--zero-sharding), or does not step them one by one (--fp16 needs "
+                "--fp16-no-flatten-grads)",
                 _ONE_GROUP,
             )
         return
@@ -70,9 +74,16 @@ def decay_once(optimizer: Any, model: nn.Module) -> None:
         for index, parameter in enumerate(groups[0]["params"])
         if any(parameter is one for one in stepped)
     ]
-    if decays:
+
+    def split() -> None:
         _split(inner, positions)
-    optimizer.load_state_dict = _loading(optimizer.load_state_dict, inner, positions)
+        plateau: Any = getattr(scheduler, "lr_scheduler", None)
+        if hasattr(plateau, "min_lrs"):  # torch's ReduceLROnPlateau has one for each group
+            plateau.min_lrs = plateau.min_lrs[:1] * len(inner.param_groups)
+
+    if decays:
+        split()
+    optimizer.load_state_dict = _loading(optimizer.load_state_dict, inner, positions, split)
 
 
 def _stepped(optimizer: Any, parameters: List[Tensor]) -> List[Tensor]:
@@ -108,14 +119,18 @@ def _parted(items: List[Any], positions: List[int]) -> List[List[Any]]:
 
 
 def _loading(
-    load_state_dict: Callable[..., None], inner: torch.optim.Optimizer, positions: List[int]
+    load_state_dict: Callable[..., None],
+    inner: torch.optim.Optimizer,
+    positions: List[int],
+    split: Callable[[], None],
 ) -> Callable[..., None]:
     @functools.wraps(load_state_dict)
     def load_either(state_dict: Dict[str, Any], optimizer_overrides: Any = None) -> None:
         saved = saved_groups(state_dict)
-        if len(saved) == 2 and len(inner.param_groups) == 1:
-            _split(inner, positions)
-        elif len(saved) == 1 and len(inner.param_groups) == 2:
+        begins = bool((optimizer_overrides or {}).get("weight_decay"))  # --optimizer-overrides
+        if (len(saved) == 2 or begins) and len(inner.param_groups) == 1:
+            split()
+        if len(saved) == 1 and len(inner.param_groups) == 2:
             if saved[0].get("weight_decay"):
                 logger.warning(
                     "%s with a new optimiser: the state that is restored is of an older version; "
@@ -134,7 +149,7 @@ def _deciding(build_optimizer: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(build_optimizer)
     def build_and_split(self: Any) -> None:
         build_optimizer(self)
-        decay_once(self.optimizer, self.model)
+        decay_once(self.optimizer, self.model, self._lr_scheduler)
 
     return build_and_split
 

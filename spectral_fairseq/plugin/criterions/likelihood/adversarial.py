@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any, List, Union
 
 from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
 from torch import Tensor, nn
 
+from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.linalg.row_norms import row_norms
 from spectral_fairseq.functional.losses.adversarial import (
@@ -65,6 +66,7 @@ class Adversarial(LikelihoodTerm):
                 "drop --adversarial-epsilon.",
             )
         check_output_layer(model)
+        self._table(model)
 
     def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
         """See the base class."""
@@ -111,8 +113,13 @@ class Adversarial(LikelihoodTerm):
 
     def _vectors(self, model: nn.Module, target: Tensor) -> Tensor:
         """The vectors w_y of the targets, shape (b, t, d)."""
+        table = self._table(model)
+        return table.vectors(target) if isinstance(table, Table) else table[target]
+
+    def _table(self, model: nn.Module) -> Union[Table, Tensor]:
+        """The output table: the module, or fairseq's matrix."""
         table = factored_table(model)
         if table is not None:
-            return table(target)
+            return table
         with arguments_as_flags(weight=ADVERSARIAL_EPSILON.option):
-            return output_table(model, self.criterion.penalties.view(model).words.rows)[target]
+            return output_table(model, self.criterion.penalties.view(model).words.rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Callable, Tuple
 
 import torch
@@ -24,6 +25,8 @@ from spectral_fairseq.plugin.criterions.output_table import (
     softmax_operands,
 )
 from spectral_fairseq.plugin.flags import Flag
+
+logger = logging.getLogger(__name__)
 
 BLOCKWISE_LOSS = Flag(
     "blockwise_loss",
@@ -58,6 +61,11 @@ class Blockwise(FullScores):
                 head.check_label_smoothing(self.criterion.eps)
         self._loss_of(model)
         check_output_layer(model)
+        if self.criterion.report_accuracy:
+            logger.warning(
+                "--report-accuracy makes the scores of all words, which the loss of this output "
+                "layer would do without; drop it where they take too much memory"
+            )
 
     def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
         """See the base class."""
