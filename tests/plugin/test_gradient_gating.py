@@ -1,11 +1,14 @@
 """Adaptive gradient gating as a criterion: the gated gradient, the counts, and their state."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.plugin.criterions.likelihood import word_memory
 from spectral_fairseq.plugin.criterions.updates import tell_updates, updates_of
+from spectral_fairseq.plugin.hooks.word_counts import _forgetting_overflows
 from tests.capabilities import LOAD_ANYTHING
 from tests.plugin.conftest import (
     build_criterion,
@@ -140,6 +143,32 @@ def test_the_memory_forgets():
     for update, words in enumerate(([1, 1, 5], [5], [9, 9], [])):
         memory.add(torch.tensor(words, dtype=torch.long), update)
     assert len(memory) == 2 and memory.total.tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 0, 2]
+
+
+def test_a_step_that_is_taken_again_is_counted_once():
+    memory, words = word_memory.WordMemory(10, size=2), torch.tensor([2, 3, 3])
+    memory.begin(0)
+    memory.add(words, 0)
+    memory.begin(0)  # the gradients overflowed
+    memory.add(words[:1], 0)
+    memory.add(words[1:], 0)  # another micro-batch
+    memory.begin(1)
+    memory.add(words[:1], 1)
+    assert memory.total.tolist() == [0, 0, 1, 2, 0, 0, 0, 0, 0, 0]
+
+
+def test_the_trainer_begins_each_step_anew(task):
+    memory = (criterion := criterion_of(task)).word_memory
+    trainer = SimpleNamespace(get_criterion=lambda: criterion, get_num_updates=lambda: 0)
+
+    def train_step(trainer, words, again):
+        memory.add(words, 0)
+        return again and step(trainer, words, again - 1)
+
+    step = _forgetting_overflows(train_step)
+    step(trainer, torch.tensor([4]), 2)
+    memory.add(torch.tensor([5]), 1)
+    assert memory.total[4] == 1
 
 
 def test_targets_of_a_larger_dictionary_are_refused():

@@ -1,7 +1,8 @@
 """The counts of ``--gradient-gating`` in checkpoints, so that a training resumes with them.
 
 A worker that has run out of batches repeats one and throws its gradient away: its words do not
-count either.
+count. Neither do those of a step that is not taken because its gradients overflow in half
+precision; with ``--amp`` fairseq then takes the same batches again.
 """
 
 from __future__ import annotations
@@ -39,6 +40,17 @@ def _ignoring_repeats(prepare_sample: Callable[..., Any]) -> Callable[..., Any]:
     return prepare
 
 
+def _forgetting_overflows(train_step: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(train_step)
+    def begin_and_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        criterion = self.get_criterion()
+        if isinstance(criterion, PenalisedCrossEntropy) and criterion.counts_words:
+            criterion.word_memory.begin(self.get_num_updates())
+        return train_step(self, *args, **kwargs)
+
+    return begin_and_step
+
+
 PATCH = Patch(
     name="counts of gradient gating",
     reason="--gradient-gating resumes with the words that it has counted.",
@@ -46,6 +58,7 @@ PATCH = Patch(
         {
             **kept_in_checkpoints("gradient_gating", _state_of, _restore),
             "fairseq.trainer:Trainer._prepare_sample": _ignoring_repeats,
+            "fairseq.trainer:Trainer.train_step": _forgetting_overflows,
         }
     ),
 )

@@ -65,6 +65,15 @@ class WordMemory:
             distributed.all_reduce(counts, group=distributed.get_data_parallel_group())
         self._pending += counts.cpu()
 
+    def begin(self, update: int) -> None:
+        """Start the batches of an update; those of an attempt that took no step are forgotten.
+
+        Args:
+            update: as for :meth:`add`.
+        """
+        if update == self._update:
+            self._pending.zero_()
+
     def _end_update(self) -> None:
         words = self._pending.nonzero().squeeze(1)
         if len(words):
