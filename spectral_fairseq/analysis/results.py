@@ -181,7 +181,9 @@ def _table_hash(
         progress.begin("hash", len(table.weight))
         return tensor_sha256(table.weight, progress.advance)
     if verify:
-        archive.check_sums(archive.entries(file), file)
+        found = archive.entries(file)
+        archive.check_sizes(found, file)
+        archive.check_sums(found, file)
     progress.begin("hash", os.path.getsize(file))
     return sha256(file, progress.advance)
 

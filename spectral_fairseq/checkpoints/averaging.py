@@ -53,6 +53,7 @@ def average_checkpoints(paths: Sequence[Union[str, Path]], verify: bool = True) 
     for path in paths[1:]:
         model = tensors_of(load_checkpoint(path, verify)["model"])
         _check_same_model(like, model, paths[0], path)
+        _check_shared(_aliases(like), model, paths[0], path)
         terms = _terms(model, like)
         _check_finite(terms, like, path)
         for key, term in terms.items():
@@ -131,6 +132,19 @@ def _check_finite(terms: Mapping[str, Tensor], like: Mapping[str, Tensor], path:
                 f"finite numbers in {module} of {path}",
                 "infinity or NaN",
                 "Training diverged, or the file is damaged: average earlier checkpoints.",
+            )
+
+
+def _check_shared(
+    same: Mapping[str, str], model: Mapping[str, Tensor], one_path: Any, path: Any
+) -> None:
+    """Refuse a model in which tensors differ that are one in the first checkpoint."""
+    for key, first in same.items():
+        if first != key and not torch.equal(model[key].nan_to_num(), model[first].nan_to_num()):
+            raise CheckpointError(
+                f"{key} to equal {first} in {path}, since {one_path} shares them",
+                "different values",
+                "Average checkpoints of one training.",
             )
 
 

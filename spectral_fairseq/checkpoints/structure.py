@@ -15,6 +15,7 @@ import torch
 from spectral_fairseq.checkpoints.literals import literal
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 
+MOST_SETTINGS = 100_000
 REMEDY = "Give a checkpoint saved by fairseq-train."
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -92,6 +93,22 @@ def _may_be_fconv(state: Mapping[str, Any]) -> bool:
     return any(not isinstance(arch, str) or "fconv" in arch for arch in archs if arch is not None)
 
 
+def _check_size(node: Any, name: str, path: Any) -> None:
+    """Refuse containers that would become huge, as those do that hold one container often."""
+    nodes, pending = 0, [node]
+    while pending:
+        nodes += 1
+        if nodes > MOST_SETTINGS:
+            raise CheckpointError(
+                f"at most {MOST_SETTINGS:,} settings as {name} of {path}", "more", REMEDY
+            )
+        content = getattr(pending.pop(), "__dict__", {}).get("_content")
+        if isinstance(content, dict):
+            pending.extend(content.values())
+        elif isinstance(content, list):
+            pending.extend(content)
+
+
 def _without_omegaconf(node: Any, name: str, path: Any) -> Any:
     """``node`` as a dictionary or list if it is a container of omegaconf's.
 
@@ -102,6 +119,7 @@ def _without_omegaconf(node: Any, name: str, path: Any) -> Any:
         return node
     from omegaconf import OmegaConf
 
+    _check_size(node, name, path)
     try:
         return OmegaConf.to_container(node, resolve=False)
     except Exception as error:  # its attributes may be anything

@@ -39,6 +39,9 @@ def load_manifest(folder: Path) -> Dict[str, Any]:
         manifest = json.loads(path.read_text("utf-8"))
         for key in ("archive", "sha256", "files", "splits", "source_language", "target_language"):
             manifest[key]
+        for name in (*manifest["files"], manifest["archive"] or ""):
+            if Path(name).name != name:
+                raise ValueError(f"{name!r} is no name of a file in the folder")
         return manifest
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(

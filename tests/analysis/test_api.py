@@ -1,6 +1,8 @@
 """Analysis from Python, which the command line uses too."""
 
+import io
 import json
+import zipfile
 
 import numpy as np
 import pytest
@@ -103,6 +105,9 @@ def test_counts_and_words(tmp_path):
     by_word = analyze(ROWS, counts=counts, **options).to_dict()["checkpoints"][0]
     by_row = analyze(ROWS, counts=list(counts.values()), **options).to_dict()["checkpoints"][0]
     assert by_word["measures"] == by_row["measures"]
+    of_numpy = {word: np.int64(count) for word, count in counts.items()}
+    of_numpy = analyze(ROWS, counts=of_numpy, **options).to_dict()["checkpoints"][0]
+    assert of_numpy["measures"] == by_row["measures"]
     assert by_word["measures"]["norm_count_pearson"] is not None
     assert by_word["frequency_order"] == "counts" and list(by_word["neighbours"]) == ["w3"]
     file = tmp_path / "counts.txt"
@@ -181,3 +186,13 @@ def test_what_cannot_be_analysed(model, options, error, message):
 def test_nothing_to_analyse():
     with pytest.raises(ConfigurationError, match="a model to analyse"):
         analyze()
+
+
+def test_an_archive_behind_a_table_that_would_become_huge_is_refused(tmp_path):
+    path, packed = tmp_path / "table.npy", io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("zeros", bytes(1 << 24))
+    np.save(path, np.random.default_rng(0).normal(size=(60, 4)).astype("f4"))
+    path.write_bytes(path.read_bytes() + packed.getvalue())
+    with pytest.raises(CheckpointError, match="entries that fit"):
+        analyze(path)

@@ -143,3 +143,13 @@ def test_settings_that_refer_to_themselves_end(tmp_path):
     endless = {"decoder_layers": 3}
     endless["itself"] = endless
     assert loaded(tmp_path, checkpoint(cfg={"model": endless}))["cfg"]["model"]["itself"]
+
+
+def test_settings_that_hold_one_container_often_are_refused(tmp_path):
+    node = DictConfig({"a": 1})
+    for _ in range(30):
+        outer = DictConfig({})
+        outer.__dict__["_content"].update(a=node, b=node)
+        node = outer
+    with pytest.raises(CheckpointError, match="at most 100,000 settings"):
+        loaded(tmp_path, checkpoint(cfg=node))

@@ -304,3 +304,14 @@ def test_weight_norm_tables_are_averaged_not_factors(train, tmp_path):
 
     mean = (dense(paths[0]) + dense(paths[1])) / 2
     torch.testing.assert_close(dense(out), mean, rtol=1e-5, atol=1e-6)
+
+
+def test_tables_that_only_the_first_checkpoint_shares_are_refused(tmp_path, capsys):
+    shared, others = torch.ones(5, 3), torch.zeros(5, 3)
+    for name, second in (("tied", shared), ("untied", others)):
+        state = {"decoder.embed_tokens.weight": shared, "decoder.output_projection.weight": second}
+        torch.save({"args": None, "cfg": None, "model": state}, tmp_path / f"{name}.pt")
+    paths = [str(tmp_path / f"{name}.pt") for name in ("tied", "untied")]
+    assert main(["average", *paths, "--output", str(tmp_path / "average.pt")]) != 0
+    assert "shares them" in capsys.readouterr().err
+    assert not (tmp_path / "average.pt").exists()

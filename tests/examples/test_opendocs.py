@@ -63,6 +63,15 @@ def test_lines_of_plain_text_end_at_line_feeds(tmp_path):
         corpus.load_manifest(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["../escaped", "/tmp/escaped", "a/b"])
+def test_files_outside_the_folder_are_refused(name, tmp_path):
+    description = {"sha256": "", "splits": {}, "source_language": "de", "target_language": "en"}
+    for changed in ({"archive": None, "files": {name: {}}}, {"archive": name, "files": {}}):
+        (tmp_path / "corpus.json").write_text(json.dumps({**description, **changed}))
+        with pytest.raises(DataError, match="no name of a file"):
+            corpus.load_manifest(tmp_path)
+
+
 def test_flags_of_every_method_are_known():
     from fairseq import options
     from fairseq.criterions import CRITERION_REGISTRY

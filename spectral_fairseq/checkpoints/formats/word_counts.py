@@ -7,6 +7,7 @@ object word -> count or a list; or a .npy file with one count for each row.
 from __future__ import annotations
 
 import math
+from numbers import Real
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
@@ -121,6 +122,5 @@ def with_counts(
 
 
 def _is_count(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return 0 <= value <= MAX_COUNT and value == int(value)
+    real = isinstance(value, Real) and not isinstance(value, bool)  # those of numpy among them
+    return real and bool(0 <= value <= MAX_COUNT and value == int(value))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 from pathlib import Path
 from typing import IO, List, Optional, Tuple
 
@@ -74,10 +75,8 @@ def _declared(line: bytes) -> Optional[Tuple[int, int]]:
 
 def _vector_length(line: bytes) -> int:
     """How many numbers follow the word, at most; 0 where the line is not text and numbers."""
-    try:
-        parts = line.decode("utf-8").split()
-    except UnicodeDecodeError:
-        return 0
+    # Bytes, not characters: a word may be a blank of Unicode, or of another encoding.
+    parts = re.split(rb"[ \t]+", line.strip(b"\r\n").rstrip(b" \t"))
     numbers = 0
     for part in reversed(parts[1:]):
         try:
@@ -98,7 +97,7 @@ def _text(
         line = file.readline(_LONGEST_LINE)
         if not line or not (line.strip() or file.read(_LONGEST_LINE).strip()):
             break  # blank lines may follow the last vector
-        word, *numbers = line.rsplit(None, dim) or [b""]
+        word, *numbers = _word_and_numbers(line, dim)
         try:
             if len(words) == most or len(numbers) != dim:
                 raise ValueError(f"{len(numbers)} numbers, or a line too many")
@@ -120,6 +119,14 @@ def _text(
     return words, torch.from_numpy(table[: len(words)])
 
 
+def _word_and_numbers(line: bytes, dim: int) -> List[bytes]:
+    parts = line.rsplit(None, dim) or [b""]
+    if len(parts) == dim and line[:1] in (b" ", b"\t"):  # the word is blank, or empty
+        blank = line[: len(line) - len(line.lstrip(b" \t"))]
+        return [blank[:-1], *parts]
+    return parts
+
+
 def _binary(file: IO[bytes], path: Path, count: int, dim: int) -> Tuple[List[str], Tensor]:
     table = np.empty((count, dim), dtype=np.float32)
     words: List[str] = []
@@ -137,4 +144,10 @@ def _binary(file: IO[bytes], path: Path, count: int, dim: int) -> Tuple[List[str
             words.append(data[start:space].decode("utf-8", "replace"))
             table[row] = np.frombuffer(data[space + 1 : at], dtype="<f4")
             at += data[at : at + 1] == b"\n"
+        if data[at : at + _LONGEST_WORD].strip():
+            raise DataError(
+                f"{count:,} words with {dim} float32 numbers each in {path}",
+                f"{len(data) - at:,} bytes more",
+                "The file is damaged or of another format: copy it again.",
+            )
     return words, torch.from_numpy(table)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
-from typing import Any, Dict, Iterator, Mapping
+from typing import Any, Dict, Iterator, List, Mapping, Set
 
 from spectral_fairseq.errors import ConfigurationError
 
@@ -52,12 +52,17 @@ def check_overrides(checkpoint: Mapping[str, Any], overrides: Mapping[str, Any])
             )
 
 
-def _setting_names(node: Any) -> Iterator[str]:
-    if node is None:
-        return
-    if not isinstance(node, Mapping):
-        node = vars(node) if hasattr(node, "__dict__") else {}
-    for name, value in node.items():
-        yield str(name)
-        if isinstance(value, Mapping) or type(value).__name__ == "Namespace":
-            yield from _setting_names(value)
+def _setting_names(settings: Any) -> Iterator[str]:
+    """The names in nested settings; what is held twice, or by itself, is read once."""
+    pending: List[Any] = [settings]
+    seen: Set[int] = set()
+    while pending:
+        node = pending.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        node = node if isinstance(node, Mapping) else getattr(node, "__dict__", {})
+        for name, value in node.items():
+            yield str(name)
+            if isinstance(value, Mapping) or type(value).__name__ == "Namespace":
+                pending.append(value)

@@ -165,3 +165,19 @@ def test_blank_lines_in_text(header, tmp_path):
     vectors(path, header, [*lines[:5], b"\n", *lines[5:]])
     with pytest.raises(DataError, match=f"in line {7 if header else 6}"):
         open_model(path)
+
+
+@pytest.mark.parametrize("header", [b"", b"30 4\n"])
+@pytest.mark.parametrize("word", [b"\xe3\x80\x80", b"\xc2\xa0", b" ", b"", b"caf\xe9", b"\xb5\xc4"])
+@pytest.mark.parametrize("row", [0, 7])
+def test_words_that_are_blank_or_of_another_encoding(row, word, header, tmp_path):
+    path, lines = tmp_path / "file", text_lines()
+    lines[row] = word + lines[row][len(WORDS[row]) :]
+    vectors(path, header, lines)
+    assert torch.equal(open_model(path).tensors["vectors"], TABLE)
+
+
+def test_a_binary_file_with_more_than_it_declares_is_refused(tmp_path):
+    vectors(tmp_path / "file", b"29 4\n", binary_lines())
+    with pytest.raises(DataError, match="bytes more"):
+        open_model(tmp_path / "file")

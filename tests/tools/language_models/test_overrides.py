@@ -3,7 +3,7 @@
 import pytest
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.tools.language_models.overrides import parse_overrides
+from spectral_fairseq.tools.language_models.overrides import check_overrides, parse_overrides
 
 
 @pytest.mark.parametrize("text", ["mem_len=3", "[1]", "{1: 2}", "{'a': print()}", "{"])
@@ -14,3 +14,13 @@ def test_overrides_are_a_dictionary_of_literals(text):
         "mem_len": 640,
         "same_length": True,
     }
+
+
+def test_settings_that_hold_one_another_are_read_once():
+    node = {"leaf": 1}
+    for _ in range(60):
+        node = {"a": node, "b": node}
+    node["again"] = node
+    check_overrides({"cfg": node}, {"leaf": 2})
+    with pytest.raises(ConfigurationError, match="'other'"):
+        check_overrides({"cfg": node}, {"other": 2})
