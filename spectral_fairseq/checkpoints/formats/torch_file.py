@@ -66,11 +66,12 @@ def _state_dict(state: Any, path: Path, stored_bytes: int) -> Dict[str, Tensor]:
     if isinstance(state, Tensor):
         state = {"weight": state}
     holders = [state, *(state.get(name) for name in _HOLDERS)] if isinstance(state, dict) else []
-    for holder in holders:
-        found = _dense(holder)
-        if found:
-            check_model(found, path, stored_bytes)
-            return found
+    found = [dense for dense in map(_dense, holders) if dense]
+    # A training loop may keep its loss, for one, as a tensor beside the state dict.
+    with_matrix = [dense for dense in found if any(one.dim() == 2 for one in dense.values())]
+    for tensors in (with_matrix or found)[:1]:
+        check_model(tensors, path, stored_bytes)
+        return tensors
     shown = ", ".join(map(str, state)) if isinstance(state, dict) else type(state).__name__
     raise CheckpointError(
         f"a state dict, alone or under one of the names {', '.join(_HOLDERS)}, in {path}",

@@ -181,3 +181,9 @@ def test_a_binary_file_with_more_than_it_declares_is_refused(tmp_path):
     vectors(tmp_path / "file", b"29 4\n", binary_lines())
     with pytest.raises(DataError, match="bytes more"):
         open_model(tmp_path / "file")
+
+
+def test_a_loss_beside_the_state_dict_does_not_hide_it(tmp_path):
+    saved = {"epoch": 1, "loss": torch.tensor(0.4), "model_state_dict": {NAME: TABLE}}
+    torch.save(saved, tmp_path / "file")
+    assert set(open_model(tmp_path / "file").tensors) == {NAME}
