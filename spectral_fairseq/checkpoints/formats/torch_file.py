@@ -69,7 +69,8 @@ def _state_dict(state: Any, path: Path, stored_bytes: int) -> Dict[str, Tensor]:
     found = [dense for dense in map(_dense, holders) if dense]
     # A training loop may keep its loss, for one, as a tensor beside the state dict.
     with_matrix = [dense for dense in found if any(one.dim() == 2 for one in dense.values())]
-    for tensors in (with_matrix or found)[:1]:
+    if found:
+        tensors = (with_matrix or found)[0]
         check_model(tensors, path, stored_bytes)
         return tensors
     shown = ", ".join(map(str, state)) if isinstance(state, dict) else type(state).__name__

@@ -122,8 +122,8 @@ def _text(
 def _word_and_numbers(line: bytes, dim: int) -> List[bytes]:
     parts = line.rsplit(None, dim) or [b""]
     if len(parts) == dim and line[:1] in (b" ", b"\t"):  # the word is blank, or empty
-        blank = line[: len(line) - len(line.lstrip(b" \t"))]
-        return [blank[:-1], *parts]
+        blanks = len(line) - len(line.lstrip(b" \t"))
+        return [line[: blanks - 1], *parts]  # the last blank ends the word
     return parts
 
 
