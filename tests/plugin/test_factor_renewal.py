@@ -76,6 +76,12 @@ def test_the_stored_sigma_are_the_singular_values(precision):
     assert furthest(renewed) < rounding
 
 
+def assert_close_for_its_size(found, expected):
+    """Float32 rounding is relative to the whole vector, not to its smallest element."""
+    size = float(expected.abs().max())
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * size)
+
+
 def state_of(trainer):
     table = svd_table(trainer)
     factors = {"u": table.U, "sigma": table.sigma, "v": table.V}
@@ -110,7 +116,7 @@ def test_the_table_stays_and_the_state_is_carried_over(optimizer):
                 expected = old @ gradient
             else:
                 expected = old @ gradient.square()
-            torch.testing.assert_close(after[name][key], expected, rtol=1e-4, atol=1e-7)
+            assert_close_for_its_size(after[name][key], expected)
     for key, old in before["sigma"].items():
         if key in ("exp_avg", "momentum_buffer"):
             u = table.U.detach().double()
@@ -119,7 +125,7 @@ def test_the_table_stays_and_the_state_is_carried_over(optimizer):
             expected += own @ new.v_gradient.square()
         else:
             expected = old @ new.v_gradient.square()
-        torch.testing.assert_close(after["sigma"][key], expected, rtol=1e-4, atol=1e-7)
+        assert_close_for_its_size(after["sigma"][key], expected)
 
 
 @pytest.mark.slow
