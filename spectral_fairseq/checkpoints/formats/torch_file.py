@@ -24,6 +24,9 @@ ZIP, PICKLE = b"PK\x03\x04", b"\x80"
 TORCH_STARTS = (ZIP, PICKLE)
 """The first bytes of what ``torch.save`` writes, in its present form and the one before."""
 
+# What fairseq's trainer saves and other projects do not.
+_OF_FAIRSEQ = {"optimizer_history", "task_state", "extra_state"}
+
 # Where training loops keep the state dict in what they save.
 _HOLDERS = ("state_dict", "model_state_dict", "model", "module", "weights", "params")
 
@@ -38,15 +41,20 @@ def open_torch(path: Path) -> OpenedModel:
         CheckpointError: damaged, with objects that could run code, or neither of the two.
     """
     state, stored_bytes = read_torch_file(path, verify=False)
-    if (
-        isinstance(state, dict)
-        and isinstance(state.get("model"), dict)
-        and {"args", "cfg"} & {*state}
-    ):
+    if _is_fairseq(state):
         check_fairseq(state, path, stored_bytes)
         return _fairseq(state, path)
     tensors = _state_dict(state, path, stored_bytes)
     return OpenedModel(name=str(path), tensors=tensors, path=path, weights=path)
+
+
+def _is_fairseq(state: Any) -> bool:
+    """Many projects save ``model`` beside ``args``; only fairseq's settings name a task."""
+    if not (isinstance(state, dict) and isinstance(state.get("model"), dict)):
+        return False
+    task = checkpoint_settings(state, "task")
+    has_task = "_name" in task or "task" in task
+    return bool({"args", "cfg"} & {*state}) and (has_task or bool(_OF_FAIRSEQ & {*state}))
 
 
 def read_state_dict(path: Path) -> Dict[str, Tensor]:
