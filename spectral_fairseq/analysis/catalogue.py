@@ -572,7 +572,7 @@ GROUPS: Dict[str, List[Measure]] = {
             "relative distance of the two tables after the best rotation and scale, mean rows "
             "subtracted; 0 is equal",
             lambda t: _aligned(t, "procrustes"),
-            random=lambda t: random_procrustes(t.count, max(t.dim, t.counterpart_dim)),
+            random=lambda t: random_procrustes(t.count, t.dim, t.counterpart_dim),
         ),
         Measure(
             "input_output_cosine",

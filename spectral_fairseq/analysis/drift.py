@@ -65,7 +65,7 @@ def drift(reference: Reference, other: Reference) -> Drift:
     count, widths = len(rows[0]), [one.table.weight.size(1) for one in (reference, other)]
     random = {
         "drift_cka": random_cka(count, *widths),
-        "drift_procrustes": random_procrustes(count, max(widths)),
+        "drift_procrustes": random_procrustes(count, *widths),
     }
     return Drift(measures, {k: value for k, value in random.items() if value is not None}, count)
 

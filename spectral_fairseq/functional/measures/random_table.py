@@ -89,12 +89,19 @@ def random_cka(count: int, dim: int, other_dim: Optional[int] = None) -> float:
     return math.sqrt(dim * other_dim / ((count + dim) * (count + other_dim)))
 
 
-def random_procrustes(count: int, dim: int) -> Optional[float]:
-    """Return the Procrustes residual of two independent random tables, N rows, d dimensions.
+def random_procrustes(count: int, dim: int, other_dim: Optional[int] = None) -> Optional[float]:
+    """Return the Procrustes residual of two independent random tables of N rows.
 
-    It is the limit for many more rows than dimensions, and None where N < 4 d: at 2 d it is a
-    fortieth off.
+    It is the limit for many more rows than dimensions, in which the product of the two tables is
+    a random matrix. It is None where N < 4 d for the larger d: at 2 d it is a fortieth off.
+
+    Args:
+        count: N.
+        dim: d of one table.
+        other_dim: d of the other one; the same if not given.
     """
-    if count < 4 * dim:
+    narrow, wide = sorted((dim, other_dim or dim))
+    if count < 4 * wide:
         return None
-    return math.sqrt(1 - (8 / (3 * math.pi)) ** 2 * dim / count)
+    nuclear_norm = float(random_spectrum(wide, narrow, math.sqrt(narrow)).sum())
+    return math.sqrt(1 - nuclear_norm**2 / (count * narrow * wide))

@@ -47,6 +47,13 @@ def test_means_and_drift_of_random_tables():
     assert sum(shares) / draws == pytest.approx(random_mean_share(n), rel=0.05)
     spread = float(torch.tensor(cosines).std())
     assert spread == pytest.approx(math.sqrt(2 / (n * (n - 1) * d)), rel=0.3)
-    products = centred_products(torch.randn(4000, 40), torch.randn(4000, 40))
-    assert linear_cka(products) == pytest.approx(random_cka(4000, 40), rel=0.1)
-    assert procrustes_residual(products) == pytest.approx(random_procrustes(4000, 40), rel=1e-3)
+
+
+@pytest.mark.parametrize("widths", [(40, 40), (40, 160), (160, 40)])
+def test_the_likeness_of_two_random_tables(widths):
+    torch.manual_seed(1)
+    products = centred_products(*(torch.randn(4000, width) for width in widths))
+    assert linear_cka(products) == pytest.approx(random_cka(4000, *widths), rel=0.1)
+    # The square, since it is the small distance from 1 that tells one baseline from another.
+    alike = 1 - random_procrustes(4000, *widths) ** 2
+    assert 1 - procrustes_residual(products) ** 2 == pytest.approx(alike, rel=0.05)
