@@ -60,8 +60,12 @@ def check_settings(state: Dict[str, Any], path: Any) -> None:
             name: _without_omegaconf(node, f"cfg.{name}", path)
             for name, node in state["cfg"].items()
         }
-    for name in ("common", "model", "task"):
-        _check(state.get("cfg") or {}, name, _NODE, path, "cfg.")
+    cfg = state.get("cfg") or {}
+    for name in ("common", "criterion", "model", "task"):
+        _check(cfg, name, _NODE, path, "cfg.")
+        for key in ("_name", "arch"):
+            _check(cfg.get(name) or {}, key, str, path, f"cfg.{name}.")
+    _check(state.get("args"), "arch", str, path, "args.")
     _check(state, "task_state", dict, path)
     _check(state, "last_optimizer_state", dict, path)
     optimizer = state.get("last_optimizer_state") or {}
@@ -90,7 +94,7 @@ def _may_be_fconv(state: Mapping[str, Any]) -> bool:
     model = (state.get("cfg") or {}).get("model")
     model = vars(model) if isinstance(model, argparse.Namespace) else model or {}
     archs = [getattr(state.get("args"), "arch", None), model.get("_name"), model.get("arch")]
-    return any(not isinstance(arch, str) or "fconv" in arch for arch in archs if arch is not None)
+    return any("fconv" in arch for arch in archs if arch is not None)
 
 
 def _check_size(node: Any, name: str, path: Any) -> None:
@@ -137,6 +141,7 @@ _NAMES = {
     Integral: "a whole number",
     list: "a list",
     Real: "a number",
+    str: "a string",
     torch.Tensor: "a tensor",
 }
 

@@ -457,6 +457,19 @@ def test_configurations_not_understood(train):
     model = {**checkpoint["cfg"]["model"], "_name": "no_such_arch"}
     with pytest.raises(CheckpointError, match="no_such_arch"):
         export.export_checkpoint({**checkpoint, "cfg": {**checkpoint["cfg"], "model": model}})
+    with pytest.raises(CheckpointError, match="cfg.task"):
+        export.export_checkpoint({**checkpoint, "cfg": {**checkpoint["cfg"], "task": None}})
+
+
+@pytest.mark.parametrize("smoothing", [{}, {"label_smoothing": 0.1}])
+def test_settings_that_a_tool_has_left_out_are_not_needed(train, smoothing):
+    checkpoint = load_checkpoint(train_translation(train, "three ways") / "checkpoint_last.pt")
+    nodes = {name: checkpoint["cfg"][name] for name in ("model", "task")}
+    nodes["criterion"] = {"_name": "mle_cosreg", **smoothing}
+    plain, _ = export.export_checkpoint({**checkpoint, "cfg": nodes, "optimizer_history": [None]})
+    kind = "label_smoothed_cross_entropy" if smoothing else "cross_entropy"
+    assert plain["cfg"]["criterion"] == {"_name": kind, **smoothing}
+    assert plain["optimizer_history"][0]["num_updates"] == 0
 
 
 def test_a_namespace_elsewhere_becomes_safe(train, tmp_path):

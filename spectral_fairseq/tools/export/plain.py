@@ -85,13 +85,14 @@ def plain_checkpoint(checkpoint: Mapping[str, Any]) -> Dict[str, Any]:
 
 def _plain_form(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], bool]:
     """The plain checkpoint, and whether the model of ``checkpoint`` needs this package."""
-    cfg = checkpoint.get("cfg")
-    if not isinstance(cfg, dict) or not cfg.get("model"):
-        raise CheckpointError(
-            "a checkpoint with its configuration (cfg.model)",
-            "none",
-            "Give a checkpoint that fairseq 0.12 saved in training.",
-        )
+    cfg = checkpoint.get("cfg") or {}
+    for name in ("model", "task"):
+        if not cfg.get(name):
+            raise CheckpointError(
+                f"a checkpoint with its configuration (cfg.{name})",
+                "none",
+                "Give a checkpoint that fairseq 0.12 saved in training.",
+            )
     _refuse_other_heads(cfg)
     plain_arch, needed = _plain_arch(cfg)
     plain = {
@@ -128,9 +129,7 @@ def different_logits(check: LogitCheck) -> CheckpointError:
 
 
 def _refuse_other_heads(cfg: Mapping[str, Any]) -> None:
-    node = cfg["model"]
-    flags = vars(node) if isinstance(node, Namespace) else node
-    head = flags.get("output_head", "softmax")
+    head = _entries(cfg["model"]).get("output_head", "softmax")
     if head != "softmax":
         raise UnsupportedError(
             "a model with one softmax, which plain fairseq can represent",
@@ -141,10 +140,12 @@ def _refuse_other_heads(cfg: Mapping[str, Any]) -> None:
         )
 
 
+def _entries(node: Any) -> Mapping[str, Any]:
+    return vars(node) if isinstance(node, Namespace) else node
+
+
 def _plain_arch(cfg: Mapping[str, Any]) -> Tuple[str, bool]:
-    model = cfg["model"]
-    if isinstance(model, Namespace):
-        model = vars(model)
+    model = _entries(cfg["model"])
     arch = model.get("_name") or model.get("arch")
     built_by = models.ARCH_MODEL_REGISTRY.get(arch, models.MODEL_REGISTRY.get(arch))
     if built_by is None:
@@ -172,8 +173,8 @@ def _plain_cfg(cfg: Mapping[str, Any], plain_arch: str) -> Dict[str, Any]:
         name: with_attributes(vars(node)) if isinstance(node, Namespace) else node
         for name, node in cfg.items()
     }
-    plain["common"] = {**cfg["common"], "user_dir": None}
-    plain["criterion"] = _plain_criterion(cfg["criterion"])
+    plain["common"] = {**_entries(cfg.get("common") or {}), "user_dir": None}
+    plain["criterion"] = _plain_criterion(cfg.get("criterion"))
     plain["model"] = _plain_flags(cfg, plain_arch)
     return plain
 
@@ -181,14 +182,14 @@ def _plain_cfg(cfg: Mapping[str, Any], plain_arch: str) -> Dict[str, Any]:
 def _plain_flags(cfg: Mapping[str, Any], plain_arch: str) -> Dict[str, Any]:
     is_lm = plain_arch == "transformer_lm"
     known = dataclasses.fields(TransformerLanguageModelConfig if is_lm else FlatTransformerConfig)
-    given = vars(cfg["model"]) if isinstance(cfg["model"], Namespace) else cfg["model"]
+    given = _entries(cfg["model"])
     flags = {field.name: given[field.name] for field in known if field.name in given}
     flags.update({name: None for name in EMBEDDING_FILES if name in flags})
     flags["_name"] = plain_arch
     if is_lm:
         return flags
-    task = vars(cfg["task"]) if isinstance(cfg["task"], Namespace) else cfg["task"]
-    names = {"task": task.get("_name") or task["task"], "arch": plain_arch}
+    task = _entries(cfg["task"])
+    names = {"task": task.get("_name") or task.get("task"), "arch": plain_arch}
     return with_attributes({**task, **flags, **names})
 
 
@@ -207,27 +208,24 @@ def _plain_criterion(node: Any) -> Any:
     criterion = isinstance(node, dict) and CRITERION_REGISTRY.get(node.get("_name"))
     if not (criterion and issubclass(criterion, PenalisedCrossEntropy)):
         return node
-    sentence_avg = node["sentence_avg"]
-    extras = {name: node[name] for name in ("report_accuracy", "ignore_prefix_size")}
-    if not node["label_smoothing"] and not any(extras.values()):
-        return {"_name": "cross_entropy", "sentence_avg": sentence_avg}
+    of_smoothed = ("label_smoothing", "report_accuracy", "ignore_prefix_size")
+    is_smoothed = any(node.get(name) for name in of_smoothed)
+    names = ("sentence_avg", *(of_smoothed if is_smoothed else ()))
     return {
-        "_name": "label_smoothed_cross_entropy",
-        "label_smoothing": node["label_smoothing"],
-        "sentence_avg": sentence_avg,
-        **extras,
+        "_name": "label_smoothed_cross_entropy" if is_smoothed else "cross_entropy",
+        **{name: node[name] for name in names if name in node},
     }
 
 
 def _plain_history(checkpoint: Mapping[str, Any]) -> Any:
     # fairseq asks for one entry, and tells the model its number of updates; the names of classes
     # are compared only when an optimiser state is there.
-    last = (checkpoint.get("optimizer_history") or [{}])[-1]
+    last = (checkpoint.get("optimizer_history") or [{}])[-1] or {}
     return [
         {
             "criterion_name": "",
             "optimizer_name": "",
             "lr_scheduler_state": {},
-            "num_updates": last.get("num_updates", 0),
+            "num_updates": last.get("num_updates") or 0,
         }
     ]
