@@ -175,10 +175,12 @@ def cell(values: Sequence[float]) -> Optional[Cell]:
     """Mean and deviation of values; None without a value."""
     if not values:
         return None
-    # stdev() fails on the infinities and NaN of a training that diverged.
-    spread = len(values) > 1 and all(map(math.isfinite, values))
-    deviation = statistics.stdev(values) if spread else math.nan
-    return Cell(statistics.fmean(values), deviation, len(values))
+    count = len(values)
+    if not all(map(math.isfinite, values)):  # training diverged; fmean() and stdev() may fail
+        return Cell(sum(values) / count, math.nan, count)
+    return Cell(
+        statistics.fmean(values), statistics.stdev(values) if count > 1 else math.nan, count
+    )
 
 
 def summary(results: Results, baseline: Optional[str] = None) -> Dict[str, Dict[str, Any]]:

@@ -75,7 +75,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             )
             if study.corpus == "translation"
             else corpora.LanguageModelCorpus(
-                work / "data", arguments.corpus or Path("sotu"), corpora.LANGUAGE_MODEL_TOKENS
+                work / "data", arguments.corpus or Path("sotu"), study.words
             )
         )
         records = run_study(

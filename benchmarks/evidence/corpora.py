@@ -123,8 +123,7 @@ class TranslationCorpus:
         return folder
 
 
-# On two cores a language model cannot be trained to its end on all 1.8 million words.
-LANGUAGE_MODEL_TOKENS = {"train": 450_000, "valid": 60_000}
+_VALID_WORDS = 60_000
 
 
 @dataclass(frozen=True)
@@ -134,19 +133,22 @@ class LanguageModelCorpus:
     Args:
         root: folder that receives the data.
         source: folder with ``train.tokens`` and so on, made by examples/lm_sotu/sotu.py.
-        tokens: about how many words of a split are kept.
+        words: about how many of the training text are kept.
     """
 
     root: Path
     source: Path
-    tokens: Mapping[str, int]
+    words: int
 
     def settings(self) -> Dict[str, Any]:
         """What tells this text from another."""
-        return {"corpus": own_text.checksum(self.source), "tokens": dict(self.tokens)}
+        return {"corpus": own_text.checksum(self.source), "tokens": self._tokens()}
 
     def prepare(self, _cell: Cell) -> Path:
         """Make the binary data, unless they are there; returns their folder."""
         limit = ("--thresholdsrc", "3")
-        language_model_data(self.root, self.source, *limit, splits=SPLITS, tokens=self.tokens)
+        language_model_data(self.root, self.source, *limit, splits=SPLITS, tokens=self._tokens())
         return self.root / "language_model"
+
+    def _tokens(self) -> Dict[str, int]:
+        return {"train": self.words, "valid": _VALID_WORDS}

@@ -62,6 +62,8 @@ class Study:
         with_simcut: whether the best table method is combined with SimCut.
         guessed_updates: for the bars of trainings that early stopping ends.
         pairs: for translation, those of the training text.
+        words: for a language model, about those of the training text. On two cores one cannot be
+            trained to its end on all 1.8 million.
         plain_of: a study with the same flags and recipe, whose trainings of plain are this one's.
     """
 
@@ -77,6 +79,7 @@ class Study:
     with_simcut: bool = False
     guessed_updates: int = 10_000
     pairs: int = 10_000
+    words: int = 450_000
     plain_of: str = ""
 
 
@@ -459,6 +462,7 @@ AWD_LSTM_SMALL = replace(
         "weight_norm_init": _with_settings(TABLE_METHODS["weight_norm_init"], 1, 3, 5),
         "weight_norm": _SMALL_WEIGHT_NORM,
     },
+    words=150_000,
 )
 
 _ADAM_ROUNDS: Tuple[Tuple[Recipe, ...], ...] = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from pathlib import Path
@@ -78,12 +79,25 @@ def read_training_log(path: Path, metric: str = "loss") -> Dict[str, Any]:
             "Remove the work folder, or give another --work-dir, and train anew.",
         )
     # As fairseq does: of equal values, which are rounded as in the log, the latest is the best.
-    best = min(reversed(valid), key=lambda figures: float(figures[f"valid_{metric}"]))
+    best = min(reversed(valid), key=lambda figures: _or_infinite(figures[f"valid_{metric}"]))
     result = {
-        "valid_ppl": round(2 ** float(best["valid_nll_loss"]), 3),
+        "valid_ppl": round(_perplexity(float(best["valid_nll_loss"])), 3),
         "best_update": int(best["valid_num_updates"]),
         "updates": int(valid[-1]["valid_num_updates"]),
         "seconds_per_update": round(statistics.median(1 / rate for rate in rates), 4),
     }
     free = [float(step["gb_free"]) for step in steps if "gb_free" in step]
     return {**result, "gpu_free_gb": min(free)} if free else result
+
+
+def _or_infinite(value: Any) -> float:
+    """NaN compares with nothing, so the first one met would count as the best."""
+    number = float(value)
+    return math.inf if math.isnan(number) else number
+
+
+def _perplexity(bits: float) -> float:
+    try:
+        return 2.0**bits
+    except OverflowError:
+        return math.inf

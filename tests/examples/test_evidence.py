@@ -384,7 +384,7 @@ def test_a_study_of_language_models(tmp_path, tiny_lm_data, monkeypatch):
     study = dataclasses.replace(
         grid.AWD_LSTM, flags=tiny, rounds=(), methods={"plain": grid.PLAIN}, seeds=(11,)
     )
-    text = corpora.LanguageModelCorpus(tmp_path / "work" / "data", source, {"train": 200})
+    text = corpora.LanguageModelCorpus(tmp_path / "work" / "data", source, words=200)
     monkeypatch.setattr(scoring.perplexities, "__defaults__", (2,))  # streams of a short text
     records = run_study(
         *("awd_lstm", study, text),

@@ -15,6 +15,7 @@ if not EXAMPLES.exists():
     pytest.skip("the examples are not beside these tests", allow_module_level=True)
 
 from spectral_fairseq_examples import tables  # noqa: E402
+from spectral_fairseq_examples.common.fairseq_log import read_training_log  # noqa: E402
 
 SIGNATURE = "BLEU|tok:13a"
 
@@ -126,6 +127,27 @@ def test_command_prints_json_and_refuses_in_one_line(runs, tmp_path_factory, cap
     assert found["sc"]["bleu"]["difference"]["mean"] == 1.0
     assert tables.main([str(tmp_path_factory.mktemp("empty"))]) == 1
     assert capsys.readouterr().err.startswith("error: expected")
+
+
+@pytest.mark.parametrize(
+    "bits, best, ppl",
+    [(["nan", "3", "4"], 20, 8.0), (["3", "nan"], 10, 8.0), (["1100"], 10, math.inf)],
+)
+def test_the_log_of_a_training_that_diverges(bits, best, ppl, tmp_path):
+    lines = ['| INFO | train_inner | {"num_updates": "10", "ups": "4", "ppl": "9"}']
+    for epoch, value in enumerate(bits, 1):
+        figures = {"valid_loss": value, "valid_nll_loss": value, "valid_num_updates": 10 * epoch}
+        lines.append(f"| INFO | valid | {json.dumps(figures)}")
+    (tmp_path / "train.log").write_text("\n".join(lines))
+    found = read_training_log(tmp_path / "train.log")
+    assert (found["best_update"], found["valid_ppl"]) == (best, ppl)
+
+
+def test_opposite_infinities_have_no_mean(tmp_path):
+    for name, signs in (("plain", (0, 0)), ("sc", (math.inf, -math.inf))):
+        for seed, value in enumerate(signs, 1):
+            add(tmp_path, name, seed, valid_ppl=value)
+    assert math.isnan(tables.summary(tables.read(tmp_path))["sc"]["valid_ppl"]["of"].mean)
 
 
 def test_diverged_runs_have_a_mean_and_no_spread(tmp_path, capsys):
