@@ -275,10 +275,10 @@ def labels_for(models: Sequence[Any], given: Optional[Sequence[str]] = None) -> 
         given: names to use instead, one for each.
 
     Raises:
-        ConfigurationError: not one name for each, or two alike.
+        ConfigurationError: not one name for each, two alike, or an empty one.
     """
     if given is not None:
-        if len(given) != len(models) or len(set(given)) != len(given):
+        if len(given) != len(models) or len(set(given)) != len(given) or not all(given):
             raise ConfigurationError(
                 f"{len(models)} different names in --labels, one for each checkpoint",
                 f"{len(given)}: {', '.join(given)}",

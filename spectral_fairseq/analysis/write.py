@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from pathlib import Path
-from typing import Any, Dict, Mapping, Sequence, Union
+from typing import Any, Dict, Iterable, Mapping, Sequence, Union
 
 from spectral_fairseq.analysis.plots import OCCASIONAL, Picture
 from spectral_fairseq.analysis.render import as_latex, as_text
@@ -15,6 +15,7 @@ from spectral_fairseq.errors import ConfigurationError, OutputError
 from spectral_fairseq.files import replacing
 
 PAGE = "report.html"
+TEXT, LATEX, DOCUMENT = "measures.txt", "measures.tex", "analysis.json"
 
 
 def check_folder(out: Union[str, Path], overwrite: bool) -> Path:
@@ -54,6 +55,30 @@ def check_folder(out: Union[str, Path], overwrite: bool) -> Path:
     return folder
 
 
+def check_inputs_stay(folder: Path, inputs: Iterable[Union[str, Path]]) -> None:
+    """Refuse an output folder in which the report would replace a file that is read.
+
+    Args:
+        folder: of :func:`check_folder`.
+        inputs: all that is read for the report.
+
+    Raises:
+        ConfigurationError: one of them has the name and the folder of a file of the report.
+    """
+    for path in map(Path, inputs):
+        written = folder / path.name
+        if path.name in (PAGE, TEXT, LATEX, DOCUMENT) and _same_file(path, written):
+            raise ConfigurationError(
+                f"an input that the report in {folder} does not replace",
+                str(path),
+                "Rename the input, or choose another folder.",
+            )
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and os.path.samefile(one, other)
+
+
 def write_results(
     out: Path, document: Mapping[str, Any], pictures: Sequence[Picture]
 ) -> Dict[str, Path]:
@@ -75,9 +100,9 @@ def write_results(
     for picture in pictures:
         for kind in ("png", "svg"):
             files[f"{picture.name}.{kind}"] = picture.files[f"light.{kind}"]
-    files["analysis.json"] = (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode()
-    files["measures.txt"] = (as_text(dict(document)) + "\n").encode()
-    files["measures.tex"] = (as_latex(dict(document)) + "\n").encode()
+    files[DOCUMENT] = (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode()
+    files[TEXT] = (as_text(dict(document)) + "\n").encode()
+    files[LATEX] = (as_latex(dict(document)) + "\n").encode()
     files[PAGE] = as_html(document, pictures).encode()
     earlier = {f"{name}.{kind}" for name in OCCASIONAL for kind in ("png", "svg")}
     replaced = earlier - {*files} if os.path.isfile(out / PAGE) else ()

@@ -186,10 +186,12 @@ def report(args: argparse.Namespace, paths: Sequence[Path], command: str) -> int
         _check_data(args, paths)
         import_plugin()
     from spectral_fairseq.analysis.drawing import import_matplotlib
-    from spectral_fairseq.analysis.write import check_folder
+    from spectral_fairseq.analysis.write import check_folder, check_inputs_stay
 
     if args.out is not None:
-        check_folder(args.out, args.overwrite)
+        folder = check_folder(args.out, args.overwrite)
+        beside = [name for name in (args.dictionary, args.counts) if name]
+        check_inputs_stay(folder, [*paths, *beside, *args.nbest])
         import_matplotlib()
     report = _analyse(args, paths, options)
     report.command = command
@@ -252,7 +254,7 @@ def _analyse(args: argparse.Namespace, paths: Sequence[Path], options: Options) 
         read_generated,
     )
 
-    labels = labels_for(paths, args.labels.split(",") if args.labels else None)
+    labels = labels_for(paths, None if args.labels is None else args.labels.split(","))
     methods = getattr(args, "methods", None)
     # What can fail does so before any long work.
     nbest = [read_generated(name) for name in args.nbest]

@@ -58,6 +58,17 @@ def test_report_folder(checkpoint, tmp_path, capsys):
     analyze(capsys, checkpoint, "--out", out, "--overwrite")
 
 
+def test_the_report_replaces_none_of_its_inputs(checkpoint, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    counts = tmp_path / "measures.txt"
+    counts.write_text("w0 5\n")
+    monkeypatch.chdir(tmp_path)
+    for out in (".", str(tmp_path)):
+        flags = ("--counts", "measures.txt", "--out", out, "--overwrite")
+        assert "does not replace; found measures.txt" in analyze(capsys, checkpoint, *flags, rc=2)
+    assert counts.read_text() == "w0 5\n"
+
+
 def test_a_terminal_without_such_characters(checkpoint, tmp_path, monkeypatch):
     (tmp_path / "dict.txt").write_text("".join(f"\u00e9\u65e5{n} 2\n" for n in range(57)), "utf-8")
     argv = ["analyze", str(checkpoint), "--dict", str(tmp_path), "--words", "\u00e9\u65e53"]
@@ -182,6 +193,7 @@ def test_the_working_folder_is_no_checkpoint(folder, capsys):
         (("--cosine-words", "1"), "--cosine-words"),
         (("--seed", "-1"), "--seed"),
         (("--labels", "a,b"), "1 different names"),
+        (("--labels", ""), "1 different names"),
         (("--out", "no/such"), "no such folder"),
         (("--table", "x.y"), "a table 'x.y'"),
         (("--data", "absent"), "binarised data"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from functools import partial
 from pathlib import Path
@@ -66,7 +67,8 @@ def open_weights(weights: Path, path: Path) -> OpenedModel:
         find_words=partial(_words_beside, folder, str(path)),
         uncounted=padding_rows(config),
         arch=None if arch is None else str(arch),
-        epoch=int(epoch) if isinstance(epoch, (int, float)) else None,
+        # Python's json reads NaN and Infinity.
+        epoch=int(epoch) if isinstance(epoch, (int, float)) and math.isfinite(epoch) else None,
         updates=updates if isinstance(updates, int) else None,
     )
 

@@ -161,10 +161,9 @@ def _from_json(path: Path) -> WordList:
         raise DataError(
             f"the tokens of a tokenizer, model.vocab, in {path}", "none", "Give another file."
         )
-    added = content.get("added_tokens") or []
-    extra = {
-        str(token.get("content")): token.get("id") for token in added if isinstance(token, dict)
-    }
+    added = content.get("added_tokens")
+    tokens = [one for one in added if isinstance(one, dict)] if isinstance(added, list) else []
+    extra = {str(token.get("content")): token.get("id") for token in tokens}
     return words_by_row(path, {**vocab, **extra})
 
 

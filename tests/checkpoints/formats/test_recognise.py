@@ -138,6 +138,8 @@ def test_what_stands_beside_a_model_is_read(tmp_path):
     assert opened.uncounted == [2]
     words, remark = opened.find_words("wte", 30)
     assert words.symbols[27] == "w27" and words.uncounted_rows() == [28, 29]
+    (folder / "trainer_state.json").write_text('{"epoch": NaN}')
+    assert open_model(folder).epoch is None
     assert remark == "found beside the model"
     assert open_model(folder / "pytorch_model.bin").arch == "GPT2LMHeadModel"
     assert saved_epochs(tmp_path) == [folder]

@@ -24,6 +24,7 @@ FILES = {
     "tokenizer.json": tokenizer(BY_ROW),
     "unigram.json": tokenizer([[token, -1.5] for token in TOKENS]),
     "added.json": tokenizer({"a": 1, "\u2581b": 2, "c": 3}, [{"id": 0, "content": "<pad>"}]),
+    "no list.json": json.dumps({"model": {"vocab": BY_ROW}, "added_tokens": 5}),
     "vocab.json": json.dumps(BY_ROW),
     "vocab.txt": "\n".join(TOKENS) + "\n",
 }
