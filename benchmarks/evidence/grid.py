@@ -381,7 +381,7 @@ TRANSLATION_DECAY_SMALL = replace(
 # Does the gain last with three times the text and twice the width?
 TRANSLATION_MEDIUM = replace(
     TRANSLATION_SMALL,
-    model="translation, d = 128, three times the text, weight decay",
+    model="translation, d = 128, 31,000 pairs, weight decay",
     flags=_translation(dim=128, layers=3, heads=4, schedule=_annealed(5_000)),
     recipe={
         **{"subwords": "4000", "dropout": "0.1", "label-smoothing": "0.1"},
@@ -445,7 +445,7 @@ AWD_LSTM = Study(
 AWD_LSTM_SMALL = replace(
     AWD_LSTM,
     model="AWD-LSTM, d = 64",
-    flags=_awd_lstm(dim=64, hidden=128),
+    flags=f"{_awd_lstm(dim=64, hidden=128)} --max-epoch 50",
     recipe={
         **{"dropout": "0.2", "input-dropout": "0.2", "hidden-dropout": "0.1"},
         **{"word-dropout": "0.1", "weight-drop": "0.2", "lr": "30"},
