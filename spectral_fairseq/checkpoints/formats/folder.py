@@ -13,7 +13,10 @@ from torch import Tensor
 from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.formats.json_file import read_json_object
 from spectral_fairseq.checkpoints.formats.opened import OpenedModel, padding_rows
-from spectral_fairseq.checkpoints.formats.safetensors_file import read_safetensors
+from spectral_fairseq.checkpoints.formats.safetensors_file import (
+    looks_like_safetensors,
+    read_safetensors,
+)
 from spectral_fairseq.checkpoints.formats.shards import Shards
 from spectral_fairseq.checkpoints.formats.torch_file import read_state_dict
 from spectral_fairseq.checkpoints.formats.vocabulary import (
@@ -77,7 +80,7 @@ def _read_tensors(file: Path) -> Mapping[str, Tensor]:
     """The tensors of one file: *.safetensors is what it is called, *.bin has been either."""
     with open(file, "rb") as opened:
         start = opened.read(9)
-    is_torch = file.suffix == ".bin" and start[8:] != b"{"
+    is_torch = file.suffix == ".bin" and not looks_like_safetensors(start)
     return read_state_dict(file) if is_torch else read_safetensors(file)
 
 

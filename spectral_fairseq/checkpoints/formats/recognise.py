@@ -13,6 +13,7 @@ from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.formats.folder import open_folder, open_weights
 from spectral_fairseq.checkpoints.formats.numpy_file import read_npy, read_npz
 from spectral_fairseq.checkpoints.formats.opened import OpenedModel
+from spectral_fairseq.checkpoints.formats.safetensors_file import looks_like_safetensors
 from spectral_fairseq.checkpoints.formats.torch_file import PICKLE, TORCH_STARTS, ZIP, open_torch
 from spectral_fairseq.checkpoints.formats.word_vectors import (
     looks_like_word_vectors,
@@ -63,7 +64,7 @@ def open_model(path: Union[str, Path]) -> OpenedModel:
         raise CheckpointError(
             f"a readable file at {file}", str(error), "Check the file's permissions."
         ) from error
-    if file.name in WEIGHTS or file.suffix == ".safetensors" or start[8:9] == b"{":
+    if file.name in WEIGHTS or file.suffix == ".safetensors" or looks_like_safetensors(start):
         return open_weights(file, file)
     if start.startswith(_NPY):
         return _table(file, read_npy(file))

@@ -16,6 +16,16 @@ from spectral_fairseq.checkpoints.reading import READ_FAILURES, first_line
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 
 
+def looks_like_safetensors(start: bytes) -> bool:
+    """Whether a file begins with the length of a header, eight bytes, and a JSON object.
+
+    Args:
+        start: its first bytes, at least nine.
+    """
+    # The length of any real header has zero bytes, which text such as "3000 50" has not.
+    return start[8:9] == b"{" and b"\0" in start[:8]
+
+
 def read_safetensors(path: Path) -> Dict[str, Tensor]:
     """Name -> tensor, mapped from the file: only the pages that are used are read.
 

@@ -178,6 +178,12 @@ def test_blank_lines_in_text(header, tmp_path):
         open_model(path)
 
 
+def test_a_brace_after_eight_bytes_of_text_is_a_word(tmp_path):
+    lines = [b"{ 1 2\n", *(b"w%d 3 4\n" % row for row in range(1, 20000))]
+    vectors(tmp_path / "file", b"20000 2\n", lines)
+    assert open_model(tmp_path / "file").find_words("any", 20000)[0].symbols[0] == "{"
+
+
 @pytest.mark.parametrize("header", [b"", b"30 4\n"])
 @pytest.mark.parametrize("word", [b"\xe3\x80\x80", b"\xc2\xa0", b" ", b"", b"caf\xe9", b"\xb5\xc4"])
 @pytest.mark.parametrize("row", [0, 7])
