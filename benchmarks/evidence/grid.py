@@ -456,6 +456,7 @@ AWD_LSTM_SMALL = replace(
             {"dropout": "0.3", "input-dropout": "0.3", "hidden-dropout": "0.2"},
         ),
         ({"lr": "15"}, {"lr": "45"}),
+        ({"lr": "7.5"},),
     ),
     methods={
         "plain": PLAIN,

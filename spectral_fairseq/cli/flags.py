@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import shutil
 import textwrap
+from typing import TYPE_CHECKING
 
 from spectral_fairseq.cli.fairseq_plugin import import_plugin
+
+if TYPE_CHECKING:
+    from spectral_fairseq.tools.plugin_flags import Flag  # imports fairseq
 
 DESCRIPTION = """\
 List every flag that this package adds to fairseq-train, with its default and its meaning.
@@ -31,6 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _searched(flag: Flag) -> str:
+    return f"{flag.name} {flag.meaning}".lower().replace("_", "-")
+
+
 def run(args: argparse.Namespace) -> int:
     """Print the flags.
 
@@ -43,11 +51,12 @@ def run(args: argparse.Namespace) -> int:
     import_plugin()
     from spectral_fairseq.tools.plugin_flags import flag_sections
 
-    wanted = args.pattern.lower()
+    # Fields of hydra are flags with underscores.
+    wanted = args.pattern.lower().replace("_", "-")
     width = min(shutil.get_terminal_size().columns, 100)
     parts = []
     for heading, flags in flag_sections().items():
-        chosen = [flag for flag in flags if wanted in f"{flag.name} {flag.meaning}".lower()]
+        chosen = [flag for flag in flags if wanted in _searched(flag)]
         if chosen:
             parts.append(heading.replace("`", ""))
         for flag in chosen:

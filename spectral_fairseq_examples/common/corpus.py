@@ -33,8 +33,14 @@ def load_manifest(folder: Path) -> Dict[str, Any]:
         DataError: the description is missing or damaged.
     """
     path = folder / "corpus.json"
-    if not path.exists() and (folder / f"train.{SOURCE}").exists():
-        return describe(folder)
+    if not path.exists():
+        if (folder / f"train.{SOURCE}").exists():
+            return describe(folder)
+        raise DataError(
+            f"a corpus in {folder}",
+            f"neither corpus.json nor train.{SOURCE}" if folder.is_dir() else "no such folder",
+            f"Name a folder with train.{SOURCE}, train.{TARGET} and likewise valid and test.",
+        )
     try:
         manifest = json.loads(path.read_text("utf-8"))
         for key in ("archive", "sha256", "files", "splits", "source_language", "target_language"):

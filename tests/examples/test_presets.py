@@ -48,6 +48,10 @@ def recipe(folder, function, name):
         ("translation_sc", "translation_iwslt14_de_en", "train", "sc"),
         ("translation_cosreg", "translation_iwslt14_de_en", "train", "cosreg"),
         ("translation_weight_norm", "translation_iwslt14_de_en", "train", "weight_norm"),
+        (
+            *("translation_weight_norm_init", "translation_iwslt14_de_en"),
+            *("train", "weight_norm_init_decay"),
+        ),
         ("translation_mos", "translation_iwslt14_de_en", "train", "mos"),
         ("awd_lstm_wt2", "lm_wikitext2", "awd", "plain"),
         ("awd_lstm_wt2_sc", "lm_wikitext2", "awd", "sc"),

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from omegaconf import OmegaConf
 
 from spectral_fairseq.checkpoints.reading import torch_load
@@ -302,6 +303,16 @@ def test_a_computed_table_is_refused(task, kind):
     criterion = build_criterion(task, **PLAIN, spectrum_decay=0.1)
     with pytest.raises(ConfigurationError, match="computed from other parameters"):
         criterion.check_model(build_model(task, embedding_type=kind))
+
+
+@pytest.mark.parametrize("kind, warned", [("svd", True), ("weight-norm", False)])
+def test_an_svd_table_with_a_criterion_of_fairseq_is_warned_of(task, kind, warned, caplog):
+    trainer = SimpleNamespace(
+        get_criterion=lambda: CrossEntropyCriterion(task, sentence_avg=False),
+        get_model=lambda: build_model(task, embedding_type=kind),
+    )
+    check_configuration(trainer)
+    assert ("without spectrum control" in caplog.text) is warned
 
 
 @pytest.mark.parametrize("flags", [{"spectrum_decay": 0.1}, {"spectrum_weight": 0.1}])

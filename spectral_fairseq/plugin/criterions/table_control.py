@@ -203,10 +203,11 @@ class TableControl:
             if not weight.is_leaf:
                 raise ConfigurationError(
                     f"a plain output table, for {one.flag}",
-                    "one that is computed from other parameters",
-                    "Use --embedding-type plain, or svd with --spectrum-weight, "
-                    "--orthogonality-weights and --svd-interval. With --criterion spectrum_control "
-                    "the flag has a value unless it is given as 0 or --spectrum-weight is above 0.",
+                    "one that is computed from other parameters, as --embedding-type weight-norm",
+                    "Use --embedding-type plain; or svd with --spectrum-weight, "
+                    "--orthogonality-weights and --svd-interval; or leave --criterion "
+                    "spectrum_control, which sets the flag, for a criterion without it, such as "
+                    "label_smoothed_cross_entropy.",
                 )
             if not weight.requires_grad:
                 raise _frozen(one.flag)

@@ -22,6 +22,7 @@ from fairseq.models import FairseqMultiModel
 from torch import Tensor
 
 from spectral_fairseq.compat.patching import Patch, replaces
+from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.functional.spectrum_decay import TableChange, apply_change_
 from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
@@ -52,6 +53,11 @@ def check_configuration(trainer: Any) -> None:
     """
     criterion = trainer.get_criterion()
     if not isinstance(criterion, PenalisedCrossEntropy):
+        if any(isinstance(module, SVDEmbedding) for module in trainer.get_model().modules()):
+            logger.warning(
+                "an SVD table is trained without spectrum control: use --criterion "
+                "spectrum_control, or --embedding-type plain or weight-norm with your criterion"
+            )
         return
     criterion.suit(trainer.get_model())
     control = criterion.table_control
