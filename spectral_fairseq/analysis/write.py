@@ -35,11 +35,12 @@ def check_folder(out: Union[str, Path], overwrite: bool) -> Path:
     if os.path.lexists(folder) and not os.path.isdir(folder):
         found = "a file" if os.path.exists(folder) else "a link to nothing"
         raise ConfigurationError(f"a folder for {out}", found, "Choose another name for --out.")
-    if not os.path.isdir(folder.absolute().parent):
-        raise ConfigurationError(
-            f"the folder {folder.absolute().parent} to exist", "no such folder", "Create it first."
-        )
-    written = folder if os.path.isdir(folder) else folder.absolute().parent
+    parent = folder.absolute().parent
+    if not os.path.isdir(parent):
+        found = "a file" if parent.exists() else "no such folder"
+        remedy = "Create it first, or choose another folder."
+        raise ConfigurationError(f"the folder {parent} to exist", found, remedy)
+    written = folder if os.path.isdir(folder) else parent
     if not os.access(written, os.W_OK | os.X_OK):
         raise ConfigurationError(
             f"a folder that can be written to for --out {out}",

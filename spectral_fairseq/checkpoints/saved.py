@@ -37,9 +37,7 @@ def checkpoint_file(path: Union[str, os.PathLike[str]]) -> Path:
     """
     obstacle = why_not_readable(path)
     if obstacle is not None:
-        raise CheckpointError(
-            f"a checkpoint file at {path}", obstacle, "Check the path; fairseq saves *.pt files."
-        )
+        raise CheckpointError(f"a checkpoint or model at {path}", obstacle, "Check the path.")
     return Path(path)
 
 

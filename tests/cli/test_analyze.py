@@ -195,6 +195,7 @@ def test_the_working_folder_is_no_checkpoint(folder, capsys):
         (("--labels", "a,b"), "1 different names"),
         (("--labels", ""), "1 different names"),
         (("--out", "no/such"), "no such folder"),
+        (("--out", "empty/report"), "found a file"),
         (("--table", "x.y"), "a table 'x.y'"),
         (("--data", "absent"), "binarised data"),
         (("--data", ".", "--tokens", "0"), "--tokens of 1 or more; found 0"),

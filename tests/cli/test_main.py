@@ -83,7 +83,7 @@ def test_an_error_is_one_message_without_traceback(tmp_path, capsys):
     assert main(["export", str(tmp_path / "none.pt"), str(tmp_path / "out.pt")]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith("spectral-fairseq export: error: expected a checkpoint file")
+    assert printed.err.startswith("spectral-fairseq export: error: expected a checkpoint or model")
     assert "none.pt" in printed.err and "Traceback" not in printed.err
     assert printed.err.count("\n") == 1
 

@@ -76,7 +76,7 @@ def check_cutoffs(cutoffs: Sequence[int], vocabulary: int) -> Tuple[int, ...]:
         raise ConfigurationError(
             f"every number in `cutoffs` to be below the dictionary's {vocabulary} entries",
             ",".join(map(str, cut)),
-            "Give smaller numbers, or use a full softmax.",
+            "Give smaller numbers, or none ('') for a full softmax.",
         )
     return cut
 
