@@ -70,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
 
     labels = labels_for(paths, args.labels.split(",") if args.labels else None)
     models = [load_language_model(path, args.data, {}, verify=args.verify) for path in paths]
+    for remark in dict.fromkeys(model.remark for model in models if model.remark):
+        print(printable(f"warning: {remark}"), file=sys.stderr)
     dictionary = models[0].dictionary
     words = {word for one in sentences for word in one}
     unknown = sorted(word for word in words if dictionary.index(word) == dictionary.unk())

@@ -151,5 +151,6 @@ class DynamicEvaluation:
             for parameter, trained, gradient, (decays, steps) in zip(
                 self.parameters, self._trained, gradients, self._factors
             ):
-                if gradient is not None:
-                    dynamic_update_(parameter, trained, gradient, decays, steps)
+                if gradient is None:  # that of a cluster without a target, for example
+                    gradient = torch.zeros_like(parameter)
+                dynamic_update_(parameter, trained, gradient, decays, steps)

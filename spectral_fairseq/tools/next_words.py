@@ -61,8 +61,8 @@ def predict(model: LanguageModel, sentence: Sentence, top: int) -> Predictions:
     state: Dict[str, Any] = {"carry": Carry()} if model.stateful else {}
     lengths = torch.tensor([tokens.size(1)])
     net_output = model.model(tokens, src_lengths=lengths, **state)
-    sample = {"target": tokens}
-    log_p = model.model.get_normalized_probs(net_output, log_probs=True, sample=sample)
+    # Given targets, fairseq's adaptive softmax would leave out the clusters without one.
+    log_p = model.model.get_normalized_probs(net_output, log_probs=True, sample=None)
     probabilities = log_p[0].float().exp()  # [n + 1, N]
     reference = probabilities[:-1].gather(1, tokens[0, 1:].unsqueeze(1)).squeeze(1)
     probabilities[:, model.padding] = 0
@@ -124,13 +124,20 @@ def compare_next_words(
         raise ConfigurationError(
             "two models for `gaps`", str(len(models)), "Give two checkpoints, or drop `gaps`."
         )
+    symbols = models[0][1].dictionary.symbols
+    for label, model in models[1:]:
+        if model.dictionary.symbols != symbols:
+            raise ConfigurationError(
+                f"models with one dictionary, that of {models[0][0]}",
+                f"another one with {label}",
+                "Compare models that were trained on the same binarised data.",
+            )
     if not sentences:
         raise DataError("at least one sentence", "none", "Give one sentence a line.")
     found = [[predict(model, one, top) for one in sentences] for _, model in models]
     places = [(number, len(one)) for number, one in enumerate(sentences)]
     if gaps:
         places = widest_gaps(found[0], found[1], gaps)
-    symbols = models[0][1].dictionary.symbols
     return [
         {
             "context": " ".join(sentences[number][:position]),

@@ -1,14 +1,20 @@
 """``spectral-fairseq next-words``: against the models run word by word."""
 
+import copy
+import dataclasses
 import json
 
 import pytest
 import torch
 
 from spectral_fairseq.cli.main import main
+from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.lm.carry import Carry
+from spectral_fairseq.tools.language_models import loading
 from spectral_fairseq.tools.language_models.loading import load_language_model
+from spectral_fairseq.tools.next_words import compare_next_words, predict
 from tests.language_models import block_checkpoint, remade, stateful_checkpoint
+from tests.tools.language_models.test_block_reader import OTHERS
 
 SENTENCES = ["w3 w1 w4", "w1 never-seen </s> w5 w9 w2"]
 
@@ -98,6 +104,37 @@ def test_what_cannot_be_compared_is_refused(ask, checkpoints, tmp_path):
     assert "a device" in ask("--sentences", "/dev/zero", status=2).err
     (tmp_path / "long.txt").write_text("w1 " * 2000, "utf-8")
     assert "words in a sentence" in ask("--sentences", str(tmp_path / "long.txt"), status=2).err
+
+
+def test_models_of_another_dictionary_are_refused(ask, checkpoints, tiny_lm_data):
+    models = [load_language_model(path, tiny_lm_data, {}) for path in checkpoints]
+    other = copy.deepcopy(models[1].dictionary)
+    other.symbols[-2:] = reversed(other.symbols[-2:])
+    pairs = [("one", models[0]), ("two", dataclasses.replace(models[1], dictionary=other))]
+    with pytest.raises(ConfigurationError, match="another one with two"):
+        compare_next_words(pairs, [["w1"]])
+
+
+def test_a_dictionary_that_may_be_the_wrong_one_is_warned_of(ask, monkeypatch):
+    load = loading.load_language_model
+
+    def with_remark(*arguments, **options):
+        return dataclasses.replace(load(*arguments, **options), remark="it differs")
+
+    monkeypatch.setattr(loading, "load_language_model", with_remark)
+    assert ask().err.count("warning: it differs") == 1
+
+
+def test_an_adaptive_softmax_of_fairseq_gives_every_word_its_probability(
+    train, tiny_lm_data, tmp_path
+):
+    path = remade(block_checkpoint(train), tmp_path / "a.pt", tiny_lm_data, **OTHERS["adaptive"])
+    model = load_language_model(path, tiny_lm_data, {})
+    size = len(model.dictionary)
+    found = predict(model, ["w1", "w3"], size)
+    model_sum = found.probabilities.sum(1)
+    assert (model_sum <= 1 + 1e-5).all() and (model_sum > 0.8).all()  # without that of <pad>
+    assert (found.reference < 1).all()
 
 
 def test_text_from_files_moves_no_cursor(ask, tmp_path):

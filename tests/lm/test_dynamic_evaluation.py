@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 
@@ -145,6 +147,19 @@ def test_a_parameter_without_a_gradient_stays():
     with DynamicEvaluation(model, statistics, RATES) as dynamic:
         evaluate(reader(model), corpus(30), update=dynamic.update)
         assert torch.equal(model.unused, torch.ones(3, dtype=torch.float64))
+
+
+def test_a_weight_without_a_gradient_decays_as_with_one_of_zero():
+    model = tiny_model()
+    model.unused = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    statistics = gradient_statistics(reader(model, 4), corpus(60))
+    ones = [torch.ones_like(one) for one in statistics.rms]
+    statistics = dataclasses.replace(statistics, rms=ones)
+    with DynamicEvaluation(model, statistics, RATES) as dynamic:
+        with torch.no_grad():
+            model.unused.fill_(2.0)
+        evaluate(reader(model), corpus(30), update=dynamic.update)
+        assert (model.unused < 1.5).all()
 
 
 def test_dropout_stays_off_and_the_run_repeats():

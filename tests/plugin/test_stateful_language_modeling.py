@@ -413,6 +413,7 @@ def test_fewer_streams_where_the_corpus_is_short(caplog):
     [
         ({"max_sentences": None, "max_tokens": 100}, "--max-tokens 100 alone"),
         ({"max_sentences": None}, "Add --batch-size"),
+        ({"max_sentences": -2}, "of at least 1; found -2"),
         ({"max_sentences": 3, "max_tokens": 14}, "3 x 5"),
         ({"max_sentences": 3, "max_positions": 4}, "limit of 4"),
         ({"max_sentences": 3, "max_positions": (8, 4)}, "limit of 4"),
@@ -422,6 +423,17 @@ def test_batches_that_cannot_be_made(options, message):
     task = build_task()
     with pytest.raises(ConfigurationError, match=message):
         task.get_batch_iterator(task.dataset("train"), **options)
+
+
+def test_validation_names_its_own_flags():
+    task = build_task()
+    with pytest.raises(ConfigurationError, match="-tokens-valid .*-size-valid x.*3 x 5"):
+        task.get_batch_iterator(task.dataset("valid"), max_sentences=3, max_tokens=14)
+
+
+def test_no_micro_batch_in_an_update_is_refused():
+    with pytest.raises(ConfigurationError, match="--update-freq of at least 1; found 0"):
+        update_freq_in(SimpleNamespace(update_freq=[2, 0]), 2)
 
 
 def setup_options(**options):

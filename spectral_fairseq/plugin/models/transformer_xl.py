@@ -14,7 +14,6 @@ from argparse import Namespace
 from dataclasses import dataclass, field
 from typing import Any, Dict, Optional, Tuple, Type
 
-from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.models import FairseqLanguageModel
 from torch import Tensor, nn
 
@@ -34,7 +33,7 @@ from spectral_fairseq.plugin.models.options import (
     option_field,
     refuse_unsupported,
 )
-from spectral_fairseq.plugin.models.stateful_decoder import StatefulDecoder
+from spectral_fairseq.plugin.models.stateful_decoder import StatefulDecoder, refuse_adaptive_loss
 from spectral_fairseq.plugin.models.tables import build_head, build_table
 
 logger = logging.getLogger(__name__)
@@ -154,13 +153,7 @@ class TransformerXLLanguageModel(FairseqLanguageModel):
         Raises:
             ConfigurationError: the criterion of fairseq's own adaptive softmax.
         """
-        if isinstance(criterion, AdaptiveLoss):
-            raise ConfigurationError(
-                "a criterion that asks no more of the model than probabilities",
-                "--criterion adaptive_loss, which asks for fairseq's own adaptive softmax",
-                "Use --criterion mle_cosreg --cosreg-weight 0: cross entropy that computes only "
-                "the clusters of the targets.",
-            )
+        refuse_adaptive_loss(criterion)
         head = self.decoder.output_projection
         if isinstance(head, AdaptiveSoftmaxHead) and not isinstance(
             criterion, PenalisedCrossEntropy

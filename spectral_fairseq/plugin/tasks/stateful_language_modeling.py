@@ -144,7 +144,7 @@ class StatefulLanguageModelingTask(LanguageModelingTask):
             )
         training, length = self._asked_for_training, self.args.tokens_per_sample
         epoch, workers = others.get("epoch", 1), others.get("num_shards", 1)
-        batch_size = checked_batch_size(max_sentences, length, max_tokens, max_positions)
+        batch_size = checked_batch_size(max_sentences, length, max_tokens, max_positions, training)
         if not training:
             asked, tokens = batch_size, len(dataset)
             batch_size = streams_to_evaluate(asked, tokens, workers)

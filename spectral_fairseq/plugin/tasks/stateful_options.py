@@ -77,6 +77,13 @@ def check_options(options: Any) -> None:
 
 
 def update_freq_in(options: Any, epoch: int) -> int:
-    """The ``--update-freq`` of an epoch, counted from 1: micro-batches of one update."""
+    """The ``--update-freq`` of an epoch, counted from 1: micro-batches of one update.
+
+    Raises:
+        ConfigurationError: it is below 1.
+    """
     frequencies = options.update_freq
-    return int(frequencies[min(epoch, len(frequencies)) - 1])
+    found = int(frequencies[min(epoch, len(frequencies)) - 1])
+    if found < 1:
+        raise ConfigurationError("--update-freq of at least 1", str(found), "Raise it; 1 is usual.")
+    return found

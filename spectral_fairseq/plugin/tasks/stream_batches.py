@@ -11,7 +11,11 @@ from spectral_fairseq.plugin.tasks.segment_lengths import fixed_lengths, sampled
 
 
 def checked_batch_size(
-    batch_size: Optional[int], length: int, max_tokens: Optional[int], max_positions: Any
+    batch_size: Optional[int],
+    length: int,
+    max_tokens: Optional[int],
+    max_positions: Any,
+    training: bool,
 ) -> int:
     """The number of streams of a micro-batch.
 
@@ -20,22 +24,25 @@ def checked_batch_size(
         length: ``--tokens-per-sample``.
         max_tokens: ``--max-tokens``, an upper bound for a micro-batch of full segments.
         max_positions: the longest segment that the model reads, one or several limits.
+        training: whether the flags are those of training, and not of validation.
 
     Raises:
         ConfigurationError: no batch size, or segments that exceed a limit.
     """
-    if not batch_size:
+    if not batch_size or batch_size < 1:
+        alone = "none" if max_tokens is None else f"--max-tokens {max_tokens} alone"
         raise ConfigurationError(
-            "--batch-size, the number of streams that are read in parallel",
-            "none" if max_tokens is None else f"--max-tokens {max_tokens} alone",
+            "--batch-size, the number of streams that are read in parallel, of at least 1",
+            str(batch_size) if batch_size else alone,
             "Add --batch-size (and --batch-size-valid).",
         )
     if max_tokens is not None and batch_size * length > max_tokens:
+        of = "" if training else "-valid"
         raise ConfigurationError(
-            "--max-tokens of at least --batch-size x --tokens-per-sample = "
+            f"--max-tokens{of} of at least --batch-size{of} x --tokens-per-sample = "
             f"{batch_size} x {length}",
             str(max_tokens),
-            "Leave --max-tokens out, or lower one of the two.",
+            f"Leave --max-tokens{of} out, or lower one of the two.",
         )
     limits = [max_positions] if isinstance(max_positions, (int, float)) else max_positions or ()
     if any(limit is not None and limit < length for limit in limits):

@@ -85,18 +85,18 @@ def search_widening(
         search: tries every point of the grid it is given.
 
     Returns:
-        All points tried, after at most :data:`MOST_STEPS` further lines.
+        All points tried, after at most :data:`MOST_STEPS` further lines for each axis.
     """
-    found = search(axes)
-    for _ in range(MOST_STEPS):
-        ends = [(name, end) for name, end in ends_reached(found).items() if name not in fixed]
+    found, left = search(axes), {name: MOST_STEPS for name in axes if name not in fixed}
+    while True:
+        ends = [(name, end) for name, end in ends_reached(found).items() if left.get(name)]
         if not ends:
-            break
+            return found
         ((name, end), *_) = ends
+        left[name] -= 1
         tried = axes_of(found)
         line = search({**tried, name: [_beyond(name, tried[name], end)]})
         found = GridSearch(found.method, found.tokens, [*found.points, *line.points])
-    return found
 
 
 def _beyond(name: str, values: Sequence[float], end: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Iterator
 
 import torch
@@ -14,7 +15,7 @@ from spectral_fairseq.lm.evaluation import Corpus, Predictions, Reader, Segment
 
 
 class BlockReader(Reader):
-    """Feeds a model without a state with blocks; see lm/evaluation.py, Note [How a corpus is cut].
+    """Feeds a model without a state with blocks; see lm/streams.py, Note [How a corpus is cut].
 
     Args:
         model: one of fairseq's language models.
@@ -51,7 +52,9 @@ class BlockReader(Reader):
         # Both base classes have a method of this name that only raises.
         missing = (FairseqDecoder.extract_features, FairseqIncrementalDecoder.extract_features)
         own = type(model.decoder).extract_features not in missing
-        self.shows_features = own and hasattr(model.decoder, "output_layer")
+        # That of hf_gpt2 returns a tensor alone.
+        usual = "encoder_out" in inspect.signature(model.decoder.extract_features).parameters
+        self.shows_features = own and usual and hasattr(model.decoder, "output_layer")
 
     def segments(self, corpus: Corpus) -> Iterator[Segment]:
         """Cut the corpus into batches of blocks; see the base class."""

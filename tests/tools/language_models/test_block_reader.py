@@ -34,6 +34,21 @@ class Positions(torch.nn.Module):
         return 50
 
 
+class TensorsAlone(FairseqDecoder):
+    """Like that of hf_gpt2: features without a pair, and no argument for an encoder."""
+
+    def extract_features(self, prev_output_tokens, incremental_state=None):
+        raise AssertionError
+
+    output_layer = extract_features
+
+
+def test_features_of_another_form_are_not_asked_for():
+    model = Positions()
+    model.decoder = TensorsAlone(Dictionary())
+    assert not BlockReader(model, 1, 2, 5, 0, 1).shows_features
+
+
 @pytest.mark.parametrize(
     "total, block, context, rows",
     [
