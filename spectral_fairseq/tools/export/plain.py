@@ -86,15 +86,10 @@ def plain_checkpoint(checkpoint: Mapping[str, Any]) -> Dict[str, Any]:
 def _plain_form(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], bool]:
     """The plain checkpoint, and whether the model of ``checkpoint`` needs this package."""
     cfg = checkpoint.get("cfg") or {}
-    for name in ("model", "task"):
-        if not cfg.get(name):
-            raise CheckpointError(
-                f"a checkpoint with its configuration (cfg.{name})",
-                "none",
-                "Give a checkpoint that fairseq 0.12 saved in training.",
-            )
+    _require_node(cfg, "model")
     _refuse_other_heads(cfg)
     plain_arch, needed = _plain_arch(cfg)
+    _require_node(cfg, "task")
     plain = {
         "args": None,
         "cfg": _plain_cfg(cfg, plain_arch),
@@ -105,6 +100,15 @@ def _plain_form(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], bool]:
         "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
     }
     return plain, needed
+
+
+def _require_node(cfg: Mapping[str, Any], name: str) -> None:
+    if not cfg.get(name):
+        raise CheckpointError(
+            f"a checkpoint with its configuration (cfg.{name})",
+            "none",
+            "Give a checkpoint that fairseq 0.12 saved in training.",
+        )
 
 
 def _checked(checkpoint: Mapping[str, Any], plain: Mapping[str, Any]) -> LogitCheck:
