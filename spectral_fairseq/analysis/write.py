@@ -37,7 +37,7 @@ def check_folder(out: Union[str, Path], overwrite: bool) -> Path:
         raise ConfigurationError(f"a folder for {out}", found, "Choose another name for --out.")
     parent = folder.absolute().parent
     if not os.path.isdir(parent):
-        found = "a file" if parent.exists() else "no such folder"
+        found = "a file" if os.path.exists(parent) else "no such folder"
         remedy = "Create it first, or choose another folder."
         raise ConfigurationError(f"the folder {parent} to exist", found, remedy)
     written = folder if os.path.isdir(folder) else parent
@@ -77,7 +77,7 @@ def check_inputs_stay(folder: Path, inputs: Iterable[Union[str, Path]]) -> None:
 
 
 def _same_file(one: Path, other: Path) -> bool:
-    return one.exists() and other.exists() and os.path.samefile(one, other)
+    return os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other)
 
 
 def write_results(
