@@ -133,7 +133,7 @@ class LanguageModelCorpus:
     Args:
         root: folder that receives the data.
         source: folder with ``train.tokens`` and so on, made by examples/lm_sotu/sotu.py.
-        words: about how many of the training text are kept.
+        words: about how many words of the training text are kept.
     """
 
     root: Path

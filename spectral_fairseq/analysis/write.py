@@ -64,20 +64,16 @@ def check_inputs_stay(folder: Path, inputs: Iterable[Union[str, Path]]) -> None:
         inputs: all that is read for the report.
 
     Raises:
-        ConfigurationError: one of them has the name and the folder of a file of the report.
+        ConfigurationError: one of them is a file of the report.
     """
+    written = {(folder / name).resolve() for name in (PAGE, TEXT, LATEX, DOCUMENT)}
     for path in map(Path, inputs):
-        written = folder / path.name
-        if path.name in (PAGE, TEXT, LATEX, DOCUMENT) and _same_file(path, written):
+        if path.resolve() in written:
             raise ConfigurationError(
                 f"an input that the report in {folder} does not replace",
                 str(path),
                 "Rename the input, or choose another folder.",
             )
-
-
-def _same_file(one: Path, other: Path) -> bool:
-    return os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other)
 
 
 def write_results(

@@ -23,7 +23,7 @@ defaults 5e-5, 0.002 and 2e-5.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Sequence
+from typing import NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -89,18 +89,19 @@ def step_sizes(rms: Tensor, rate: float, epsilon: float) -> Tensor:
 
 
 def dynamic_update_(
-    weight: Tensor, trained: Tensor, gradient: Tensor, decays: Tensor, steps: Tensor
+    weight: Tensor, trained: Tensor, gradient: Optional[Tensor], decays: Tensor, steps: Tensor
 ) -> Tensor:
     """Set W to W + decays (W_0 - W) - steps g, in place and in two passes over the weights.
 
     Args:
         weight: W.
         trained: W_0.
-        gradient: g at W.
+        gradient: g at W; None stands for zeros.
         decays: from :func:`decay_factors`.
         steps: from :func:`step_sizes`.
 
     Returns:
         ``weight``.
     """
-    return weight.lerp_(trained, decays).addcmul_(steps, gradient, value=-1.0)
+    weight.lerp_(trained, decays)
+    return weight if gradient is None else weight.addcmul_(steps, gradient, value=-1.0)

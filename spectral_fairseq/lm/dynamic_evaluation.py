@@ -146,11 +146,10 @@ class DynamicEvaluation:
         Args:
             loss: of the segment just scored, attached to its graph.
         """
+        # A cluster of an adaptive softmax without a target has no gradient.
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         with torch.no_grad():
             for parameter, trained, gradient, (decays, steps) in zip(
                 self.parameters, self._trained, gradients, self._factors
             ):
-                if gradient is None:  # that of a cluster without a target, for example
-                    gradient = torch.zeros_like(parameter)
                 dynamic_update_(parameter, trained, gradient, decays, steps)

@@ -91,7 +91,7 @@ def read_training_log(path: Path, metric: str = "loss") -> Dict[str, Any]:
 
 
 def _or_infinite(value: Any) -> float:
-    """NaN compares with nothing, so the first one met would count as the best."""
+    """The value; infinity for NaN, which would count as the best if it came first."""
     number = float(value)
     return math.inf if math.isnan(number) else number
 

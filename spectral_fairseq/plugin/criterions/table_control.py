@@ -203,7 +203,7 @@ class TableControl:
             if not weight.is_leaf:
                 raise ConfigurationError(
                     f"a plain output table, for {one.flag}",
-                    "one that is computed from other parameters, as --embedding-type weight-norm",
+                    "one computed from other parameters, as with --embedding-type weight-norm",
                     "Use --embedding-type plain; or svd with --spectrum-weight, "
                     "--orthogonality-weights and --svd-interval; or leave --criterion "
                     "spectrum_control, which sets the flag, for a criterion without it, such as "

@@ -52,7 +52,7 @@ class BlockReader(Reader):
         # Both base classes have a method of this name that only raises.
         missing = (FairseqDecoder.extract_features, FairseqIncrementalDecoder.extract_features)
         own = type(model.decoder).extract_features not in missing
-        # That of hf_gpt2 returns a tensor alone.
+        # That of hf_gpt2 has no such argument, and returns a tensor and not a pair.
         usual = "encoder_out" in inspect.signature(model.decoder.extract_features).parameters
         self.shows_features = own and usual and hasattr(model.decoder, "output_layer")
 
