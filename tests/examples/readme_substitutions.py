@@ -138,7 +138,9 @@ RULES = (
         "fairseq-hydra-train",
         "",
         (),
-        "common.cpu=true optimization.max_update=2 dataset.num_workers=0",
+        # Hydra names a run's folder by the second, and two of these trainings may share one.
+        "common.cpu=true optimization.max_update=2 dataset.num_workers=0 "
+        "hydra.run.dir='outputs/${now:%H-%M-%S-%f}'",
     ),
     Rule(
         "fairseq-hydra-train",
