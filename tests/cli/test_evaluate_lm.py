@@ -186,6 +186,17 @@ def test_a_default_grid_is_widened_while_the_best_value_lies_at_its_end(stateful
     assert len(fixed["points"]) == 4 and fixed["ends"]
 
 
+def test_a_number_that_is_given_is_not_searched(stateful, run):
+    """It was ignored, so that theta 0.3 was reported nowhere and 0.1 was used."""
+    given = ("--tune", "--cache-theta", 0.3, "--dynamic-decay", 0, *SMALL_STATISTICS)
+    document = run(stateful, *given, "--tune-dynamic-rate", "0.0001,0.01")
+    dynamic, cache = document["tuning"]
+    assert [(one["rate"], one["decay"]) for one in dynamic["points"]] == [(0.0001, 0), (0.01, 0)]
+    assert {one["theta"] for one in cache["points"]} == {0.3}
+    assert len(cache["points"]) >= len(CACHE_WEIGHTS)
+    assert "theta0.3," in figure(document, "dynamic evaluation + cache")["signature"]
+
+
 def test_tuning_on_some_tokens_needs_no_model_of_the_rest(stateful, run, tiny_lm_data):
     document = run(stateful, "--tune", "--cache-window", 9, "--tune-tokens", 21)
     (search,) = document["tuning"]

@@ -26,7 +26,8 @@ def check(options: Options) -> None:
     parse_overrides(options.overrides)
     cache, dynamic, tune = options.cache, options.dynamic, options.tune
     if cache is not None:
-        CacheGrid(cache.window, [cache.theta], [cache.weight]).check()
+        theta, weight = cache.values
+        CacheGrid(cache.window, [theta], [weight]).check()
     if dynamic is not None:
         check_rates(DynamicRates(*dynamic.rates))
     if tune is None:
@@ -48,7 +49,7 @@ def check(options: Options) -> None:
                 f"Add --{method}, or leave them out.",
             )
     if cache is not None:
-        axes = cache_axes(tune)
+        axes = cache_axes(cache, tune)
         CacheGrid(cache.window, axes["theta"], axes["lambda"]).check()
     if dynamic is not None:
         dynamic_axes(dynamic, tune, DYNAMIC_SEGMENT)

@@ -48,7 +48,8 @@ def figure_entry(
     parts.update(layout.described(loaded.stateful))
     if figure.cache is not None:
         cache = figure.cache
-        parts["cache"] = f"window{cache.window},theta{cache.theta:g},lambda{cache.weight:g}"
+        theta, weight = cache.values
+        parts["cache"] = f"window{cache.window},theta{theta:g},lambda{weight:g}"
     if figure.dynamic is not None:
         rate, decay, epsilon = figure.dynamic.rates
         parts["dynamic"] = (

@@ -88,12 +88,11 @@ def evaluate_checkpoint(
         loaded.model.cuda()
     run = _Run(options, loaded, corpora, begin)
     figures = run.figures()
-    dynamic = run.dynamic
-    if dynamic is not None:
-        rate, decay, epsilon = dynamic.rates
-        dynamic = dataclasses.replace(dynamic, rate=rate, decay=decay, epsilon=epsilon)
     chosen = dataclasses.replace(
-        options, cache=run.cache, dynamic=dynamic, segment=run.layout.segment
+        options,
+        cache=None if run.cache is None else run.cache.completed(),
+        dynamic=None if run.dynamic is None else run.dynamic.completed(),
+        segment=run.layout.segment,
     )
     return finite(
         {
@@ -180,7 +179,8 @@ class _Run:
     def _evaluate(self, corpus: Corpus) -> List[Figure]:
         grid = None
         if self.cache is not None:
-            grid = CacheGrid(self.cache.window, [self.cache.theta], [self.cache.weight])
+            theta, weight = self.cache.values
+            grid = CacheGrid(self.cache.window, [theta], [weight])
         progress = self.begin(self.options.subset, len(corpus))
         begun = time.perf_counter()
         dynamic = self._adapting()
@@ -242,7 +242,7 @@ class _Run:
             best = search.best.values
             self.dynamic = dataclasses.replace(self.dynamic, rate=best["rate"], decay=best["decay"])
         if self.cache is not None:
-            axes = cache_axes(tune)
+            axes = cache_axes(self.cache, tune)
             search = search_widening(axes, fixed, lambda grid: self._search_cache(corpus, grid))
             self.searches.append(search)
             best = search.best.values

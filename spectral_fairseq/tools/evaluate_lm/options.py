@@ -5,7 +5,7 @@ This file does not import torch, so that ``--help`` and mistakes on the command 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, Optional, Tuple
 
 from spectral_fairseq.options import option
@@ -18,19 +18,40 @@ PUBLISHED: Dict[str, Tuple[float, float, float]] = {
     "mean": (5e-5, 0.002, 2e-5),
     "sum": (0.002, 0.02, 0.001),
 }
+# (theta, lambda) of the cache, published for WikiText-2.
+PUBLISHED_CACHE = (0.662, 0.1279)
 
 
 @dataclass
 class CacheOptions:
-    """Options of the continuous cache; the defaults are those published for WikiText-2."""
+    """Options of the continuous cache; None stands for the value published for WikiText-2."""
 
     window: int = option(3785, "number of past words that the cache holds", metavar="W")
-    theta: float = option(
-        0.662, "how strongly similar hidden states are preferred", metavar="THETA"
+    theta: Optional[float] = option(
+        None,
+        f"how strongly similar hidden states are preferred (default: {PUBLISHED_CACHE[0]:g})",
+        metavar="THETA",
     )
-    weight: float = option(
-        0.1279, "weight of the cache in the mixture, in [0, 1)", flag="lambda", metavar="LAMBDA"
+    weight: Optional[float] = option(
+        None,
+        f"weight of the cache in the mixture, in [0, 1) (default: {PUBLISHED_CACHE[1]:g})",
+        flag="lambda",
+        metavar="LAMBDA",
     )
+
+    @property
+    def values(self) -> Tuple[float, float]:
+        """Theta and lambda."""
+        theta, weight = PUBLISHED_CACHE
+        return (
+            theta if self.theta is None else self.theta,
+            weight if self.weight is None else self.weight,
+        )
+
+    def completed(self) -> CacheOptions:
+        """These options with a value for each."""
+        theta, weight = self.values
+        return replace(self, theta=theta, weight=weight)
 
 
 @dataclass
@@ -82,6 +103,11 @@ class DynamicOptions:
             epsilon if self.epsilon is None else self.epsilon,
         )
 
+    def completed(self) -> DynamicOptions:
+        """These options with a value for each number of the update."""
+        rate, decay, epsilon = self.rates
+        return replace(self, rate=rate, decay=decay, epsilon=epsilon)
+
 
 @dataclass
 class TuneOptions:
@@ -91,23 +117,28 @@ class TuneOptions:
         None, "search on the first N tokens of valid (default: all)", metavar="N", at_least=1
     )
     cache_thetas: Optional[Tuple[float, ...]] = option(
-        None, "grid of --cache-theta (default: 0.1 to 1.3)", flag="cache_theta", metavar="A,B,..."
+        None,
+        "grid of theta (default: --cache-theta where given, otherwise 0.1 to 1.3)",
+        flag="cache_theta",
+        metavar="A,B,...",
     )
     cache_weights: Optional[Tuple[float, ...]] = option(
         None,
-        "grid of --cache-lambda (default: 0.02 to 0.4)",
+        "grid of lambda (default: --cache-lambda where given, otherwise 0.02 to 0.4)",
         flag="cache_lambda",
         metavar="A,B,...",
     )
     dynamic_rates: Optional[Tuple[float, ...]] = option(
         None,
-        "grid of --dynamic-rate (default: the authors' 6 values, scaled by SEGMENT/5)",
+        "grid of eta (default: --dynamic-rate where given, otherwise the authors' 6 values, "
+        "scaled by SEGMENT/5)",
         flag="dynamic_rate",
         metavar="A,B,...",
     )
     dynamic_decays: Optional[Tuple[float, ...]] = option(
         None,
-        "grid of --dynamic-decay (default: the authors' 4 values, scaled by SEGMENT/5)",
+        "grid of lambda (default: --dynamic-decay where given, otherwise the authors' 4 values, "
+        "scaled by SEGMENT/5)",
         flag="dynamic_decay",
         metavar="A,B,...",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Collection, Dict, List, Sequence
+from typing import Callable, Collection, Dict, List, Optional, Sequence
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.lm.tuning import (
@@ -14,7 +14,7 @@ from spectral_fairseq.lm.tuning import (
     GridSearch,
     check_dynamic_grid,
 )
-from spectral_fairseq.tools.evaluate_lm.options import DynamicOptions, TuneOptions
+from spectral_fairseq.tools.evaluate_lm.options import CacheOptions, DynamicOptions, TuneOptions
 
 Axes = Dict[str, List[float]]
 """Name of a number that is searched -> the values tried, ascending."""
@@ -23,32 +23,43 @@ Axes = Dict[str, List[float]]
 MOST_STEPS = 3
 
 
-def cache_axes(tune: TuneOptions) -> Axes:
+def cache_axes(cache: CacheOptions, tune: TuneOptions) -> Axes:
     """The grid of the cache: the values given, or those around the published ones."""
     return {
-        "theta": sorted(CACHE_THETAS if tune.cache_thetas is None else tune.cache_thetas),
-        "lambda": sorted(CACHE_WEIGHTS if tune.cache_weights is None else tune.cache_weights),
+        "theta": _axis(tune.cache_thetas, cache.theta, CACHE_THETAS),
+        "lambda": _axis(tune.cache_weights, cache.weight, CACHE_WEIGHTS),
     }
+
+
+def _axis(
+    grid: Optional[Sequence[float]], value: Optional[float], usual: Sequence[float]
+) -> List[float]:
+    """The grid that the user gave, the one value that the user gave, or the usual grid."""
+    if grid is None:
+        grid = usual if value is None else [value]
+    return sorted(grid)
 
 
 def dynamic_axes(dynamic: DynamicOptions, tune: TuneOptions, segment: int) -> Axes:
     """The grid of dynamic evaluation: the values given, or the authors' scaled by the segment.
 
     Raises:
-        ConfigurationError: an impossible value, or no grid beside ``--dynamic-units sum``.
+        ConfigurationError: an impossible value, or no values beside ``--dynamic-units sum``.
     """
     scale = segment / DYNAMIC_SEGMENT
-    rates, decays = tune.dynamic_rates, tune.dynamic_decays
-    if dynamic.units != "mean" and (rates is None or decays is None):
+    given = {
+        "rate": (tune.dynamic_rates, dynamic.rate),
+        "decay": (tune.dynamic_decays, dynamic.decay),
+    }
+    if dynamic.units != "mean" and (None, None) in given.values():
         raise ConfigurationError(
             "--tune-dynamic-rate and --tune-dynamic-decay beside --dynamic-units sum",
             "one of them missing",
             "Give both: the default grid is in units of means.",
         )
-    axes = {
-        "rate": sorted([scale * rate for rate in DYNAMIC_RATES] if rates is None else rates),
-        "decay": sorted([scale * decay for decay in DYNAMIC_DECAYS] if decays is None else decays),
-    }
+    usual = {"rate": DYNAMIC_RATES, "decay": DYNAMIC_DECAYS}
+    axes = {name: _axis(*given[name], [scale * value for value in usual[name]]) for name in given}
+
     check_dynamic_grid(axes["rate"], axes["decay"], dynamic.rates[2])
     return axes
 
