@@ -86,6 +86,7 @@ class Study:
 # fairseq shuffles with the sum of the seed and the epoch, and draws dropout with that of the seed
 # and the update: seeds that are closer would give trainings that share one and the other.
 _SEEDS = (100_000, 200_000, 300_000, 400_000, 500_000)
+_FRESH_SEEDS = tuple(range(600_000, 1_400_000, 100_000))  # for what a first study left open
 
 
 def _settings(*flags: str) -> Tuple[Setting, ...]:
@@ -465,6 +466,24 @@ AWD_LSTM_SMALL = replace(
     },
     words=150_000,
 )
+# Does the initialisation's lead last, over a tuned weight decay and with fresh seeds?
+AWD_LSTM_DECAY_SMALL = replace(
+    AWD_LSTM_SMALL,
+    model="AWD-LSTM, d = 64, weight decay",
+    recipe={
+        **{"dropout": "0.3", "input-dropout": "0.3", "hidden-dropout": "0.2"},
+        **{"word-dropout": "0.1", "weight-drop": "0.2", "lr": "15", "weight-decay": "1e-5"},
+    },
+    rounds=(({"weight-decay": "5e-6"}, {"weight-decay": "2e-5"}),),
+    methods={
+        "plain": PLAIN,
+        "weight_norm_init": replace(
+            TABLE_METHODS["weight_norm_init"],
+            settings=_each("--weight-norm-init-sigma", 0.3, 0.5, 1),
+        ),
+    },
+    seeds=_FRESH_SEEDS[:5],
+)
 
 _ADAM_ROUNDS: Tuple[Tuple[Recipe, ...], ...] = (
     ({"dropout": "0.1"}, {"dropout": "0.3"}, {"dropout": "0.4"}),
@@ -561,7 +580,7 @@ TRANSFORMER_LM_CONFIRMATION = replace(
     recipe={"dropout": "0.0", "lr": "0.008"},
     rounds=(),
     methods={"plain": PLAIN, "weight_norm_init": _with_settings(_SMALL_INIT, 1)},
-    seeds=tuple(range(600_000, 1_400_000, 100_000)),
+    seeds=_FRESH_SEEDS,
 )
 # Weight-norm regularisation, which gained in translation, beside the same trainings of plain.
 TRANSFORMER_LM_METHODS_SMALL = replace(
@@ -624,6 +643,7 @@ STUDIES: Dict[str, Study] = {
     "translation_medium": TRANSLATION_MEDIUM,
     "awd_lstm": AWD_LSTM,
     "awd_lstm_small": AWD_LSTM_SMALL,
+    "awd_lstm_decay_small": AWD_LSTM_DECAY_SMALL,
     "transformer_lm": TRANSFORMER_LM,
     "transformer_xl": TRANSFORMER_XL,
     "transformer_lm_small": TRANSFORMER_LM_SMALL,
