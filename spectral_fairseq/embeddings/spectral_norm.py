@@ -29,8 +29,9 @@ class SpectralNormEmbedding(FactoredEmbedding):
 
     Shapes: S (N, d), its first right singular vector (d,), for N words and d dimensions. Each use
     in training takes one step of the power iteration v <- S'S v / ||S'S v||, and sigma_max is
-    ||S v||, whose gradient is that of the exact value once v has converged. Weight decay of S
-    changes the length of optimiser steps, not W.
+    ||S v|| / ||v||, whose gradient is that of the exact value once v has converged; it lags behind
+    while S changes fast. An average of checkpoints has a v whose length is not 1. Weight decay of
+    S changes the length of optimiser steps, not W.
 
     Args:
         num_embeddings: N, all rows of the dictionary.
@@ -122,10 +123,12 @@ class SpectralNormEmbedding(FactoredEmbedding):
 
     @classmethod
     def dense_rows(cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """``rows`` of W = c S / ||S v||, shape (n, d)."""
+        """``rows`` of W = c S ||v|| / ||S v||, shape (n, d)."""
         # In float32 at least: torch 1.12 does not multiply halves on a CPU.
         stored = entries["stored"].to(torch.promote_types(entries["stored"].dtype, torch.float32))
-        length = torch.linalg.vector_norm((stored @ entries["direction"].to(stored.dtype)).double())
+        direction = entries["direction"].to(stored.dtype)
+        length = torch.linalg.vector_norm((stored @ direction).double())
+        length = length / torch.linalg.vector_norm(direction.double()).clamp(min=TINY)
         scale = entries["largest"].double() / length.clamp(min=TINY)
         return stored[rows].to(dtype) * scale.to(dtype)
 
@@ -139,8 +142,10 @@ class SpectralNormEmbedding(FactoredEmbedding):
                 ahead = torch.matmul(self.stored.t(), _unit(along, along))
                 self.direction.copy_(_unit(ahead, self.direction))
         # A copy, since the next step changes the buffer that autograd has saved.
-        along = torch.matmul(self.stored, self.direction.clone())  # [N]
-        return (self.largest / _length(along).clamp(min=tiny)).to(self.stored.dtype)
+        direction = self.direction.clone()
+        along = torch.matmul(self.stored, direction)  # [N]
+        largest = _length(along) / _length(direction).clamp(min=tiny)
+        return (self.largest / largest.clamp(min=tiny)).to(self.stored.dtype)
 
     def extra_repr(self) -> str:
         """What ``print(model)`` shows in the brackets."""

@@ -72,3 +72,13 @@ def test_half_precision_with_squares_beyond_its_range():
     found = table(torch.tensor([2]))
     assert table.direction.isfinite().all()
     torch.testing.assert_close(found[0, 0].float(), table.largest.float(), rtol=1e-2, atol=0)
+
+
+def test_an_average_whose_direction_is_short_has_the_scale():
+    """fairseq's average of checkpoints and its EMA made sigma_max 1.44 of c = 1."""
+    torch.manual_seed(0)
+    table = SpectralNormEmbedding(31, 5, 1).eval()
+    table.direction.mul_(0.7)
+    assert largest(table.dense()) == pytest.approx(1.0, rel=1e-5)
+    rows = SpectralNormEmbedding.dense_rows(table.state_dict(), torch.arange(31), torch.float64)
+    assert largest(rows) == pytest.approx(1.0, rel=1e-5)

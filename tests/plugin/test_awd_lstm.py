@@ -4,7 +4,6 @@ import logging
 
 import pytest
 import torch
-from fairseq.criterions.adaptive_loss import AdaptiveLoss
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.lm.carry import Carry
@@ -172,11 +171,6 @@ def test_adversarial_softmax_and_every_penalty_work_on_it(task):
 def test_beam_search_equals_search_without_incremental_state(task, arch):
     model = build(task, arch, seed=3).eval()
     assert beam_search(model, task, True) == beam_search(model, task, False)
-
-
-def test_the_criterion_of_fairseqs_adaptive_softmax_is_refused(task):
-    with pytest.raises(ConfigurationError, match="Use --criterion mle_cosreg"):
-        build(task).check_criterion(AdaptiveLoss(task, sentence_avg=False))
 
 
 def test_a_stock_criterion_is_told_what_it_leaves_out(task, caplog):

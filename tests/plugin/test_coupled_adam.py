@@ -120,3 +120,14 @@ def test_bad_betas_are_refused(betas):
     with pytest.raises(ConfigurationError, match="--adam-betas"):
         two_numbers(betas)
     assert two_numbers("(0.9, 0.98)") == (0.9, 0.98)
+
+
+def test_the_clusters_of_fairseqs_adaptive_softmax_are_coupled(task):
+    model = build_host_model(task, "transformer", adaptive_softmax_cutoff="20,30")
+    assert names_of(model, table_parameters(model)) == {
+        "encoder.embed_tokens.weight",
+        "decoder.embed_tokens.weight",
+        "decoder.adaptive_softmax.head.weight",
+        "decoder.adaptive_softmax.tail.0.2.weight",
+        "decoder.adaptive_softmax.tail.1.2.weight",
+    }

@@ -336,12 +336,13 @@ def test_adaptive_softmax_is_refused_with_what_to_do(task):
         build_criterion(task, "mle_cosreg").penalties(model)
 
 
-def test_adversarial_softmax_without_a_single_table_is_refused_before_training(task):
+@pytest.mark.parametrize("flags", [{}, {"adversarial_epsilon": 0.1}])
+def test_the_plain_likelihood_of_an_adaptive_softmax_is_refused(task, flags):
+    """It ended in "modified by an inplace operation" in the first backward pass."""
     model = build_host_model(task, "transformer", adaptive_softmax_cutoff="20,30").train()
-    with pytest.raises(ConfigurationError, match="single output table.*drop --adversarial"):
-        build_criterion(task, "mle_cosreg", cosreg_weight=0.0, adversarial_epsilon=0.1).check_model(
-            model
-        )
+    criterion = build_criterion(task, "mle_cosreg", cosreg_weight=0.0, **flags)
+    with pytest.raises(ConfigurationError, match="or use --criterion adaptive_loss"):
+        criterion.check_model(model)
 
 
 def test_the_scores_that_an_accuracy_needs_are_warned_of(task, caplog):
@@ -398,6 +399,23 @@ def test_the_log_of_an_adaptive_softmaxs_spectrum_is_refused_before_training(tas
     criterion = build_criterion(task, "mle_cosreg", cosreg_weight=0.0, log_spectrum_interval=10)
     with pytest.raises(ConfigurationError, match="a single output table for --log-spectrum-inter"):
         criterion.check_model(model)
+
+
+def test_the_spectrum_of_a_narrow_cone_is_logged_exactly(task):
+    """In float32 all but the largest value were zero, and the effective rank was 1."""
+    model = build_host_model(task, "transformer").eval()
+    weight = output_table(model, len(task.target_dictionary))
+    with torch.no_grad():
+        weight.copy_(1 + 1e-5 * torch.randn(weight.shape))
+    log = build_criterion(task, "mle_cosreg", log_spectrum_interval=1)(model, make_sample(task))[2]
+    exact = torch.linalg.svdvals(counted(task, weight).double())
+    assert math.isclose(log["table_sigma_min"], float(exact[-1]), rel_tol=1e-2)
+
+
+def test_each_of_several_models_has_its_spectrum_logged(task):
+    criterion = build_criterion(task, "mle_cosreg", log_spectrum_interval=10)
+    for model in (build_model(task).eval(), build_model(task).eval()):
+        assert "table_sigma_max" in criterion(model, make_sample(task))[2]
 
 
 def test_spectrum_is_logged_once_in_a_validation(task):

@@ -3,9 +3,11 @@
 import logging
 
 import pytest
+from fairseq.criterions.adaptive_loss import AdaptiveLoss
 
 from spectral_fairseq.errors import ConfigurationError
 from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample, words
+from tests.plugin.trainers import build_trainer
 
 SHARED = {"share_all_embeddings": True}
 BUILDERS = {
@@ -64,3 +66,28 @@ def test_a_batch_within_the_ignored_prefix_is_said_once(task, caplog):
             _, _, log = criterion(model, sample)
     assert log["nll_loss"] == 0 and len(caplog.records) == 1
     assert f"--ignore-prefix-size is {longest}" in caplog.text
+
+
+@pytest.mark.parametrize("arch", ["transformer_sc", "awd_lstm_wt2", "transformer_xl_wt103_small"])
+def test_the_criterion_of_fairseqs_adaptive_softmax_is_refused(task, arch):
+    """It ended in an assertion without words, in the first update."""
+    table = "svd" if arch == "transformer_sc" else "plain"
+    trainer = build_trainer(table=table, begin=False)
+    options = {"adaptive_softmax_cutoff": ""} if arch.startswith("transformer_xl") else {}
+    trainer._model = build_model(task, arch, embedding_type=table, **options)
+    trainer._criterion = AdaptiveLoss(task, sentence_avg=False)
+    with pytest.raises(ConfigurationError, match="Use --criterion mle_cosreg"):
+        trainer.begin_epoch(1)
+
+
+def test_a_cutoff_that_was_not_given_is_not_blamed(task):
+    build_host_model(task, "lstm_mos", criterion="adaptive_loss")
+
+
+@pytest.mark.parametrize("interval", [0, 10])
+def test_checkpoints_are_not_chosen_by_a_measure_that_is_missing_at_times(interval):
+    """The second validation ended in ``KeyError: 'table_mean_cosine'``."""
+    metric = "checkpoint.best_checkpoint_metric=table_mean_cosine"
+    with pytest.raises(ConfigurationError, match="--log-spectrum-interval 1 beside"):
+        build_trainer(metric, log_spectrum_interval=interval)
+    build_trainer(metric, log_spectrum_interval=1)

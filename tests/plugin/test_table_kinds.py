@@ -1,10 +1,12 @@
-"""Checkpoints whose factors fairseq averaged, without knowing that they are factors."""
+"""Checkpoints whose averaged factors are no table, or whose mixture is another one."""
 
 import copy
 
+import pytest
 import torch
 
-from spectral_fairseq.plugin.hooks.table_kinds import check_tables
+from spectral_fairseq.errors import CheckpointError
+from spectral_fairseq.plugin.hooks.table_kinds import check_experts, check_tables
 from tests.plugin.trainers import build_trainer, train
 
 
@@ -28,3 +30,14 @@ def test_what_is_no_matrix_of_numbers_is_left_to_others():
     state, model = dict(trainer.get_model().state_dict()), trainer.get_model()
     for wrong in (torch.ones(16, 16, device="meta"), torch.ones(3), torch.eye(16).to_sparse(), "V"):
         check_tables({**state, "decoder.embed_tokens.V": wrong}, model)
+
+
+def test_another_mixture_is_refused_with_its_flags():
+    mixture, single = (build_trainer(arch=f"transformer_{kind}") for kind in ("mos", "sc"))
+    stored = mixture.get_model().state_dict()
+    check_experts(stored, mixture.get_model())
+    with pytest.raises(CheckpointError, match="a single softmax; .* a mixture of .+ experts"):
+        check_experts(stored, single.get_model())
+    name = "decoder.output_projection.prior.weight"
+    with pytest.raises(CheckpointError, match="--mixture-components"):
+        check_experts({**stored, name: stored[name][:1]}, mixture.get_model())

@@ -150,3 +150,16 @@ def test_a_restored_model_counts_nothing(spoken, monkeypatch, caplog):
     assert "no binarised" not in caplog.text
     models.build_model(options, task)
     assert "no binarised" in caplog.text
+
+
+@pytest.mark.parametrize("pairs", ["de-en,en-de", ["de-en"]])
+def test_the_languages_of_all_pairs_are_counted(tmp_path, pairs):
+    """Their training data were not found, so </s> and <unk> started from the words' mean."""
+    for name, lines in LINES.items():
+        _write(tmp_path, name, lines)
+    words = _dictionary()
+    task = SimpleNamespace(
+        cfg=SimpleNamespace(data=str(tmp_path), lang_pairs=pairs, source_lang=None),
+        dicts={"de": words, "en": _dictionary()},
+    )
+    assert training_counts(task, words) == [0, 0, 6, 5, 40, 9]

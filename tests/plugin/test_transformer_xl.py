@@ -4,7 +4,6 @@ import logging
 
 import pytest
 import torch
-from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 
 from spectral_fairseq.embeddings import PlainEmbedding, SVDEmbedding
@@ -170,12 +169,6 @@ def test_a_stock_criterion_is_told_what_it_costs(task, caplog):
         assert not caplog.records
         build(task).check_criterion(object())
     assert "--criterion mle_cosreg" in caplog.text
-
-
-def test_the_criterion_of_the_hosts_adaptive_softmax_is_refused(task):
-    """It would end in an assertion without words."""
-    with pytest.raises(ConfigurationError, match="Use --criterion mle_cosreg"):
-        build(task).check_criterion(AdaptiveLoss(task, sentence_avg=False))
 
 
 def test_a_dictionary_in_another_order_is_warned_of(task, caplog):

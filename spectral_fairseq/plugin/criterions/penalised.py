@@ -12,7 +12,7 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
 from fairseq.models import FairseqMultiModel
 from torch import nn
 
-from spectral_fairseq.errors import arguments_as_flags
+from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.losses.blockwise import smoothing_weights
 from spectral_fairseq.plugin.criterions import likelihood, table_control, unset
 from spectral_fairseq.plugin.criterions.ignored_prefix import IgnoredPrefix
@@ -22,7 +22,7 @@ from spectral_fairseq.plugin.criterions.input_gradient import (
     tied_look_ups,
 )
 from spectral_fairseq.plugin.criterions.likelihood.word_memory import WordMemory
-from spectral_fairseq.plugin.criterions.output_table import has_svd_table, head_of
+from spectral_fairseq.plugin.criterions.output_table import decoder_of, has_svd_table, head_of
 from spectral_fairseq.plugin.criterions.penalties import objective
 from spectral_fairseq.plugin.criterions.penalties.activation import reported_terms
 from spectral_fairseq.plugin.criterions.penalties.logs import log_terms, reduce_terms
@@ -118,7 +118,8 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
 
         Raises:
             ConfigurationError: no table for a penalty, no output layer that can be replaced, or
-                label smoothing where the output layer's own loss has none.
+                label smoothing where the output layer's own loss has none; or fairseq's adaptive
+                softmax.
         """
         self.suit(model)
         for option, needed in self.table_control.idle_flags().items():
@@ -129,7 +130,19 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             if self._input_gradient_scale != 1.0:
                 tied_look_ups(self.penalties.view(one))
             self._log_spectrum.check(self.penalties.view(one))
+            _refuse_fairseqs_adaptive_softmax(one)
         self._likelihood(model).check(model)
+
+    def check_metric(self, name: str) -> None:
+        """Refuse to choose checkpoints by a measure that not every validation has.
+
+        Args:
+            name: of ``--best-checkpoint-metric``.
+
+        Raises:
+            ConfigurationError: it is a measure of the spectrum, which is not logged each time.
+        """
+        self._log_spectrum.check_metric(name)
 
     def forward(self, model: nn.Module, sample: Any, reduce: bool = True) -> Tuple[Any, Any, Any]:
         """As ``label_smoothed_cross_entropy``, with the penalties added to the loss in training."""
@@ -183,3 +196,12 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         super().reduce_metrics(logging_outputs)
         reduce_terms(logging_outputs)
         reduce_spectrum(logging_outputs)
+
+
+def _refuse_fairseqs_adaptive_softmax(model: nn.Module) -> None:
+    if getattr(decoder_of(model), "adaptive_softmax", None) is not None:
+        raise ConfigurationError(
+            "an output layer whose log-probabilities have a gradient",
+            "fairseq's adaptive softmax, which is trained by a loss of its own",
+            "Drop --adaptive-softmax-cutoff, or use --criterion adaptive_loss.",
+        )

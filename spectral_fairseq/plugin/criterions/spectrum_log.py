@@ -8,9 +8,11 @@ from typing import Any, Dict, List
 import torch
 from fairseq.logging import metrics
 
-from spectral_fairseq.errors import arguments_as_flags
-from spectral_fairseq.functional.linalg.gram import gram
-from spectral_fairseq.functional.linalg.singular_values import singular_values_of_gram
+from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
+from spectral_fairseq.functional.linalg.singular_values import (
+    singular_values_of_gram,
+    table_gram,
+)
 from spectral_fairseq.functional.measures.mean_cosine import mean_cosine
 from spectral_fairseq.functional.measures.spectrum_measures import spectrum_measures
 from spectral_fairseq.plugin.criterions.penalties.needs import ModelView, output_table
@@ -27,10 +29,11 @@ LOG_SPECTRUM_INTERVAL = Flag(
 
 # The number of workers that measured their table. All tables are equal, so sums are divided by it.
 TABLES = "tables_measured"
+_PREFIX = "table_"
 
 
 class SpectrumLog:
-    """Measures the output table, at most once in ``interval`` updates.
+    """Measures the output table of each model, at most once in ``interval`` updates.
 
     Args:
         interval: in updates; 0 for never.
@@ -38,7 +41,7 @@ class SpectrumLog:
 
     def __init__(self, interval: int) -> None:
         self.interval = interval
-        self._measured_at = -math.inf
+        self._measured_at: Dict[int, float] = {}  # by the identity of the model
 
     def check(self, view: ModelView) -> None:
         """Refuse a model without a single output table, before training starts.
@@ -50,24 +53,44 @@ class SpectrumLog:
             with arguments_as_flags(weight=LOG_SPECTRUM_INTERVAL.option):
                 view.get(output_table)
 
+    def check_metric(self, name: str) -> None:
+        """Refuse to choose checkpoints by a measure that not every validation has.
+
+        Args:
+            name: of ``--best-checkpoint-metric``.
+
+        Raises:
+            ConfigurationError: it is one of these measures, and ``interval`` is not 1.
+        """
+        if name.startswith(_PREFIX) and self.interval != 1:
+            raise ConfigurationError(
+                f"{LOG_SPECTRUM_INTERVAL.option} 1 beside --best-checkpoint-metric {name}, which "
+                "has to be there in every validation",
+                str(self.interval),
+                f"Set {LOG_SPECTRUM_INTERVAL.option} 1.",
+            )
+
     @torch.no_grad()
     def __call__(self, view: ModelView) -> Dict[str, float]:
         """Entries of a logging output: the measures if they are due, else nothing."""
         now = updates_of(view.module)
-        if not self.interval or now - self._measured_at < self.interval:
+        before = self._measured_at.get(id(view.module), -math.inf)
+        if not self.interval or now - before < self.interval:
             return {}
-        self._measured_at = now
+        self._measured_at[id(view.module)] = now
         weight, excluded = view.get(output_table)
-        sigma = singular_values_of_gram(gram(weight, excluded), weight.size(0) - excluded.numel())
+        # In float64, as `analyze` does: float32 takes the small ones of a narrow cone for zero.
+        gram = table_gram(weight, excluded=excluded)
+        sigma = singular_values_of_gram(gram, weight.size(0) - excluded.numel())
         measures = {"mean_cosine": mean_cosine(weight, excluded), **spectrum_measures(sigma)}
-        return {**{f"table_{name}": value for name, value in measures.items()}, TABLES: 1}
+        return {**{f"{_PREFIX}{name}": value for name, value in measures.items()}, TABLES: 1}
 
 
 def reduce_spectrum(logging_outputs: List[Dict[str, Any]]) -> None:
     """Show the measures, from the logging outputs of all workers."""
     measured = sum(log.get(TABLES, 0) for log in logging_outputs)
     if measured:
-        keys = {key for log in logging_outputs for key in log if key.startswith("table_")}
+        keys = {key for log in logging_outputs for key in log if key.startswith(_PREFIX)}
         for key in sorted(keys):
             total = sum(log.get(key, 0) for log in logging_outputs)
             metrics.log_scalar(key, total / measured, round=5)

@@ -1,4 +1,4 @@
-"""Explain what is wrong with the factored tables of a checkpoint that is about to be restored.
+"""Explain why a checkpoint's tables or output layer do not fit the model it is restored into.
 
 fairseq reports every error of restoring a model as "please ensure that the architectures match",
 and it cannot know that averaged factors make no table.
@@ -24,6 +24,33 @@ logger = logging.getLogger(__name__)
 # Of the squared lengths of V's columns, which are 1. A mean of two unrelated V has one half; the
 # drift of a training whose factors are not renewed stays above.
 SHORTEST = 0.7
+
+
+def check_experts(stored: Mapping[str, Any], model: nn.Module) -> None:
+    """Refuse a mixture of another number of experts than the model's, which may have none.
+
+    Args:
+        stored: names -> tensors of a checkpoint, as they are about to be loaded.
+        model: the model to load them into.
+
+    Raises:
+        CheckpointError: the numbers differ.
+    """
+    found, wanted = (_experts(entries) for entries in (stored, model.state_dict()))
+    if stored and found != wanted:
+        raise CheckpointError(
+            f"a checkpoint of {wanted}",
+            f"one of {found}",
+            "Use an arch of this package with the --output-head and --mixture-components of that "
+            "checkpoint.",
+        )
+
+
+def _experts(entries: Mapping[str, Any]) -> str:
+    for name, weight in entries.items():
+        if name.endswith("output_projection.prior.weight") and isinstance(weight, Tensor):
+            return f"a mixture of {len(weight)} experts"
+    return "a single softmax"
 
 
 def check_tables(stored: Mapping[str, Any], model: nn.Module) -> None:
@@ -85,6 +112,7 @@ def _checking(upgrade_state_dict: Callable[..., None]) -> Callable[..., None]:
     def upgrade_and_check(self: Any, state_dict: Any) -> None:
         upgrade_state_dict(self, state_dict)
         check_tables(state_dict, self)
+        check_experts(state_dict, self)
 
     return upgrade_and_check
 
@@ -104,9 +132,9 @@ def _explaining(load_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
 
 PATCH = Patch(
     name="kinds of tables",
-    reason="A checkpoint whose tables are stored in another way than the model's is refused with "
-    "the remedy, where fairseq only says that the architectures differ; averages of factors get a "
-    "warning.",
+    reason="A checkpoint whose tables are stored in another way than the model's, or that is of "
+    "another mixture, is refused with the remedy, where fairseq only says that the architectures "
+    "differ; averages of factors get a warning.",
     install=replaces(
         {
             "fairseq.models:BaseFairseqModel.upgrade_state_dict": _checking,

@@ -10,10 +10,14 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable
 
+from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.models import BaseFairseqModel
 
 from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.embeddings import WeightNormEmbedding
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.heads import Head
+from spectral_fairseq.plugin.criterions.output_table import head_of
 from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
 from spectral_fairseq.plugin.criterions.updates import tell_updates
 from spectral_fairseq.plugin.models.awd_lstm import AWDLSTMLanguageModel
@@ -22,9 +26,18 @@ from spectral_fairseq.plugin.models.transformer_xl import TransformerXLLanguageM
 _CHECKED = "_spectral_fairseq_checked"
 
 
-def _check(model: Any, criterion: Any) -> None:
+def _check(trainer: Any) -> None:
+    model, criterion = trainer.get_model(), trainer.get_criterion()
+    if isinstance(criterion, AdaptiveLoss) and isinstance(head_of(model), Head):
+        raise ConfigurationError(
+            "a criterion that asks no more of the model than probabilities",
+            "--criterion adaptive_loss, which asks for fairseq's own adaptive softmax",
+            "Use --criterion mle_cosreg --cosreg-weight 0: cross entropy, which with an adaptive "
+            "softmax of this package computes only the clusters of the targets.",
+        )
     if isinstance(criterion, PenalisedCrossEntropy):
         criterion.check_model(model)
+        criterion.check_metric(trainer.cfg.checkpoint.best_checkpoint_metric)
     if isinstance(model, (AWDLSTMLanguageModel, TransformerXLLanguageModel)):
         model.check_criterion(criterion)
 
@@ -35,7 +48,7 @@ def _telling_epoch(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
         result = begin_epoch(self, epoch)
         # Here rather than in the first step, where fairseq would dump its state into crash.pt.
         if not getattr(self, _CHECKED, False):
-            _check(self.get_model(), self.get_criterion())
+            _check(self)
             setattr(self, _CHECKED, True)
         for module in self.get_model().modules():
             if isinstance(module, WeightNormEmbedding):

@@ -35,7 +35,7 @@ from spectral_fairseq.plugin.models.options import (
     head_kind,
     refuse_unsupported,
 )
-from spectral_fairseq.plugin.models.stateful_decoder import StatefulDecoder, refuse_adaptive_loss
+from spectral_fairseq.plugin.models.stateful_decoder import StatefulDecoder
 from spectral_fairseq.plugin.models.tables import build_head, build_table
 
 logger = logging.getLogger(__name__)
@@ -196,12 +196,7 @@ class AWDLSTMLanguageModel(FairseqLanguageModel):
         return cls(AWDLSTMDecoder(dictionary, network, head, alpha, beta))
 
     def check_criterion(self, criterion: Any) -> None:
-        """Warn, before training, of a criterion that does not regularise the activations.
-
-        Raises:
-            ConfigurationError: the criterion of fairseq's own adaptive softmax.
-        """
-        refuse_adaptive_loss(criterion)
+        """Warn, before training, of a criterion that does not regularise the activations."""
         if (self.decoder.alpha or self.decoder.beta) and not isinstance(
             criterion, PenalisedCrossEntropy
         ):

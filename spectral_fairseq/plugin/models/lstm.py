@@ -68,7 +68,7 @@ class SpectralLSTM(lstm.LSTMModel):
         """
         fill_defaults(args, cls.config)
         lstm.base_architecture(args)
-        if args.criterion != "adaptive_loss":
+        if args.criterion != "adaptive_loss" or has_own_output(args):
             # fairseq always sets this default, and reads it for that criterion only.
             args.adaptive_softmax_cutoff = None
         refuse_unsupported(args)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.models import FairseqIncrementalDecoder
 from torch import Tensor, nn
 
-from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.heads import Head
 from spectral_fairseq.lm.carry import Carry
 
@@ -17,24 +15,6 @@ MAX_POSITIONS = 10**6
 
 # Two tensors of every layer: hidden and cell state, or keys and values.
 LayerPairs = List[Tuple[Tensor, Tensor]]
-
-
-def refuse_adaptive_loss(criterion: Any) -> None:
-    """Refuse the criterion of fairseq's own adaptive softmax, which these models do not have.
-
-    Args:
-        criterion: of the training that is about to begin.
-
-    Raises:
-        ConfigurationError: it is that one.
-    """
-    if isinstance(criterion, AdaptiveLoss):
-        raise ConfigurationError(
-            "a criterion that asks no more of the model than probabilities",
-            "--criterion adaptive_loss, which asks for fairseq's own adaptive softmax",
-            "Use --criterion mle_cosreg --cosreg-weight 0: cross entropy, which with an adaptive "
-            "softmax of this package computes only the clusters of the targets.",
-        )
 
 
 class StatefulDecoder(FairseqIncrementalDecoder):

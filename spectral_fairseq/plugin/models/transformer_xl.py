@@ -33,7 +33,7 @@ from spectral_fairseq.plugin.models.options import (
     option_field,
     refuse_unsupported,
 )
-from spectral_fairseq.plugin.models.stateful_decoder import StatefulDecoder, refuse_adaptive_loss
+from spectral_fairseq.plugin.models.stateful_decoder import StatefulDecoder
 from spectral_fairseq.plugin.models.tables import build_head, build_table
 
 logger = logging.getLogger(__name__)
@@ -148,12 +148,7 @@ class TransformerXLLanguageModel(FairseqLanguageModel):
         return cls(TransformerXLDecoder(dictionary, network, head))
 
     def check_criterion(self, criterion: Any) -> None:
-        """Warn, before training, of a criterion that computes all words despite the clusters.
-
-        Raises:
-            ConfigurationError: the criterion of fairseq's own adaptive softmax.
-        """
-        refuse_adaptive_loss(criterion)
+        """Warn, before training, of a criterion that computes all words despite the clusters."""
         head = self.decoder.output_projection
         if isinstance(head, AdaptiveSoftmaxHead) and not isinstance(
             criterion, PenalisedCrossEntropy

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Tuple
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import FairseqDecoder
-from fairseq.modules import LearnedPositionalEmbedding
+from fairseq.modules import AdaptiveSoftmax, LearnedPositionalEmbedding
 from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
 from torch import Tensor, nn
@@ -87,7 +87,8 @@ def table_parameters(model: nn.Module) -> List[nn.Parameter]:
     """The parameters of a model that have a row for each word, each once.
 
     These are the matrices of embeddings (of a factored table U or v, whose rows are words) and of
-    output layers, tied or not. Embeddings of positions are no tables.
+    output layers, tied or not; of fairseq's adaptive softmax the matrix of each cluster. Embeddings
+    of positions are no tables.
     """
     found: List[Any] = []
     for module in model.modules():
@@ -96,6 +97,9 @@ def table_parameters(model: nn.Module) -> List[nn.Parameter]:
         if isinstance(module, (Table, nn.Embedding)):
             own = module.parameters(recurse=False)
             found.extend(p for p in own if p.dim() == 2 and p.size(0) == module.num_embeddings)
+        if isinstance(module, AdaptiveSoftmax):
+            clusters = [module.head, *(tail[-1] for tail in module.tail)]
+            found.extend(one.weight for one in clusters if isinstance(one, nn.Linear))
         if isinstance(module, FairseqDecoder):
             for name in OUTPUT_LAYERS:
                 layer = getattr(module, name, None)

@@ -10,7 +10,7 @@ import contextlib
 import contextvars
 import logging
 import os
-from typing import Any, Iterable, Iterator, List, Optional
+from typing import Any, Dict, Iterable, Iterator, List, Optional
 
 import numpy as np
 from fairseq import utils
@@ -97,19 +97,31 @@ def _training_files(task: Any, dictionary: Dictionary) -> Iterator[str]:
     config = _configuration(task)
     data = getattr(config, "data", None)
     split = str(getattr(config, "train_subset", "train"))
-    pair = [getattr(config, f"{side}_lang", None) for side in ("source", "target")]
     suffixes = [""]
-    if all(pair):
+    for pair in _language_pairs(task, config):
         suffixes += [
             f".{first}-{second}.{language}"
-            for first, second in (pair, pair[::-1])
-            for language, words in zip(pair, (task.source_dictionary, task.target_dictionary))
+            for first, second in (tuple(pair), tuple(pair)[::-1])
+            for language, words in pair.items()
             # fairseq loads a joined dictionary once for each language.
             if words == dictionary
         ]
     for folder in utils.split_paths(str(data)) if data else ():
-        for suffix in suffixes:
+        for suffix in dict.fromkeys(suffixes):
             yield from _with_numbered(os.path.join(folder, split), suffix)
+
+
+def _language_pairs(task: Any, config: Any) -> Iterator[Dict[str, Dictionary]]:
+    """The languages of each pair, with their dictionaries."""
+    pair = [getattr(config, f"{side}_lang", None) for side in ("source", "target")]
+    if all(pair):
+        yield dict(zip(pair, (task.source_dictionary, task.target_dictionary)))
+    pairs = getattr(config, "lang_pairs", None) or ()  # of tasks with several languages
+    known = getattr(task, "dicts", {})
+    for names in pairs.split(",") if isinstance(pairs, str) else pairs:
+        pair = names.split("-")
+        if len(pair) == 2 and all(language in known for language in pair):
+            yield {language: known[language] for language in pair}
 
 
 def _with_numbered(prefix: str, suffix: str) -> Iterator[str]:

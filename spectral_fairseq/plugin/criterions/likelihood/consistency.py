@@ -86,8 +86,7 @@ class Consistency(LikelihoodTerm):
         """See the base class.
 
         Raises:
-            ConfigurationError: a model without token embeddings, for SimCut, or with fairseq's
-                adaptive softmax.
+            ConfigurationError: a model without token embeddings, for SimCut.
             UnsupportedError: a model that carries a state from batch to batch.
         """
         decoder = decoder_of(model)
@@ -96,12 +95,6 @@ class Consistency(LikelihoodTerm):
                 f"a model that reads each batch on its own, for {self.flag}",
                 f"{type(decoder).__name__}, whose streams would be read twice",
                 f"Drop {self.flag}, or use a Transformer.",
-            )
-        if getattr(decoder, "adaptive_softmax", None) is not None:
-            raise ConfigurationError(
-                f"a distribution over all words for {self.flag}",
-                "fairseq's adaptive softmax",
-                f"Drop --adaptive-softmax-cutoff or {self.flag}.",
             )
         if not self.symmetric and not look_ups(model):
             raise ConfigurationError(

@@ -21,11 +21,7 @@ from spectral_fairseq.plugin.criterions.likelihood.output_layer import (
     output_layer_replaced,
 )
 from spectral_fairseq.plugin.criterions.likelihood.word_memory import WordMemory
-from spectral_fairseq.plugin.criterions.output_table import (
-    decoder_of,
-    head_of,
-    softmax_operands,
-)
+from spectral_fairseq.plugin.criterions.output_table import head_of, softmax_operands
 from spectral_fairseq.plugin.criterions.updates import updates_of
 from spectral_fairseq.plugin.flags import Flag, checked, finite_nonnegative
 
@@ -71,12 +67,6 @@ class GradientGating(FullScores):
                 "a single softmax for --gradient-gating",
                 f"{type(head).__name__}, in which a word has no single score",
                 "Use --output-head softmax, or drop --gradient-gating.",
-            )
-        if getattr(decoder_of(model), "adaptive_softmax", None) is not None:
-            raise ConfigurationError(
-                "a single softmax for --gradient-gating",
-                "fairseq's adaptive softmax",
-                "Drop --adaptive-softmax-cutoff or --gradient-gating.",
             )
         check_output_layer(model)
 
