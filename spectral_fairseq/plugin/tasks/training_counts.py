@@ -113,7 +113,7 @@ def _training_files(task: Any, dictionary: Dictionary) -> Iterator[str]:
 
 def _language_pairs(task: Any, config: Any) -> Iterator[Dict[str, Dictionary]]:
     """The languages of each pair, with their dictionaries."""
-    pair = [getattr(config, f"{side}_lang", None) for side in ("source", "target")]
+    pair: List[Any] = [getattr(config, f"{side}_lang", None) for side in ("source", "target")]
     if all(pair):
         yield dict(zip(pair, (task.source_dictionary, task.target_dictionary)))
     pairs = getattr(config, "lang_pairs", None) or ()  # of tasks with several languages
