@@ -32,9 +32,9 @@ _NEEDS = {
 
 DESCRIPTION = """\
 Measure the table of word vectors of a model: isotropy, singular values, cosines, row norms,
-neighbours. The model may be a fairseq checkpoint (plain, SVD or weight norm; translation or
-language model), a state dict of torch, a safetensors file, the folder of a Hugging Face model, an
-array of numpy (.npy, .npz), or word vectors of word2vec, fastText or GloVe.
+neighbours. The model may be a fairseq checkpoint (with a plain or a factored table; of translation
+or a language model), a state dict of torch, a safetensors file, the folder of a Hugging Face model,
+an array of numpy (.npy, .npz), or word vectors of word2vec, fastText or GloVe.
 Of several tables, the one of the output layer is measured unless --table names another.
 Files are read without executing what they contain. With --out, a folder is written with
 pictures (PNG, SVG), the raw JSON and report.html, one page that needs no network.
