@@ -127,9 +127,9 @@ class SpectralNormEmbedding(FactoredEmbedding):
         # In float32 at least: torch 1.12 does not multiply halves on a CPU.
         stored = entries["stored"].to(torch.promote_types(entries["stored"].dtype, torch.float32))
         direction = entries["direction"].to(stored.dtype)
-        length = torch.linalg.vector_norm((stored @ direction).double())
-        length = length / torch.linalg.vector_norm(direction.double()).clamp(min=TINY)
-        scale = entries["largest"].double() / length.clamp(min=TINY)
+        length = torch.linalg.vector_norm(direction.double()).clamp(min=TINY)
+        sigma_max = torch.linalg.vector_norm((stored @ direction).double()) / length
+        scale = entries["largest"].double() / sigma_max.clamp(min=TINY)
         return stored[rows].to(dtype) * scale.to(dtype)
 
     def factor_of_stored(self, tiny: float = TINY) -> Tensor:
@@ -144,8 +144,8 @@ class SpectralNormEmbedding(FactoredEmbedding):
         # A copy, since the next step changes the buffer that autograd has saved.
         direction = self.direction.clone()
         along = torch.matmul(self.stored, direction)  # [N]
-        largest = _length(along) / _length(direction).clamp(min=tiny)
-        return (self.largest / largest.clamp(min=tiny)).to(self.stored.dtype)
+        sigma_max = _length(along) / _length(direction).clamp(min=tiny)
+        return (self.largest / sigma_max.clamp(min=tiny)).to(self.stored.dtype)
 
     def extra_repr(self) -> str:
         """What ``print(model)`` shows in the brackets."""

@@ -7,8 +7,8 @@ state from each segment to the next. Stream b holds the tokens b n / B .. (b + 1
 down, so some streams are one token longer than others, whose ends are padded. The first input of a
 stream is the token that precedes it in the corpus, but its first state is empty: this is the cost
 of B > 1. Training, validation and ``evaluate-lm`` all use this module, so their figures are equal
-if B and the segments are. A last segment of less than five tokens is joined to the one before in
-training and validation only, which changes what a Transformer-XL remembers of it.
+if B and the segments are. A last segment of fewer than five tokens is joined to the one before
+in training and validation only, which changes what a Transformer-XL remembers of it.
 
 A model without a state reads blocks of T tokens, of which the first C only repeat the end of the
 block before, like the context window of fairseq's eval_lm.

@@ -41,3 +41,6 @@ def test_another_mixture_is_refused_with_its_flags():
     name = "decoder.output_projection.prior.weight"
     with pytest.raises(CheckpointError, match="--mixture-components"):
         check_experts({**stored, name: stored[name][:1]}, mixture.get_model())
+    for wrong in (torch.tensor(3.0), "three"):  # no matrix: of another file, or damaged
+        with pytest.raises(CheckpointError, match="one of a single softmax"):
+            check_experts({**stored, name: wrong}, mixture.get_model())

@@ -78,7 +78,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             len(task.target_dictionary),
             self._likelihood_options.gradient_gating_memory,
         )
-        self._log_spectrum = SpectrumLog(LOG_SPECTRUM_INTERVAL.read(cfg))
+        self.log_spectrum = SpectrumLog(LOG_SPECTRUM_INTERVAL.read(cfg))
 
     @classmethod
     def build_criterion(cls, cfg: Any, task: Any) -> PenalisedCrossEntropy:
@@ -117,9 +117,9 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         """Refuse a model that lacks what the flags need, before training starts.
 
         Raises:
-            ConfigurationError: no table for a penalty, no output layer that can be replaced, or
-                label smoothing where the output layer's own loss has none; or fairseq's adaptive
-                softmax.
+            ConfigurationError: no table for a penalty, no output layer that can be replaced,
+                fairseq's adaptive softmax, or label smoothing where the output layer's own loss has
+                none.
         """
         self.suit(model)
         for option, needed in self.table_control.idle_flags().items():
@@ -129,20 +129,9 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             self.table_control.check(self.penalties.view(one))
             if self._input_gradient_scale != 1.0:
                 tied_look_ups(self.penalties.view(one))
-            self._log_spectrum.check(self.penalties.view(one))
+            self.log_spectrum.check(self.penalties.view(one))
             _refuse_fairseqs_adaptive_softmax(one)
         self._likelihood(model).check(model)
-
-    def check_metric(self, name: str) -> None:
-        """Refuse to choose checkpoints by a measure that not every validation has.
-
-        Args:
-            name: of ``--best-checkpoint-metric``.
-
-        Raises:
-            ConfigurationError: it is a measure of the spectrum, which is not logged each time.
-        """
-        self._log_spectrum.check_metric(name)
 
     def forward(self, model: nn.Module, sample: Any, reduce: bool = True) -> Tuple[Any, Any, Any]:
         """As ``label_smoothed_cross_entropy``, with the penalties added to the loss in training."""
@@ -168,7 +157,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             loss, log = found.loss, self._logging_output(found, model, sample)
         else:
             loss, _, log = super().forward(model, sample, reduce=reduce)
-        log.update(self._log_spectrum(self.penalties.view(model)))
+        log.update(self.log_spectrum(self.penalties.view(model)))
         return loss, log["sample_size"], log
 
     def _logging_output(

@@ -37,7 +37,7 @@ def _check(trainer: Any) -> None:
         )
     if isinstance(criterion, PenalisedCrossEntropy):
         criterion.check_model(model)
-        criterion.check_metric(trainer.cfg.checkpoint.best_checkpoint_metric)
+        criterion.log_spectrum.check_metric(trainer.cfg.checkpoint.best_checkpoint_metric)
     if isinstance(model, (AWDLSTMLanguageModel, TransformerXLLanguageModel)):
         model.check_criterion(criterion)
 

@@ -6,7 +6,7 @@ This file does not import torch, so that ``--help`` and mistakes on the command 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Dict, Optional, Tuple
+from typing import Dict, Optional, Sequence, Tuple
 
 from spectral_fairseq.options import option
 
@@ -20,6 +20,11 @@ PUBLISHED: Dict[str, Tuple[float, float, float]] = {
 }
 # (theta, lambda) of the cache, published for WikiText-2.
 PUBLISHED_CACHE = (0.662, 0.1279)
+
+
+def _filled(given: Sequence[Optional[float]], published: Sequence[float]) -> Tuple[float, ...]:
+    """The numbers given, with the published ones in place of None."""
+    return tuple(other if one is None else one for one, other in zip(given, published))
 
 
 @dataclass
@@ -40,13 +45,9 @@ class CacheOptions:
     )
 
     @property
-    def values(self) -> Tuple[float, float]:
+    def values(self) -> Tuple[float, ...]:
         """Theta and lambda."""
-        theta, weight = PUBLISHED_CACHE
-        return (
-            theta if self.theta is None else self.theta,
-            weight if self.weight is None else self.weight,
-        )
+        return _filled((self.theta, self.weight), PUBLISHED_CACHE)
 
     def completed(self) -> CacheOptions:
         """These options with a value for each."""
@@ -94,14 +95,9 @@ class DynamicOptions:
     )
 
     @property
-    def rates(self) -> Tuple[float, float, float]:
+    def rates(self) -> Tuple[float, ...]:
         """Eta, lambda and epsilon, in ``units``."""
-        rate, decay, epsilon = PUBLISHED[self.units]
-        return (
-            rate if self.rate is None else self.rate,
-            decay if self.decay is None else self.decay,
-            epsilon if self.epsilon is None else self.epsilon,
-        )
+        return _filled((self.rate, self.decay, self.epsilon), PUBLISHED[self.units])
 
     def completed(self) -> DynamicOptions:
         """These options with a value for each number of the update."""

@@ -59,7 +59,6 @@ def dynamic_axes(dynamic: DynamicOptions, tune: TuneOptions, segment: int) -> Ax
         )
     usual = {"rate": DYNAMIC_RATES, "decay": DYNAMIC_DECAYS}
     axes = {name: _axis(*given[name], [scale * value for value in usual[name]]) for name in given}
-
     check_dynamic_grid(axes["rate"], axes["decay"], dynamic.rates[2])
     return axes
 
