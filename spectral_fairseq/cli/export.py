@@ -16,6 +16,7 @@ from spectral_fairseq.errors import (
     ConfigurationError,
     MissingDataError,
     OutputError,
+    UnsupportedError,
     arguments_as_flags,
 )
 from spectral_fairseq.files import making_folder, why_not_readable
@@ -217,11 +218,19 @@ def _dictionaries(
     """Dictionaries of source and target, and their languages; None for a language model."""
     from spectral_fairseq.checkpoints.collapse import collapse_tables
     from spectral_fairseq.checkpoints.dictionary import (
+        checkpoint_settings,
         dictionary_files,
         find_dictionary,
         read_dictionary,
     )
 
+    task = checkpoint_settings(checkpoint, "task")
+    if task.get("lang_pairs"):  # its task extends the dictionaries of the training data
+        raise UnsupportedError(
+            f"a model of one language pair, for --to {args.to}",
+            f"one of --task {task.get('_name') or task.get('task')}",
+            "Export it to plain fairseq instead.",
+        )
     model = collapse_tables(checkpoint["model"])
     found: Dict[str, Any] = {}
     for side in ("encoder", "decoder"):

@@ -52,6 +52,19 @@ def test_transformers_generates_like_fairseq(
     assert len(set(found)) > 2
 
 
+@pytest.mark.parametrize("to", ["huggingface", "ctranslate2"])
+def test_a_model_of_several_language_pairs_is_refused(to, train, tmp_path, capsys):
+    """It asked for a dictionary that no folder has, because the task appends its languages."""
+    pytest.importorskip("transformers" if to == "huggingface" else to)
+    checkpoint = load_checkpoint(last(train_translation(train, "three ways")))
+    task = {**checkpoint["cfg"]["task"], "lang_pairs": "de-en,en-de"}
+    path = tmp_path / "multilingual.pt"
+    torch.save({**checkpoint, "cfg": {**checkpoint["cfg"], "task": task}}, path)
+    export(path, tmp_path / "out", to=to, status=2)
+    assert f"one language pair, for --to {to}" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_language_model(transformers, train, tmp_path):
     checkpoint = last(train_lm(train))
     out = export(checkpoint, tmp_path / "hf")

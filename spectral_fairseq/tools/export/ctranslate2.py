@@ -12,7 +12,7 @@ import torch
 
 from spectral_fairseq.checkpoints.dictionary import checkpoint_settings
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.tools.export.plain import plain_checkpoint, with_attributes
+from spectral_fairseq.tools.export.plain import plain_checkpoint
 
 
 def write_ctranslate2(
@@ -59,12 +59,11 @@ def write_ctranslate2(
             "--cross-self-attention",
             "Export it to plain fairseq instead.",
         )
-    # The converter reads the flags of task and model as attributes of one object, for which
-    # fairseq's dataclass of language models accepts nothing but a Namespace.
+    # The converter reads and sets the flags of task and model as attributes of one object.
     task = checkpoint_settings(checkpoint, "task")
     names = {"task": task.get("_name") or task.get("task"), "arch": cfg["model"]["_name"]}
     flags = {**task, **cfg["model"], **names}
-    plain["cfg"] = {**cfg, "model": with_attributes(flags) if languages else Namespace(**flags)}
+    plain["cfg"] = {**cfg, "model": Namespace(**flags)}
     source, target = languages or (None, None)
     with tempfile.TemporaryDirectory() as work:
         file = Path(work) / "plain.pt"

@@ -1,21 +1,17 @@
 """Export a checkpoint to one that fairseq loads without this package.
 
 # Note [Flags of an exported Transformer]
-fairseq's own ``transformer`` checkpoints keep the model's flags in an ``argparse.Namespace``,
-which ``torch.load(weights_only=True)`` refuses. A plain dict is safe, and enough for
-``transformer_lm``, but converters such as CTranslate2's read and set the flags of a translation
-model as attributes. ``OrderedDict`` is the only type that is safe, is a mapping and can have
-attributes: torch allows it for the metadata of state dicts. So each flag of an exported
-translation model is stored as an entry and as an attribute, together with the task's flags, as in
-fairseq's Namespace. A Namespace elsewhere in the original checkpoint, as some multilingual tasks
-have it, is stored in the same way.
+fairseq's own ``transformer`` checkpoints keep the model's flags, together with the task's, in an
+``argparse.Namespace``, which ``torch.load(weights_only=True)`` refuses. Here they are a plain dict,
+and so is a Namespace elsewhere in the original checkpoint, as some multilingual tasks have it. It
+has to be a ``dict`` itself: of any subclass omegaconf makes one opaque value, whose flags
+``--model-overrides`` does not reach.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from argparse import Namespace
-from collections import OrderedDict
 from typing import Any, Dict, Mapping, Tuple
 
 from fairseq import models
@@ -174,7 +170,7 @@ def _plain_arch(cfg: Mapping[str, Any]) -> Tuple[str, bool]:
 
 def _plain_cfg(cfg: Mapping[str, Any], plain_arch: str) -> Dict[str, Any]:
     plain = {
-        name: with_attributes(vars(node)) if isinstance(node, Namespace) else node
+        name: dict(vars(node)) if isinstance(node, Namespace) else node
         for name, node in cfg.items()
     }
     plain["common"] = {**_entries(cfg.get("common") or {}), "user_dir": None}
@@ -194,18 +190,7 @@ def _plain_flags(cfg: Mapping[str, Any], plain_arch: str) -> Dict[str, Any]:
         return flags
     task = _entries(cfg["task"])
     names = {"task": task.get("_name") or task.get("task"), "arch": plain_arch}
-    return with_attributes({**task, **flags, **names})
-
-
-def with_attributes(flags: Mapping[str, Any]) -> Dict[str, Any]:
-    """The flags as entries and as attributes; see Note [Flags of an exported Transformer].
-
-    Args:
-        flags: name -> value.
-    """
-    both = OrderedDict(flags)
-    vars(both).update(flags)
-    return both
+    return {**task, **flags, **names}
 
 
 def _plain_criterion(node: Any) -> Any:
