@@ -207,10 +207,10 @@ def _natural(name: str) -> List[Any]:
 
 
 class Difference(NamedTuple):
-    """What the paired differences of a method from the baseline can bear.
+    """A tested difference of a method from the baseline.
 
-    ``test`` has the 95 % interval of the mean difference and the p of none; ``adjusted_p`` is that
-    p after Holm's correction for the number of comparisons.
+    ``test`` has the mean difference, its 95 % interval, and the p of the hypothesis that it is
+    zero; ``adjusted_p`` is this p after Holm's correction for the number of comparisons.
     """
 
     test: PairedT

@@ -49,6 +49,7 @@ def command(args: argparse.Namespace, method: str, seed: int) -> List[str]:
         *METHODS[method].split(),
         *RECIPE.split(),
         *("--adam-betas", "(0.9, 0.98)", "--seed", str(seed)),
+        *("--save-dir", str(args.out / "checkpoints")),  # fairseq creates it even with --no-save
         *("--max-update", str(args.updates)),
         *_sizes(*((16, 1) if args.tiny else (512, 6))),
         *(["--cpu"] if args.device == "cpu" else ["--fp16"]),

@@ -121,7 +121,7 @@ def compare(arguments: argparse.Namespace) -> str:
                 tokens,
             )
             for seed in of_seed
-            for method in arguments.methods
+            for method in dict.fromkeys(arguments.methods)  # each once
         ]
         trained = sum(run.is_trained() for run in runs)
         print(f"[2/4] fairseq-train, {len(runs)} runs, {trained} done before", flush=True)

@@ -127,7 +127,7 @@ class LanguageModelRun(TrainingRun):
         start: Optional[Path] = None,
     ) -> None:
         # An estimate, because the lengths of segments are random.
-        whole = settings.epochs * tokens // (settings.streams * settings.segment)
+        whole = max(1, settings.epochs * tokens // (settings.streams * settings.segment))
         whole_flags = (*flags, "--finetune-from-model", str(start)) if start else flags
         command = train_command(whole_flags, settings, data.binary, folder / "checkpoints")
         updates = min(whole, settings.updates or whole)

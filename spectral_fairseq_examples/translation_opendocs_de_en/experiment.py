@@ -72,7 +72,7 @@ class Experiment:
                 work.root / method / f"seed-{seed}",
             )
             for seed in of_seed
-            for method in arguments.methods
+            for method in dict.fromkeys(arguments.methods)  # each once
         ]
         due = sum(not run.is_trained() for run in self.runs)
         work.need_space(DATA_BYTES + due * settings.checkpoint_bytes())

@@ -53,6 +53,15 @@ def test_the_sentences_follow_the_figures(one, meaning, spread, advice):
     assert advice in last
 
 
+@pytest.mark.parametrize("dimensions", (1, 2))
+def test_a_narrow_cone_of_few_dimensions_is_not_called_harmless(dimensions):
+    """The third sentence contradicted the first."""
+    one = checkpoint(0.8, rank=90.0)
+    one["table"]["dimensions"] = dimensions
+    first, _, last = verdict(one)
+    assert "narrow cone" in first and "nothing to repair" not in last
+
+
 @pytest.mark.parametrize("output", (False, True))
 @pytest.mark.parametrize("share, rank", [(0.05, 90.0), (0.8, 90.0), (0.8, 20.0), (0.05, 20.0)])
 @pytest.mark.parametrize("origin", ("model", "vectors"))

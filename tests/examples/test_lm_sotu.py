@@ -48,6 +48,14 @@ def small_text(tmp_path_factory, monkeypatch):
     )
 
 
+def test_a_text_that_is_shorter_than_an_update(tmp_path):
+    """Progress was divided by zero."""
+    settings = experiment.settings_of(compare.parse_arguments(["--cpu"]), 1, 1, 5)
+    data = PreparedText(WorkDir(tmp_path), None, None)
+    run = experiment.LanguageModelRun("awd_lstm 1", (), settings, data, tmp_path / "run", tokens=10)
+    assert run.training().total == 1
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_text", "forked_commands")
 def test_methods_are_compared_once(tmp_path, monkeypatch):
@@ -59,6 +67,7 @@ def test_methods_are_compared_once(tmp_path, monkeypatch):
             "--methods",
             "awd_lstm",
             "spectrum_control",
+            "awd_lstm",
             "--updates",
             "12",
             "--dim",

@@ -417,6 +417,7 @@ def test_fewer_streams_where_the_corpus_is_short(caplog):
         ({"max_sentences": 3, "max_tokens": 14}, "3 x 5"),
         ({"max_sentences": 3, "max_positions": 4}, "limit of 4"),
         ({"max_sentences": 3, "max_positions": (8, 4)}, "limit of 4"),
+        ({"max_sentences": 3, "max_positions": (None, 4)}, "limit of 4"),
     ],
 )
 def test_batches_that_cannot_be_made(options, message):

@@ -14,6 +14,7 @@ from spectral_fairseq.tools.model_outputs import (
     predict,
     spectrum_bytes,
 )
+from tests.conftest import TINY_LANGUAGE_MODEL
 from tests.language_models import stateful_checkpoint, tokens_of
 from tests.reference import isoscore as naive_isoscore
 from tests.reference import isotropy as naive_isotropy
@@ -43,6 +44,23 @@ def whole_matrix(path, data, subset):
         output = model(**batch["net_input"])
         rows.append(model.get_normalized_probs(output, log_probs=True)[0])
     return torch.cat(rows)
+
+
+def test_fillers_beyond_the_cut_of_an_output_dictionary(tiny_lm_data, run_cli, tmp_path):
+    """They ended in ``index 40 is out of bounds for dimension 0 with size 20``."""
+    text, data = tiny_lm_data / "train.txt", tmp_path / "data"
+    run_cli(
+        *("fairseq-preprocess", "--only-source", "--trainpref", text, "--validpref", text),
+        *("--padding-factor", "64", "--destdir", data),
+    )
+    run_cli(
+        *("fairseq-train", data, "--task", "language_modeling", "--tokens-per-sample", "16"),
+        *("--arch", "transformer_lm", *TINY_LANGUAGE_MODEL, "--output-dictionary-size", "20"),
+        *("--optimizer", "adam", "--max-tokens", "96", "--max-update", "1", "--num-workers", "0"),
+        *("--save-dir", tmp_path / "model", "--cpu"),
+    )
+    _, details = measure_outputs(tmp_path / "model" / "checkpoint_last.pt", data, tokens=50)
+    assert details["words"] == 20
 
 
 def test_against_the_whole_matrix(path, tiny_translation_data, monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 import torch
 from fairseq.logging import metrics
@@ -41,7 +41,8 @@ class SpectrumLog:
 
     def __init__(self, interval: int) -> None:
         self.interval = interval
-        self._measured_at: Dict[int, float] = {}  # by the identity of the model
+        # By the identity of the model: its number of updates, and the entries.
+        self._latest: Dict[int, Tuple[float, Dict[str, float]]] = {}
 
     def check(self, view: ModelView) -> None:
         """Refuse a model without a single output table, before training starts.
@@ -73,17 +74,22 @@ class SpectrumLog:
     @torch.no_grad()
     def __call__(self, view: ModelView) -> Dict[str, float]:
         """Entries of a logging output: the measures if they are due, else nothing."""
-        now = updates_of(view.module)
-        before = self._measured_at.get(id(view.module), -math.inf)
-        if not self.interval or now - before < self.interval:
+        if not self.interval:
             return {}
-        self._measured_at[id(view.module)] = now
+        now = updates_of(view.module)
+        before, entries = self._latest.get(id(view.module), (-math.inf, {}))
+        if now == before:  # another batch of the same validation, maybe of another subset
+            return dict(entries)
+        if now - before < self.interval:
+            return {}
         weight, excluded = view.get(output_table)
         # In float64, as `analyze` does: float32 takes the small ones of a narrow cone for zero.
         gram = table_gram(weight, excluded=excluded)
         sigma = singular_values_of_gram(gram, weight.size(0) - excluded.numel())
         measures = {"mean_cosine": mean_cosine(weight, excluded), **spectrum_measures(sigma)}
-        return {**{f"{_PREFIX}{name}": value for name, value in measures.items()}, TABLES: 1}
+        entries = {**{f"{_PREFIX}{name}": value for name, value in measures.items()}, TABLES: 1}
+        self._latest[id(view.module)] = now, entries
+        return dict(entries)
 
 
 def reduce_spectrum(logging_outputs: List[Dict[str, Any]]) -> None:

@@ -45,9 +45,10 @@ def checked_batch_size(
             f"Leave --max-tokens{of} out, or lower one of the two.",
         )
     limits = [max_positions] if isinstance(max_positions, (int, float)) else max_positions or ()
-    if any(limit is not None and limit < length for limit in limits):
+    lowest = min((limit for limit in limits if limit is not None), default=length)
+    if lowest < length:
         raise ConfigurationError(
-            f"--tokens-per-sample within the model's limit of {min(limits)}",
+            f"--tokens-per-sample within the model's limit of {lowest}",
             str(length),
             "Lower --tokens-per-sample, or raise the model's limit.",
         )
