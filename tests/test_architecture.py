@@ -89,6 +89,24 @@ def test_every_import_follows_the_arrows(path):
             assert package in WITH_FAIRSEQ, f"{package} imports {name}"
 
 
+# Inside plugin/: what each part may import, besides itself.
+PLUGIN = {"flags": set(), "tasks": {"flags"}}
+PLUGIN["models"] = {"flags", "tasks"}
+PLUGIN["optim"] = PLUGIN["criterions"] = {"flags", "tasks", "models"}
+PLUGIN["hooks"] = set(PLUGIN)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((PACKAGE / "plugin").rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE))
+)
+def test_imports_inside_the_plugin_go_one_way(path):
+    part = path.relative_to(PACKAGE / "plugin").parts[0].removesuffix(".py")
+    for name in imports(path):
+        other = name.removeprefix("spectral_fairseq.plugin.").split(".")[0]
+        if part != "__init__" and name.startswith("spectral_fairseq.plugin.") and other != part:
+            assert other in PLUGIN[part], f"{part} imports {name}"
+
+
 def test_every_arrow_is_followed_by_an_import():
     followed = {
         (other, package_of(path)) for path in FILES for other, _ in packages_imported_by(path)

@@ -14,7 +14,7 @@ from typing import List
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 
-from spectral_fairseq.tools.plugin_flags import Flag, default_text, flag_sections
+from spectral_fairseq.tools.plugin_flags import ListedFlag, default_text, flag_sections
 
 PAGE = Path(__file__).resolve().parents[1] / "flags.md"
 
@@ -24,7 +24,7 @@ FLAG_ROWS = re.compile(r"(?:^\| `--.*\n)+", re.MULTILINE)
 PRESET_TABLE = re.compile(r"^\| (?:criterion|arch) ((?:\| `--.*?` )+)\|\n.*\n((?:\|.*\n)+)", re.M)
 
 
-def flag_row(flag: Flag) -> str:
+def flag_row(flag: ListedFlag) -> str:
     """The row of a flag: name, default, meaning."""
     return f"| `{flag.name}` | {flag.default} | " + flag.meaning.replace("|", "\\|") + " |"
 

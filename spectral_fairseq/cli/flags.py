@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from spectral_fairseq.cli.fairseq_plugin import import_plugin
 
 if TYPE_CHECKING:
-    from spectral_fairseq.tools.plugin_flags import Flag  # imports fairseq
+    from spectral_fairseq.tools.plugin_flags import ListedFlag  # imports fairseq
 
 DESCRIPTION = """\
 List every flag that this package adds to fairseq-train, with its default and its meaning.
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _searched(flag: Flag) -> str:
+def _searched(flag: ListedFlag) -> str:
     return f"{flag.name} {flag.meaning}".lower().replace("_", "-")
 
 

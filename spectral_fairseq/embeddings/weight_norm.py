@@ -173,7 +173,7 @@ class WeightNormEmbedding(FactoredEmbedding):
         unmoved = g == 0
         unmoved[self.padding_idx] = False
         v[unmoved] = self.init_range
-        return {"g": g.to(weight.dtype).masked_fill_(unmoved, 0.0), "v": v}
+        return {"g": g.to(weight.dtype), "v": v}
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Embeddings of ``tokens`` (any shape): shape (*tokens.shape, d)."""

@@ -75,9 +75,7 @@ class TableChange(NamedTuple):
             )
 
 
-def spectrum_target(
-    sigma: Tensor, prior: Tensor, *, side: str = "both", slack: float = 1.0, scale: str = "fixed"
-) -> Tensor:
+def spectrum_target(sigma: Tensor, prior: Tensor, *, side: str, slack: float, scale: str) -> Tensor:
     """The singular values that a spectrum is moved to.
 
     Args:

@@ -19,11 +19,7 @@ from fairseq.data import data_utils
 from torch import Tensor
 
 import spectral_fairseq.plugin  # noqa: F401  registers the architectures that a checkpoint names
-from spectral_fairseq.checkpoints.dictionary import FILLER
-from spectral_fairseq.errors import (
-    ConfigurationError,
-    DataError,
-)
+from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.linalg.blockwise_spectrum import BlockwiseSpectrum
 from spectral_fairseq.functional.measures.argmax_words import ArgmaxWords
 from spectral_fairseq.functional.measures.convex_hull import hull_probability, separate
@@ -39,7 +35,8 @@ from spectral_fairseq.functional.sample_rows import sample_rows
 from spectral_fairseq.heads import Head, SoftmaxHead
 from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.lm.streams import ContiguousStreams
-from spectral_fairseq.plugin.criterions.output_table import decoder_of, head_of, output_table
+from spectral_fairseq.plugin.models.output_table import decoder_of, head_of, output_table
+from spectral_fairseq.plugin.models.tables import uncounted_rows
 from spectral_fairseq.plugin.tasks.corpus import Corpus
 from spectral_fairseq.tools.language_models.loading import build_model
 
@@ -294,13 +291,11 @@ def predict(
         sizes = dataset.sizes if sizes is None else sizes
         tokens = min(tokens, int(np.sum(sizes)))
         rows = _batches(model, dataset, max(_BLOCK_NUMBERS // words, 1), padding)
-    symbols = enumerate(task.target_dictionary.symbols)
-    no_words = [row for row, symbol in symbols if row == padding or symbol.startswith(FILLER)]
     return Predictions(
         words,
         tokens,
         _blocks(rows, tokens, words),
-        torch.tensor(no_words),
+        torch.tensor(uncounted_rows(task.target_dictionary)),
         _linear_output(model, words),
     )
 

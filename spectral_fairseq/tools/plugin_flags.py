@@ -35,7 +35,7 @@ _SECTIONS: Dict[str, Tuple[Type[Any], Optional[Type[Any]]]] = {
 }
 
 
-class Flag(NamedTuple):
+class ListedFlag(NamedTuple):
     """One flag.
 
     Attributes:
@@ -49,7 +49,7 @@ class Flag(NamedTuple):
     meaning: str
 
 
-def flag_sections() -> Dict[str, List[Flag]]:
+def flag_sections() -> Dict[str, List[ListedFlag]]:
     """Heading -> its flags, in the order of docs/flags.md."""
     return {heading: _flags(*configs) for heading, configs in _SECTIONS.items()}
 
@@ -63,7 +63,7 @@ def default_text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(getattr(value, "value", value))
 
 
-def _flags(config: Type[Any], elsewhere: Optional[Type[Any]]) -> List[Flag]:
+def _flags(config: Type[Any], elsewhere: Optional[Type[Any]]) -> List[ListedFlag]:
     left_out = {field.name for field in fields(elsewhere)} if elsewhere else {"data"}
     found = []
     for field in fields(config):
@@ -73,5 +73,7 @@ def _flags(config: Type[Any], elsewhere: Optional[Type[Any]]) -> List[Flag]:
         choices: Any = getattr(field.type, "__members__", {}).values()
         if choices:
             text += ": " + ", ".join(f"`{choice.value}`" for choice in choices)
-        found.append(Flag("--" + field.name.replace("_", "-"), default_text(field.default), text))
+        found.append(
+            ListedFlag("--" + field.name.replace("_", "-"), default_text(field.default), text)
+        )
     return found

@@ -174,17 +174,12 @@ def test_beam_search_equals_search_without_incremental_state(task, arch):
 
 
 def test_a_stock_criterion_is_told_what_it_leaves_out(task, caplog):
-    model = build(task)
+    off = {"activation_regularization": 0.0, "temporal_activation_regularization": 0.0}
     with caplog.at_level(logging.WARNING):
-        model.check_criterion(build_criterion(task, "mle_cosreg"))
+        build(task, **off).warn_of_other_criterion("CrossEntropyCriterion")
         assert not caplog.records
-        model.check_criterion(object())
-    assert "--criterion mle_cosreg" in caplog.text
-    caplog.clear()
-    build(
-        task, activation_regularization=0.0, temporal_activation_regularization=0.0
-    ).check_criterion(object())
-    assert not caplog.records
+        build(task).warn_of_other_criterion("CrossEntropyCriterion")
+    assert "--criterion CrossEntropyCriterion trains without" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from tests.conftest import PACKAGE, TINY_TRANSLATION
@@ -193,7 +194,7 @@ def test_lazy_penalties_where_the_task_tells_no_updates(
         )
         data, shared = tmp_path / "bin", ()
     done = run_cli(
-        *("fairseq-train", data, *USER_DIR, "--cpu", "--no-save"),
+        *("fairseq-train", data, *USER_DIR, "--cpu", "--no-save", "--save-dir", tmp_path / "saved"),
         *("--task", "multilingual_translation", "--lang-pairs", "de-en,en-de"),
         *("--arch", "multilingual_transformer", "--criterion", "mle_cosreg"),
         *(*TINY_TRANSLATION, *shared, "--optimizer", "adam", "--lr", "0.005"),
@@ -249,6 +250,19 @@ def test_a_plain_checkpoint_is_continued_with_a_factored_table(how, train):
     prefix = "decoder.embed_tokens."
     dense = (after[prefix + "U"] * after[prefix + "sigma"]) @ (after[prefix + "V"] / 16).t()
     torch.testing.assert_close(dense, before, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_are_pruned_after_layer_drop(train):
+    """The flag ended in ``AnyNode is not a ListConfig``."""
+    path = str(
+        train("transformer_sc", "mle_cosreg", SHARED, "--decoder-layers", 2) / "checkpoint_last.pt"
+    )
+    (whole,), _, _ = load_model_ensemble_and_task([path])
+    (pruned,), _, _ = load_model_ensemble_and_task(
+        [path], arg_overrides={"encoder_layers_to_keep": "0", "decoder_layers_to_keep": "1"}
+    )
+    (kept,) = pruned.decoder.layers
+    assert torch.equal(kept.fc1.weight, whole.decoder.layers[1].fc1.weight)
 
 
 def test_a_plain_checkpoint_is_continued_with_a_mixture(train):

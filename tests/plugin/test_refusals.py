@@ -4,6 +4,7 @@ import logging
 
 import pytest
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 
 from spectral_fairseq.errors import ConfigurationError
 from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample, words
@@ -78,6 +79,19 @@ def test_the_criterion_of_fairseqs_adaptive_softmax_is_refused(task, arch):
     trainer._criterion = AdaptiveLoss(task, sentence_avg=False)
     with pytest.raises(ConfigurationError, match="Use --criterion mle_cosreg"):
         trainer.begin_epoch(1)
+
+
+@pytest.mark.parametrize("arch", ["awd_lstm_wt2", "transformer_xl_wt103_small"])
+def test_only_criterions_of_fairseq_are_told_what_they_leave_out(task, arch, caplog):
+    for criterion in (build_criterion(task, "mle_cosreg"), CrossEntropyCriterion(task, False)):
+        assert "--criterion" not in caplog.text
+        trainer = build_trainer(table="plain", begin=False)
+        clusters = {"adaptive_softmax_cutoff": "20,30"} if arch.startswith("transformer_xl") else {}
+        trainer._model = build_model(task, arch, embedding_type="plain", **clusters)
+        trainer._criterion = criterion
+        with caplog.at_level(logging.WARNING, "spectral_fairseq"):
+            trainer.begin_epoch(1)
+    assert "--criterion CrossEntropyCriterion" in caplog.text
 
 
 def test_a_cutoff_that_was_not_given_is_not_blamed(task):

@@ -11,7 +11,6 @@ from omegaconf import OmegaConf
 from spectral_fairseq.checkpoints.reading import torch_load
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.functional.spectrum_decay import TableChange, apply_change_, plan_change
-from spectral_fairseq.plugin.criterions.output_table import output_table
 from spectral_fairseq.plugin.criterions.table_prior import start_norms
 from spectral_fairseq.plugin.hooks.table_control import (
     EXTRA_STATE,
@@ -20,6 +19,7 @@ from spectral_fairseq.plugin.hooks.table_control import (
     first_workers,
 )
 from spectral_fairseq.plugin.hooks.trained import trained_weights
+from spectral_fairseq.plugin.models.output_table import output_table
 from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample, words
 from tests.plugin.trainers import (
     ALL_PRECISIONS,

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.gradient_scale import scaled_gradient
-from spectral_fairseq.plugin.criterions.output_table import factored_table, look_ups, output_table
 from spectral_fairseq.plugin.criterions.penalties.needs import ModelView
 from spectral_fairseq.plugin.flags import Flag, checked
+from spectral_fairseq.plugin.models.output_table import look_ups, output_table, table_module
 
 INPUT_GRADIENT_SCALE = Flag(
     "input_gradient_scale",
@@ -34,7 +34,7 @@ def tied_look_ups(view: ModelView) -> List[nn.Module]:
     Raises:
         ConfigurationError: there is none; it says how to share the table.
     """
-    shared: Any = factored_table(view.module)
+    shared: Any = table_module(view.module)
     if shared is None:
         with arguments_as_flags(weight=INPUT_GRADIENT_SCALE.option):
             shared = output_table(view.module, view.words.rows)

@@ -22,7 +22,6 @@ from spectral_fairseq.plugin.criterions.input_gradient import (
     tied_look_ups,
 )
 from spectral_fairseq.plugin.criterions.likelihood.word_memory import WordMemory
-from spectral_fairseq.plugin.criterions.output_table import decoder_of, has_svd_table, head_of
 from spectral_fairseq.plugin.criterions.penalties import objective
 from spectral_fairseq.plugin.criterions.penalties.activation import reported_terms
 from spectral_fairseq.plugin.criterions.penalties.logs import log_terms, reduce_terms
@@ -32,6 +31,7 @@ from spectral_fairseq.plugin.criterions.spectrum_log import (
     reduce_spectrum,
 )
 from spectral_fairseq.plugin.flags import with_flags
+from spectral_fairseq.plugin.models.output_table import decoder_of, has_svd_table, head_of
 
 logger = logging.getLogger(__name__)
 
@@ -69,9 +69,9 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             smoothing_weights(cfg.label_smoothing, vocabulary=2)
         self._ignored_prefix = IgnoredPrefix(cfg.ignore_prefix_size)
         self._cfg, self._task = cfg, task
-        self._factored: Optional[bool] = None
+        self._has_svd: Optional[bool] = None
         self._renewable = True
-        self._complete(factored=True)
+        self._complete(has_svd=True)
         self._likelihood_options = likelihood.read_options(cfg)
         self._input_gradient_scale = INPUT_GRADIENT_SCALE.read(cfg)
         self.word_memory = WordMemory(
@@ -102,16 +102,16 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
 
     def do_without_renewal(self) -> None:
         """Train as with ``--svd-interval 0`` where that flag was not given."""
-        factored, self._factored = bool(self._factored), None
+        has_svd, self._has_svd = bool(self._has_svd), None
         self._renewable = False
-        self._complete(factored)
+        self._complete(has_svd)
 
-    def _complete(self, factored: bool) -> None:
-        if factored is not self._factored:
-            cfg = unset.Completed(self._cfg, factored, self._renewable)
+    def _complete(self, has_svd: bool) -> None:
+        if has_svd is not self._has_svd:
+            cfg = unset.Completed(self._cfg, has_svd, self._renewable)
             self.penalties = objective.Penalties(cfg, self._task)
             self.table_control = table_control.TableControl(cfg)
-            self._factored = factored
+            self._has_svd = has_svd
 
     def check_model(self, model: nn.Module) -> None:
         """Refuse a model that lacks what the flags need, before training starts.

@@ -19,10 +19,10 @@ from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.spectrum_decay import SCALES, SIDES, TableChange, plan_change
 from spectral_fairseq.plugin.criterions import table_prior
-from spectral_fairseq.plugin.criterions.output_table import decoder_of, output_table, svd_tables
 from spectral_fairseq.plugin.criterions.penalties.needs import ModelView
 from spectral_fairseq.plugin.criterions.penalties.spectrum import check_rank
 from spectral_fairseq.plugin.flags import Flag, checked, read_flags
+from spectral_fairseq.plugin.models.output_table import decoder_of, output_table, svd_tables
 
 share = checked("to be a number from 0 to 1", lambda value: 0 <= value <= 1)
 
@@ -100,7 +100,7 @@ class Controlled(NamedTuple):
         flag: that asks for it.
         parameter: as the model holds it, shape (n, d).
         excluded: rows that are not counted, shape (m,).
-        prior: the singular values that ``parameter`` is moved to, shape (d,).
+        prior: the singular values, shape (d,), that a matrix, shape (n, d), is moved to.
         plan: the change that is due to a matrix, given what the optimiser trains for
             ``parameter`` (itself or its float32 copy) and lr / lr_max.
     """

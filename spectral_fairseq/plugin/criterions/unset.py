@@ -11,7 +11,7 @@ from typing import Any, Dict
 
 _NO_CONTROL = {"spectrum_decay": 0.0, "table_centering": 0.0}
 _NO_RENEWAL = {"svd_interval": 0}
-FACTORED: Dict[str, Any] = {
+SVD: Dict[str, Any] = {
     # The paper gives grids and no values; these are the ones docs/spectrum.md arrives at.
     "spectrum_weight": 0.0001,
     "orthogonality_weights": "0.001,0.001,0,0",
@@ -28,7 +28,7 @@ PLAIN: Dict[str, Any] = {
     **_NO_RENEWAL,
 }
 # The flags that a criterion may leave unset.
-NAMES = tuple(FACTORED)
+NAMES = tuple(SVD)
 
 
 def has_unset(cfg: Any) -> bool:
@@ -41,14 +41,14 @@ class Completed:
 
     Args:
         cfg: a criterion's configuration.
-        factored: whether the model has an SVD table.
+        has_svd: whether the model has an SVD table.
         renewable: whether the way of training lets factors be renewed.
     """
 
-    def __init__(self, cfg: Any, factored: bool, renewable: bool) -> None:
+    def __init__(self, cfg: Any, has_svd: bool, renewable: bool) -> None:
         self._cfg = cfg
-        self._unset = dict(FACTORED if factored else PLAIN)
-        if not factored and cfg.spectrum_weight:
+        self._unset = dict(SVD if has_svd else PLAIN)
+        if not has_svd and cfg.spectrum_weight:
             self._unset.update(_NO_CONTROL)
         if cfg.spectrum_weight == 0 or not renewable:
             self._unset.update(_NO_RENEWAL)

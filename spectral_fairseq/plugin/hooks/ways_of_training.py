@@ -37,8 +37,8 @@ def check_ways(trainer: Any) -> None:
                 "--ddp-backend fully_sharded",
                 "Use --ddp-backend pytorch_ddp or legacy_ddp.",
             )
-    factored = (SVDEmbedding, WeightNormEmbedding)
-    if not any(isinstance(module, factored) for module in trainer.get_model().modules()):
+    rounded = (SVDEmbedding, WeightNormEmbedding)
+    if not any(isinstance(module, rounded) for module in trainer.get_model().modules()):
         return
     for precision in ("fp16", "bf16"):
         if getattr(trainer.cfg.common, f"memory_efficient_{precision}", False):

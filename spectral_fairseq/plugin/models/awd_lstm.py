@@ -25,7 +25,6 @@ from spectral_fairseq.functional.penalties.activation_regularization import (
 from spectral_fairseq.heads import Head, HeadSpec
 from spectral_fairseq.lm.awd_lstm import AWDLSTM, TIME, detached
 from spectral_fairseq.lm.carry import Carry
-from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
 from spectral_fairseq.plugin.flags import finite_nonnegative
 from spectral_fairseq.plugin.models.architectures import register
 from spectral_fairseq.plugin.models.flat_config import to_namespace
@@ -195,16 +194,18 @@ class AWDLSTMLanguageModel(FairseqLanguageModel):
             beta = finite_nonnegative(options.temporal_activation_regularization)
         return cls(AWDLSTMDecoder(dictionary, network, head, alpha, beta))
 
-    def check_criterion(self, criterion: Any) -> None:
-        """Warn, before training, of a criterion that does not regularise the activations."""
-        if (self.decoder.alpha or self.decoder.beta) and not isinstance(
-            criterion, PenalisedCrossEntropy
-        ):
+    def warn_of_other_criterion(self, name: str) -> None:
+        """Warn, before training, that a criterion of fairseq does not regularise the activations.
+
+        Args:
+            name: of the criterion's class.
+        """
+        if self.decoder.alpha or self.decoder.beta:
             logger.warning(
                 "--criterion %s trains without --activation-regularization %g and "
                 "--temporal-activation-regularization %g, which only this package's criterions "
                 "apply: use --criterion mle_cosreg --cosreg-weight 0 for them alone",
-                criterion.__class__.__name__,
+                name,
                 self.decoder.alpha,
                 self.decoder.beta,
             )

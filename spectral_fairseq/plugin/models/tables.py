@@ -7,6 +7,7 @@ from typing import Any, List, Optional, Type
 from fairseq import utils
 from torch import nn
 
+from spectral_fairseq.checkpoints.dictionary import FILLER
 from spectral_fairseq.embeddings import Table, TableSpec
 from spectral_fairseq.embeddings.option import arguments, flags_by_argument
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
@@ -17,11 +18,10 @@ from spectral_fairseq.plugin.tasks.training_counts import counts_for_new_table
 
 def uncounted_rows(dictionary: Any) -> List[int]:
     """Rows that stand for no word: padding, and fairseq's ``madeupword`` fillers."""
-    filler = "madeupword"
     # A dictionary cut by --output-dictionary-size still has the symbols beyond the cut.
     symbols = dictionary.symbols[: len(dictionary)]
     return [dictionary.pad()] + [
-        index for index, symbol in enumerate(symbols) if symbol.startswith(filler)
+        index for index, symbol in enumerate(symbols) if symbol.startswith(FILLER)
     ]
 
 

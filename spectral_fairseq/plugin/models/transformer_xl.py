@@ -22,7 +22,6 @@ from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.heads import AdaptiveSoftmaxHead, Head, HeadSpec, SoftmaxHead
 from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.lm.transformer_xl import TransformerXL
-from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
 from spectral_fairseq.plugin.models.architectures import register
 from spectral_fairseq.plugin.models.flat_config import to_namespace
 from spectral_fairseq.plugin.models.options import (
@@ -147,17 +146,19 @@ class TransformerXLLanguageModel(FairseqLanguageModel):
         head = build_head(options, dictionary, spec, table, kind)
         return cls(TransformerXLDecoder(dictionary, network, head))
 
-    def check_criterion(self, criterion: Any) -> None:
-        """Warn, before training, of a criterion that computes all words despite the clusters."""
+    def warn_of_other_criterion(self, name: str) -> None:
+        """Warn, before training, that a criterion of fairseq computes all words of all clusters.
+
+        Args:
+            name: of the criterion's class.
+        """
         head = self.decoder.output_projection
-        if isinstance(head, AdaptiveSoftmaxHead) and not isinstance(
-            criterion, PenalisedCrossEntropy
-        ):
+        if isinstance(head, AdaptiveSoftmaxHead):
             logger.warning(
                 "--criterion %s computes the probability of all %d words for every token; this "
                 "package's criterions compute only the clusters of the targets: use --criterion "
                 "mle_cosreg --cosreg-weight 0 for the same loss",
-                criterion.__class__.__name__,
+                name,
                 head.table.num_embeddings,
             )
 

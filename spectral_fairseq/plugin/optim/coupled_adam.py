@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.lm.coupled_adam import CoupledAdam
-from spectral_fairseq.plugin.criterions.output_table import OUTPUT_LAYERS
+from spectral_fairseq.plugin.models.output_table import OUTPUT_LAYERS
 
 
 @dataclass

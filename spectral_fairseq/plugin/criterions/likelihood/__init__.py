@@ -26,8 +26,8 @@ from spectral_fairseq.plugin.criterions.likelihood.gradient_gating import (
     GRADIENT_GATING_MEMORY,
     GradientGating,
 )
-from spectral_fairseq.plugin.criterions.output_table import head_of
 from spectral_fairseq.plugin.flags import read_flags
+from spectral_fairseq.plugin.models.output_table import head_of
 
 __all__ = ["FLAGS", "Likelihood", "LikelihoodTerm", "likelihood_term", "read_options"]
 

@@ -26,12 +26,12 @@ from spectral_fairseq.plugin.criterions.likelihood.output_layer import (
     check_output_layer,
     output_layer_replaced,
 )
-from spectral_fairseq.plugin.criterions.output_table import (
-    factored_table,
+from spectral_fairseq.plugin.flags import weight_flag
+from spectral_fairseq.plugin.models.output_table import (
     head_of,
     output_table,
+    table_module,
 )
-from spectral_fairseq.plugin.flags import weight_flag
 
 ADVERSARIAL_EPSILON = weight_flag(
     "adversarial_epsilon", "in training a target's logit loses epsilon ||w_y|| ||h||"
@@ -118,7 +118,7 @@ class Adversarial(LikelihoodTerm):
 
     def _table(self, model: nn.Module) -> Union[Table, Tensor]:
         """The output table: the module, or fairseq's matrix."""
-        table = factored_table(model)
+        table = table_module(model)
         if table is not None:
             return table
         with arguments_as_flags(weight=ADVERSARIAL_EPSILON.option):

@@ -22,7 +22,7 @@ from spectral_fairseq.plugin.criterions.likelihood.output_layer import (
     OutputLayer,
     output_layer_replaced,
 )
-from spectral_fairseq.plugin.criterions.output_table import head_of, softmax_operands
+from spectral_fairseq.plugin.models.output_table import head_of, softmax_operands
 
 
 class AdversarialBlocks(Adversarial):

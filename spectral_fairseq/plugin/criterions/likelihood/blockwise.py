@@ -19,12 +19,12 @@ from spectral_fairseq.plugin.criterions.likelihood.output_layer import (
     check_output_layer,
     output_layer_replaced,
 )
-from spectral_fairseq.plugin.criterions.output_table import (
+from spectral_fairseq.plugin.flags import Flag
+from spectral_fairseq.plugin.models.output_table import (
     head_of,
     output_table,
     softmax_operands,
 )
-from spectral_fairseq.plugin.flags import Flag
 
 logger = logging.getLogger(__name__)
 

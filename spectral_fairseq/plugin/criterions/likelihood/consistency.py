@@ -32,15 +32,15 @@ from spectral_fairseq.plugin.criterions.likelihood.output_layer import (
     calls_output_layer,
     output_layer_replaced,
 )
-from spectral_fairseq.plugin.criterions.output_table import (
+from spectral_fairseq.plugin.criterions.penalties.logs import MEASURE_NAMES
+from spectral_fairseq.plugin.criterions.penalties.penalty import Term
+from spectral_fairseq.plugin.flags import Flag, checked, finite_nonnegative
+from spectral_fairseq.plugin.models.output_table import (
     decoder_of,
     head_of,
     look_ups,
     softmax_operands,
 )
-from spectral_fairseq.plugin.criterions.penalties.logs import MEASURE_NAMES
-from spectral_fairseq.plugin.criterions.penalties.penalty import Term
-from spectral_fairseq.plugin.flags import Flag, checked, finite_nonnegative
 
 RDROP_WEIGHT = Flag(
     "rdrop_weight",

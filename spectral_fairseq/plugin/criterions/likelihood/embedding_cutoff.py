@@ -11,7 +11,7 @@ from typing import Any, Iterator, List
 import torch
 from torch import Tensor, nn
 
-from spectral_fairseq.plugin.criterions.output_table import decoder_of, look_ups
+from spectral_fairseq.plugin.models.output_table import decoder_of, look_ups
 
 
 @contextmanager

@@ -21,9 +21,9 @@ from spectral_fairseq.plugin.criterions.likelihood.output_layer import (
     output_layer_replaced,
 )
 from spectral_fairseq.plugin.criterions.likelihood.word_memory import WordMemory
-from spectral_fairseq.plugin.criterions.output_table import head_of, softmax_operands
 from spectral_fairseq.plugin.criterions.updates import updates_of
 from spectral_fairseq.plugin.flags import Flag, checked, finite_nonnegative
+from spectral_fairseq.plugin.models.output_table import head_of, softmax_operands
 
 GRADIENT_GATING = Flag(
     "gradient_gating",

@@ -9,7 +9,7 @@ from fairseq.models import FairseqDecoder
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.plugin.criterions.output_table import decoder_of
+from spectral_fairseq.plugin.models.output_table import decoder_of
 
 OutputLayer = Callable[[Tensor], Tensor]
 

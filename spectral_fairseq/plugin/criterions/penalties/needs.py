@@ -17,8 +17,8 @@ from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
 from spectral_fairseq.functional.counts import smoothed_log_counts
 from spectral_fairseq.functional.linalg.row_norms import row_norms as row_norms_of
 from spectral_fairseq.functional.linalg.singular_values import singular_values as singular_values_of
-from spectral_fairseq.plugin.criterions import output_table as find
 from spectral_fairseq.plugin.criterions.penalties.per_device import PerDevice
+from spectral_fairseq.plugin.models import output_table as find
 from spectral_fairseq.plugin.models.tables import uncounted_rows
 from spectral_fairseq.plugin.tasks.training_counts import training_counts
 
@@ -116,7 +116,7 @@ def output_table(view: ModelView) -> OutputTable:
 
 def row_norms(view: ModelView) -> RowNorms:
     """The norms of the rows of the output table, which a weight-norm table stores."""
-    table = find.factored_table(view.module)
+    table = find.table_module(view.module)
     if isinstance(table, WeightNormEmbedding):
         return RowNorms(table.norms(), table.excluded_rows)
     weight, excluded = view.get(output_table)
@@ -125,7 +125,7 @@ def row_norms(view: ModelView) -> RowNorms:
 
 def singular_values(view: ModelView) -> Tensor:
     """The singular values of the output table, shape (d,); the learned ones of an SVD table."""
-    table = find.factored_table(view.module)
+    table = find.table_module(view.module)
     if isinstance(table, SVDEmbedding):
         return table.singular_values()
     return singular_values_of(*view.get(output_table))

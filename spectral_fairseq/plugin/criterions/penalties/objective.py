@@ -21,13 +21,13 @@ import torch
 from torch import nn
 
 from spectral_fairseq.errors import arguments_as_flags
-from spectral_fairseq.plugin.criterions.output_table import decoder_of
 from spectral_fairseq.plugin.criterions.penalties import PENALTIES
 from spectral_fairseq.plugin.criterions.penalties.interval import PENALTY_INTERVAL, interval_for
 from spectral_fairseq.plugin.criterions.penalties.needs import ModelView, Words
 from spectral_fairseq.plugin.criterions.penalties.penalty import Term
 from spectral_fairseq.plugin.criterions.updates import updates_of
 from spectral_fairseq.plugin.flags import read_flags
+from spectral_fairseq.plugin.models.output_table import decoder_of
 
 FLAGS = (*(flag for penalty in PENALTIES for flag in penalty.flags), PENALTY_INTERVAL)
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.penalties.spectrum import spectrum_penalty
-from spectral_fairseq.plugin.criterions.output_table import decoder_of, has_svd_table
 from spectral_fairseq.plugin.criterions.penalties.needs import (
     ModelView,
     Words,
@@ -25,6 +24,7 @@ from spectral_fairseq.plugin.criterions.penalties.needs import (
 from spectral_fairseq.plugin.criterions.penalties.penalty import Penalty
 from spectral_fairseq.plugin.criterions.table_prior import FLAGS, TablePrior
 from spectral_fairseq.plugin.flags import Flag, finite_nonnegative
+from spectral_fairseq.plugin.models.output_table import decoder_of, has_svd_table
 
 
 class Spectrum(NamedTuple):

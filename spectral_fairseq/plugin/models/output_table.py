@@ -37,7 +37,7 @@ def look_ups(model: nn.Module) -> List[nn.Module]:
     return list({id(one): one for one in found if isinstance(one, nn.Module)}.values())
 
 
-def factored_table(model: nn.Module) -> Optional[Table]:
+def table_module(model: nn.Module) -> Optional[Table]:
     """The output table if it is a module of this package, else ``None``."""
     table = getattr(head_of(model), "table", None)
     return table if isinstance(table, Table) else None
@@ -53,7 +53,7 @@ def output_table(model: nn.Module, num_words: int) -> Tensor:
     Raises:
         ConfigurationError: no such table can be found; the message says what was looked at.
     """
-    table = factored_table(model)
+    table = table_module(model)
     if table is not None:
         return table.weight
     decoder = decoder_of(model)
@@ -101,7 +101,7 @@ def softmax_operands(
     Raises:
         ConfigurationError: no such table can be found.
     """
-    table = factored_table(model)
+    table = table_module(model)
     if table is not None:
         rows, matrix = table.operands(features)
         return rows, matrix, getattr(head_of(model), "bias", None)
