@@ -22,6 +22,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "evidence"
 
 
 def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
+    """Parsed command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.evidence",
         description=__doc__,
@@ -51,6 +52,7 @@ def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the command; returns the exit status."""
     arguments = parse_arguments(argv)
     work = (arguments.work_dir or Path("outputs") / "evidence" / arguments.what).resolve()
 

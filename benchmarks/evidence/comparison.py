@@ -20,12 +20,12 @@ Translations = Mapping[str, Mapping[int, Sequence[str]]]
 
 
 class Segments(NamedTuple):
-    """What resampling the segments of the test set says of a method and plain.
+    """How a method and its baseline compare when the segments of the test set are resampled.
 
     Attributes:
         interval: of the mean difference of BLEU, over seeds and segments; of one seed, None.
         better: seeds with which the method is better, by sacreBLEU's paired bootstrap at 0.05.
-        worse: those with which it is worse.
+        worse: seeds with which it is worse, by the same test.
     """
 
     interval: Optional[Interval]
@@ -34,16 +34,16 @@ class Segments(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """A method beside another one.
+    """A method compared with a baseline.
 
     Attributes:
-        method: its name.
-        baseline: the other one: plain, or what the method adds something to.
+        method: name of the method.
+        baseline: plain, or SimCut alone for its combination with a table method.
         seeds: how many both have finished.
         test: of the differences of the main measure, seed by seed.
         adjusted_p: its p by Holm's method, over all comparisons that the study has planned; NaN
             as long as a seed is missing, which counts like a comparison that has not been made.
-        segments: for translations.
+        segments: what resampling the test set says; None for language models.
     """
 
     method: str
@@ -53,6 +53,11 @@ class Comparison(NamedTuple):
     adjusted_p: float
     segments: Optional[Segments]
 
+    @property
+    def is_significant(self) -> bool:
+        """Whether the adjusted p allows a claim, which needs the intervals, too."""
+        return self.adjusted_p < 0.05
+
     def verdict(self, study: Study) -> str:
         """What the protocol lets one say: a gain or a loss needs every interval and the p."""
         if self.seeds < len(study.seeds):
@@ -61,7 +66,7 @@ class Comparison(NamedTuple):
         if self.segments is not None and self.segments.interval is not None:
             intervals.append(self.segments.interval[1:])
         sign = 1 if study.corpus == "translation" else -1  # a lower perplexity is better
-        if self.adjusted_p < 0.05:
+        if self.is_significant:
             if all(sign * low > 0 < sign * high for low, high in intervals):
                 return "**a gain**"
             if all(sign * low < 0 > sign * high for low, high in intervals):
@@ -88,6 +93,8 @@ def compare(
         translations: the same trainings' translations of the test set; none in language models.
         reference: of the test set.
     """
+    if not results.get("plain"):  # every training of plain diverged, or none is finished
+        return []
     pairs = [(method, "plain") for method in sorted(results) if method != "plain"]
     if {"simcut", WITH_SIMCUT} <= set(results):
         pairs.append((WITH_SIMCUT, "simcut"))

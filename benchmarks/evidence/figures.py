@@ -83,7 +83,7 @@ def _draw_comparisons(axes: Axes, found: Sequence[Found], sign: int) -> None:
         headings.append(len(names))
         names.append(model)
         for one in sorted(rows, key=lambda one: -sign * one.comparison.test.mean):
-            test, claim = one.comparison.test, one.comparison.adjusted_p < 0.05
+            test, claim = one.comparison.test, one.comparison.is_significant
             color = ("tab:blue" if sign * test.mean > 0 else "tab:orange") if claim else "tab:gray"
             ends = [[test.mean - test.low], [test.high - test.mean]][::sign]
             axes.errorbar(sign * test.mean, -len(names), xerr=ends, fmt="o", color=color)

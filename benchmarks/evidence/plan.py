@@ -66,7 +66,7 @@ def _cell(
 
 
 def best_of(cells: Sequence[Cell], records: Mapping[str, Record]) -> Optional[int]:
-    """Index of the cell with the best validation score; None if all diverged.
+    """Index of the cell with the best validation score, the first of equals; None if all diverged.
 
     A record's ``valid_score`` is a figure of which more is better.
     """

@@ -18,7 +18,7 @@ def own_records(study: Study, records: Records) -> List[Mapping[str, Any]]:
 
 
 def tuned_methods(reached: Reached, records: Records) -> List[str]:
-    """The methods of which every setting is recorded; others do not keep these from the tables."""
+    """The methods whose settings are all recorded; the tables of these do not wait for others."""
     cells = stage_cells(reached, "tuning")
     missing = {cell.method for cell in cells if cell.name not in records}
     return sorted({cell.method for cell in cells} - missing)

@@ -91,7 +91,7 @@ def perplexities(checkpoint: Path, data: Path, subset: str, streams: int = 10) -
     as long as in training, of which the second half is scored, so that each word has a context.
 
     Returns:
-        ``SUBSET_ppl``, ``rare_SUBSET_ppl`` of words seen fewer than ten times, and ``bands``:
+        ``SUBSET_ppl``, ``rare_SUBSET_ppl`` of words seen one to nine times, and ``bands``:
         band -> sum of negative log-likelihoods and number of words.
     """
     from spectral_fairseq.cli.fairseq_plugin import import_plugin

@@ -60,6 +60,8 @@ class StudyRunner:
             StudyRun(self.study, cell, self.work, self.corpus.prepare(cell), self.device)
             for cell in due
         ]
+        if tested and due and isinstance(self.corpus, TranslationCorpus):
+            self._keep_test_set(self.corpus.set(due[0], "test"))
         # Few at a time, so that results come early and checkpoints do not pile up.
         for first in range(0, len(runs), 2 * self.at_once):
             some = runs[first : first + 2 * self.at_once]
@@ -70,7 +72,7 @@ class StudyRunner:
                 self._jobs([run.analysis() for run in trained])
             for run in some:
                 found = self._figures(run, tested) if run in trained else {"diverged": True}
-                lines = self._translations(run) if run in trained and tested else None
+                lines = self._hypotheses(run) if run in trained and tested else None
                 self.records.add(run.cell, {"stage": stage.name, **found}, lines)
                 for checkpoint in run.best.parent.glob("*.pt"):
                     checkpoint.unlink()
@@ -116,14 +118,15 @@ class StudyRunner:
             **options,
         )
 
-    def _translations(self, run: StudyRun) -> Optional[List[str]]:
-        if not isinstance(self.corpus, TranslationCorpus):
-            return None
-        test = self.corpus.set(run.cell, "test")
+    def _keep_test_set(self, test: EvaluationSet) -> None:
         self.records.keep_text("reference", test.lines("en"))
         # Some metrics, such as COMET, read the source as well.
         self.records.keep_text("source", test.lines("de"), "de")
-        return run.hypotheses(test)
+
+    def _hypotheses(self, run: StudyRun) -> Optional[List[str]]:
+        if not isinstance(self.corpus, TranslationCorpus):
+            return None
+        return run.hypotheses(self.corpus.set(run.cell, "test"))
 
     def _figures(self, run: StudyRun, tested: bool) -> Dict[str, Any]:
         """The figures of a training; those of the test set only if it stands in a table."""

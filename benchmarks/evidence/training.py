@@ -72,7 +72,7 @@ class StudyRun(TrainingRun):
         return "\nFloatingPointError" in self._log()
 
     def times_resumed(self) -> int:
-        """How often training went on from a checkpoint; in translation with other batches."""
+        """How often training was resumed from a checkpoint."""
         return self._log().count("| Loaded checkpoint ")
 
     def _log(self) -> str:

@@ -204,6 +204,12 @@ def test_p_is_adjusted_for_what_is_planned_and_verdicts_need_all_seeds():
     assert alone.verdict(lower_is_better) == "**a loss**"
 
 
+def test_without_plain_there_is_no_comparison():
+    """Such as when each of its trainings diverged; it ended in ``KeyError: 'plain'``."""
+    results = {"cosine": {600_000: {"test_ppl": 20.0}}}
+    assert comparison.compare(grid.TRANSFORMER_LM_SMALL, results, {}, []) == []
+
+
 def test_p_is_adjusted_over_the_studies_that_have_results():
     one = dataclasses.replace(grid.TRANSFORMER_LM_CONFIRMATION, seeds=(11, 12, 13))
     studies = {"full": one, "part": dataclasses.replace(one, seeds=(11, 12, 13, 14)), "none": one}
