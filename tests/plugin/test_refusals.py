@@ -105,3 +105,5 @@ def test_checkpoints_are_not_chosen_by_a_measure_that_is_missing_at_times(interv
     with pytest.raises(ConfigurationError, match="--log-spectrum-interval 1 beside"):
         build_trainer(metric, log_spectrum_interval=interval)
     build_trainer(metric, log_spectrum_interval=1)
+    with pytest.raises(ConfigurationError, match="table_mean_cosine.* found table_cosine"):
+        build_trainer(metric.replace("mean_", ""), log_spectrum_interval=1)

@@ -30,6 +30,7 @@ LOG_SPECTRUM_INTERVAL = Flag(
 # The number of workers that measured their table. All tables are equal, so sums are divided by it.
 TABLES = "tables_measured"
 _PREFIX = "table_"
+_NAMES = [f"{_PREFIX}{name}" for name in ("mean_cosine", *spectrum_measures(torch.ones(1)))]
 
 
 class SpectrumLog:
@@ -55,14 +56,22 @@ class SpectrumLog:
                 view.get(output_table)
 
     def check_metric(self, name: str) -> None:
-        """Refuse to choose checkpoints by a measure that not every validation has.
+        """Refuse to choose checkpoints by a measure that some or all validations lack.
 
         Args:
             name: of ``--best-checkpoint-metric``.
 
         Raises:
-            ConfigurationError: it is one of these measures, and ``interval`` is not 1.
+            ConfigurationError: it is one of these measures, and ``interval`` is not 1; or it begins
+                like them, and is none.
         """
+        if name.startswith(_PREFIX) and name not in _NAMES:
+            raise ConfigurationError(
+                f"a measure of {LOG_SPECTRUM_INTERVAL.option} for --best-checkpoint-metric: "
+                + ", ".join(_NAMES),
+                name,
+                "Choose one of them.",
+            )
         if name.startswith(_PREFIX) and self.interval != 1:
             raise ConfigurationError(
                 f"{LOG_SPECTRUM_INTERVAL.option} 1 beside --best-checkpoint-metric {name}, which "
