@@ -73,7 +73,7 @@ def verdict(checkpoint: Mapping[str, Any]) -> List[str]:
     measures, random = checkpoint["measures"], checkpoint["random"]
     words, dim = checkpoint["table"]["words"], checkpoint["table"]["dimensions"]
     energy = measures["mean_share"] ** 2
-    # Of one or two dimensions the second bound is above a half, and a narrow cone would be below.
+    # With one or two dimensions a narrow cone can lie below the second bound.
     shared = energy >= NARROW or energy > (1 + math.sqrt(dim / words)) ** 2 / dim
     rank = measures["effective_rank_centred"]
     few = rank < FEW_DIRECTIONS * random["effective_rank_centred"]

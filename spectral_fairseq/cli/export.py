@@ -165,6 +165,7 @@ def _to_folder(args: argparse.Namespace) -> Printed:
     from spectral_fairseq.checkpoints.reading import load_checkpoint
 
     checkpoint = load_checkpoint(args.checkpoint, args.verify)
+    _refuse_language_pairs(checkpoint, args.to)
     try:
         with making_folder(out) as folder, arguments_as_flags(quantization="--quantization"):
             if args.to == "huggingface":
@@ -176,6 +177,19 @@ def _to_folder(args: argparse.Namespace) -> Printed:
         raise OutputError(
             f"{out} to be written", str(error), "Free some space, or choose another folder."
         ) from error
+
+
+def _refuse_language_pairs(checkpoint: Dict[str, Any], target: str) -> None:
+    """Refuse tasks that append their languages to the dictionaries of the training data."""
+    from spectral_fairseq.checkpoints.dictionary import checkpoint_settings
+
+    task = checkpoint_settings(checkpoint, "task")
+    if task.get("lang_pairs"):
+        raise UnsupportedError(
+            f"a model of one language pair, for --to {target}",
+            f"one of --task {task.get('_name') or task.get('task')}",
+            "Export it to plain fairseq instead.",
+        )
 
 
 def _fill_huggingface(
@@ -218,19 +232,11 @@ def _dictionaries(
     """Dictionaries of source and target, and their languages; None for a language model."""
     from spectral_fairseq.checkpoints.collapse import collapse_tables
     from spectral_fairseq.checkpoints.dictionary import (
-        checkpoint_settings,
         dictionary_files,
         find_dictionary,
         read_dictionary,
     )
 
-    task = checkpoint_settings(checkpoint, "task")
-    if task.get("lang_pairs"):  # its task extends the dictionaries of the training data
-        raise UnsupportedError(
-            f"a model of one language pair, for --to {args.to}",
-            f"one of --task {task.get('_name') or task.get('task')}",
-            "Export it to plain fairseq instead.",
-        )
     model = collapse_tables(checkpoint["model"])
     found: Dict[str, Any] = {}
     for side in ("encoder", "decoder"):

@@ -180,6 +180,7 @@ def test_a_stock_criterion_is_told_what_it_leaves_out(task, caplog):
         assert not caplog.records
         build(task).warn_of_other_criterion("CrossEntropyCriterion")
     assert "--criterion CrossEntropyCriterion trains without" in caplog.text
+    assert "--criterion mle_cosreg" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,7 @@ def test_a_stock_criterion_is_told_what_it_costs(task, caplog):
         assert not caplog.records
         build(task).warn_of_other_criterion("CrossEntropyCriterion")
     assert "--criterion CrossEntropyCriterion computes" in caplog.text
+    assert "--criterion mle_cosreg" in caplog.text
 
 
 def test_a_dictionary_in_another_order_is_warned_of(task, caplog):

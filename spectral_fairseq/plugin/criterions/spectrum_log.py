@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from typing import Any, Dict, List, Tuple
+from weakref import WeakKeyDictionary
 
 import torch
 from fairseq.logging import metrics
+from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.linalg.singular_values import (
@@ -42,8 +44,10 @@ class SpectrumLog:
 
     def __init__(self, interval: int) -> None:
         self.interval = interval
-        # By the identity of the model: its number of updates, and the entries.
-        self._latest: Dict[int, Tuple[float, Dict[str, float]]] = {}
+        # Of each model its number of updates then, and the entries.
+        self._latest: WeakKeyDictionary[nn.Module, Tuple[float, Dict[str, float]]] = (
+            WeakKeyDictionary()
+        )
 
     def check(self, view: ModelView) -> None:
         """Refuse a model without a single output table, before training starts.
@@ -86,7 +90,7 @@ class SpectrumLog:
         if not self.interval:
             return {}
         now = updates_of(view.module)
-        before, entries = self._latest.get(id(view.module), (-math.inf, {}))
+        before, entries = self._latest.get(view.module, (-math.inf, {}))
         if now == before:  # another batch of the same validation, maybe of another subset
             return dict(entries)
         if now - before < self.interval:
@@ -97,7 +101,7 @@ class SpectrumLog:
         sigma = singular_values_of_gram(gram, weight.size(0) - excluded.numel())
         measures = {"mean_cosine": mean_cosine(weight, excluded), **spectrum_measures(sigma)}
         entries = {**{f"{_PREFIX}{name}": value for name, value in measures.items()}, TABLES: 1}
-        self._latest[id(view.module)] = now, entries
+        self._latest[view.module] = now, entries
         return dict(entries)
 
 
