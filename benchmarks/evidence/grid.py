@@ -65,6 +65,7 @@ class Study:
         words: for a language model, about those of the training text. On two cores one cannot be
             trained to its end on all 1.8 million.
         plain_of: a study with the same flags and recipe, whose trainings of plain are this one's.
+        tuned: false where an earlier study has chosen the recipe and the one setting of each method.
     """
 
     corpus: str
@@ -81,6 +82,7 @@ class Study:
     pairs: int = 10_000
     words: int = 450_000
     plain_of: str = ""
+    tuned: bool = True
 
 
 # fairseq shuffles with the sum of the seed and the epoch, and draws dropout with that of the seed
@@ -485,6 +487,22 @@ AWD_LSTM_DECAY_SMALL = replace(
     seeds=_FRESH_SEEDS[:5],
 )
 
+# Does the lead last, which shrank with every epoch up to the fiftieth? The same ten trainings, for
+# twice as many epochs, at the settings that the study above has chosen.
+AWD_LSTM_DECAY_LONG = replace(
+    AWD_LSTM_DECAY_SMALL,
+    model="AWD-LSTM, d = 64, weight decay, 100 epochs",
+    flags=f"{_awd_lstm(dim=64, hidden=128)} --max-epoch 100",
+    rounds=(),
+    methods={
+        "plain": PLAIN,
+        "weight_norm_init": replace(
+            TABLE_METHODS["weight_norm_init"], settings=_each("--weight-norm-init-sigma", 1)
+        ),
+    },
+    tuned=False,
+)
+
 _ADAM_ROUNDS: Tuple[Tuple[Recipe, ...], ...] = (
     ({"dropout": "0.1"}, {"dropout": "0.3"}, {"dropout": "0.4"}),
     ({"attention-dropout": "0.1"},),
@@ -644,6 +662,7 @@ STUDIES: Dict[str, Study] = {
     "awd_lstm": AWD_LSTM,
     "awd_lstm_small": AWD_LSTM_SMALL,
     "awd_lstm_decay_small": AWD_LSTM_DECAY_SMALL,
+    "awd_lstm_decay_long": AWD_LSTM_DECAY_LONG,
     "transformer_lm": TRANSFORMER_LM,
     "transformer_xl": TRANSFORMER_XL,
     "transformer_lm_small": TRANSFORMER_LM_SMALL,

@@ -123,16 +123,20 @@ def stages(
         for name in names
     }
     every = [cell for cells in tried.values() for cell in cells]
-    yield Stage("tuning", every), Choices(recipe)
-    if not done(every):
-        return
-    best = {name: best_of(cells, records) for name, cells in tried.items()}
+    if study.tuned:
+        yield Stage("tuning", every), Choices(recipe)
+        if not done(every):
+            return
+        best = {name: best_of(cells, records) for name, cells in tried.items()}
+    else:
+        best = {name: 0 for name in tried}
     settings = {
         name: study.methods[name].settings[index]
         for name, index in best.items()
         if index is not None
     }
-    choices = Choices(recipe, settings, _best_table_method(study, tried, best, records))
+    table_method = _best_table_method(study, tried, best, records) if study.tuned else None
+    choices = Choices(recipe, settings, table_method)
     # Seed by seed, so that an unfinished study has pairs with plain.
     seeded = [
         cell_of(study, recipe, name, setting, seed)

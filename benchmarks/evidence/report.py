@@ -89,9 +89,10 @@ def planned_trainings(study: Study) -> Dict[str, int]:
     """How many trainings of its own each stage of a study has."""
     # The best training of the recipe is plain's in the tuning.
     shared = bool(study.rounds or study.plain_of)
+    settings = sum(len(method.settings) for method in study.methods.values())
     return {
         "recipe": bool(study.rounds) + sum(map(len, study.rounds)),
-        "tuning": sum(len(method.settings) for method in study.methods.values()) - shared,
+        "tuning": settings - shared if study.tuned else 0,
         "seed": len(study.seeds) * (len(study.methods) - bool(study.plain_of)),
         "simcut": len(study.seeds) * study.with_simcut,
     }

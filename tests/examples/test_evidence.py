@@ -42,7 +42,7 @@ TOY = dataclasses.replace(
 
 def test_every_method_has_the_same_budget():
     for key, study in STUDIES.items():
-        budget = {"small": 3, "medium": 4, "confirmation": 1}.get(key.rpartition("_")[2], 6)
+        budget = {"small": 3, "medium": 4, "confirmation": 1, "long": 1}.get(key.rpartition("_")[2], 6)
         first, *others = study.methods
         assert first == "plain" and len(study.methods["plain"].settings) == 1
         for name in others:
@@ -59,6 +59,15 @@ def test_a_confirmation_has_the_settings_that_were_chosen_and_fresh_seeds():
     settings = confirmation.methods["weight_norm_init"].settings
     assert settings == (choices.settings["weight_norm_init"],)
     assert not set(confirmation.seeds) & {*first.seeds, first.tuning_seed}
+
+
+def test_the_long_trainings_have_what_was_chosen_for_the_short_ones_and_tune_nothing():
+    short, long = STUDIES["awd_lstm_decay_small"], STUDIES["awd_lstm_decay_long"]
+    *_, (_, choices) = stages(short, Records(RESULTS / "awd_lstm_decay_small"))
+    assert long.recipe == choices.recipe and long.seeds == short.seeds
+    [(stage, chosen)] = stages(long, {})
+    assert stage.name == "seed" and chosen.settings == choices.settings
+    assert long.flags.replace("--max-epoch 100", "--max-epoch 50") == short.flags
 
 
 def test_the_other_methods_share_the_frozen_recipe_and_the_trainings_of_plain():
