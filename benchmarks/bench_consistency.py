@@ -57,8 +57,6 @@ VARIANTS: Dict[str, Variant] = {
     "coupled_adam": Variant(PLAIN, coupled=True),
     "mean_vector": Variant({**OURS, "mean_vector_weight": 1e-4}),
     "sigsoftmax": Variant(OURS, sigsoftmax=True),
-    "isoscore": Variant({**OURS, "isoscore_weight": -0.1}),
-    "input_gradient": Variant({**OURS, "input_gradient_scale": 5.0}),
 }
 
 

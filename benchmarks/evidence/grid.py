@@ -65,7 +65,7 @@ class Study:
         words: for a language model, about those of the training text. On two cores one cannot be
             trained to its end on all 1.8 million.
         plain_of: a study with the same flags and recipe, whose trainings of plain are this one's.
-        tuned: false where an earlier study has chosen the recipe and the one setting of each method.
+        tuned: false where an earlier study has chosen the recipe and a setting for each method.
     """
 
     corpus: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from dataclasses import dataclass, field, make_dataclass
 from types import SimpleNamespace
@@ -49,6 +50,25 @@ class Flag:
         """
         with arguments_as_flags(value=self.option):
             return self.parse(getattr(cfg, self.name))
+
+
+def retired(name: str, default: Any, why: str) -> Flag:
+    """A flag that is gone: hidden, harmless at what was its default, refused with any other value.
+
+    Args:
+        name: its field in saved settings.
+        default: the value with which it did nothing.
+        why: it is gone, as the end of a sentence.
+    """
+
+    def parse(value: Any) -> Any:
+        if value != default:
+            raise ConfigurationError(
+                "`value` to be absent, since it was removed", repr(value), f"Drop it: {why}."
+            )
+        return value
+
+    return Flag(name, default, argparse.SUPPRESS, parse)
 
 
 def read_flags(flags: Iterable[Flag], cfg: Any) -> SimpleNamespace:

@@ -97,6 +97,4 @@ METHODS: Dict[str, Method] = {
             *("--output-head", "sigsoftmax"),
         ),
     ),
-    "isoscore": _softmax("I-STAR, -0.1", "--isoscore-weight", "-0.1"),
-    "input_gradient": _softmax("input gradients times 5", "--input-gradient-scale", "5"),
 }

@@ -42,7 +42,9 @@ TOY = dataclasses.replace(
 
 def test_every_method_has_the_same_budget():
     for key, study in STUDIES.items():
-        budget = {"small": 3, "medium": 4, "confirmation": 1, "long": 1}.get(key.rpartition("_")[2], 6)
+        budget = {"small": 3, "medium": 4, "confirmation": 1, "long": 1}.get(
+            key.rpartition("_")[2], 6
+        )
         first, *others = study.methods
         assert first == "plain" and len(study.methods["plain"].settings) == 1
         for name in others:

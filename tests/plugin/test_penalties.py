@@ -26,7 +26,6 @@ from tests.plugin.conftest import (
     split,
     words,
 )
-from tests.reference.isoscore import isoscore
 
 NAMES = [penalty.name for penalty in PENALTIES]
 NOTHING = {penalty.weight.name: penalty.weight.default for penalty in PENALTIES}
@@ -54,7 +53,6 @@ NAIVE = {
     ),
     "d_optimal_weight": ("d_optimal", lambda w: -torch.linalg.svdvals(w).log().sum()),
     "mean_vector_weight": ("mean_vector", lambda w: w.mean(0).square().sum()),
-    "isoscore_weight": ("isotropy", lambda w: 1 - isoscore(w)),
 }
 
 FAIRSEQ_MODELS = {

@@ -7,6 +7,8 @@ from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 
 from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.plugin.criterions.penalised import RETIRED
+from spectral_fairseq.tools.plugin_flags import flag_sections
 from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample, words
 from tests.plugin.trainers import build_trainer
 
@@ -107,3 +109,12 @@ def test_checkpoints_are_not_chosen_by_a_measure_that_is_missing_at_times(interv
     build_trainer(metric, log_spectrum_interval=1)
     with pytest.raises(ConfigurationError, match="table_mean_cosine.* found table_cosine"):
         build_trainer(metric.replace("mean_", ""), log_spectrum_interval=1)
+
+
+@pytest.mark.parametrize("flag", RETIRED, ids=lambda flag: flag.name)
+def test_a_flag_that_is_gone_does_nothing_at_its_old_default_and_is_refused_otherwise(task, flag):
+    build_criterion(task, **{flag.name: flag.default})
+    with pytest.raises(ConfigurationError, match=f"{flag.option} to be absent.*removed"):
+        build_criterion(task, **{flag.name: 0.5})
+    listed = [one.name for flags in flag_sections().values() for one in flags]
+    assert "--cosreg-weight" in listed and flag.option not in listed

@@ -9,7 +9,6 @@ from spectral_fairseq.functional.penalties.d_optimal import (
     d_optimal_penalty,
     normalized_d_optimal_penalty,
 )
-from spectral_fairseq.functional.penalties.isotropy import isoscore_penalty
 from spectral_fairseq.functional.penalties.mean_vector import mean_vector_penalty
 from spectral_fairseq.functional.penalties.orthogonality import (
     frobenius_defect,
@@ -31,7 +30,6 @@ __all__ = [
     "normalized_d_optimal_penalty",
     "frobenius_defect",
     "identity_residual",
-    "isoscore_penalty",
     "log_count_target",
     "mean_vector_penalty",
     "orthogonality_penalty",

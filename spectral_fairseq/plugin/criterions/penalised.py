@@ -16,11 +16,6 @@ from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.losses.blockwise import smoothing_weights
 from spectral_fairseq.plugin.criterions import likelihood, table_control, unset
 from spectral_fairseq.plugin.criterions.ignored_prefix import IgnoredPrefix
-from spectral_fairseq.plugin.criterions.input_gradient import (
-    INPUT_GRADIENT_SCALE,
-    input_gradients_scaled,
-    tied_look_ups,
-)
 from spectral_fairseq.plugin.criterions.likelihood.word_memory import WordMemory
 from spectral_fairseq.plugin.criterions.penalties import objective
 from spectral_fairseq.plugin.criterions.penalties.activation import reported_terms
@@ -30,10 +25,16 @@ from spectral_fairseq.plugin.criterions.spectrum_log import (
     SpectrumLog,
     reduce_spectrum,
 )
-from spectral_fairseq.plugin.flags import with_flags
+from spectral_fairseq.plugin.flags import read_flags, retired, with_flags
 from spectral_fairseq.plugin.models.output_table import decoder_of, has_svd_table, head_of
 
 logger = logging.getLogger(__name__)
+
+# Commands and checkpoints of earlier versions may name them.
+RETIRED = (
+    retired("isoscore_weight", 0.0, "the penalty on the IsoScore showed no gain"),
+    retired("input_gradient_scale", 1.0, "scaling the gradient of the look-ups showed no gain"),
+)
 
 PenalisedCriterionConfig = with_flags(
     LabelSmoothedCrossEntropyCriterionConfig,
@@ -42,8 +43,8 @@ PenalisedCriterionConfig = with_flags(
         *objective.FLAGS,
         *table_control.FLAGS,
         *likelihood.FLAGS,
-        INPUT_GRADIENT_SCALE,
         LOG_SPECTRUM_INTERVAL,
+        *RETIRED,
     ),
     "The flags of ``label_smoothed_cross_entropy``, and those of every penalty.",
 )
@@ -73,7 +74,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         self._renewable = True
         self._complete(has_svd=True)
         self._likelihood_options = likelihood.read_options(cfg)
-        self._input_gradient_scale = INPUT_GRADIENT_SCALE.read(cfg)
+        read_flags(RETIRED, cfg)
         self.word_memory = WordMemory(
             len(task.target_dictionary),
             self._likelihood_options.gradient_gating_memory,
@@ -127,8 +128,6 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         for one in model.models.values() if isinstance(model, FairseqMultiModel) else (model,):
             self.penalties.check(one)
             self.table_control.check(self.penalties.view(one))
-            if self._input_gradient_scale != 1.0:
-                tied_look_ups(self.penalties.view(one))
             self.log_spectrum.check(self.penalties.view(one))
             _refuse_fairseqs_adaptive_softmax(one)
         self._likelihood(model).check(model)
@@ -139,8 +138,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         self._ignored_prefix.look_at(sample)
         if not model.training:
             return self._evaluate(model, sample, reduce)
-        with input_gradients_scaled(self.penalties.view(model), self._input_gradient_scale):
-            found = self._likelihood(model)(model, sample, reduce)
+        found = self._likelihood(model)(model, sample, reduce)
         log = self._logging_output(found, model, sample)
         loss, sample_size = found.loss, log["sample_size"]
         due = self.penalties(model) + reported_terms(found.net_output)

@@ -9,7 +9,6 @@ from spectral_fairseq.functional.linalg.row_norms import row_norms
 from spectral_fairseq.functional.linalg.singular_values import singular_values
 from spectral_fairseq.functional.penalties import (
     cosine_penalty,
-    isoscore_penalty,
     mean_vector_penalty,
     spectral_defect,
     weight_norm_penalty,
@@ -17,7 +16,6 @@ from spectral_fairseq.functional.penalties import (
 
 FUNCTIONS = {
     "cosine": cosine_penalty,
-    "isoscore": isoscore_penalty,
     "mean vector": mean_vector_penalty,
     "weight norm": lambda table: weight_norm_penalty(row_norms(table), 1.0),
     "singular values": lambda table: singular_values(table)[-3:].sum(),

@@ -5,7 +5,6 @@
 
 from spectral_fairseq.plugin.criterions.penalties.cosine import COSINE
 from spectral_fairseq.plugin.criterions.penalties.d_optimal import D_OPTIMAL, NORMALIZED_D_OPTIMAL
-from spectral_fairseq.plugin.criterions.penalties.isotropy import ISOTROPY
 from spectral_fairseq.plugin.criterions.penalties.mean_vector import MEAN_VECTOR
 from spectral_fairseq.plugin.criterions.penalties.orthogonality import ORTHOGONALITY
 from spectral_fairseq.plugin.criterions.penalties.spectral_normalization import (
@@ -24,5 +23,4 @@ PENALTIES = (
     NORMALIZED_D_OPTIMAL,
     D_OPTIMAL,
     MEAN_VECTOR,
-    ISOTROPY,
 )
