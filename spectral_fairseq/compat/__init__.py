@@ -21,13 +21,10 @@ from spectral_fairseq.compat import (
     damaged_data,
     data_position,
     dead_encoder_keys,
-    embedding_file,
     encoder_fast_path,
     fasta_index,
-    fp16_without_cuda,
     joblib_workers,
     literal_settings,
-    missing_data,
     numpy_names,
     patience,
     prefetch_thread,
@@ -61,11 +58,8 @@ PATCHES = (
     validation_on_train.PATCH,
     cpu_workers.PATCH,
     joblib_workers.PATCH,
-    missing_data.PATCH,
-    embedding_file.PATCH,
     validation_task.PATCH,
     bf16_without_tpu.PATCH,
-    fp16_without_cuda.PATCH,
 )
 
 
