@@ -26,8 +26,7 @@ of fairseq-eval-lm --tokens-per-sample SEGMENT --context-window C.
   --cache     mixes in a continuous cache of the last words (Grave et al. 2017)
   --dynamic   adapts the model to the text that it has been scored on (Krause et al. 2018)
   --tune      searches the numbers of both on the split "valid", never on another; a number that
-              is given, as by --cache-theta, is not searched, and the default grid is widened
-              while the best value lies at its end
+              is given, as by --cache-theta, is not searched
 """
 
 # What the papers call the numbers that are searched.

@@ -33,9 +33,7 @@ from spectral_fairseq.tools.evaluate_lm.options import VALIDATION, DynamicOption
 from spectral_fairseq.tools.evaluate_lm.tuning import (
     Axes,
     cache_axes,
-    chosen_axes,
     dynamic_axes,
-    search_widening,
 )
 from spectral_fairseq.tools.language_models.corpus import open_corpus
 from spectral_fairseq.tools.language_models.loading import LanguageModel, load_language_model
@@ -234,16 +232,15 @@ class _Run:
         corpus = self.corpora[VALIDATION]
         if tune.tokens is not None:
             corpus = corpus[: tune.tokens]
-        fixed = chosen_axes(tune)
         if self.dynamic is not None:
             axes = dynamic_axes(self.dynamic, tune, self.layout.segment)
-            search = search_widening(axes, fixed, lambda grid: self._search_dynamic(corpus, grid))
+            search = self._search_dynamic(corpus, axes)
             self.searches.append(search)
             best = search.best.values
             self.dynamic = dataclasses.replace(self.dynamic, rate=best["rate"], decay=best["decay"])
         if self.cache is not None:
             axes = cache_axes(self.cache, tune)
-            search = search_widening(axes, fixed, lambda grid: self._search_cache(corpus, grid))
+            search = self._search_cache(corpus, axes)
             self.searches.append(search)
             best = search.best.values
             self.cache = dataclasses.replace(self.cache, theta=best["theta"], weight=best["lambda"])

@@ -1,8 +1,8 @@
-"""Grid search on the validation split that widens an axis while the best value lies at its end."""
+"""The grids searched on the validation split, and whether the best value lies at an end."""
 
 from __future__ import annotations
 
-from typing import Callable, Collection, Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.lm.tuning import (
@@ -18,9 +18,6 @@ from spectral_fairseq.tools.evaluate_lm.options import CacheOptions, DynamicOpti
 
 Axes = Dict[str, List[float]]
 """Name of a number that is searched -> the values tried, ascending."""
-
-# Each step costs a pass over the corpus, or several.
-MOST_STEPS = 3
 
 
 def cache_axes(cache: CacheOptions, tune: TuneOptions) -> Axes:
@@ -82,47 +79,3 @@ def ends_reached(search: GridSearch) -> Dict[str, str]:
         elif len(values) > 1 and best == values[0] and best > 0:
             found[name] = "smallest"
     return found
-
-
-def search_widening(
-    axes: Axes, fixed: Collection[str], search: Callable[[Axes], GridSearch]
-) -> GridSearch:
-    """Search a grid, then the lines beyond its ends while the best point lies at one.
-
-    Args:
-        axes: the grid to begin with.
-        fixed: names of axes that the user chose, which are not widened.
-        search: tries every point of the grid it is given.
-
-    Returns:
-        All points tried, after at most :data:`MOST_STEPS` further lines for each axis.
-    """
-    found, left = search(axes), {name: MOST_STEPS for name in axes if name not in fixed}
-    while True:
-        ends = [(name, end) for name, end in ends_reached(found).items() if left.get(name)]
-        if not ends:
-            return found
-        ((name, end), *_) = ends
-        left[name] -= 1
-        tried = axes_of(found)
-        line = search({**tried, name: [_beyond(name, tried[name], end)]})
-        found = GridSearch(found.method, found.tokens, [*found.points, *line.points])
-
-
-def _beyond(name: str, values: Sequence[float], end: str) -> float:
-    if end == "smallest":
-        return values[0] / 2
-    if name == "lambda":  # a share, which must stay below 1
-        return (1 + values[-1]) / 2
-    return values[-1] * 2
-
-
-def chosen_axes(tune: TuneOptions) -> List[str]:
-    """Names of the axes whose values the user gave."""
-    given = {
-        "theta": tune.cache_thetas,
-        "lambda": tune.cache_weights,
-        "rate": tune.dynamic_rates,
-        "decay": tune.dynamic_decays,
-    }
-    return [name for name, values in given.items() if values is not None]
