@@ -132,4 +132,4 @@ clean:
 	@if $(MADE_HERE); then rm -rf "$(VENV)"; else \
 	  echo "$(VENV) stays: this Makefile did not make it"; fi
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
-	find spectral_fairseq spectral_fairseq_examples tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find spectral_fairseq studies tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -21,14 +21,7 @@ setup(
     long_description=(HERE / "README.md").read_text("utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",
-    packages=find_packages(
-        include=[
-            "spectral_fairseq",
-            "spectral_fairseq.*",
-            "spectral_fairseq_examples",
-            "spectral_fairseq_examples.*",
-        ]
-    ),
+    packages=find_packages(include=["spectral_fairseq", "spectral_fairseq.*"]),
     package_data={"spectral_fairseq": ["py.typed", "analysis/*.jinja2"]},
     python_requires=">=3.9",
     install_requires=[

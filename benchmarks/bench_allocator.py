@@ -19,6 +19,7 @@ from unittest import mock
 
 from benchmarks.bench_step import SHAPES, Step
 from benchmarks.harness import (
+    KEEP_FREED_MEMORY,
     in_fresh_process,
     median_ratio,
     peak_resident_mib,
@@ -26,7 +27,6 @@ from benchmarks.harness import (
     print_result,
     print_table,
 )
-from spectral_fairseq_examples.common.jobs import KEEP_FREED_MEMORY
 
 _IWSLT = SHAPES["iwslt"]
 _QUICKSTART = {"embed_dim": 128, "ffn_embed_dim": 256, "layers": 2}

@@ -1,9 +1,11 @@
 """Print a table of the results of several runs, as means over seeds."""
 
 import sys
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # of this source tree
 try:
-    from spectral_fairseq_examples.tables import main
+    from studies.tables import main
 except ModuleNotFoundError as error:
     sys.exit(
         f"error: expected the Python package {error.name}; found none for {sys.executable}. "

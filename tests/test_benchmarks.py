@@ -1,13 +1,10 @@
 """Every benchmark still starts and prints its figures, at sizes at which they mean nothing."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
-import torch
-from fairseq import options
 
 if not (Path(__file__).resolve().parents[1] / "benchmarks").exists():
     pytest.skip("the benchmarks are not beside these tests", allow_module_level=True)
@@ -24,16 +21,10 @@ from benchmarks import (
     bench_spectrum_decay,
     bench_step,
     harness,
-    mixture_posteriors,
 )
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import train as gpu_train
 from benchmarks.gpu.report import Report
-from benchmarks.spectrum_study import __main__ as spectrum_study
-from benchmarks.spectrum_study import report as spectrum_report
-from benchmarks.spectrum_study import training as spectrum_training
-from benchmarks.spectrum_study.grid import TASKS, VARIANTS, suits
-from benchmarks.spectrum_study.records import Records
 
 
 @pytest.fixture
@@ -64,14 +55,12 @@ def figures(monkeypatch, capsys):
         (bench_analysis, "--rows"),
         (bench_awd_lstm, "--repetitions"),
         (bench_block_memory, "--batches"),
-        (mixture_posteriors, "--tokens"),
         (bench_spectrum_decay, "--pairs"),
         (bench_consistency, "--pairs"),
     ],
 )
 def test_numbers_that_measure_nothing_are_refused_at_once(module, flag, monkeypatch, capsys):
-    checkpoint = ["model.pt", "data"] if module is mixture_posteriors else []
-    monkeypatch.setattr(sys, "argv", [module.__name__, *checkpoint, flag, "0"])
+    monkeypatch.setattr(sys, "argv", [module.__name__, flag, "0"])
     with pytest.raises(SystemExit):
         module.main()
     assert f"argument {flag}: expected a number of at least 1; found 0" in capsys.readouterr().err
@@ -205,92 +194,3 @@ def test_awd_lstm(figures, monkeypatch, components):
 @pytest.mark.slow
 def test_analysis(figures):
     assert figures(bench_analysis, "--rows", 300, "--dim", 8)["seconds"] > 0
-
-
-def test_posteriors(figures, train, tiny_translation_data):
-    checkpoint = train("transformer_mos", "mle_cosreg", "--mixture-components", "3")
-    found = figures(
-        mixture_posteriors,
-        checkpoint / "checkpoint_last.pt",
-        tiny_translation_data,
-        "--tokens",
-        20,
-    )
-    assert found["components"] == 3 and found["tokens"] >= 20
-    # Barely trained: no expert is negligible for any word.
-    assert found["below"]["1e-08"] == 0.0
-
-
-def test_posteriors_sum_to_one(train, tiny_translation_data):
-    from fairseq import checkpoint_utils
-
-    checkpoint = train("transformer_mos", "mle_cosreg", "--mixture-components", "3")
-    models, _, task = checkpoint_utils.load_model_ensemble_and_task(
-        [str(checkpoint / "checkpoint_last.pt")],
-        arg_overrides={"data": str(tiny_translation_data)},
-    )
-    task.load_dataset("valid")
-    shares = mixture_posteriors.posteriors(models[0].eval(), task, "valid", 20)
-    assert torch.allclose(shares.sum(1), torch.ones(len(shares)), atol=1e-5)
-
-
-@pytest.mark.slow
-def test_spectrum_study_trains_resumes_and_tabulates(tmp_path, monkeypatch, capsys, request):
-    """Every variant's command is one that fairseq takes; one is trained, with tiny data."""
-    data, corpora = tmp_path / "data", ("translation", "language_model")
-    data.mkdir()
-    for name, made in zip(corpora, ("tiny_translation_data", "tiny_lm_data")):
-        (data / name).symlink_to(request.getfixturevalue(made))
-    one = TASKS["translation"]
-    small = one._replace(flags=one.flags.replace("embed-dim 64", "embed-dim 16"))
-    monkeypatch.setitem(TASKS, "translation", small)
-    monkeypatch.setattr(spectrum_training, "WINDOW", 2)
-    argv = ["spectrum_study", "--work-dir", tmp_path, "--tasks", "translation", "--updates", 2]
-    argv += ["--variants", "plain", "both_fixed", "--seeds", 1, "--results", tmp_path / "out.json"]
-    monkeypatch.setattr(sys, "argv", [str(argument) for argument in argv])
-    for again in range(2):
-        if again:  # what is recorded is not trained again
-            shutil.rmtree(tmp_path / "runs")
-            monkeypatch.setattr(spectrum_study, "train", None)
-        spectrum_study.main()
-        plain, ours = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-        assert plain["variant"] == "plain" and plain["behind"] == 0
-        assert ours["variant"] == "both_fixed" and ours["sigma_1_to_rms"] > 1
-    records = Records(tmp_path / "out.json").all()
-    assert [len(one["curve"]) for one in records] == [1, 1]
-    page = tmp_path / "page.md"
-    page.write_text("<!-- generated: spectrum_study -->\nold\n<!-- /generated -->\n")
-    spectrum_report.write_page(records, page, tmp_path)
-    assert "| both fixed: `--spectrum-decay 0.01 --spectrum-side both" in page.read_text()
-    assert "old" not in page.read_text()
-    assert (tmp_path / "spectrum-forms.png").stat().st_size > 10_000
-    for task in TASKS:
-        for variant in VARIANTS:
-            if suits(task, variant):
-                command = spectrum_training.command_of(task, variant, 1, data, tmp_path, 2)
-                options.parse_args_and_arch(options.get_training_parser(), command[3:])
-
-
-def test_the_spectrum_study_compares_with_plain_of_the_same_seed():
-    measures = {"mean_cosine": 0.0, "sigma_1_to_rms": 1.0, "sigma_d_to_sigma_1": 1.0}
-    losses = {"plain": [(5, 4), (7, 6)], "default": [(5.5, 4.5), (7.1, 6.1)], "both_free": [(7, 3)]}
-    records = [
-        {
-            **{"task": "awd_lstm", "variant": variant, "seed": seed, **measures},
-            "curve": [{"update": 300 * at, "nll_bits": loss} for at, loss in enumerate(curve, 1)],
-        }
-        for variant, curves in losses.items()
-        for seed, curve in enumerate(curves)
-    ]
-    plain, default, both = spectrum_report.rows(records)
-    assert (plain["behind"], plain["deviation"]) == (0, pytest.approx(2**0.5))
-    assert (default["behind"], default["deviation"]) == pytest.approx((0.3, 0.08**0.5))
-    assert (both["behind"], both["most_behind"], both["deviation"]) == (-1, 2, None)
-    assert default["curve"] == pytest.approx({300: 0.3, 600: 0.3})
-    assert default["beside_plain"] and not both["beside_plain"]  # 2 is more than plain's 1.4
-
-
-def test_the_page_of_the_spectrum_study_has_what_the_records_say():
-    page = spectrum_report.PAGE.read_text("utf-8")
-    assert page.count("<!-- generated: spectrum_") == 2
-    assert spectrum_report.page_text(Records(spectrum_report.RESULTS).all()) == page

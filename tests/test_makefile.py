@@ -31,7 +31,7 @@ def clone(tmp_path):
         (tmp_path / name).touch()
     for name in (
         "spectral_fairseq",
-        "spectral_fairseq_examples",
+        "studies",
         "tests",
         "benchmarks",
         "examples",

@@ -23,8 +23,7 @@ SELECTED = (
 @pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="needs the source tree")
 def test_the_built_wheel_passes_its_tests(tmp_path):
     source = tmp_path / "source"
-    for package in ("spectral_fairseq", "spectral_fairseq_examples"):
-        shutil.copytree(ROOT / package, source / package)
+    shutil.copytree(ROOT / "spectral_fairseq", source / "spectral_fairseq")
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
@@ -37,7 +36,10 @@ def test_the_built_wheel_passes_its_tests(tmp_path):
     subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(wheel)], check=True)
     for name in ("py.typed", "analysis/report.html.jinja2"):
         assert (site / "spectral_fairseq" / name).exists()
-    assert (site / "spectral_fairseq_examples" / "quickstart" / "pipeline.py").exists()
+    assert sorted(one.name for one in site.iterdir() if not one.name.endswith(".dist-info")) == [
+        "bin",
+        "spectral_fairseq",
+    ]
 
     for folder in ("tests", "docs"):  # whose picture of the imports is tested
         shutil.copytree(ROOT / folder, tmp_path / "elsewhere" / folder)

@@ -1,9 +1,11 @@
 """Measure the softmax bottleneck of an AWD-LSTM's output layers; see README.md."""
 
 import sys
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # of this source tree
 try:
-    from spectral_fairseq_examples.lm_sotu.bottleneck import main
+    from studies.bottleneck import main
 except ModuleNotFoundError as error:
     sys.exit(
         f"error: expected the Python package {error.name}; found none for {sys.executable}. "

@@ -1,9 +1,11 @@
 """Train, fine-tune and evaluate an AWD-LSTM; see README.md."""
 
 import sys
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # of this source tree
 try:
-    from spectral_fairseq_examples.lm_sotu.run import main
+    from studies.sotu import main
 except ModuleNotFoundError as error:
     sys.exit(
         f"error: expected the Python package {error.name}; found none for {sys.executable}. "

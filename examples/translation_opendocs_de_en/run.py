@@ -5,8 +5,9 @@ from pathlib import Path
 
 CORPUS = Path(__file__).resolve().parents[1] / "data" / "opendocs_de_en"
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # of this source tree
 try:
-    from spectral_fairseq_examples.translation_opendocs_de_en.command import main
+    from studies.opendocs import main
 except ModuleNotFoundError as error:
     sys.exit(
         f"error: expected the Python package {error.name}; found none for {sys.executable}. "

@@ -31,10 +31,9 @@ def tiny_dialogue_data(tiny_translation_data, tmp_path_factory):
 @pytest.fixture
 def forked_commands(fork_server, tmp_path_factory, monkeypatch):
     """The commands that the examples start run in forks of the server."""
-    from spectral_fairseq_examples.common import jobs, machine
+    from studies import running
 
     folder = tmp_path_factory.mktemp("programs") / "bin"
     fork_server.write_programs(folder)
-    for module in (jobs, machine):
-        monkeypatch.setattr(module, "find_command", lambda name: str(folder / name))
+    monkeypatch.setattr(running, "find_command", lambda name: str(folder / name))
     monkeypatch.setenv("PYTHONPATH", fork_server.python_path())

@@ -62,15 +62,13 @@ CHECKPOINTS = {
 }
 # scripts that have a test of their own, so that here only their flags are parsed -> their module
 PARSED_ONLY = {
-    "examples/lm_sotu/bottleneck.py": "spectral_fairseq_examples.lm_sotu.bottleneck",
-    "examples/lm_sotu/compare.py": "spectral_fairseq_examples.lm_sotu.compare",
-    "examples/lm_sotu/run.py": "spectral_fairseq_examples.lm_sotu.run",
-    "examples/lm_sotu/sotu.py": "spectral_fairseq_examples.lm_sotu.sotu",
-    "examples/quickstart/quickstart.py": "spectral_fairseq_examples.quickstart.command",
-    "examples/tables.py": "spectral_fairseq_examples.tables",
-    "examples/translation_opendocs_de_en/run.py": (
-        "spectral_fairseq_examples.translation_opendocs_de_en.command"
-    ),
+    "examples/lm_sotu/bottleneck.py": "studies.bottleneck",
+    "examples/lm_sotu/compare.py": "studies.sotu_comparison",
+    "examples/lm_sotu/run.py": "studies.sotu",
+    "examples/lm_sotu/sotu.py": "studies.sotu_corpus",
+    "examples/quickstart/quickstart.py": "studies.quickstart",
+    "examples/tables.py": "studies.tables",
+    "examples/translation_opendocs_de_en/run.py": ("studies.opendocs"),
 }
 
 

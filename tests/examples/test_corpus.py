@@ -15,7 +15,7 @@ FOLDER = EXAMPLES / "data" / "opendocs_de_en"
 if not EXAMPLES.exists():
     pytest.skip("the examples are not beside these tests", allow_module_level=True)
 
-from spectral_fairseq_examples.common import corpus  # noqa: E402
+from studies import corpus  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -13,17 +13,9 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 if not EXAMPLES.exists():
     pytest.skip("the examples are not beside these tests", allow_module_level=True)
 
-from spectral_fairseq_examples.common.workdir import WorkDir  # noqa: E402
-from spectral_fairseq_examples.common.workers import Workers  # noqa: E402
-from spectral_fairseq_examples.lm_sotu import (  # noqa: E402
-    bottleneck,
-    bottleneck_experiment,
-    compare,
-    experiment,
-    own_text,
-    run,
-)
-from spectral_fairseq_examples.lm_sotu.job import PreparedText  # noqa: E402
+from studies import bottleneck, own_text, sotu, sotu_comparison  # noqa: E402
+from studies.running import WorkDir, Workers  # noqa: E402
+from studies.sotu import PreparedText  # noqa: E402
 
 LINES = {"train": 300, "valid": 40, "test": 40}
 
@@ -44,22 +36,22 @@ def small_text(tmp_path_factory, monkeypatch):
     source = tmp_path_factory.mktemp("messages")
     write_text(source)
     monkeypatch.setattr(
-        experiment.sotu, "prepare", lambda folder, wheel: own_text.prepare(folder, source)
+        sotu.sotu_corpus, "prepare", lambda folder, wheel: own_text.prepare(folder, source)
     )
 
 
 def test_a_text_that_is_shorter_than_an_update(tmp_path):
     """Progress was divided by zero."""
-    settings = experiment.settings_of(compare.parse_arguments(["--cpu"]), 1, 1, 5)
+    settings = sotu.settings_of(sotu_comparison.parse_arguments(["--cpu"]), 1, 1, 5)
     data = PreparedText(WorkDir(tmp_path), None, None)
-    run = experiment.LanguageModelRun("awd_lstm 1", (), settings, data, tmp_path / "run", tokens=10)
+    run = sotu.LanguageModelRun("awd_lstm 1", (), settings, data, tmp_path / "run", tokens=10)
     assert run.training().total == 1
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_text", "forked_commands")
 def test_methods_are_compared_once(tmp_path, monkeypatch):
-    arguments = compare.parse_arguments(
+    arguments = sotu_comparison.parse_arguments(
         [
             "--cpu",
             "--seeds",
@@ -78,7 +70,7 @@ def test_methods_are_compared_once(tmp_path, monkeypatch):
             str(tmp_path / "work"),
         ]
     )
-    table = experiment.compare(arguments)
+    table = sotu.compare(arguments)
     assert [line.split("|")[1].strip() for line in table.splitlines()[2:4]] == [
         "awd_lstm",
         "spectrum_control",
@@ -88,9 +80,9 @@ def test_methods_are_compared_once(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(experiment.LanguageModelRun, "training", refuse)
-    monkeypatch.setattr(experiment.LanguageModelRun, "evaluation", refuse)
-    assert experiment.compare(arguments) == table
+    monkeypatch.setattr(sotu.LanguageModelRun, "training", refuse)
+    monkeypatch.setattr(sotu.LanguageModelRun, "evaluation", refuse)
+    assert sotu.compare(arguments) == table
 
 
 @pytest.mark.slow
@@ -101,7 +93,7 @@ def test_the_bottleneck_is_measured_once(tmp_path, monkeypatch):
     sizes = ("--dim", "4", "--hidden", "8", "--updates", "4", "--tokens", "64")
     argv = ["--cpu", "--seeds", "1", "--components", "3", *sizes, "--work-dir", str(work)]
     arguments = bottleneck.parse_arguments(argv)
-    table = bottleneck_experiment.measure(arguments)
+    table = bottleneck.measure(arguments)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:5]]
     assert [row[0] for row in rows] == ["softmax", "moc-3", "mos-3"]
     ranks = {row[0]: int(row[4]) for row in rows}
@@ -115,8 +107,8 @@ def test_the_bottleneck_is_measured_once(tmp_path, monkeypatch):
         raise AssertionError("done again")
 
     for name in ("training", "predictions"):
-        monkeypatch.setattr(bottleneck_experiment.LanguageModelRun, name, refuse)
-    assert bottleneck_experiment.measure(arguments) == table
+        monkeypatch.setattr(bottleneck.LanguageModelRun, name, refuse)
+    assert bottleneck.measure(arguments) == table
 
 
 def test_mixtures_of_softmaxes_have_each_k_and_the_mixture_of_contexts_the_largest():
@@ -131,11 +123,11 @@ def test_one_model_from_nothing_to_all_its_perplexities(tmp_path, monkeypatch):
     """On a corpus of the user's own, for which no trigram model is known."""
     write_text(tmp_path)
     monkeypatch.setattr(
-        experiment,
+        sotu,
         "EVALUATIONS",
-        {k: v for k, v in experiment.EVALUATIONS.items() if k != "dynamic"},
+        {k: v for k, v in sotu.EVALUATIONS.items() if k != "dynamic"},
     )
-    arguments = run.parse_arguments(
+    arguments = sotu.parse_arguments(
         [
             "--cpu",
             "--epochs",
@@ -152,7 +144,7 @@ def test_one_model_from_nothing_to_all_its_perplexities(tmp_path, monkeypatch):
             str(tmp_path / "work"),
         ]
     )
-    text = experiment.train_and_evaluate(arguments)
+    text = sotu.train_and_evaluate(arguments)
     rows = {line.split("|")[1].strip(): line.split("|")[2:4] for line in text.splitlines()[2:5]}
     assert set(rows) == {"AWD-LSTM", "fine-tuned", "fine-tuned, continuous cache"}
     assert all(1 < float(cell) < 200 for row in rows.values() for cell in row)
@@ -174,9 +166,9 @@ def test_one_model_from_nothing_to_all_its_perplexities(tmp_path, monkeypatch):
 )
 def test_numbers_that_make_no_sense_are_refused_before_anything_is_written(tmp_path, command, flag):
     script, action = {
-        "bottleneck": (bottleneck, bottleneck_experiment.measure),
-        "compare": (compare, experiment.compare),
-        "run": (run, experiment.train_and_evaluate),
+        "bottleneck": (bottleneck, bottleneck.measure),
+        "compare": (sotu_comparison, sotu.compare),
+        "run": (sotu, sotu.train_and_evaluate),
     }[command]
     work = tmp_path / "work"
     arguments = script.parse_arguments(["--cpu", flag, "0", "--work-dir", str(work)])
@@ -187,8 +179,8 @@ def test_numbers_that_make_no_sense_are_refused_before_anything_is_written(tmp_p
 
 def test_a_search_on_other_words_is_not_taken_for_this_one(tmp_path, monkeypatch):
     def start(*more):
-        experiment.train_and_evaluate(
-            run.parse_arguments(["--cpu", "--dim", "8", "--work-dir", str(tmp_path), *more])
+        sotu.train_and_evaluate(
+            sotu.parse_arguments(["--cpu", "--dim", "8", "--work-dir", str(tmp_path), *more])
         )
 
     class Stopped(Exception):
@@ -197,7 +189,7 @@ def test_a_search_on_other_words_is_not_taken_for_this_one(tmp_path, monkeypatch
     def stop(*_):
         raise Stopped
 
-    monkeypatch.setattr(experiment, "PreparedText", stop)
+    monkeypatch.setattr(sotu, "PreparedText", stop)
     with pytest.raises(Stopped):
         start("--tune-tokens", "500")
     with pytest.raises(ConfigurationError, match="tune_tokens 500 -> 10000"):
@@ -219,7 +211,9 @@ def test_packages_for_translations_are_not_asked_for(tmp_path, monkeypatch):
         lambda name: None if name in ("sentencepiece", "sacrebleu") else find_spec(name),
     )
     with pytest.raises(ConfigurationError, match="--updates"):
-        experiment.compare(compare.parse_arguments(["--updates", "0", "--work-dir", str(tmp_path)]))
+        sotu.compare(
+            sotu_comparison.parse_arguments(["--updates", "0", "--work-dir", str(tmp_path)])
+        )
 
 
 @pytest.mark.parametrize(
@@ -233,9 +227,9 @@ def test_an_unusable_corpus_is_refused(damage, message, tmp_path):
     else:
         (tmp_path / "valid.tokens").write_bytes(damage)
     work = tmp_path / "work"
-    arguments = run.parse_arguments(["--cpu", "--corpus", str(tmp_path), "--work-dir", str(work)])
+    arguments = sotu.parse_arguments(["--cpu", "--corpus", str(tmp_path), "--work-dir", str(work)])
     with pytest.raises(DataError, match=message):
-        experiment.train_and_evaluate(arguments)
+        sotu.train_and_evaluate(arguments)
     assert not work.exists()
 
 

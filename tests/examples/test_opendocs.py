@@ -11,10 +11,9 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 if not EXAMPLES.exists():
     pytest.skip("the examples are not beside these tests", allow_module_level=True)
 
-from spectral_fairseq_examples.common import corpus  # noqa: E402
-from spectral_fairseq_examples.lm_sotu import methods as lm_sotu  # noqa: E402
-from spectral_fairseq_examples.translation_opendocs_de_en.command import main  # noqa: E402
-from spectral_fairseq_examples.translation_opendocs_de_en.methods import METHODS  # noqa: E402
+from studies import corpus  # noqa: E402
+from studies import sotu as lm_sotu  # noqa: E402
+from studies.opendocs import METHODS, main  # noqa: E402
 
 PAIRS = {"train": 400, "valid": 12, "test": 7}
 

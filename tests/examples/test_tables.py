@@ -14,8 +14,8 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 if not EXAMPLES.exists():
     pytest.skip("the examples are not beside these tests", allow_module_level=True)
 
-from spectral_fairseq_examples import tables  # noqa: E402
-from spectral_fairseq_examples.common.fairseq_log import read_training_log  # noqa: E402
+from studies import tables  # noqa: E402
+from studies.training import read_training_log  # noqa: E402
 
 SIGNATURE = "BLEU|tok:13a"
 

@@ -1,1 +1,0 @@
-"""What the examples share: a work folder, commands run side by side, corpora, figures."""

@@ -1,1 +1,0 @@
-"""The code of ``examples/quickstart``: two recipes that differ in two flags, compared."""

@@ -1,0 +1,101 @@
+"""A training of a study as fairseq's commands, resumed where it was interrupted."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import List
+
+from studies.evidence.corpora import EvaluationSet
+from studies.evidence.grid import Study
+from studies.evidence.plan import Cell
+from studies.running import Job, WorkDir
+from studies.training import TrainingRun, log_records
+from studies.translation import USER_DIR, TranslationProgress, read_translations
+
+_GENERATE = (
+    "--source-lang de --target-lang en --beam 5 --batch-size 32 --remove-bpe sentencepiece "
+    "--num-workers 0 --distributed-world-size 1"
+)
+
+
+def flags_of(study: Study, cell: Cell) -> List[str]:
+    """All flags that determine a result; a flag of the method overrides the recipe's."""
+    recipe = [part for flag, value in cell.recipe for part in (f"--{flag}", value)]
+    if study.corpus == "translation":
+        at = recipe.index("--subwords")
+        del recipe[at : at + 2]  # it chooses the data
+    return [*shlex.split(study.flags), *recipe, *shlex.split(cell.flags), "--seed", str(cell.seed)]
+
+
+def train_command(
+    study: Study, cell: Cell, binary: Path, checkpoints: Path, device: str
+) -> List[str]:
+    """``fairseq-train`` for one training."""
+    command = ["fairseq-train", str(binary), "--user-dir", USER_DIR, *flags_of(study, cell)]
+    command += ["--save-dir", str(checkpoints)]
+    return command + (["--cpu"] if device == "cpu" else [])
+
+
+class StudyRun(TrainingRun):
+    """One training and its translations, in a folder of its own.
+
+    Args:
+        study: the study.
+        cell: the training.
+        work: the work folder.
+        binary: fairseq's data folder.
+        device: ``cpu`` or ``cuda``.
+    """
+
+    best_metric = "nll_loss"
+
+    def __init__(self, study: Study, cell: Cell, work: WorkDir, binary: Path, device: str) -> None:
+        folder, flags = work.root / "runs" / cell.name, flags_of(study, cell)
+        command = train_command(study, cell, binary, folder / "checkpoints", device)
+        guess = study.guessed_updates
+        super().__init__(cell.name, work, folder, command, binary, guess, 0, flags)
+        self.cell, self.device = cell, device
+
+    def _ended_unseen(self) -> bool:
+        """Whether fairseq came to its end, though the run that had started it did not see it."""
+        return "| done training in " in self._log()
+
+    def diverged(self) -> bool:
+        """Whether training ended because the loss or its gradient was infinite or NaN."""
+        return "\nFloatingPointError" in self._log()
+
+    def times_resumed(self) -> int:
+        """How often training was resumed from a checkpoint."""
+        return self._log().count("| Loaded checkpoint ")
+
+    def _log(self) -> str:
+        path = self.folder / "train.log"
+        return path.read_text("utf-8", "replace") if path.exists() else ""
+
+    def curve(self) -> List[List[float]]:
+        """Validation loss in bits: pairs of the number of updates and the loss."""
+        points = {
+            int(record["valid_num_updates"]): float(record["valid_nll_loss"])
+            for kind, record in log_records(self.folder / "train.log")
+            if kind == "valid"
+        }
+        return [[update, points[update]] for update in sorted(points)]
+
+    def translation_of(self, text: EvaluationSet) -> Job:
+        """The job that translates a text with the best checkpoint."""
+        log = self._translations(text)
+        if log.exists():
+            log.unlink()  # left by an interrupted run
+        command = ["fairseq-generate", str(text.binary), "--user-dir", USER_DIR]
+        command += ["--path", str(self.best), "--gen-subset", text.split, *shlex.split(_GENERATE)]
+        command += ["--cpu"] if self.device == "cpu" else []
+        segments = len(text.lines("en"))
+        return Job(self.label, command, log, segments, " sentences", TranslationProgress())
+
+    def hypotheses(self, text: EvaluationSet) -> List[str]:
+        """Translations of a text, in its order."""
+        return read_translations(self._translations(text), len(text.lines("en")))
+
+    def _translations(self, text: EvaluationSet) -> Path:
+        return self.folder / f"translate-{text.name}.log"

@@ -1,0 +1,362 @@
+"""The steps of the quickstart, in order."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.files import replacing
+from studies import corpus, training
+from studies.running import (
+    WorkDir,
+    Workers,
+    available_cores,
+    check_installation,
+    device,
+    exit_status,
+    write_json,
+    write_text,
+)
+from studies.training import text_table, train_all
+from studies.translation import PREPARATION, PreparedCorpus, TranslationRun, TranslationSettings
+
+# The figures of both recipes as a table and as a picture.
+
+
+# Okabe and Ito's blue and vermilion, which also differ in lightness, and two line styles.
+STYLES = {
+    "plain": {"color": "#D55E00", "linestyle": "--"},
+    "spectrum_control": {"color": "#0072B2", "linestyle": "-"},
+}
+
+
+def format_table(results: Dict[str, Dict[str, Any]], labels: Sequence[str], on_gpu: bool) -> str:
+    """The figures of the recipes side by side, as text."""
+    isotropy = "isotropy_as_is"
+    rows = [
+        ("sacreBLEU (up is better)", lambda r: f"{r['bleu']:.1f}"),
+        ("chrF (up is better)", lambda r: f"{r['chrf']:.1f}"),
+        ("validation perplexity", lambda r: f"{r['valid_ppl']:.2f}"),
+        ("I1, both signs (1 = isotropic)", lambda r: f"{r[isotropy]['I1_both_signs']:.4f}"),
+        ("I2, both signs (0 = isotropic)", lambda r: f"{r[isotropy]['I2_both_signs']:.4f}"),
+        ("I1, one sign", lambda r: f"{r[isotropy]['I1_one_sign']:.4f}"),
+        ("I2, one sign", lambda r: f"{r[isotropy]['I2_one_sign']:.4f}"),
+        ("sigma_d / sigma_1", lambda r: f"{r['sigma_last_to_first']:.4f}"),
+        ("mean cosine", lambda r: f"{r['mean_cosine']:.4f}"),
+        ("time per update", lambda r: f"{1000 * r['seconds_per_update']:.0f} ms"),
+        (
+            f"peak memory of the {'GPU' if on_gpu else 'process'}",
+            lambda r: f"{r['peak_bytes'] / 2**20:.0f} MiB" if "peak_bytes" in r else "unknown",
+        ),
+    ]
+    cells = [[name, *map(show, results.values())] for name, show in rows]
+    return text_table(cells, ["", *labels]) + "\n"
+
+
+def draw_spectra(results: Dict[str, Dict[str, Any]], labels: Dict[str, str], folder: Path) -> None:
+    """Draw sigma_k / sigma_1 of each table and the prior into ``spectra.png`` and ``.svg``."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "spectra"  # the same figures give the same file
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6.4, 4.0), constrained_layout=True)
+    for recipe, figures in results.items():
+        sigma = torch.tensor(figures["singular_values"])
+        k = range(1, len(sigma) + 1)
+        axes.plot(
+            k,
+            (sigma / sigma[0]).tolist(),
+            linewidth=2,
+            label=labels[recipe],
+            **STYLES[recipe],  # type: ignore[arg-type]
+        )
+    for prior in (figures["prior"] for figures in results.values() if "prior" in figures):
+        axes.plot(
+            range(1, len(prior) + 1),
+            [value / prior[0] for value in prior],
+            color="black",
+            linestyle=":",
+            linewidth=1.5,
+            label="prior of spectrum control",
+            zorder=3,
+        )
+    axes.set_xlabel("k, from the largest singular value to the smallest")
+    axes.set_ylabel(r"$\sigma_k\,/\,\sigma_1$")
+    axes.set_title("Singular values of the embedding table after training", fontsize=11)
+    axes.set_xlim(1, max(len(figures["singular_values"]) for figures in results.values()))
+    axes.set_ylim(0, 1.05)
+    axes.grid(color="0.9")
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.legend(frameon=False)
+    for suffix in ("png", "svg"):
+        # Without a date the same figures give the same file.
+        metadata = {"Date": None} if suffix == "svg" else None
+        with replacing(folder / f"spectra.{suffix}") as partial:
+            figure.savefig(partial, format=suffix, dpi=200, metadata=metadata)
+    pyplot.close(figure)
+
+
+# The two recipes, which differ in two flags.
+
+
+# recipe -> (label, flags in which the recipes differ)
+RECIPES: Dict[str, Tuple[str, Tuple[str, ...]]] = {
+    "plain": (
+        "plain",
+        ("--arch", "transformer", "--criterion", "label_smoothed_cross_entropy"),
+    ),
+    "spectrum_control": (
+        "spectrum control",
+        ("--arch", "transformer_sc", "--criterion", "spectrum_control"),
+    ),
+}
+
+# The whole job takes at most 15 minutes on two CPU cores, and less on a GPU. Both recipes train for
+# the same number of updates, because their tables are compared after equal work.
+UPDATES = {"cpu": 2000, "cuda": 8000}
+
+
+DATA_BYTES = 50_000_000  # text, binary data and the report
+STEPS = 6
+LABELS = {recipe: label for recipe, (label, _) in RECIPES.items()}
+
+
+def settings_of(arguments: argparse.Namespace) -> TranslationSettings:
+    """The settings that the command line asks for on this machine.
+
+    Raises:
+        ConfigurationError: a number that makes no sense.
+    """
+    where = device(arguments.cpu)
+    updates = UPDATES[where] if arguments.updates is None else arguments.updates
+    heads = TranslationSettings.attention_heads
+    for flag, value, least in (
+        ("--updates", updates, 1),
+        ("--vocabulary", arguments.vocabulary, 1),
+        ("--dim", arguments.dim, heads),
+        ("--seed", arguments.seed, 0),
+    ):
+        if value < least:
+            raise ConfigurationError(f"{flag} of at least {least}", str(value), "Correct it.")
+    if arguments.dim % heads:
+        raise ConfigurationError(f"--dim divisible by {heads}", str(arguments.dim), "Correct it.")
+    return TranslationSettings(
+        seed=arguments.seed,
+        updates=updates,
+        device=where,
+        corpus=corpus.load_manifest(arguments.corpus)["sha256"],
+        vocabulary=arguments.vocabulary,
+        dim=arguments.dim,
+    )
+
+
+class Quickstart:
+    """The steps, which read the results of earlier steps from the work folder."""
+
+    def __init__(
+        self, arguments: argparse.Namespace, settings: TranslationSettings, work: WorkDir
+    ) -> None:
+        self.settings, self.work, self.root = settings, work, work.root
+        self.data = PreparedCorpus(arguments.corpus, work, settings.vocabulary)
+        together = available_cores() > 1 and not arguments.one_by_one
+        self.workers = Workers(work, settings.device, 2 if together else 1)
+        self.runs: Dict[str, TranslationRun] = {
+            recipe: TranslationRun(label, flags, settings, self.data, self.root / recipe)
+            for recipe, (label, flags) in RECIPES.items()
+        }
+
+    def run(self) -> str:
+        """Do all steps; returns the table."""
+        work = self.work
+        self.say(1, f"corpus {self.data.folder.name}", "unpack", "learn_subwords", "encode")
+        self.data.encode()
+        self.say(2, "fairseq-preprocess", "preprocess")
+        self.data.binarise(self.workers)
+        how = "at once" if self.workers.at_once > 1 else "one after the other"
+        self.say(
+            3,
+            f"fairseq-train, {self.settings.updates} updates, both recipes {how} on the "
+            f"{'GPU' if self.workers.gpu else 'CPU'}",
+            "train",
+        )
+        work.step("train", self.train)
+        self.say(4, f"fairseq-generate, {self.data.test_pairs} sentences", "translate")
+        work.step("translate", self.translate)
+        self.say(5, "scores and measures", "measure")
+        work.step("measure", self.measure)
+        self.say(6, "table and picture")
+        return self.write_results()
+
+    def say(self, number: int, what: str, *steps: str) -> None:
+        """Print a line that announces a step."""
+        before = " (done before)" if steps and all(map(self.work.is_done, steps)) else ""
+        print(f"[{number}/{STEPS}] {what}{before}", flush=True)
+
+    def train(self) -> Dict[str, Any]:
+        """Train both recipes for the same number of updates."""
+        train_all(list(self.runs.values()), self.workers)
+        return {}
+
+    def translate(self) -> Dict[str, Any]:
+        """Translate the test split with each best checkpoint."""
+        self.workers.run([run.translation() for run in self.runs.values()])
+        return {}
+
+    def measure(self) -> Dict[str, Any]:
+        """Measure all figures of both recipes."""
+        self.workers.run([run.analysis() for run in self.runs.values()])
+        recipes = {recipe: run.figures() for recipe, run in self.runs.items()}
+        return {"versions": training.versions(), "recipes": recipes}
+
+    def commands(self) -> Dict[str, List[str]]:
+        """Every command of fairseq that the job runs."""
+        commands = {"preprocess": self.data.preprocess}
+        for recipe, run in self.runs.items():
+            commands[f"train_{recipe}"] = run.train_command
+            commands[f"translate_{recipe}"] = run.translate_command
+        return commands
+
+    def write_results(self) -> str:
+        """Write ``results.json``, ``results.txt`` and the picture; returns the text."""
+        measured = self.work.result("measure")
+        recipes = measured["recipes"]
+        steps = (*PREPARATION, "train", "translate", "measure")
+        seconds = sum(self.work.result(step)["seconds"] for step in steps)
+        write_json(
+            self.root / "results.json",
+            {
+                "settings": asdict(self.settings),
+                "together": self.workers.at_once > 1,
+                "threads": self.workers.threads,
+                "seconds": round(seconds, 1),
+                **measured,
+                "commands": self.commands(),
+            },
+        )
+        draw_spectra(recipes, LABELS, self.root)
+        first = next(iter(recipes.values()))
+        text = (
+            format_table(recipes, list(LABELS.values()), self.workers.gpu)
+            + f"\n{first['bleu_signature']}\n{first['chrf_signature']}\n"
+            f"seed {self.settings.seed}, {self.settings.updates} updates each, "
+            f"{first['words']} words in {first['dimensions']} dimensions, "
+            f"{seconds / 60:.1f} minutes in all\n"
+        )
+        write_text(self.root / "results.txt", text)
+        return text
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """Check the options and the installation, then do all steps.
+
+    Returns:
+        The table.
+    """
+    settings = settings_of(arguments)
+    check_installation()
+    work = WorkDir(arguments.work_dir)
+    with work.locked():
+        if not work.is_done("train"):
+            work.need_space(DATA_BYTES + len(RECIPES) * settings.checkpoint_bytes())
+        work.keep_settings(asdict(settings))
+        return Quickstart(arguments, settings, work).run()
+
+
+# Compare an existing fairseq recipe with the same recipe under spectrum control, on real text.
+#
+# Prepares the German-English corpus that ships with the project, trains both, translates the test
+# set, and prints a table; ``python examples/quickstart/quickstart.py --help`` lists the options.
+# Finished steps are not repeated, so the same command continues an interrupted run.
+
+
+def parse_arguments(argv: Optional[Sequence[str]], default_corpus: Path) -> argparse.Namespace:
+    """Parsed command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument(
+        "--work-dir",
+        type=Path,
+        default=Path("quickstart"),
+        metavar="DIR",
+        help="everything is written here (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, metavar="N", help="of both trainings (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--updates",
+        type=int,
+        metavar="N",
+        help=f"of both trainings (default: {UPDATES['cpu']}, on a GPU {UPDATES['cuda']})",
+    )
+    parser.add_argument("--cpu", action="store_true", help="leave the GPU alone")
+    parser.add_argument(
+        "--one-by-one",
+        action="store_true",
+        help="on a CPU, train one model after the other, each with all cores, "
+        "instead of both at once with half of them",
+    )
+    parser.add_argument(
+        "--corpus",
+        type=Path,
+        default=default_corpus,
+        metavar="DIR",
+        help="folder with corpus.json and its archive, or with train.de, train.en and so on "
+        "(default: the one shipped)",
+    )
+    parser.add_argument(
+        "--vocabulary",
+        type=int,
+        default=TranslationSettings.vocabulary,
+        metavar="N",
+        help="subwords (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--dim",
+        type=int,
+        default=TranslationSettings.dim,
+        metavar="D",
+        help="of embeddings and layers (default: %(default)s)",
+    )
+    return parser.parse_args(argv)
+
+
+def what_next(root: Path) -> str:
+    """Text that says where the results are and what to try next."""
+    best = root / "spectrum_control" / "checkpoints" / "checkpoint_best.pt"
+    beside = Path(sys.executable).with_name("spectral-fairseq")
+    command = shlex.quote(os.path.relpath(beside) if beside.exists() else beside.name)
+    return f"""
+In {root}/:
+  spectra.png, spectra.svg      the singular values of both tables, with the prior
+  results.json, results.txt     every figure with its options, versions and commands
+  plain/, spectrum_control/     checkpoints, translations (test.en) and logs
+
+Next:
+  {command} export {shlex.quote(str(best))} plain.pt
+      a plain checkpoint that fairseq loads without this package
+  your own recipe: add  --user-dir "$({command} user-dir)"  and change two flags,
+      --arch transformer_sc --criterion spectrum_control
+"""
+
+
+def main(argv: Optional[Sequence[str]] = None, *, default_corpus: Path) -> int:
+    """Run the command; returns the exit status."""
+    arguments = parse_arguments(argv, default_corpus)
+
+    def action() -> str:
+
+        return f"\n{run(arguments)}{what_next(arguments.work_dir)}"
+
+    return exit_status(action, arguments.work_dir)

@@ -1,0 +1,545 @@
+"""Run commands side by side, with their output in files and their progress on bars."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib.util
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence, TextIO, Tuple
+
+import torch
+from filelock import Timeout, UnixFileLock
+from tqdm import tqdm
+
+from benchmarks.harness import KEEP_FREED_MEMORY
+from spectral_fairseq.errors import ConfigurationError, DataError, SpectralFairseqError
+from spectral_fairseq.files import replacing
+
+POLL_SECONDS = 0.3
+GRACE_SECONDS = 10.0
+LINES_SHOWN = 15
+
+# A line of output -> (progress, text beside the bar), or None for a line that shows no progress.
+Progress = Callable[[str], Optional[Tuple[int, str]]]
+
+
+class JobFailed(SpectralFairseqError, RuntimeError):
+    """A command ended with an error."""
+
+
+def no_progress(_line: str) -> None:
+    """The :data:`Progress` of a command that prints none."""
+
+
+def json_document(log: Path) -> Dict[str, Any]:
+    """The last JSON object that stands on a line of its own in a command's output.
+
+    Raises:
+        DataError: there is none.
+    """
+    for line in reversed(log.read_text("utf-8", "replace").split("\n")):
+        if line.startswith("{"):
+            document: Dict[str, Any] = json.loads(line)
+            return document
+    raise DataError(f"a line of JSON in {log}", "none", "Give the same command again.")
+
+
+def find_command(name: str) -> str:
+    """Path of an installed command; the one in this Python's environment is preferred.
+
+    Raises:
+        ConfigurationError: it is not installed.
+    """
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise ConfigurationError(
+            f"the command {name}",
+            f"none beside {sys.executable} and none on the PATH",
+            "Run `make setup`, and start the quickstart with .venv/bin/python.",
+        )
+    return found
+
+
+@dataclass
+class Job:
+    """A command to run.
+
+    Args:
+        label: shown beside its bar.
+        command: name of an installed command, then its arguments.
+        log: file to which its output is appended.
+        total: what the bar counts to.
+        unit: what the bar counts.
+        progress: is given every line of the output.
+    """
+
+    label: str
+    command: Sequence[str]
+    log: Path
+    total: int
+    unit: str
+    progress: Progress
+
+
+@dataclass
+class Usage:
+    """How a job ended, and the peak resident memory of its process."""
+
+    exit_status: int
+    peak_bytes: int
+
+
+@dataclass
+class _Running:
+    job: Job
+    process: subprocess.Popen[bytes]
+    output: TextIO
+    position: int
+    tail: List[str] = field(default_factory=list)
+    unfinished: str = ""
+    bar: Optional[tqdm[None]] = None
+    shown: int = -1
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    *,
+    at_once: int,
+    threads: int,
+    gpu: bool,
+    lock_fd: int,
+    on_end: Callable[[Job, Usage], None] = lambda _job, _usage: None,
+) -> None:
+    """Run jobs in order, several of them at once, until all have ended.
+
+    No process is left behind when one fails or the run is interrupted.
+
+    Args:
+        jobs: what to run.
+        at_once: how many run side by side; when one ends the next begins.
+        threads: number of threads of each process.
+        gpu: whether the processes may see the GPU.
+        lock_fd: descriptor of the lock that they inherit.
+        on_end: called when a process has ended, successfully or not.
+
+    Raises:
+        JobFailed: a command failed.
+    """
+    env = {**KEEP_FREED_MEMORY, **os.environ, "PYTHONUNBUFFERED": "1"}
+    env.update({name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")})
+    if not gpu:
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    waiting: List[Job] = list(jobs)
+    running: List[_Running] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                position = min(set(range(at_once)) - {one.position for one in running})
+                running.append(_start(waiting.pop(0), env, lock_fd, position))
+            time.sleep(POLL_SECONDS)
+            for one in list(running):
+                if _has_ended(one, on_end):
+                    running.remove(one)
+    finally:
+        _stop(running, on_end)
+
+
+def _start(job: Job, env: Dict[str, str], lock_fd: int, position: int) -> _Running:
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    command = [find_command(job.command[0]), *job.command[1:]]
+    with open(job.log, "ab") as log:
+        before = log.tell()
+        # In a new session Ctrl-C reaches only this process, which then ends the others.
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=env,
+            start_new_session=True,
+            pass_fds=(lock_fd,),
+        )
+        output = open(job.log, encoding="utf-8", errors="replace")
+        output.seek(before)  # skip the output of an interrupted run
+    return _Running(job, process, output, position)
+
+
+def _has_ended(one: _Running, on_end: Callable[[Job, Usage], None]) -> bool:
+    ended = _reap(one, os.WNOHANG, on_end)
+    _show(one)
+    if not ended:
+        return False
+    _close(one)
+    if one.process.returncode != 0:
+        raise JobFailed(
+            f"{one.job.command[0]} ({one.job.label}) to succeed",
+            f"exit status {one.process.returncode}; the end of {one.job.log}:\n"
+            + "\n".join(one.tail)
+            + "\n",
+            "The message above says why; the same command goes on from here.",
+        )
+    return True
+
+
+def _reap(one: _Running, options: int, on_end: Callable[[Job, Usage], None]) -> bool:
+    """Whether the process has ended. Its exit status and resource usage are collected here."""
+    if one.process.returncode is not None:
+        return True
+    pid, status, usage = os.wait4(one.process.pid, options)
+    if pid == 0:
+        return False
+    one.process.returncode = os.waitstatus_to_exitcode(status)
+    in_bytes = 1 if sys.platform == "darwin" else 1024
+    on_end(one.job, Usage(one.process.returncode, usage.ru_maxrss * in_bytes))
+    return True
+
+
+def _show(one: _Running) -> None:
+    *lines, one.unfinished = (one.unfinished + one.output.read()).split("\n")
+    one.tail = (one.tail + [line for line in lines if line.strip()])[-LINES_SHOWN:]
+    latest = None
+    for line in lines:
+        latest = one.job.progress(line) or latest
+    if latest is None:
+        return
+    done, note = latest
+    if sys.stderr.isatty():
+        if one.bar is None:
+            one.bar = tqdm(
+                total=one.job.total,
+                initial=done,
+                desc=f"  {one.job.label:<16}",
+                unit=one.job.unit,
+                position=one.position,
+                dynamic_ncols=True,
+            )
+        one.bar.set_postfix_str(note, refresh=False)
+        one.bar.update(done - one.bar.n)
+    else:  # bars would fill a log file, so print a line for each tenth
+        tenth = 10 * done // one.job.total
+        if tenth > one.shown:
+            one.shown = tenth
+            print(
+                f"  {one.job.label}: {done} of {one.job.total} {one.job.unit.strip()}  {note}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _close(one: _Running) -> None:
+    one.output.close()
+    if one.bar is not None:
+        one.bar.close()
+
+
+def _stop(running: Sequence[_Running], on_end: Callable[[Job, Usage], None]) -> None:
+    left = [one for one in running if one.process.returncode is None]
+    for one in left:
+        one.process.terminate()
+    deadline = time.monotonic() + GRACE_SECONDS
+    for one in left:
+        while not _reap(one, os.WNOHANG, on_end):
+            if time.monotonic() > deadline:
+                one.process.kill()
+                _reap(one, 0, on_end)
+                break
+            time.sleep(0.05)
+        _close(one)
+
+
+# The machine's cores, its GPU and the installed tools.
+
+
+def check_installation(
+    commands: Sequence[str] = (
+        "fairseq-preprocess",
+        "fairseq-train",
+        "fairseq-generate",
+        "spectral-fairseq",
+    ),
+    modules: Sequence[str] = ("sentencepiece", "sacrebleu", "matplotlib"),
+) -> None:
+    """Check that all tools are installed, before any work is done.
+
+    Args:
+        commands: commands to be run; by default those of a translation.
+        modules: Python packages that only examples need; by default those of a translation.
+
+    Raises:
+        ConfigurationError: one is missing.
+    """
+    for command in commands:
+        find_command(command)
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise ConfigurationError(
+                f"the Python package {module}",
+                f"none for {sys.executable}",
+                "Run `make setup`, and use .venv/bin/python.",
+            )
+
+
+def available_cores() -> int:
+    """Number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def device(cpu: bool) -> str:
+    """``cuda`` if there is a GPU and ``cpu`` is false, else ``cpu``."""
+    return "cuda" if torch.cuda.is_available() and not cpu else "cpu"
+
+
+def gpu_bytes() -> int:
+    """Memory of the first GPU, in bytes."""
+    return int(torch.cuda.get_device_properties(0).total_memory)
+
+
+# The work folder of a run: its settings, its lock, stamps of finished steps, atomic writes.
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file atomically: an interruption leaves the old file or the new one."""
+    with replacing(path) as partial:
+        partial.write_text(text, "utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON value atomically."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+class InheritableLock(UnixFileLock):
+    """A lock on a file that started programs can hold too."""
+
+    def fileno(self) -> int:
+        """The descriptor that holds the lock, to be passed to a started program."""
+        descriptor = self._context.lock_file_fd
+        assert descriptor is not None, "the lock is not held"
+        return descriptor
+
+
+class WorkDir:
+    """A folder in which every step is done once, however often a run is interrupted.
+
+    Args:
+        root: the folder; it is made when it does not exist.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.lock = InheritableLock(root / ".lock", blocking=False)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of the folder.
+
+        Started programs inherit the lock, so that a training that outlives a killed run keeps
+        a second one out of the same folder.
+
+        Raises:
+            ConfigurationError: another run is at work here, or it cannot be such a folder.
+        """
+        if os.pathsep in str(self.root):
+            raise ConfigurationError(
+                f"a work folder without {os.pathsep!r} in its name, where fairseq would split it",
+                str(self.root),
+                "Give another --work-dir.",
+            )
+        if self.root.exists() and not self.root.is_dir():
+            raise ConfigurationError(f"a folder {self.root}", "a file", "Give another --work-dir.")
+        self.root.mkdir(parents=True, exist_ok=True)
+        try:
+            self.lock.acquire()
+        except Timeout:
+            raise ConfigurationError(
+                f"no other run in {self.root}",
+                "one that holds its lock",
+                "Wait for it to end, or give another --work-dir.",
+            ) from None
+        try:
+            yield
+        finally:
+            self.lock.release()
+
+    def keep_settings(
+        self, settings: Dict[str, Any], unrecorded: Optional[Dict[str, Any]] = None
+    ) -> None:
+        """Record the settings, or compare them with the recorded ones.
+
+        Args:
+            settings: everything that determines a result.
+            unrecorded: values of settings that older versions did not record.
+
+        Raises:
+            ConfigurationError: the folder belongs to a run with other settings, or its record
+                cannot be read.
+        """
+        path = self.root / "settings.json"
+        if not path.exists():
+            write_json(path, settings)
+            return
+        try:
+            before = {**(unrecorded or {}), **dict(json.loads(path.read_text("utf-8")))}
+        except (TypeError, ValueError):
+            raise ConfigurationError(
+                f"settings in {path}",
+                "a file that is not JSON, or no settings",
+                "Give another --work-dir, or remove that folder.",
+            ) from None
+        changed = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
+        if changed:
+            raise ConfigurationError(
+                f"the settings with which {self.root} was begun",
+                "; ".join(f"{key} {before.get(key)!r} -> {settings.get(key)!r}" for key in changed),
+                "Give another --work-dir, or the same options as before.",
+            )
+
+    def need_space(self, needed: int) -> None:
+        """Check that there is enough free space.
+
+        Args:
+            needed: free space in bytes.
+
+        Raises:
+            DataError: there is less.
+        """
+        free = shutil.disk_usage(self.root).free
+        if free < needed:
+            raise DataError(
+                f"{needed / 1e6:.0f} MB of free disk space for {self.root}",
+                f"{free / 1e6:.0f} MB",
+                "Free some, or give a --work-dir on another disk.",
+            )
+
+    def is_done(self, name: str) -> bool:
+        """Whether the step was finished, in this run or an earlier one."""
+        return self._stamp(name).exists()
+
+    def result(self, name: str) -> Dict[str, Any]:
+        """The result of a finished step, with the ``seconds`` that it took."""
+        return json.loads(self._stamp(name).read_text("utf-8"))
+
+    def mark_done(self, name: str, result: Dict[str, Any]) -> None:
+        """Record a finished step with its result."""
+        self._stamp(name).parent.mkdir(exist_ok=True)
+        write_json(self._stamp(name), result)
+
+    def step(self, name: str, action: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
+        """Run ``action`` unless it was finished before; returns its result in either case.
+
+        Its ``seconds`` include those of failed attempts, except for attempts that were killed.
+        """
+        if not self.is_done(name):
+            unfinished = f"{name}.unfinished"
+            before = self.result(unfinished)["seconds"] if self.is_done(unfinished) else 0.0
+            start = time.monotonic()
+
+            def seconds() -> float:
+                return round(before + time.monotonic() - start, 1)
+
+            try:
+                result = action()
+            except BaseException:
+                with contextlib.suppress(OSError):  # the disk may be full, which the caller reports
+                    self.mark_done(unfinished, {"seconds": seconds()})
+                raise
+            self.mark_done(name, {**result, "seconds": seconds()})
+        return self.result(name)
+
+    def _stamp(self, name: str) -> Path:
+        return self.root / "stamps" / f"{name}.json"
+
+
+# The share of the machine that each command gets.
+
+
+class Workers:
+    """Runs commands one at a time on a GPU, or several at a time that share the CPU's cores.
+
+    Args:
+        work: the work folder, whose lock the commands inherit.
+        device: ``cpu`` or ``cuda``.
+        at_once: the largest number of commands side by side on a CPU.
+    """
+
+    def __init__(self, work: WorkDir, device: str, at_once: int) -> None:
+        cores = available_cores()
+        self.work, self.gpu = work, device == "cuda"
+        self.at_once = 1 if self.gpu else max(1, min(at_once, cores))
+        self.threads = max(1, cores // self.at_once)
+
+    def run(self, jobs: Sequence[Job], **options: Any) -> None:
+        """See :func:`jobs.run_jobs`."""
+        run_jobs(
+            jobs,
+            at_once=self.at_once,
+            threads=self.threads,
+            gpu=self.gpu,
+            lock_fd=self.work.lock.fileno(),
+            **options,
+        )
+
+
+# Report errors of the examples' commands in one line, and let interruptions be resumed.
+
+
+def _interrupted(_signal_number: int, _frame: Any) -> NoReturn:
+    """Signal handler that treats termination and a closed terminal like Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+def exit_status(action: Callable[[], str], work_dir: Path) -> int:
+    """Run a job, print the text it returns, and report expected errors in one line.
+
+    Args:
+        action: the job. It imports torch and fairseq itself, which takes seconds, so that
+            ``--help`` and mistakes on the command line are answered at once.
+        work_dir: the folder that the error message names when it cannot be written.
+
+    Returns:
+        The exit status: 0, 1 after an error that was printed, 130 after an interruption.
+    """
+    signal.signal(signal.SIGTERM, _interrupted)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, _interrupted)  # the terminal was closed
+    logging.disable(logging.INFO)  # fairseq sets the level of every library's log when imported
+    try:
+        from spectral_fairseq.cli.output import print_anywhere  # imports torch
+
+        print_anywhere()
+        print(action(), end="")
+        return 0
+    except ModuleNotFoundError as error:
+        print(
+            f"error: expected the Python package {error.name}; found none for {sys.executable}. "
+            "Run `make setup`, and use .venv/bin/python.",
+            file=sys.stderr,
+        )
+    except SpectralFairseqError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.ENOTDIR):
+            raise
+        print(
+            f"error: expected to write into {work_dir}; found {error}. "
+            "Make room or give another --work-dir; the same command then goes on.",
+            file=sys.stderr,
+        )
+    except KeyboardInterrupt:
+        with contextlib.suppress(OSError):  # the terminal may be closed
+            print("\ninterrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    return 1

@@ -1,0 +1,132 @@
+"""One training, and its figures from fairseq's log and the checkpoint."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+import spectral_fairseq
+from benchmarks.harness import KEEP_FREED_MEMORY, commit
+from spectral_fairseq.checkpoints.reading import load_checkpoint
+from spectral_fairseq.checkpoints.tables import extract_table
+from spectral_fairseq.functional.linalg.singular_values import right_singular_system
+from spectral_fairseq.functional.measures.mean_cosine import mean_cosine
+from spectral_fairseq.provenance import versions
+from studies.spectrum.grid import TASKS, VARIANTS
+from studies.training import log_records
+from studies.training_data import ROOT, language_model_data, translation_data
+
+PAIRS, SUBWORDS, WORDS = 10_000, 2_000, 4_000
+WINDOW = 300  # updates between two points of a curve
+
+
+def prepare(folder: Path, sotu: Path, data: Sequence[str]) -> None:
+    """Make fairseq's binary data, unless it is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if "translation" in data:
+        translation_data(folder, pairs=PAIRS, subwords=SUBWORDS)
+    if "language_model" in data:
+        language_model_data(folder, sotu, "--nwordssrc", str(WORDS))
+
+
+def command_of(task: str, variant: str, seed: int, data: Path, save: Path, updates: int) -> Any:
+    """``fairseq-train`` for one run; it goes on from its last checkpoint if there is one."""
+    one = TASKS[task]
+    arch = one.factored if variant.startswith("factored") else one.plain
+    own = f"--max-update {updates} --seed {seed} --save-dir {save} --cpu --num-workers 0"
+    common = (
+        f"--data-buffer-size 0 --log-format json --log-interval {min(50, WINDOW)} "
+        "--log-spectrum-interval 1 "
+        f"--no-epoch-checkpoints --save-interval-updates {WINDOW} --keep-interval-updates 1 "
+        "--distributed-world-size 1"
+    )
+    user_dir = str(Path(spectral_fairseq.__file__).resolve().parent)
+    return [
+        *(sys.executable, "-m", "fairseq_cli.train", str(data / one.data)),
+        *("--user-dir", user_dir, *arch.split(), *one.flags.split()),
+        *(*VARIANTS[variant].split(), *own.split(), *common.split()),
+    ]
+
+
+def train(task: str, variant: str, seed: int, work: Path, updates: int) -> Dict[str, Any]:
+    """One run; returns its curve and the figures of its table.
+
+    Raises:
+        RuntimeError: if fairseq-train fails.
+    """
+    folder = work / "runs" / task / f"{variant}-{seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    command = command_of(task, variant, seed, work / "data", folder / "checkpoints", updates)
+    env = {**KEEP_FREED_MEMORY, **os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    env["PYTHONPATH"] = str(ROOT)
+    with open(folder / "train.log", "a", encoding="utf-8") as log:
+        done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=env, cwd=folder)
+    if done.returncode:
+        raise RuntimeError(f"{folder}: exit status {done.returncode}, see {log.name}")
+    record = {
+        "task": task,
+        "variant": variant,
+        "seed": seed,
+        "flags": VARIANTS[variant],
+        "curve": curve(folder / "train.log"),
+        **table_figures(folder / "checkpoints" / "checkpoint_last.pt"),
+        "versions": {**versions(), "commit": commit()},
+        "updates": updates,
+    }
+    for checkpoint in (folder / "checkpoints").glob("*.pt"):
+        checkpoint.unlink()
+    return record
+
+
+def curve(log: Path) -> List[Dict[str, float]]:
+    """Points of a training, :data:`WINDOW` updates apart.
+
+    Each has the validation loss in bits, the table as it then was, and the mean training loss since
+    the point before. The language models see no word of the corpus twice in a run, so theirs is a
+    loss on new text, with dropout, and far less noisy than one validation under SGD.
+    """
+    losses: Dict[int, float] = {}
+    points: Dict[int, Dict[str, float]] = {}
+    for kind, record in log_records(log):
+        if kind == "train_inner":
+            losses[int(record["num_updates"])] = float(record["nll_loss"])
+        elif kind == "valid" and int(record["valid_num_updates"]) % WINDOW == 0:
+            points[int(record["valid_num_updates"])] = {
+                "nll_bits": float(record["valid_nll_loss"]),
+                "mean_cosine": float(record["valid_table_mean_cosine"]),
+                "sigma_1": float(record["valid_table_sigma_max"]),
+                "frobenius_norm": float(record["valid_table_frobenius_norm"]),
+            }
+    for update, point in points.items():
+        point["update"] = update
+        point["train_nll_bits"] = statistics.mean(
+            loss for at, loss in losses.items() if update - WINDOW < at <= update
+        )
+    return [points[update] for update in sorted(points)]
+
+
+def table_figures(checkpoint: Path) -> Dict[str, Any]:
+    """Spectrum and mean cosine of the output table; of an SVD table what is stored, too."""
+    state = load_checkpoint(checkpoint)
+    # A plain table shared by fairseq's Transformer is saved under four names.
+    shared = "decoder.output_projection.weight" in state["model"]
+    wanted = "decoder.output_projection" if shared else None
+    table = extract_table(state["model"], checkpoint, wanted)
+    sigma, _ = right_singular_system(table.weight)
+    rms = float(sigma.square().mean().sqrt())
+    figures = {
+        "mean_cosine": mean_cosine(table.weight),
+        "sigma_1_to_rms": float(sigma[0]) / rms,
+        "sigma_d_to_sigma_1": float(sigma[-1] / sigma[0]),
+        "singular_values": [float(f"{value:.4g}") for value in sigma.tolist()],
+    }
+    if table.kind == "svd":
+        stored = table.stored_sigma
+        assert stored is not None
+        figures["largest_relative_error"] = float(((sigma - stored).abs() / stored).max())
+        figures["relative_error_of_first"] = float((sigma[0] - stored[0]) / stored[0])
+    return figures

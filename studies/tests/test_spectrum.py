@@ -1,0 +1,76 @@
+"""The study of docs/spectrum.md at a tiny size, and its page."""
+
+import json
+import shutil
+import sys
+
+import pytest
+from fairseq import options
+
+from studies.spectrum import __main__ as spectrum_study
+from studies.spectrum import report as spectrum_report
+from studies.spectrum import training as spectrum_training
+from studies.spectrum.grid import TASKS, VARIANTS, suits
+from studies.spectrum.records import Records
+
+
+@pytest.mark.slow
+def test_spectrum_study_trains_resumes_and_tabulates(tmp_path, monkeypatch, capsys, request):
+    """Every variant's command is one that fairseq takes; one is trained, with tiny data."""
+    data, corpora = tmp_path / "data", ("translation", "language_model")
+    data.mkdir()
+    for name, made in zip(corpora, ("tiny_translation_data", "tiny_lm_data")):
+        (data / name).symlink_to(request.getfixturevalue(made))
+    one = TASKS["translation"]
+    small = one._replace(flags=one.flags.replace("embed-dim 64", "embed-dim 16"))
+    monkeypatch.setitem(TASKS, "translation", small)
+    monkeypatch.setattr(spectrum_training, "WINDOW", 2)
+    argv = ["spectrum_study", "--work-dir", tmp_path, "--tasks", "translation", "--updates", 2]
+    argv += ["--variants", "plain", "both_fixed", "--seeds", 1, "--results", tmp_path / "out.json"]
+    monkeypatch.setattr(sys, "argv", [str(argument) for argument in argv])
+    for again in range(2):
+        if again:  # what is recorded is not trained again
+            shutil.rmtree(tmp_path / "runs")
+            monkeypatch.setattr(spectrum_study, "train", None)
+        spectrum_study.main()
+        plain, ours = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+        assert plain["variant"] == "plain" and plain["behind"] == 0
+        assert ours["variant"] == "both_fixed" and ours["sigma_1_to_rms"] > 1
+    records = Records(tmp_path / "out.json").all()
+    assert [len(one["curve"]) for one in records] == [1, 1]
+    page = tmp_path / "page.md"
+    page.write_text("<!-- generated: spectrum_study -->\nold\n<!-- /generated -->\n")
+    spectrum_report.write_page(records, page, tmp_path)
+    assert "| both fixed: `--spectrum-decay 0.01 --spectrum-side both" in page.read_text()
+    assert "old" not in page.read_text()
+    assert (tmp_path / "spectrum-forms.png").stat().st_size > 10_000
+    for task in TASKS:
+        for variant in VARIANTS:
+            if suits(task, variant):
+                command = spectrum_training.command_of(task, variant, 1, data, tmp_path, 2)
+                options.parse_args_and_arch(options.get_training_parser(), command[3:])
+
+
+def test_the_spectrum_study_compares_with_plain_of_the_same_seed():
+    measures = {"mean_cosine": 0.0, "sigma_1_to_rms": 1.0, "sigma_d_to_sigma_1": 1.0}
+    losses = {"plain": [(5, 4), (7, 6)], "default": [(5.5, 4.5), (7.1, 6.1)], "both_free": [(7, 3)]}
+    records = [
+        {
+            **{"task": "awd_lstm", "variant": variant, "seed": seed, **measures},
+            "curve": [{"update": 300 * at, "nll_bits": loss} for at, loss in enumerate(curve, 1)],
+        }
+        for variant, curves in losses.items()
+        for seed, curve in enumerate(curves)
+    ]
+    plain, default, both = spectrum_report.rows(records)
+    assert (plain["behind"], plain["deviation"]) == (0, pytest.approx(2**0.5))
+    assert (default["behind"], default["deviation"]) == pytest.approx((0.3, 0.08**0.5))
+    assert (both["behind"], both["most_behind"], both["deviation"]) == (-1, 2, None)
+    assert default["curve"] == pytest.approx({300: 0.3, 600: 0.3})
+    assert default["beside_plain"] and not both["beside_plain"]  # 2 is more than plain's 1.4
+
+
+def test_the_page_of_the_spectrum_study_has_what_the_records_say():
+    page = spectrum_report.PAGE.read_text("utf-8")
+    assert page.count("<!-- generated: spectrum_") == 2
+    assert spectrum_report.page_text(Records(spectrum_report.RESULTS).all()) == page

@@ -1,0 +1,343 @@
+"""A training that is done once, however often it is interrupted, and the measures of its table."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import re
+import statistics
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from tabulate import tabulate
+
+import spectral_fairseq
+from spectral_fairseq.checkpoints.reading import load_checkpoint
+from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError
+from studies.running import Job, Usage, WorkDir, Workers, json_document, no_progress, write_json
+
+# Read the log of fairseq-train: progress, perplexities, speed.
+
+
+_RECORD = re.compile(r"\| INFO \| (train_inner|train|valid) \| (\{.*\})\s*$")
+
+
+def log_record(line: str) -> Optional[Tuple[str, Dict[str, Any]]]:
+    """(kind, figures) of a line of ``--log-format json``; None for any other line."""
+    match = _RECORD.search(line)
+    try:
+        return (match.group(1), json.loads(match.group(2))) if match else None
+    except ValueError:  # a full disk cut the line, and the next run appended to it
+        return None
+
+
+def log_records(path: Path) -> List[Tuple[str, Dict[str, Any]]]:
+    """All (kind, figures) of a log, in their order."""
+    lines = path.read_text("utf-8", "replace").split("\n")
+    return [record for record in map(log_record, lines) if record is not None]
+
+
+class TrainingProgress:
+    """Progress of a training: its updates and latest perplexities."""
+
+    def __init__(self) -> None:
+        self.updates, self.ppl, self.valid_ppl = 0, "", ""
+
+    def __call__(self, line: str) -> Optional[Tuple[int, str]]:
+        """See :data:`jobs.Progress`."""
+        record = log_record(line)
+        if record is None:
+            return None
+        kind, figures = record
+        if kind == "train_inner":
+            self.updates, self.ppl = int(figures["num_updates"]), f"ppl {figures['ppl']}"
+        elif kind == "valid":
+            self.valid_ppl = f", valid ppl {figures['valid_ppl']}"
+        return self.updates, self.ppl + self.valid_ppl
+
+
+def read_training_log(path: Path, metric: str = "loss") -> Dict[str, Any]:
+    """Figures of a training, which may have been interrupted and resumed.
+
+    Args:
+        path: the log.
+        metric: ``--best-checkpoint-metric`` of the training, of which less is better.
+
+    Returns:
+        ``valid_ppl`` of the best checkpoint and the update at which it was reached,
+        ``seconds_per_update`` (median over intervals of ten updates, waiting for data included;
+        over whole epochs where none had as many),
+        ``updates``, and ``gpu_free_gb`` where there was a GPU.
+
+    Raises:
+        DataError: the log has no training or no validation in it.
+    """
+    records = log_records(path)
+    steps, epochs, valid = (
+        [figures for kind, figures in records if kind == wanted]
+        for wanted in ("train_inner", "train", "valid")
+    )
+    rates = [float(step["ups"]) for step in steps if float(step.get("ups", 0)) > 0]
+    if not rates:  # fewer than ten updates
+        rates = [float(one["train_ups"]) for one in epochs if float(one.get("train_ups", 0)) > 0]
+    if not rates or not valid:
+        raise DataError(
+            f"a training's log in {path}",
+            f"{len(rates)} timed intervals, {len(valid)} validations",
+            "Remove the work folder, or give another --work-dir, and train anew.",
+        )
+    # As fairseq does: of equal values, which are rounded as in the log, the latest is the best.
+    best = min(reversed(valid), key=lambda figures: _or_infinite(figures[f"valid_{metric}"]))
+    result = {
+        "valid_ppl": round(_perplexity(float(best["valid_nll_loss"])), 3),
+        "best_update": int(best["valid_num_updates"]),
+        "updates": int(valid[-1]["valid_num_updates"]),
+        "seconds_per_update": round(statistics.median(1 / rate for rate in rates), 4),
+    }
+    free = [float(step["gb_free"]) for step in steps if "gb_free" in step]
+    return {**result, "gpu_free_gb": min(free)} if free else result
+
+
+def _or_infinite(value: Any) -> float:
+    """The value; infinity for NaN, which would count as the best if it came first."""
+    number = float(value)
+    return math.inf if math.isnan(number) else number
+
+
+def _perplexity(bits: float) -> float:
+    try:
+        return 2.0**bits
+    except OverflowError:
+        return math.inf
+
+
+# Figures of a trained model: its scores, its embedding table, the versions they depend on.
+
+
+PACKAGES = ("torch", "fairseq", "ve-fairseq", "numpy", "sentencepiece", "sacrebleu", "matplotlib")
+
+
+def analyze_command(checkpoint: Path, binary: Path) -> List[str]:
+    """``spectral-fairseq analyze`` on a checkpoint, printing JSON.
+
+    Args:
+        checkpoint: of any recipe.
+        binary: fairseq's data folder, with the dictionaries.
+    """
+    command = ["spectral-fairseq", "analyze", str(checkpoint), "--dict", str(binary)]
+    return [*command, "--format", "json", "--no-progress"]
+
+
+def table_figures(log: Path) -> Dict[str, Any]:
+    """Measures of the table of word vectors, from the output of :func:`analyze_command`.
+
+    They are taken over all words; padding and fairseq's filler symbols are left out.
+    """
+    (found,) = json_document(log)["checkpoints"]
+    measures = found["measures"]
+    figures: Dict[str, Any] = {
+        "words": found["table"]["words"],
+        "dimensions": found["table"]["dimensions"],
+        "mean_cosine": measures["mean_cosine"],
+        "sigma_last_to_first": measures["sigma_min"] / measures["sigma_max"],
+        "effective_rank": measures["effective_rank"],
+        "singular_values": [round(value, 6) for value in found["singular_values"]],
+        "isotropy_as_is": {
+            "I1_both_signs": measures["i1"],
+            "I2_both_signs": measures["i2"],
+            "I1_one_sign": measures["i1_one_sign"],
+            "I2_one_sign": measures["i2_one_sign"],
+        },
+        "isotropy_unit_rms_rows": {
+            "I1_both_signs": measures["i1_unit_scale"],
+            "I2_both_signs": measures["i2_unit_scale"],
+        },
+    }
+    if found.get("prior"):
+        figures["prior"] = [round(value, 6) for value in found["prior"]]
+    return figures
+
+
+def scores(hypotheses: List[str], references: List[str]) -> Dict[str, Any]:
+    """SacreBLEU and chrF, each with its signature."""
+    from sacrebleu.metrics import BLEU, CHRF
+
+    result: Dict[str, Any] = {}
+    for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
+        score = metric.corpus_score(hypotheses, [references])
+        result[name] = round(score.score, 2)
+        result[f"{name}_signature"] = f"{score.name}|{metric.get_signature()}"
+    return result
+
+
+def versions() -> Dict[str, str]:
+    """Versions of everything that could change a figure."""
+    found = {
+        "spectral_fairseq": spectral_fairseq.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu_cores": str(os.cpu_count()),
+    }
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name(0)
+    return found
+
+
+class TrainingRun:
+    """One training with one recipe, in a folder of its own.
+
+    Args:
+        label: the text beside its bar.
+        work: the work folder, which keeps the stamps.
+        folder: a folder below it; receives ``train.log``, ``checkpoints/``, ``memory.json`` and
+            ``analyze.log``.
+        command: ``fairseq-train`` and its arguments, saving into ``checkpoints/``.
+        binary: fairseq's data folder.
+        updates: the number of updates that it will make, for the bar.
+        max_update: the update after which ``command`` ends; 0 where epochs decide.
+        flags: the part of ``command`` that makes the recipe.
+    """
+
+    best_metric = "loss"  # fairseq's default of --best-checkpoint-metric
+
+    def __init__(
+        self,
+        label: str,
+        work: WorkDir,
+        folder: Path,
+        command: List[str],
+        binary: Path,
+        updates: int,
+        max_update: int,
+        flags: Sequence[str],
+    ) -> None:
+        self.label, self.work, self.folder, self.binary = label, work, folder, binary
+        self.train_command, self.updates, self.max_update = command, updates, max_update
+        self.flags = list(flags)
+        self.best = folder / "checkpoints" / "checkpoint_best.pt"
+        self.stamp = "train_" + "_".join(folder.relative_to(work.root).parts)
+
+    def is_trained(self) -> bool:
+        """Whether training came to its end.
+
+        It must not be started again then, because fairseq would make one more update.
+        """
+        return self.work.is_done(self.stamp) or self._ended_unseen()
+
+    def _ended_unseen(self) -> bool:
+        """Whether the last checkpoint is that of the last update.
+
+        A training that outlives the run that started it ends without a stamp.
+        """
+        path = self.folder / "checkpoints" / "checkpoint_last.pt"
+        if not self.max_update or not path.exists():
+            return False
+        try:
+            history = load_checkpoint(path).get("optimizer_history") or ()
+        except CheckpointError:  # fairseq will report it
+            return False
+        return max((one["num_updates"] for one in history), default=0) >= self.max_update
+
+    def keep_flags(self) -> None:
+        """Record the recipe's flags, or compare them with the recorded ones.
+
+        Flags are written in a source file, which may have changed since the training began.
+
+        Raises:
+            ConfigurationError: they differ.
+        """
+        path = self.folder / "flags.json"
+        if path.exists():
+            before = json.loads(path.read_text("utf-8"))
+            if before != self.flags:
+                raise ConfigurationError(
+                    f"the flags with which {self.folder} was begun: {' '.join(before)}",
+                    " ".join(self.flags),
+                    "Give another --work-dir, or the script as it was.",
+                )
+        elif not self.is_trained():  # older versions recorded no flags
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_json(path, self.flags)
+
+    def training(self) -> Job:
+        """The job that trains or continues training."""
+        return Job(
+            self.label,
+            self.train_command,
+            self.folder / "train.log",
+            self.updates,
+            " updates",
+            TrainingProgress(),
+        )
+
+    def training_ended(self, usage: Usage) -> None:
+        """Record the peak memory over all interruptions, and that a training is complete."""
+        peak = max(self.peak_bytes(), usage.peak_bytes)
+        write_json(self.folder / "memory.json", {"peak_bytes": peak})
+        if usage.exit_status == 0:
+            self.work.mark_done(self.stamp, {})
+
+    def peak_bytes(self) -> int:
+        """Peak resident memory recorded so far; 0 if none was, for a training that ended unseen."""
+        path = self.folder / "memory.json"
+        return int(json.loads(path.read_text("utf-8"))["peak_bytes"]) if path.exists() else 0
+
+    def peak_figure(self) -> Dict[str, int]:
+        """``peak_bytes``, if known."""
+        peak = self.peak_bytes()
+        return {"peak_bytes": peak} if peak else {}
+
+    def analysis(self) -> Job:
+        """The job that measures the table of the best checkpoint."""
+        command = analyze_command(self.best, self.binary)
+        return Job(self.label, command, self.folder / "analyze.log", 1, " analysis", no_progress)
+
+    def training_figures(self) -> Dict[str, Any]:
+        """Figures of the training."""
+        log = read_training_log(self.folder / "train.log", self.best_metric)
+        return {**log, **self.peak_figure()}
+
+    def figures(self) -> Dict[str, Any]:
+        """Figures of the training and, after :meth:`analysis`, of the table."""
+        return {**self.training_figures(), **table_figures(self.folder / "analyze.log")}
+
+
+def train_all(runs: Sequence[TrainingRun], workers: Workers) -> None:
+    """Train all runs that are not trained yet.
+
+    Raises:
+        ConfigurationError: a run was begun with other flags.
+    """
+    for run in runs:
+        run.keep_flags()
+    due = {run.label: run for run in runs if not run.is_trained()}
+    workers.run(
+        [run.training() for run in due.values()],
+        on_end=lambda job, usage: due[job.label].training_ended(usage),
+    )
+
+
+# Tables of figures as text.
+
+
+def text_table(
+    rows: Sequence[Sequence[str]], headings: Sequence[str], style: str = "simple"
+) -> str:
+    """A table whose first column is aligned left and whose other columns are aligned right.
+
+    Args:
+        rows: cells, shown as they are.
+        headings: one for each column.
+        style: of the ``tabulate`` package: ``simple`` for terminals, ``pipe`` for Markdown.
+    """
+    alignment = ["left"] + ["right"] * (len(headings) - 1)
+    return tabulate(rows, headings, tablefmt=style, colalign=alignment, disable_numparse=True)
