@@ -7,7 +7,7 @@ table is saved under each of its names; the first one is read.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
 import torch
 from torch import Tensor
@@ -20,7 +20,14 @@ from spectral_fairseq.checkpoints.collapse import (
 )
 from spectral_fairseq.checkpoints.structure import FLOATING
 from spectral_fairseq.checkpoints.table_uses import (
+    adapted,
+    fitting_tables,
+    has_output,
+    is_in_pieces,
+    is_output_entry,
+    is_surely_output,
     known_name_first,
+    may_be_output,
     may_be_table,
     output_tables,
 )
@@ -60,26 +67,49 @@ class StoredTable:
     initial_norm: Optional[float] = None
 
 
-def find_tables(model: Mapping[str, Tensor]) -> Dict[str, List[str]]:
+class Unread(NamedTuple):
+    """A stored array that cannot be read as a table.
+
+    Attributes:
+        shape: as stored.
+        why: it cannot be read.
+    """
+
+    shape: Tuple[int, ...]
+    why: str
+
+
+def find_tables(model: Mapping[str, Tensor], words: Sequence[int] = ()) -> Dict[str, List[str]]:
     """The tables over words in a checkpoint's ``model``.
+
+    Args:
+        model: name -> tensor.
+        words: sizes of the vocabularies, if the settings of the model say them.
 
     Returns:
         For each different table the names of the modules that hold it, in the checkpoint's order.
         Two modules hold the same table if they share memory or their values are equal.
     """
-    found: Dict[str, List[str]] = {}
+    shapes: Dict[str, Tuple[int, int]] = {}
     modules = entries_by_module(model)
     for module, entries in modules.items():
         main = _main_entry(entries)
-        if main is None:
+        if main is None or adapted(f"{module}.{main}"):
             continue
         bare = main not in _kind(entries).entries
         name = f"{module}.{main}".lstrip(".") if bare else module
-        if not may_be_table(name, *entries[main].shape):
+        rows, columns = entries[main].shape
+        if not may_be_table(name, rows, columns):
             continue
         parent, _, part = module.rpartition(".")
         if part != "table" and f"{parent}.table" in modules:  # another matrix of a head
             continue
+        shapes[name] = rows, columns
+    names = fitting_tables(shapes, words)
+    if names and not has_output([names]):
+        names += _nameless_outputs(model, {shapes[name][0] for name in names})
+    found: Dict[str, List[str]] = {}
+    for name in names:
         for first in found:
             if _same_table(model, first, name):
                 found[first].append(name)
@@ -89,7 +119,65 @@ def find_tables(model: Mapping[str, Tensor]) -> Dict[str, List[str]]:
     return found
 
 
-def choose_table(model: Mapping[str, Tensor], wanted: Optional[str], path: Any) -> List[str]:
+def _nameless_outputs(model: Mapping[str, Tensor], sizes: Collection[int]) -> List[str]:
+    """Plain matrices with a row for each word of an input table, which are its output layers."""
+    modules = entries_by_module(model)
+    found = []
+    for key, value in model.items():
+        module, _, entry = key.rpartition(".")
+        name = module if entry == "weight" and {*modules[module]} <= {"weight", "bias"} else key
+        if value.dim() == 2 and value.size(0) in sizes and value.size(0) > value.size(1):
+            if entry in ("weight", module or key) and may_be_output(name):
+                found.append(name)
+    return found
+
+
+def unread_outputs(
+    model: Mapping[str, Tensor],
+    unread: Mapping[str, Unread],
+    tables: Sequence[List[str]],
+    words: Sequence[int] = (),
+) -> Dict[str, str]:
+    """What is stored of an output layer, but is not a table that can be read.
+
+    Args:
+        model: name -> tensor.
+        unread: name -> further arrays, which cannot be read.
+        tables: for each table of the model, the modules that hold it.
+        words: as for :func:`find_tables`.
+
+    Returns:
+        Name -> what it is; empty where a table of an output layer can be read.
+    """
+    if has_output(tables):
+        return {}
+    sizes = {table_shape(model, names[0])[0] for names in tables} | {*words}
+    found = {key: one.why for key, one in unread.items() if is_output_entry(key)}
+    for key, value in model.items():
+        if value.dim() < 2 or not is_output_entry(key):
+            continue
+        if is_in_pieces(key):
+            found[key] = "a piece of an adaptive softmax"
+        elif value.dtype not in FLOATING and (is_surely_output(key) or sizes & {*value.shape}):
+            found[key] = f"quantized or packed numbers, {_dtype(value)}"
+        # Heads have other matrices of their own, and other heads, of images for example, as well.
+        elif value.dtype in FLOATING and key.rpartition(".")[2] != "weight":
+            if sizes & {*value.shape}:
+                shape = " x ".join(map(str, value.shape))
+                found[key] = f"{shape} numbers, from which W is computed"
+    return found
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).replace("torch.", "")
+
+
+def choose_table(
+    model: Mapping[str, Tensor],
+    wanted: Optional[str],
+    path: Any,
+    words: Sequence[int] = (),
+) -> List[str]:
     """The names of the one table to measure.
 
     Args:
@@ -98,6 +186,7 @@ def choose_table(model: Mapping[str, Tensor], wanted: Optional[str], path: Any) 
             or the full name of any matrix of the model. ``None`` stands for the output table, or
             for the only one there is.
         path: of the checkpoint, for messages.
+        words: as for :func:`find_tables`.
 
     Returns:
         The modules that hold it; the first is the one to read, ``decoder.embed_tokens`` if it is
@@ -106,7 +195,7 @@ def choose_table(model: Mapping[str, Tensor], wanted: Optional[str], path: Any) 
     Raises:
         CheckpointError: no table found, none fits, or several do.
     """
-    tables = find_tables(model)
+    tables = find_tables(model, words)
     fitting = list(tables.values())
     if wanted is None and len(fitting) > 1:
         fitting = output_tables(fitting)
