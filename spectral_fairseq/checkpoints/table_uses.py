@@ -102,8 +102,12 @@ def may_be_output(name: str) -> bool:
 
 def is_output_entry(key: str) -> bool:
     """Whether an entry of a state dict belongs to an output layer with one of the known names."""
-    module, _, _ = key.rpartition(".")
+    module, _, entry = key.rpartition(".")
+    if entry in OUTPUT_LAYERS | _OWN_OUTPUT:
+        module = key
     parts = module.split(".")
+    while len(parts) > 1 and parts[-1] in ("weight", "parametrizations"):
+        parts.pop()
     if in_layers(module) or adapted(key):
         return False
     return bool((OUTPUT_LAYERS | _IN_PIECES) & {*parts}) or parts[-1] in _OWN_OUTPUT

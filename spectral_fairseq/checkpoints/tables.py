@@ -93,18 +93,15 @@ def find_tables(model: Mapping[str, Tensor], words: Sequence[int] = ()) -> Dict[
     shapes: Dict[str, Tuple[int, int]] = {}
     modules = entries_by_module(model)
     for module, entries in modules.items():
-        main = _main_entry(entries)
-        if main is None or adapted(f"{module}.{main}"):
-            continue
-        bare = main not in _kind(entries).entries
-        name = f"{module}.{main}".lstrip(".") if bare else module
-        rows, columns = entries[main].shape
-        if not may_be_table(name, rows, columns):
-            continue
         parent, _, part = module.rpartition(".")
         if part != "table" and f"{parent}.table" in modules:  # another matrix of a head
             continue
-        shapes[name] = rows, columns
+        for entry in _main_entries(entries):
+            bare = entry not in _kind(entries).entries
+            name = f"{module}.{entry}".lstrip(".") if bare else module
+            rows, columns = entries[entry].shape
+            if may_be_table(name, rows, columns) and not adapted(f"{module}.{entry}"):
+                shapes[name] = rows, columns
     names = fitting_tables(shapes, words)
     if names and not has_output([names]):
         names += _nameless_outputs(model, {shapes[name][0] for name in names})
@@ -351,17 +348,16 @@ def _kind(entries: Mapping[str, Tensor]) -> Type[Table]:
     return factored_kind(entries) or PlainEmbedding
 
 
-def _main_entry(entries: Mapping[str, Tensor]) -> Optional[str]:
-    """The entry of a module that makes it a table; bare parameters have names of their own."""
+def _main_entries(entries: Mapping[str, Tensor]) -> List[str]:
+    """The entries of a module that are tables; bare parameters have names of their own."""
     main = _kind(entries).entries[0]
     if main in entries and entries[main].dim() == 2:
-        return main
-    bare = [
+        return [main]
+    return [
         entry
         for entry, value in entries.items()
         if value.dim() == 2 and may_be_table(entry, *value.shape)
     ]
-    return bare[0] if bare else None
 
 
 def _entries_of(model: Mapping[str, Tensor], name: str) -> Optional[Dict[str, Tensor]]:
@@ -369,7 +365,7 @@ def _entries_of(model: Mapping[str, Tensor], name: str) -> Optional[Dict[str, Te
     if name in model:
         return {"weight": model[name]} if model[name].dim() == 2 else None
     entries = entries_by_module(model).get(name, {})
-    return dict(entries) if _main_entry(entries) in _kind(entries).entries else None
+    return dict(entries) if _main_entries(entries) == [_kind(entries).entries[0]] else None
 
 
 def _same_table(model: Mapping[str, Tensor], a: str, b: str) -> bool:

@@ -31,7 +31,7 @@ def is_table(found, table):
 
 
 def llama(folder, count=4, by="rows", settings=True, files=None):
-    """Parallel files of Llama 3 (rows of both tables are split) or Llama 2 (columns of the input)."""
+    """Parallel files of Llama 3, or of Llama 2, which splits the columns of the input."""
     folder.mkdir(exist_ok=True)
     for number in range(count) if files is None else files:
         inputs = INPUT.chunk(count, 0 if by == "rows" else 1)[number]
