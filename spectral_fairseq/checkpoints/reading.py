@@ -173,7 +173,7 @@ def explain_failure(path: Union[str, Path], error: BaseException) -> CheckpointE
         cause = re.search(r"but got (<class .+>)|WeightsUnpickler error:\s*(.+)", str(error))
         content = (cause[1] or cause[2]) if cause else first_line(error)
         return CheckpointError(
-            f"a checkpoint of tensors, numpy arrays of numbers or text, and plain settings in {path}",
+            f"a checkpoint of tensors, arrays of numbers or text, and plain settings in {path}",
             f"an intact file with content that is not supported: {content[:200]}",
             "Save it again without that content, or model.state_dict() alone.",
         )

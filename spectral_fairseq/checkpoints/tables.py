@@ -149,7 +149,12 @@ def unread_outputs(
     if has_output(tables):
         return {}
     sizes = {table_shape(model, names[0])[0] for names in tables} | {*words}
-    found = {key: one.why for key, one in unread.items() if is_output_entry(key)}
+    # DeepSpeed leaves parameters without numbers; other vectors are biases and scales.
+    found = {
+        key: one.why
+        for key, one in unread.items()
+        if is_output_entry(key) and (len(one.shape) > 1 or one.shape == (0,))
+    }
     for key, value in model.items():
         if value.dim() < 2 or not is_output_entry(key):
             continue

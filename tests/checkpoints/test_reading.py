@@ -202,8 +202,10 @@ def test_torchscript_is_refused_unopened(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("dtype, kind", [(object, "ObjectDType"), ([("a", "f4")], "VoidDType")])
 def test_an_intact_file_with_other_arrays_is_not_called_damaged(
-    dtype: Any, kind: str, tmp_path: Path
+    dtype: Any, kind: str, reader: str, tmp_path: Path
 ) -> None:
+    if reader != "torch's reader" or torch_release() < (2, 6):
+        pytest.skip("our own reader reads them, since they only build values")
     torch.save({"model": {}, "beside": np.zeros(3, dtype=dtype)}, tmp_path / "x.pt")
     with pytest.raises(CheckpointError, match=kind) as caught:
         checkpoints.read_torch_file(tmp_path / "x.pt")

@@ -57,7 +57,8 @@ def _module(model: nn.Module, kind: str) -> OpenedModel:
             "parameters that FSDP splits over processes",
             "Take a full state dict in all processes (StateDictType.FULL_STATE_DICT), and pass it.",
         )
-    state = model.state_dict()
+    # Detaching may be left to the tensors that can be read: others answer with communication.
+    state = model.state_dict(keep_vars=True)
     tensors, unread = state_dict_of({k: v for k, v in state.items() if isinstance(v, Tensor)})
     tensors = _without_adapters(model, {name: one.detach() for name, one in tensors.items()})
     inputs = {name: one for name, one in model.named_modules() if isinstance(one, nn.Embedding)}
@@ -99,7 +100,8 @@ def _without_adapters(model: nn.Module, tensors: Dict[str, Tensor]) -> Dict[str,
         elif base in tensors and hasattr(layer, "get_delta_weight"):
             weight = tensors[base]
             if not (getattr(layer, "merged", False) or getattr(layer, "disable_adapters", False)):
-                if weight.dim() != 2 or weight.is_meta or getattr(layer, "lora_variant", None):
+                other = getattr(layer, "lora_variant", None) or not hasattr(layer, "lora_A")
+                if other or any(getattr(layer, "use_dora", {}).values()) or weight.dim() != 2:
                     continue
                 if not (may_be_table(name, *weight.shape) and weight.is_floating_point()):
                     continue

@@ -71,7 +71,8 @@ def state_dict_of(state: Any) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
         except DataError as error:
             why = f"numbers of type {error.found}"
         if why is None:
-            tensors[name] = value
+            # What all devices hold alike needs no communication.
+            tensors[name] = value.to_local() if hasattr(value, "placements") else value
         else:
             unread[name] = Unread(tuple(value.shape), why)
     return tensors, unread
@@ -102,6 +103,8 @@ def _why_unreadable(tensor: Tensor) -> Optional[str]:
 
     What is split over devices answers every operation with communication, or with an error.
     """
+    if hasattr(tensor, "placements") and all(one.is_replicate() for one in tensor.placements):
+        return None
     if hasattr(tensor, "placements") or type(tensor).__name__ == "ShardedTensor":
         return (
             f"split over devices ({type(tensor).__name__}): call its full_tensor() in all "
@@ -109,6 +112,8 @@ def _why_unreadable(tensor: Tensor) -> Optional[str]:
         )
     if hasattr(tensor, "ds_id") and tensor.numel() == 0:
         return "split over devices by DeepSpeed's third stage: gather it with GatheredParameters"
+    if hasattr(tensor, "__tensor_flatten__"):  # of torchao, for example
+        return f"a tensor of the class {type(tensor).__name__}"
     if tensor.layout is not torch.strided:
         return "a sparse tensor"
     if tensor.is_quantized:
