@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -100,6 +100,9 @@ def analyse_model(
     remarks = check_whole(opened, names, tables, shape, wanted)
     rows = shape[0]
     words, remark = words_of(opened, names[0], rows, dictionary)
+    if words is not None:  # what the settings say of padding counts whatever its token is called
+        padding = [row for row in opened.uncounted if row < rows]
+        words = replace(words, no_words=sorted({*words.uncounted_rows(), *padding}))
     if counts is not None:
         if isinstance(counts, (str, os.PathLike)):
             given, source = read_counts(Path(counts)), str(counts)

@@ -20,6 +20,7 @@ from spectral_fairseq.checkpoints.formats.safetensors_file import (
 from spectral_fairseq.checkpoints.formats.shards import Shards
 from spectral_fairseq.checkpoints.formats.torch_file import read_state_dict
 from spectral_fairseq.checkpoints.formats.vocabulary import (
+    fit_remark,
     fitted,
     read_vocabulary,
     vocabulary_file,
@@ -89,7 +90,9 @@ def _words_beside(
     if file is None:
         return None, "no tokenizer.json, vocab.json, vocab.txt or sentencepiece model beside it"
     try:
-        return fitted(read_vocabulary(file), rows, table, model), "found beside the model"
+        words = read_vocabulary(file)
+        remark = fit_remark(words, rows, "found beside the model")
+        return fitted(words, rows, table, model), remark
     except (ConfigurationError, DataError) as error:
         return (
             None,

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from spectral_fairseq.analysis import analyze
 from spectral_fairseq.checkpoints.formats.recognise import open_model
 from spectral_fairseq.checkpoints.saved import saved_epochs
 from spectral_fairseq.errors import CheckpointError, DataError
@@ -150,9 +151,40 @@ def test_what_stands_beside_a_model_is_read(tmp_path):
 
 def test_a_vocabulary_that_does_not_fit_is_passed_over_with_a_reason(tmp_path):
     torch.save({NAME: TABLE}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "vocab.json").write_text(json.dumps({f"w{row}": row for row in range(46)}))
+    words, remark = open_model(tmp_path).find_words("wte", 30)
+    assert words is None and "vocab.json" in remark and "46 words" in remark
     (tmp_path / "vocab.json").write_text(json.dumps({f"w{row}": row for row in range(31)}))
     words, remark = open_model(tmp_path).find_words("wte", 30)
-    assert words is None and "vocab.json" in remark and "31 words" in remark
+    assert words.symbols == [f"w{row}" for row in range(30)]
+    assert remark == "found beside the model; words without a row: 1"
+
+
+PADDING = [
+    ({"pad_token_id": 0}, [0]),
+    ({"pad_token_id": 7, "eos_token_id": 7}, []),
+    ({"pad_token_id": 7, "eos_token_id": [5, 7]}, []),
+    ({"pad_token_id": 7, "eos_token_id": [5, 6], "bos_token_id": None}, [7]),
+    ({"text_config": {"pad_token_id": 3, "eos_token_id": 4}}, [3]),
+    ({"text_config": {"pad_token_id": 3}, "eos_token_id": 3}, []),
+    ({"pad_token_id": 99}, []),
+    ({}, []),
+]
+
+
+@pytest.mark.parametrize("settings, padding", PADDING)
+@pytest.mark.parametrize("given", [True, False])
+def test_padding_by_the_settings_is_not_measured(given, settings, padding, tmp_path):
+    """Also where a tokenizer gives the padding symbol another name than most."""
+    torch.save({"lm_head.weight": TABLE}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    file = tmp_path / ("words.json" if given else "tokenizer.json")
+    tokens = {f"<|reserved_{row}|>": row for row in range(30)}
+    file.write_text(json.dumps({"model": {"vocab": tokens}}))
+    report = analyze(tmp_path, dictionary=file if given else None)
+    alone = analyze(TABLE[[row for row in range(30) if row not in padding]])
+    assert report.to_dict()["checkpoints"][0]["table"]["words"] == 30 - len(padding)
+    assert report.scalars()["mean_cosine"] == pytest.approx(alone.scalars()["mean_cosine"])
 
 
 def test_a_folder_without_a_model(tmp_path):

@@ -103,9 +103,16 @@ def test_fillers():
     larger = fitted(words, 5, "wte", "model")
     assert larger.symbols == ["a", "b", "<pad>", "row 3", "row 4"]
     assert larger.counts == [5, 4, 0, 0, 0] and larger.uncounted_rows() == [2, 3, 4]
-    for rows in (2, 7, 3000):
+    for rows in (1, 7, 3000):
         with pytest.raises(DataError, match=f"the {rows} rows of wte.*3 words"):
             fitted(words, rows, "wte", "model")
+
+
+def test_tokens_without_a_row_are_left_out():
+    words = WordList("tokenizer.json", ["<pad>", "a", "b", "c", "<image>"], [0, 4, 3, 2, 0], [0, 4])
+    smaller = fitted(words, 4, "wte", "model")
+    assert smaller.symbols == ["<pad>", "a", "b", "c"] and smaller.counts == [0, 4, 3, 2]
+    assert smaller.uncounted_rows() == [0]
 
 
 COUNT_FILES = {
