@@ -49,7 +49,7 @@ def read_npy(path: Path) -> Dict[str, Tensor]:
 
 
 def read_npz(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
-    """The matrices by their names, and those that cannot be read; other arrays are left out.
+    """Matrices and vectors by their names, and those that cannot be read; others are left out.
 
     Args:
         path: a .npz file, as ``np.savez`` and ``np.savez_compressed`` write it.
@@ -129,10 +129,10 @@ def _header(file: Any, stored: int, name: str) -> _Header:
 
 
 def _member(opened: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> Any:
-    """A matrix, mapped if it is not compressed; None for text and what has other dimensions."""
+    """A matrix or vector, mapped if it is not compressed; None for text and other dimensions."""
     with opened.open(info) as member:
         header = _header(member, info.file_size, info.filename)
-        if len(header.shape) != 2 or header.dtype.kind in "US":
+        if len(header.shape) not in (1, 2) or header.dtype.kind in "US":
             return None
         if header.dtype.kind not in "fiu":
             return _unread(header.shape, header.dtype)

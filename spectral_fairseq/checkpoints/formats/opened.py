@@ -68,6 +68,22 @@ class OpenedModel:
     files: Mapping[str, List[Path]] = field(default_factory=dict)
     remark: str = ""
 
+    def __post_init__(self) -> None:
+        # model2vec stores the centre of a cluster of tokens once, and each token's cluster.
+        if "embeddings" in self.tensors and "mapping" in self.tensors:
+            centres, mapping = self.tensors["embeddings"], self.tensors["mapping"]
+            others = {k: v for k, v in self.tensors.items() if k not in ("embeddings", "mapping")}
+            table = _expanded(centres, mapping, others.get("weights"))
+            if table is None:
+                why = "centres of clusters, with a mapping of tokens to them that does not fit"
+                self.unread = {**self.unread, "embeddings": Unread(tuple(centres.shape), why)}
+            else:
+                others["embeddings"] = table
+                said = f"Its rows are the {len(centres)} stored ones, repeated by mapping"
+                said += " and scaled by weights." if "weights" in others else "."
+                self.remark = f"{self.remark} {said}".strip()
+            self.tensors = others
+
     def file_of(self, table: str) -> Optional[Path]:
         """The file that holds a table, the first of several; None for a model in memory."""
         return self.files_of(table)[0] if self.weights is not None else None
@@ -94,6 +110,28 @@ class OpenedModel:
     def untied(self) -> bool:
         """Whether the settings say that the output layer does not share the input's table."""
         return text_settings(self.settings).get("tie_word_embeddings") is False
+
+
+def _expanded(centres: Tensor, mapping: Tensor, weights: Optional[Tensor]) -> Optional[Tensor]:
+    """The vector of each token, shape (N, d); None if the mapping names other rows than there are.
+
+    Args:
+        centres: shape (C, d).
+        mapping: the row of each token in ``centres``, shape (N,).
+        weights: a factor for each token, shape (N,), if there are any.
+    """
+    whole = not (mapping.is_floating_point() or mapping.is_complex()) and mapping.dim() == 1
+    if not whole or centres.dim() != 2 or not mapping.numel():
+        return None
+    mapping = mapping.long()
+    if int(mapping.min()) < 0 or int(mapping.max()) >= len(centres):
+        return None
+    rows = centres[mapping]
+    if weights is None or not rows.is_floating_point():  # whole numbers are refused later
+        return rows
+    if weights.shape != mapping.shape:
+        return None
+    return rows * weights.to(rows.dtype).unsqueeze(1)
 
 
 def _sizes(settings: Mapping[str, Any], depth: int = 3) -> Iterator[int]:

@@ -238,3 +238,43 @@ def test_a_table_that_lora_changes_is_measured_as_it_is_used():
     layer.trainable_tokens_delta = nn.Parameter(torch.randn(3, 6))
     with pytest.raises(CheckpointError, match="an adapter"):
         analyze(model)
+
+
+CENTRES, CLUSTERS = INPUT[:60], torch.arange(400) * 7 % 60
+WEIGHTS = torch.linspace(0.5, 2, 400)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("form", ["safetensors", "torch", "npz", "memory"])
+def test_a_static_table_in_clusters_is_expanded(form, weighted, tmp_path):
+    """As model2vec saves a model with a quantized vocabulary."""
+    model = {"embeddings": CENTRES, "mapping": CLUSTERS}
+    expected = CENTRES[CLUSTERS]
+    if weighted:
+        model["weights"] = WEIGHTS.double()
+        expected = expected * WEIGHTS.unsqueeze(1)
+    path = tmp_path / "model.safetensors"
+    if form == "safetensors":
+        pytest.importorskip("safetensors.torch").save_file(model, path)
+        vocab = {f"w{row}": row for row in range(400)}
+        (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+        assert measured(path, words=["w7"])["neighbours"].keys() == {"w7"}
+    elif form == "torch":
+        path = tmp_path / "file.pt"
+        torch.save(model, path)
+    elif form == "npz":
+        arrays = {name: one.numpy() for name, one in model.items()}
+        path = tmp_path / "file.npz"
+        np.savez(path, **arrays)
+    found = measured(model if form == "memory" else path)
+    assert is_table(found, expected) and "repeated by mapping" in found["table"]["choice"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [CLUSTERS + 1, CLUSTERS - 1, CLUSTERS.float(), torch.zeros(0, dtype=torch.long)]
+)
+def test_clusters_that_do_not_fit_are_refused(wrong):
+    with pytest.raises(CheckpointError, match="embeddings: centres of clusters"):
+        analyze({"embeddings": CENTRES, "mapping": wrong})
+    with pytest.raises(DataError, match="embeddings.*int8"):
+        analyze({"embeddings": CENTRES.to(torch.int8), "mapping": CLUSTERS})

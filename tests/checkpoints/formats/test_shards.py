@@ -22,12 +22,13 @@ def measured(model, **options):
 
 
 def is_table(found, table):
-    """Whether these are the figures of a table: its size, and where its rows point."""
+    """Whether these are the figures of a table: its size, its scale, and where its rows point."""
     (expected,) = analyze(table).to_dict()["checkpoints"]
-    same = found["table"]["rows"], found["table"]["dimensions"]
-    assert same == tuple(table.shape)
-    cosine = expected["measures"]["mean_cosine"]
-    return found["measures"]["mean_cosine"] == pytest.approx(cosine, abs=1e-6)
+    assert (found["table"]["rows"], found["table"]["dimensions"]) == tuple(table.shape)
+    sigma, cosine = expected["singular_values"], expected["measures"]["mean_cosine"]
+    return found["singular_values"] == pytest.approx(sigma, rel=1e-5) and (
+        found["measures"]["mean_cosine"] == pytest.approx(cosine, abs=1e-6)
+    )
 
 
 def llama(folder, count=4, by="rows", settings=True, files=None):
