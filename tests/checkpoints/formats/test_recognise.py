@@ -226,6 +226,40 @@ def test_words_that_are_blank_or_of_another_encoding(row, word, header, tmp_path
     assert torch.equal(open_model(path).tensors["vectors"], TABLE)
 
 
+BLANKS = [b"\x0c", b"\x0b", b"\r", b"\x1c", b"\x85", b"\xc2\xa0", b"\xe3\x80\x80", b"\xe2\x80\xa8"]
+
+
+@pytest.mark.parametrize("header", [b"", b"4 4\n"])
+@pytest.mark.parametrize("end", [b"\n", b" \n", b"\r\n"])
+@pytest.mark.parametrize("blank", BLANKS)
+def test_only_spaces_tabs_and_line_feeds_separate(blank, end, header, tmp_path):
+    """word2vec, gensim and GloVe keep other blanks in their words."""
+    words = [b"a", b"a" + blank, blank + b"a", b"b" + blank + b"c"]
+    numbers = [" ".join(map(repr, row)).encode() for row in TABLE[:4].tolist()]
+    lines = [word + sep + row + end for word, row, sep in zip(words, numbers, (b" ", b"\t") * 2)]
+    vectors(tmp_path / "file", header, lines)
+    opened = open_model(tmp_path / "file")
+    found = opened.find_words("any", 4)[0].symbols
+    assert found == [word.decode("utf-8", "replace") for word in words]
+    assert torch.equal(opened.tensors["vectors"], TABLE[:4])
+
+
+@pytest.mark.parametrize("declared", [2, 3, 5, 9])
+def test_a_first_line_that_declares_other_vectors_than_follow(declared, tmp_path):
+    vectors(tmp_path / "file", b"30 %d\n" % declared, text_lines())
+    with pytest.raises(DataError, match=f"{declared} numbers in each line.*(more|found 4)"):
+        open_model(tmp_path / "file")
+
+
+def test_words_that_end_in_a_number(tmp_path):
+    lines = text_lines()
+    lines[0] = b"phone 1" + lines[0][2:]
+    vectors(tmp_path / "file", b"30 4\n", lines)
+    opened = open_model(tmp_path / "file")
+    assert opened.find_words("any", 30)[0].symbols[:2] == ["phone 1", "w1"]
+    assert torch.equal(opened.tensors["vectors"], TABLE)
+
+
 def test_a_binary_file_with_more_than_it_declares_is_refused(tmp_path):
     vectors(tmp_path / "file", b"29 4\n", binary_lines())
     with pytest.raises(DataError, match="bytes more"):

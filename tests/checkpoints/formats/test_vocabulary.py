@@ -136,6 +136,14 @@ def test_counts(name, tmp_path):
         assert alone.counts == [7, 3, 2] and alone.symbols == ["row 0", "row 1", "row 2"]
 
 
+def test_counts_of_words_that_are_or_end_in_blanks(tmp_path):
+    (tmp_path / "counts.txt").write_text("\u3000 7\na\u00a0 3 \n\na b\t2\nc\x0c\t 1\n", "utf-8")
+    expected = {"\u3000": 7, "a\u00a0": 3, "a b": 2, "c\x0c": 1}
+    assert read_counts(tmp_path / "counts.txt") == expected
+    (tmp_path / "counts.txt").write_text(" 7\n3 \n")
+    assert read_counts(tmp_path / "counts.txt") == [7, 3]
+
+
 @pytest.mark.parametrize(
     "content, message",
     [
