@@ -170,8 +170,8 @@ def explain_failure(path: Union[str, Path], error: BaseException) -> CheckpointE
         )
     if isinstance(error, pickle.UnpicklingError) and _has_intact_pickle(path):
         # torch explains at length how to run the file's code; its cause stands behind the colon.
-        cause = re.search(r"but got (<class .+>)|WeightsUnpickler error:\s*(.+)", str(error))
-        content = (cause[1] or cause[2]) if cause else first_line(error)
+        said = re.search(r"but got (<class .+>)|WeightsUnpickler error:\s*(.+)", str(error))
+        content = (said[1] or said[2]) if said else first_line(error)
         return CheckpointError(
             f"a checkpoint of tensors, arrays of numbers or text, and plain settings in {path}",
             f"an intact file with content that is not supported: {content[:200]}",

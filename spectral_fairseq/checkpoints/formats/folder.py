@@ -45,7 +45,8 @@ def open_weights(weights: Path, path: Path) -> OpenedModel:
     tensors: Mapping[str, Tensor]
     unread: Dict[str, Unread] = {}
     if in_several:
-        tensors = Shards(weights, lambda file: _read_tensors(file)[0])
+        tensors = Shards(weights, _read_tensors)
+        unread = tensors.leave_out_unread()
     else:
         tensors, unread = _read_tensors(weights)
     # Llama and Mistral have params.json beside the files of their own form.
@@ -75,7 +76,7 @@ def _read_tensors(file: Path) -> Tuple[Mapping[str, Tensor], Dict[str, Unread]]:
     with open(file, "rb") as opened:
         start = opened.read(9)
     if file.suffix == ".safetensors" or looks_like_safetensors(start):
-        return read_safetensors(file), {}
+        return read_safetensors(file)
     return read_state_dict(file)
 
 

@@ -37,17 +37,22 @@ class Shards(Mapping[str, Tensor]):
 
     Args:
         index: a file such as ``model.safetensors.index.json``.
-        read: opens one of the files.
+        read: opens one of the files: name -> tensor, and name -> what cannot be read as one.
 
     Raises:
         CheckpointError: the index names something else than files beside it.
         DataError: it is not JSON.
     """
 
-    def __init__(self, index: Path, read: Callable[[Path], Mapping[str, Tensor]]) -> None:
+    def __init__(
+        self,
+        index: Path,
+        read: Callable[[Path], Tuple[Mapping[str, Tensor], Mapping[str, Unread]]],
+    ) -> None:
         self._index = index
         self._read = read
         self._opened: Dict[str, Mapping[str, Tensor]] = {}
+        self._unread: Dict[str, Unread] = {}
         weight_map = read_json_object(index, "the index of a model in several files").get(
             "weight_map"
         )
@@ -72,6 +77,20 @@ class Shards(Mapping[str, Tensor]):
                 "Copy the whole folder again.",
             )
 
+    def leave_out_unread(self) -> Dict[str, Unread]:
+        """Open all files, and keep only the names of tensors that can be read.
+
+        Returns:
+            Name -> what cannot be read.
+        """
+        for name, file in list(self._files.items()):
+            if file not in self._opened:
+                self._opened[file], unread = self._read(self._index.parent / file)
+                self._unread.update(unread)
+            if name in self._unread:
+                del self._files[name]
+        return self._unread
+
     def file_of(self, name: str) -> Path:
         """The file that holds a tensor, or the first tensor of a module."""
         held = [
@@ -84,7 +103,7 @@ class Shards(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         file = self._files[name]
         if file not in self._opened:
-            self._opened[file] = self._read(self._index.parent / file)
+            self._opened[file], _ = self._read(self._index.parent / file)
         if name not in self._opened[file]:
             raise CheckpointError(
                 f"the tensor {name} in {self._index.parent / file}, as its index says",

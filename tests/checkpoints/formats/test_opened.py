@@ -10,6 +10,7 @@ from torch import nn
 from spectral_fairseq.analysis import analyze
 from spectral_fairseq.errors import CheckpointError, DataError
 from tests.checkpoints.formats.test_shards import INPUT, OUTPUT, is_table, measured
+from tests.checkpoints.formats.test_untrusted import entry, safetensors_bytes
 
 DECODER = "decoder.embeddings.make_embedding.emb_luts.0.weight"
 NONE_STORED = "No output layer is stored"
@@ -93,6 +94,22 @@ def test_an_output_layer_that_cannot_be_read_is_named(where, form, tmp_path):
         analyze(model)
     found = measured(model, table="model.embed_tokens")
     assert is_table(found, INPUT.half()) and NONE_STORED not in found["table"]["choice"]
+
+
+@pytest.mark.parametrize("by_index", [True, False])
+def test_numbers_of_a_type_that_torch_lacks_are_named(by_index, tmp_path):
+    pytest.importorskip("safetensors", minversion="0.6")
+    content = entry([200, 6], 0, 900), {**entry([200, 6], 900, 5700), "dtype": "F32"}
+    header = {"lm_head.weight": {**content[0], "dtype": "F6_E2M3"}, "wte.weight": content[1]}
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(safetensors_bytes(header, data=bytes(900) + INPUT.numpy().tobytes()))
+    if by_index:
+        path = path.rename(tmp_path / "model-00001-of-00001.safetensors")
+        index = {"weight_map": dict.fromkeys(header, path.name)}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="lm_head.weight: numbers of type F6_E2M3"):
+        analyze(tmp_path)
+    assert is_table(measured(tmp_path, table="wte"), INPUT)
 
 
 def with_config(folder, tensors, **config):
