@@ -35,6 +35,9 @@ from spectral_fairseq.embeddings import PlainEmbedding, Table
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError
 from spectral_fairseq.functional.linalg.row_blocks import BLOCK_ROWS
 
+# Over how many devices the rows of a table are usually split.
+_DEVICES = (2, 4, 8, 16)
+
 
 @dataclass
 class StoredTable:
@@ -167,6 +170,30 @@ def unread_outputs(
             if sizes & {*value.shape}:
                 shape = " x ".join(map(str, value.shape))
                 found[key] = f"{shape} numbers, from which W is computed"
+    return found
+
+
+def parts_of_outputs(model: Mapping[str, Tensor], tables: Sequence[List[str]]) -> Dict[str, str]:
+    """Output layers with a half, a quarter, ... of the rows of the input's table.
+
+    Args:
+        model: name -> tensor.
+        tables: for each table of the model, the modules that hold it.
+
+    Returns:
+        Name -> what it is.
+    """
+    inputs = {
+        table_shape(model, names[0])[0]
+        for names in tables
+        if not any(is_output_entry(f"{name}.") or "encoder" in name.split(".") for name in names)
+    }
+    found = {}
+    for key, value in model.items():
+        if value.dim() == 2 and value.size(0) > value.size(1) and is_output_entry(key):
+            whole = [rows for rows in inputs if rows in (value.size(0) * k for k in _DEVICES)]
+            if whole and value.size(0) not in inputs and not is_in_pieces(key):
+                found[key] = f"{value.size(0)} rows, a part of {whole[0]}"
     return found
 
 

@@ -17,7 +17,12 @@ from spectral_fairseq.checkpoints.table_uses import (
     is_in_pieces,
     is_output_entry,
 )
-from spectral_fairseq.checkpoints.tables import Unread, only_matrix, unread_outputs
+from spectral_fairseq.checkpoints.tables import (
+    Unread,
+    only_matrix,
+    parts_of_outputs,
+    unread_outputs,
+)
 from spectral_fairseq.errors import CheckpointError
 
 WordFinder = Callable[[str, int], Tuple[Optional[WordList], str]]
@@ -195,6 +200,7 @@ def check_readable(
         _refuse(opened, {} if readable else asked)
         return list(outputs)
     _refuse(opened, {} if all(map(is_in_pieces, outputs)) else outputs)
+    _refuse(opened, parts_of_outputs(opened.tensors, tables))
     adapters = sorted({adapted(key) for key in opened.tensors} - {""})
     changed = [] if has_output(tables) else [one for one in adapters if is_output_entry(one + ".")]
     if changed or (not tables and adapters and all(map(adapted, opened.tensors))):
@@ -269,7 +275,7 @@ def check_whole(
     if not any(names[0] in known for known in tables):
         return remarks
     short = bool(sizes) and rows < sizes[0]
-    narrow = "n_kv_heads" in opened.settings and type(dim) is int and columns < dim
+    narrow = "norm_eps" in opened.settings and type(dim) is int and columns < dim  # of Llama
     if not short and not narrow:
         return remarks
     declared = f"{sizes[0]} words" if short else f"vectors of {dim} numbers"

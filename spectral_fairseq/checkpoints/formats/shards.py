@@ -133,7 +133,8 @@ def parts_of(file: Path) -> List[Path]:
         return _numbered_of(file, found)
     by_folder = not _PART.search(file.name)
     place = file.parent if by_folder else file
-    if not _PART.search(place.name):
+    # Folders such as rank_1 and rank_2 may be those of trainings; Megatron's are called otherwise.
+    if not _PART.search(place.name) or (by_folder and not _counts_from_zero(place.name)):
         return [file]
     numbers = _part_numbers(place.name)
     siblings = {}
@@ -147,8 +148,7 @@ def parts_of(file: Path) -> List[Path]:
     whole = 1
     for axis in axes:
         whole *= axis[-1] + 1 - (axis[0] == 1 and len(axis) > 1)
-    zero = any(word.lower() in _FROM_ZERO for word, *_ in _PART.findall(place.name))
-    if len(siblings) == 1 and not (zero and any(numbers)):
+    if len(siblings) == 1 and not (_counts_from_zero(place.name) and any(numbers)):
         return [file]
     if len(siblings) < whole:
         raise _incomplete(file, len(siblings), f"at least {whole}")
@@ -271,7 +271,10 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
 
 
+def _counts_from_zero(name: str) -> bool:
+    return any(word.lower() in _FROM_ZERO for word, *_ in _PART.findall(name))
+
+
 def _known_layout(files: Sequence[Path]) -> bool:
     """Whether the files are those of Llama, Megatron, fairseq or DeepSpeed."""
-    name = f"{files[0].parent.name}/{files[0].name}"
-    return any(word.lower() in _FROM_ZERO for word, *_ in _PART.findall(name))
+    return _counts_from_zero(f"{files[0].parent.name}/{files[0].name}")

@@ -46,7 +46,7 @@ def llama(folder, count=4, by="rows", settings=True, files=None):
     if settings:
         vocab = 200 if by == "rows" else -1
         (folder / "params.json").write_text(
-            json.dumps({"dim": DIM, "n_kv_heads": 2, "vocab_size": vocab})
+            json.dumps({"dim": DIM, "n_heads": 2, "norm_eps": 1e-5, "vocab_size": vocab})
         )
     return folder
 
@@ -91,6 +91,17 @@ def test_a_narrow_part_of_llama(tmp_path):
     torch.save(part, path)
     with pytest.raises(CheckpointError, match="a table of vectors of 6 numbers.*200 x 3"):
         analyze(path)
+
+
+@pytest.mark.parametrize("name", ["output.weight", "lm_head.weight"])
+def test_a_part_of_an_output_layer_beside_the_whole_input(name):
+    for count in (2, 4):
+        model = {"tok_embeddings.weight": INPUT, name: OUTPUT.chunk(count)[0]}
+        with pytest.raises(CheckpointError, match=f"{name}: {200 // count} rows, a part of 200"):
+            analyze(model)
+    # Languages may have vocabularies of their own.
+    model = {"encoder.embed_tokens.weight": INPUT, "decoder.output_projection.weight": OUTPUT[:100]}
+    assert is_table(measured(model), OUTPUT[:100])
 
 
 @pytest.mark.parametrize("form", ["safetensors", "bin"])
@@ -216,6 +227,13 @@ def test_numbers_that_are_no_parts(names, tmp_path):
     for name, table in zip(names, (OUTPUT, INPUT)):
         torch.save({"lm_head.weight": table}, tmp_path / name)
     assert is_table(measured(tmp_path / names[0]), OUTPUT)
+
+
+def test_folders_of_trainings_are_no_parts(tmp_path):
+    for rank, table in ((1, OUTPUT), (2, INPUT)):
+        (tmp_path / f"lora_rank_{rank}").mkdir()
+        torch.save({"lm_head.weight": table}, tmp_path / f"lora_rank_{rank}" / "model.pt")
+    assert is_table(measured(tmp_path / "lora_rank_1" / "model.pt"), OUTPUT)
 
 
 def test_the_settings_beside_a_table_that_is_named(tmp_path):
