@@ -1,7 +1,7 @@
 """Model -> embedding table -> measures -> pictures and report.
 
-``from spectral_fairseq.analysis import analyze`` is all that is needed in Python:
-:func:`spectral_fairseq.analysis.api.analyze`.
+``from spectral_fairseq.analysis import analyze`` is all that is needed in Python, and
+``training_measures`` in callbacks: :mod:`spectral_fairseq.analysis.api`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spectral_fairseq.analysis.api import Report, analyze
+    from spectral_fairseq.analysis.api import Report, analyze, training_measures
 
-__all__ = ["Report", "analyze"]
+__all__ = ["Report", "analyze", "training_measures"]
 
 
 def __getattr__(name: str) -> Any:

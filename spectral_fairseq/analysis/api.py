@@ -9,8 +9,20 @@ report.to_dict()["checkpoints"][0]["measures"]["mean_cosine"]
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+)
 
 from spectral_fairseq.analysis.callback import StepCallback
 from spectral_fairseq.analysis.drawing import import_matplotlib
@@ -92,6 +104,33 @@ def analyze(
             one.reference = None  # only the first table stays in memory
         analysed.append(one)
     return Report(analysed, chosen, methods=methods)
+
+
+_log = logging.getLogger(__name__)
+_unmeasured: Set[Tuple[str, str]] = set()
+
+
+def training_measures(model: Any, **options: Any) -> Dict[str, float]:
+    """The measures of one model for a callback, which ends no training and waits for no process.
+
+    Args:
+        model: as for :func:`analyze`.
+        **options: of :func:`analyze`.
+
+    Returns:
+        Key -> number; empty where the table cannot be measured. The reason is logged once, as a
+        warning that names the model.
+    """
+    try:
+        return analyze(model, **options).scalars()
+    except Exception as error:
+        # The found numbers, such as those of rows that are not finite, change in each step.
+        reason = getattr(error, "expected", type(error).__name__)
+        cause = type(model).__name__, str(reason)
+        if cause not in _unmeasured:
+            _unmeasured.add(cause)
+            _log.warning("The table of %s is not measured: %s", cause[0], error)
+        return {}
 
 
 class Report:

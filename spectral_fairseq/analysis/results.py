@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -19,7 +19,7 @@ from spectral_fairseq.analysis.options import Options
 from spectral_fairseq.checkpoints import archive
 from spectral_fairseq.checkpoints.dictionary import checkpoint_settings
 from spectral_fairseq.checkpoints.formats.memory import open_memory
-from spectral_fairseq.checkpoints.formats.opened import OpenedModel
+from spectral_fairseq.checkpoints.formats.opened import OpenedModel, check_readable, check_whole
 from spectral_fairseq.checkpoints.formats.recognise import open_model
 from spectral_fairseq.checkpoints.formats.vocabulary import words_of
 from spectral_fairseq.checkpoints.formats.word_counts import Counts, read_counts, with_counts
@@ -89,12 +89,20 @@ def analyse_model(
     progress = progress or StepCallback()
     progress.begin("load")
     opened = open_model(model) if is_path(model) else open_memory(model)
-    tables = list(find_tables(opened.tensors).values())
+    sizes = opened.vocabulary_sizes()
+    tables = list(find_tables(opened.tensors, sizes).values())
+    outputs = check_readable(opened, tables, table)
+    wanted = table
     if table is None and not tables:
         table = opened.default_table or only_matrix(opened.tensors)
-    names = choose_table(opened.tensors, table, opened.name)
-    rows = table_shape(opened.tensors, names[0])[0]
+    names = choose_table(opened.tensors, table, opened.name, sizes)
+    shape = table_shape(opened.tensors, names[0])
+    remarks = check_whole(opened, names, tables, shape, wanted)
+    rows = shape[0]
     words, remark = words_of(opened, names[0], rows, dictionary)
+    if words is not None:  # what the settings say of padding counts whatever its token is called
+        padding = [row for row in opened.uncounted if row < rows]
+        words = replace(words, no_words=sorted({*words.uncounted_rows(), *padding}))
     if counts is not None:
         if isinstance(counts, (str, os.PathLike)):
             given, source = read_counts(Path(counts)), str(counts)
@@ -125,7 +133,12 @@ def analyse_model(
         "table": {
             "name": chosen.name,
             "names": names,
-            "choice": describe_choice(names, tables),
+            "choice": " ".join(
+                [
+                    describe_choice(names, tables, outputs, opened.untied, opened.unread_of(rows)),
+                    *remarks,
+                ]
+            ),
             "is_output": is_output(names, tables),
             "kind": chosen.kind,
             "rows": chosen.stored_rows,
@@ -175,17 +188,17 @@ def _counterpart(
 def _table_hash(
     opened: OpenedModel, table: StoredTable, progress: StepCallback, verify: bool
 ) -> str:
-    """Hash of the file that holds the table, which is verified; of a table in memory, its own."""
-    file = opened.file_of(table.name)
-    if file is None:
-        progress.begin("hash", len(table.weight))
-        return tensor_sha256(table.weight, progress.advance)
-    if verify:
+    """Hash of the verified file that holds the table; of one in memory or in parts, its own."""
+    files = opened.files_of(table.name)
+    for file in files if verify else ():
         found = archive.entries(file)
         archive.check_sizes(found, file)
         archive.check_sums(found, file)
-    progress.begin("hash", os.path.getsize(file))
-    return sha256(file, progress.advance)
+    if len(files) != 1:
+        progress.begin("hash", len(table.weight))
+        return tensor_sha256(table.weight, progress.advance)
+    progress.begin("hash", os.path.getsize(files[0]))
+    return sha256(files[0], progress.advance)
 
 
 def _file_entry(path: Any) -> Dict[str, Optional[str]]:

@@ -52,7 +52,8 @@ _NUMPY_HOMES = ("numpy._core.multiarray", "numpy.core.multiarray")
 
 _NUMPY_TYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-    "float16", "float32", "float64",
+    "float16", "float32", "float64", "complex64", "complex128",
+    "str", "bytes", "datetime64", "timedelta64",
 )  # fmt: skip
 
 

@@ -168,6 +168,15 @@ def explain_failure(path: Union[str, Path], error: BaseException) -> CheckpointE
             "a pickle of Python, which could run code when loaded",
             "Save the model with torch.save, or a table alone with numpy.save.",
         )
+    if isinstance(error, pickle.UnpicklingError) and _has_intact_pickle(path):
+        # torch explains at length how to run the file's code; its cause stands behind the colon.
+        said = re.search(r"but got (<class .+>)|WeightsUnpickler error:\s*(.+)", str(error))
+        content = (said[1] or said[2]) if said else first_line(error)
+        return CheckpointError(
+            f"a checkpoint of tensors, arrays of numbers or text, and plain settings in {path}",
+            f"an intact file with content that is not supported: {content[:200]}",
+            "Save it again without that content, or model.state_dict() alone.",
+        )
     # Where torch fails to read a file it suggests weights_only=False, which would run its code.
     cause = "" if "weights_only" in str(error) else f" ({first_line(error)})"
     return CheckpointError(
@@ -176,6 +185,16 @@ def explain_failure(path: Union[str, Path], error: BaseException) -> CheckpointE
         "It is truncated, damaged or not a checkpoint: copy it again, or use another one from "
         "the same run (checkpoint_best.pt, checkpoint_last.pt or one of an earlier epoch).",
     )
+
+
+def _has_intact_pickle(path: Union[str, Path]) -> bool:
+    """Whether the bytes of what torch.save wrote beside the tensors are those of its checksum."""
+    try:
+        with zipfile.ZipFile(path) as opened:
+            names = [name for name in opened.namelist() if name.endswith("data.pkl")]
+            return bool(names) and all(opened.read(name) for name in names)
+    except READ_FAILURES:
+        return False
 
 
 def _is_python_pickle(path: Union[str, Path]) -> bool:

@@ -28,6 +28,11 @@ WEIGHTS = (
 )
 """The weights in a model's folder of Hugging Face's libraries, the preferred ones first."""
 
+PART = re.compile(
+    r"((pytorch_)?model-\d+-of-\d+|consolidated([-.]\d+(-of-\d+)?)?)\.(safetensors|bin|pt|pth)"
+)
+"""Weights in several files without an index, and those in the form of Llama and Mistral."""
+
 
 def checkpoint_file(path: Union[str, os.PathLike[str]]) -> Path:
     """``path``, if there is a regular file.
@@ -42,8 +47,15 @@ def checkpoint_file(path: Union[str, os.PathLike[str]]) -> Path:
 
 
 def weights_file(folder: Path) -> Optional[Path]:
-    """The weights in the folder of a model of Hugging Face's libraries, or the index of several."""
-    return next((folder / name for name in WEIGHTS if os.path.isfile(folder / name)), None)
+    """The weights in a model's folder: one file, the index of several, or the first part."""
+    found = next((folder / name for name in WEIGHTS if os.path.isfile(folder / name)), None)
+    if found is None and os.path.isdir(folder):
+        try:
+            parts = sorted(name for name in os.listdir(folder) if PART.fullmatch(name))
+        except PermissionError:
+            parts = []
+        found = next((folder / name for name in parts if os.path.isfile(folder / name)), None)
+    return found
 
 
 def model_path(path: Union[str, os.PathLike[str]]) -> Path:

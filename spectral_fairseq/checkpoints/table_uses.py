@@ -1,12 +1,14 @@
-"""By their names: which modules are tables over words, and what each table is used for.
+"""By names and shapes: which modules are tables over words, and what each table is used for.
 
 The names are those of fairseq, of the architectures of transformers, of OpenNMT and Marian, and of
-the usual LSTM language models.
+the usual LSTM language models. Other modules have some of these names too, so that
+:func:`fitting_tables` asks for the shape and the place of each.
 """
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence
+import re
+from typing import List, Mapping, Optional, Sequence, Tuple
 
 # Modules that are, or contain, an input table or an output layer over words.
 INPUT_TABLES = frozenset(
@@ -24,6 +26,20 @@ _OWN_INPUT = frozenset(
 )
 _OWN_OUTPUT = frozenset("decoder output head unembed decoder_ff_logit_out_W".split())
 PLACES = INPUT_TABLES | OUTPUT_LAYERS
+# These are output layers over words, whatever the shapes of other tables.
+_SURE_OUTPUT = frozenset(
+    "output_projection embed_out lm_head generator_lm_head vocab_projector unembed "
+    "decoder_ff_logit_out_W".split()
+)
+# An output layer in pieces, of which none is a table over all words.
+_IN_PIECES = frozenset(("adaptive_softmax",))
+# Names of matrices with a row for each word that are no output layers, and what overrules that.
+_NO_OUTPUT = re.compile("emb|wpe|wte|pos|type|segment|lang|src|source|encod|look_?up|lut|teacher")
+_SURELY_OUTPUT = re.compile("out|logit|head|softmax|classif|predict|unembed|scor")
+
+_ADAPTER = re.compile(
+    "(^|_)(lora|dora|hada|lokr|oft|boft|ia3|vera|trainable_tokens|adapters?)(_|$)", re.IGNORECASE
+)
 
 _DECODER_INPUT = "decoder.embed_tokens"
 _USES = ("encoder's input", "decoder's input", "input", "output layer")
@@ -42,6 +58,77 @@ def may_be_table(name: str, rows: int, columns: int) -> bool:
         return True
     # A head may hold further matrices, such as the dense layer of lm_head in RoBERTa, d x d.
     return rows > columns and (last in _OWN_INPUT | _OWN_OUTPUT or bool(PLACES & set(outer)))
+
+
+def fitting_tables(shapes: Mapping[str, Tuple[int, int]], words: Sequence[int] = ()) -> List[str]:
+    """Those of several matrices with names of tables whose shapes and places are those of tables.
+
+    A table stands beside the layers of a model, and its output layer has a row for each word that
+    its input has. So ``mlp.fc_out`` of each layer of GPT-J, d x 4d, is none.
+
+    Args:
+        shapes: name -> rows and columns of the matrices that :func:`may_be_table` lets pass.
+        words: sizes of the vocabularies, if the settings of the model say them.
+    """
+    beside = {name: shape for name, shape in shapes.items() if not in_layers(name)}
+    sizes = {rows for rows, _ in beside.values()}
+    inputs = {rows for name, (rows, _) in beside.items() if _use(name) != _USES[3]} | {*words}
+    found = []
+    for name, (rows, columns) in shapes.items():
+        if name not in beside:
+            fits = rows > columns and (not sizes or rows in sizes)
+        else:
+            unsure = _use(name) == _USES[3] and not _SURE_OUTPUT & {*name.split(".")}
+            fits = not (unsure and inputs and rows not in inputs)
+        if fits:
+            found.append(name)
+    return found
+
+
+def in_layers(name: str) -> bool:
+    """Whether a module is a part of a numbered one, by its name: ``h.3.mlp.fc_out`` is."""
+    *outer, _ = name.split(".")
+    place = next((i for i, part in enumerate(outer) if part in PLACES), len(outer))
+    return any(part.isdigit() for part in outer[:place])
+
+
+def may_be_output(name: str) -> bool:
+    """Whether a matrix with a row for each word may be the output layer, by a name not listed."""
+    lower = name.lower()
+    if in_layers(name) or adapted(name) or PLACES & {*name.split(".")}:
+        return False
+    return not _NO_OUTPUT.search(lower) or bool(_SURELY_OUTPUT.search(lower))
+
+
+def is_output_entry(key: str) -> bool:
+    """Whether an entry of a state dict belongs to an output layer with one of the known names."""
+    module, _, entry = key.rpartition(".")
+    if entry in OUTPUT_LAYERS | _OWN_OUTPUT:
+        module = key
+    parts = module.split(".")
+    while len(parts) > 1 and parts[-1] in ("weight", "parametrizations"):
+        parts.pop()
+    if in_layers(module) or adapted(key):
+        return False
+    return bool((OUTPUT_LAYERS | _IN_PIECES) & {*parts}) or parts[-1] in _OWN_OUTPUT
+
+
+def is_surely_output(key: str) -> bool:
+    """Whether no other layer has the name to which an entry of a state dict belongs."""
+    return bool(OUTPUT_LAYERS & {*key.split(".")})
+
+
+def is_in_pieces(key: str) -> bool:
+    """Whether an entry of a state dict is a piece of an adaptive softmax."""
+    return bool(_IN_PIECES & {*key.split(".")})
+
+
+def adapted(name: str) -> str:
+    """The module that an entry of an adapter, such as LoRA's, changes; empty for other entries."""
+    parts = name.split(".")
+    first = next((i for i, part in enumerate(parts) if _ADAPTER.search(part)), 0)
+    module = parts[:first]
+    return ".".join(module[:-1] if module and module[-1] == "base_layer" else module)
 
 
 def output_tables(tables: Sequence[List[str]]) -> List[List[str]]:
@@ -87,18 +174,27 @@ def counterpart(names: Sequence[str], tables: Sequence[List[str]]) -> Optional[s
     """
     uses = {_use(name) for name in names} & set(_USES[1:])
     wanted = set(_USES[1:]) - uses
-    if len(uses) != 1:
+    if len(uses) != 1 or not any(names[0] in known for known in tables):
         return None
     found = [other[0] for other in tables if {_use(name) for name in other} & wanted]
     return found[0] if len(found) == 1 and found[0] not in names else None
 
 
-def describe_choice(names: Sequence[str], tables: Sequence[List[str]]) -> str:
+def describe_choice(
+    names: Sequence[str],
+    tables: Sequence[List[str]],
+    outputs: Sequence[str] = (),
+    untied: bool = False,
+    unread: Sequence[str] = (),
+) -> str:
     """One or two sentences: what the chosen table does, and which others there are.
 
     Args:
         names: modules that hold the chosen table.
         tables: for each table of the checkpoint, the modules that hold it.
+        outputs: what is stored of an output layer, but is not a table that can be read.
+        untied: whether the settings say that the output layer does not share the input's table.
+        unread: further tables that cannot be read.
     """
     if not any(names[0] in known for known in tables):
         text = f"Measured: {names[0]}."
@@ -106,12 +202,30 @@ def describe_choice(names: Sequence[str], tables: Sequence[List[str]]) -> str:
         used = {use for name in names for use in _uses(name)}
         uses = [use for use in _USES if use in used]
         text = f"Measured: {names[0]}, the table of the {' and the '.join(uses)}."
-        if not any(_use(name) == _USES[3] for known in tables for name in known):
-            text += " No output layer is stored: it shares a table, or there is none."
+        if not has_output(tables):
+            text += _without_output(outputs, untied)
     others = [other[0] for other in tables if names[0] not in other]
     if others:
         text += f" Not measured: {', '.join(others)} (choose with --table)."
+    if unread:
+        text += f" Not readable: {', '.join(unread)}."
     return text
+
+
+def has_output(tables: Sequence[List[str]]) -> bool:
+    """Whether one of the tables is known to be that of an output layer."""
+    return any(_use(name) == _USES[3] for known in tables for name in known)
+
+
+def _without_output(outputs: Sequence[str], untied: bool) -> str:
+    if outputs:
+        return f" The output layer is not measured: {', '.join(outputs)}."
+    if untied:
+        return (
+            " The settings say that the output layer has a table of its own, which is not stored "
+            "here."
+        )
+    return " No output layer is stored: it shares a table, or there is none."
 
 
 def _is_decoder_input(name: str) -> bool:
@@ -129,4 +243,6 @@ def _use(name: str) -> str:
     for side, use in (("encoder", _USES[0]), ("decoder", _USES[1])):
         if side in outer or last == f"{side}_Wemb":
             return use
-    return _USES[2]
+    # A table without a name of tables was found by its shape, as an output layer.
+    known = (INPUT_TABLES | _OWN_INPUT) & {*outer, last}
+    return _USES[2] if known else _USES[3]

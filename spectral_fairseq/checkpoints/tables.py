@@ -7,7 +7,7 @@ table is saved under each of its names; the first one is read.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
 import torch
 from torch import Tensor
@@ -20,13 +20,23 @@ from spectral_fairseq.checkpoints.collapse import (
 )
 from spectral_fairseq.checkpoints.structure import FLOATING
 from spectral_fairseq.checkpoints.table_uses import (
+    adapted,
+    fitting_tables,
+    has_output,
+    is_in_pieces,
+    is_output_entry,
+    is_surely_output,
     known_name_first,
+    may_be_output,
     may_be_table,
     output_tables,
 )
 from spectral_fairseq.embeddings import PlainEmbedding, Table
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError
 from spectral_fairseq.functional.linalg.row_blocks import BLOCK_ROWS
+
+# Over how many devices the rows of a table are usually split.
+_DEVICES = (2, 4, 8, 16)
 
 
 @dataclass
@@ -60,26 +70,46 @@ class StoredTable:
     initial_norm: Optional[float] = None
 
 
-def find_tables(model: Mapping[str, Tensor]) -> Dict[str, List[str]]:
+class Unread(NamedTuple):
+    """A stored array that cannot be read as a table.
+
+    Attributes:
+        shape: as stored.
+        why: it cannot be read.
+    """
+
+    shape: Tuple[int, ...]
+    why: str
+
+
+def find_tables(model: Mapping[str, Tensor], words: Sequence[int] = ()) -> Dict[str, List[str]]:
     """The tables over words in a checkpoint's ``model``.
+
+    Args:
+        model: name -> tensor.
+        words: sizes of the vocabularies, if the settings of the model say them.
 
     Returns:
         For each different table the names of the modules that hold it, in the checkpoint's order.
         Two modules hold the same table if they share memory or their values are equal.
     """
-    found: Dict[str, List[str]] = {}
+    shapes: Dict[str, Tuple[int, int]] = {}
     modules = entries_by_module(model)
     for module, entries in modules.items():
-        main = _main_entry(entries)
-        if main is None:
-            continue
-        bare = main not in _kind(entries).entries
-        name = f"{module}.{main}".lstrip(".") if bare else module
-        if not may_be_table(name, *entries[main].shape):
-            continue
         parent, _, part = module.rpartition(".")
         if part != "table" and f"{parent}.table" in modules:  # another matrix of a head
             continue
+        for entry in _main_entries(entries):
+            bare = entry not in _kind(entries).entries
+            name = f"{module}.{entry}".lstrip(".") if bare else module
+            rows, columns = entries[entry].shape
+            if may_be_table(name, rows, columns) and not adapted(f"{module}.{entry}"):
+                shapes[name] = rows, columns
+    names = fitting_tables(shapes, words)
+    if names and not has_output([names]):
+        names += _nameless_outputs(model, {shapes[name][0] for name in names})
+    found: Dict[str, List[str]] = {}
+    for name in names:
         for first in found:
             if _same_table(model, first, name):
                 found[first].append(name)
@@ -89,7 +119,94 @@ def find_tables(model: Mapping[str, Tensor]) -> Dict[str, List[str]]:
     return found
 
 
-def choose_table(model: Mapping[str, Tensor], wanted: Optional[str], path: Any) -> List[str]:
+def _nameless_outputs(model: Mapping[str, Tensor], sizes: Collection[int]) -> List[str]:
+    """Plain matrices with a row for each word of an input table, which are its output layers."""
+    modules = entries_by_module(model)
+    found = []
+    for key, value in model.items():
+        module, _, entry = key.rpartition(".")
+        name = module if entry == "weight" and {*modules[module]} <= {"weight", "bias"} else key
+        if value.dim() == 2 and value.size(0) in sizes and value.size(0) > value.size(1):
+            if entry in ("weight", module or key) and may_be_output(name):
+                found.append(name)
+    return found
+
+
+def unread_outputs(
+    model: Mapping[str, Tensor],
+    unread: Mapping[str, Unread],
+    tables: Sequence[List[str]],
+    words: Sequence[int] = (),
+) -> Dict[str, str]:
+    """What is stored of an output layer, but is not a table that can be read.
+
+    Args:
+        model: name -> tensor.
+        unread: name -> further arrays, which cannot be read.
+        tables: for each table of the model, the modules that hold it.
+        words: as for :func:`find_tables`.
+
+    Returns:
+        Name -> what it is; empty where a table of an output layer can be read.
+    """
+    if has_output(tables):
+        return {}
+    sizes = {table_shape(model, names[0])[0] for names in tables} | {*words}
+    # DeepSpeed leaves parameters without numbers; other vectors are biases and scales.
+    found = {
+        key: one.why
+        for key, one in unread.items()
+        if is_output_entry(key) and (len(one.shape) > 1 or one.shape == (0,))
+    }
+    for key, value in model.items():
+        if value.dim() < 2 or not is_output_entry(key):
+            continue
+        if is_in_pieces(key):
+            found[key] = "a piece of an adaptive softmax"
+        elif value.dtype not in FLOATING and (is_surely_output(key) or sizes & {*value.shape}):
+            found[key] = f"quantized or packed numbers, {_dtype(value)}"
+        # Heads have other matrices of their own, and other heads, of images for example, as well.
+        elif value.dtype in FLOATING and key.rpartition(".")[2] != "weight":
+            if sizes & {*value.shape}:
+                shape = " x ".join(map(str, value.shape))
+                found[key] = f"{shape} numbers, from which W is computed"
+    return found
+
+
+def parts_of_outputs(model: Mapping[str, Tensor], tables: Sequence[List[str]]) -> Dict[str, str]:
+    """Output layers with a half, a quarter, ... of the rows of the input's table.
+
+    Args:
+        model: name -> tensor.
+        tables: for each table of the model, the modules that hold it.
+
+    Returns:
+        Name -> what it is.
+    """
+    inputs = {
+        table_shape(model, names[0])[0]
+        for names in tables
+        if not any(is_output_entry(f"{name}.") or "encoder" in name.split(".") for name in names)
+    }
+    found = {}
+    for key, value in model.items():
+        if value.dim() == 2 and value.size(0) > value.size(1) and is_output_entry(key):
+            whole = [rows for rows in inputs if rows in (value.size(0) * k for k in _DEVICES)]
+            if whole and value.size(0) not in inputs and not is_in_pieces(key):
+                found[key] = f"{value.size(0)} rows, a part of {whole[0]}"
+    return found
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).replace("torch.", "")
+
+
+def choose_table(
+    model: Mapping[str, Tensor],
+    wanted: Optional[str],
+    path: Any,
+    words: Sequence[int] = (),
+) -> List[str]:
     """The names of the one table to measure.
 
     Args:
@@ -98,6 +215,7 @@ def choose_table(model: Mapping[str, Tensor], wanted: Optional[str], path: Any) 
             or the full name of any matrix of the model. ``None`` stands for the output table, or
             for the only one there is.
         path: of the checkpoint, for messages.
+        words: as for :func:`find_tables`.
 
     Returns:
         The modules that hold it; the first is the one to read, ``decoder.embed_tokens`` if it is
@@ -106,7 +224,7 @@ def choose_table(model: Mapping[str, Tensor], wanted: Optional[str], path: Any) 
     Raises:
         CheckpointError: no table found, none fits, or several do.
     """
-    tables = find_tables(model)
+    tables = find_tables(model, words)
     fitting = list(tables.values())
     if wanted is None and len(fitting) > 1:
         fitting = output_tables(fitting)
@@ -262,17 +380,16 @@ def _kind(entries: Mapping[str, Tensor]) -> Type[Table]:
     return factored_kind(entries) or PlainEmbedding
 
 
-def _main_entry(entries: Mapping[str, Tensor]) -> Optional[str]:
-    """The entry of a module that makes it a table; bare parameters have names of their own."""
+def _main_entries(entries: Mapping[str, Tensor]) -> List[str]:
+    """The entries of a module that are tables; bare parameters have names of their own."""
     main = _kind(entries).entries[0]
     if main in entries and entries[main].dim() == 2:
-        return main
-    bare = [
+        return [main]
+    return [
         entry
         for entry, value in entries.items()
         if value.dim() == 2 and may_be_table(entry, *value.shape)
     ]
-    return bare[0] if bare else None
 
 
 def _entries_of(model: Mapping[str, Tensor], name: str) -> Optional[Dict[str, Tensor]]:
@@ -280,7 +397,7 @@ def _entries_of(model: Mapping[str, Tensor], name: str) -> Optional[Dict[str, Te
     if name in model:
         return {"weight": model[name]} if model[name].dim() == 2 else None
     entries = entries_by_module(model).get(name, {})
-    return dict(entries) if _main_entry(entries) in _kind(entries).entries else None
+    return dict(entries) if _main_entries(entries) == [_kind(entries).entries[0]] else None
 
 
 def _same_table(model: Mapping[str, Tensor], a: str, b: str) -> bool:

@@ -1,5 +1,6 @@
 """The callbacks of docs/any_model.md log the measures when they are due, and only then."""
 
+import logging
 import re
 import sys
 import types
@@ -7,6 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+
+from spectral_fairseq.analysis import analyze, api, training_measures
+from spectral_fairseq.errors import CheckpointError, ConfigurationError
 
 PAGE = Path(__file__).parents[2] / "docs" / "any_model.md"
 
@@ -56,3 +61,85 @@ def test_a_callback_of_lightning(monkeypatch):
         trainer = types.SimpleNamespace(is_global_zero=True, global_step=step, logger=log)
         measures.on_train_batch_end(trainer, model(), None, None, step)
     assert len(log) == 2 and "table/effective_rank" in log[0]
+
+
+@pytest.fixture()
+def mesh():
+    """Two devices of which this process is one; nobody answers for the other."""
+    distributed = pytest.importorskip("torch.distributed.tensor")
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield distributed.init_device_mesh("cpu", (2,))
+    torch.distributed.destroy_process_group()
+
+
+def distribute(table, mesh, placement):
+    tensor = torch.distributed.tensor.distribute_tensor(table, mesh, [placement])
+    return nn.Parameter(tensor)
+
+
+def test_a_table_that_is_split_over_devices_is_refused_before_any_operation(mesh, monkeypatch):
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    made = nn.ModuleDict({"wte": nn.Embedding(30, 4), "lm_head": nn.Linear(4, 30)})
+    weight = made["lm_head"].weight.detach()
+    for placement in (Shard(0), Shard(1)):
+        made["lm_head"].weight = distribute(weight, mesh, placement)
+        with monkeypatch.context() as patch:
+            patch.setattr(DTensor, "__torch_dispatch__", None)
+            for model in (made, made.state_dict(keep_vars=True), made["lm_head"].weight):
+                with pytest.raises(CheckpointError, match=r"DTensor.*full_tensor\(\)"):
+                    analyze(model)
+        assert training_measures(made) == {}
+    made["lm_head"].weight = distribute(weight, mesh, Replicate())
+    found = analyze(made).to_dict()["checkpoints"][0]
+    assert found["table"]["name"] == "lm_head" and found["table"]["rows"] == 30
+
+
+def test_a_module_of_fsdp_is_refused_before_its_state_dict_waits():
+    class FullyShardedDataParallel(nn.Module):
+        def state_dict(self, *args, **options):
+            raise AssertionError("the other processes would have to call it as well")
+
+    with pytest.raises(ConfigurationError, match="FSDP.*FULL_STATE_DICT"):
+        analyze(nn.Sequential(FullyShardedDataParallel()))
+
+
+def test_a_table_of_deepspeeds_third_stage():
+    made = model()
+    made["lm_head"].weight = nn.Parameter(torch.zeros(0))
+    made["lm_head"].weight.ds_id = 3
+    with pytest.raises(CheckpointError, match="DeepSpeed.*GatheredParameters"):
+        analyze(made)
+
+
+BROKEN = {
+    "diverged": lambda: model().requires_grad_(False).apply(diverge),
+    "of an adapter": lambda: nn.ModuleDict(
+        {"lm_head": nn.ModuleDict({"base_layer": nn.Linear(4, 30), "ia3_l": nn.Linear(4, 1)})}
+    ),
+    "without a table": lambda: nn.Conv2d(3, 4, 5),
+    "of something else": lambda: "no/such/file",
+}
+
+
+def diverge(module):
+    if isinstance(module, nn.Linear):
+        module.weight[3] = float("nan")
+
+
+@pytest.mark.parametrize("form", BROKEN)
+def test_a_callback_warns_once_and_goes_on(form, monkeypatch, caplog, transformers):  # noqa: F811
+    monkeypatch.setattr(api, "_unmeasured", set())
+    made, log = BROKEN[form](), Log()
+    measures = callback("import TrainerCallback")(log, every=1)
+    with caplog.at_level(logging.WARNING):
+        for step in range(1, 4):
+            if form == "diverged":
+                made["lm_head"].weight[3 + step] = float("nan")
+            state = transformers.TrainerState(global_step=step, is_world_process_zero=True)
+            measures.on_step_end(None, state, None, model=made)
+    assert log == [{}, {}, {}]
+    (warning,) = [one.getMessage() for one in caplog.records if "not measured" in one.getMessage()]
+    assert type(made).__name__ in warning and "expected" in warning

@@ -198,3 +198,22 @@ def test_torchscript_is_refused_unopened(tmp_path: Path, monkeypatch: pytest.Mon
         load_checkpoint(tmp_path / "model.pt")
     with open(tmp_path / "model.pt", "rb") as file, pytest.raises(CheckpointError, match="code"):
         checkpoints.torch_load(file)
+
+
+@pytest.mark.parametrize("dtype, kind", [(object, "ObjectDType"), ([("a", "f4")], "VoidDType")])
+def test_an_intact_file_with_other_arrays_is_not_called_damaged(
+    dtype: Any, kind: str, reader: str, tmp_path: Path
+) -> None:
+    if reader != "torch's reader" or torch_release() < (2, 6):
+        pytest.skip("our own reader reads them, since they only build values")
+    torch.save({"model": {}, "beside": np.zeros(3, dtype=dtype)}, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=kind) as caught:
+        checkpoints.read_torch_file(tmp_path / "x.pt")
+    assert "damaged" not in str(caught.value)
+
+
+@pytest.mark.parametrize("array", [np.array(["a", "bc"]), np.ones(2, complex), np.array([b"a"])])
+def test_arrays_of_text_beside_the_model_are_read(array: Any, tmp_path: Path) -> None:
+    torch.save({"model": {}, "beside": array}, tmp_path / "x.pt")
+    found, _ = checkpoints.read_torch_file(tmp_path / "x.pt")
+    assert found["beside"].tolist() == array.tolist()

@@ -43,6 +43,14 @@ def test_factors_of_an_svd_table():
     assert found["v_spectral"] == pytest.approx(1, rel=1e-4)
 
 
+def test_bare_matrices_beside_each_other():
+    """Marian's files have no modules, and all matrices in one place."""
+    names = ("encoder_Wemb", "decoder_Wemb", "decoder_ff_logit_out_W")
+    model = {name: cone(seed=seed) for seed, name in enumerate(names)}
+    assert find_tables(model) == {name: [name] for name in names}
+    assert choose_table(model, None, "model.npz") == ["decoder_ff_logit_out_W"]
+
+
 def test_shared_tables_are_one():
     weight = with_padding(cone())
     model = {

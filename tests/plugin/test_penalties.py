@@ -14,6 +14,7 @@ from spectral_fairseq.plugin.criterions.penalties import PENALTIES
 from spectral_fairseq.plugin.criterions.penalties.needs import Words
 from spectral_fairseq.plugin.criterions.penalties.objective import FLAGS
 from spectral_fairseq.plugin.criterions.penalties.weight_norm import WEIGHT_NORM
+from spectral_fairseq.plugin.criterions.updates import tell_updates
 from spectral_fairseq.plugin.flags import finite_nonnegative
 from spectral_fairseq.plugin.models.output_table import output_table
 from spectral_fairseq.plugin.models.tables import uncounted_rows
@@ -408,6 +409,18 @@ def test_the_spectrum_of_a_narrow_cone_is_logged_exactly(task):
     log = build_criterion(task, "mle_cosreg", log_spectrum_interval=1)(model, make_sample(task))[2]
     exact = torch.linalg.svdvals(counted(task, weight).double())
     assert math.isclose(log["table_sigma_min"], float(exact[-1]), rel_tol=1e-2)
+
+
+def test_a_table_that_has_diverged_ends_no_training_by_its_log(task, caplog):
+    model, sample = build_host_model(task, "transformer").eval(), make_sample(task)
+    criterion = build_criterion(task, "mle_cosreg", cosreg_weight=0.0, log_spectrum_interval=1)
+    with torch.no_grad():
+        output_table(model, len(task.target_dictionary))[5] = math.nan
+    for update in range(2):
+        tell_updates(model, update)
+        log = criterion(model, sample)[2]
+        assert math.isnan(log["table_sigma_max"]) and log["tables_measured"] == 1
+    assert sum("output table of" in one.getMessage() for one in caplog.records) == 1
 
 
 def test_each_of_several_models_has_its_spectrum_logged(task):

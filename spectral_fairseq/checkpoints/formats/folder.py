@@ -20,27 +20,13 @@ from spectral_fairseq.checkpoints.formats.safetensors_file import (
 from spectral_fairseq.checkpoints.formats.shards import Shards
 from spectral_fairseq.checkpoints.formats.torch_file import read_state_dict
 from spectral_fairseq.checkpoints.formats.vocabulary import (
+    fit_remark,
     fitted,
     read_vocabulary,
     vocabulary_file,
 )
-from spectral_fairseq.checkpoints.saved import weights_file
+from spectral_fairseq.checkpoints.tables import Unread
 from spectral_fairseq.errors import ConfigurationError, DataError
-
-
-def open_folder(folder: Path) -> OpenedModel:
-    """Open a model's folder.
-
-    Args:
-        folder: one in which :func:`spectral_fairseq.checkpoints.saved.weights_file` finds weights.
-
-    Raises:
-        CheckpointError: the weights are damaged, or files are missing.
-        DataError: the settings are not JSON.
-    """
-    weights = weights_file(folder)
-    assert weights is not None
-    return open_weights(weights, folder)
 
 
 def open_weights(weights: Path, path: Path) -> OpenedModel:
@@ -51,13 +37,20 @@ def open_weights(weights: Path, path: Path) -> OpenedModel:
         path: as the user named it, the file or its folder.
 
     Raises:
-        CheckpointError: as for :func:`open_folder`.
-        DataError: likewise.
+        CheckpointError: the weights are damaged, or files are missing.
+        DataError: the settings are not JSON.
     """
     folder = weights.parent
     in_several = weights.name.endswith(".index.json")
-    tensors = Shards(weights, _read_tensors) if in_several else _read_tensors(weights)
-    config = _settings(folder / "config.json")
+    tensors: Mapping[str, Tensor]
+    unread: Dict[str, Unread] = {}
+    if in_several:
+        tensors = Shards(weights, _read_tensors)
+        unread = tensors.leave_out_unread()
+    else:
+        tensors, unread = _read_tensors(weights)
+    # Llama and Mistral have params.json beside the files of their own form.
+    config = _settings(folder / "config.json") or _settings(folder / "params.json")
     state = _settings(folder / "trainer_state.json")
     names = config.get("architectures")
     arch = names[0] if isinstance(names, list) and names else config.get("model_type")
@@ -68,6 +61,8 @@ def open_weights(weights: Path, path: Path) -> OpenedModel:
         path=path,
         weights=weights,
         find_words=partial(_words_beside, folder, str(path)),
+        unread=unread,
+        settings=config,
         uncounted=padding_rows(config),
         arch=None if arch is None else str(arch),
         # Python's json reads NaN and Infinity.
@@ -76,12 +71,13 @@ def open_weights(weights: Path, path: Path) -> OpenedModel:
     )
 
 
-def _read_tensors(file: Path) -> Mapping[str, Tensor]:
-    """The tensors of one file: *.safetensors is what it is called, *.bin has been either."""
+def _read_tensors(file: Path) -> Tuple[Mapping[str, Tensor], Dict[str, Unread]]:
+    """The tensors of one file: *.safetensors is what it is called, others have been either."""
     with open(file, "rb") as opened:
         start = opened.read(9)
-    is_torch = file.suffix == ".bin" and not looks_like_safetensors(start)
-    return read_state_dict(file) if is_torch else read_safetensors(file)
+    if file.suffix == ".safetensors" or looks_like_safetensors(start):
+        return read_safetensors(file)
+    return read_state_dict(file)
 
 
 def _settings(file: Path) -> Dict[str, Any]:
@@ -95,7 +91,9 @@ def _words_beside(
     if file is None:
         return None, "no tokenizer.json, vocab.json, vocab.txt or sentencepiece model beside it"
     try:
-        return fitted(read_vocabulary(file), rows, table, model), "found beside the model"
+        words = read_vocabulary(file)
+        remark = fit_remark(words, rows, "found beside the model")
+        return fitted(words, rows, table, model), remark
     except (ConfigurationError, DataError) as error:
         return (
             None,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from spectral_fairseq.checkpoints import archive
 from spectral_fairseq.checkpoints.reading import READ_FAILURES, first_line
+from spectral_fairseq.checkpoints.tables import Unread
 from spectral_fairseq.errors import CheckpointError, DataError
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, ..., lengths of the name and of the rest
@@ -27,27 +28,34 @@ def read_npy(path: Path) -> Dict[str, Tensor]:
         path: a .npy file.
 
     Raises:
-        CheckpointError: damaged, shorter than it says, or with objects.
-        DataError: numbers of a type that torch does not have.
+        CheckpointError: damaged, or shorter than it says.
+        DataError: objects, or numbers of a type that torch does not have.
     """
     try:
         with open(path, "rb") as file:
             header = _header(file, os.path.getsize(path), path.name)
+            if header.dtype.hasobject:
+                raise DataError(
+                    f"numbers in {path}",
+                    "Python objects, which are never read",
+                    "Save the table as float32.",
+                )
             array = header.mapped(path, file.tell())
+    except DataError:
+        raise
     except READ_FAILURES as error:
         raise _damaged(path, error) from error
     return {"array": tensor_of(array, path)}
 
 
-def read_npz(path: Path) -> Dict[str, Tensor]:
-    """The matrices by their names; other arrays are left out, whatever they are.
+def read_npz(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
+    """Matrices and vectors by their names, and those that cannot be read; others are left out.
 
     Args:
         path: a .npz file, as ``np.savez`` and ``np.savez_compressed`` write it.
 
     Raises:
         CheckpointError: damaged, or with arrays that its members cannot hold.
-        DataError: numbers of a type that torch does not have.
     """
     try:
         archive.check_sizes(archive.entries(path), path)
@@ -61,7 +69,22 @@ def read_npz(path: Path) -> Dict[str, Tensor]:
         raise
     except READ_FAILURES as error:
         raise _damaged(path, error) from error
-    return {name: tensor_of(array, path) for name, array in found.items() if array is not None}
+    tensors: Dict[str, Tensor] = {}
+    unread: Dict[str, Unread] = {}
+    for name, array in found.items():
+        if isinstance(array, Unread):
+            unread[name] = array
+        elif array is not None:
+            try:
+                tensors[name] = tensor_of(array, path)
+            except DataError:
+                unread[name] = _unread(array.shape, array.dtype)
+    return tensors, unread
+
+
+def _unread(shape: Tuple[int, ...], dtype: np.dtype) -> Unread:
+    what = "Python objects, which are never read" if dtype.hasobject else f"numbers of {dtype.str}"
+    return Unread(shape, f"{what}; save it as float32")
 
 
 class _Header(NamedTuple):
@@ -88,29 +111,31 @@ def _header(file: Any, stored: int, name: str) -> _Header:
     """Read the header of an array of which ``stored`` bytes are there in all.
 
     Raises:
-        ValueError: objects, or more numbers than the bytes can be.
+        ValueError: a version that is not known, or more numbers than the bytes can be.
     """
     version = np.lib.format.read_magic(file)
     readers = {
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,
     }
+    if version not in readers:
+        raise ValueError(f"{name} is of version {version} of the format, which is not supported")
     shape, fortran, dtype = readers[version](file)
     size = dtype.itemsize * math.prod(shape)
-    if dtype.hasobject:
-        raise ValueError(f"{name} holds Python objects, which are never read")
-    if any(n < 0 for n in shape) or file.tell() + size > stored:
+    if any(n < 0 for n in shape) or (file.tell() + size > stored and not dtype.hasobject):
         sizes = " x ".join(map(str, shape))
         raise ValueError(f"{name} declares {sizes} numbers of {dtype} in {stored:,} bytes")
     return _Header(shape, "F" if fortran else "C", dtype, size)
 
 
 def _member(opened: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> Any:
-    """A matrix, mapped if it is not compressed; None for an array that is no matrix of numbers."""
+    """A matrix or vector, mapped if it is not compressed; None for text and other dimensions."""
     with opened.open(info) as member:
         header = _header(member, info.file_size, info.filename)
-        if len(header.shape) != 2 or header.dtype.kind not in "fiu":
+        if len(header.shape) not in (1, 2) or header.dtype.kind in "US":
             return None
+        if header.dtype.kind not in "fiu":
+            return _unread(header.shape, header.dtype)
         if info.compress_type == zipfile.ZIP_STORED:
             return header.mapped(path, _start_of(path, info) + member.tell())
         numbers = np.frombuffer(bytearray(member.read(header.size)), header.dtype)

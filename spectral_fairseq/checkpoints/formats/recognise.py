@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Dict, Optional, Tuple, Union
 
@@ -10,17 +11,19 @@ from torch import Tensor
 
 from spectral_fairseq.checkpoints import archive
 from spectral_fairseq.checkpoints.dictionary import WordList
-from spectral_fairseq.checkpoints.formats.folder import open_folder, open_weights
+from spectral_fairseq.checkpoints.formats.folder import open_weights
 from spectral_fairseq.checkpoints.formats.numpy_file import read_npy, read_npz
 from spectral_fairseq.checkpoints.formats.opened import OpenedModel
 from spectral_fairseq.checkpoints.formats.safetensors_file import looks_like_safetensors
+from spectral_fairseq.checkpoints.formats.shards import check_declared, joined, parts_of
 from spectral_fairseq.checkpoints.formats.torch_file import PICKLE, TORCH_STARTS, ZIP, open_torch
 from spectral_fairseq.checkpoints.formats.word_vectors import (
     looks_like_word_vectors,
     read_word_vectors,
 )
 from spectral_fairseq.checkpoints.reading import READ_FAILURES
-from spectral_fairseq.checkpoints.saved import WEIGHTS, model_path
+from spectral_fairseq.checkpoints.saved import PART, WEIGHTS, model_path, weights_file
+from spectral_fairseq.checkpoints.tables import Unread
 from spectral_fairseq.errors import CheckpointError
 
 _NPY = b"\x93NUMPY"
@@ -54,9 +57,29 @@ def open_model(path: Union[str, Path]) -> OpenedModel:
         DataError: of one of these formats, with content that cannot be.
         ConfigurationError: a package that reads the format is not installed.
     """
-    file = model_path(path)
-    if os.path.isdir(file):
-        return open_folder(file)
+    named = model_path(path)
+    file = weights_file(named) if os.path.isdir(named) else named
+    assert file is not None
+    files = parts_of(file)
+    opened = [_open(one, named) for one in files]
+    model = opened[files.index(file)]
+    check_declared(file, files, model.declared_parts)
+    if len(files) == 1:
+        return model
+    tensors, unread, places = joined(files, [one.tensors for one in opened])
+    for one in opened:
+        unread.update(one.unread)
+    return replace(
+        model,
+        tensors=tensors,
+        unread=unread,
+        files=places,
+        remark=f"Read from {len(files)} files, {files[0].name} and those that belong to it.",
+    )
+
+
+def _open(file: Path, named: Path) -> OpenedModel:
+    """Open one file of the model that was named."""
     try:
         with open(file, "rb") as opened:
             start = opened.read(_START_BYTES)
@@ -64,13 +87,14 @@ def open_model(path: Union[str, Path]) -> OpenedModel:
         raise CheckpointError(
             f"a readable file at {file}", str(error), "Check the file's permissions."
         ) from error
-    if file.name in WEIGHTS or file.suffix == ".safetensors" or looks_like_safetensors(start):
-        return open_weights(file, file)
+    of_model = file.name in WEIGHTS or PART.fullmatch(file.name) or file.suffix == ".safetensors"
+    if of_model or looks_like_safetensors(start):
+        return open_weights(file, named)
     if start.startswith(_NPY):
         return _table(file, read_npy(file))
     if start.startswith(ZIP):
         if _holds_arrays(file):
-            return _table(file, read_npz(file))
+            return _table(file, *read_npz(file))
         return open_torch(file)
     if start.startswith(PICKLE):
         return open_torch(file)
@@ -92,8 +116,10 @@ def _holds_arrays(file: Path) -> bool:
     return any(name.endswith(".npy") for name in names) or (not names and file.suffix == ".npz")
 
 
-def _table(file: Path, tensors: Dict[str, Tensor]) -> OpenedModel:
-    return OpenedModel(str(file), tensors, path=file, weights=file)
+def _table(
+    file: Path, tensors: Dict[str, Tensor], unread: Optional[Dict[str, Unread]] = None
+) -> OpenedModel:
+    return OpenedModel(str(file), tensors, path=file, weights=file, unread=unread or {})
 
 
 def _vectors(file: Path) -> OpenedModel:

@@ -8,11 +8,12 @@ the format.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict
+from typing import Dict, Tuple
 
 from torch import Tensor
 
 from spectral_fairseq.checkpoints.reading import READ_FAILURES, first_line
+from spectral_fairseq.checkpoints.tables import Unread
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 
 
@@ -26,8 +27,10 @@ def looks_like_safetensors(start: bytes) -> bool:
     return start[8:9] == b"{" and b"\0" in start[:8]
 
 
-def read_safetensors(path: Path) -> Dict[str, Tensor]:
+def read_safetensors(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
     """Name -> tensor, mapped from the file: only the pages that are used are read.
+
+    The second mapping has the tensors of types that torch does not have.
 
     Args:
         path: the file.
@@ -44,12 +47,22 @@ def read_safetensors(path: Path) -> Dict[str, Tensor]:
             "no such package",
             "Run pip install safetensors.",
         ) from error
+    tensors: Dict[str, Tensor] = {}
+    unread: Dict[str, Unread] = {}
     try:
         with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}
+            for name in file.keys():
+                try:
+                    tensors[name] = file.get_tensor(name)
+                except (safetensors.SafetensorError, AttributeError) as error:
+                    piece = file.get_slice(name)
+                    kind = f"numbers of type {piece.get_dtype()} ({first_line(error)})"
+                    unread[name] = Unread(tuple(piece.get_shape()), kind)
+        return tensors, unread
     except (safetensors.SafetensorError, *READ_FAILURES) as error:
         raise CheckpointError(
             f"a whole safetensors file at {path}",
             first_line(error),
-            "It is truncated, damaged, or not of this format: copy or download it again.",
+            "It is truncated, damaged, or not of this format or a newer one: copy or download it "
+            "again.",
         ) from error

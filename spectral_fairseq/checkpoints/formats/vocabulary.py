@@ -91,31 +91,38 @@ def is_dictionary(path: Path) -> bool:
 
 
 def fitted(words: WordList, rows: int, table: str, model: str) -> WordList:
-    """The words with fillers for the rows that a table has beyond them.
+    """The words that have a row, with fillers for the rows that a table has beyond them.
 
     Args:
-        words: the vocabulary.
+        words: the vocabulary. Tokens may have been added to it for which the model has no rows.
         rows: number of rows of the table.
         table: its name, for the error.
         model: the model's, likewise.
 
     Raises:
-        DataError: more words than rows, or far fewer.
+        DataError: far more words than rows, or far fewer.
     """
     fillers = rows - len(words.symbols)
-    if not 0 <= fillers <= min(_MOST_FILLERS, rows // 2):
+    if abs(fillers) > min(_MOST_FILLERS, rows // 2):
         raise DataError(
             f"a vocabulary for the {rows} rows of {table} in {model}",
             f"{len(words.symbols)} words in {words.path}",
             "Give the dictionary or tokenizer of that model with --dict, or choose the other table "
             "with --table.",
         )
+    beyond = range(min(rows, len(words.symbols)), rows)
     return WordList(
         words.path,
-        words.symbols + [f"row {row}" for row in range(rows - fillers, rows)],
-        words.counts + [0] * fillers,
-        [*words.uncounted_rows(), *range(rows - fillers, rows)],
+        words.symbols[:rows] + [f"row {row}" for row in beyond],
+        words.counts[:rows] + [0] * len(beyond),
+        [*(row for row in words.uncounted_rows() if row < rows), *beyond],
     )
+
+
+def fit_remark(words: WordList, rows: int, remark: str) -> str:
+    """The remark on a vocabulary, with the number of its words that have no row."""
+    extra = len(words.symbols) - rows
+    return f"{remark}; words without a row: {extra}" if extra > 0 else remark
 
 
 def words_by_row(
@@ -233,4 +240,5 @@ def words_of(
                 f"a dictionary or a tokenizer in {path}", "none", f"Give {_KNOWN} with --dict."
             )
         path = files[0]
-    return fitted(read_vocabulary(path), rows, table, opened.name), "given"
+    words = read_vocabulary(path)
+    return fitted(words, rows, table, opened.name), fit_remark(words, rows, "given")

@@ -7,6 +7,7 @@ object word -> count or a list; or a .npy file with one count for each row.
 from __future__ import annotations
 
 import math
+import re
 from numbers import Real
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
@@ -44,7 +45,8 @@ def read_counts(path: Path) -> Counts:
 
 def _from_lines(path: Path) -> Counts:
     try:
-        lines = [line.rstrip() for line in path.read_text("utf-8").split("\n") if line.strip()]
+        # Other blanks than these may be words, or end them.
+        lines = [line.rstrip(" \t\r") for line in path.read_text("utf-8").split("\n")]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"a readable text file in UTF-8 at {path}", str(error)[:200], "Write the file again."
@@ -52,7 +54,10 @@ def _from_lines(path: Path) -> Counts:
     by_word: Dict[str, float] = {}
     by_row: List[float] = []
     for number, line in enumerate(lines, 1):
-        parts = line.rsplit(None, 1)
+        word, *rest = re.split(r"[ \t]+(?=[^ \t]*$)", line, maxsplit=1)
+        parts = [word, *rest] if word and rest else [rest[0] if rest else word]
+        if parts == [""]:
+            continue
         try:
             count = float(parts[-1])
         except ValueError:

@@ -2,7 +2,10 @@
 
 word2vec begins with a line "N d". Its text has one line "<word> <d numbers>" a word. The binary
 form has the word, a space, d float32 numbers, and often a line break. GloVe is the text without the
-first line. A word may contain spaces, so the numbers are taken from the end of the line.
+first line. A word may contain spaces, so the numbers are taken from the end of the line. Spaces,
+tabs and line feeds separate, as for word2vec and GloVe; other blanks, such as a form feed or a
+no-break space, are parts of words. Where each line of a text has more numbers than the first line
+says, those are no words that end in a number.
 Memory is taken for what the file can hold, whatever its first line declares.
 """
 
@@ -23,6 +26,8 @@ from spectral_fairseq.errors import DataError
 _LONGEST_LINE = 1 << 20
 _LONGEST_WORD = 1 << 12
 _MOST_DIMENSIONS = 1 << 16
+# bytes.split() also takes these for separators.
+_PARTS_OF_WORDS = bytes.maketrans(b"\x0b\x0c\r", b"\0\0\0")
 
 
 def looks_like_word_vectors(start: bytes) -> bool:
@@ -51,7 +56,10 @@ def read_word_vectors(path: Path) -> Tuple[List[str], Tensor]:
         start = file.tell()
         first = file.readline(_LONGEST_LINE)
         file.seek(start)
-        text = _vector_length(first) >= dim > 0
+        numbers = _vector_length(first)
+        text = numbers >= dim > 0
+        if 1 < numbers < dim:
+            raise _other_length(path, dim, str(numbers))
         # A word takes two bytes or more, a number of text as many, and one of the binary form four.
         least = count * (2 * dim + 1 if text else 4 * dim + 2)
         if least > size - start or not 0 < dim <= _MOST_DIMENSIONS or count < 1:
@@ -87,17 +95,27 @@ def _vector_length(line: bytes) -> int:
     return numbers
 
 
+def _other_length(path: Path, dim: int, found: str) -> DataError:
+    return DataError(
+        f"{dim:,} numbers in each line of {path}, as its first line declares",
+        found,
+        "Correct the first line, or take the file that the program wrote.",
+    )
+
+
 def _text(
     file: IO[bytes], path: Path, dim: int, size: int, count: Optional[int]
 ) -> Tuple[List[str], Tensor]:
     most = size // (2 * dim + 1) + 1 if count is None else count
     table = np.empty((most, dim), dtype=np.float32)
     words: List[str] = []
+    more = count is not None  # whether all lines have more numbers than that
     while True:
         line = file.readline(_LONGEST_LINE)
         if not line or not (line.strip() or file.read(_LONGEST_LINE).strip()):
             break  # blank lines may follow the last vector
         word, *numbers = _word_and_numbers(line, dim)
+        more = more and _vector_length(line) > dim
         try:
             if len(words) == most or len(numbers) != dim:
                 raise ValueError(f"{len(numbers)} numbers, or a line too many")
@@ -116,15 +134,17 @@ def _text(
             f"{len(words):,}",
             "The file is truncated: copy it again.",
         )
+    if more:
+        raise _other_length(path, dim, "more in each")
     return words, torch.from_numpy(table[: len(words)])
 
 
 def _word_and_numbers(line: bytes, dim: int) -> List[bytes]:
-    parts = line.rsplit(None, dim) or [b""]
+    parts = line.rstrip(b" \t\r\n").translate(_PARTS_OF_WORDS).rsplit(None, dim) or [b""]
     if len(parts) == dim and line[:1] in (b" ", b"\t"):  # the word is blank, or empty
         blanks = len(line) - len(line.lstrip(b" \t"))
         return [line[: blanks - 1], *parts]  # the last blank ends the word
-    return parts
+    return [line[: len(parts[0])], *parts[1:]]
 
 
 def _binary(file: IO[bytes], path: Path, count: int, dim: int) -> Tuple[List[str], Tensor]:

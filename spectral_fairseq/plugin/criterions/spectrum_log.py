@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any, Dict, List, Tuple
 from weakref import WeakKeyDictionary
 
 import torch
 from fairseq.logging import metrics
-from torch import nn
+from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.linalg.singular_values import (
@@ -32,6 +33,7 @@ LOG_SPECTRUM_INTERVAL = Flag(
 # The number of workers that measured their table. All tables are equal, so sums are divided by it.
 TABLES = "tables_measured"
 _PREFIX = "table_"
+_log = logging.getLogger(__name__)
 _NAMES = [f"{_PREFIX}{name}" for name in ("mean_cosine", *spectrum_measures(torch.ones(1)))]
 
 
@@ -44,6 +46,7 @@ class SpectrumLog:
 
     def __init__(self, interval: int) -> None:
         self.interval = interval
+        self._warned = False
         # Of each model its number of updates then, and the entries.
         self._latest: WeakKeyDictionary[nn.Module, Tuple[float, Dict[str, float]]] = (
             WeakKeyDictionary()
@@ -95,14 +98,24 @@ class SpectrumLog:
             return dict(entries)
         if now - before < self.interval:
             return {}
-        weight, excluded = view.get(output_table)
+        entries = {name: math.nan for name in _NAMES}
+        try:
+            entries = self._measured(*view.get(output_table))
+        except Exception as error:  # what is only logged ends no training
+            if not self._warned:
+                name = type(view.module).__name__
+                _log.warning("the spectrum of the output table of %s is nan: %s", name, error)
+            self._warned = True
+        entries[TABLES] = 1
+        self._latest[view.module] = now, entries
+        return dict(entries)
+
+    def _measured(self, weight: Tensor, excluded: Tensor) -> Dict[str, float]:
         # In float64, as `analyze` does: float32 takes the small ones of a narrow cone for zero.
         gram = table_gram(weight, excluded=excluded)
         sigma = singular_values_of_gram(gram, weight.size(0) - excluded.numel())
         measures = {"mean_cosine": mean_cosine(weight, excluded), **spectrum_measures(sigma)}
-        entries = {**{f"{_PREFIX}{name}": value for name, value in measures.items()}, TABLES: 1}
-        self._latest[view.module] = now, entries
-        return dict(entries)
+        return {f"{_PREFIX}{name}": value for name, value in measures.items()}
 
 
 def reduce_spectrum(logging_outputs: List[Dict[str, Any]]) -> None:

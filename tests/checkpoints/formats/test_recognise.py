@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from spectral_fairseq.analysis import analyze
 from spectral_fairseq.checkpoints.formats.recognise import open_model
 from spectral_fairseq.checkpoints.saved import saved_epochs
 from spectral_fairseq.errors import CheckpointError, DataError
@@ -150,9 +151,40 @@ def test_what_stands_beside_a_model_is_read(tmp_path):
 
 def test_a_vocabulary_that_does_not_fit_is_passed_over_with_a_reason(tmp_path):
     torch.save({NAME: TABLE}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "vocab.json").write_text(json.dumps({f"w{row}": row for row in range(46)}))
+    words, remark = open_model(tmp_path).find_words("wte", 30)
+    assert words is None and "vocab.json" in remark and "46 words" in remark
     (tmp_path / "vocab.json").write_text(json.dumps({f"w{row}": row for row in range(31)}))
     words, remark = open_model(tmp_path).find_words("wte", 30)
-    assert words is None and "vocab.json" in remark and "31 words" in remark
+    assert words.symbols == [f"w{row}" for row in range(30)]
+    assert remark == "found beside the model; words without a row: 1"
+
+
+PADDING = [
+    ({"pad_token_id": 0}, [0]),
+    ({"pad_token_id": 7, "eos_token_id": 7}, []),
+    ({"pad_token_id": 7, "eos_token_id": [5, 7]}, []),
+    ({"pad_token_id": 7, "eos_token_id": [5, 6], "bos_token_id": None}, [7]),
+    ({"text_config": {"pad_token_id": 3, "eos_token_id": 4}}, [3]),
+    ({"text_config": {"pad_token_id": 3}, "eos_token_id": 3}, []),
+    ({"pad_token_id": 99}, []),
+    ({}, []),
+]
+
+
+@pytest.mark.parametrize("settings, padding", PADDING)
+@pytest.mark.parametrize("given", [True, False])
+def test_padding_by_the_settings_is_not_measured(given, settings, padding, tmp_path):
+    """Also where a tokenizer gives the padding symbol another name than most."""
+    torch.save({"lm_head.weight": TABLE}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    file = tmp_path / ("words.json" if given else "tokenizer.json")
+    tokens = {f"<|reserved_{row}|>": row for row in range(30)}
+    file.write_text(json.dumps({"model": {"vocab": tokens}}))
+    report = analyze(tmp_path, dictionary=file if given else None)
+    alone = analyze(TABLE[[row for row in range(30) if row not in padding]])
+    assert report.to_dict()["checkpoints"][0]["table"]["words"] == 30 - len(padding)
+    assert report.scalars()["mean_cosine"] == pytest.approx(alone.scalars()["mean_cosine"])
 
 
 def test_a_folder_without_a_model(tmp_path):
@@ -192,6 +224,40 @@ def test_words_that_are_blank_or_of_another_encoding(row, word, header, tmp_path
     lines[row] = word + lines[row][len(WORDS[row]) :]
     vectors(path, header, lines)
     assert torch.equal(open_model(path).tensors["vectors"], TABLE)
+
+
+BLANKS = [b"\x0c", b"\x0b", b"\r", b"\x1c", b"\x85", b"\xc2\xa0", b"\xe3\x80\x80", b"\xe2\x80\xa8"]
+
+
+@pytest.mark.parametrize("header", [b"", b"4 4\n"])
+@pytest.mark.parametrize("end", [b"\n", b" \n", b"\r\n"])
+@pytest.mark.parametrize("blank", BLANKS)
+def test_only_spaces_tabs_and_line_feeds_separate(blank, end, header, tmp_path):
+    """word2vec, gensim and GloVe keep other blanks in their words."""
+    words = [b"a", b"a" + blank, blank + b"a", b"b" + blank + b"c"]
+    numbers = [" ".join(map(repr, row)).encode() for row in TABLE[:4].tolist()]
+    lines = [word + sep + row + end for word, row, sep in zip(words, numbers, (b" ", b"\t") * 2)]
+    vectors(tmp_path / "file", header, lines)
+    opened = open_model(tmp_path / "file")
+    found = opened.find_words("any", 4)[0].symbols
+    assert found == [word.decode("utf-8", "replace") for word in words]
+    assert torch.equal(opened.tensors["vectors"], TABLE[:4])
+
+
+@pytest.mark.parametrize("declared", [2, 3, 5, 9])
+def test_a_first_line_that_declares_other_vectors_than_follow(declared, tmp_path):
+    vectors(tmp_path / "file", b"30 %d\n" % declared, text_lines())
+    with pytest.raises(DataError, match=f"{declared} numbers in each line.*(more|found 4)"):
+        open_model(tmp_path / "file")
+
+
+def test_words_that_end_in_a_number(tmp_path):
+    lines = text_lines()
+    lines[0] = b"phone 1" + lines[0][2:]
+    vectors(tmp_path / "file", b"30 4\n", lines)
+    opened = open_model(tmp_path / "file")
+    assert opened.find_words("any", 30)[0].symbols[:2] == ["phone 1", "w1"]
+    assert torch.equal(opened.tensors["vectors"], TABLE)
 
 
 def test_a_binary_file_with_more_than_it_declares_is_refused(tmp_path):

@@ -103,9 +103,16 @@ def test_fillers():
     larger = fitted(words, 5, "wte", "model")
     assert larger.symbols == ["a", "b", "<pad>", "row 3", "row 4"]
     assert larger.counts == [5, 4, 0, 0, 0] and larger.uncounted_rows() == [2, 3, 4]
-    for rows in (2, 7, 3000):
+    for rows in (1, 7, 3000):
         with pytest.raises(DataError, match=f"the {rows} rows of wte.*3 words"):
             fitted(words, rows, "wte", "model")
+
+
+def test_tokens_without_a_row_are_left_out():
+    words = WordList("tokenizer.json", ["<pad>", "a", "b", "c", "<image>"], [0, 4, 3, 2, 0], [0, 4])
+    smaller = fitted(words, 4, "wte", "model")
+    assert smaller.symbols == ["<pad>", "a", "b", "c"] and smaller.counts == [0, 4, 3, 2]
+    assert smaller.uncounted_rows() == [0]
 
 
 COUNT_FILES = {
@@ -127,6 +134,14 @@ def test_counts(name, tmp_path):
     if name.startswith("rows"):
         alone = with_counts(None, read_counts(tmp_path / name), 3, name)
         assert alone.counts == [7, 3, 2] and alone.symbols == ["row 0", "row 1", "row 2"]
+
+
+def test_counts_of_words_that_are_or_end_in_blanks(tmp_path):
+    (tmp_path / "counts.txt").write_text("\u3000 7\na\u00a0 3 \n\na b\t2\nc\x0c\t 1\n", "utf-8")
+    expected = {"\u3000": 7, "a\u00a0": 3, "a b": 2, "c\x0c": 1}
+    assert read_counts(tmp_path / "counts.txt") == expected
+    (tmp_path / "counts.txt").write_text(" 7\n3 \n")
+    assert read_counts(tmp_path / "counts.txt") == [7, 3]
 
 
 @pytest.mark.parametrize(

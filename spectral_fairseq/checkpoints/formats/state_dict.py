@@ -1,0 +1,123 @@
+"""The state dicts in what a training loop saved or a program holds: all of them, by their names."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, Iterator, Mapping, Optional, Set, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spectral_fairseq.checkpoints.formats.numpy_file import tensor_of
+from spectral_fairseq.checkpoints.table_uses import may_be_table
+from spectral_fairseq.checkpoints.tables import Unread
+from spectral_fairseq.errors import DataError
+
+# What a training loop saves beside the weights.
+_NO_WEIGHTS = re.compile("optim|sched|scaler|rng", re.IGNORECASE)
+_HOLDERS = ("state_dict", "model_state_dict", "model", "module", "weights", "params")
+"""Where training loops keep the state dict in what they save."""
+_WRAPPERS = re.compile(r"^(module\.|model\.|_orig_mod\.)+")
+_DEEPEST = 8
+
+
+def state_dict_of(state: Any) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
+    """The tensors of a state dict, alone or in what a training loop saved; nothing is copied.
+
+    The state dict of a holder keeps its names. Others of the same file, such as that of an output
+    layer saved apart, have the name of their entry in front. Copies, such as moving averages, are
+    left out, and so are the states of optimisers.
+
+    Args:
+        state: a tensor, or a mapping of names to tensors and arrays, or to such mappings.
+
+    Returns:
+        Name -> tensor, and name -> what cannot be read as a table.
+    """
+    if not isinstance(state, Mapping):
+        state = {"weight": state}
+    parts: Dict[str, Dict[str, Any]] = {"": {}}
+    seen: Set[int] = {id(state)}
+    for name, value in state.items():
+        if isinstance(value, (Tensor, np.ndarray)):
+            parts[""][str(name)] = value
+        elif isinstance(name, str) and not _NO_WEIGHTS.search(name):
+            inner = dict(_leaves(value, "", seen))
+            if inner:
+                parts[name] = inner
+    held = [name for name in ("", *_HOLDERS) if name in parts]
+    # A training loop may keep its loss, for one, as a tensor beside the state dict.
+    matrices = [name for name in held if any(one.ndim == 2 for one in parts[name].values())]
+    main = next(iter(matrices or [name for name in held if parts[name]]), "")
+    found = dict(parts[main])
+    known = {_WRAPPERS.sub("", name) for name in found}
+    named = _names_a_table(found)
+    for part in parts:
+        beside = {f"{part}.{name}".lstrip("."): one for name, one in parts[part].items()}
+        copied = known & {_WRAPPERS.sub("", name) for name in parts[part]}
+        if part != main and not copied and (named or not found or _names_a_table(beside)):
+            if any(one.ndim == 2 for one in beside.values()):
+                found.update(beside)
+    tensors: Dict[str, Tensor] = {}
+    unread: Dict[str, Unread] = {}
+    for name, value in found.items():
+        try:
+            if isinstance(value, np.ndarray):
+                if value.dtype.kind in "US":  # text beside the weights
+                    continue
+                value = tensor_of(value, name)
+            why = _why_unreadable(value)
+        except DataError as error:
+            why = f"numbers of type {error.found}"
+        if why is None:
+            # What all devices hold alike needs no communication.
+            tensors[name] = value.to_local() if hasattr(value, "placements") else value
+        else:
+            unread[name] = Unread(tuple(value.shape), why)
+    return tensors, unread
+
+
+def _leaves(value: Any, prefix: str, seen: Set[int], depth: int = 0) -> Iterator[Tuple[str, Any]]:
+    """Tensors and arrays in mappings and lists, each with its full name; each container once."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        yield prefix, value
+    elif isinstance(value, (Mapping, list, tuple)) and depth < _DEEPEST and id(value) not in seen:
+        seen.add(id(value))
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for name, one in items:
+            if isinstance(name, str) and _NO_WEIGHTS.search(name) and not hasattr(one, "ndim"):
+                continue
+            yield from _leaves(one, f"{prefix}.{name}".lstrip("."), seen, depth + 1)
+
+
+def _names_a_table(found: Mapping[str, Any]) -> bool:
+    names = (name[: -len(".weight")] if name.endswith(".weight") else name for name in found)
+    return any(
+        one.ndim == 2 and may_be_table(name, *one.shape) for name, one in zip(names, found.values())
+    )
+
+
+def _why_unreadable(tensor: Tensor) -> Optional[str]:
+    """Why a tensor cannot be a table; no operation is done, which might wait for other processes.
+
+    What is split over devices answers every operation with communication, or with an error.
+    """
+    if hasattr(tensor, "placements") and all(one.is_replicate() for one in tensor.placements):
+        return None
+    if hasattr(tensor, "placements") or type(tensor).__name__ == "ShardedTensor":
+        return (
+            f"split over devices ({type(tensor).__name__}): call its full_tensor() in all "
+            "processes, or pass what get_model_state_dict returns with full_state_dict=True"
+        )
+    if hasattr(tensor, "ds_id") and tensor.numel() == 0:
+        return "split over devices by DeepSpeed's third stage: gather it with GatheredParameters"
+    if hasattr(tensor, "__tensor_flatten__"):  # of torchao, for example
+        return f"a tensor of the class {type(tensor).__name__}"
+    if tensor.layout is not torch.strided:
+        return "a sparse tensor"
+    if tensor.is_quantized:
+        return "a quantized tensor"
+    if tensor.is_complex() or "float8" in str(tensor.dtype):
+        return f"numbers of type {tensor.dtype}".replace("torch.", "")
+    return None

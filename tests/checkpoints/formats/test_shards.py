@@ -1,0 +1,247 @@
+"""Models in parts: the whole table is measured, or the file is refused as one of several."""
+
+import argparse
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from spectral_fairseq.analysis import analyze
+from spectral_fairseq.errors import CheckpointError
+from tests.checkpoints.made import cone
+
+DIM = 6
+INPUT, OUTPUT = cone(200, DIM, seed=1), cone(200, DIM, seed=2)
+NORM = torch.arange(1.0, DIM + 1)
+
+
+def measured(model, **options):
+    (found,) = analyze(model, **options).to_dict()["checkpoints"]
+    return found
+
+
+def is_table(found, table):
+    """Whether these are the figures of a table: its size, its scale, and where its rows point."""
+    (expected,) = analyze(table).to_dict()["checkpoints"]
+    assert (found["table"]["rows"], found["table"]["dimensions"]) == tuple(table.shape)
+    sigma, cosine = expected["singular_values"], expected["measures"]["mean_cosine"]
+    return found["singular_values"] == pytest.approx(sigma, rel=1e-5) and (
+        found["measures"]["mean_cosine"] == pytest.approx(cosine, abs=1e-6)
+    )
+
+
+def llama(folder, count=4, by="rows", settings=True, files=None):
+    """Parallel files of Llama 3, or of Llama 2, which splits the columns of the input."""
+    folder.mkdir(exist_ok=True)
+    for number in range(count) if files is None else files:
+        inputs = INPUT.chunk(count, 0 if by == "rows" else 1)[number]
+        part = {
+            "tok_embeddings.weight": inputs.clone(),
+            "output.weight": OUTPUT.chunk(count)[number].clone(),
+            "norm.weight": NORM,
+            "layers.0.attention.wq.weight": torch.randn(3, DIM),
+        }
+        torch.save(part, folder / f"consolidated.{number:02}.pth")
+    if settings:
+        vocab = 200 if by == "rows" else -1
+        (folder / "params.json").write_text(
+            json.dumps({"dim": DIM, "n_heads": 2, "norm_eps": 1e-5, "vocab_size": vocab})
+        )
+    return folder
+
+
+@pytest.mark.parametrize("settings", [True, False])
+@pytest.mark.parametrize("by, count", [("rows", 4), ("rows", 2), ("columns", 2), ("columns", 3)])
+@pytest.mark.parametrize("named", ["", "consolidated.00.pth", "consolidated.01.pth"])
+def test_the_parallel_files_of_llama(named, by, count, settings, tmp_path):
+    path = llama(tmp_path, count, by, settings) / named
+    found = measured(path)
+    assert found["table"]["name"] == "output" and is_table(found, OUTPUT)
+    assert f"Read from {count} files, consolidated.00.pth" in found["table"]["choice"]
+    assert is_table(measured(path, table="tok_embeddings"), INPUT)
+    with pytest.raises(CheckpointError, match=f"wq.weight: each of {count} files has a piece"):
+        analyze(path, table="layers.0.attention.wq")
+
+
+def test_one_file_of_llama_is_a_whole(tmp_path):
+    assert is_table(measured(llama(tmp_path, 1) / "consolidated.00.pth"), OUTPUT)
+
+
+@pytest.mark.parametrize(
+    "files, named, message",
+    [
+        ([0], 0, "a table of 200 words.*50 x 6"),
+        ([1], 1, "all of the at least 2 files"),
+        ([0, 2], 0, "all of the at least 3 files"),
+        ([0, 1, 3], 3, "all of the at least 4 files"),
+        ([0, 1], 0, "a table of 200 words.*100 x 6"),
+    ],
+)
+def test_missing_files_of_llama(files, named, message, tmp_path):
+    folder = llama(tmp_path, 4, files=files)
+    with pytest.raises(CheckpointError, match=message):
+        analyze(folder / f"consolidated.{named:02}.pth")
+
+
+def test_a_narrow_part_of_llama(tmp_path):
+    path = llama(tmp_path, 2, "columns", files=[0]) / "consolidated.00.pth"
+    part = torch.load(path)
+    del part["output.weight"]
+    torch.save(part, path)
+    with pytest.raises(CheckpointError, match="a table of vectors of 6 numbers.*200 x 3"):
+        analyze(path)
+
+
+@pytest.mark.parametrize("name", ["output.weight", "lm_head.weight"])
+def test_a_part_of_an_output_layer_beside_the_whole_input(name):
+    for count in (2, 4):
+        model = {"tok_embeddings.weight": INPUT, name: OUTPUT.chunk(count)[0]}
+        with pytest.raises(CheckpointError, match=f"{name}: {200 // count} rows, a part of 200"):
+            analyze(model)
+    # Languages may have vocabularies of their own.
+    model = {"encoder.embed_tokens.weight": INPUT, "decoder.output_projection.weight": OUTPUT[:100]}
+    assert is_table(measured(model), OUTPUT[:100])
+
+
+@pytest.mark.parametrize("form", ["safetensors", "bin"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_numbered_files_without_an_index(form, first, tmp_path):
+    """The output layer is in the second file, whichever is named."""
+    save = torch.save
+    if form == "safetensors":
+        save = pytest.importorskip("safetensors.torch").save_file
+    stem = "model" if form == "safetensors" else "pytorch_model"
+    parts = {"model.embed_tokens.weight": INPUT}, {"lm_head.weight": OUTPUT}
+    paths = [tmp_path / f"{stem}-{first + n:05}-of-00002.{form}" for n in range(2)]
+    for path, part in zip(paths, parts):
+        save(part, path)
+    (tmp_path / "config.json").write_text('{"vocab_size": 200, "tie_word_embeddings": false}')
+    for path in (tmp_path, *paths):
+        found = measured(path)
+        assert found["table"]["name"] == "lm_head" and is_table(found, OUTPUT)
+    paths[1].unlink()
+    with pytest.raises(CheckpointError, match=f"all of the (00002|2) files.*{paths[0].name}.*1"):
+        analyze(paths[0])
+
+
+def megatron(vocab, inputs, output=None, **sizes):
+    model = {"embedding": {"word_embeddings": {"weight": inputs.clone()}}}
+    model["encoder"] = {"layers.0.mlp.weight": torch.randn(3, DIM), "final_norm.weight": NORM}
+    if output is not None:
+        model["output_layer"] = {"weight": output.clone()}
+    args = argparse.Namespace(padded_vocab_size=vocab, **sizes)
+    return {"args": args, "iteration": 7, "model": {"language_model": model}}
+
+
+@pytest.mark.parametrize("untied", [True, False])
+def test_the_parallel_files_of_megatron(untied, tmp_path):
+    for rank in range(4):
+        (tmp_path / f"mp_rank_{rank:02}").mkdir()
+        output = OUTPUT.chunk(4)[rank] if untied else None
+        part = megatron(200, INPUT.chunk(4)[rank], output, tensor_model_parallel_size=4)
+        torch.save(part, tmp_path / f"mp_rank_{rank:02}" / "model_optim_rng.pt")
+    path = tmp_path / "mp_rank_02" / "model_optim_rng.pt"
+    found = measured(path)
+    assert is_table(found, OUTPUT if untied else INPUT)
+    # The settings tell where the names do not.
+    alone = tmp_path / "model.pt"
+    alone.write_bytes(path.read_bytes())
+    with pytest.raises(CheckpointError, match="all of the 4 files of which .*model.pt is one"):
+        analyze(alone)
+    torch.save(megatron(200, INPUT.chunk(4)[0]), alone)
+    with pytest.raises(CheckpointError, match="a table of 200 words.*50 x 6"):
+        analyze(alone)
+
+
+def test_stages_of_a_pipeline(tmp_path):
+    for tensor in range(2):
+        for stage in range(2):
+            folder = tmp_path / f"mp_rank_{tensor:02}_{stage:03}"
+            folder.mkdir()
+            part = {"layers.0.weight": torch.randn(3, DIM), "norm.weight": NORM}
+            name, table = [("embed_tokens", INPUT), ("output_layer", OUTPUT)][stage]
+            part[f"{name}.weight"] = table.chunk(2)[tensor].clone()
+            torch.save({"model": part}, folder / "model_rng.pt")
+    assert is_table(measured(tmp_path / "mp_rank_00_000" / "model_rng.pt"), OUTPUT)
+
+
+def fairseq(tensors, **common):
+    task = {"_name": "language_modeling", "data": ""}
+    cfg = {"common": common, "task": task, "model": {"_name": "transformer_lm"}}
+    return {"cfg": cfg, "model": tensors, "extra_state": {}}
+
+
+def test_the_parallel_files_of_fairseq(tmp_path):
+    paths = [tmp_path / f"checkpoint_1_50-model_part-{rank}.pt" for rank in range(2)]
+    for rank, path in enumerate(paths):
+        tables = {"decoder.output_projection.weight": OUTPUT, "decoder.embed_tokens.weight": INPUT}
+        part = {name: table.chunk(2)[rank].clone() for name, table in tables.items()}
+        part["decoder.layer_norm.weight"] = NORM
+        torch.save(fairseq(part, model_parallel_size=2), path)
+    found = measured(paths[1])
+    assert found["table"]["rows"] == 200 and found["table"]["words"] == 199
+    assert found["table"]["name"] == "decoder.output_projection"
+    paths[1].unlink()
+    with pytest.raises(CheckpointError, match="all of the 2 files.*model_part-0"):
+        analyze(paths[0])
+
+
+def test_experts_of_fairseq_share_their_tables(tmp_path):
+    for rank in range(2):
+        part = {"decoder.embed_tokens.weight": INPUT, "decoder.experts.weight": torch.randn(9, 3)}
+        torch.save(fairseq(part), tmp_path / f"checkpoint_last-rank-{rank}.pt")
+    assert measured(tmp_path / "checkpoint_last-rank-0.pt")["table"]["rows"] == 200
+
+
+def test_parts_in_an_order_that_is_not_known(tmp_path):
+    for rank in range(2):
+        part = {"lm_head.weight": OUTPUT.chunk(2)[rank].clone(), "norm.weight": NORM}
+        torch.save(part, tmp_path / f"checkpoint-rank-{rank}.pt")
+        np.save(tmp_path / f"table-{rank:05}-of-00002.npy", OUTPUT.chunk(2)[rank].numpy())
+    with pytest.raises(CheckpointError, match="lm_head.weight: each of 2 files has a piece"):
+        analyze(tmp_path / "checkpoint-rank-1.pt")
+    with pytest.raises(CheckpointError, match="array: each of 2 files has a piece"):
+        analyze(tmp_path / "table-00000-of-00002.npy")
+
+
+SHARDED = {
+    "fsdp of fairseq": fairseq({"decoder.flat_param_0": torch.randn(99)}),
+    "zero, stage 3": {
+        "module": {"lm_head.weight": torch.zeros(0), "norm.weight": torch.zeros(0)},
+        "param_shapes": [],
+    },
+    "zero, moments": {"optimizer_state_dict": {"zero_stage": 2, "fp32_flat_groups": []}},
+}
+
+
+@pytest.mark.parametrize("form", SHARDED)
+def test_what_one_process_saves_of_flat_parameters(form, tmp_path):
+    torch.save(SHARDED[form], tmp_path / "file.pt")
+    with pytest.raises(CheckpointError, match="the weights of a whole model.*one process"):
+        analyze(tmp_path / "file.pt")
+
+
+@pytest.mark.parametrize("names", [("rank-8.pt", "rank-16.pt"), ("shard3.pt", "shard9.pt")])
+def test_numbers_that_are_no_parts(names, tmp_path):
+    for name, table in zip(names, (OUTPUT, INPUT)):
+        torch.save({"lm_head.weight": table}, tmp_path / name)
+    assert is_table(measured(tmp_path / names[0]), OUTPUT)
+
+
+def test_folders_of_trainings_are_no_parts(tmp_path):
+    for rank, table in ((1, OUTPUT), (2, INPUT)):
+        (tmp_path / f"lora_rank_{rank}").mkdir()
+        torch.save({"lm_head.weight": table}, tmp_path / f"lora_rank_{rank}" / "model.pt")
+    assert is_table(measured(tmp_path / "lora_rank_1" / "model.pt"), OUTPUT)
+
+
+def test_the_settings_beside_a_table_that_is_named(tmp_path):
+    torch.save({"lm_head.weight": OUTPUT[:50].clone()}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 200}}')
+    with pytest.raises(CheckpointError, match="a table of 200 words.*50 x 6"):
+        analyze(tmp_path)
+    assert (
+        "50 x 6, and the settings say 200 words"
+        in (measured(tmp_path, table="lm_head")["table"]["choice"])
+    )
