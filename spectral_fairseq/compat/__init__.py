@@ -26,6 +26,7 @@ from spectral_fairseq.compat import (
     fasta_index,
     fp16_without_cuda,
     joblib_workers,
+    kept_layers,
     literal_settings,
     missing_data,
     numpy_names,
@@ -66,6 +67,7 @@ PATCHES = (
     validation_task.PATCH,
     bf16_without_tpu.PATCH,
     fp16_without_cuda.PATCH,
+    kept_layers.PATCH,
 )
 
 

@@ -1,13 +1,16 @@
-"""A file of word vectors that cannot be used ends in an error that names it and the line.
+"""Files of word vectors: clear errors in training, and no need of the file afterwards.
 
-This patch only changes error messages. It is worth its lines because fairseq answers an empty file
-with ``StopIteration``, and vectors of another width with torch's complaint about a copy.
+fairseq answers an empty file with ``StopIteration``, and vectors of another width with torch's
+complaint about a copy. And it reads the file again whenever it builds the model of a checkpoint, only
+to overwrite the vectors with the checkpoint's own, so that a checkpoint cannot be loaded where the
+file is missing.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+from argparse import Namespace
 from typing import Any, Callable, Dict
 
 import torch
@@ -15,6 +18,8 @@ import torch
 from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.files import why_not_readable
+
+EMBEDDING_FILES = ("encoder_embed_path", "decoder_embed_path")
 
 _REMEDY = (
     "Give text in UTF-8: a first line 'WORDS DIMENSIONS', then a word and its numbers in each "
@@ -72,12 +77,37 @@ def check_width(load_embedding: Callable[..., Any]) -> Callable[..., Any]:
     return check_and_load
 
 
+def forget_files(load_checkpoint_to_cpu: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``load_checkpoint_to_cpu`` so that a model is built without the file of its vectors.
+
+    Args:
+        load_checkpoint_to_cpu: fairseq's function.
+
+    Returns:
+        A function of the same signature.
+    """
+
+    @functools.wraps(load_checkpoint_to_cpu)
+    def load_without_files(path: str, *args: Any, **kwargs: Any) -> Dict[str, Any]:
+        state: Dict[str, Any] = load_checkpoint_to_cpu(path, *args, **kwargs)
+        nodes = [state.get("args"), (state.get("cfg") or {}).get("model")]
+        for settings in nodes:
+            values = vars(settings) if isinstance(settings, Namespace) else settings
+            for name in EMBEDDING_FILES:
+                if values is not None and values.get(name) is not None:
+                    values[name] = None
+        return state
+
+    return load_without_files
+
+
 PATCH = Patch(
     name="embedding file",
     reason="An empty or malformed file of word vectors, or vectors of another width, fail without "
-    "the name of the file.",
+    "the name of the file; and checkpoints cannot be loaded where the file is missing.",
     install=replaces(
         {
+            "fairseq.checkpoint_utils:load_checkpoint_to_cpu": forget_files,
             "fairseq.utils:parse_embedding": explain_file,
             "fairseq.utils:load_embedding": check_width,
         }
