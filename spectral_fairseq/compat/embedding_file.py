@@ -1,9 +1,9 @@
 """Files of word vectors: clear errors in training, and no need of the file afterwards.
 
 fairseq answers an empty file with ``StopIteration``, and vectors of another width with torch's
-complaint about a copy. And it reads the file again whenever it builds the model of a checkpoint, only
-to overwrite the vectors with the checkpoint's own, so that a checkpoint cannot be loaded where the
-file is missing.
+complaint about a copy. And it reads the file again whenever it builds the model of a checkpoint,
+only to overwrite the vectors with the checkpoint's own, so that a checkpoint cannot be loaded where
+the file is missing.
 """
 
 from __future__ import annotations

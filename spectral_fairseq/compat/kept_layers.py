@@ -1,8 +1,8 @@
 """A model that keeps some layers of another can be trained, saved and loaded (LayerDrop).
 
 Fan, Grave, Joulin: "Reducing Transformer Depth on Demand with Structured Dropout", ICLR 2020,
-https://arxiv.org/abs/1909.11556. With ``--encoder-layers-to-keep 0,2`` fairseq builds two layers and
-takes their weights from layers 0 and 2 of the checkpoint that it loads. Four things go wrong:
+https://arxiv.org/abs/1909.11556. With ``--encoder-layers-to-keep 0,2`` fairseq builds two layers
+and takes their weights from layers 0 and 2 of the checkpoint that it loads. Four things go wrong:
 
 - The flag of ``transformer`` is declared as a list, and the models read a text.
 - The number of layers is written into a copy of the settings, so that a checkpoint of the smaller
@@ -124,12 +124,15 @@ def _install() -> str:
 
     for config in (EncDecBaseConfig, DecoderConfig):
         config.__dataclass_fields__["layers_to_keep"].type = Optional[str]
-    return "declares layers_to_keep as a text, and " + replaces(
-        {
-            "fairseq.checkpoint_utils:prune_state_dict": pruning_once,
-            "fairseq.trainer:Trainer.state_dict": saying_what_is_kept,
-        }
-    )()
+    return (
+        "declares layers_to_keep as a text, and "
+        + replaces(
+            {
+                "fairseq.checkpoint_utils:prune_state_dict": pruning_once,
+                "fairseq.trainer:Trainer.state_dict": saying_what_is_kept,
+            }
+        )()
+    )
 
 
 PATCH = Patch(

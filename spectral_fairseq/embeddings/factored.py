@@ -89,10 +89,8 @@ class FactoredEmbedding(Table):
         raise NotImplementedError
 
     def _without_padding(self, grad: Tensor) -> Tensor:
-        # A tied softmax gives the padding row a gradient, which the look-up does not. Changing it
-        # in place saves a copy of the table: the matrix product made this gradient for one factor.
-        # That of a plain sum is one number, seen through every row.
-        if 0 in grad.stride():
-            grad = grad.clone()
+        # A tied softmax gives the padding row a gradient, which the look-up does not. It is left
+        # out of a copy, since autograd may hand the same gradient on to other tensors.
+        grad = grad.clone()
         grad[self.padding_idx].zero_()
         return grad

@@ -182,7 +182,7 @@ def test_coupled_adam_without_a_table_to_couple(task):
 
 
 @pytest.mark.parametrize("flags, said", [
-    ({"weight_norm_target": 3.0}, "--weight-norm-target has no effect without --weight-norm-weight"),
+    ({"weight_norm_target": 3.0}, "--weight-norm-target has no effect without --weight-norm-w"),
     ({"spectrum_c2": 0.1}, "--spectrum-c2 has no effect without --spectrum-weight"),
     ({"penalty_interval": "5"}, "--penalty-interval has no effect without a penalty, such as"),
     ({"simcut_cutoff": 0.1}, "--simcut-cutoff has no effect without --simcut-weight"),

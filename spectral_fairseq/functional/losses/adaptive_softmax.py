@@ -48,7 +48,12 @@ from spectral_fairseq.functional.losses.gradient_sums import (
     detached_without_grad,
     scaled_gradients,
 )
-from spectral_fairseq.functional.losses.token_blocks import elements_for, filled, padded, token_blocks
+from spectral_fairseq.functional.losses.token_blocks import (
+    elements_for,
+    filled,
+    padded,
+    token_blocks,
+)
 
 
 def check_cutoffs(cutoffs: Sequence[int], vocabulary: int) -> Tuple[int, ...]:

@@ -246,8 +246,10 @@ def dense_consistency(
     kl = torch.stack([(first.exp() * ratio).sum(-1), -(second.exp() * ratio).sum(-1)], 1)  # [T, 2]
     shares = _shares(symmetric)
     # A share of 0 times an infinite loss is no number.
-    own = [(index, share) for index, share in enumerate(shares) if share]
-    parts = [sum(each[:, index] * share for index, share in own) for each in (likelihoods, nlls, kl)]
+    parts = [
+        sum(each[:, own] * share for own, share in enumerate(shares) if share)
+        for each in (likelihoods, nlls, kl)
+    ]
     if ignore_index is not None:
         ignored = targets.eq(ignore_index)
         parts = [each.masked_fill(ignored, 0.0) for each in parts]

@@ -37,9 +37,7 @@ def mixed(h, w, b):
 
 def lowered(h, targets, w, b, eps):
     scores = h @ w.t() + b
-    return smoothed(
-        F.log_softmax(scores - 0.5 * F.one_hot(targets, VOCABULARY), -1), targets, eps
-    )
+    return smoothed(F.log_softmax(scores - 0.5 * F.one_hot(targets, VOCABULARY), -1), targets, eps)
 
 
 def consistent(h, targets, w, b, eps, symmetric):
@@ -118,9 +116,7 @@ DENSE = {
 
 def gradients(loss, leaves):
     found = torch.autograd.grad(loss, leaves, allow_unused=True)
-    return [
-        torch.zeros_like(one) if each is None else each for one, each in zip(leaves, found)
-    ]
+    return [torch.zeros_like(one) if each is None else each for one, each in zip(leaves, found)]
 
 
 @pytest.mark.parametrize("name", DENSE)
