@@ -46,6 +46,7 @@ from spectral_fairseq.functional.losses.block_scores import (
 from spectral_fairseq.functional.losses.gradient_sums import (
     GradientSums,
     detached_without_grad,
+    outside_graphs,
     scaled_gradients,
 )
 from spectral_fairseq.functional.losses.token_blocks import (
@@ -218,6 +219,7 @@ class _AdaptiveCrossEntropy(torch.autograd.Function):
         return contexts, clusters, None, matrix, bias, None, None
 
 
+@outside_graphs
 def adaptive_cross_entropy(
     contexts: Tensor,
     cluster_scores: Tensor,

@@ -34,6 +34,7 @@ from spectral_fairseq.functional.losses.block_scores import (
 from spectral_fairseq.functional.losses.gradient_sums import (
     GradientSums,
     detached_without_grad,
+    outside_graphs,
     scaled_gradients,
 )
 from spectral_fairseq.functional.losses.ignored_targets import without_ignored
@@ -243,6 +244,7 @@ def adversarial_blockwise_cross_entropy(
     )
 
 
+@outside_graphs
 def _summed_losses(
     inputs: Tuple[Tensor, Tensor, Tensor, Optional[Tensor]],
     margin: Optional[Tensor],

@@ -44,6 +44,7 @@ from spectral_fairseq.functional.losses.blockwise import smoothing_weights
 from spectral_fairseq.functional.losses.gradient_sums import (
     GradientSums,
     detached_without_grad,
+    outside_graphs,
     scaled_gradients,
 )
 from spectral_fairseq.functional.losses.ignored_targets import without_ignored
@@ -161,6 +162,7 @@ class _ConsistencyCrossEntropy(torch.autograd.Function):
         return contexts, None, matrix, bias, None, None, None, None
 
 
+@outside_graphs
 def consistency_cross_entropy(
     contexts: Tensor,
     targets: Tensor,

@@ -65,6 +65,7 @@ from spectral_fairseq.functional.losses.blockwise import smoothing_weights
 from spectral_fairseq.functional.losses.gradient_sums import (
     GradientSums,
     detached_without_grad,
+    outside_graphs,
     scaled_gradients,
 )
 from spectral_fairseq.functional.losses.ignored_targets import without_ignored
@@ -316,6 +317,7 @@ class _LogMixture(torch.autograd.Function):
         )
 
 
+@outside_graphs
 def log_mixture(
     contexts: Tensor, log_prior: Tensor, matrix: Tensor, bias: Optional[Tensor] = None
 ) -> Tensor:
@@ -545,6 +547,7 @@ def adversarial_mixture_cross_entropy(
         return AdversarialLoss(loss, *_summed_losses(inputs, None, *options))
 
 
+@outside_graphs
 def _summed_losses(
     inputs: Tuple[Tensor, Tensor, Tensor, Tensor, Optional[Tensor]],
     margin: Optional[Tensor],
