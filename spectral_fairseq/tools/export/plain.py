@@ -39,7 +39,6 @@ from spectral_fairseq.tools.export.logits import (
     compare_logits,
 )
 
-
 # The remedy of a converter for a model that it does not take; see :func:`recommending_others`.
 ANOTHER_TARGET = "Export it to another target."
 
