@@ -20,6 +20,14 @@ SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 FILLER = "madeupword"
 MAX_COUNT = 2**63 - 1  # what a tensor of counts holds
 _OVERWRITE = "#fairseq:overwrite"
+# Tasks that append the mask of their noise, and nothing else.
+_MASKING = (
+    "denoising",
+    "masked_lm",
+    "multilingual_masked_lm",
+    "sentence_prediction",
+    "sentence_ranking",
+)
 
 
 @dataclass
@@ -131,10 +139,93 @@ def dictionary_files(where: Path, checkpoint: Mapping[str, Any], table: str) -> 
     # The checkpoint of a training without --source-lang and --target-lang names no languages.
     source, target = _language_pair(where)
     languages = [task.get("target_lang") or target, task.get("source_lang") or source]
-    if table.startswith("encoder."):
+    files = [task.get("target_dict"), task.get("source_dict")]
+    owner = re.match(r"models\.([^.]+)-([^.]+)\.", table)
+    if owner is not None:  # a table of multilingual_translation is that of one pair
+        languages = [owner[2], owner[1]]
+    if "encoder" in table.split("."):
         languages.reverse()
-    names = [f"dict.{language}.txt" for language in languages if language] + ["dict.txt"]
-    return [where / name for name in names if os.path.isfile(where / name)]
+        files.reverse()
+    # A task of several pairs has a dictionary for each language; where a table serves several, they
+    # are equal.
+    languages += _languages_of_pairs(task)
+    files = [task.get("fixed_dictionary"), *files]
+    names = [os.path.basename(str(file)) for file in files if file]
+    names += [f"dict.{language}.txt" for language in languages if language] + ["dict.txt"]
+    return [where / name for name in dict.fromkeys(names) if os.path.isfile(where / name)]
+
+
+def added_symbols(checkpoint: Mapping[str, Any], where: Path) -> List[str]:
+    """The symbols that the task of a training appends to the dictionaries that it reads.
+
+    Args:
+        checkpoint: as loaded; the settings of its task name the languages.
+        where: the folder of the dictionaries.
+
+    Returns:
+        Languages and the mask of denoising, in the order in which fairseq appends them.
+    """
+    task = checkpoint_settings(checkpoint, "task")
+    name = str(task.get("_name") or task.get("task"))
+    pairs, languages = _languages_of_pairs(task), _listed(task.get("langs"))
+    if name in _MASKING:
+        return ["<mask>"]
+    if name == "translation_from_pretrained_bart":
+        return [*(f"[{language}]" for language in languages), "<mask>"]
+    if name == "multilingual_denoising":
+        marked = (languages or _folders_in(where)) if task.get("add_lang_token") else []
+        return [*(f"[{language}]" for language in marked), "<mask>"]
+    if name == "multilingual_language_modeling":
+        marked = _folders_in(where) if task.get("add_bos_token") else []
+        return [f"<{one}>" for one in marked if not languages or one in languages]
+    if name == "online_backtranslation":
+        return ["<mask>", *(f"__{one}__" for one in _listed(task.get("mono_langs")))]
+    if name == "translation_multi_simple_epoch":
+        known = languages or _lines_of(task.get("lang_dict"), where) or pairs
+        return _of_several_pairs(task, known)
+    if pairs and (task.get("encoder_langtok") is not None or task.get("decoder_langtok")):
+        return [f"__{language}__" for language in pairs]
+    return []
+
+
+def _of_several_pairs(task: Mapping[str, Any], languages: Sequence[str]) -> List[str]:
+    """Those of translation_multi_simple_epoch."""
+    style = "[{}]" if task.get("lang_tok_style") == "mbart" else "__{}__"
+    added = []
+    for kind in _listed(task.get("langtoks_specs")) or ["main"]:
+        ending = next((f"_{one}" for one in ("dae", "mined") if kind.endswith(one)), "")
+        added += [style.format(language + ending) for language in languages]
+    if style == "[{}]" or "mono_dae" in str(task.get("extra_data")):
+        added.append("<mask>")
+    return added
+
+
+def _languages_of_pairs(task: Mapping[str, Any]) -> List[str]:
+    pairs = _listed(task.get("lang_pairs"))
+    return sorted({language for pair in pairs for language in pair.split("-")})
+
+
+def _listed(value: Any) -> List[str]:
+    """The entries of a setting that is a list, or a text with commas."""
+    parts = value.split(",") if isinstance(value, str) else value
+    return [str(part) for part in parts if part] if isinstance(parts, (list, tuple)) else []
+
+
+def _folders_in(where: Path) -> List[str]:
+    """The languages of a task that has a folder of data for each."""
+    try:
+        return sorted(path.name for path in where.iterdir() if path.is_dir())
+    except PermissionError:  # the files of such a folder can be read, but not listed
+        return []
+
+
+def _lines_of(file: Any, where: Path) -> List[str]:
+    """The languages that a file lists, at its place or beside the dictionaries."""
+    for path in (Path(str(file)), where / os.path.basename(str(file))) if file else ():
+        if why_not_readable(path) is None:
+            lines = path.read_text("utf-8", "replace").splitlines()
+            return [line.strip() for line in lines if line.strip()]
+    return []
 
 
 def _language_pair(where: Path) -> Tuple[Optional[str], Optional[str]]:
@@ -180,18 +271,24 @@ def find_dictionary(
         if os.path.isdir(file):
             files = dictionary_files(file, checkpoint, table)
             if not files:
+                others = sorted(one.name for one in file.glob("dict.*.txt"))
                 raise DataError(
-                    f"dict.txt or dict.<language>.txt in {file}",
-                    "none",
+                    f"dict.txt in {file}, or dict.<language>.txt of a language in the settings of "
+                    "the checkpoint",
+                    ", ".join(others) or "none",
                     "Name the file itself with --dict.",
                 )
-            words = _fitting(files, rows) or read_dictionary(files[0])
         else:
-            words = read_dictionary(file)
-        if len(words.symbols) != rows:
+            files = [file]
+        words = _fitting(files, rows, checkpoint)
+        if words is None:
+            words, added = read_dictionary(files[0]), added_symbols(checkpoint, files[0].parent)
+            task = checkpoint_settings(checkpoint, "task")
             raise DataError(
                 f"a dictionary for the {rows} rows of {table} in {path}",
-                f"{len(words.symbols)} symbols (the four special ones counted) in {words.path}",
+                f"{len(words.symbols)} symbols (the four special ones counted) in {words.path}"
+                + (f", to which --task {task.get('_name') or task.get('task')} " if added else "")
+                + (f"appends {len(added)}" if added else ""),
                 "Give the dictionary of that checkpoint's training data; for the other side of a "
                 "translation model, choose it with --table.",
             )
@@ -205,7 +302,7 @@ def find_dictionary(
             else "none given, and the checkpoint does not say where its data are"
         )
     for folder in folders:
-        found = _fitting(dictionary_files(folder, checkpoint, table), rows)
+        found = _fitting(dictionary_files(folder, checkpoint, table), rows, checkpoint)
         if found is not None:
             return found, "found in the folder of the training data"
     return None, f"none given, and none of {rows} symbols in the training data's folder"
@@ -224,9 +321,18 @@ def _training_folders(recorded: str, path: Any) -> List[Path]:
     return [folder for folder in dict.fromkeys(folders) if os.path.isdir(folder)]
 
 
-def _fitting(files: Sequence[Path], rows: int) -> Optional[WordList]:
+def _fitting(files: Sequence[Path], rows: int, checkpoint: Mapping[str, Any]) -> Optional[WordList]:
+    """The first dictionary of so many rows, with the symbols that the task appends to it."""
     for file in files:
         words = read_dictionary(file)
+        added = [
+            symbol
+            for symbol in dict.fromkeys(added_symbols(checkpoint, file.parent))
+            if symbol not in words.symbols
+        ]
+        if len(words.symbols) + len(added) == rows:
+            words.symbols += added
+            words.counts += [0] * len(added)
         if len(words.symbols) == rows:
             return words
     return None

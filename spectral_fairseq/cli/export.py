@@ -182,14 +182,16 @@ def _to_folder(args: argparse.Namespace) -> Printed:
 def _refuse_language_pairs(checkpoint: Dict[str, Any], target: str) -> None:
     """Refuse tasks that append their languages to the dictionaries of the training data."""
     from spectral_fairseq.checkpoints.dictionary import checkpoint_settings
+    from spectral_fairseq.tools.export.plain import ANOTHER_TARGET, recommending_others
 
     task = checkpoint_settings(checkpoint, "task")
     if task.get("lang_pairs"):
-        raise UnsupportedError(
-            f"a model of one language pair, for --to {target}",
-            f"one of --task {task.get('_name') or task.get('task')}",
-            "Export it to plain fairseq instead.",
-        )
+        with recommending_others(checkpoint, target):
+            raise UnsupportedError(
+                f"a model of one language pair, for --to {target}",
+                f"one of --task {task.get('_name') or task.get('task')}",
+                ANOTHER_TARGET,
+            )
 
 
 def _fill_huggingface(

@@ -21,9 +21,11 @@ from spectral_fairseq.compat import (
     damaged_data,
     data_position,
     dead_encoder_keys,
+    embedding_file,
     encoder_fast_path,
     fasta_index,
     joblib_workers,
+    kept_layers,
     literal_settings,
     numpy_names,
     patience,
@@ -60,6 +62,8 @@ PATCHES = (
     joblib_workers.PATCH,
     validation_task.PATCH,
     bf16_without_tpu.PATCH,
+    embedding_file.PATCH,
+    kept_layers.PATCH,
 )
 
 

@@ -1,8 +1,10 @@
 """The base class of embedding tables, and what each kind of table declares."""
 
 # No "from __future__ import annotations" here: TorchScript reads the annotations.
+import numbers
 from typing import (
     Any,
+    Callable,
     ClassVar,
     Dict,
     FrozenSet,
@@ -20,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.option import Option
+from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.linalg.gram import gram
 from spectral_fairseq.functional.linalg.row_norms import row_norms
 from spectral_fairseq.functional.linalg.singular_values import singular_values
@@ -60,6 +63,26 @@ class FactorMeasures(NamedTuple):
     orthogonality: Dict[str, float]
     stored_sigma: Optional[Tensor]
     initial_norm: Optional[float]
+
+
+def counted_from_start(row: Any, num_embeddings: int) -> int:
+    """The index from 0 of a row, which may be counted from the end as in ``nn.Embedding``.
+
+    Args:
+        row: from -N to N - 1.
+        num_embeddings: N.
+
+    Raises:
+        ConfigurationError: there is no such row.
+    """
+    if not isinstance(row, numbers.Integral) or not -num_embeddings <= row < num_embeddings:
+        raise ConfigurationError(
+            f"`padding_idx` and `excluded_rows` to be rows of a table of {num_embeddings} rows",
+            repr(row),
+            f"Give numbers from {-num_embeddings} to {num_embeddings - 1}; a table of this package "
+            "has a row of padding.",
+        )
+    return int(row) % num_embeddings
 
 
 class Table(nn.Module):
@@ -121,12 +144,14 @@ class Table(nn.Module):
         """The table that equals a dense one to float precision.
 
         Args:
-            weight: W, shape (N, d).
+            weight: W, shape (N, d), of any floating dtype. The table has torch's default dtype.
             padding_idx: as for the constructor.
             **options: the constructor's other arguments.
         """
         table = cls(weight.size(0), weight.size(1), padding_idx, **options)
-        table.load_state_dict(table.factor(weight))
+        # Factors of 16 bits would multiply to another matrix.
+        wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        table.load_state_dict(table.factor(wide))
         return table
 
     def vectors(self, words: Tensor) -> Tensor:
@@ -197,6 +222,28 @@ class Table(nn.Module):
         """Singular values over the rows that count, largest first, float32, shape (d,)."""
         return singular_values(self.weight.float(), self.excluded_rows)
 
+    def reset_parameters(self) -> None:
+        """Start anew, as the constructor does."""
+        raise NotImplementedError
+
     def _exclude(self, padding_idx: int, excluded_rows: Sequence[int]) -> None:
-        rows = sorted({padding_idx, *excluded_rows})
-        self.register_buffer("excluded_rows", torch.tensor(rows), persistent=False)
+        """Set ``padding_idx`` and ``excluded_rows``; ``num_embeddings`` is set before."""
+        rows = [counted_from_start(row, self.num_embeddings) for row in excluded_rows]
+        self.padding_idx = counted_from_start(padding_idx, self.num_embeddings)
+        self._excluded = sorted({self.padding_idx, *rows})
+        self.register_buffer("excluded_rows", torch.tensor(self._excluded), persistent=False)
+
+    def _apply(
+        self: AnyTable, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any
+    ) -> AnyTable:
+        # A table that was built on the meta device has no values, and ``to_empty`` gives it any. No
+        # checkpoint holds those of constant buffers.
+        super()._apply(fn, *args, **kwargs)
+        self._fill_constants()
+        return self
+
+    def _fill_constants(self) -> None:
+        """Give the buffers that no checkpoint holds their values, wherever they are."""
+        rows = self.excluded_rows
+        if not rows.is_meta:
+            self.excluded_rows = torch.tensor(self._excluded, device=rows.device)

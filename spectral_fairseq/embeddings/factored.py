@@ -24,7 +24,7 @@ class FactoredEmbedding(Table):
         num_embeddings: N, all rows of the dictionary.
         embedding_dim: d.
         padding_idx: row that starts at zero and never receives a gradient, neither from the
-            look-up nor from the softmax.
+            look-up nor from the softmax; a negative number counts from the end.
         excluded_rows: further rows that penalties and measures leave out (``madeupword0000``).
     """
 
@@ -38,7 +38,6 @@ class FactoredEmbedding(Table):
         super().__init__()
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
-        self.padding_idx = padding_idx
         self._exclude(padding_idx, excluded_rows)
 
     def dense(self) -> Tensor:
@@ -76,7 +75,9 @@ class FactoredEmbedding(Table):
                 f"infinity or NaN in {int((~torch.isfinite(weight)).any(1).sum())} rows",
                 "Training diverged, or the file is damaged: use an earlier checkpoint.",
             )
-        for key, value in self.factor(weight).items():
+        # Factors of 16 bits would multiply to another matrix.
+        wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        for key, value in self.factor(wide).items():
             state_dict[f"{name}.{key}"] = value
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
@@ -89,10 +90,8 @@ class FactoredEmbedding(Table):
         raise NotImplementedError
 
     def _without_padding(self, grad: Tensor) -> Tensor:
-        # A tied softmax gives the padding row a gradient, which the look-up does not. Changing it
-        # in place saves a copy of the table: the matrix product made this gradient for one factor.
-        # That of a plain sum is one number, seen through every row.
-        if 0 in grad.stride():
-            grad = grad.clone()
+        # A tied softmax gives the padding row a gradient, which the look-up does not. It is left
+        # out of a copy, since autograd may hand the same gradient on to other tensors.
+        grad = grad.clone()
         grad[self.padding_idx].zero_()
         return grad

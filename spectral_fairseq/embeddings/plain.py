@@ -6,7 +6,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.base import Table, TableSpec
+from spectral_fairseq.embeddings.base import Table, TableSpec, counted_from_start
 
 
 class PlainEmbedding(nn.Embedding, Table):
@@ -26,6 +26,7 @@ class PlainEmbedding(nn.Embedding, Table):
     entries = ("weight",)
 
     padding_idx: int
+    init_range: Optional[float] = None
 
     def __init__(
         self,
@@ -36,12 +37,18 @@ class PlainEmbedding(nn.Embedding, Table):
         *,
         init_range: Optional[float] = None,
     ) -> None:
-        super().__init__(num_embeddings, embedding_dim, padding_idx=padding_idx)
-        self._exclude(padding_idx, excluded_rows)
-        nn.init.normal_(self.weight, mean=0, std=embedding_dim**-0.5)
-        if init_range is not None:
-            nn.init.uniform_(self.weight, -init_range, init_range)
-        nn.init.zeros_(self.weight[padding_idx])
+        row = counted_from_start(padding_idx, num_embeddings)
+        super().__init__(num_embeddings, embedding_dim, padding_idx=row)  # draws once
+        self._exclude(row, excluded_rows)
+        self.init_range = init_range
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the entries anew, as the constructor does."""
+        nn.init.normal_(self.weight, mean=0, std=self.embedding_dim**-0.5)
+        if self.init_range is not None:
+            nn.init.uniform_(self.weight, -self.init_range, self.init_range)
+        nn.init.zeros_(self.weight[self.padding_idx])
 
     @classmethod
     def build(cls, spec: TableSpec, **options: Any) -> "PlainEmbedding":

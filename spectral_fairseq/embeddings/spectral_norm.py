@@ -80,14 +80,27 @@ class SpectralNormEmbedding(FactoredEmbedding):
                 repr(scale),
                 "Correct `scale`.",
             )
-        stored = torch.randn(num_embeddings, embedding_dim) / math.sqrt(embedding_dim)
-        if init_range is not None:
-            stored.uniform_(-init_range, init_range)
-        stored[padding_idx] = 0
-        self.stored = nn.Parameter(stored)
-        self.register_buffer("direction", _first_direction(stored))
-        self.register_buffer("largest", torch.tensor(float(scale)))
+        self.init_range, self.start_scale = init_range, float(scale)
+        self.stored = nn.Parameter(torch.zeros(num_embeddings, embedding_dim))
+        self.register_buffer("direction", torch.zeros(embedding_dim))
+        self.register_buffer("largest", torch.zeros(()))
+        self.reset_parameters()
         self._register_hooks()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw S anew and set c to the constructor's scale."""
+        if self.stored.is_meta:
+            return
+        # It is drawn on the CPU, so that a seed gives one table whatever the device.
+        shape = (self.num_embeddings, self.embedding_dim)
+        stored = torch.randn(shape, device="cpu") / math.sqrt(self.embedding_dim)
+        if self.init_range is not None:
+            stored.uniform_(-self.init_range, self.init_range)
+        stored[self.padding_idx] = 0
+        self.stored.copy_(stored)
+        self.direction.copy_(_first_direction(stored))
+        self.largest.fill_(self.start_scale)
 
     @classmethod
     def build(cls, spec: TableSpec, **options: Any) -> "SpectralNormEmbedding":

@@ -161,13 +161,9 @@ class SVDEmbedding(FactoredEmbedding):
         self.register_buffer("initial_norm", torch.ones(()))
         # With an automatic c1 the prior is this shape, of norm 1, times the initial norm.
         with arguments_as_flags(kind="`prior`"):
-            shape = prior_spectrum(
-                prior, embedding_dim, c1=c1, c2=c2, gamma=gamma, frobenius_norm=1.0
-            )
-        self.register_buffer("prior_shape", shape, persistent=False)
-        if frobenius_norm is None:
-            frobenius_norm = math.sqrt(counted)
-        self.initial_norm.fill_(frobenius_norm)
+            shape = self._prior_shape()
+        self.register_buffer("prior_shape", shape.to(self.U.device), persistent=False)
+        self.start_norm = math.sqrt(counted) if frobenius_norm is None else float(frobenius_norm)
         self.reset_parameters()
         self._register_hooks()
 
@@ -187,13 +183,16 @@ class SVDEmbedding(FactoredEmbedding):
         With V = I and a flat prior W is distributed as a plain table of orthogonal columns, and
         an optimiser that scales coordinates one by one (Adam) sees the same coordinates.
         """
+        if self.U.is_meta:
+            return
+        self.initial_norm.fill_(self.start_norm)
         counted = self._counted_rows()
-        q, r = torch.linalg.qr(torch.randn(len(counted), self.embedding_dim))
-        q *= r.diagonal().sign()  # makes the distribution uniform
-        u = torch.zeros(self.num_embeddings, self.embedding_dim)
-        u[counted] = q
         # They are drawn on the CPU, so that a seed gives one table whatever the device.
-        self._store(u, self.prior().cpu(), torch.eye(self.embedding_dim))
+        q, r = torch.linalg.qr(torch.randn(len(counted), self.embedding_dim, device="cpu"))
+        q *= r.diagonal().sign()  # makes the distribution uniform
+        u = torch.zeros(self.num_embeddings, self.embedding_dim, device="cpu")
+        u[counted] = q
+        self._store(u, self.prior().cpu(), torch.eye(self.embedding_dim, device="cpu"))
 
     @torch.no_grad()
     def factor(self, weight: Tensor) -> Dict[str, Tensor]:
@@ -309,7 +308,7 @@ class SVDEmbedding(FactoredEmbedding):
         hook(self.U, self._without_padding)
 
     def _counted_rows(self) -> Tensor:
-        mask = torch.ones(self.num_embeddings, dtype=torch.bool)
+        mask = torch.ones(self.num_embeddings, dtype=torch.bool, device="cpu")
         mask[self.excluded_rows.cpu()] = False
         return mask.nonzero().squeeze(1)
 
@@ -326,8 +325,28 @@ class SVDEmbedding(FactoredEmbedding):
         exact = {name: getattr(self, name) for name in ("scale", "initial_norm", "prior_shape")}
         super()._apply(fn, *args, **kwargs)
         for name, value in exact.items():
-            setattr(self, name, value.to(getattr(self, name).device))
+            device = getattr(self, name).device
+            if value.is_meta:  # there is nothing to keep
+                setattr(self, name, torch.empty_like(value, device=device))
+            else:
+                setattr(self, name, value.to(device))
+        self._fill_constants()
         return self
+
+    def _fill_constants(self) -> None:
+        super()._fill_constants()
+        if not self.prior_shape.is_meta:
+            self.prior_shape = self._prior_shape().to(self.prior_shape.device)
+
+    def _prior_shape(self) -> Tensor:
+        return prior_spectrum(
+            self.prior_kind,
+            self.embedding_dim,
+            c1=self.c1,
+            c2=self.c2,
+            gamma=self.gamma,
+            frobenius_norm=1.0,
+        )
 
 
 def _thin_svd(matrix: Tensor) -> Tuple[Tensor, Tensor, Tensor]:

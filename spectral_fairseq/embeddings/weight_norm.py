@@ -140,12 +140,16 @@ class WeightNormEmbedding(FactoredEmbedding):
 
     @torch.no_grad()
     def reset_parameters(self, counts: Optional[Sequence[float]] = None) -> None:
-        """Draw v uniformly from [-r, r] and set g to sigma log c, smoothed (equation 9)."""
+        """Draw v uniformly from [-r, r] and set g to sigma log c, smoothed (equation 9).
+
+        Args:
+            counts: as for the constructor, which does not keep them.
+        """
         self.v.uniform_(-self.init_range, self.init_range)
         if counts is None:
             self.g.fill_(self.init_range * math.sqrt(self.embedding_dim / 3))
         else:
-            self.g.copy_(self.sigma * smoothed_log_counts(counts))
+            self.g.copy_(self.sigma * smoothed_log_counts(counts).to(self.g.device))
         self.g[self.padding_idx] = 0
         self.v[self.padding_idx] = 0
 

@@ -6,7 +6,7 @@ import argparse
 import math
 from dataclasses import dataclass, field, make_dataclass
 from types import SimpleNamespace
-from typing import Any, Callable, Iterable, Type
+from typing import Any, Callable, Iterable, List, Type
 
 from fairseq.dataclass import FairseqDataclass
 
@@ -78,6 +78,21 @@ def read_flags(flags: Iterable[Flag], cfg: Any) -> SimpleNamespace:
         ConfigurationError: a value outside its flag's range.
     """
     return SimpleNamespace(**{flag.name: flag.read(cfg) for flag in flags})
+
+
+def given(flags: Iterable[Flag], options: Any) -> List[str]:
+    """The options, as users type them, of those ``flags`` whose values differ from the defaults.
+
+    Args:
+        flags: to look at.
+        options: their checked values, by the names of their fields.
+    """
+    # A choice is compared by its text: fairseq makes it a member of an enumeration.
+    return [
+        flag.option
+        for flag in flags
+        if str(getattr(options, flag.name)) != str(flag.parse(flag.default))
+    ]
 
 
 def with_flags(config: Type[FairseqDataclass], name: str, flags: Iterable[Flag], doc: str) -> Any:

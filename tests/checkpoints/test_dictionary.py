@@ -123,3 +123,62 @@ def test_data_by_a_path_relative_to_where_the_training_started(tmp_path, monkeyp
     checkpoint["cfg"]["task"]["data"] = "absent"
     words, remark = find_dictionary(None, checkpoint, "t", 7, path)
     assert words is None and "'absent'" in remark
+
+
+PAIRS = {"_name": "multilingual_translation", "lang_pairs": ["de-en", "fr-en"]}
+SIMPLE = {"_name": "translation_multi_simple_epoch", "lang_pairs": "de-en,fr-en"}
+DENOISING = {"_name": "multilingual_denoising", "add_lang_token": True}
+
+
+@pytest.mark.parametrize("task, added", [
+    (PAIRS, []),
+    ({**PAIRS, "decoder_langtok": True}, ["__de__", "__en__", "__fr__"]),
+    ({**PAIRS, "encoder_langtok": "src"}, ["__de__", "__en__", "__fr__"]),
+    (SIMPLE, ["__de__", "__en__", "__fr__"]),
+    ({**SIMPLE, "langs": ["fr", "en", "de"]}, ["__fr__", "__en__", "__de__"]),
+    ({**SIMPLE, "lang_dict": "elsewhere/langs"}, ["__en__", "__fr__", "__de__"]),
+    (
+        {**SIMPLE, "langtoks_specs": ["main", "mono_dae"], "langs": "de,en"},
+        ["__de__", "__en__", "__de_dae__", "__en_dae__"],
+    ),
+    ({**SIMPLE, "lang_tok_style": "mbart", "langs": "de,en"}, ["[de]", "[en]", "<mask>"]),
+    ({"_name": "translation_from_pretrained_bart", "langs": "x,y"}, ["[x]", "[y]", "<mask>"]),
+    ({**DENOISING, "langs": "b,a"}, ["[b]", "[a]", "<mask>"]),
+    (DENOISING, ["[data_a]", "[data_b]", "<mask>"]),
+    ({"_name": "denoising"}, ["<mask>"]),
+    ({"_name": "masked_lm"}, ["<mask>"]),
+    ({"_name": "multilingual_language_modeling", "add_bos_token": True}, ["<data_a>", "<data_b>"]),
+    ({"_name": "translation", "source_lang": "de", "target_lang": "en"}, []),
+])  # fmt: skip
+def test_symbols_that_the_task_appends(tmp_path, task, added):
+    for name in ("dict.de.txt", "dict.en.txt", "dict.fr.txt", "dict.txt"):
+        save_dictionary(tmp_path / name, 6, "w")
+    (tmp_path / "langs").write_text("en\nfr\n\nde\n")
+    for name in ("data_a", "data_b"):
+        (tmp_path / name).mkdir()
+    checkpoint = {"cfg": {"task": {**task, "data": str(tmp_path)}}}
+    rows = 10 + len(added)
+    for given in (tmp_path, tmp_path / "dict.en.txt", None):
+        words, _ = find_dictionary(given, checkpoint, "decoder.embed_tokens.weight", rows, "x.pt")
+        assert words.symbols[10:] == added and len(words.counts) == rows
+    if added:
+        message = f"10 symbols .* to which --task {task['_name']} appends {len(added)}"
+        with pytest.raises(DataError, match=message):
+            find_dictionary(tmp_path, checkpoint, "decoder.embed_tokens.weight", rows + 1, "x.pt")
+
+
+def test_the_pair_of_a_table_names_its_language(tmp_path):
+    for language in ("de", "en", "fr"):
+        save_dictionary(tmp_path / f"dict.{language}.txt", 6, language)
+    checkpoint = {"cfg": {"task": {**PAIRS, "data": str(tmp_path)}}}
+    for side, language in (("encoder", "fr"), ("decoder", "en")):
+        table = f"models.fr-en.{side}.embed_tokens.weight"
+        words, _ = find_dictionary(tmp_path, checkpoint, table, 10, "x.pt")
+        assert words.symbols[4] == f"{language}0"
+
+
+def test_dictionaries_that_no_setting_names_are_listed(tmp_path):
+    for language in ("de", "en"):
+        save_dictionary(tmp_path / f"dict.{language}.txt", 6, language)
+    with pytest.raises(DataError, match="found dict.de.txt, dict.en.txt. Name the file itself"):
+        find_dictionary(tmp_path, {"cfg": {}}, "decoder.embed_tokens.weight", 10, "x.pt")

@@ -198,3 +198,83 @@ def test_what_is_not_finite_is_refused(kind, bad):
     weight[7, 3] = bad
     with pytest.raises(CheckpointError, match="t.weight.*infinity or NaN in 1 rows.*earlier"):
         table(kind).upgrade_state_dict_named({"t.weight": weight}, "t")
+
+
+NEEDS_DEVICE_CONTEXT = pytest.mark.skipif(
+    not hasattr(torch.device, "__enter__"), reason="torch.device is no context before torch 2.0"
+)
+
+
+@NEEDS_DEVICE_CONTEXT
+@every_kind
+def test_a_table_is_built_without_memory_and_loaded(kind):
+    """As ``from_pretrained`` does it: on the meta device, then with the weights of a checkpoint."""
+    expected = table(kind)
+    with torch.device("meta"):
+        head = SoftmaxHead(table(kind), bias=True)
+    assert all(value.is_meta for value in [*head.parameters(), *head.buffers()])
+    found = head.to_empty(device="cpu").table
+    found.load_state_dict(expected.state_dict())
+    assert torch.equal(found.weight, expected.weight)
+    assert found.excluded_rows.tolist() == [PAD, *FILLERS]
+    if kind.kind == "svd":
+        assert torch.equal(found.prior(), expected.prior())
+    found(torch.tensor([PAD, 5])).sum().backward()
+    assert all(torch.isfinite(one.grad).all() for one in found.parameters() if one.grad is not None)
+
+
+@NEEDS_DEVICE_CONTEXT
+@every_kind
+def test_a_table_is_built_without_memory_and_started(kind):
+    """As FSDP does it: on the meta device, then by ``reset_parameters``."""
+    with torch.device("meta"):
+        found = table(kind)
+    found = found.to_empty(device="cpu")
+    for value in found.state_dict().values():
+        value.fill_(float("nan"))  # empty memory may hold anything
+    torch.manual_seed(3)
+    found.reset_parameters(*([COUNTS] if kind.starts_from_counts else []))
+    expected = table(kind)
+    torch.manual_seed(3)
+    expected.reset_parameters(*([COUNTS] if kind.starts_from_counts else []))
+    for name, value in expected.state_dict().items():
+        assert torch.equal(found.state_dict()[name], value)
+    assert not found.weight[PAD].any() and found.weight[5].any()
+
+
+@every_kind
+def test_padding_that_is_counted_from_the_end(kind):
+    found, expected = kind(37, 5, -1, [-3]), kind(37, 5, 36, [34])
+    assert found.padding_idx == 36 and found.excluded_rows.tolist() == [34, 36]
+    found.load_state_dict(expected.state_dict())
+    weight = dense()
+    for one in (kind.from_dense(weight, -37), kind.from_dense(weight, 0)):
+        one.project(one(torch.tensor([0, 5]))).square().sum().backward()
+        first = getattr(one, kind.entries[0])
+        assert one.padding_idx == 0
+        assert kind.kind == "plain" or not first.grad[0].any()
+
+
+@every_kind
+@pytest.mark.parametrize("row", [None, 37, -38, 1.0])
+def test_padding_that_is_no_row(kind, row):
+    with pytest.raises(ConfigurationError, match="rows of a table of 37 rows; found"):
+        kind(37, 5, row)
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_a_dense_table_of_every_dtype_is_exact(kind, dtype):
+    weight = dense().to(dtype)
+    found = kind.from_dense(weight, PAD)
+    assert found.weight.dtype == torch.float32
+    assert_equals(kind, found.weight, weight.float())
+
+
+@every_factored_kind
+def test_a_plain_checkpoint_of_half_precision_is_restored_exactly(kind):
+    weight = dense().half()
+    state, found = {"table.weight": weight}, table(kind)
+    found.upgrade_state_dict_named(state, "table")
+    found.load_state_dict({key[len("table.") :]: value for key, value in state.items()})
+    assert_equals(kind, found.weight, weight.float())

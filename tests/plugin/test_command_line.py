@@ -69,6 +69,87 @@ def test_translation_arch(arch, train, run_cli, tiny_translation_data, tmp_path)
     }
 
 
+@pytest.mark.parametrize("arch, sides, more", [
+    ("transformer_sc", ("encoder", "decoder"), (SHARED,)),
+    ("transformer_mos", ("decoder",), (SHARED, "--mixture-components", "2")),
+    ("transformer", ("encoder", "decoder"), (SHARED,)),
+    ("transformer", ("encoder",), ()),
+    ("transformer_lm_sc", ("decoder",), (SHARED_LM,)),
+    ("transformer_lm_sc", ("decoder",), ("--embedding-type", "plain")),
+    ("transformer_lm", ("decoder",), ()),
+])  # fmt: skip
+def test_kept_layers(
+    arch, sides, more, train, run_cli, tiny_translation_data, tiny_lm_data, tmp_path
+):
+    """What LayerDrop's pruning saves can be translated with, resumed, exported and averaged."""
+    depth = [part for side in sides for part in (f"--{side}-layers", "3")]
+    keep = [part for side in sides for part in (f"--{side}-layers-to-keep", "0,2")]
+    run = (arch, "cross_entropy", *more, *depth, "--lr", "0")
+    whole = train(*run) / "checkpoint_last.pt"
+    save = tmp_path / "pruned"
+    cut = (*run, *keep, "--finetune-from-model", whole, "--save-dir", save)
+    anew = train(*run, *keep) / "checkpoint_last.pt"  # loads no weights
+    for arguments in (cut, (*cut, "--max-epoch", "2", "--max-update", "8")):
+        train(*arguments)
+        saved = load_checkpoint(save / "checkpoint_last.pt")
+        settings = saved["cfg"]["model"]
+        settings = settings if isinstance(settings, dict) else vars(settings)
+        weights = load_checkpoint(whole)["model"]
+        for side in sides:
+            assert settings[f"{side}_layers"] == 2 and settings[f"{side}_layers_to_keep"] is None
+            for to, source in ((0, 0), (1, 2)):
+                name = f"{side}.layers.{{}}.fc1.weight"
+                assert torch.equal(saved["model"][name.format(to)], weights[name.format(source)])
+            assert name.format(2) not in saved["model"]
+    assert saved["optimizer_history"][-1]["num_updates"] == 8  # it was resumed
+    average = tmp_path / "average.pt"
+    run_cli("spectral-fairseq", "average", save / "checkpoint_last.pt", "--output", average)
+    paths = [save / "checkpoint_last.pt", anew, average]
+    if arch in ("transformer_sc", "transformer_lm_sc"):
+        run_cli("spectral-fairseq", "export", paths[0], tmp_path / "plain.pt")
+        paths.append(tmp_path / "plain.pt")
+    for path in paths:
+        if "_lm" in arch:
+            assert perplexity(run_cli, tiny_lm_data, path, *USER_DIR) > 1
+        else:
+            assert len(generate(run_cli, tiny_translation_data, path, *USER_DIR)) == 7
+    if "_lm" not in arch:  # as fairseq's examples/layerdrop does
+        overrides = {f"{side}_layers_to_keep": "0,2" for side in sides}
+        pruned = generate(
+            run_cli, tiny_translation_data, whole, *USER_DIR, "--model-overrides", overrides
+        )
+        assert pruned == generate(run_cli, tiny_translation_data, paths[0], *USER_DIR)
+
+
+@pytest.mark.parametrize("arch, more", [
+    ("transformer_sc", ()),
+    ("transformer_sc", (SHARED,)),
+    ("transformer", (SHARED,)),
+    ("lstm_mos", (SHARED, "--mixture-components", "2")),
+    ("lstm", ()),
+])  # fmt: skip
+def test_file_of_vectors_is_needed_once(
+    arch, more, train, run_cli, tiny_translation_data, tmp_path
+):
+    dictionary = (tiny_translation_data / "dict.de.txt").read_text().splitlines()
+    vectors, width = tmp_path / "vectors.txt", "16" if "transformer" in arch else "12"
+    row = " ".join(["0.5"] * int(width))
+    words = [line.split()[0] for line in dictionary]
+    vectors.write_text(f"{len(words)} {width}\n" + "".join(f"{w} {row}\n" for w in words))
+    more += tuple(
+        part for side in ("encoder", "decoder") for part in (f"--{side}-embed-path", vectors)
+    )
+    if "lstm" in arch:
+        names = ("encoder-embed-dim", "decoder-embed-dim", "decoder-out-embed-dim")
+        names += ("encoder-hidden-size", "decoder-hidden-size")
+        more += tuple(part for name in names for part in (f"--{name}", width))
+    best = train(arch, "cross_entropy", *more) / "checkpoint_best.pt"
+    expected = generate(run_cli, tiny_translation_data, best, *USER_DIR)
+    vectors.unlink()
+    assert generate(run_cli, tiny_translation_data, best, *USER_DIR) == expected
+    assert len(expected) == 7
+
+
 @pytest.mark.parametrize("arch", [*MIXTURES, "lstm_mos"])
 def test_mixture_arch(arch, train, run_cli, tiny_translation_data, tmp_path):
     more = ("--mixture-components", "3", "--mixture-dropout", "0.1")

@@ -1,14 +1,20 @@
 """Flags that contradict each other are refused by name, before anything is trained."""
 
 import logging
+from argparse import Namespace
+from types import SimpleNamespace
 
 import pytest
+import torch
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.plugin.criterions.penalised import RETIRED
 from spectral_fairseq.tools.plugin_flags import flag_sections
+from spectral_fairseq.lm.coupled_adam import CoupledAdam
+from spectral_fairseq.plugin.models.options import warn_of_idle_options
+from spectral_fairseq.plugin.optim.coupled_adam import couple_tables
 from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample, words
 from tests.plugin.trainers import build_trainer
 
@@ -118,3 +124,103 @@ def test_a_flag_that_is_gone_does_nothing_at_its_old_default_and_is_refused_othe
         build_criterion(task, **{flag.name: 0.5})
     listed = [one.name for flags in flag_sections().values() for one in flags]
     assert "--cosreg-weight" in listed and flag.option not in listed
+
+
+TABLE_FLAGS = [
+    {"cosreg_weight": 1.0},
+    {"spectrum_weight": 0.1},
+    {"weight_norm_weight": 0.1},
+    {"spectral_normalization_weight": 0.1},
+    {"d_optimal_weight": 0.1},
+    {"normalized_d_optimal_weight": 0.1},
+    {"mean_vector_weight": 0.1},
+    {"gradient_gating": 0.02},
+]
+OFF = {"name": "mle_cosreg", "cosreg_weight": 0.0}
+
+
+def flag_of(flags):
+    return "--" + next(iter(flags)).replace("_", "-")
+
+
+@pytest.mark.parametrize("flags", TABLE_FLAGS, ids=flag_of)
+@pytest.mark.parametrize("kind", ["plain", "svd", "weight-norm", "spectral-norm"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_flags_of_a_table_that_is_not_trained(task, kind, flags, tied):
+    """Each refuses a frozen table by its own name, and takes one that is trained."""
+    shared = {"share_all_embeddings": tied, "share_decoder_input_output_embed": tied}
+    model = build_model(task, embedding_type=kind, **shared)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.train()
+    build_criterion(task, **{**OFF, **flags}).check_model(model)
+    after = model.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    model.decoder.embed_tokens.requires_grad_(False)
+    criterion = build_criterion(task, **{**OFF, **flags})
+    if not tied:  # the look-up alone is frozen
+        criterion.check_model(model)
+        model.decoder.output_projection.requires_grad_(False)
+    message = f"a table that is trained, for {flag_of(flags)}; found a frozen one"
+    with pytest.raises(ConfigurationError, match=message):
+        criterion.check_model(model)
+
+
+def test_penalty_on_frozen_factors(task):
+    for flags, frozen in (
+        ({"spectrum_weight": 0.1}, ("sigma",)),
+        ({"orthogonality_weights": "0.1,0,0,0"}, ("U",)),
+        ({"orthogonality_weights": "0,0.1,0,0"}, ("V",)),
+    ):
+        model, criterion = build_model(task), build_criterion(task, **{**OFF, **flags})
+        criterion.check_model(model)
+        for name in frozen:
+            getattr(model.decoder.embed_tokens, name).requires_grad_(False)
+        with pytest.raises(ConfigurationError, match=f"trained, for {flag_of(flags)}"):
+            criterion.check_model(model)
+
+
+def test_coupled_adam_without_a_table_to_couple(task):
+    model = build_model(task)
+    optimizer = SimpleNamespace(optimizer=CoupledAdam(list(model.parameters())))
+    couple_tables(optimizer, model)
+    model.decoder.embed_tokens.requires_grad_(False)
+    with pytest.raises(ConfigurationError, match="trained, for --optimizer coupled_adam"):
+        couple_tables(optimizer, model)
+
+
+@pytest.mark.parametrize("flags, said", [
+    ({"weight_norm_target": 3.0}, "--weight-norm-target has no effect without --weight-norm-w"),
+    ({"spectrum_c2": 0.1}, "--spectrum-c2 has no effect without --spectrum-weight"),
+    ({"penalty_interval": "5"}, "--penalty-interval has no effect without a penalty, such as"),
+    ({"simcut_cutoff": 0.1}, "--simcut-cutoff has no effect without --simcut-weight"),
+    ({"gradient_gating_memory": 9}, "--gradient-gating-memory has no effect without --gradient-g"),
+    ({"rdrop_weight": 1.0}, "--rdrop-weight has no effect without dropout"),
+    ({"log_spectrum_interval": 1}, "--log-spectrum-interval measures an output table that is not"),
+])  # fmt: skip
+def test_flags_without_effect_are_named(task, caplog, flags, said):
+    model = build_model(task, embedding_type="plain", dropout=0.0)
+    if "log_spectrum_interval" in flags:
+        model.requires_grad_(False)
+    build_criterion(task, **{**OFF, **flags}).check_model(model)
+    assert len(caplog.records) == 1 and caplog.records[0].message.startswith(said)
+
+
+def test_flags_with_an_effect_are_not_named(task, caplog):
+    flags = {"spectrum_c2": 0.1, "weight_norm_weight": 0.1, "weight_norm_target": 3.0}
+    flags.update(penalty_interval="5", rdrop_weight=1.0)
+    build_criterion(task, **{**OFF, **flags}).check_model(build_model(task, dropout=0.1))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("options, said", [
+    ({"embedding_type": "plain", "embedding_tables": "all"}, ["--embedding-tables"]),
+    ({"mixture_components": 3}, ["--mixture-components"]),
+    ({"embedding_type": "svd", "weight_norm_init_sigma": 0.3}, ["--weight-norm-init-sigma"]),
+    ({"embedding_type": "weight-norm", "weight_norm_init_sigma": 0.3}, []),
+    ({"embedding_type": "plain", "spectrum_c2": 0.3}, []),
+    ({"output_head": "mos", "mixture_components": 3}, []),
+])  # fmt: skip
+def test_options_of_other_tables_and_heads_are_named(task, caplog, options, said):
+    model = build_model(task)
+    warn_of_idle_options(model, Namespace(**options))
+    assert [record.message.split()[0] for record in caplog.records] == said

@@ -46,9 +46,15 @@ from spectral_fairseq.functional.losses.block_scores import (
 from spectral_fairseq.functional.losses.gradient_sums import (
     GradientSums,
     detached_without_grad,
+    outside_graphs,
     scaled_gradients,
 )
-from spectral_fairseq.functional.losses.token_blocks import elements_for, filled, token_blocks
+from spectral_fairseq.functional.losses.token_blocks import (
+    elements_for,
+    filled,
+    padded,
+    token_blocks,
+)
 
 
 def check_cutoffs(cutoffs: Sequence[int], vocabulary: int) -> Tuple[int, ...]:
@@ -174,12 +180,13 @@ class _AdaptiveCrossEntropy(torch.autograd.Function):
                     tokens = piece_tokens[part]
                     rows = block_scores.rows(contexts[tokens], size)  # [r, d]
                     # 1 for a token, 0 for a row that only fills the block up.
-                    counted = filled(rows.new_ones(tokens.size(0), dtype=sum_dtype), size)  # [r]
+                    real = tokens.size(0)
+                    counted = padded(rows.new_ones(real, dtype=sum_dtype), size)  # [r]
                     scores = block_scores(rows)  # [r, n]
                     columns = filled(targets[tokens] - start, size)  # [r], of the targets
                     if j > 0:
                         target_score = scores.gather(1, columns.unsqueeze(1)).squeeze(1)
-                        nll += counted @ (softmax_(scores) - target_score)
+                        loss = softmax_(scores) - target_score
                         weights = hits = counted
                     else:
                         # See Note [A head of two sources].
@@ -191,12 +198,14 @@ class _AdaptiveCrossEntropy(torch.autograd.Function):
                         cluster_score = q.gather(1, cluster).squeeze(1)
                         log_z_words = softmax_(scores)
                         log_z = torch.logaddexp(log_z_words, torch.logsumexp(q, 1))
-                        nll += counted @ (log_z - torch.where(is_word, word_score, cluster_score))
+                        loss = log_z - torch.where(is_word, word_score, cluster_score)
                         weights = (log_z_words - log_z).exp_() * counted
-                        hits = is_word.to(sum_dtype)
+                        hits = is_word.to(sum_dtype) * counted
                         gradient = (q - log_z.unsqueeze(1)).exp_()
-                        gradient.scatter_add_(1, cluster, hits.unsqueeze(1) - 1)
-                        cluster_gradient[tokens] = gradient[: tokens.size(0)]
+                        gradient.scatter_add_(1, cluster, is_word.to(sum_dtype).unsqueeze(1) - 1)
+                        cluster_gradient[tokens] = gradient[:real]
+                    loss[real:] = 0  # 0 times an infinite loss is no number
+                    nll += counted @ loss
                     sums.add_block(
                         tokens, rows, scores, block_scores.table, columns, weights, hits, start
                     )
@@ -210,6 +219,7 @@ class _AdaptiveCrossEntropy(torch.autograd.Function):
         return contexts, clusters, None, matrix, bias, None, None
 
 
+@outside_graphs
 def adaptive_cross_entropy(
     contexts: Tensor,
     cluster_scores: Tensor,

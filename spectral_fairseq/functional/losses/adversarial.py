@@ -144,4 +144,5 @@ def unperturbed_loss(
     plain = unperturbed_nll(nll, margin)
     fall = plain - nll + margin
     change = target_weight * (plain - nll) + uniform * (vocabulary * fall - margin)
-    return loss + change, plain
+    # The loss of a target that has no probability is infinite, with and without the margin.
+    return loss + change.masked_fill(nll.isinf(), 0.0), plain

@@ -34,10 +34,16 @@ from spectral_fairseq.functional.losses.block_scores import (
 from spectral_fairseq.functional.losses.gradient_sums import (
     GradientSums,
     detached_without_grad,
+    outside_graphs,
     scaled_gradients,
 )
 from spectral_fairseq.functional.losses.ignored_targets import without_ignored
-from spectral_fairseq.functional.losses.token_blocks import filled, token_blocks, tokens_per_block
+from spectral_fairseq.functional.losses.token_blocks import (
+    filled,
+    padded,
+    token_blocks,
+    tokens_per_block,
+)
 
 
 def smoothing_weights(label_smoothing: float, vocabulary: int) -> Tuple[float, float]:
@@ -103,9 +109,8 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
                 rows = block_scores.rows(contexts[part], size)  # [b, d]
                 block_targets = filled(targets[part], size)  # [b]
                 # 1 for a token, 0 for a row that only fills the block up.
-                counted = filled(
-                    rows.new_ones(part.stop - part.start, dtype=sum_dtype), size
-                )  # [b]
+                real = part.stop - part.start
+                counted = padded(rows.new_ones(real, dtype=sum_dtype), size)  # [b]
                 scores = block_scores(rows)  # [b, N]
                 block_margin = None
                 if margin is not None:
@@ -128,7 +133,9 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
                     )
                     hit_share = (target_weight + vocabulary * uniform) * torch.exp(-nll)
                     from_margin = target_weight + uniform - hit_share  # -d loss / d s_y
-                    margin_gradient[part] = from_margin[: part.stop - part.start]
+                    margin_gradient[part] = from_margin[:real]
+                for each in (loss, plain_loss, plain_nll):
+                    each[real:] = 0  # 0 times an infinite loss is no number
                 loss_sum += counted @ loss
                 plain_loss_sum += counted @ plain_loss
                 plain_nll_sum += counted @ plain_nll
@@ -237,6 +244,7 @@ def adversarial_blockwise_cross_entropy(
     )
 
 
+@outside_graphs
 def _summed_losses(
     inputs: Tuple[Tensor, Tensor, Tensor, Optional[Tensor]],
     margin: Optional[Tensor],

@@ -25,6 +25,7 @@ does alone.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, Optional, Tuple
 
 import torch
@@ -43,6 +44,7 @@ from spectral_fairseq.functional.losses.blockwise import smoothing_weights
 from spectral_fairseq.functional.losses.gradient_sums import (
     GradientSums,
     detached_without_grad,
+    outside_graphs,
     scaled_gradients,
 )
 from spectral_fairseq.functional.losses.ignored_targets import without_ignored
@@ -68,6 +70,17 @@ class ConsistencyLoss(NamedTuple):
 def _shares(symmetric: bool) -> Tuple[float, float]:
     """Return the weights of the first and the second pass; they sum to 1."""
     return (0.5, 0.5) if symmetric else (1.0, 0.0)
+
+
+def _never_predicted(bias: Optional[Tensor]) -> Optional[Tensor]:
+    """Return the words whose bias is minus infinity, shape (m,), or ``None`` if there are none.
+
+    Neither pass predicts them, and 0 log(0 / 0) is 0.
+    """
+    if bias is None:
+        return None
+    words = bias.eq(-math.inf).nonzero().squeeze(1)
+    return words if words.numel() else None
 
 
 class _ConsistencyCrossEntropy(torch.autograd.Function):
@@ -99,6 +112,7 @@ class _ConsistencyCrossEntropy(torch.autograd.Function):
         block = tokens_per_block(2 * vocabulary, contexts.device, block_elements)
         with torch.autocast(contexts.device.type, enabled=False):
             block_scores = BlockScores(matrix, bias, dtype)
+            never = _never_predicted(block_scores.bias)
             for part, size in token_blocks(tokens, block):
                 counted = part.stop - part.start  # the rows behind these only fill the block up
                 rows = block_scores.rows(contexts[part], size).flatten(0, 1)  # [2b, d]
@@ -106,11 +120,15 @@ class _ConsistencyCrossEntropy(torch.autograd.Function):
                 log_p = torch.log_softmax(block_scores(rows), -1).view(size, 2, -1)  # [b, 2, N]
                 p = log_p.exp()
                 log_ratio = log_p[:, 0] - log_p[:, 1]  # [b, N]
+                if never is not None:
+                    log_ratio[:, never] = 0.0
                 kl = torch.einsum("bkn,bn->bk", p, log_ratio)
                 kl[:, 1].neg_()  # [b, 2], KL(p_1||p_2) and KL(p_2||p_1)
                 hits = log_p.gather(2, target).squeeze(2)[:counted].sum(0)  # [2]
                 totals = log_p[:counted].sum((0, 2)) if uniform else torch.zeros_like(hits)
                 for own, share in enumerate(shares):
+                    if share == 0:  # times an infinite loss is no number
+                        continue
                     nll -= share * hits[own]
                     likelihood -= share * (target_weight * hits[own] + uniform * totals[own])
                     divergence += share * kl[:counted, own].sum()
@@ -144,6 +162,7 @@ class _ConsistencyCrossEntropy(torch.autograd.Function):
         return contexts, None, matrix, bias, None, None, None, None
 
 
+@outside_graphs
 def consistency_cross_entropy(
     contexts: Tensor,
     targets: Tensor,
@@ -223,10 +242,16 @@ def dense_consistency(
     if uniform:
         likelihoods = likelihoods - uniform * log_probabilities.sum(-1)
     first, second = log_probabilities.unbind(1)  # [T, N] each
-    ratio = first - second
+    # A word that neither pass predicts adds nothing, as 0 log(0 / 0) is 0.
+    neither = first.eq(-math.inf) & second.eq(-math.inf)
+    ratio = (first - second).masked_fill(neither, 0.0)
     kl = torch.stack([(first.exp() * ratio).sum(-1), -(second.exp() * ratio).sum(-1)], 1)  # [T, 2]
     shares = _shares(symmetric)
-    parts = [each[:, 0] * shares[0] + each[:, 1] * shares[1] for each in (likelihoods, nlls, kl)]
+    # A share of 0 times an infinite loss is no number.
+    parts = [
+        sum(each[:, own] * share for own, share in enumerate(shares) if share)
+        for each in (likelihoods, nlls, kl)
+    ]
     if ignore_index is not None:
         ignored = targets.eq(ignore_index)
         parts = [each.masked_fill(ignored, 0.0) for each in parts]

@@ -21,7 +21,8 @@ below 2e-12 vanishes.
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple, Union
+import functools
+from typing import Any, Callable, Optional, Tuple, TypeVar, Union
 
 import torch
 from torch import Tensor
@@ -29,6 +30,26 @@ from torch import Tensor
 from spectral_fairseq.functional.linalg.products import add_matmul_transposed_, matmul_transposed
 
 FLOAT16_SCALE = 2.0**15
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def outside_graphs(function: Function) -> Function:
+    """Let ``torch.compile`` break its graph at ``function``, which runs as it does without.
+
+    The losses by blocks choose their own kernels, look at numbers on the way, and hold as little
+    as they can; a compiler that unrolls their loops fails at the first and undoes the last.
+    """
+    is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None)
+    if is_compiling is None:  # torch before 2.1
+        return function
+    uncompiled = torch._disable_dynamo(function)  # imports the compiler when it is called
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return (uncompiled if is_compiling() else function)(*args, **kwargs)
+
+    return run  # type: ignore[return-value]
 
 
 class GradientSums:

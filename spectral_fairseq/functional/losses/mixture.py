@@ -39,6 +39,7 @@ computed again in log space.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Iterator, NamedTuple, Optional, Tuple
 
 import torch
@@ -64,10 +65,16 @@ from spectral_fairseq.functional.losses.blockwise import smoothing_weights
 from spectral_fairseq.functional.losses.gradient_sums import (
     GradientSums,
     detached_without_grad,
+    outside_graphs,
     scaled_gradients,
 )
 from spectral_fairseq.functional.losses.ignored_targets import without_ignored
-from spectral_fairseq.functional.losses.token_blocks import filled, token_blocks, tokens_per_block
+from spectral_fairseq.functional.losses.token_blocks import (
+    filled,
+    padded,
+    token_blocks,
+    tokens_per_block,
+)
 
 SMALLEST_LINEAR = 1e-30
 
@@ -202,7 +209,9 @@ class _MixtureBlock:
         """
         p = self.probabilities
         if self.joint is not None:
-            weighted = self.joint.sub_(self.log_mixture.unsqueeze(1)).exp_()
+            # No expert has a share in a word without probability.
+            finite = self.log_mixture.masked_fill(self.log_mixture.eq(-math.inf), 0.0)
+            weighted = self.joint.sub_(finite.unsqueeze(1)).exp_()
             weighted.mul_(upstream.unsqueeze(1))  # [t, K, N], g_v rho_kv
             share = weighted.sum(-1)  # [t, K]
             return weighted.sub_(p.mul_(share.unsqueeze(-1))), share
@@ -292,7 +301,7 @@ class _LogMixture(torch.autograd.Function):
                 mixed = _MixtureBlock(
                     block_contexts, block_log_prior, block_scores, ctx.linear_space
                 )
-                gradient, share = mixed.gradient_(filled(upstream[part].to(sum_dtype), size))
+                gradient, share = mixed.gradient_(padded(upstream[part].to(sum_dtype), size))
                 shares[part] = share[: part.stop - part.start]
                 sums.add_block(
                     _rows_of(part, log_prior.size(1)),
@@ -308,6 +317,7 @@ class _LogMixture(torch.autograd.Function):
         )
 
 
+@outside_graphs
 def log_mixture(
     contexts: Tensor, log_prior: Tensor, matrix: Tensor, bias: Optional[Tensor] = None
 ) -> Tensor:
@@ -537,6 +547,7 @@ def adversarial_mixture_cross_entropy(
         return AdversarialLoss(loss, *_summed_losses(inputs, None, *options))
 
 
+@outside_graphs
 def _summed_losses(
     inputs: Tuple[Tensor, Tensor, Tensor, Tensor, Optional[Tensor]],
     margin: Optional[Tensor],

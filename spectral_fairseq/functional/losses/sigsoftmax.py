@@ -25,7 +25,12 @@ from spectral_fairseq.functional.losses.block_scores import (
 )
 from spectral_fairseq.functional.losses.blockwise import smoothing_weights
 from spectral_fairseq.functional.losses.ignored_targets import without_ignored
-from spectral_fairseq.functional.losses.token_blocks import filled, token_blocks, tokens_per_block
+from spectral_fairseq.functional.losses.token_blocks import (
+    filled,
+    padded,
+    token_blocks,
+    tokens_per_block,
+)
 
 
 def sigsoftmax_scores(logits: Tensor) -> Tensor:
@@ -77,10 +82,15 @@ def sigsoftmax_cross_entropy(
         if bias is not None:
             logits = logits + bias.to(sum_dtype)
         log_p = torch.log_softmax(sigsoftmax_scores(logits), -1)
-        nll = -counted @ log_p.gather(1, targets.unsqueeze(1)).squeeze(1)
+        filler = counted.eq(0)  # 0 times an infinite loss is no number
+
+        def summed(each: Tensor) -> Tensor:
+            return counted @ each.masked_fill(filler, 0.0)
+
+        nll = -summed(log_p.gather(1, targets.unsqueeze(1)).squeeze(1))
         if not uniform:
             return nll, nll.detach()
-        return target_weight * nll - uniform * (counted @ log_p.sum(1)), nll.detach()
+        return target_weight * nll - uniform * summed(log_p.sum(1)), nll.detach()
 
     # Sums of nothing, which connect a batch of padding to the model.
     given = [contexts, matrix] if bias is None else [contexts, matrix, bias]
@@ -89,7 +99,7 @@ def sigsoftmax_cross_entropy(
     with torch.autocast(contexts.device.type, enabled=False):
         size = tokens_per_block(matrix.size(0), contexts.device, block_elements)
         for part, rows in token_blocks(contexts.size(0), size):
-            counted = filled(contexts.new_ones(part.stop - part.start, dtype=sum_dtype), rows)
+            counted = padded(contexts.new_ones(part.stop - part.start, dtype=sum_dtype), rows)
             loss, nll = checkpoint(
                 block,
                 filled(contexts[part], rows),

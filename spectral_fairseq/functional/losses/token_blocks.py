@@ -7,9 +7,10 @@ more. Batches differ in their number of tokens, and so would the last block of e
 would meet new shapes for hundreds of updates, and the cached data would lie scattered over the
 heap, between blocks of 16 MiB that then fit no gap. ``benchmarks/bench_block_memory.py`` shows it:
 without a limit on the number of shapes a process grows by gigabytes. The last block is therefore
-filled up with rows of zeros until its size is one of four in an octave: 1, 2, .. 7, 8, 10, 12, 14,
-16, 20, .. These rows take part in the products, a tenth of the last block on average, and
-contribute zero to the loss and to every gradient.
+filled up with copies of its last row until its size is one of four in an octave: 1, 2, .. 7, 8,
+10, 12, 14, 16, 20, .. The copies take part in the products, a tenth of the last block on average,
+and contribute zero to the loss and to every gradient. Rows of zeros would not do: their scores are
+the bias alone, and a word whose bias is minus infinity would be the target of some.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def rows_for(tokens: int, block: int) -> int:
 def token_blocks(tokens: int, block: int) -> Iterator[Tuple[slice, int]]:
     """Yield the tokens of each block, at most ``block``, and the rows to fill it up to.
 
-    :func:`filled` adds the missing rows.
+    :func:`filled` adds the missing rows, and :func:`padded` the zeros that leave them out.
     """
     for start in range(0, tokens, block):
         stop = min(start + block, tokens)
@@ -73,6 +74,14 @@ def token_blocks(tokens: int, block: int) -> Iterator[Tuple[slice, int]]:
 
 
 def filled(values: Tensor, rows: int) -> Tensor:
+    """Return ``values``, shape (t, *), and their last row again up to ``rows``; t is 1 or more."""
+    missing = rows - values.size(0)
+    if missing == 0:
+        return values
+    return torch.cat([values, values[-1:].expand(missing, *values.shape[1:])])
+
+
+def padded(values: Tensor, rows: int) -> Tensor:
     """Return ``values``, shape (t, *), followed by zeros up to ``rows``; unchanged if t = rows."""
     missing = rows - values.size(0)
     if missing == 0:

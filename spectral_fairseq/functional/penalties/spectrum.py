@@ -66,7 +66,7 @@ def prior_spectrum(
             "With 0 every singular value would be driven to zero; leave `c1` out to choose it "
             "automatically.",
         )
-    k = torch.arange(1, dim + 1, dtype=torch.float64)
+    k = torch.arange(1, dim + 1, dtype=torch.float64, device="cpu")
     if kind == "exponential":
         shape = torch.exp(-c2 * k**gamma)
     elif kind == "polynomial":

@@ -14,7 +14,7 @@ from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.losses.blockwise import smoothing_weights
-from spectral_fairseq.plugin.criterions import likelihood, table_control, unset
+from spectral_fairseq.plugin.criterions import likelihood, table_control, table_prior, unset
 from spectral_fairseq.plugin.criterions.ignored_prefix import IgnoredPrefix
 from spectral_fairseq.plugin.criterions.likelihood.word_memory import WordMemory
 from spectral_fairseq.plugin.criterions.penalties import objective
@@ -118,12 +118,20 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         """Refuse a model that lacks what the flags need, before training starts.
 
         Raises:
-            ConfigurationError: no table for a penalty, no output layer that can be replaced,
-                fairseq's adaptive softmax, or label smoothing where the output layer's own loss has
-                none.
+            ConfigurationError: no table for a flag, or one that is not trained; no output layer
+                that can be replaced; fairseq's adaptive softmax; or label smoothing where the
+                output layer's own loss has none.
         """
         self.suit(model)
-        for option, needed in self.table_control.idle_flags().items():
+        idle = {
+            **self.penalties.idle_flags(),
+            **likelihood.idle_flags(self._likelihood_options, model),
+            **self.table_control.idle_flags(),
+        }
+        if has_svd_table(model) or self.table_control.reads_prior:
+            for flag in table_prior.FLAGS:  # which a penalty is not alone to read
+                idle.pop(flag.option, None)
+        for option, needed in idle.items():
             logger.warning("%s has no effect without %s", option, needed)
         for one in model.models.values() if isinstance(model, FairseqMultiModel) else (model,):
             self.penalties.check(one)

@@ -21,6 +21,9 @@ from spectral_fairseq.functional.measures.spectrum_measures import spectrum_meas
 from spectral_fairseq.plugin.criterions.penalties.needs import ModelView, output_table
 from spectral_fairseq.plugin.criterions.updates import updates_of
 from spectral_fairseq.plugin.flags import Flag, finite_nonnegative
+from spectral_fairseq.plugin.models.output_table import is_trained
+
+logger = logging.getLogger(__name__)
 
 LOG_SPECTRUM_INTERVAL = Flag(
     "log_spectrum_interval",
@@ -55,12 +58,19 @@ class SpectrumLog:
     def check(self, view: ModelView) -> None:
         """Refuse a model without a single output table, before training starts.
 
+        A warning says so where the table is not trained, so that its measures stay the same.
+
         Raises:
             ConfigurationError: there is nothing to measure.
         """
         if self.interval:
             with arguments_as_flags(weight=LOG_SPECTRUM_INTERVAL.option):
                 view.get(output_table)
+            if not is_trained(view.module, view.words.rows):
+                logger.warning(
+                    "%s measures an output table that is not trained: its measures stay the same",
+                    LOG_SPECTRUM_INTERVAL.option,
+                )
 
     def check_metric(self, name: str) -> None:
         """Refuse to choose checkpoints by a measure that some or all validations lack.

@@ -21,8 +21,13 @@ from spectral_fairseq.functional.spectrum_decay import SCALES, SIDES, TableChang
 from spectral_fairseq.plugin.criterions import table_prior
 from spectral_fairseq.plugin.criterions.penalties.needs import ModelView
 from spectral_fairseq.plugin.criterions.penalties.spectrum import check_rank
-from spectral_fairseq.plugin.flags import Flag, checked, read_flags
-from spectral_fairseq.plugin.models.output_table import decoder_of, output_table, svd_tables
+from spectral_fairseq.plugin.flags import Flag, checked, given, read_flags
+from spectral_fairseq.plugin.models.output_table import (
+    decoder_of,
+    frozen,
+    output_table,
+    svd_tables,
+)
 
 share = checked("to be a number from 0 to 1", lambda value: 0 <= value <= 1)
 
@@ -142,6 +147,11 @@ class TableControl:
         """Whether the factors of SVD tables are renewed."""
         return self._options.svd_interval > 0
 
+    @property
+    def reads_prior(self) -> bool:
+        """Whether singular values are moved to the prior of the criterion's flags."""
+        return bool(self._options.spectrum_decay)
+
     def idle_flags(self) -> Dict[str, str]:
         """Flags that were given and have no effect -> the flags that they belong to."""
         needs = {}
@@ -149,8 +159,12 @@ class TableControl:
             needs.update(dict.fromkeys(_OF_DECAY, DECAY.option))
         if not self._controls_table:
             needs.update(dict.fromkeys(_OF_BOTH, f"{DECAY.option} or {CENTERING.option}"))
-        given = [flag for flag in FLAGS if getattr(self._options, flag.name) != flag.default]
-        return {flag.option: needs[flag.name] for flag in given if flag.name in needs}
+        return {
+            option: needs[flag.name]
+            for flag in FLAGS
+            if flag.name in needs
+            for option in given([flag], self._options)
+        }
 
     def is_due(self, num_updates: int) -> bool:
         """Whether the spectrum is to be changed after that many updates."""
@@ -197,7 +211,7 @@ class TableControl:
         """
         for table in self.renewed(view):
             if not all(factor.requires_grad for factor in (table.U, table.sigma, table.V)):
-                raise _frozen(SVD_INTERVAL.option)
+                raise frozen(SVD_INTERVAL.option)
         for one in self.controlled(view):
             weight = one.parameter
             if not weight.is_leaf:
@@ -210,7 +224,7 @@ class TableControl:
                     "label_smoothed_cross_entropy.",
                 )
             if not weight.requires_grad:
-                raise _frozen(one.flag)
+                raise frozen(one.flag)
             with arguments_as_flags(weight=one.flag):
                 check_rank(weight, one.excluded)
             one.prior(weight)
@@ -244,9 +258,3 @@ class TableControl:
     @property
     def _table_flag(self) -> str:
         return (DECAY if self._options.spectrum_decay else CENTERING).option
-
-
-def _frozen(flag: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"a table that is trained, for {flag}", "a frozen one", f"Train it, or set {flag} to 0."
-    )

@@ -20,6 +20,7 @@ from spectral_fairseq.heads import Head
 from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
 from spectral_fairseq.plugin.criterions.updates import tell_updates
 from spectral_fairseq.plugin.models.awd_lstm import AWDLSTMLanguageModel
+from spectral_fairseq.plugin.models.options import warn_of_idle_options
 from spectral_fairseq.plugin.models.output_table import head_of
 from spectral_fairseq.plugin.models.transformer_xl import TransformerXLLanguageModel
 
@@ -35,6 +36,7 @@ def _check(trainer: Any) -> None:
             "Use --criterion mle_cosreg --cosreg-weight 0: cross entropy, which with an adaptive "
             "softmax of this package computes only the clusters of the targets.",
         )
+    warn_of_idle_options(model, trainer.cfg.model)
     if isinstance(criterion, PenalisedCrossEntropy):
         criterion.check_model(model)
         criterion.log_spectrum.check_metric(trainer.cfg.checkpoint.best_checkpoint_metric)

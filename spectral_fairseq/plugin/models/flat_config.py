@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from argparse import Namespace
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Tuple
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import merge_with_parent
@@ -21,8 +21,6 @@ from omegaconf import II, DictConfig, OmegaConf, open_dict
 
 def _flat_field(name: str, field: dataclasses.Field) -> Tuple[str, Any, Any]:
     default = field.default
-    if name.endswith("layers_to_keep"):  # fairseq declares a list, and reads text such as "0,2"
-        return name, Optional[str], dataclasses.field(default=None, metadata=field.metadata)
     if default == II("model.decoder.embed_dim"):
         default = II("model.decoder_embed_dim")
     if default is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+from argparse import Namespace
 from typing import Any, Dict, Iterable, List, Sequence, Tuple, Type, Union
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
-from spectral_fairseq.embeddings import TABLES, PlainEmbedding, Table
+from spectral_fairseq.embeddings import TABLES, PlainEmbedding, SVDEmbedding, Table
 from spectral_fairseq.embeddings.option import Option
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.heads import HEADS, Head, SoftmaxHead
+
+logger = logging.getLogger(__name__)
 
 EMBEDDING_TABLES = ("output", "all")
 
@@ -109,6 +113,47 @@ def head_kind(options: Any) -> Type[Head]:
 def has_own_output(options: Any) -> bool:
     """Whether the output layer is one of this package's rather than fairseq's own."""
     return table_kind(options) is not PlainEmbedding or head_kind(options) is not SoftmaxHead
+
+
+def warn_of_idle_options(model: Any, config: Any) -> None:
+    """Warn of options of tables and heads that were given and that the chosen ones do not have.
+
+    Args:
+        model: whose class is an architecture of this package, or of fairseq, which has none.
+        config: the model's settings; under hydra only those that the user wrote.
+    """
+    preset = getattr(model, "config", None)
+    if preset is None:
+        return
+    defaults = preset()
+    given = vars(config) if isinstance(config, Namespace) else config
+    settings = {name: given.get(name) for name in vars(defaults)}
+    options = Namespace(
+        **{
+            name: getattr(defaults, name) if value is None else value
+            for name, value in settings.items()
+        }
+    )
+    chosen = (table_kind(options), head_kind(options))
+    used = {option.field for kind in chosen for option in kind.options}
+    # The criterions read the prior of a table that is no SVD table.
+    used |= {option.field for option in SVDEmbedding.options}
+    idle = {
+        option.flag
+        for kind in (*TABLES, *HEADS)
+        for option in kind.options
+        if option.field not in used
+        and str(getattr(options, option.field)) != str(getattr(defaults, option.field))
+    }
+    if table_kind(options) is PlainEmbedding and str(options.embedding_tables) == "all":
+        idle.add("--embedding-tables")
+    for flag in sorted(idle):
+        logger.warning(
+            "%s has no effect with --embedding-type %s --output-head %s",
+            flag,
+            options.embedding_type,
+            options.output_head,
+        )
 
 
 def refuse_unsupported(options: Any) -> None:

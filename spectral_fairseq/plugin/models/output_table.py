@@ -10,7 +10,7 @@ from typing import Any, List, Optional, Tuple
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings import SVDEmbedding, Table
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 
 # The names under which fairseq's decoders keep an output layer or its weight:
 # transformer and most others; lstm; fconv; lightconv.
@@ -78,6 +78,45 @@ def output_table(model: nn.Module, num_words: int) -> Tensor:
         "embed_tokens)",
         "Use an arch whose decoder has one of these, or drop `weight`.",
     )
+
+
+def is_trained(model: nn.Module, num_words: int) -> bool:
+    """Whether training changes the table of the softmax, be it by one of its factors alone.
+
+    Args:
+        model: any fairseq model with a target vocabulary.
+        num_words: N, the size of the target dictionary.
+
+    Raises:
+        ConfigurationError: no such table can be found.
+    """
+    table = table_module(model)
+    weights = [output_table(model, num_words)] if table is None else table.parameters()
+    return any(weight.requires_grad for weight in weights)
+
+
+def frozen(flag: str) -> ConfigurationError:
+    """The error of a flag that acts on a table which is not trained."""
+    return ConfigurationError(
+        f"a table that is trained, for {flag}", "a frozen one", f"Train it, or drop {flag}."
+    )
+
+
+def check_trained(model: nn.Module, num_words: int, flag: str) -> None:
+    """Refuse a flag that would have no effect, since the output table is not trained.
+
+    Args:
+        model: any fairseq model with a target vocabulary.
+        num_words: N, the size of the target dictionary.
+        flag: that acts on the table.
+
+    Raises:
+        ConfigurationError: the table is frozen, or none can be found.
+    """
+    with arguments_as_flags(weight=flag):
+        trained = is_trained(model, num_words)
+    if not trained:
+        raise frozen(flag)
 
 
 def has_svd_table(model: nn.Module) -> bool:

@@ -113,6 +113,7 @@ def couple_tables(optimizer: FairseqOptimizer, model: nn.Module) -> None:
     """Name the tables of ``model`` to a ``coupled_adam``, which may step copies of them.
 
     Raises:
+        ConfigurationError: none of the tables is trained.
         UnsupportedError: the optimiser does not step the tables as they are, but flattened with
             other parameters or in parts.
     """
@@ -124,6 +125,12 @@ def couple_tables(optimizer: FairseqOptimizer, model: nn.Module) -> None:
     if originals is not None and isinstance(copies, (list, tuple)):
         stepped = {id(original): copy for original, copy in zip(originals, copies)}
     tables = table_parameters(model)
+    if not tables:
+        raise ConfigurationError(
+            "a table that is trained, for --optimizer coupled_adam",
+            f"none in {type(model).__name__}",
+            "Train it, or use --optimizer adam.",
+        )
     if not all(id(table) in stepped for table in tables):
         raise UnsupportedError(
             "tables that are parameters of their own, for --optimizer coupled_adam",

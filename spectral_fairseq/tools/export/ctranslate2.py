@@ -12,7 +12,12 @@ import torch
 
 from spectral_fairseq.checkpoints.dictionary import checkpoint_settings
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.tools.export.plain import plain_checkpoint
+from spectral_fairseq.tools.export.logits import task_like
+from spectral_fairseq.tools.export.plain import (
+    ANOTHER_TARGET,
+    plain_checkpoint,
+    recommending_others,
+)
 
 
 def write_ctranslate2(
@@ -36,6 +41,29 @@ def write_ctranslate2(
         ConfigurationError: CTranslate2 is not installed, or the type is none of its own.
         UnsupportedError: CTranslate2 has no such model.
     """
+    with recommending_others(checkpoint, "ctranslate2"):
+        _write(checkpoint, folder, data, languages, quantization)
+
+
+def try_out(checkpoint: Mapping[str, Any], folder: Path) -> None:
+    """The same with dictionaries that are made up, whose refusals name no other target."""
+    task = task_like(plain_checkpoint(checkpoint)["model"])
+    translates = any(key.startswith("encoder.") for key in checkpoint["model"])
+    data, languages = folder / "data", ("source", "target") if translates else None
+    data.mkdir()
+    task.source_dictionary.save(str(data / ("dict.source.txt" if translates else "dict.txt")))
+    task.target_dictionary.save(str(data / "dict.target.txt"))
+    (folder / "model").mkdir()
+    _write(checkpoint, folder / "model", data, languages)
+
+
+def _write(
+    checkpoint: Mapping[str, Any],
+    folder: Path,
+    data: Path,
+    languages: Optional[Tuple[str, str]],
+    quantization: Optional[str] = None,
+) -> None:
     try:
         from ctranslate2.converters import FairseqConverter
         from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES
@@ -57,7 +85,7 @@ def write_ctranslate2(
         raise UnsupportedError(
             "a decoder with two attentions, for CTranslate2",
             "--cross-self-attention",
-            "Export it to plain fairseq instead.",
+            ANOTHER_TARGET,
         )
     # The converter reads and sets the flags of task and model as attributes of one object.
     task = checkpoint_settings(checkpoint, "task")
@@ -76,7 +104,7 @@ def write_ctranslate2(
             raise UnsupportedError(
                 "a model that CTranslate2's converter of fairseq takes",
                 " ".join(str(error).split()),
-                "Export it with --to huggingface or to plain fairseq instead.",
+                ANOTHER_TARGET,
             ) from error
 
 

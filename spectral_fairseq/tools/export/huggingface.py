@@ -20,7 +20,12 @@ from spectral_fairseq.tools.export.logits import (
     random_batch,
     task_like,
 )
-from spectral_fairseq.tools.export.plain import different_logits, plain_checkpoint
+from spectral_fairseq.tools.export.plain import (
+    ANOTHER_TARGET,
+    different_logits,
+    plain_checkpoint,
+    recommending_others,
+)
 
 _BOS, _PAD, _EOS = 0, 1, 2
 _MAX_LEN_B = 200  # of fairseq-generate
@@ -45,6 +50,12 @@ def write_huggingface(checkpoint: Mapping[str, Any], folder: Path) -> Tuple[str,
         CheckpointError: the logits differ.
         UnsupportedError: no layout of transformers represents this model.
     """
+    with recommending_others(checkpoint, "huggingface"):
+        return try_out(checkpoint, folder)
+
+
+def try_out(checkpoint: Mapping[str, Any], folder: Path) -> Tuple[str, LogitCheck]:
+    """The same, whose refusals name no other target."""
     transformers = import_transformers()
     transformers.utils.logging.disable_progress_bar()
     check_flags(checkpoint_settings(checkpoint, "model"))
@@ -109,7 +120,7 @@ def _save(layout: Layout, folder: Path, translation: bool) -> None:
         raise UnsupportedError(
             f"the tensors of {type(model).__name__}",
             f"{_listed(absent)} missing and {_listed(unknown)} besides",
-            "Export it with --to ctranslate2 or to plain fairseq instead.",
+            ANOTHER_TARGET,
         )
     stored = model.state_dict()
     shared = [
@@ -122,7 +133,7 @@ def _save(layout: Layout, folder: Path, translation: bool) -> None:
         raise UnsupportedError(
             f"a {type(model).__name__} that keeps tables apart",
             f"transformers {version}, which stores {_listed(shared)} as others",
-            "Install transformers 5 or newer, or export it with --to ctranslate2.",
+            f"Install transformers 5 or newer. {ANOTHER_TARGET}",
         )
     model.generation_config = transformers.GenerationConfig(
         **_generation(layout.config, translation)

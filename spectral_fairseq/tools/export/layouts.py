@@ -32,6 +32,7 @@ from torch import Tensor
 
 from spectral_fairseq.compat.dead_encoder_keys import DEAD
 from spectral_fairseq.errors import UnsupportedError
+from spectral_fairseq.tools.export.plain import ANOTHER_TARGET
 
 # fairseq's name -> that of transformers. "gelu_fast" is another function there.
 _ACTIVATIONS = {
@@ -283,5 +284,5 @@ def _refuse(problems: List[str]) -> None:
         raise UnsupportedError(
             "a model that a layout of transformers can represent",
             "one with " + " and ".join(dict.fromkeys(problems)),
-            "Export it with --to ctranslate2 or to plain fairseq instead.",
+            ANOTHER_TARGET,
         )

@@ -10,9 +10,12 @@ has to be a ``dict`` itself: of any subclass omegaconf makes one opaque value, w
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import tempfile
 from argparse import Namespace
-from typing import Any, Dict, Mapping, Tuple
+from pathlib import Path
+from typing import Any, Dict, Iterator, Mapping, Tuple
 
 from fairseq import models
 from fairseq.criterions import CRITERION_REGISTRY
@@ -23,7 +26,8 @@ from fairseq.models.transformer_lm import (
 )
 
 from spectral_fairseq.checkpoints.collapse import collapse_tables
-from spectral_fairseq.errors import CheckpointError, UnsupportedError
+from spectral_fairseq.checkpoints.dictionary import checkpoint_settings
+from spectral_fairseq.errors import CheckpointError, ConfigurationError, UnsupportedError
 from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
 from spectral_fairseq.plugin.models.flat_config import FlatTransformerConfig
 from spectral_fairseq.plugin.models.transformer import SpectralTransformer
@@ -34,6 +38,60 @@ from spectral_fairseq.tools.export.logits import (
     LogitCheck,
     compare_logits,
 )
+
+# The remedy of a converter for a model that it does not take; see :func:`recommending_others`.
+ANOTHER_TARGET = "Export it to another target."
+
+
+@contextlib.contextmanager
+def recommending_others(checkpoint: Mapping[str, Any], refusing: str) -> Iterator[None]:
+    """Let a converter's refusals name the targets that take the model; each of them is tried.
+
+    Args:
+        checkpoint: what is converted.
+        refusing: the converter's own name, as of ``--to``.
+
+    Raises:
+        UnsupportedError: of the block, with the remedy completed.
+    """
+    try:
+        yield
+    except UnsupportedError as error:
+        if ANOTHER_TARGET not in error.remedy:
+            raise
+        others = _other_targets(checkpoint, refusing)
+        remedy = error.remedy.replace(ANOTHER_TARGET, others)
+        raise UnsupportedError(error.expected, error.found, remedy) from error
+
+
+def _other_targets(checkpoint: Mapping[str, Any], refusing: str) -> str:
+    from spectral_fairseq.tools.export import ctranslate2, huggingface
+
+    taken, untried = [], []
+    trials = {"huggingface": huggingface.try_out, "ctranslate2": ctranslate2.try_out}
+    for target, try_out in trials.items():
+        if target == refusing or checkpoint_settings(checkpoint, "task").get("lang_pairs"):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                try_out(checkpoint, Path(folder))
+                taken.append(f"with --to {target}")
+            except ConfigurationError:  # it is not installed
+                untried.append(target)
+            except Exception:  # the tools behind it raise whatever they like
+                continue
+    needs_export = False
+    with contextlib.suppress(CheckpointError, UnsupportedError):
+        needs_export = _plain_form(checkpoint)[1]
+    if needs_export:
+        taken.append("to plain fairseq")
+    if taken:
+        remedy = f"Export it {' or '.join(taken)}."
+    else:
+        remedy = "No other target takes it either: keep using this checkpoint with fairseq."
+    for target in untried:
+        remedy += f" Whether --to {target} takes it was not tried: it is not installed."
+    return remedy
 
 
 def export_checkpoint(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], LogitCheck]:

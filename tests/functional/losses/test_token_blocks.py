@@ -10,7 +10,7 @@ from spectral_fairseq.functional.losses import (
     gradient_sums,
     mixture,
 )
-from spectral_fairseq.functional.losses.token_blocks import filled, rows_for, token_blocks
+from spectral_fairseq.functional.losses.token_blocks import filled, padded, rows_for, token_blocks
 
 
 @pytest.mark.parametrize("block", [1, 7, 100])
@@ -29,10 +29,11 @@ def test_sizes_are_few_and_near():
     assert max(rows_for(tokens, 1000) / tokens for tokens in range(1, 1001)) <= 1.25
 
 
-def test_filled_with_zeros_behind():
+def test_filled_and_padded():
     values = torch.arange(6.0).view(3, 2)
-    assert filled(values, 3) is values
-    assert torch.equal(filled(values, 5), torch.cat([values, torch.zeros(2, 2)]))
+    assert filled(values, 3) is values and padded(values, 3) is values
+    assert torch.equal(filled(values, 5), torch.cat([values, values[-1:], values[-1:]]))
+    assert torch.equal(padded(values, 5), torch.cat([values, torch.zeros(2, 2)]))
 
 
 def softmax_loss(contexts, targets, matrix, bias):

@@ -11,8 +11,10 @@ from omegaconf import OmegaConf
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.plugin.models.flat_config import FlatTransformerConfig
 from spectral_fairseq.provenance import distribution_version
+from spectral_fairseq.tools.export import ctranslate2, huggingface
 from spectral_fairseq.tools.export.huggingface import write_huggingface
 from spectral_fairseq.tools.export.logits import task_like
+from spectral_fairseq.tools.export.plain import export_checkpoint, recommending_others
 
 pytestmark = pytest.mark.usefixtures("transformers")
 
@@ -44,7 +46,7 @@ KEEPS_TABLES_APART = pytest.mark.xfail(
 def checkpoint_of(arch, flags, source, target):
     """A checkpoint of random weights, every tensor off its start."""
     kind = TransformerLanguageModelConfig if arch == "transformer_lm" else FlatTransformerConfig
-    defaults = OmegaConf.to_container(OmegaConf.structured(kind), resolve=False)
+    defaults = OmegaConf.to_container(OmegaConf.structured(kind), resolve=False, enum_to_str=True)
     # Interpolations name nodes that are not here.
     cfg = {key: value for key, value in defaults.items() if "${" not in str(value)}
     cfg.update(flags, _name=arch)
@@ -134,3 +136,68 @@ def test_a_mixture_of_softmaxes(tmp_path):
     checkpoint = {"cfg": {"model": {"_name": "transformer_mos", "output_head": "mos"}}, "model": {}}
     with pytest.raises(UnsupportedError, match="--output-head mos"):
         write_huggingface(checkpoint, tmp_path)
+
+
+PROPERTIES = {
+    "no decoder final norm": lambda: translation(
+        37, 37, BEFORE, {"no_decoder_final_norm": True}, HEADS
+    ),
+    "mixed norms": lambda: translation(37, 37, {"encoder_normalize_before": True}, HEADS),
+    "mixed kinds": lambda: translation(37, 37, {"decoder_learned_pos": True}, HEADS),
+    "learned positions": lambda: translation(37, 37, LEARNED, HEADS),
+    "dictionaries": lambda: translation(30, 37, BEFORE, HEADS),
+    "no positions": lambda: translation(37, 37, {"no_token_positional_embeddings": True}, HEADS),
+    "attention heads": lambda: translation(37, 37, LEARNED),
+    "tanh": lambda: translation(37, 37, {"activation_fn": "tanh"}, HEADS, TIED),
+    "cross and self attention": lambda: translation(37, 37, {"cross_self_attention": True}, HEADS),
+    "no cross attention": lambda: translation(37, 37, {"no_cross_attention": True}, HEADS),
+    "language model's norms": lambda: language_model(EMBEDDING_NORM),
+    "language model's input": lambda: language_model({"decoder_input_dim": 8}),
+    "language model's positions": lambda: language_model({"no_token_positional_embeddings": True}),
+    "language model's tanh": lambda: language_model({"activation_fn": "tanh"}),
+}
+HEADS = {"encoder_attention_heads": 2}
+TARGETS = {"huggingface": huggingface, "ctranslate2": ctranslate2}
+
+
+def as_trained(checkpoint, ours):
+    """The settings of a training, by an arch of this package or by fairseq's own."""
+    model = checkpoint["cfg"]["model"]
+    translates = model["_name"] == "transformer"
+    limits = {"add_bos_token": False, "tokens_per_sample": 30, "max_target_positions": 30}
+    name = "translation" if translates else "language_modeling"
+    checkpoint["cfg"].update(task={"_name": name, **limits}, common={"tpu": False})
+    if ours:
+        model.update(embedding_type="plain", output_head="softmax")
+        model["_name"] += "_sc"
+    return checkpoint
+
+
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("refused", PROPERTIES)
+def test_every_recommended_target_takes_the_model(refused, ours, tmp_path):
+    """And where none is recommended, none does."""
+    pytest.importorskip("ctranslate2")
+    checkpoint = as_trained(PROPERTIES[refused](), ours)
+    takes, recommended = {"fairseq": ours}, {}
+    if ours:
+        export_checkpoint(checkpoint)
+    for target, converter in TARGETS.items():
+        folder = tmp_path / target
+        folder.mkdir()
+        try:
+            converter.try_out(checkpoint, folder)
+            takes[target] = True
+        except UnsupportedError as error:
+            takes[target] = False
+            with pytest.raises(UnsupportedError) as caught, recommending_others(checkpoint, target):
+                raise error
+            recommended[target] = str(caught.value)
+    assert recommended  # a property that nothing refuses is none for this test
+    for target, text in recommended.items():
+        for other in TARGETS:
+            assert (f"--to {other}" in text) is (other != target and takes[other])
+        assert ("plain fairseq" in text) is takes["fairseq"]
+        assert ("No other target takes it" in text) is not any(
+            taken for other, taken in takes.items() if other != target
+        )

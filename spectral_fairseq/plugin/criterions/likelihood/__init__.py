@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Dict
 
 from torch import nn
 
@@ -26,10 +26,10 @@ from spectral_fairseq.plugin.criterions.likelihood.gradient_gating import (
     GRADIENT_GATING_MEMORY,
     GradientGating,
 )
-from spectral_fairseq.plugin.flags import read_flags
+from spectral_fairseq.plugin.flags import given, read_flags
 from spectral_fairseq.plugin.models.output_table import head_of
 
-__all__ = ["FLAGS", "Likelihood", "LikelihoodTerm", "likelihood_term", "read_options"]
+__all__ = ["FLAGS", "Likelihood", "LikelihoodTerm", "idle_flags", "likelihood_term", "read_options"]
 
 FLAGS = (
     ADVERSARIAL_EPSILON,
@@ -61,6 +61,26 @@ def read_options(cfg: Any) -> Any:
             "the scores of all words for --gradient-gating", "--blockwise-loss", "Drop one of them."
         )
     return options
+
+
+def idle_flags(options: Any, model: nn.Module) -> Dict[str, str]:
+    """Flags that were given and have no effect -> what they would need."""
+    idle = {}
+    if options.rdrop_weight and not _drops(model):
+        idle[RDROP_WEIGHT.option] = "dropout, by which its two passes differ"
+    for flag, needed in ((SIMCUT_CUTOFF, SIMCUT_WEIGHT), (GRADIENT_GATING_MEMORY, GRADIENT_GATING)):
+        if not getattr(options, needed.name):
+            idle.update(dict.fromkeys(given([flag], options), needed.option))
+    return idle
+
+
+def _drops(model: nn.Module) -> bool:
+    """Whether any module of the model has a probability of dropping something."""
+    settings = (item for module in model.modules() for item in vars(module).items())
+    return any(
+        (name == "p" or "drop" in name) and isinstance(value, (int, float)) and value > 0
+        for name, value in settings
+    )
 
 
 def likelihood_term(criterion: Any, options: Any, model: nn.Module) -> LikelihoodTerm:

@@ -23,7 +23,11 @@ from spectral_fairseq.plugin.criterions.likelihood.output_layer import (
 from spectral_fairseq.plugin.criterions.likelihood.word_memory import WordMemory
 from spectral_fairseq.plugin.criterions.updates import updates_of
 from spectral_fairseq.plugin.flags import Flag, checked, finite_nonnegative
-from spectral_fairseq.plugin.models.output_table import head_of, softmax_operands
+from spectral_fairseq.plugin.models.output_table import (
+    check_trained,
+    head_of,
+    softmax_operands,
+)
 
 GRADIENT_GATING = Flag(
     "gradient_gating",
@@ -58,8 +62,8 @@ class GradientGating(FullScores):
         """See the base class.
 
         Raises:
-            ConfigurationError: an output layer that is not a single softmax, or that cannot be
-                replaced.
+            ConfigurationError: an output layer that is not a single softmax, that cannot be
+                replaced, or whose table is not trained.
         """
         head = head_of(model)
         if getattr(head, "own_loss", False):
@@ -69,6 +73,8 @@ class GradientGating(FullScores):
                 "Use --output-head softmax, or drop --gradient-gating.",
             )
         check_output_layer(model)
+        num_words = self.criterion.penalties.view(model).words.rows
+        check_trained(model, num_words, GRADIENT_GATING.option)
 
     def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
         """See the base class."""

@@ -20,14 +20,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import arguments_as_flags
 from spectral_fairseq.plugin.criterions.penalties import PENALTIES
 from spectral_fairseq.plugin.criterions.penalties.interval import PENALTY_INTERVAL, interval_for
 from spectral_fairseq.plugin.criterions.penalties.needs import ModelView, Words
 from spectral_fairseq.plugin.criterions.penalties.penalty import Term
 from spectral_fairseq.plugin.criterions.updates import updates_of
-from spectral_fairseq.plugin.flags import read_flags
-from spectral_fairseq.plugin.models.output_table import decoder_of
+from spectral_fairseq.plugin.flags import given, read_flags
+from spectral_fairseq.plugin.models.output_table import decoder_of, frozen
 
 FLAGS = (*(flag for penalty in PENALTIES for flag in penalty.flags), PENALTY_INTERVAL)
 
@@ -69,14 +70,28 @@ class Penalties:
         self._last[decoder_of(model)] = [term._replace(value=term.value.detach()) for term in lazy]
         return due + [term._replace(weight=term.weight * interval) for term in lazy]
 
-    @torch.no_grad()
     def check(self, model: nn.Module) -> None:
-        """Refuse a model that lacks what the penalties need, due or not.
+        """Refuse a model that lacks what the penalties need, due or not, or does not train it.
 
         Raises:
-            ConfigurationError: the model lacks what a penalty needs.
+            ConfigurationError: the model lacks what a penalty needs, or R depends on nothing that
+                is trained.
         """
-        self._terms(self.view(model), lazy=False)
+        tables = [module for module in model.modules() if isinstance(module, Table)]
+        training = [table.training for table in tables]
+        try:
+            for table in tables:
+                table.eval()  # a spectral-norm table goes on with its iteration in training
+            with torch.enable_grad():
+                view = self.view(model)
+                terms = [*self._terms(view, lazy=False), *self._terms(view, lazy=True)]
+        finally:
+            for table, was in zip(tables, training):
+                table.train(was)
+        depends = {term.name: term.value.requires_grad for term in terms}
+        for penalty in self._active:
+            if not depends[penalty.name]:
+                raise frozen(penalty.weight.option)
         self.last(model)
 
     @torch.no_grad()
@@ -92,6 +107,19 @@ class Penalties:
         if decoder not in self._last:
             self._last[decoder] = self._terms(self.view(model), lazy=True)
         return self._last[decoder]
+
+    def idle_flags(self) -> Dict[str, str]:
+        """Flags that were given although no penalty reads them -> the flags that they belong to."""
+        idle = {
+            option: penalty.weight.option
+            for penalty in PENALTIES
+            if penalty not in self._active
+            for option in given(penalty.settings, self._options)
+        }
+        if not self._active:
+            needed = "a penalty, such as --cosreg-weight"
+            idle.update(dict.fromkeys(given([PENALTY_INTERVAL], self._options), needed))
+        return idle
 
     def view(self, model: nn.Module) -> ModelView:
         """The model with the dictionary of its decoder.

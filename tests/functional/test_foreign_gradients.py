@@ -1,0 +1,77 @@
+"""No backward pass writes into a gradient that it was given, or gives away what it still needs."""
+
+import pytest
+import torch
+
+from spectral_fairseq.embeddings import SpectralNormEmbedding, SVDEmbedding, WeightNormEmbedding
+from spectral_fairseq.functional.gradient_gating import Gates, gated_scores
+from spectral_fairseq.functional.gradient_scale import scaled_gradient
+from spectral_fairseq.functional.linalg.gram import gram
+from spectral_fairseq.functional.linalg.row_norms import row_norms
+from spectral_fairseq.functional.linalg.singular_values import singular_values
+from spectral_fairseq.functional.losses import adaptive_softmax, blockwise, consistency, mixture
+from spectral_fairseq.functional.losses.ignored_targets import without_ignored
+from spectral_fairseq.functional.losses.sigsoftmax import sigsoftmax_cross_entropy
+from spectral_fairseq.functional.penalties.cosine import cosine_penalty
+
+TARGETS = torch.tensor([2, 1, 5, 0, 1, 4])
+ROWS = torch.tensor([0, 3])
+GATES = Gates(torch.arange(9) > 6, torch.rand(9), torch.rand(9))
+
+
+def prior(h):
+    return torch.log_softmax(h[..., 0], -1)
+
+
+# Of contexts h, shape (6, 2, 4), and a table w, shape (9, 4).
+FUNCTIONS = {
+    "gram": lambda _, w: gram(w, ROWS),
+    "row norms": lambda _, w: row_norms(w),
+    "singular values": lambda _, w: singular_values(w, ROWS),
+    "cosine": lambda _, w: cosine_penalty(w, ROWS),
+    "scaled gradient": lambda _, w: scaled_gradient(w, 2.0),
+    "unscaled gradient": lambda _, w: scaled_gradient(w, 1.0),
+    "gated scores": lambda h, w: gated_scores(h[:, 0], w, TARGETS, GATES),
+    "ignored": lambda h, _: without_ignored(1, TARGETS, h)[1],
+    "softmax": lambda h, w: blockwise.blockwise_cross_entropy(h[:, 0], TARGETS, w)[0],
+    "sigsoftmax": lambda h, w: sigsoftmax_cross_entropy(h[:, 0], TARGETS, w)[0],
+    "consistency": lambda h, w: consistency.consistency_cross_entropy(
+        h, TARGETS, w, weight=1.0, symmetric=True
+    )[0],
+    "mixture": lambda h, w: mixture.mixture_cross_entropy(h, prior(h), TARGETS, w)[0],
+    "log mixture": lambda h, w: mixture.log_mixture(h, prior(h), w),
+    "adaptive": lambda h, w: adaptive_softmax.adaptive_cross_entropy(
+        h[:, 0], h[:, 1, :2], TARGETS, w, None, (3, 5)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_gradients_of_others(name):
+    h, w = (torch.randn(*shape, dtype=torch.float64) for shape in ((6, 2, 4), (9, 4)))
+    leaves = [h.requires_grad_(), w.requires_grad_()]
+    found = FUNCTIONS[name](h * 1, w * 1)
+    upstream = torch.randn_like(found)
+    before = upstream.clone()
+    first = torch.autograd.grad(found, leaves, upstream, retain_graph=True, allow_unused=True)
+    assert torch.equal(upstream, before)
+    expected = [None if one is None else one.clone() for one in first]
+    for one in first:
+        if one is not None:
+            one.zero_()  # as an optimiser or a hook of somebody else may do
+    assert torch.equal(upstream, before)
+    again = torch.autograd.grad(found, leaves, upstream, allow_unused=True)
+    assert all(one is two or torch.equal(one, two) for one, two in zip(again, expected))
+
+
+@pytest.mark.parametrize("kind", [SVDEmbedding, WeightNormEmbedding, SpectralNormEmbedding])
+def test_a_table_keeps_its_hooks_to_itself(kind):
+    """The gradient of a sum reaches both of its terms as one tensor."""
+    table = kind(60, 8, 1)
+    for name, parameter in table.named_parameters():
+        other = torch.randn_like(parameter).requires_grad_()
+        total = parameter + other
+        total.square().sum().backward()
+        assert torch.equal(other.grad, 2 * total)
+        if name in ("U", "g", "v", "stored"):
+            assert not parameter.grad[1].any() and parameter.grad[2].any()
