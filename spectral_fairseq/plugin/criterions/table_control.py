@@ -70,7 +70,7 @@ FLAGS = (
         "spectrum_scale",
         "free",
         "with --spectrum-decay take the prior as it is, or scale it to the norm that the table "
-        "has, so that it controls the shape alone",
+        "has: 'both' then keeps that norm, while 'above' shortens the table by what it cuts",
         str,
         ChoiceEnum(SCALES),
     ),
