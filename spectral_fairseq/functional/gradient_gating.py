@@ -13,7 +13,8 @@ where for a rare word v that is not the target y_t
                  min(c_v / (mean of c over the rare words), 1)    if y_t is rare,
 
 and the gate is 1 otherwise. The hidden states receive their plain gradient, and the scores do not
-change. The naive form is ``tests/reference/gradient_gating.py``.
+change. Of a table W = M B' that is stored as factors, both receive what the chain rule makes of the
+gated gradient of W. The naive form is ``tests/reference/gradient_gating.py``.
 
 Note [Gates by group of targets]
 --------------------------------
@@ -74,32 +75,37 @@ def gates_of_counts(counts: Tensor, updates: int, alpha: float, never_rare: Tens
 
 
 class _GatedScores(torch.autograd.Function):
-    """W h, of which W receives a gated gradient; see Note [Gates by group of targets]."""
+    """M B' h, of which W = M B' receives a gated gradient; see Note [Gates by group of targets]."""
 
     @staticmethod
     def forward(
         ctx: Any,
         contexts: Tensor,
         matrix: Tensor,
+        basis: Optional[Tensor],
         targets: Tensor,
         rare: Tensor,
         frequent_target: Tensor,
         rare_target: Tensor,
     ) -> Tensor:
-        scores = F.linear(contexts, matrix)
+        rows = contexts if basis is None else torch.matmul(contexts, basis)
+        scores = F.linear(rows, matrix)
         ctx.dtype = scores.dtype  # that of autocast, where it is on
-        ctx.save_for_backward(contexts, matrix, targets, rare, frequent_target, rare_target)
+        ctx.save_for_backward(contexts, matrix, basis, targets, rare, frequent_target, rare_target)
         return scores
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tuple[Optional[Tensor], ...]:
-        contexts, matrix, targets, rare, frequent_target, rare_target = ctx.saved_tensors
-        for_contexts = for_matrix = None
+        contexts, matrix, basis, targets, rare, frequent_target, rare_target = ctx.saved_tensors
+        right = None if basis is None else basis.to(ctx.dtype)
+        for_contexts = for_matrix = for_basis = None
         with torch.autocast(contexts.device.type, enabled=False):
             if ctx.needs_input_grad[0]:
-                for_contexts = (gradient @ matrix.to(ctx.dtype)).to(contexts.dtype)
-            if ctx.needs_input_grad[1]:
+                for_rows = gradient @ matrix.to(ctx.dtype)
+                for_contexts = for_rows if right is None else for_rows @ right.t()
+                for_contexts = for_contexts.to(contexts.dtype)
+            if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
                 in_rare = rare[targets]  # [T]
                 narrow = contexts.to(ctx.dtype)
                 frequent = narrow.masked_fill(in_rare.unsqueeze(1), 0.0)
@@ -109,21 +115,32 @@ class _GatedScores(torch.autograd.Function):
                 total.addcmul_(rows.t() @ inputs, rare_target.to(ctx.dtype).unsqueeze(1))
                 of_target = rows.gather(1, words.unsqueeze(1))  # [R, 1]
                 lacking = (1 - rare_target[words]).to(ctx.dtype).unsqueeze(1) * of_target
-                for_matrix = total.index_add_(0, words, lacking * inputs).to(matrix.dtype)
-        return for_contexts, for_matrix, None, None, None, None
+                total.index_add_(0, words, lacking * inputs)  # d L / d W, [N, d]
+                for_matrix = total if right is None else total @ right
+                for_matrix = for_matrix.to(matrix.dtype)
+                if basis is not None:
+                    for_basis = (total.t() @ matrix.to(ctx.dtype)).to(basis.dtype)
+        return for_contexts, for_matrix, for_basis, None, None, None, None
 
 
-def gated_scores(contexts: Tensor, matrix: Tensor, targets: Tensor, gates: Gates) -> Tensor:
+def gated_scores(
+    contexts: Tensor,
+    matrix: Tensor,
+    targets: Tensor,
+    gates: Gates,
+    basis: Optional[Tensor] = None,
+) -> Tensor:
     """Return the scores W h, of which only the gradient of W is gated.
 
     Args:
         contexts: h, shape (T, d).
-        matrix: W, shape (N, d).
+        matrix: W, shape (N, d); or M of W = M B'.
         targets: y, shape (T,). Tokens that the loss leaves out may have any target.
         gates: of the words.
+        basis: B, shape (d, r) where M has the shape (N, r); ``None`` stands for the identity.
 
     Returns:
         Shape (T, N). Only first derivatives.
     """
-    scores: Tensor = _GatedScores.apply(contexts, matrix, targets, *gates)
+    scores: Tensor = _GatedScores.apply(contexts, matrix, basis, targets, *gates)
     return scores

@@ -7,10 +7,17 @@ with the spectrum control of Wang et al., ICLR 2020 (https://openreview.net/foru
     W = U diag(sigma) V',   sigma_new = sigma + rate (target - sigma),
     W <- W V diag(sigma_new / sigma) V'
 
-sigma and V come from the d x d Gram matrix, so that no decomposition of N x d is needed. Centring
-takes the mean vector out likewise, w_i <- w_i - rate * mean (https://arxiv.org/abs/2601.02031 for
-output embeddings): adding one vector to all output vectors changes no softmax. Excluded rows keep
-their vectors, so the probabilities of words keep their ratios, and only those of padding change.
+sigma and V come from the d x d Gram matrix, so that no decomposition of N x d is needed. For
+``both``, which raises small values, it is computed in float64. Values below 8e-6 sigma_1 stay as
+they are: the roundoff of a table in float32 makes such values in some thousand updates. A step to a
+target of the same norm is a chord of a sphere and would shorten the table every time, so with a
+free scale sigma_new of ``both`` is given the norm of sigma again. ``above`` cuts, so it shortens
+the table, whatever the scale.
+
+Centring takes the mean vector out likewise, w_i <- w_i - rate * mean
+(https://arxiv.org/abs/2601.02031 for output embeddings): adding one vector to all output vectors
+changes no softmax. Excluded rows keep their vectors, so the probabilities of words keep their
+ratios, and only those of padding change.
 
 A change is planned from the table and applied to it in two calls, so that one worker can plan for
 all. The plan for a table that is not finite is not finite either, and is refused, by every worker,
@@ -37,6 +44,13 @@ SIDES = ("both", "above")
 SCALES = ("fixed", "free")
 # A block of rows and its product stay within a few ten MiB at any usual width.
 BLOCK_ROWS = 8192
+# Singular values below this share of the largest are not raised. One rounding of all entries makes
+# some of half an eps, and independent ones add up like their root: these are 16,000 of float32. A
+# Gram matrix in float64 knows their squares to a thousandth.
+SMALLEST = 64 * torch.finfo(torch.float32).eps
+# The roundoff of a row grows with the direction that grows most. Beyond this, float32 would lose
+# more than 1e-5 of it.
+MOST_IN_FLOAT32 = 100.0
 
 
 class TableChange(NamedTuple):
@@ -53,8 +67,8 @@ class TableChange(NamedTuple):
     vectors: Tensor
 
     def packed(self) -> Tensor:
-        """One tensor of shape (d + 2, d), to be sent to other workers."""
-        return torch.cat([self.shift[None], self.ratio[None], self.vectors])
+        """One float64 tensor of shape (d + 2, d), to be sent to other workers."""
+        return torch.cat([self.shift[None], self.ratio[None], self.vectors]).double()
 
     @classmethod
     def unpacked(cls, packed: Tensor) -> TableChange:
@@ -86,7 +100,7 @@ def spectrum_target(sigma: Tensor, prior: Tensor, *, side: str, slack: float, sc
         slack: factor on the prior of ``above``, >= 1.
         scale: ``fixed`` takes the prior as it is; ``free`` gives it the norm of ``sigma``, so that
             it describes the shape alone. With a flat prior the bound of ``above`` is then
-            ``slack`` times the root mean square of all sigma.
+            ``slack`` times the root mean square of all sigma, and becomes lower as they are cut.
 
     Returns:
         Shape (d,).
@@ -114,17 +128,20 @@ def spectrum_target(sigma: Tensor, prior: Tensor, *, side: str, slack: float, sc
 
 
 @torch.no_grad()
-def counted_moments(weight: Tensor, excluded: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
-    """Sum and Gram matrix of the rows that count, in float32 or wider.
+def counted_moments(
+    weight: Tensor, excluded: Optional[Tensor] = None, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Sum and Gram matrix of the rows that count.
 
     Args:
         weight: W, shape (n, d).
         excluded: indices of the rows left out (padding and the like), shape (m,).
+        dtype: of the arithmetic and the results, unless that of ``weight`` is wider.
 
     Returns:
         sum_i w_i, shape (d,), and sum_i w_i w_i', shape (d, d).
     """
-    dtype = torch.promote_types(weight.dtype, torch.float32)
+    dtype = torch.promote_types(weight.dtype, dtype)
     total = weight.new_zeros(weight.size(1), dtype=dtype)
     gram = weight.new_zeros((weight.size(1), weight.size(1)), dtype=dtype)
     for block in weight.split(BLOCK_ROWS):
@@ -165,7 +182,8 @@ def plan_change(
         excluded: rows that are not counted, shape (m,).
 
     Returns:
-        The change, in float32 or wider; NaN throughout for a table with infinity or NaN in it.
+        The change, in float64 for ``both`` and otherwise in float32 or wider; NaN throughout for a
+        table with infinity or NaN in it.
 
     Raises:
         ConfigurationError: a rate, a centering or another option outside its range, a prior of
@@ -183,8 +201,10 @@ def plan_change(
             f"{count} rows that count",
             "Control the spectrum of a table with N >= d.",
         )
-    total, gram = counted_moments(weight, excluded)
-    if not torch.isfinite(gram).all():  # which no eigensolver takes
+    exact = torch.float64 if side == "both" else torch.float32
+    total, gram = counted_moments(weight, excluded, exact)
+    # What no eigensolver takes, and entries whose squares the table's own precision does not hold.
+    if not torch.isfinite(gram.to(torch.promote_types(weight.dtype, torch.float32))).all():
         nan = torch.full_like(gram, float("nan"))
         return TableChange(nan[0], nan[0], nan)
     mean = total / count
@@ -193,10 +213,15 @@ def plan_change(
     sigma, vectors = right_singular_system_of_gram(gram, count)
     # What was subtracted leaves its roundoff: singular_values.py, Note [Roundoff of a Gram matrix].
     noise = roundoff(count, weight.size(1), gram.dtype) * count * mean.square().sum()
+    noise = torch.maximum(noise, (SMALLEST * sigma[0]).square())
     sigma = torch.where(sigma.square() > noise, sigma, torch.zeros_like(sigma))
     target = spectrum_target(sigma, prior.to(sigma), side=side, slack=slack, scale=scale)
+    ratio = 1 + rate * (target - sigma) / sigma
+    if (side, scale) == ("both", "free"):
+        resolved = sigma > 0
+        ratio *= sigma.norm() / (ratio * sigma)[resolved].norm()
     # A direction that no row has, or one lost in roundoff, cannot be stretched.
-    ratio = torch.where(sigma > 0, 1 + rate * (target - sigma) / sigma, torch.ones_like(sigma))
+    ratio = torch.where(sigma > 0, ratio, torch.ones_like(ratio))
     return TableChange(centering * mean, ratio, vectors)
 
 
@@ -217,10 +242,14 @@ def apply_change_(weight: Tensor, change: TableChange, excluded: Optional[Tensor
         DataError: the change was planned from a table with infinity or NaN in it.
     """
     change.check()
-    moved = change.ratio != 1
-    vectors = change.vectors[:, moved]  # [d, r]
-    factors = [vectors, ((change.ratio[moved] - 1) * vectors).t()]  # [d, r], [r, d]
-    centred = bool(change.shift.any())
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    if bool((change.ratio > MOST_IN_FLOAT32).any()):
+        dtype = torch.float64
+    shift, ratio, vectors = (part.to(dtype) for part in change)
+    moved = ratio != 1
+    vectors = vectors[:, moved]  # [d, r]
+    factors = [vectors, ((ratio[moved] - 1) * vectors).t()]  # [d, r], [r, d]
+    centred = bool(shift.any())
     if not (centred or vectors.size(1)):
         return
     kept = None if excluded is None else (excluded, weight[excluded])
@@ -228,9 +257,9 @@ def apply_change_(weight: Tensor, change: TableChange, excluded: Optional[Tensor
         if 2 * vectors.size(1) > vectors.size(0):
             factors = [factors[0] @ factors[1]]  # then one product with d x d is cheaper
         for block in weight.split(BLOCK_ROWS):
-            exact = block.to(change.vectors.dtype)  # [b, d]; the block itself where it is float32
+            exact = block.to(dtype)  # [b, d]; the block itself where it has this dtype
             if centred:
-                exact = exact.sub_(change.shift)
+                exact = exact.sub_(shift)
             part = exact
             for factor in factors:
                 part = part @ factor

@@ -48,11 +48,32 @@ def test_gradients_equal_the_sums_written_out():
     torch.testing.assert_close(of_matrix, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_without_rare_words_it_is_the_plain_product():
+@pytest.mark.parametrize("rank", [2, 3, 4])
+def test_factors_receive_what_the_chain_rule_makes_of_the_gated_gradient(rank):
+    contexts, _, targets = inputs()
+    factor = torch.randn(11, rank, dtype=torch.float64).requires_grad_()
+    basis = torch.randn(3, rank, dtype=torch.float64).requires_grad_()
+    gates = gates_of_counts(COUNTS, 100, 0.03, NEVER_RARE)
+    scores = gated_scores(contexts, factor, targets, gates, basis)
+    dense = factor @ basis.t()
+    torch.testing.assert_close(scores, contexts @ dense.t())
+    upstream = torch.randn_like(scores)
+    found = torch.autograd.grad(scores, (contexts, factor, basis), upstream)
+    gated = reference.table_gradient(
+        contexts.detach(), upstream, targets, *reference.gates(COUNTS, 100, 0.03, (0, 1))
+    )
+    expected = torch.autograd.grad(dense, (factor, basis), gated)
+    for one, other in zip(found, (upstream @ dense, *expected)):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("factored", [False, True])
+def test_without_rare_words_it_is_the_plain_product(factored):
     contexts, matrix, targets = inputs()
+    basis = [torch.randn(3, 3, dtype=torch.float64).requires_grad_()] if factored else []
     gates = gates_of_counts(COUNTS, 100, 0.0, NEVER_RARE)
     assert torch.autograd.gradcheck(
-        lambda c, m: gated_scores(c, m, targets, gates), (contexts, matrix)
+        lambda c, m, *b: gated_scores(c, m, targets, gates, *b), (contexts, matrix, *basis)
     )
 
 

@@ -67,6 +67,66 @@ def test_a_full_step_reaches_the_target():
     torch.testing.assert_close(free / free.norm(), prior() / prior().norm())
 
 
+def degenerate(kind, n=5000, d=64):
+    generator = torch.Generator().manual_seed(4)
+    rows = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    if kind == "low rank":
+        return rows[:, :16] @ torch.randn(16, d, generator=generator, dtype=torch.float64)
+    if kind == "zero columns":
+        return rows * (torch.arange(d) % 3).double()
+    if kind == "steep":
+        return (rows * torch.exp(-0.3 * torch.arange(d).double())) @ torch.linalg.qr(rows[:d])[0]
+    mean_cosine = {"random": 0.0, "cone": 0.97, "narrow cone": 0.9998}[kind]
+    length = (d * mean_cosine / (1 - mean_cosine)) ** 0.5
+    return rows + length * torch.nn.functional.normalize(rows[0], dim=0)
+
+
+DEGENERATE = ("random", "cone", "narrow cone", "low rank", "zero columns", "steep")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rate", [0.1, 1.0])
+@pytest.mark.parametrize("kind", DEGENERATE)
+def test_a_free_scale_keeps_the_norm_of_the_table(kind, rate, dtype):
+    """A step along the chord, and directions that cannot be raised, made it smaller each time."""
+    matrix = degenerate(kind).to(dtype)
+    matrix[3] = 7.0  # excluded, so neither counted nor changed
+    target, excluded = torch.exp(-0.0005 * torch.arange(64).double()), torch.tensor([3])
+    counted = torch.arange(len(matrix)) != 3
+    before = matrix[counted].double().norm()
+    for _ in range(100):
+        apply_change_(
+            matrix, plan_change(matrix, target, rate, side="both", excluded=excluded), excluded
+        )
+    assert float(matrix[counted].double().norm() / before) == pytest.approx(1, abs=1e-5)
+    assert bool(matrix[3].eq(7).all())
+    sigma = torch.linalg.svdvals(matrix[counted].double())
+    resolved = sigma[sigma > 1e-5 * sigma[0]]
+    shape = target[: len(resolved)]
+    torch.testing.assert_close(resolved / resolved.norm(), shape / shape.norm(), rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("kind", DEGENERATE)
+def test_cutting_makes_a_table_smaller_whatever_the_scale(kind):
+    matrix = degenerate(kind)
+    for scale in SCALES:
+        cut = changed(matrix, prior(64, 10.0), 0.5, side="above", slack=1.0, scale=scale)
+        assert float(cut.norm()) < float(matrix.norm())
+
+
+@pytest.mark.parametrize("rate", [0.1, 1.0])
+def test_small_values_of_a_table_in_float32_are_raised(rate):
+    """A Gram matrix in float32 knows them down to a few thousandths of the largest."""
+    sigma = torch.exp(-0.18 * torch.arange(64).double())  # down to 1.2e-5
+    matrix = torch.linalg.qr(degenerate("random"))[0] * sigma
+    matrix = (matrix @ torch.linalg.qr(degenerate("random")[:64])[0]).float()
+    options = {"side": "both", "scale": "fixed", "slack": 1.0}
+    naive = reference.controlled(matrix, prior(64, 1.0), rate, **options)
+    fast = changed(matrix, prior(64, 1.0), rate, **options)
+    assert float((fast.double() - naive).norm() / naive.norm()) < 1e-6
+
+
 def test_what_is_within_the_slack_stays_bit_for_bit():
     matrix = table()
     assert torch.equal(changed(matrix, prior(), 1.0, side="above", slack=9.0), matrix)

@@ -1,14 +1,17 @@
 """Adaptive gradient gating as a criterion: the gated gradient, the counts, and their state."""
 
+import copy
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.plugin.criterions.likelihood import word_memory
 from spectral_fairseq.plugin.criterions.updates import tell_updates, updates_of
 from spectral_fairseq.plugin.hooks.word_counts import _forgetting_overflows
+from spectral_fairseq.plugin.models.output_table import output_table
 from tests.capabilities import LOAD_ANYTHING
 from tests.plugin.conftest import (
     build_criterion,
@@ -53,6 +56,20 @@ def filled(task, model, criterion, updates=2):
     return criterion
 
 
+def reference_gates(task):
+    """The gates after the updates of `filled`."""
+    dictionary = task.target_dictionary
+    counts = sum(
+        torch.bincount(sample_of(task, seed)["target"].flatten(), minlength=len(dictionary))
+        for seed in (0, 1)
+    )
+    made_up = [i for i, word in enumerate(dictionary.symbols) if word.startswith("madeupword")]
+    counts[dictionary.pad()] = 0
+    gates = reference.gates(counts.tolist(), 2, ALPHA, {*range(dictionary.nspecial), *made_up})
+    assert 0 < sum(gates[0]) < len(dictionary)
+    return gates
+
+
 @pytest.mark.parametrize("arch", ROWS)
 def test_only_the_output_tables_gradient_is_gated(task, arch):
     task.max_positions = lambda: (64, 64)
@@ -84,27 +101,54 @@ def test_only_the_output_tables_gradient_is_gated(task, arch):
     torch.testing.assert_close(loss, plain_loss)
     torch.testing.assert_close(log["nll_loss"], plain_log["nll_loss"])
     found = gradients(model, loss)
-    counts = sum(
-        torch.bincount(
-            sample_of(task, seed)["target"].flatten(), minlength=len(task.target_dictionary)
-        )
-        for seed in (0, 1)
-    )
-    dictionary = task.target_dictionary
-    made_up = [i for i, word in enumerate(dictionary.symbols) if word.startswith("madeupword")]
-    counts[dictionary.pad()] = 0
-    gates = reference.gates(counts.tolist(), 2, ALPHA, {*range(dictionary.nspecial), *made_up})
-    assert 0 < sum(gates[0]) < len(dictionary)
     expected = reference.table_gradient(
         seen["features"].flatten(0, -2),
         seen["gradient"].flatten(0, -2),
         sample["target"].flatten(),
-        *gates,
+        *reference_gates(task),
     )
     torch.testing.assert_close(found.pop(ROWS[arch]), expected, rtol=1e-5, atol=1e-6)
     assert not torch.allclose(plain.pop(ROWS[arch]), expected, atol=1e-4)
     for name in plain:
         torch.testing.assert_close(found[name], plain[name], rtol=1e-5, atol=1e-6)
+
+
+def gated_naively(model, target, gates):
+    """An output layer whose scores are gate s + (1 - gate) s.detach() as functions of W."""
+    rare, first, second = gates
+    gate = torch.tensor([second if rare[y] else first for y in target.flatten().tolist()])
+    gate.scatter_(1, target.flatten().unsqueeze(1), 1.0)
+
+    def output_layer(features):
+        dense = output_table(model, gate.size(1))
+        of_table = torch.nn.functional.linear(features.detach(), dense)
+        moving = gate.view(of_table.shape).to(of_table) * (of_table - of_table.detach())
+        return torch.nn.functional.linear(features, dense.detach()) + moving
+
+    return output_layer
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("embedding_type", [table.kind for table in TABLES])
+def test_every_part_of_a_table_receives_the_gated_gradient_of_the_whole(task, embedding_type, tied):
+    model = build_model(task, embedding_type=embedding_type, share_all_embeddings=tied)
+    model = model.double().train()
+    with torch.no_grad():  # V is no identity, U is not orthonormal, and no sigma equals another
+        for parameter in model.parameters():
+            parameter += 0.1 * parameter.std() * torch.randn_like(parameter)
+    sample, naive = sample_of(task, 5), copy.deepcopy(model)
+    criterion = filled(task, copy.deepcopy(model), criterion_of(task))
+    tell_updates(model, updates=2)
+    loss, *_ = criterion(model, sample)
+    found = gradients(model, loss)
+    naive.decoder.output_layer = gated_naively(naive, sample["target"], reference_gates(task))
+    plain = build_criterion(task, "label_smoothed_cross_entropy", label_smoothing=0.1)
+    naive_loss, *_ = plain(naive, sample)
+    expected = gradients(naive, naive_loss)
+    torch.testing.assert_close(loss, naive_loss)
+    assert found.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("embedding_type", ["plain", "svd", "weight-norm"])

@@ -411,7 +411,7 @@ def _worker(rank, folder):
         data_parallel_rank=rank,
         data_parallel_process_group=torch.distributed.group.WORLD,
     )
-    change = first_workers(trainer, plan, torch.empty(8, 6))
+    change = first_workers(trainer, plan, torch.empty(8, 6, dtype=torch.float64))
     apply_change_(weight, TableChange.unpacked(change))
     torch.save(weight, f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()

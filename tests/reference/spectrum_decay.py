@@ -19,5 +19,8 @@ def controlled(weight, prior, rate, side, slack, scale, centering=0.0, excluded=
         if side == "above":
             target = min(s, slack * target)
         new.append(s + rate * (target - s))
+    if (side, scale) == ("both", "free"):
+        longer = size / sum(s**2 for s in new) ** 0.5
+        new = [longer * s for s in new]
     weight[kept] = u @ torch.diag(torch.tensor(new, dtype=torch.float64)) @ vh
     return weight

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Dict, List, Optional, Tuple
 
+import torch
 from fairseq.criterions.label_smoothed_cross_entropy import (
     LabelSmoothedCrossEntropyCriterion,
     LabelSmoothedCrossEntropyCriterionConfig,
@@ -114,8 +115,11 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             self.table_control = table_control.TableControl(cfg)
             self._has_svd = has_svd
 
+    @torch.no_grad()
     def check_model(self, model: nn.Module) -> None:
         """Refuse a model that lacks what the flags need, before training starts.
+
+        It leaves the model as it is: without gradients no table follows its own training.
 
         Raises:
             ConfigurationError: no table for a flag, or one that is not trained; no output layer

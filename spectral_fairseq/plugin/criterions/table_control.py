@@ -13,7 +13,7 @@ import math
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from fairseq.dataclass import ChoiceEnum
-from torch import Tensor
+from torch import Tensor, nn
 
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
@@ -75,7 +75,7 @@ FLAGS = (
         "spectrum_scale",
         "free",
         "with --spectrum-decay take the prior as it is, or scale it to the norm that the table "
-        "has, so that it controls the shape alone",
+        "has: 'both' then keeps that norm, while 'above' shortens the table by what it cuts",
         str,
         ChoiceEnum(SCALES),
     ),
@@ -214,7 +214,7 @@ class TableControl:
                 raise frozen(SVD_INTERVAL.option)
         for one in self.controlled(view):
             weight = one.parameter
-            if not weight.is_leaf:
+            if not isinstance(weight, nn.Parameter):
                 raise ConfigurationError(
                     f"a plain output table, for {one.flag}",
                     "one computed from other parameters, as with --embedding-type weight-norm",

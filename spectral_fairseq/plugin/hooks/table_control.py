@@ -160,7 +160,7 @@ def _change_all(
     for one in controlled:
         weight = trained_weights(optimizer, one.parameter)
         shape = (weight.size(1) + 2, weight.size(1))
-        like = weight.new_empty(shape, dtype=torch.promote_types(weight.dtype, torch.float32))
+        like = weight.new_empty(shape, dtype=torch.float64)
         plan = functools.partial(_packed_plan, one, weight, lr_share)
         change = TableChange.unpacked(first(plan, like))
         change.check()

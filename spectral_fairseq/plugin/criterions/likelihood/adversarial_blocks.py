@@ -57,7 +57,9 @@ class AdversarialBlocks(Adversarial):
             def run(features: Tensor) -> Tensor:
                 losses.append(self._loss(model, features[:, skip:], targets))
                 if self.criterion.report_accuracy:
-                    with torch.no_grad():
+                    # A report must not shift the masks of what is trained after it.
+                    devices = [features.device] if features.is_cuda else []
+                    with torch.no_grad(), torch.random.fork_rng(devices):
                         scores.append(output_layer(features))
                 return losses[0].loss  # data-parallel wrappers look for its graph in the output
 

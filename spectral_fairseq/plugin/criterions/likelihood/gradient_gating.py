@@ -1,7 +1,8 @@
 """The likelihood with gated gradients of rare words' output vectors: Yu et al., ACL 2022.
 
 "Rare Tokens Degenerate All Tokens", https://arxiv.org/abs/2109.03127. The loss is that of
-``label_smoothed_cross_entropy``; only the gradient of the output table changes.
+``label_smoothed_cross_entropy``; only the gradient of the output table W changes, and with it those
+of the factors of which W is made.
 """
 
 from __future__ import annotations
@@ -88,8 +89,18 @@ class GradientGating(FullScores):
 
         def gate(_: OutputLayer) -> OutputLayer:
             def gated(features: Tensor) -> Tensor:
-                rows, matrix, bias = softmax_operands(model, features.flatten(0, -2), num_words)
-                scores = gated_scores(rows, matrix, target.flatten(), gates)
+                identity = torch.eye(
+                    features.size(-1), dtype=features.dtype, device=features.device
+                )
+                # W = M B' of a factored table; others return the features that they were given.
+                basis, matrix, bias = softmax_operands(model, identity, num_words)
+                scores = gated_scores(
+                    features.flatten(0, -2),
+                    matrix,
+                    target.flatten(),
+                    gates,
+                    None if basis is identity else basis,
+                )
                 scores = scores if bias is None else scores + bias
                 return scores.view(*features.shape[:-1], -1)
 
