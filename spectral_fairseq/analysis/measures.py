@@ -23,6 +23,8 @@ NORM_BINS = 60
 # Points of the pictures of counts, which draw each of them.
 COUNT_POINTS = 1000
 NAMED_ROWS = 50
+# In edges of a random table's spectrum: what lies beyond is not due to chance.
+BEYOND = 1.1
 
 
 @dataclass
@@ -89,7 +91,8 @@ def measure_table(
         "norms": _norm_curve(norms[facts.frequency_order]),
         "norm_histogram": _norm_histogram(norms),
         "counts": _counts(facts),
-        "untrained": _untrained(facts),
+        "untrained": _named(facts, facts.untrained[:NAMED_ROWS]),
+        "dominant_row": _dominant_row(facts),
         "counterpart": None if counterpart is None else counterpart.name,
         "frequency_order": "rows" if facts.log_counts is None else "counts",
         "neighbours": _neighbours(table, words, queries, options),
@@ -135,11 +138,24 @@ def _counts(facts: TableFacts) -> Optional[Dict[str, List[float]]]:
     }
 
 
-def _untrained(facts: TableFacts) -> List[Dict[str, Any]]:
-    """The first rows that look never trained, with their words where they are known."""
-    rows = facts.table.rows[facts.untrained[:NAMED_ROWS]].tolist()
+def _named(facts: TableFacts, places: Tensor) -> List[Dict[str, Any]]:
+    """Rows of the checkpoint, with their words where they are known."""
     symbols = None if facts.words is None else facts.words.symbols
+    rows = facts.table.rows[places].tolist()
     return [{"row": row, "word": None if symbols is None else symbols[row]} for row in rows]
+
+
+def _dominant_row(facts: TableFacts) -> Optional[Dict[str, Any]]:
+    """The longest row, if it makes up half or more of the first direction of the centred table.
+
+    That direction has to stand out of a random table's for this to mean anything.
+    """
+    place = int(facts.norms.argmax())
+    squared, first = float(facts.norms[place]) ** 2, float(facts.centred_sigma[0])
+    if first <= BEYOND * facts.centred_edge or squared < first**2 / 2:
+        return None
+    share = squared / float(facts.norms.square().sum())
+    return {**_named(facts, torch.tensor([place]))[0], "share": share}
 
 
 def _projection(facts: TableFacts) -> Tuple[Tensor, Tensor]:

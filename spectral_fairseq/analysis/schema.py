@@ -177,6 +177,16 @@ _CHECKPOINT = _record(
                 },
             ),
         ),
+        "dominant_row": _record(
+            "the longest row, if it makes up half or more of the first direction of the centred "
+            "table; null if it does not",
+            {
+                "row": _of("integer", "in the checkpoint"),
+                "word": _of(_TEXT_OR_NULL, "spelling; null without a dictionary"),
+                "share": _of("number", "of the squared length of the table"),
+            },
+            optional=True,
+        ),
         "counterpart": _of(
             _TEXT_OR_NULL, "table that input_output_* compare with; null if it is shared"
         ),

@@ -7,9 +7,14 @@ says a fact about the table itself; none is taken from other models.
 
 * The words *share a direction* if the mean row holds a larger part of the squared length of the
   table than any direction of a random table does, (1 + sqrt(d / N))^2 / d of it, which is the edge
-  of Marchenko and Pastur. Below that, the mean could be one of many equal directions.
-* They lie in a *narrow cone* if the mean row holds more than half of the squared length: what all
-  words have in common is then longer than what tells them apart.
+  of Marchenko and Pastur. Below that, the mean could be one of many equal directions. The mean
+  cosine is that part for rows of equal length, so it has the same bound.
+* They lie in a *narrow cone* if either is more than half: what all words have in common is then
+  longer than what tells them apart.
+* Apart from the mean, *one direction stands out* if the largest singular value of the centred table
+  is twice the edge, and the directions are not few. What it holds is named from ``BEYOND`` edges
+  on, which chance does not reach. Rows of different lengths alone can put it between the two.
+* *One row* stands out if it makes up half or more of such a direction (``analysis/measures.py``).
 * Apart from the mean, *few directions* carry the table if the effective rank of the centred table
   is below half of the random table's, as if half of the dimensions or more were missing.
 
@@ -28,14 +33,16 @@ the first principal components out of word2vec's and GloVe's.
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from spectral_fairseq.analysis.catalogue import shown
+from spectral_fairseq.analysis.measures import BEYOND
 
 # Of more checkpoints, such as the epochs of a run, some are described, evenly spaced.
 MOST_VERDICTS = 3
 NARROW = 0.5
 FEW_DIRECTIONS = 0.5
+STANDS_OUT = 2.0
 
 # Note [Origins]
 _NORMAL = {
@@ -72,16 +79,27 @@ def verdict(checkpoint: Mapping[str, Any]) -> List[str]:
     """
     measures, random = checkpoint["measures"], checkpoint["random"]
     words, dim = checkpoint["table"]["words"], checkpoint["table"]["dimensions"]
-    energy = measures["mean_share"] ** 2
+    common = max(measures["mean_share"] ** 2, measures["mean_cosine"])
+    narrow = common >= NARROW
     # With one or two dimensions a narrow cone can lie below the second bound.
-    shared = energy >= NARROW or energy > (1 + math.sqrt(dim / words)) ** 2 / dim
+    shared = narrow or common > (1 + math.sqrt(dim / words)) ** 2 / dim
     rank = measures["effective_rank_centred"]
     few = rank < FEW_DIRECTIONS * random["effective_rank_centred"]
-    origin = checkpoint["origin"]
+    # None for a table of equal rows, which has nothing but its mean.
+    edges = measures["sigma_over_edge_centred"] or 0.0
+    row, origin = checkpoint["dominant_row"], checkpoint["origin"]
+    if shared:
+        finding = "lie in a narrow cone" if narrow else "share a direction"
+    elif row is not None:
+        finding = "have one among them that dwarfs the others"
+    elif edges >= STANDS_OUT and not few:
+        finding = "stretch along one direction, which is not their mean"
+    else:
+        finding = f"share no direction {'that stands out' if edges < BEYOND else 'in their mean'}"
     return [
-        _meaning(measures, random, shared, few, dim),
+        _meaning(measures, random, finding, few, edges, row, dim),
         _normal(measures, origin),
-        _advice(shared, few, origin, checkpoint["table"]["is_output"]),
+        _advice(shared, few or edges >= STANDS_OUT, row, origin, checkpoint["table"]["is_output"]),
     ]
 
 
@@ -106,7 +124,7 @@ def warnings(checkpoints: Sequence[Mapping[str, Any]]) -> List[str]:
 
 def _untrained(one: Mapping[str, Any]) -> str:
     count = int(one["measures"]["untrained_rows"])
-    first = ", ".join(row["word"] or f"row {row['row']}" for row in one["untrained"][:5])
+    first = ", ".join(map(_name, one["untrained"][:5]))
     rows = "1 row looks" if count == 1 else f"{count:,} rows look"
     return (
         f"{rows} never trained in {one['label']} (zero, equal to another row, or unusually short), "
@@ -114,8 +132,12 @@ def _untrained(one: Mapping[str, Any]) -> str:
     )
 
 
+def _name(row: Mapping[str, Any]) -> str:
+    return row["word"] or f"row {row['row']}"
+
+
 def _percent(share: float) -> str:
-    return f"{shown(100 * share, 2)} %"
+    return f"{shown(100 * share, 2 if share < 0.95 else 4)} %"
 
 
 def _cosine(value: float) -> str:
@@ -124,19 +146,28 @@ def _cosine(value: float) -> str:
 
 
 def _meaning(
-    measures: Mapping[str, Any], random: Mapping[str, Any], shared: bool, few: bool, dim: int
+    measures: Mapping[str, Any],
+    random: Mapping[str, Any],
+    finding: str,
+    few: bool,
+    edges: float,
+    row: Optional[Mapping[str, Any]],
+    dim: int,
 ) -> str:
-    energy = measures["mean_share"] ** 2
-    if energy >= NARROW:
-        finding = "The word vectors lie in a narrow cone"
-    elif shared:
-        finding = "The word vectors share a direction"
+    if row is not None:
+        rest = f"{_name(row)} alone holds {_percent(row['share'])}, at"
+    elif edges >= BEYOND:
+        rest = (
+            f"the first of {'few' if few else 'the'} directions holds "
+            f"{_percent(1 / measures['stable_rank_centred'])} of the rest (random "
+            f"{_percent(1 / random['stable_rank_centred'])}), at"
+        )
     else:
-        finding = "The word vectors share no direction that stands out"
+        rest = f"they use {'few' if few else 'many'} directions,"
     return (
-        f"{finding}: their mean holds {_percent(energy)} of their squared length (in a random "
-        f"table {_percent(random['mean_share'] ** 2)}), and apart from it they use "
-        f"{'few' if few else 'many'} directions, an effective rank of "
+        f"The word vectors {finding}: their mean holds {_percent(measures['mean_share'] ** 2)} of "
+        f"their squared length (in a random table {_percent(random['mean_share'] ** 2)}), and "
+        f"apart from it {rest} an effective rank of "
         f"{shown(measures['effective_rank_centred'], 3)} of {dim} (random "
         f"{shown(random['effective_rank_centred'], 3)})."
     )
@@ -150,7 +181,11 @@ def _normal(measures: Mapping[str, Any], origin: str) -> str:
     )
 
 
-def _advice(shared: bool, few: bool, origin: str, output: bool) -> str:
+def _advice(
+    shared: bool, few: bool, row: Optional[Mapping[str, Any]], origin: str, output: bool
+) -> str:
+    if row is not None:
+        return f"Look at {_name(row)} first, and measure the table again without it."
     if few:
         return f"{_MORE_DIRECTIONS[origin]}."
     if not shared:

@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
+from spectral_fairseq.analysis import analyze
 from spectral_fairseq.analysis.verdict import verdict, warnings
 
 
@@ -19,12 +21,19 @@ def checkpoint(
             "mean_cosine": cosine,
             "mean_cosine_centred": -0.001,
             "effective_rank_centred": rank,
+            "sigma_over_edge_centred": 1.05,
+            "stable_rank_centred": 50.0,
             "untrained_rows": 0.0,
         },
-        "random": {"mean_share": 0.01, "effective_rank_centred": 99.0},
+        "random": {
+            "mean_share": 0.01,
+            "effective_rank_centred": 99.0,
+            "stable_rank_centred": 80.0,
+        },
         "table": {"dimensions": 100, "words": 10000, "is_output": output},
         "dictionary": {"path": None if remark else "dict.txt", "remark": remark or "given"},
         "untrained": [],
+        "dominant_row": None,
     }
 
 
@@ -104,3 +113,56 @@ def test_untrained_rows_are_told():
     one["measures"]["untrained_rows"] = 1200.0
     (found,) = warnings([one])
     assert "1,200 rows look never trained in x" in found and "w0, row 9." in found
+
+
+def family():
+    """(name, table): each strays from a random one in a way of its own, more and more."""
+    words, dim = 2000, 48
+    generator = torch.Generator().manual_seed(6)
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    direction = torch.nn.functional.normalize(random(dim), dim=0)
+    for size in (0.0, 0.5, 1.0, 2.0, 5.0, 20.0, 300.0):
+        yield f"direction {size}", random(words, dim) + size * random(words, 1) * direction
+        yield f"clusters {size}", random(words, dim) + size * random(words, 1).sign() * direction
+        yield f"cone {size}", random(words, dim) + size * direction
+    for rank in (1, 4, 16, 32, 48):
+        yield f"rank {rank}", random(words, rank) @ random(rank, dim)
+    for length in (2, 5, 10, 30, 100, 10_000):
+        table = random(words, dim)
+        table[77] *= length
+        yield f"row {length}", table
+        yield f"row {length} in a cone", table + 10 * direction
+    yield "lengths", random(words, dim) * random(words, 1).exp()
+
+
+@pytest.mark.parametrize("table", [pytest.param(table, id=name) for name, table in family()])
+def test_no_headline_figure_is_denied(table):
+    report = analyze(table)
+    (one,) = report.to_dict()["checkpoints"]
+    measures, random = one["measures"], one["random"]
+    sentences = verdict(one)
+    first, _, last = sentences
+    assert len(sentences) == 3 and "e+" not in first
+    edges = measures["sigma_over_edge_centred"]
+    few = measures["effective_rank_centred"] < random["effective_rank_centred"] / 2
+    common = max(measures["mean_share"] ** 2, measures["mean_cosine"])
+    row = one["dominant_row"]
+    if common > 0.05:
+        assert "narrow cone" in first or "share a direction" in first
+    if common > 0.05 or edges > 1.2:
+        assert "no direction that stands out" not in first
+    if edges > 1.2:
+        named = "of the rest (random" if row is None else f"row {row['row']} alone holds"
+        assert named in first and "many directions" not in first
+    if few and row is None:
+        assert "few directions" in first
+    if common > 0.05 or edges > 2 or few:
+        assert "nothing to repair" not in last
+    assert row is None or f"row {row['row']} first" in last
+    norms = table.norm(dim=1)
+    if norms.square().max() > norms.square().sum() / 3:
+        share = float(norms.square().max() / norms.square().sum())
+        assert row["row"] == 77 and row["share"] == pytest.approx(share, rel=1e-5)

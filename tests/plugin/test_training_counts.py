@@ -60,6 +60,34 @@ def test_special_symbols_are_counted_in_the_training_text(tmp_path, kind):
     assert training_counts(joined, words) == [0, 0, 6, 5, 40, 9]
 
 
+@pytest.mark.parametrize(
+    "counted, specials",
+    [
+        ({"a": 3, "b": 2}, [0, 0, 6, 5]),  # joined: the words of both languages
+        ({"a": 2, "b": 1}, [0, 0, 4, 3]),  # of the target alone, given for both
+        ({"a": 30, "b": 20}, [0, 0, 6, 5]),  # of a larger text
+    ],
+)
+def test_equal_dictionaries_are_counted_in_the_languages_of_their_words(
+    tmp_path, counted, specials
+):
+    for name, lines in LINES.items():
+        _write(tmp_path, name, lines)
+    words, copy = _dictionary(**counted), _dictionary(**counted)
+    task = _task(tmp_path, copy, words)
+    for one in (words, copy, _dictionary(**counted)):
+        assert training_counts(task, one) == [*specials, *counted.values()]
+
+
+def test_text_on_both_sides_is_counted_once(tmp_path):
+    """Autoencoding: both dictionaries are made from the same lines, and neither is joined."""
+    for language in ("de", "en"):
+        _write(tmp_path, f"train.de-en.{language}", [[4, 4, 5, 2], [4, 3, 2]])
+    words = _dictionary(a=3, b=1)
+    task = _task(tmp_path, _dictionary(a=3, b=1), words)
+    assert training_counts(task, words) == [0, 0, 2, 1, 3, 1]
+
+
 def test_the_split_that_is_trained_on_is_counted(tmp_path):
     _write(tmp_path, "train", [[4, 2]] * 9)
     _write(tmp_path, "mine", [[4, 3, 2]])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import logging
+import math
 import os
 from typing import Any, Dict, Iterable, Iterator, List, Optional
 
@@ -54,7 +55,9 @@ def counts_for_new_table(dictionary: Dictionary) -> List[float]:
 def training_counts(task: Any, dictionary: Dictionary) -> List[float]:
     """Counts of a dictionary's words, with those of the special symbols from the training data.
 
-    A dictionary of several languages is counted in all of them. Where the task has no binarised
+    A dictionary of several languages is counted in all of them, or in one of them if the counts of
+    its words are those of one: dictionaries that were made apart, or given twice, may be equal.
+    Where the task has no binarised
     training data, ``</s>`` and ``<unk>`` get the count whose smoothed logarithm is the mean of the
     words', and a warning says so.
 
@@ -71,10 +74,17 @@ def training_counts(task: Any, dictionary: Dictionary) -> List[float]:
     words = [count for count in counts[dictionary.nspecial :] if count > 0]
     if max(words, default=0) <= 1:
         return counts  # smoothed_log_counts refuses them; a true count of </s> would hide that
-    files = list(_training_files(task, dictionary))
-    if files:
-        kind = getattr(_configuration(task), "dataset_impl", None)
-        found = _special_counts(files, None if kind is None else str(kind), dictionary)
+    kind = getattr(_configuration(task), "dataset_impl", None)
+    languages = [
+        _special_and_other_counts(files, None if kind is None else str(kind), dictionary)
+        for files in _training_files(task, dictionary).values()
+    ]
+    if languages:
+        every = np.sum(languages, axis=0)
+        # The first of equally near ones, so all languages where that cannot be told.
+        found = min(
+            [every, *languages], key=lambda one: abs(math.log(sum(words) / max(one[-1], 1)))
+        )
         for index in range(dictionary.nspecial):
             counts[index] = float(found[index])
         return counts
@@ -92,23 +102,26 @@ def _configuration(task: Any) -> Any:
     return getattr(task, "args", None) or getattr(task, "cfg", None)
 
 
-def _training_files(task: Any, dictionary: Dictionary) -> Iterator[str]:
-    """The prefix of every file with training text in the words of ``dictionary``."""
+def _training_files(task: Any, dictionary: Dictionary) -> Dict[str, List[str]]:
+    """Language -> the prefix of every file with training text in the words of ``dictionary``."""
     config = _configuration(task)
     data = getattr(config, "data", None)
     split = str(getattr(config, "train_subset", "train"))
-    suffixes = [""]
+    suffixes = {"": ""}  # a suffix, and its language
     for pair in _language_pairs(task, config):
-        suffixes += [
-            f".{first}-{second}.{language}"
+        suffixes.update(
+            (f".{first}-{second}.{language}", language)
             for first, second in (tuple(pair), tuple(pair)[::-1])
             for language, words in pair.items()
             # fairseq loads a joined dictionary once for each language.
             if words == dictionary
-        ]
+        )
+    found: Dict[str, List[str]] = {}
     for folder in utils.split_paths(str(data)) if data else ():
-        for suffix in dict.fromkeys(suffixes):
-            yield from _with_numbered(os.path.join(folder, split), suffix)
+        for suffix, language in suffixes.items():
+            for prefix in _with_numbered(os.path.join(folder, split), suffix):
+                found.setdefault(language, []).append(prefix)
+    return found
 
 
 def _language_pairs(task: Any, config: Any) -> Iterator[Dict[str, Dictionary]]:
@@ -132,17 +145,19 @@ def _with_numbered(prefix: str, suffix: str) -> Iterator[str]:
         number = (number or 0) + 1
 
 
-def _special_counts(
+def _special_and_other_counts(
     files: Iterable[str], kind: Optional[str], dictionary: Dictionary
 ) -> np.ndarray:
-    """How often each special symbol occurs in binarised files, int64."""
-    counts = np.zeros(dictionary.nspecial, dtype=np.int64)
+    """How often each special symbol occurs in binarised files, and then all words, int64."""
+    counts = np.zeros(dictionary.nspecial + 1, dtype=np.int64)
     for prefix in files:
         for tokens in _blocks(prefix, kind, dictionary):
-            specials = tokens[tokens < len(counts)].astype(np.int64)
-            counts += np.bincount(specials, minlength=len(counts))
+            specials = tokens[tokens < dictionary.nspecial].astype(np.int64)
             # Words that --output-dictionary-size cut off are read as <unk>.
-            counts[dictionary.unk()] += int((tokens >= len(dictionary)).sum())
+            unknown = int((tokens >= len(dictionary)).sum())
+            counts += np.bincount(specials, minlength=len(counts))
+            counts[dictionary.unk()] += unknown
+            counts[-1] += len(tokens) - len(specials) - unknown
     return counts
 
 
