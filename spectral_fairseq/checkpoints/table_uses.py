@@ -240,9 +240,9 @@ def _use(name: str) -> str:
     *outer, last = name.split(".")
     if OUTPUT_LAYERS & {*outer, last} or last in _OWN_OUTPUT:
         return _USES[3]
+    if not (INPUT_TABLES | _OWN_INPUT) & {*outer, last}:
+        return _USES[3]  # without a name of tables, it was found by its shape
     for side, use in (("encoder", _USES[0]), ("decoder", _USES[1])):
         if side in outer or last == f"{side}_Wemb":
             return use
-    # A table without a name of tables was found by its shape, as an output layer.
-    known = (INPUT_TABLES | _OWN_INPUT) & {*outer, last}
-    return _USES[2] if known else _USES[3]
+    return _USES[2]

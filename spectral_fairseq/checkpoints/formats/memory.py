@@ -59,7 +59,7 @@ def _module(model: nn.Module, kind: str) -> OpenedModel:
         )
     # Detaching may be left to the tensors that can be read: others answer with communication.
     state = model.state_dict(keep_vars=True)
-    tensors, unread = state_dict_of({k: v for k, v in state.items() if isinstance(v, Tensor)})
+    tensors, unread = state_dict_of(state)
     tensors = _without_adapters(model, {name: one.detach() for name, one in tensors.items()})
     inputs = {name: one for name, one in model.named_modules() if isinstance(one, nn.Embedding)}
     words = {k: one for k, one in inputs.items() if may_be_table(k, *one.weight.shape)} or inputs

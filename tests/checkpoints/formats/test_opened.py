@@ -133,7 +133,29 @@ def test_settings_that_say_that_the_tables_are_not_shared(tmp_path):
     assert NONE_STORED in measured(tmp_path)["table"]["choice"]
 
 
-@pytest.mark.parametrize("name", ["to_logits.weight", "linear_out.weight", "fc.weight", "W_out"])
+def quantized(layer):
+    return torch.ao.quantization.quantize_dynamic(
+        nn.Sequential(layer), {nn.Linear}, dtype=torch.qint8
+    )[0]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "form",
+    [nn.utils.spectral_norm, nn.utils.weight_norm, quantized],
+    ids=lambda form: form.__name__,
+)
+def test_an_output_layer_in_memory_that_cannot_be_read_is_named(form, tmp_path):
+    model = nn.ModuleDict({"wte": nn.Embedding(200, 6), "lm_head": form(nn.Linear(6, 200))})
+    torch.save(model.state_dict(), tmp_path / "file.pt")
+    for one in (model, tmp_path / "file.pt"):
+        with pytest.raises(CheckpointError, match="found lm_head"):
+            analyze(one)
+
+
+@pytest.mark.parametrize(
+    "name", ["to_logits.weight", "linear_out.weight", "fc.weight", "W_out", "decoder.logits.weight"]
+)
 def test_an_output_layer_of_another_name(name):
     others = {
         "layers.0.fc.weight": torch.randn(200, 6),  # as wide as there are words

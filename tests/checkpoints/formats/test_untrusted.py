@@ -120,6 +120,16 @@ def test_code_in_a_state_dict_is_not_run(tmp_path):
     assert not (tmp_path / "executed").exists()
 
 
+def test_dictionaries_that_contain_themselves(tmp_path):
+    inner = {"wte.weight": TABLE}
+    outer = {f"part {number}": inner for number in range(50)}
+    inner.update(outer, up=outer)
+    outer["self"] = outer
+    torch.save(outer, tmp_path / "model.bin")
+    (name,) = open_model(tmp_path / "model.bin").tensors
+    assert name == "part 0.wte.weight"
+
+
 def test_a_tensor_larger_than_its_file(tmp_path):
     torch.save({"wte.weight": torch.zeros(1).expand(1 << 30, 1 << 8)}, tmp_path / "model.bin")
     with pytest.raises(CheckpointError, match="more than the file holds"):
