@@ -19,6 +19,7 @@ from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.files import why_not_readable
 
+# Settings that name files of initial word vectors, which training replaces by its own.
 EMBEDDING_FILES = ("encoder_embed_path", "decoder_embed_path")
 
 _REMEDY = (

@@ -13,14 +13,12 @@ from fairseq.data import Dictionary
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from spectral_fairseq.compat.embedding_file import EMBEDDING_FILES
 from spectral_fairseq.errors import CheckpointError, SpectralFairseqError, UnsupportedError
 from spectral_fairseq.plugin.tasks.training_counts import building_for
 
 TOLERANCE = 1e-4
 """Logits count as equal up to this difference, relative to the largest logit."""
-
-# Files of initial word vectors; training has replaced them by the weights of the checkpoint.
-EMBEDDING_FILES = ("encoder_embed_path", "decoder_embed_path")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,13 +27,13 @@ from fairseq.models.transformer_lm import (
 
 from spectral_fairseq.checkpoints.collapse import collapse_tables
 from spectral_fairseq.checkpoints.dictionary import checkpoint_settings
+from spectral_fairseq.compat.embedding_file import EMBEDDING_FILES
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, UnsupportedError
 from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
 from spectral_fairseq.plugin.models.flat_config import FlatTransformerConfig
 from spectral_fairseq.plugin.models.transformer import SpectralTransformer
 from spectral_fairseq.plugin.models.transformer_lm import SpectralTransformerLM
 from spectral_fairseq.tools.export.logits import (
-    EMBEDDING_FILES,
     TOLERANCE,
     LogitCheck,
     compare_logits,
