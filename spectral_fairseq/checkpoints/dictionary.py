@@ -214,7 +214,7 @@ def _listed(value: Any) -> List[str]:
 def _folders_in(where: Path) -> List[str]:
     """The languages of a task that has a folder of data for each."""
     try:
-        return sorted(path.name for path in where.iterdir() if path.is_dir())
+        return sorted(path.name for path in where.iterdir() if os.path.isdir(path))
     except PermissionError:  # the files of such a folder can be read, but not listed
         return []
 

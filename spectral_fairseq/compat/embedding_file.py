@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict
 
 from spectral_fairseq.compat.patching import Patch, replaces
 
+# Settings that name files of initial word vectors, which training replaces by its own.
 EMBEDDING_FILES = ("encoder_embed_path", "decoder_embed_path")
 
 

@@ -75,7 +75,8 @@ def counted_from_start(row: Any, num_embeddings: int) -> int:
     Raises:
         ConfigurationError: there is no such row.
     """
-    if not isinstance(row, numbers.Integral) or not -num_embeddings <= row < num_embeddings:
+    rows = range(-num_embeddings, num_embeddings)
+    if not isinstance(row, numbers.Integral) or int(row) not in rows:
         raise ConfigurationError(
             f"`padding_idx` and `excluded_rows` to be rows of a table of {num_embeddings} rows",
             repr(row),

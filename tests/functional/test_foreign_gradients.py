@@ -5,7 +5,6 @@ import torch
 
 from spectral_fairseq.embeddings import SpectralNormEmbedding, SVDEmbedding, WeightNormEmbedding
 from spectral_fairseq.functional.gradient_gating import Gates, gated_scores
-from spectral_fairseq.functional.gradient_scale import scaled_gradient
 from spectral_fairseq.functional.linalg.gram import gram
 from spectral_fairseq.functional.linalg.row_norms import row_norms
 from spectral_fairseq.functional.linalg.singular_values import singular_values
@@ -29,8 +28,6 @@ FUNCTIONS = {
     "row norms": lambda _, w: row_norms(w),
     "singular values": lambda _, w: singular_values(w, ROWS),
     "cosine": lambda _, w: cosine_penalty(w, ROWS),
-    "scaled gradient": lambda _, w: scaled_gradient(w, 2.0),
-    "unscaled gradient": lambda _, w: scaled_gradient(w, 1.0),
     "gated scores": lambda h, w: gated_scores(h[:, 0], w, TARGETS, GATES),
     "ignored": lambda h, _: without_ignored(1, TARGETS, h)[1],
     "softmax": lambda h, w: blockwise.blockwise_cross_entropy(h[:, 0], TARGETS, w)[0],

@@ -393,7 +393,7 @@ def test_trainer_tells_tables_the_epoch(task):
         get_model=lambda: model,
         get_criterion=lambda: None,
         optimizer=SimpleNamespace(optimizer=None),
-        cfg=SimpleNamespace(common=SimpleNamespace()),
+        cfg=SimpleNamespace(common=SimpleNamespace(), model=SimpleNamespace()),
         tpu=False,
     )
     Trainer.begin_epoch(trainer, 7)

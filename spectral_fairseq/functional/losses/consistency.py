@@ -249,7 +249,7 @@ def dense_consistency(
     shares = _shares(symmetric)
     # A share of 0 times an infinite loss is no number.
     parts = [
-        sum(each[:, own] * share for own, share in enumerate(shares) if share)
+        torch.stack([each[:, own] * share for own, share in enumerate(shares) if share]).sum(0)
         for each in (likelihoods, nlls, kl)
     ]
     if ignore_index is not None:

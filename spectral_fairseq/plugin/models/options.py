@@ -140,8 +140,8 @@ def warn_of_idle_options(model: Any, config: Any) -> None:
     used |= {option.field for option in SVDEmbedding.options}
     idle = {
         option.flag
-        for kind in (*TABLES, *HEADS)
-        for option in kind.options
+        for options_of_kind in (kind.options for kinds in (TABLES, HEADS) for kind in kinds)
+        for option in options_of_kind
         if option.field not in used
         and str(getattr(options, option.field)) != str(getattr(defaults, option.field))
     }
