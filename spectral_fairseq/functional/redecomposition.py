@@ -12,9 +12,13 @@ determine those of the new ones. With G_W, the gradient of W,
     G_U = G_W M',   G_V = G_W' U diag(sigma),   G_sigma = diag(U' G_W V),
     G_U1 = G_U M'^-1 E diag(sigma_1),   G_V1 = G_V V'E,   G_sigma1 = diag(U_1' G_U1) / sigma_1,
 
-so that an average of gradients, such as Adam's first moment, is carried over exactly. A penalty on
-sigma, and weight decay, have a gradient g of their own there. A step along it changes W by
-U diag(g) V', in which the new factors see g (V'E)^2, with the squares of the entries.
+exact for a gradient that was taken at the present factors. An average of gradients, such as Adam's
+first moment, holds those of earlier factors, so it is carried over to first order in what they have
+moved since the last renewal. After ten updates of Adam of a softmax over 2,000 words with d = 64,
+the averages of U, sigma and V are 0.5, 0.6 and 6 % off at a learning rate of 1e-3, and 5, 5 and
+65 % at 1e-2. A penalty on sigma, and weight decay, have a gradient g of their own there. A step
+along it changes W by U diag(g) V', in which the new factors see g (V'E)^2, with the squares of the
+entries, for orthonormal U and equal sigma, so this too holds to first order.
 
 Second moments are carried over as those of independent gradients, with the squares of the
 coefficients. Adam then scales its steps along the singular directions of the table rather than

@@ -123,6 +123,16 @@ def test_the_share_follows_the_learning_rate():
         torch.testing.assert_close(table(trainer).double(), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_the_whole_mean_is_taken_out_after_every_step():
+    """As in the paper of mu-centering, at a constant learning rate."""
+    trainer = build_trainer(table_centering=1.0, spectrum_decay_interval=1)
+    with torch.no_grad():
+        table(trainer).add_(1.0)
+    for _ in range(3):
+        train(trainer, 1)
+        assert float(counted(trainer).mean(0).abs().max()) < 1e-6
+
+
 def test_the_peak_of_a_triangular_schedule_is_not_its_lr():
     trainer = build_trainer(spectrum_decay=0.1, spectrum_decay_interval=1, spectrum_side="both")
     train(trainer, 1)

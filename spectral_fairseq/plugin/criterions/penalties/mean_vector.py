@@ -1,6 +1,6 @@
 """The squared length of the output table's mean vector (mu-loss).
 
-https://arxiv.org/abs/2601.02031. ``--table-centering`` is its decoupled form.
+https://arxiv.org/abs/2601.02031. ``--table-centering`` is a decoupled form.
 """
 
 from spectral_fairseq.functional.penalties.mean_vector import mean_vector_penalty
