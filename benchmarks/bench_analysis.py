@@ -36,9 +36,9 @@ from benchmarks.harness import (
 from spectral_fairseq.analysis.callback import StepCallback
 from spectral_fairseq.analysis.options import Options
 from spectral_fairseq.analysis.results import analyse_model
-from spectral_fairseq.functional.linalg.blockwise_spectrum import BlockwiseSpectrum
-from spectral_fairseq.functional.measures.divergence import ExpectedPairwiseKL
-from spectral_fairseq.functional.measures.rank import empirical_rank
+from spectral_fairseq.functional.predictions import ExpectedPairwiseKL
+from spectral_fairseq.functional.ranks import empirical_rank
+from spectral_fairseq.functional.spectra import BlockwiseSpectrum
 
 MODULE = "benchmarks.bench_analysis"
 BUDGET = {"seconds": 60.0, "mib": 4096.0}

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 
 from benchmarks import harness
 from spectral_fairseq.embeddings import PlainEmbedding
-from spectral_fairseq.functional.penalties.activation_regularization import (
+from spectral_fairseq.functional.row_penalties import (
     activation_regularization,
     temporal_activation_regularization,
 )

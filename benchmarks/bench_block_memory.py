@@ -4,7 +4,7 @@
 
 ``stock`` is torch's linear and log_softmax, ``blockwise`` this package's loss, ``every-shape`` the
 same with the last block of a batch left as it is, so that every number of tokens brings new shapes
-to the products: Note [Few shapes] in ``functional/losses/token_blocks.py``. The figure is the
+to the products: Note [Few shapes] in ``functional/blocks.py``. The figure is the
 rise of the peak resident set, forward and backward, in a process of its own.
 """
 
@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import harness
-from spectral_fairseq.functional.losses import token_blocks
-from spectral_fairseq.functional.losses.blockwise import blockwise_cross_entropy
-from spectral_fairseq.functional.losses.mixture import mixture_cross_entropy
+from spectral_fairseq.functional import blocks
+from spectral_fairseq.functional.mixture_loss import mixture_cross_entropy
+from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy
 from tests.reference import mixture as reference
 
 VARIANTS = ("stock", "blockwise", "every-shape")
@@ -64,10 +64,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.memory:
         variant, *sizes = args.memory
-        rows_for = token_blocks.rows_for
+        rows_for = blocks.rows_for
         if variant == "every-shape":
             rows_for = min
-        with patch.object(token_blocks, "rows_for", rows_for):
+        with patch.object(blocks, "rows_for", rows_for):
             print(harness.extra_memory_mib(lambda: train(variant, *map(int, sizes))))
         return
 

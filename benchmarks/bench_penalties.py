@@ -26,15 +26,14 @@ from benchmarks.harness import (
     print_result,
     print_table,
 )
-from spectral_fairseq.functional.linalg.row_norms import row_norms
-from spectral_fairseq.functional.linalg.singular_values import singular_values
-from spectral_fairseq.functional.losses.adversarial import adversarial_logits, adversarial_margin
-from spectral_fairseq.functional.penalties.cosine import cosine_penalty
-from spectral_fairseq.functional.penalties.d_optimal import d_optimal_penalty
-from spectral_fairseq.functional.penalties.spectral_normalization import (
+from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.row_penalties import cosine_penalty, weight_norm_penalty
+from spectral_fairseq.functional.softmax_loss import adversarial_logits, adversarial_margin
+from spectral_fairseq.functional.spectra import singular_values
+from spectral_fairseq.functional.spectrum_penalties import (
+    d_optimal_penalty,
     spectral_normalization_penalty,
 )
-from spectral_fairseq.functional.penalties.weight_norm import weight_norm_penalty
 
 EXCLUDED = torch.tensor([1])
 PENALTIES: Dict[str, Callable[[Tensor], Tensor]] = {

@@ -29,7 +29,7 @@ from benchmarks.harness import (
     print_result,
     print_table,
 )
-from spectral_fairseq.functional.spectrum_decay import apply_change_
+from spectral_fairseq.functional.table_control import apply_change_
 from spectral_fairseq.plugin.hooks.factor_renewal import renew_factors
 from spectral_fairseq.plugin.models.output_table import svd_tables
 

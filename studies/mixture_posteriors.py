@@ -19,7 +19,7 @@ from torch import Tensor
 
 import spectral_fairseq  # noqa: F401  (registers with fairseq)
 from benchmarks.harness import positive, print_result, print_table
-from spectral_fairseq.functional.losses.mixture import posterior
+from spectral_fairseq.functional.mixture_loss import posterior
 from spectral_fairseq.heads.mixture import MixtureOfSoftmaxes
 
 THRESHOLDS = (1e-8, 1e-6, 1e-4, 1e-2)

@@ -36,9 +36,9 @@ TRAINING = """
     import torch
     from spectral_fairseq.checkpoints.reading import load_checkpoint
     from spectral_fairseq.embeddings.svd import SVDEmbedding
-    from spectral_fairseq.functional.losses.blockwise import blockwise_cross_entropy
-    from spectral_fairseq.functional.penalties.cosine import cosine_penalty
-    from spectral_fairseq.functional.penalties.spectrum import spectrum_penalty
+    from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy
+    from spectral_fairseq.functional.row_penalties import cosine_penalty
+    from spectral_fairseq.functional.spectrum_penalties import spectrum_penalty
 
     torch.manual_seed(0)
     table = SVDEmbedding(50, 8, padding_idx=1)

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 from benchmarks import bench_step, harness
 from benchmarks.gpu.report import Report
-from spectral_fairseq.functional.losses import (
+from spectral_fairseq.functional import (
     adaptive_cross_entropy,
     blockwise_cross_entropy,
     mixture_cross_entropy,

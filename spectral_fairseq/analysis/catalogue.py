@@ -15,15 +15,16 @@ from torch import Tensor
 
 from spectral_fairseq.analysis.table_facts import GROUPS as FREQUENCIES
 from spectral_fairseq.analysis.table_facts import TableFacts
-from spectral_fairseq.functional.measures.correlation import pearson, slope, spearman
-from spectral_fairseq.functional.measures.effective_rank import effective_rank
-from spectral_fairseq.functional.measures.isoscore import isoscore_of_variances
-from spectral_fairseq.functional.measures.random_table import (
+from spectral_fairseq.functional.isotropy import isoscore_of_variances
+from spectral_fairseq.functional.ranks import (
+    effective_rank,
     random_cka,
     random_mean_share,
     random_procrustes,
+    share_of_first,
+    stable_rank,
 )
-from spectral_fairseq.functional.measures.stable_rank import share_of_first, stable_rank
+from spectral_fairseq.functional.rows import pearson, slope, spearman
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Measure:
         compute: the value for one table, None where it does not apply; None for a measure of
             predictions or translations, which :mod:`tools` adds under this key.
         random: the value to be expected of a random table of the same shape and row length
-            (:mod:`spectral_fairseq.functional.measures.random_table`); None where it is unknown.
+            (:mod:`spectral_fairseq.functional.ranks`); None where it is unknown.
         better: ``high`` or ``low`` values are nearer to isotropy; empty for neither.
         unit: empty for a pure number.
         headline: whether the report opens with it.

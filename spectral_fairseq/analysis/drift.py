@@ -10,12 +10,8 @@ from torch import Tensor
 
 from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.tables import StoredTable
-from spectral_fairseq.functional.measures.random_table import random_cka, random_procrustes
-from spectral_fairseq.functional.measures.table_drift import (
-    centred_products,
-    linear_cka,
-    procrustes_residual,
-)
+from spectral_fairseq.functional.ranks import random_cka, random_procrustes
+from spectral_fairseq.functional.rows import centred_products, linear_cka, procrustes_residual
 
 
 @dataclass

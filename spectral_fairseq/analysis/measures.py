@@ -16,8 +16,8 @@ from spectral_fairseq.analysis.table_facts import TableFacts
 from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.tables import StoredTable
 from spectral_fairseq.errors import ConfigurationError, DataError
-from spectral_fairseq.functional.measures.neighbours import nearest_neighbours
-from spectral_fairseq.functional.sample_rows import sample_rows
+from spectral_fairseq.functional.cosines import nearest_neighbours
+from spectral_fairseq.functional.products import sample_rows
 
 NORM_BINS = 60
 # Points of the pictures of counts, which draw each of them.

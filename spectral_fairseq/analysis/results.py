@@ -33,7 +33,7 @@ from spectral_fairseq.checkpoints.tables import (
     table_shape,
 )
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError
-from spectral_fairseq.functional.penalties.spectrum import DEFAULT_GAMMA
+from spectral_fairseq.functional.spectrum_penalties import DEFAULT_GAMMA
 from spectral_fairseq.provenance import finite, sha256, signature, tensor_sha256, versions
 
 SCHEMA = "spectral-fairseq/analysis/1"

@@ -14,44 +14,42 @@ from spectral_fairseq.analysis.options import Options
 from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.tables import StoredTable
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.counts import smoothed_log_counts
-from spectral_fairseq.functional.linalg.row_blocks import cached_rows, row_blocks
-from spectral_fairseq.functional.linalg.singular_values import (
-    right_singular_system_of_gram,
-    roundoff,
-    table_gram,
-)
-from spectral_fairseq.functional.measures.cosine_histogram import (
+from spectral_fairseq.functional.cosines import (
     cosine_histogram,
     histogram_quantiles,
+    mean_cosine,
+    mean_cosines,
+    paired_cosine,
     positive_share,
 )
-from spectral_fairseq.functional.measures.decay_fit import fit_exponential, fit_polynomial
-from spectral_fairseq.functional.measures.hubness import hubness
-from spectral_fairseq.functional.measures.isoscore import covariance_from_gram
-from spectral_fairseq.functional.measures.mean_cosine import mean_cosine, mean_cosines
-from spectral_fairseq.functional.measures.paired_cosine import paired_cosine
-from spectral_fairseq.functional.measures.partition_function import (
+from spectral_fairseq.functional.isotropy import (
     NARROW_ROW_NORM,
+    RowMoments,
     centred_log_partition,
+    covariance_from_gram,
+    hubness,
+    is_worth_sampling,
     isotropy_i1,
     isotropy_i2,
     log_partitions,
-)
-from spectral_fairseq.functional.measures.random_table import random_spectrum, upper_edge
-from spectral_fairseq.functional.measures.sampled_partition_function import (
-    RowMoments,
-    is_worth_sampling,
     sampled_log_partitions,
 )
-from spectral_fairseq.functional.measures.table_drift import (
+from spectral_fairseq.functional.products import cached_rows, row_blocks, sample_rows
+from spectral_fairseq.functional.ranks import (
+    fit_exponential,
+    fit_polynomial,
+    random_spectrum,
+    upper_edge,
+)
+from spectral_fairseq.functional.row_penalties import smoothed_log_counts
+from spectral_fairseq.functional.rows import (
     centred_products,
     linear_cka,
     procrustes_residual,
+    untrained_rows,
 )
-from spectral_fairseq.functional.measures.untrained_rows import untrained_rows
-from spectral_fairseq.functional.penalties.spectrum import prior_spectrum
-from spectral_fairseq.functional.sample_rows import sample_rows
+from spectral_fairseq.functional.spectra import right_singular_system_of_gram, roundoff, table_gram
+from spectral_fairseq.functional.spectrum_penalties import prior_spectrum
 
 COSINE_BINS = 100
 _FINE_BINS = 20_000
@@ -264,7 +262,7 @@ class TableFacts:
         """I1 and I2 of all words, or averaged over random samples."""
         count, wanted, progress = self.count, self.options.isotropy_words, self.progress
         everything = not wanted or wanted >= count
-        # See functional/measures/partition_function.py, Note [Z in float32]. All words of a float32
+        # See functional/isotropy.py, Note [Z in float32]. All words of a float32
         # table are worth float64; numbers of 16 bits have fewer digits than float32 keeps.
         short = float(self.norms.max()) <= NARROW_ROW_NORM
         narrowest = torch.float32 if short and self.weight.element_size() <= 4 else torch.float64
@@ -445,7 +443,7 @@ def _centred(gram: Tensor, sigma: Tensor, mean: Tensor, count: int) -> Tuple[Ten
     """The singular system of the rows minus their mean, from the Gram matrix of the rows.
 
     What cannot be told from zero is decided by the longer rows that were subtracted:
-    functional/linalg/singular_values.py, Note [Roundoff of a Gram matrix].
+    functional/spectra.py, Note [Roundoff of a Gram matrix].
     """
     centred = covariance_from_gram(gram, mean * count, count) * (count - 1)
     values, axes = right_singular_system_of_gram(centred, count)

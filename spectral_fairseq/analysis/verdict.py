@@ -2,7 +2,7 @@
 
 Note [Bounds of the verdict]
 ----------------------------
-Every bound compares the table with a random one of the same shape (``measures/random_table.py``) or
+Every bound compares the table with a random one of the same shape (``ranks.py``) or
 says a fact about the table itself; none is taken from other models.
 
 * The words *share a direction* if the mean row holds a larger part of the squared length of the
@@ -57,7 +57,7 @@ _MORE_DIRECTIONS = {
     "fairseq": "To use more directions, train with --criterion spectrum_control, or with a larger "
     "--spectrum-weight if that was used, and compare the validation loss",
     "model": "To use more directions, train with plan_change and apply_change_ of "
-    "spectral_fairseq.functional.spectrum_decay (docs/library.md), and compare the validation loss",
+    "spectral_fairseq.functional.table_control (docs/library.md), and compare the validation loss",
     "vectors": "Before you compare words by their cosines, you might subtract the mean and the "
     "first principal components, as Mu and Viswanath do; if the table belongs to a model, "
     "docs/library.md has functions for its training",

@@ -33,7 +33,7 @@ from spectral_fairseq.checkpoints.table_uses import (
 )
 from spectral_fairseq.embeddings import PlainEmbedding, Table
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError
-from spectral_fairseq.functional.linalg.row_blocks import BLOCK_ROWS
+from spectral_fairseq.functional.products import BLOCK_ROWS
 
 # Over how many devices the rows of a table are usually split.
 _DEVICES = (2, 4, 8, 16)

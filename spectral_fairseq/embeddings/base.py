@@ -23,9 +23,8 @@ from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.option import Option
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.linalg.gram import gram
-from spectral_fairseq.functional.linalg.row_norms import row_norms
-from spectral_fairseq.functional.linalg.singular_values import singular_values
+from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.spectra import gram, singular_values
 
 AnyTable = TypeVar("AnyTable", bound="Table")
 

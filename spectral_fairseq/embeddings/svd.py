@@ -18,15 +18,16 @@ from spectral_fairseq.embeddings.base import FactorMeasures, TableSpec
 from spectral_fairseq.embeddings.factored import FactoredEmbedding, hook
 from spectral_fairseq.embeddings.option import Option
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, arguments_as_flags
-from spectral_fairseq.functional.linalg.full_float32 import full_float32
-from spectral_fairseq.functional.linalg.gram import gram
-from spectral_fairseq.functional.linalg.singular_values import table_gram
-from spectral_fairseq.functional.penalties.orthogonality import (
+from spectral_fairseq.functional.products import full_float32
+from spectral_fairseq.functional.spectra import gram, table_gram
+from spectral_fairseq.functional.spectrum_penalties import (
+    DEFAULT_GAMMA,
+    PRIORS,
     frobenius_defect,
     identity_residual,
+    prior_spectrum,
     spectral_defect,
 )
-from spectral_fairseq.functional.penalties.spectrum import DEFAULT_GAMMA, PRIORS, prior_spectrum
 
 # Note [Scales of the factors]
 # ----------------------------

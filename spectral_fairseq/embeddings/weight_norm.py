@@ -19,7 +19,7 @@ from spectral_fairseq.embeddings.base import TableSpec
 from spectral_fairseq.embeddings.factored import FactoredEmbedding, hook
 from spectral_fairseq.embeddings.option import Option
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.counts import smoothed_log_counts
+from spectral_fairseq.functional.row_penalties import smoothed_log_counts
 
 # Lower bound on ||v||, to avoid division by zero.
 MIN_LENGTH = 1e-12

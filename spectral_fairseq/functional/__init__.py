@@ -1,36 +1,240 @@
-"""Functions of tensors: torch only, no state, no fairseq, one idea in each file."""
+"""Functions of tensors: torch only, no state, no fairseq; one method in each file."""
 
-from spectral_fairseq.functional import linalg, losses, measures, penalties
-from spectral_fairseq.functional.continuous_cache import cache_probability, interpolate
-from spectral_fairseq.functional.counts import smoothed_log_counts
-from spectral_fairseq.functional.dynamic_update import DynamicRates, dynamic_update_
-from spectral_fairseq.functional.linalg import *  # noqa: F403
-from spectral_fairseq.functional.locked_dropout import locked_dropout
-from spectral_fairseq.functional.losses import *  # noqa: F403
-from spectral_fairseq.functional.measures import *  # noqa: F403
-from spectral_fairseq.functional.penalties import *  # noqa: F403
-from spectral_fairseq.functional.spectrum_decay import (
+from spectral_fairseq.functional.adaptation import (
+    DynamicRates,
+    cache_probability,
+    dynamic_update_,
+    interpolate,
+)
+from spectral_fairseq.functional.adaptive_loss import (
+    adaptive_cross_entropy,
+    adaptive_log_probabilities,
+    check_cutoffs,
+)
+from spectral_fairseq.functional.consistency_loss import (
+    consistency_cross_entropy,
+    dense_consistency,
+)
+from spectral_fairseq.functional.cosines import (
+    cosine_histogram,
+    histogram_quantiles,
+    mean_cosine,
+    mean_cosines,
+    nearest_neighbours,
+    paired_cosine,
+    positive_share,
+)
+from spectral_fairseq.functional.dropout import locked_dropout, word_dropout
+from spectral_fairseq.functional.isotropy import (
+    NARROW_ROW_NORM,
+    RowMoments,
+    centred_log_partition,
+    covariance_from_gram,
+    hubness,
+    isoscore,
+    isotropy_i1,
+    isotropy_i2,
+    log_partition,
+    log_partitions,
+    sampled_log_partitions,
+)
+from spectral_fairseq.functional.mixture_loss import (
+    adversarial_mixture_cross_entropy,
+    log_mixture,
+    log_mixture_scripted,
+    mixture_cross_entropy,
+    mixture_of_contexts,
+    posterior,
+)
+from spectral_fairseq.functional.predictions import (
+    ArgmaxWords,
+    ExpectedPairwiseKL,
+    GradientBottleneck,
+    StateStatistics,
+    hull_probability,
+    separate,
+)
+from spectral_fairseq.functional.products import (
+    matmul_transposed,
+    rms_row_norm,
+    row_norms,
+    unit_rows,
+)
+from spectral_fairseq.functional.ranks import (
+    cumulative_share,
+    effective_rank,
+    empirical_rank,
+    fit_exponential,
+    fit_polynomial,
+    random_spectrum,
+    roundoff_threshold,
+    share_of_first,
+    spectrum_measures,
+    stable_rank,
+    upper_edge,
+)
+from spectral_fairseq.functional.row_penalties import (
+    activation_regularization,
+    cosine_penalty,
+    log_count_target,
+    mean_vector_penalty,
+    smoothed_log_counts,
+    temporal_activation_regularization,
+    weight_norm_penalty,
+)
+from spectral_fairseq.functional.rows import (
+    centred_products,
+    linear_cka,
+    pearson,
+    procrustes_residual,
+    robust_scores,
+    slope,
+    spearman,
+    untrained_rows,
+)
+from spectral_fairseq.functional.softmax_loss import (
+    AdversarialLoss,
+    adversarial_blockwise_cross_entropy,
+    adversarial_logits,
+    adversarial_margin,
+    blockwise_cross_entropy,
+    sigsoftmax_cross_entropy,
+    sigsoftmax_scores,
+    smoothing_weights,
+    unperturbed_loss,
+    unperturbed_nll,
+)
+from spectral_fairseq.functional.spectra import (
+    BlockwiseSpectrum,
+    accumulate_gram,
+    gram,
+    mirror_gram,
+    right_singular_system,
+    right_singular_system_of_gram,
+    singular_values,
+    singular_values_of_gram,
+)
+from spectral_fairseq.functional.spectrum_penalties import (
+    PRIORS,
+    d_optimal_penalty,
+    frobenius_defect,
+    identity_residual,
+    normalized_d_optimal_penalty,
+    orthogonality_penalty,
+    prior_spectrum,
+    spectral_defect,
+    spectral_normalization_penalty,
+    spectrum_penalty,
+)
+from spectral_fairseq.functional.table_control import (
     TableChange,
     apply_change_,
     plan_change,
     spectrum_target,
 )
-from spectral_fairseq.functional.word_dropout import word_dropout
 
 __all__ = [
+    "AdversarialLoss",
+    "ArgmaxWords",
+    "BlockwiseSpectrum",
     "DynamicRates",
+    "ExpectedPairwiseKL",
+    "GradientBottleneck",
+    "NARROW_ROW_NORM",
+    "PRIORS",
+    "RowMoments",
+    "StateStatistics",
     "TableChange",
+    "accumulate_gram",
+    "activation_regularization",
+    "adaptive_cross_entropy",
+    "adaptive_log_probabilities",
+    "adversarial_blockwise_cross_entropy",
+    "adversarial_logits",
+    "adversarial_margin",
+    "adversarial_mixture_cross_entropy",
     "apply_change_",
+    "blockwise_cross_entropy",
     "cache_probability",
+    "centred_log_partition",
+    "centred_products",
+    "check_cutoffs",
+    "consistency_cross_entropy",
+    "cosine_histogram",
+    "cosine_penalty",
+    "covariance_from_gram",
+    "cumulative_share",
+    "d_optimal_penalty",
+    "dense_consistency",
     "dynamic_update_",
+    "effective_rank",
+    "empirical_rank",
+    "fit_exponential",
+    "fit_polynomial",
+    "frobenius_defect",
+    "gram",
+    "histogram_quantiles",
+    "hubness",
+    "hull_probability",
+    "identity_residual",
     "interpolate",
+    "isoscore",
+    "isotropy_i1",
+    "isotropy_i2",
+    "linear_cka",
     "locked_dropout",
+    "log_count_target",
+    "log_mixture",
+    "log_mixture_scripted",
+    "log_partition",
+    "log_partitions",
+    "matmul_transposed",
+    "mean_cosine",
+    "mean_cosines",
+    "mean_vector_penalty",
+    "mirror_gram",
+    "mixture_cross_entropy",
+    "mixture_of_contexts",
+    "nearest_neighbours",
+    "normalized_d_optimal_penalty",
+    "orthogonality_penalty",
+    "paired_cosine",
+    "pearson",
     "plan_change",
+    "positive_share",
+    "posterior",
+    "prior_spectrum",
+    "procrustes_residual",
+    "random_spectrum",
+    "right_singular_system",
+    "right_singular_system_of_gram",
+    "rms_row_norm",
+    "robust_scores",
+    "roundoff_threshold",
+    "row_norms",
+    "sampled_log_partitions",
+    "separate",
+    "share_of_first",
+    "sigsoftmax_cross_entropy",
+    "sigsoftmax_scores",
+    "singular_values",
+    "singular_values_of_gram",
+    "slope",
     "smoothed_log_counts",
+    "smoothing_weights",
+    "spearman",
+    "spectral_defect",
+    "spectral_normalization_penalty",
+    "spectrum_measures",
+    "spectrum_penalty",
     "spectrum_target",
+    "stable_rank",
+    "temporal_activation_regularization",
+    "unit_rows",
+    "unperturbed_loss",
+    "unperturbed_nll",
+    "untrained_rows",
+    "upper_edge",
+    "weight_norm_penalty",
     "word_dropout",
 ]
-__all__ += linalg.__all__
-__all__ += losses.__all__
-__all__ += measures.__all__
-__all__ += penalties.__all__

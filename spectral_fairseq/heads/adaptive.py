@@ -1,7 +1,7 @@
 """The adaptive softmax as output layer, over a table of any kind.
 
 Grave, Joulin, Cisse, Grangier, Jegou: "Efficient softmax approximation for GPUs", ICML 2017,
-https://arxiv.org/abs/1609.04309. See :mod:`spectral_fairseq.functional.losses.adaptive_softmax`
+https://arxiv.org/abs/1609.04309. See :mod:`spectral_fairseq.functional.adaptive_loss`
 for the distribution and its loss.
 """
 
@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from spectral_fairseq.embeddings.base import Table
 from spectral_fairseq.embeddings.option import Option
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.losses.adaptive_softmax import (
+from spectral_fairseq.functional.adaptive_loss import (
     adaptive_cross_entropy,
     adaptive_log_probabilities,
     check_cutoffs,
 )
-from spectral_fairseq.functional.losses.ignored_targets import without_ignored
+from spectral_fairseq.functional.blocks import without_ignored
 from spectral_fairseq.heads.base import Head, HeadSpec
 
 # Of Transformer-XL on WikiText-103.

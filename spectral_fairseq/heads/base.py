@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.base import Table
 from spectral_fairseq.embeddings.option import Option
-from spectral_fairseq.functional.losses.adversarial import AdversarialLoss
+from spectral_fairseq.functional.softmax_loss import AdversarialLoss
 
 
 class HeadSpec(NamedTuple):
@@ -95,7 +95,7 @@ class Head(nn.Module):
         label_smoothing: float = 0.0,
         ignore_index: Optional[int] = None,
     ) -> AdversarialLoss:
-        """:meth:`loss` with the target's logits lowered: ``functional/losses/adversarial.py``.
+        """:meth:`loss` with the target's logits lowered: ``functional/softmax_loss.py``.
 
         Args:
             features: shape (*, d_h).

@@ -28,20 +28,21 @@ from torch.jit import Final
 from spectral_fairseq.embeddings.base import Table
 from spectral_fairseq.embeddings.option import Option
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.linalg.row_norms import row_norms
-from spectral_fairseq.functional.locked_dropout import locked_dropout
-from spectral_fairseq.functional.losses.adversarial import AdversarialLoss, adversarial_margin
-from spectral_fairseq.functional.losses.blockwise import (
-    adversarial_blockwise_cross_entropy,
-    blockwise_cross_entropy,
-)
-from spectral_fairseq.functional.losses.ignored_targets import without_ignored
-from spectral_fairseq.functional.losses.mixture import (
+from spectral_fairseq.functional.blocks import without_ignored
+from spectral_fairseq.functional.dropout import locked_dropout
+from spectral_fairseq.functional.mixture_loss import (
     adversarial_mixture_cross_entropy,
     log_mixture,
     log_mixture_scripted,
     mixture_cross_entropy,
     mixture_of_contexts,
+)
+from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.softmax_loss import (
+    AdversarialLoss,
+    adversarial_blockwise_cross_entropy,
+    adversarial_margin,
+    blockwise_cross_entropy,
 )
 from spectral_fairseq.heads.base import Head, HeadSpec
 

@@ -6,10 +6,7 @@ Kanai et al., NeurIPS 2018, https://arxiv.org/abs/1805.10829
 # No "from __future__ import annotations" here: TorchScript reads the annotations.
 from torch import Tensor
 
-from spectral_fairseq.functional.losses.sigsoftmax import (
-    sigsoftmax_cross_entropy,
-    sigsoftmax_scores,
-)
+from spectral_fairseq.functional.softmax_loss import sigsoftmax_cross_entropy, sigsoftmax_scores
 from spectral_fairseq.heads.softmax import SoftmaxHead
 
 

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.base import Table
-from spectral_fairseq.functional.linalg.row_norms import row_norms
-from spectral_fairseq.functional.losses.adversarial import AdversarialLoss, adversarial_margin
-from spectral_fairseq.functional.losses.blockwise import (
+from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.softmax_loss import (
+    AdversarialLoss,
     adversarial_blockwise_cross_entropy,
+    adversarial_margin,
     blockwise_cross_entropy,
 )
 from spectral_fairseq.heads.base import Head, HeadSpec

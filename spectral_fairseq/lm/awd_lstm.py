@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.locked_dropout import locked_dropout
-from spectral_fairseq.functional.word_dropout import word_dropout
+from spectral_fairseq.functional.dropout import locked_dropout, word_dropout
 from spectral_fairseq.lm.ranges import check_probabilities, check_sizes
 
 TIME = 1  # the time axis of (streams, time, dimensions)

@@ -1,6 +1,6 @@
 """The continuous cache of Grave et al. for streams that are read segment by segment.
 
-The equations are in :mod:`spectral_fairseq.functional.continuous_cache` (Grave, Joulin, Usunier,
+The equations are in :mod:`spectral_fairseq.functional.adaptation` (Grave, Joulin, Usunier,
 ICLR 2017, https://openreview.net/forum?id=B184E5qee).
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.continuous_cache import cache_probability
+from spectral_fairseq.functional.adaptation import cache_probability
 
 # Number of scores held at a time: 16 MiB of float32.
 BLOCK_SCORES = 4 * 2**20

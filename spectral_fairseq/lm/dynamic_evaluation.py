@@ -1,7 +1,7 @@
 """Dynamic evaluation: the model keeps learning from the text on which it has just been scored.
 
 Krause et al., ICML 2018, https://proceedings.mlr.press/v80/krause18a.html; the update rule is in
-:mod:`spectral_fairseq.functional.dynamic_update`. The model stays in evaluation mode throughout:
+:mod:`spectral_fairseq.functional.adaptation`. The model stays in evaluation mode throughout:
 dropout and weight drop are off, and gradients are computed.
 """
 
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.dynamic_update import (
+from spectral_fairseq.functional.adaptation import (
     DynamicRates,
     decay_factors,
     dynamic_update_,
     mean_of_means,
     step_sizes,
 )
-from spectral_fairseq.functional.progress_callback import ProgressCallback, ignore_progress
+from spectral_fairseq.functional.products import ProgressCallback, ignore_progress
 from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.lm.evaluation import Corpus, Reader, differentiable
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError, DataError
-from spectral_fairseq.functional.continuous_cache import check_interpolation, interpolate
-from spectral_fairseq.functional.progress_callback import ProgressCallback, ignore_progress
+from spectral_fairseq.functional.adaptation import check_interpolation, interpolate
+from spectral_fairseq.functional.products import ProgressCallback, ignore_progress
 from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.lm.continuous_cache import ContinuousCache
 from spectral_fairseq.lm.streams import ContiguousStreams, Corpus, Segment

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.dynamic_update import DynamicRates
-from spectral_fairseq.functional.progress_callback import ProgressCallback, ignore_progress
+from spectral_fairseq.functional.adaptation import DynamicRates
+from spectral_fairseq.functional.products import ProgressCallback, ignore_progress
 from spectral_fairseq.lm.dynamic_evaluation import (
     DynamicEvaluation,
     GradientStatistics,

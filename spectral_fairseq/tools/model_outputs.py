@@ -20,18 +20,17 @@ from torch import Tensor
 
 import spectral_fairseq.plugin  # noqa: F401  registers the architectures that a checkpoint names
 from spectral_fairseq.errors import ConfigurationError, DataError
-from spectral_fairseq.functional.linalg.blockwise_spectrum import BlockwiseSpectrum
-from spectral_fairseq.functional.measures.argmax_words import ArgmaxWords
-from spectral_fairseq.functional.measures.convex_hull import hull_probability, separate
-from spectral_fairseq.functional.measures.divergence import ExpectedPairwiseKL
-from spectral_fairseq.functional.measures.gradient_bottleneck import GradientBottleneck
-from spectral_fairseq.functional.measures.hidden_states import StateStatistics
-from spectral_fairseq.functional.measures.rank import (
-    cumulative_share,
-    empirical_rank,
-    roundoff_threshold,
+from spectral_fairseq.functional.predictions import (
+    ArgmaxWords,
+    ExpectedPairwiseKL,
+    GradientBottleneck,
+    StateStatistics,
+    hull_probability,
+    separate,
 )
-from spectral_fairseq.functional.sample_rows import sample_rows
+from spectral_fairseq.functional.products import sample_rows
+from spectral_fairseq.functional.ranks import cumulative_share, empirical_rank, roundoff_threshold
+from spectral_fairseq.functional.spectra import BlockwiseSpectrum
 from spectral_fairseq.heads import Head, SoftmaxHead
 from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.lm.streams import ContiguousStreams
@@ -95,7 +94,7 @@ class Predictions:
 
 
 def spectrum_bytes(tokens: int, words: int) -> int:
-    """Memory that the spectrum of a tokens x words matrix takes: see measures/rank.py."""
+    """Memory that the spectrum of a tokens x words matrix takes: see ranks.py."""
     if tokens >= words:
         return 3 * 8 * words**2  # Gram matrix, the solver's copy and its workspace
     return 4 * tokens * words + 3 * 8 * tokens**2

@@ -13,8 +13,8 @@ import spectral_fairseq
 from benchmarks.harness import KEEP_FREED_MEMORY, commit
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.checkpoints.tables import extract_table
-from spectral_fairseq.functional.linalg.singular_values import right_singular_system
-from spectral_fairseq.functional.measures.mean_cosine import mean_cosine
+from spectral_fairseq.functional.cosines import mean_cosine
+from spectral_fairseq.functional.spectra import right_singular_system
 from spectral_fairseq.provenance import versions
 from studies.spectrum.grid import TASKS, VARIANTS
 from studies.training import log_records

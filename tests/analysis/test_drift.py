@@ -6,7 +6,7 @@ import torch
 from spectral_fairseq.analysis.drift import Drift, Reference, common_rows, drift
 from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.tables import StoredTable
-from spectral_fairseq.functional.measures.random_table import random_cka
+from spectral_fairseq.functional.ranks import random_cka
 from tests.checkpoints.made import cone
 from tests.reference import table_comparison as naive
 

@@ -15,7 +15,7 @@ from spectral_fairseq.analysis.table_facts import TableFacts
 from spectral_fairseq.checkpoints.dictionary import read_dictionary
 from spectral_fairseq.checkpoints.tables import StoredTable, extract_table
 from spectral_fairseq.errors import ConfigurationError, DataError
-from spectral_fairseq.functional.sample_rows import sample_rows
+from spectral_fairseq.functional.products import sample_rows
 from tests.checkpoints.made import cone, entries, save_dictionary, with_padding
 from tests.reference import isoscore as naive_isoscore
 from tests.reference import isotropy as naive

@@ -19,7 +19,7 @@ from spectral_fairseq.analysis.schema import DOCUMENT
 from spectral_fairseq.checkpoints.tables import extract_table
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
-from spectral_fairseq.functional.penalties.spectrum import DEFAULT_GAMMA
+from spectral_fairseq.functional.spectrum_penalties import DEFAULT_GAMMA
 from spectral_fairseq.provenance import finite, sha256
 from tests.analysis.schema_violations import violations
 from tests.checkpoints.made import cone, entries, save, save_dictionary, with_padding

@@ -8,7 +8,7 @@ import pytest
 
 from spectral_fairseq.cli.main import main
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.dynamic_update import DynamicRates
+from spectral_fairseq.functional.adaptation import DynamicRates
 from spectral_fairseq.lm.dynamic_evaluation import DynamicEvaluation, gradient_statistics
 from spectral_fairseq.lm.evaluation import CacheGrid, StreamReader, evaluate, perplexity
 from spectral_fairseq.lm.tuning import CACHE_THETAS, CACHE_WEIGHTS

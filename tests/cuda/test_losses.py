@@ -3,21 +3,21 @@
 import pytest
 import torch
 
-from spectral_fairseq.functional.linalg.products import has_wide_products
-from spectral_fairseq.functional.losses import (
+from spectral_fairseq.functional import (
     adaptive_cross_entropy,
-    block_scores,
     blockwise_cross_entropy,
     consistency_cross_entropy,
     log_mixture,
     mixture_cross_entropy,
 )
-from spectral_fairseq.functional.losses.block_scores import aligned
-from spectral_fairseq.functional.losses.token_blocks import (
+from spectral_fairseq.functional import blocks as block_scores
+from spectral_fairseq.functional.blocks import (
     BLOCK_ELEMENTS,
     CUDA_BLOCK_ELEMENTS,
+    aligned,
     elements_for,
 )
+from spectral_fairseq.functional.products import has_wide_products
 from tests.reference import mixture as reference
 
 virtual = pytest.importorskip(

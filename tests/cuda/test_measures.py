@@ -6,18 +6,17 @@ import pytest
 import torch
 
 from spectral_fairseq.embeddings import SVDEmbedding
-from spectral_fairseq.functional.linalg import BlockwiseSpectrum, gram
-from spectral_fairseq.functional.linalg.full_float32 import full_float32
-from spectral_fairseq.functional.linalg.singular_values import right_singular_system
-from spectral_fairseq.functional.measures import ExpectedPairwiseKL, cumulative_share
-from spectral_fairseq.functional.measures.argmax_words import ArgmaxWords
-from spectral_fairseq.functional.measures.convex_hull import separate
-from spectral_fairseq.functional.measures.decay_fit import fit_exponential, fit_polynomial
-from spectral_fairseq.functional.measures.hidden_states import StateStatistics
-from spectral_fairseq.functional.measures.sampled_partition_function import (
-    RowMoments,
-    sampled_log_partitions,
+from spectral_fairseq.functional import (
+    BlockwiseSpectrum,
+    ExpectedPairwiseKL,
+    cumulative_share,
+    gram,
 )
+from spectral_fairseq.functional.isotropy import RowMoments, sampled_log_partitions
+from spectral_fairseq.functional.predictions import ArgmaxWords, StateStatistics, separate
+from spectral_fairseq.functional.products import full_float32
+from spectral_fairseq.functional.ranks import fit_exponential, fit_polynomial
+from spectral_fairseq.functional.spectra import right_singular_system
 from spectral_fairseq.plugin.hooks.factor_renewal import renew_factors
 
 virtual = pytest.importorskip(

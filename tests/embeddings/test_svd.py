@@ -7,8 +7,7 @@ import torch.nn.functional as F
 
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
-from spectral_fairseq.functional.penalties.orthogonality import orthogonality_penalty
-from spectral_fairseq.functional.penalties.spectrum import spectrum_penalty
+from spectral_fairseq.functional.spectrum_penalties import orthogonality_penalty, spectrum_penalty
 
 PAD, FILLERS = 1, (35, 36)
 

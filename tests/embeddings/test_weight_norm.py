@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from spectral_fairseq.embeddings.weight_norm import WeightNormEmbedding, gradient_scale
 from spectral_fairseq.errors import ConfigurationError, DataError
-from spectral_fairseq.functional.counts import smoothed_log_counts
+from spectral_fairseq.functional.row_penalties import smoothed_log_counts
 from tests.capabilities import FLOAT16
 from tests.reference import weight_norm as reference
 

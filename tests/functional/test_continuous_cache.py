@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.continuous_cache import cache_probability, interpolate
+from spectral_fairseq.functional.adaptation import cache_probability, interpolate
 from tests.reference import cache as reference
 
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from spectral_fairseq.functional.dynamic_update import (
+from spectral_fairseq.functional.adaptation import (
     DynamicRates,
     decay_factors,
     dynamic_update_,

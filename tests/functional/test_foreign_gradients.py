@@ -4,14 +4,13 @@ import pytest
 import torch
 
 from spectral_fairseq.embeddings import SpectralNormEmbedding, SVDEmbedding, WeightNormEmbedding
-from spectral_fairseq.functional.gradient_gating import Gates, gated_scores
-from spectral_fairseq.functional.linalg.gram import gram
-from spectral_fairseq.functional.linalg.row_norms import row_norms
-from spectral_fairseq.functional.linalg.singular_values import singular_values
-from spectral_fairseq.functional.losses import adaptive_softmax, blockwise, consistency, mixture
-from spectral_fairseq.functional.losses.ignored_targets import without_ignored
-from spectral_fairseq.functional.losses.sigsoftmax import sigsoftmax_cross_entropy
-from spectral_fairseq.functional.penalties.cosine import cosine_penalty
+from spectral_fairseq.functional import adaptive_loss, consistency_loss, mixture_loss, softmax_loss
+from spectral_fairseq.functional.blocks import without_ignored
+from spectral_fairseq.functional.gradients import Gates, gated_scores
+from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.row_penalties import cosine_penalty
+from spectral_fairseq.functional.softmax_loss import sigsoftmax_cross_entropy
+from spectral_fairseq.functional.spectra import gram, singular_values
 
 TARGETS = torch.tensor([2, 1, 5, 0, 1, 4])
 ROWS = torch.tensor([0, 3])
@@ -30,14 +29,14 @@ FUNCTIONS = {
     "cosine": lambda _, w: cosine_penalty(w, ROWS),
     "gated scores": lambda h, w: gated_scores(h[:, 0], w, TARGETS, GATES),
     "ignored": lambda h, _: without_ignored(1, TARGETS, h)[1],
-    "softmax": lambda h, w: blockwise.blockwise_cross_entropy(h[:, 0], TARGETS, w)[0],
+    "softmax": lambda h, w: softmax_loss.blockwise_cross_entropy(h[:, 0], TARGETS, w)[0],
     "sigsoftmax": lambda h, w: sigsoftmax_cross_entropy(h[:, 0], TARGETS, w)[0],
-    "consistency": lambda h, w: consistency.consistency_cross_entropy(
+    "consistency": lambda h, w: consistency_loss.consistency_cross_entropy(
         h, TARGETS, w, weight=1.0, symmetric=True
     )[0],
-    "mixture": lambda h, w: mixture.mixture_cross_entropy(h, prior(h), TARGETS, w)[0],
-    "log mixture": lambda h, w: mixture.log_mixture(h, prior(h), w),
-    "adaptive": lambda h, w: adaptive_softmax.adaptive_cross_entropy(
+    "mixture": lambda h, w: mixture_loss.mixture_cross_entropy(h, prior(h), TARGETS, w)[0],
+    "log mixture": lambda h, w: mixture_loss.log_mixture(h, prior(h), w),
+    "adaptive": lambda h, w: adaptive_loss.adaptive_cross_entropy(
         h[:, 0], h[:, 1, :2], TARGETS, w, None, (3, 5)
     ),
 }

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from spectral_fairseq.functional.gradient_gating import gated_scores, gates_of_counts
+from spectral_fairseq.functional.gradients import gated_scores, gates_of_counts
 from tests.reference import gradient_gating as reference
 
 COUNTS = torch.tensor([0, 0, 9, 0, 700, 2, 1, 0, 30, 3, 1])

@@ -4,11 +4,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.redecomposition import (
-    multiply_,
-    redecomposition,
-    singular_system,
-)
+from spectral_fairseq.functional.table_control import multiply_, redecomposition, singular_system
 
 EXCLUDED = torch.tensor([0, 40])
 
@@ -92,7 +88,7 @@ def test_factors_that_are_not_finite_are_refused(value):
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float16, 1e-2)])
 def test_products_in_place_over_several_blocks(dtype, tolerance, monkeypatch):
-    monkeypatch.setattr("spectral_fairseq.functional.redecomposition.BLOCK_ROWS", 50)
+    monkeypatch.setattr("spectral_fairseq.functional.table_control.BLOCK_ROWS", 50)
     rows, matrix = torch.randn(123, 7), torch.randn(7, 7, dtype=torch.float64)
     product = rows.to(dtype)
     expected = product.double() @ matrix

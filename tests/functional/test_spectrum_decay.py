@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError, DataError
-from spectral_fairseq.functional.linalg.singular_values import singular_values
-from spectral_fairseq.functional.penalties.spectrum import prior_spectrum, spectrum_penalty
-from spectral_fairseq.functional.spectrum_decay import (
+from spectral_fairseq.functional.spectra import singular_values
+from spectral_fairseq.functional.spectrum_penalties import prior_spectrum, spectrum_penalty
+from spectral_fairseq.functional.table_control import (
     SCALES,
     SIDES,
     TableChange,
@@ -49,7 +49,7 @@ def test_a_step_equals_the_naive_one(side, scale, rate, centering):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-6), (torch.float16, 2e-3)])
 def test_lower_precisions_in_several_blocks(dtype, tolerance, monkeypatch):
-    monkeypatch.setattr("spectral_fairseq.functional.spectrum_decay.BLOCK_ROWS", 50)
+    monkeypatch.setattr("spectral_fairseq.functional.table_control.CONTROL_ROWS", 50)
     matrix, target = table(507, 123).to(dtype), prior(123, 300.0)
     options = {"side": "above", "scale": "free", "slack": 1.1, "centering": 0.5}
     naive = reference.controlled(matrix, target, 0.5, **options)

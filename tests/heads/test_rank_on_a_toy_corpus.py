@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from spectral_fairseq.embeddings import PlainEmbedding
-from spectral_fairseq.functional.measures.rank import empirical_rank
+from spectral_fairseq.functional.ranks import empirical_rank
 from spectral_fairseq.heads import MixtureOfContexts, MixtureOfSoftmaxes, SoftmaxHead
 
 CONTEXTS, WORDS, DIM, COMPONENTS = 48, 40, 5, 8

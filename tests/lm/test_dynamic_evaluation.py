@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.dynamic_update import DynamicRates
+from spectral_fairseq.functional.adaptation import DynamicRates
 from spectral_fairseq.lm.carry import Carry
 from spectral_fairseq.lm.dynamic_evaluation import (
     DynamicEvaluation,

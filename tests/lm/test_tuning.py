@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.dynamic_update import DynamicRates
+from spectral_fairseq.functional.adaptation import DynamicRates
 from spectral_fairseq.lm.dynamic_evaluation import DynamicEvaluation, gradient_statistics
 from spectral_fairseq.lm.evaluation import CacheGrid, evaluate, perplexity
 from spectral_fairseq.lm.tuning import (

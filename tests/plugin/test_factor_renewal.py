@@ -8,7 +8,7 @@ import torch
 from omegaconf import OmegaConf
 
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
-from spectral_fairseq.functional.redecomposition import redecomposition, singular_system
+from spectral_fairseq.functional.table_control import redecomposition, singular_system
 from spectral_fairseq.plugin.hooks.factor_renewal import renew_factors
 from spectral_fairseq.plugin.hooks.table_control import check_configuration, first_workers
 from spectral_fairseq.plugin.hooks.trained import moments, trained_weights

@@ -9,7 +9,7 @@ from fairseq.logging import metrics
 
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, DataError
-from spectral_fairseq.functional.measures.mean_cosine import mean_cosine
+from spectral_fairseq.functional.cosines import mean_cosine
 from spectral_fairseq.plugin.criterions.penalties import PENALTIES
 from spectral_fairseq.plugin.criterions.penalties.needs import Words
 from spectral_fairseq.plugin.criterions.penalties.objective import FLAGS

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from spectral_fairseq.checkpoints.reading import torch_load
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
-from spectral_fairseq.functional.spectrum_decay import TableChange, apply_change_, plan_change
+from spectral_fairseq.functional.table_control import TableChange, apply_change_, plan_change
 from spectral_fairseq.plugin.criterions.table_prior import start_norms
 from spectral_fairseq.plugin.hooks.table_control import (
     EXTRA_STATE,

@@ -14,7 +14,7 @@ from fairseq.models import FairseqMultiModel
 from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
-from spectral_fairseq.functional.losses.blockwise import smoothing_weights
+from spectral_fairseq.functional.softmax_loss import smoothing_weights
 from spectral_fairseq.plugin.criterions import likelihood, table_control, table_prior, unset
 from spectral_fairseq.plugin.criterions.ignored_prefix import IgnoredPrefix
 from spectral_fairseq.plugin.criterions.likelihood.word_memory import WordMemory

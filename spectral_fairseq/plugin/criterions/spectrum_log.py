@@ -12,12 +12,9 @@ from fairseq.logging import metrics
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
-from spectral_fairseq.functional.linalg.singular_values import (
-    singular_values_of_gram,
-    table_gram,
-)
-from spectral_fairseq.functional.measures.mean_cosine import mean_cosine
-from spectral_fairseq.functional.measures.spectrum_measures import spectrum_measures
+from spectral_fairseq.functional.cosines import mean_cosine
+from spectral_fairseq.functional.ranks import spectrum_measures
+from spectral_fairseq.functional.spectra import singular_values_of_gram, table_gram
 from spectral_fairseq.plugin.criterions.penalties.needs import ModelView, output_table
 from spectral_fairseq.plugin.criterions.updates import updates_of
 from spectral_fairseq.plugin.flags import Flag, finite_nonnegative

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
-from spectral_fairseq.functional.spectrum_decay import SCALES, SIDES, TableChange, plan_change
+from spectral_fairseq.functional.table_control import SCALES, SIDES, TableChange, plan_change
 from spectral_fairseq.plugin.criterions import table_prior
 from spectral_fairseq.plugin.criterions.penalties.needs import ModelView
 from spectral_fairseq.plugin.criterions.penalties.spectrum import check_rank

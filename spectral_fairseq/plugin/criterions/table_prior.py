@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.embeddings.option import arguments, flags_by_argument
 from spectral_fairseq.errors import arguments_as_flags
-from spectral_fairseq.functional.penalties.spectrum import DEFAULT_GAMMA, prior_spectrum
-from spectral_fairseq.functional.spectrum_decay import counted_moments
+from spectral_fairseq.functional.spectrum_penalties import DEFAULT_GAMMA, prior_spectrum
+from spectral_fairseq.functional.table_control import counted_moments
 from spectral_fairseq.plugin.flags import Flag
 from spectral_fairseq.plugin.models.options import field_type
 

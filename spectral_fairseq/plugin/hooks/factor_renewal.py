@@ -16,11 +16,7 @@ from torch import Tensor
 
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import UnsupportedError
-from spectral_fairseq.functional.redecomposition import (
-    multiply_,
-    redecomposition,
-    singular_system,
-)
+from spectral_fairseq.functional.table_control import multiply_, redecomposition, singular_system
 from spectral_fairseq.plugin.criterions.table_control import SVD_INTERVAL
 from spectral_fairseq.plugin.hooks.trained import moments, trained_weights
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import UnsupportedError
-from spectral_fairseq.functional.spectrum_decay import TableChange, apply_change_
+from spectral_fairseq.functional.table_control import TableChange, apply_change_
 from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
 from spectral_fairseq.plugin.criterions.table_control import SVD_INTERVAL, Controlled
 from spectral_fairseq.plugin.criterions.table_prior import restore_start_norms, start_norms

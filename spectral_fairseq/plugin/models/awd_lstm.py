@@ -18,7 +18,7 @@ from torch import Tensor
 
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
-from spectral_fairseq.functional.penalties.activation_regularization import (
+from spectral_fairseq.functional.row_penalties import (
     activation_regularization,
     temporal_activation_regularization,
 )

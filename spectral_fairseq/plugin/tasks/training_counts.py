@@ -17,7 +17,7 @@ import numpy as np
 from fairseq import utils
 from fairseq.data import Dictionary, indexed_dataset
 
-from spectral_fairseq.functional.counts import smoothed_log_counts
+from spectral_fairseq.functional.row_penalties import smoothed_log_counts
 
 logger = logging.getLogger(__name__)
 

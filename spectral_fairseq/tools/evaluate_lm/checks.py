@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.dynamic_update import DynamicRates
+from spectral_fairseq.functional.adaptation import DynamicRates
 from spectral_fairseq.lm.dynamic_evaluation import check_rates
 from spectral_fairseq.lm.evaluation import CacheGrid
 from spectral_fairseq.lm.tuning import DYNAMIC_SEGMENT

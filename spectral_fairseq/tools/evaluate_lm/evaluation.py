@@ -15,8 +15,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Union
 import torch
 
 from spectral_fairseq.errors import DataError, UnsupportedError
-from spectral_fairseq.functional.dynamic_update import DynamicRates
-from spectral_fairseq.functional.progress_callback import ProgressCallback
+from spectral_fairseq.functional.adaptation import DynamicRates
+from spectral_fairseq.functional.products import ProgressCallback
 from spectral_fairseq.lm.dynamic_evaluation import (
     DynamicEvaluation,
     GradientStatistics,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError, DataError
-from spectral_fairseq.functional.linalg.blockwise_spectrum import BlockwiseSpectrum
+from spectral_fairseq.functional.spectra import BlockwiseSpectrum
 
 
 def spectrum_of(matrix, block=17, bound=None):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from spectral_fairseq.functional.linalg.gram import accumulate_gram, gram, mirror_gram
+from spectral_fairseq.functional.spectra import accumulate_gram, gram, mirror_gram
 
 
 @pytest.mark.parametrize("dim", [1, 7, 64, 65, 130, 700])

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from spectral_fairseq.functional.linalg.row_norms import rms_row_norm, row_norms, unit_rows
+from spectral_fairseq.functional.products import rms_row_norm, row_norms, unit_rows
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 4, 3)])

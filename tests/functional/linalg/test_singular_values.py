@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.linalg.blockwise_spectrum import BlockwiseSpectrum
-from spectral_fairseq.functional.linalg.gram import gram
-from spectral_fairseq.functional.linalg.singular_values import (
+from spectral_fairseq.functional.spectra import (
+    BlockwiseSpectrum,
+    gram,
     right_singular_system,
     singular_values,
     singular_values_of_gram,

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.losses import block_scores
-from spectral_fairseq.functional.losses.adaptive_softmax import (
+from spectral_fairseq.functional import blocks
+from spectral_fairseq.functional.adaptive_loss import (
     adaptive_cross_entropy,
     adaptive_log_probabilities,
     check_cutoffs,
@@ -107,13 +107,13 @@ def test_extreme_scores_stay_finite():
 
 def test_only_the_clusters_hit_are_multiplied(monkeypatch):
     products = []
-    original = block_scores.matmul_transposed
+    original = blocks.matmul_transposed
 
     def counted(left, right):
         products.append((left.size(0), right.size(0)))
         return original(left, right)
 
-    monkeypatch.setattr(block_scores, "matmul_transposed", counted)
+    monkeypatch.setattr(blocks, "matmul_transposed", counted)
     contexts, matrix, bias, clusters, cluster_bias, _ = inputs((5, 20), tokens=4)
     with torch.no_grad():
         q = scores_of(contexts, clusters, cluster_bias)

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.linalg import products
-from spectral_fairseq.functional.losses.block_scores import softmax_
-from spectral_fairseq.functional.losses.blockwise import blockwise_cross_entropy
+from spectral_fairseq.functional import products
+from spectral_fairseq.functional.blocks import softmax_
+from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy
 from tests.capabilities import FLOAT16, HALF_ON_CPU
 from tests.reference import mixture as reference
 

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 
-from spectral_fairseq.functional.losses import adaptive_softmax, blockwise, consistency, mixture
+from spectral_fairseq.functional import adaptive_loss, consistency_loss, mixture_loss, softmax_loss
 
 pytestmark = [
     pytest.mark.slow,
@@ -23,18 +23,18 @@ def prior(h):
 
 # Of contexts h, shape (33, 2, 4), a table w, shape (11, 4), and a bias b, shape (11,).
 LOSSES = {
-    "softmax": lambda h, w, b: blockwise.blockwise_cross_entropy(
+    "softmax": lambda h, w, b: softmax_loss.blockwise_cross_entropy(
         h[:, 0], TARGETS, w, b, label_smoothing=0.1, ignore_index=1
     )[0],
-    "adversarial": lambda h, w, b: blockwise.adversarial_blockwise_cross_entropy(
+    "adversarial": lambda h, w, b: softmax_loss.adversarial_blockwise_cross_entropy(
         h[:, 0], TARGETS, w, h[:, 0].norm(dim=1), b
     )[0],
-    "mixture": lambda h, w, b: mixture.mixture_cross_entropy(h, prior(h), TARGETS, w, b)[0],
-    "log mixture": lambda h, w, b: mixture.log_mixture(h, prior(h), w, b)[:, 3].sum(),
-    "consistency": lambda h, w, b: consistency.consistency_cross_entropy(
+    "mixture": lambda h, w, b: mixture_loss.mixture_cross_entropy(h, prior(h), TARGETS, w, b)[0],
+    "log mixture": lambda h, w, b: mixture_loss.log_mixture(h, prior(h), w, b)[:, 3].sum(),
+    "consistency": lambda h, w, b: consistency_loss.consistency_cross_entropy(
         h, TARGETS, w, b, weight=1.0, symmetric=True
     )[0],
-    "adaptive": lambda h, w, b: adaptive_softmax.adaptive_cross_entropy(
+    "adaptive": lambda h, w, b: adaptive_loss.adaptive_cross_entropy(
         h[:, 0], h[:, 1, :2], TARGETS, w, b, (3, 7)
     ),
 }

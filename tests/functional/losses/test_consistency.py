@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.losses.consistency import (
+from spectral_fairseq.functional.consistency_loss import (
     consistency_cross_entropy,
     dense_consistency,
 )

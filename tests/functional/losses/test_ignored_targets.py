@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from spectral_fairseq.functional.losses.ignored_targets import without_ignored
+from spectral_fairseq.functional.blocks import without_ignored
 
 
 @pytest.mark.parametrize("ignored", [(), (0, 3, 4), (0, 1, 2, 3, 4)])

@@ -6,11 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from spectral_fairseq.functional.losses import adaptive_softmax, blockwise, consistency, mixture
-from spectral_fairseq.functional.losses.sigsoftmax import (
-    sigsoftmax_cross_entropy,
-    sigsoftmax_scores,
-)
+from spectral_fairseq.functional import adaptive_loss, consistency_loss, mixture_loss, softmax_loss
+from spectral_fairseq.functional.softmax_loss import sigsoftmax_cross_entropy, sigsoftmax_scores
 
 VOCABULARY, DIM, EXPERTS, IGNORED = 13, 4, 2, 1
 # Both sides of every size of a block, whose rows are 1 to 7, 8, 10, .. of at most 8 tokens.
@@ -41,14 +38,14 @@ def lowered(h, targets, w, b, eps):
 
 
 def consistent(h, targets, w, b, eps, symmetric):
-    parts = consistency.dense_consistency(
+    parts = consistency_loss.dense_consistency(
         log_softmax(h, w, b), targets, weight=0.7, symmetric=symmetric, label_smoothing=eps
     )
     return parts.loss.sum()
 
 
 def adaptive_dense(h, targets, w, b, eps):
-    found = adaptive_softmax.adaptive_log_probabilities(h[:, 0], h[:, 1, :2], w, b, (4, 9))
+    found = adaptive_loss.adaptive_log_probabilities(h[:, 0], h[:, 1, :2], w, b, (4, 9))
     return -found.gather(1, targets.unsqueeze(1)).sum()
 
 
@@ -65,7 +62,7 @@ def block(loss, per_token):
 
 def adaptive_blocks(h, targets, w, b, eps):
     kept = targets.ne(IGNORED)
-    return adaptive_softmax.adaptive_cross_entropy(
+    return adaptive_loss.adaptive_cross_entropy(
         h[kept, 0], h[kept, 1, :2], targets[kept], w, b, (4, 9), block_tokens=8
     )
 
@@ -76,26 +73,26 @@ def prior_of(h):
 
 def blocks_of(name):
     if name == "softmax":
-        return block(lambda h, t, w, b, **o: blockwise.blockwise_cross_entropy(
+        return block(lambda h, t, w, b, **o: softmax_loss.blockwise_cross_entropy(
             h[:, 0], t, w, b, **o), 1)  # fmt: skip
     if name == "adversarial":
-        return block(lambda h, t, w, b, **o: blockwise.adversarial_blockwise_cross_entropy(
+        return block(lambda h, t, w, b, **o: softmax_loss.adversarial_blockwise_cross_entropy(
             h[:, 0], t, w, h.new_full(t.shape, 0.5), b, **o), 1)  # fmt: skip
     if name == "sigsoftmax":
         return block(lambda h, t, w, b, **o: sigsoftmax_cross_entropy(h[:, 0], t, w, b, **o), 1)
     if name == "mixture":
-        return block(lambda h, t, w, b, **o: mixture.mixture_cross_entropy(
+        return block(lambda h, t, w, b, **o: mixture_loss.mixture_cross_entropy(
             h, prior_of(h), t, w, b, **o), EXPERTS)  # fmt: skip
     if name == "adversarial mixture":
-        return block(lambda h, t, w, b, **o: mixture.adversarial_mixture_cross_entropy(
+        return block(lambda h, t, w, b, **o: mixture_loss.adversarial_mixture_cross_entropy(
             h, prior_of(h), t, w, h.new_zeros(h.shape[:2]), b, **o), EXPERTS)  # fmt: skip
     if name == "log mixture":
         return lambda h, t, w, b, eps: smoothed(
-            mixture.log_mixture(h, prior_of(h), w, b)[t.ne(IGNORED)], t[t.ne(IGNORED)], eps
+            mixture_loss.log_mixture(h, prior_of(h), w, b)[t.ne(IGNORED)], t[t.ne(IGNORED)], eps
         )
     if name == "adaptive":
         return adaptive_blocks
-    return block(lambda h, t, w, b, **o: consistency.consistency_cross_entropy(
+    return block(lambda h, t, w, b, **o: consistency_loss.consistency_cross_entropy(
         h, t, w, b, weight=0.7, symmetric=name == "r-drop", **o), 2)  # fmt: skip
 
 

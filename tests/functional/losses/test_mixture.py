@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.losses import token_blocks
-from spectral_fairseq.functional.losses.mixture import (
+from spectral_fairseq.functional import blocks
+from spectral_fairseq.functional.mixture_loss import (
     log_mixture,
     mix_scores,
     mixture_cross_entropy,
@@ -91,7 +91,7 @@ def test_loss_gradcheck(smoothing, scale):
 @pytest.mark.parametrize("scale", [1.0, 60.0])
 @pytest.mark.parametrize("bound", [1, 8 * 1024 * 1024])
 def test_log_mixture_and_its_gradients(monkeypatch, scale, bound):
-    monkeypatch.setattr(token_blocks, "BLOCK_ELEMENTS", bound)
+    monkeypatch.setattr(blocks, "BLOCK_ELEMENTS", bound)
     leaves, _ = inputs(6, 4, 5, 31, torch.float64, scale)
     contexts, logits, matrix, bias = leaves
     shaped = contexts.view(2, 3, 4, 5)

@@ -2,10 +2,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.losses.sigsoftmax import (
-    sigsoftmax_cross_entropy,
-    sigsoftmax_scores,
-)
+from spectral_fairseq.functional.softmax_loss import sigsoftmax_cross_entropy, sigsoftmax_scores
 from tests.capabilities import FLOAT16, HALF_ON_CPU
 from tests.reference.mixture import smoothed_nll
 

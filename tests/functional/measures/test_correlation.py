@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from spectral_fairseq.functional.measures.correlation import mean_ranks, pearson, slope, spearman
+from spectral_fairseq.functional.rows import mean_ranks, pearson, slope, spearman
 
 
 def test_known_answers():

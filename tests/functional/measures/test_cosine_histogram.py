@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.measures.cosine_histogram import (
+from spectral_fairseq.functional.cosines import (
     cosine_histogram,
     histogram_quantiles,
     positive_share,

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.measures.decay_fit import fit_exponential, fit_polynomial
-from spectral_fairseq.functional.penalties.spectrum import prior_spectrum, spectrum_penalty
+from spectral_fairseq.functional.ranks import fit_exponential, fit_polynomial
+from spectral_fairseq.functional.spectrum_penalties import prior_spectrum, spectrum_penalty
 
 D = torch.float64
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.measures.divergence import ExpectedPairwiseKL
+from spectral_fairseq.functional.predictions import ExpectedPairwiseKL
 from tests.reference.divergence import expected_pairwise_kl
 
 

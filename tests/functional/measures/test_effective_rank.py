@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from spectral_fairseq.functional.measures.effective_rank import effective_rank
+from spectral_fairseq.functional.ranks import effective_rank
 from tests.reference import isotropy as naive
 
 

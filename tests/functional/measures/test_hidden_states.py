@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.measures.hidden_states import StateStatistics
+from spectral_fairseq.functional.predictions import StateStatistics
 from tests.reference import isoscore as naive_isoscore
 from tests.reference import isotropy as naive
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.measures.hubness import hubness
+from spectral_fairseq.functional.isotropy import hubness
 from tests.reference import hubness as naive
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.measures.isoscore import covariance_from_gram, isoscore
+from spectral_fairseq.functional.isotropy import covariance_from_gram, isoscore
 from tests.reference import isoscore as naive
 
 

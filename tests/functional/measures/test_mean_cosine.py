@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.measures.mean_cosine import mean_cosine
+from spectral_fairseq.functional.cosines import mean_cosine
 from tests.reference import isotropy as naive
 
 

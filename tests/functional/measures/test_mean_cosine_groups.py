@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from spectral_fairseq.functional.measures.mean_cosine import mean_cosine, mean_cosines
+from spectral_fairseq.functional.cosines import mean_cosine, mean_cosines
 from tests.reference import isotropy as naive
 
 

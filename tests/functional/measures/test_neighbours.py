@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from spectral_fairseq.functional.measures.neighbours import nearest_neighbours
+from spectral_fairseq.functional.cosines import nearest_neighbours
 
 
 @pytest.mark.parametrize("block_rows", [3, 10, 1000])

@@ -6,9 +6,12 @@ from itertools import product
 import pytest
 import torch
 
-from spectral_fairseq.functional.measures.argmax_words import ArgmaxWords
-from spectral_fairseq.functional.measures.convex_hull import hull_probability, separate
-from spectral_fairseq.functional.measures.gradient_bottleneck import GradientBottleneck
+from spectral_fairseq.functional.predictions import (
+    ArgmaxWords,
+    GradientBottleneck,
+    hull_probability,
+    separate,
+)
 from tests.reference.gradient_bottleneck import lost_gradient
 
 

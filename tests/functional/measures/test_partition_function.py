@@ -3,15 +3,15 @@ import math
 import pytest
 import torch
 
-from spectral_fairseq.functional.linalg.row_norms import rms_row_norm
-from spectral_fairseq.functional.linalg.singular_values import right_singular_system
-from spectral_fairseq.functional.measures.partition_function import (
+from spectral_fairseq.functional.isotropy import (
     centred_log_partition,
     isotropy_i1,
     isotropy_i2,
     log_partition,
     log_partitions,
 )
+from spectral_fairseq.functional.products import rms_row_norm
+from spectral_fairseq.functional.spectra import right_singular_system
 from tests.reference import isotropy as naive
 
 

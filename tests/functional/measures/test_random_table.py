@@ -5,19 +5,15 @@ import math
 import pytest
 import torch
 
-from spectral_fairseq.functional.measures.mean_cosine import mean_cosine
-from spectral_fairseq.functional.measures.random_table import (
+from spectral_fairseq.functional.cosines import mean_cosine
+from spectral_fairseq.functional.ranks import (
     random_cka,
     random_mean_share,
     random_procrustes,
     random_spectrum,
     upper_edge,
 )
-from spectral_fairseq.functional.measures.table_drift import (
-    centred_products,
-    linear_cka,
-    procrustes_residual,
-)
+from spectral_fairseq.functional.rows import centred_products, linear_cka, procrustes_residual
 
 
 @pytest.mark.parametrize("n, d", [(900, 90), (301, 300), (200, 200), (60, 150)])

@@ -4,12 +4,8 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.linalg.blockwise_spectrum import BlockwiseSpectrum
-from spectral_fairseq.functional.measures.rank import (
-    cumulative_share,
-    empirical_rank,
-    roundoff_threshold,
-)
+from spectral_fairseq.functional.ranks import cumulative_share, empirical_rank, roundoff_threshold
+from spectral_fairseq.functional.spectra import BlockwiseSpectrum
 
 
 def spectrum_of(matrix, block=17, bound=None):

@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from spectral_fairseq.analysis import analyze, table_facts
-from spectral_fairseq.functional.linalg.singular_values import right_singular_system
-from spectral_fairseq.functional.measures import sampled_partition_function
-from spectral_fairseq.functional.measures.partition_function import log_partitions
-from spectral_fairseq.functional.measures.sampled_partition_function import (
+from spectral_fairseq.functional import isotropy
+from spectral_fairseq.functional.isotropy import (
     TOLERANCE,
     RowMoments,
     is_worth_sampling,
+    log_partitions,
     sampled_log_partitions,
 )
+from spectral_fairseq.functional.spectra import right_singular_system
 
 SCALES = (1.0, 0.5)
 
@@ -39,7 +39,7 @@ def refuse(*_, **__):
 
 
 def test_a_sample_estimates_short_rows_within_the_tolerance(monkeypatch):
-    monkeypatch.setattr(sampled_partition_function, "log_partitions", refuse)
+    monkeypatch.setattr(isotropy, "log_partitions", refuse)
     estimate, truth = estimate_and_truth(table(), rows=1000)
     error = (estimate - truth).abs().max()
     assert 0 < error < 5 * TOLERANCE
@@ -67,7 +67,7 @@ def test_long_rows_overflow_nothing(length):
 
 @pytest.mark.parametrize("row", [3, 2718])
 def test_a_single_long_row_is_never_missed(row, monkeypatch):
-    monkeypatch.setattr(sampled_partition_function, "log_partitions", refuse)
+    monkeypatch.setattr(isotropy, "log_partitions", refuse)
     matrix = table(length=0.03)
     matrix[row] = 0.8 * torch.nn.functional.normalize(matrix.mean(0), dim=0)
     estimate, truth = estimate_and_truth(matrix, rows=1000)

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from spectral_fairseq.functional.linalg.singular_values import singular_values_of_gram
-from spectral_fairseq.functional.measures.spectrum_measures import spectrum_measures
+from spectral_fairseq.functional.ranks import spectrum_measures
+from spectral_fairseq.functional.spectra import singular_values_of_gram
 
 KEYS = {
     "sigma_max",

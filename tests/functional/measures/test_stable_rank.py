@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from spectral_fairseq.functional.measures.stable_rank import share_of_first, stable_rank
+from spectral_fairseq.functional.ranks import share_of_first, stable_rank
 
 
 def test_known_spectra():

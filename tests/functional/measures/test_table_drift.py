@@ -4,12 +4,8 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.measures.paired_cosine import paired_cosine
-from spectral_fairseq.functional.measures.table_drift import (
-    centred_products,
-    linear_cka,
-    procrustes_residual,
-)
+from spectral_fairseq.functional.cosines import paired_cosine
+from spectral_fairseq.functional.rows import centred_products, linear_cka, procrustes_residual
 from tests.reference import table_comparison as naive
 
 

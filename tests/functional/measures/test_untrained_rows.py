@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from spectral_fairseq.functional.measures.robust_outliers import OUTLYING, robust_scores
-from spectral_fairseq.functional.measures.untrained_rows import repeated_rows, untrained_rows
+from spectral_fairseq.functional.rows import OUTLYING, repeated_rows, robust_scores, untrained_rows
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from spectral_fairseq.functional.penalties.activation_regularization import (
+from spectral_fairseq.functional.row_penalties import (
     activation_regularization,
     temporal_activation_regularization,
 )

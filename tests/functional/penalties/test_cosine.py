@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.penalties.cosine import cosine_penalty
+from spectral_fairseq.functional.row_penalties import cosine_penalty
 from tests.reference import cosine as reference
 
 

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from spectral_fairseq.functional.linalg.singular_values import singular_values
-from spectral_fairseq.functional.penalties.d_optimal import (
+from spectral_fairseq.functional.spectra import singular_values
+from spectral_fairseq.functional.spectrum_penalties import (
     d_optimal_penalty,
     normalized_d_optimal_penalty,
 )

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.penalties.mean_vector import mean_vector_penalty
+from spectral_fairseq.functional.row_penalties import mean_vector_penalty
 
 
 def table(n, d):

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from spectral_fairseq.functional.linalg.gram import gram
-from spectral_fairseq.functional.penalties.orthogonality import (
+from spectral_fairseq.functional.spectra import gram
+from spectral_fairseq.functional.spectrum_penalties import (
     dominant_vector,
     orthogonality_penalty,
     spectral_defect,

@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.linalg import gram
-from spectral_fairseq.functional.linalg.row_norms import row_norms
-from spectral_fairseq.functional.linalg.singular_values import singular_values
-from spectral_fairseq.functional.penalties import (
+from spectral_fairseq.functional import (
     cosine_penalty,
+    gram,
     mean_vector_penalty,
     spectral_defect,
     weight_norm_penalty,
 )
+from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.spectra import singular_values
 
 FUNCTIONS = {
     "cosine": cosine_penalty,

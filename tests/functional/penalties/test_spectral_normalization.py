@@ -1,10 +1,8 @@
 import pytest
 import torch
 
-from spectral_fairseq.functional.linalg.singular_values import singular_values
-from spectral_fairseq.functional.penalties.spectral_normalization import (
-    spectral_normalization_penalty,
-)
+from spectral_fairseq.functional.spectra import singular_values
+from spectral_fairseq.functional.spectrum_penalties import spectral_normalization_penalty
 from tests.reference import spectral_normalization as reference
 
 

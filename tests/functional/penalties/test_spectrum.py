@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.penalties.spectrum import prior_spectrum, spectrum_penalty
+from spectral_fairseq.functional.spectrum_penalties import prior_spectrum, spectrum_penalty
 from tests.reference import spectrum as reference
 
 PRIORS = [("exponential", 0.01, 1.0), ("exponential", 0.3, 0.5), ("polynomial", 0.0, 0.5)]

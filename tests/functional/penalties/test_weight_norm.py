@@ -5,9 +5,12 @@ import torch
 import torch.nn.functional as F
 
 from spectral_fairseq.errors import ConfigurationError, DataError
-from spectral_fairseq.functional.counts import smoothed_log_counts
-from spectral_fairseq.functional.linalg.row_norms import row_norms
-from spectral_fairseq.functional.penalties.weight_norm import log_count_target, weight_norm_penalty
+from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.row_penalties import (
+    log_count_target,
+    smoothed_log_counts,
+    weight_norm_penalty,
+)
 from tests.reference import weight_norm as reference
 
 

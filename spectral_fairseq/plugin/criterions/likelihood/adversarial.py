@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
-from spectral_fairseq.functional.linalg.row_norms import row_norms
-from spectral_fairseq.functional.losses.adversarial import (
+from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.softmax_loss import (
     adversarial_logits,
     adversarial_margin,
+    smoothing_weights,
     unperturbed_loss,
 )
-from spectral_fairseq.functional.losses.blockwise import smoothing_weights
 from spectral_fairseq.heads.base import Head
 from spectral_fairseq.plugin.criterions.likelihood.base import Likelihood, LikelihoodTerm
 from spectral_fairseq.plugin.criterions.likelihood.output_layer import (

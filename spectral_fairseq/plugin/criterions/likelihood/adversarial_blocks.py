@@ -12,9 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import UnsupportedError
-from spectral_fairseq.functional.linalg.row_norms import row_norms
-from spectral_fairseq.functional.losses.adversarial import AdversarialLoss, adversarial_margin
-from spectral_fairseq.functional.losses.blockwise import adversarial_blockwise_cross_entropy
+from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.softmax_loss import (
+    AdversarialLoss,
+    adversarial_blockwise_cross_entropy,
+    adversarial_margin,
+)
 from spectral_fairseq.heads.base import Head
 from spectral_fairseq.plugin.criterions.likelihood.adversarial import Adversarial
 from spectral_fairseq.plugin.criterions.likelihood.base import Likelihood

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import arguments_as_flags
-from spectral_fairseq.functional.losses.blockwise import blockwise_cross_entropy
+from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy
 from spectral_fairseq.heads import SoftmaxHead
 from spectral_fairseq.heads.base import Head
 from spectral_fairseq.plugin.criterions.likelihood.base import Likelihood

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.functional.losses.consistency import (
+from spectral_fairseq.functional.consistency_loss import (
     consistency_cross_entropy,
     dense_consistency,
 )

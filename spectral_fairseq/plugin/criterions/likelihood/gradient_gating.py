@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.gradient_gating import Gates, gated_scores, gates_of_counts
+from spectral_fairseq.functional.gradients import Gates, gated_scores, gates_of_counts
 from spectral_fairseq.plugin.criterions.likelihood.base import Likelihood
 from spectral_fairseq.plugin.criterions.likelihood.full_scores import FullScores
 from spectral_fairseq.plugin.criterions.likelihood.output_layer import (

@@ -3,7 +3,7 @@
 https://openreview.net/forum?id=SkEYojRqtm
 """
 
-from spectral_fairseq.functional.penalties.cosine import cosine_penalty
+from spectral_fairseq.functional.row_penalties import cosine_penalty
 from spectral_fairseq.plugin.criterions.penalties.needs import output_table
 from spectral_fairseq.plugin.criterions.penalties.penalty import Penalty
 from spectral_fairseq.plugin.flags import weight_flag

@@ -4,7 +4,7 @@ https://openreview.net/forum?id=ByxY8CNtvr, after Jiang et al., ICLR 2019,
 https://openreview.net/forum?id=rJNH6sAqY7
 """
 
-from spectral_fairseq.functional.penalties.d_optimal import (
+from spectral_fairseq.functional.spectrum_penalties import (
     d_optimal_penalty,
     normalized_d_optimal_penalty,
 )

@@ -3,7 +3,7 @@
 https://arxiv.org/abs/2601.02031. ``--table-centering`` is a decoupled form.
 """
 
-from spectral_fairseq.functional.penalties.mean_vector import mean_vector_penalty
+from spectral_fairseq.functional.row_penalties import mean_vector_penalty
 from spectral_fairseq.plugin.criterions.penalties.needs import output_table
 from spectral_fairseq.plugin.criterions.penalties.penalty import Penalty
 from spectral_fairseq.plugin.flags import weight_flag

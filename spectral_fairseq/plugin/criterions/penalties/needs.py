@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
-from spectral_fairseq.functional.counts import smoothed_log_counts
-from spectral_fairseq.functional.linalg.row_norms import row_norms as row_norms_of
-from spectral_fairseq.functional.linalg.singular_values import singular_values as singular_values_of
+from spectral_fairseq.functional.products import row_norms as row_norms_of
+from spectral_fairseq.functional.row_penalties import smoothed_log_counts
+from spectral_fairseq.functional.spectra import singular_values as singular_values_of
 from spectral_fairseq.plugin.criterions.penalties.per_device import PerDevice
 from spectral_fairseq.plugin.models import output_table as find
 from spectral_fairseq.plugin.models.tables import uncounted_rows

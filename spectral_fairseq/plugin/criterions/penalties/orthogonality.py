@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.penalties.orthogonality import orthogonality_penalty
+from spectral_fairseq.functional.spectrum_penalties import orthogonality_penalty
 from spectral_fairseq.plugin.criterions.penalties.needs import svd_tables
 from spectral_fairseq.plugin.criterions.penalties.penalty import Penalty
 from spectral_fairseq.plugin.flags import Flag, finite_nonnegative

@@ -4,9 +4,7 @@ https://openreview.net/forum?id=ByxY8CNtvr, after Jiang et al., ICLR 2019,
 https://openreview.net/forum?id=rJNH6sAqY7
 """
 
-from spectral_fairseq.functional.penalties.spectral_normalization import (
-    spectral_normalization_penalty,
-)
+from spectral_fairseq.functional.spectrum_penalties import spectral_normalization_penalty
 from spectral_fairseq.plugin.criterions.penalties.needs import singular_values
 from spectral_fairseq.plugin.criterions.penalties.penalty import Penalty
 from spectral_fairseq.plugin.flags import weight_flag

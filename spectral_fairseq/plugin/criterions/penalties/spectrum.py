@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.penalties.spectrum import spectrum_penalty
+from spectral_fairseq.functional.spectrum_penalties import spectrum_penalty
 from spectral_fairseq.plugin.criterions.penalties.needs import (
     ModelView,
     Words,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spectral_fairseq.functional.penalties.weight_norm import log_count_target, weight_norm_penalty
+from spectral_fairseq.functional.row_penalties import log_count_target, weight_norm_penalty
 from spectral_fairseq.plugin.criterions.penalties.needs import RowNorms, Words, row_norms
 from spectral_fairseq.plugin.criterions.penalties.penalty import Penalty
 from spectral_fairseq.plugin.criterions.penalties.per_device import PerDevice

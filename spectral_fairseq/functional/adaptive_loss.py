@@ -1,0 +1,262 @@
+"""The adaptive softmax: a head of frequent words, and clusters for all other words.
+
+Grave, Joulin, Cisse, Grangier, Jegou: "Efficient softmax approximation for GPUs", ICML 2017,
+https://arxiv.org/abs/1609.04309, in the form of Transformer-XL (Dai et al., ACL 2019,
+https://aclanthology.org/P19-1285/): one table W of shape N x d, whose rows are in order of falling
+frequency, is cut at c_1 < ... < c_J < N. The head chooses among the first c_1 words and the J
+clusters, cluster j among its own words c_j .. c_{j+1} - 1. With scores s = W h + b, head scores
+z = (s_1 .. s_{c_1}, q_1 .. q_J) and q the scores of the clusters,
+
+    P(w) = softmax(z)_w                                       for w < c_1
+    P(w) = softmax(z)_{c_1 + j} softmax(s_{c_j} .. s_{c_{j+1} - 1})_w        in cluster j
+
+which sums to 1 over all N words. The loss of a token needs the head and at most one cluster.
+
+Note [A head of two sources]
+----------------------------
+The scores q of the clusters come from vectors of their own, which belong to no table. Where W is
+stored in factors, the words' factor and the clusters' vectors are multiplied by different inputs.
+The two parts of z are therefore never computed by one product. With log Z_s over the scores of the
+words and log Z_q over those of the clusters,
+
+    log Z = logaddexp(log Z_s, log Z_q),    d(-log P) / d s = exp(log Z_s - log Z) softmax(s) - hit,
+
+so that a block of words' scores is handled as in ``blockwise.py`` and its gradient is scaled by one
+number for each token.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.blocks import (
+    BlockScores,
+    GradientSums,
+    accumulation_dtype,
+    aligned,
+    check_sizes,
+    detached_without_grad,
+    elements_for,
+    filled,
+    outside_graphs,
+    padded,
+    product_dtype,
+    scaled_gradients,
+    softmax_,
+    token_blocks,
+)
+
+
+def check_cutoffs(cutoffs: Sequence[int], vocabulary: int) -> Tuple[int, ...]:
+    """Return the cutoffs c_1 .. c_J as a tuple.
+
+    Args:
+        cutoffs: first word of each cluster.
+        vocabulary: N.
+
+    Raises:
+        ConfigurationError: there are none, they do not rise, or one is not between 0 and N.
+    """
+    cut = tuple(int(c) for c in cutoffs)
+    if not cut:
+        raise ConfigurationError(
+            "at least one number in `cutoffs`", "none", "Give one, or use a full softmax."
+        )
+    if cut[0] < 1 or any(a >= b for a, b in zip(cut, cut[1:])):
+        raise ConfigurationError(
+            "`cutoffs` to be whole numbers from 1 on, each above the one before",
+            ",".join(map(str, cut)),
+            "Correct them, for example: 20000,40000,200000.",
+        )
+    if cut[-1] >= vocabulary:
+        raise ConfigurationError(
+            f"every number in `cutoffs` to be below the dictionary's {vocabulary} entries",
+            ",".join(map(str, cut)),
+            "Give smaller numbers, or none ('') for a full softmax.",
+        )
+    return cut
+
+
+def piece_sizes(cutoffs: Sequence[int], vocabulary: int) -> List[int]:
+    """Return the number of words of the head and of each cluster, ``vocabulary`` together."""
+    edges = (0, *cutoffs, vocabulary)
+    return [after - before for before, after in zip(edges, edges[1:])]
+
+
+def adaptive_log_probabilities(
+    contexts: Tensor,
+    cluster_scores: Tensor,
+    matrix: Tensor,
+    bias: Optional[Tensor],
+    cutoffs: Sequence[int],
+) -> Tensor:
+    """Return log P of every word, in the order of the vocabulary.
+
+    Args:
+        contexts: h, shape (*, d).
+        cluster_scores: q, shape (*, J).
+        matrix: W, shape (N, d).
+        bias: b, shape (N,).
+        cutoffs: c_1 .. c_J, as :func:`check_cutoffs` returns them.
+
+    Returns:
+        Shape (*, N), float32 (float64 for float64 input).
+    """
+    scores = F.linear(contexts, matrix, bias)  # [*, N]
+    scores = scores.to(accumulation_dtype(scores.dtype))
+    # The backward pass of split makes one gradient of N columns, that of slices would make J + 1.
+    head_scores, *tail_scores = scores.split(piece_sizes(cutoffs, matrix.size(0)), -1)
+    head = torch.cat([head_scores, cluster_scores.to(scores.dtype)], -1)
+    head_words, clusters = torch.log_softmax(head, -1).split(
+        [head_scores.size(-1), len(tail_scores)], -1
+    )
+    tails = [
+        clusters[..., j, None] + torch.log_softmax(tail, -1) for j, tail in enumerate(tail_scores)
+    ]
+    return torch.cat([head_words, *tails], -1)
+
+
+def _tokens_of_pieces(targets: Tensor, cutoffs: Tuple[int, ...]) -> Tuple[Tensor, List[Tensor]]:
+    """Return the piece of each target, shape (T,), and the tokens that need each piece.
+
+    Every token needs the head, piece 0. The host waits for a GPU once, for the sizes of all others.
+    """
+    piece = torch.zeros_like(targets)
+    for cutoff in cutoffs:
+        piece += targets.ge(cutoff)
+    in_order, by_piece = torch.sort(piece, stable=True)
+    pieces = torch.arange(1, len(cutoffs) + 1, device=targets.device)
+    starts = torch.searchsorted(in_order, pieces).tolist()
+    edges = (*starts, targets.size(0))
+    clusters = [by_piece[start:end] for start, end in zip(edges, edges[1:])]
+    return piece, [torch.arange(targets.size(0), device=targets.device), *clusters]
+
+
+class _AdaptiveCrossEntropy(torch.autograd.Function):
+    """Sum of -log P; see ``gradient_sums.py``, Note [Gradients in the forward pass]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        contexts: Tensor,
+        cluster_scores: Tensor,
+        targets: Tensor,
+        matrix: Tensor,
+        bias: Optional[Tensor],
+        cutoffs: Tuple[int, ...],
+        block_tokens: Optional[int],
+    ) -> Tensor:
+        dtype = product_dtype(contexts, matrix)
+        sum_dtype = accumulation_dtype(dtype)
+        needed = tuple(ctx.needs_input_grad[i] for i in (0, 3, 4))
+        # In place, because a cluster may have most of the table and few of the tokens.
+        sums = GradientSums(contexts, matrix, bias, sum_dtype, needed, in_place=True)
+        cluster_gradient = torch.zeros_like(cluster_scores, dtype=sum_dtype)
+        edges = (0, *cutoffs, matrix.size(0))
+        piece, tokens_of = _tokens_of_pieces(targets, cutoffs)
+        nll = contexts.new_zeros((), dtype=sum_dtype)
+        fitting = elements_for(contexts.device)
+        with torch.autocast(contexts.device.type, enabled=False):
+            for j, (start, end) in enumerate(zip(edges, edges[1:])):
+                piece_tokens = tokens_of[j]
+                if piece_tokens.numel() == 0:
+                    continue
+                piece_bias = None if bias is None else bias[start:end]
+                block_scores = BlockScores(matrix[start:end], piece_bias, dtype)
+                # A block of a cluster may grow to a quarter of the table's gradient: a pass over
+                # N x d for every few tokens would cost more than their products.
+                automatic = max(fitting // (end - start), contexts.size(1) // 4)
+                for part, size in token_blocks(piece_tokens.size(0), block_tokens or automatic):
+                    tokens = piece_tokens[part]
+                    rows = block_scores.rows(contexts[tokens], size)  # [r, d]
+                    # 1 for a token, 0 for a row that only fills the block up.
+                    real = tokens.size(0)
+                    counted = padded(rows.new_ones(real, dtype=sum_dtype), size)  # [r]
+                    scores = block_scores(rows)  # [r, n]
+                    columns = filled(targets[tokens] - start, size)  # [r], of the targets
+                    if j > 0:
+                        target_score = scores.gather(1, columns.unsqueeze(1)).squeeze(1)
+                        loss = softmax_(scores) - target_score
+                        weights = hits = counted
+                    else:
+                        # See Note [A head of two sources].
+                        is_word = filled(piece[tokens].eq(0), size)
+                        columns = columns.masked_fill(~is_word, 0)
+                        word_score = scores.gather(1, columns.unsqueeze(1)).squeeze(1)
+                        q = filled(cluster_scores[tokens].to(sum_dtype), size)  # [r, J]
+                        cluster = filled((piece[tokens] - 1).clamp_(min=0).unsqueeze(1), size)
+                        cluster_score = q.gather(1, cluster).squeeze(1)
+                        log_z_words = softmax_(scores)
+                        log_z = torch.logaddexp(log_z_words, torch.logsumexp(q, 1))
+                        loss = log_z - torch.where(is_word, word_score, cluster_score)
+                        weights = (log_z_words - log_z).exp_() * counted
+                        hits = is_word.to(sum_dtype) * counted
+                        gradient = (q - log_z.unsqueeze(1)).exp_()
+                        gradient.scatter_add_(1, cluster, is_word.to(sum_dtype).unsqueeze(1) - 1)
+                        cluster_gradient[tokens] = gradient[:real]
+                    loss[real:] = 0  # 0 times an infinite loss is no number
+                    nll += counted @ loss
+                    sums.add_block(
+                        tokens, rows, scores, block_scores.table, columns, weights, hits, start
+                    )
+        sums.save(ctx, (cluster_gradient, cluster_scores.dtype))
+        return nll
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
+        contexts, matrix, bias, clusters = scaled_gradients(ctx, grad)
+        return contexts, clusters, None, matrix, bias, None, None
+
+
+@outside_graphs
+def adaptive_cross_entropy(
+    contexts: Tensor,
+    cluster_scores: Tensor,
+    targets: Tensor,
+    matrix: Tensor,
+    bias: Optional[Tensor],
+    cutoffs: Sequence[int],
+    *,
+    block_tokens: Optional[int] = None,
+) -> Tensor:
+    """Return the sum of -log P(target), from the head and only those clusters that have a target.
+
+    It equals gathering the targets from :func:`adaptive_log_probabilities`, but neither pass holds
+    tokens x N, and the table's gradient is one tensor whatever the number of clusters.
+
+    Args:
+        contexts: h, shape (T, d).
+        cluster_scores: q, shape (T, J).
+        targets: shape (T,).
+        matrix: W, shape (N, d).
+        bias: b, shape (N,).
+        cutoffs: c_1 .. c_J, as :func:`check_cutoffs` returns them.
+        block_tokens: number of tokens held at a time; ``None`` chooses by the number of scores.
+
+    Returns:
+        Scalar in float32 (float64 for float64 input), in nats, with first derivatives only.
+
+    Raises:
+        ConfigurationError: shapes that do not fit together.
+    """
+    check_sizes(contexts, targets, matrix, bias)
+    if cluster_scores.shape != (targets.size(0), len(cutoffs)):
+        raise ConfigurationError(
+            f"`cluster_scores` of shape {(targets.size(0), len(cutoffs))}",
+            str(tuple(cluster_scores.shape)),
+            "Give one score for each token and cluster.",
+        )
+    contexts, matrix = aligned(contexts, matrix)
+    contexts, cluster_scores, matrix, bias = detached_without_grad(
+        contexts, cluster_scores, matrix, bias
+    )
+    return _AdaptiveCrossEntropy.apply(
+        contexts, cluster_scores, targets, matrix, bias, tuple(cutoffs), block_tokens
+    )

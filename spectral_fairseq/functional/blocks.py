@@ -1,0 +1,448 @@
+"""Scores of a block of tokens, their softmax, and the dtypes in which both are computed."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Iterator, Optional, Tuple, TypeVar, Union
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.products import (
+    add_matmul_transposed_,
+    has_wide_products,
+    matmul_transposed,
+)
+
+# Cutting the tokens of a batch into blocks that have few different sizes.
+#
+# Note [Few shapes]
+# -----------------
+# oneDNN prepares every new shape of a product and caches what it prepared, for a thousand shapes
+# and
+# more. Batches differ in their number of tokens, and so would the last block of each batch:
+# training
+# would meet new shapes for hundreds of updates, and the cached data would lie scattered over the
+# heap, between blocks of 16 MiB that then fit no gap. ``benchmarks/bench_block_memory.py`` shows
+# it:
+# without a limit on the number of shapes a process grows by gigabytes. The last block is therefore
+# filled up with copies of its last row until its size is one of four in an octave: 1, 2, .. 7, 8,
+# 10, 12, 14, 16, 20, .. The copies take part in the products, a tenth of the last block on average,
+# and contribute zero to the loss and to every gradient. Rows of zeros would not do: their scores
+# are
+# the bias alone, and a word whose bias is minus infinity would be the target of some.
+
+
+# Number of scores held at a time: 16 MiB of float32. Adding the share of a block to the gradient of
+# the table costs a pass over N x d, which smaller blocks would repeat too often.
+BLOCK_ELEMENTS = 4 * 1024 * 1024
+# On a GPU, whose time is that of starting kernels as long as blocks are small: 512 MiB of float32.
+# With 4,096 tokens of a dictionary of 32,768 words a block is still a quarter of what the dense
+# loss of 8,192 such tokens holds.
+CUDA_BLOCK_ELEMENTS = 128 * 1024 * 1024
+# The scores, their log-space form, a temporary of that and what the products read, at most.
+BYTES_PER_SCORE = 16
+
+SIZES_PER_OCTAVE = 4
+
+
+def elements_for(device: torch.device) -> int:
+    """Return how many scores are held at a time on ``device``.
+
+    On a GPU it is a power of two, so that it seldom changes and the allocator can use its memory
+    again, and takes at most half of the memory that is free.
+    """
+    if device.type != "cuda":
+        return BLOCK_ELEMENTS
+    free, _ = torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    fitting = max(1, free // (2 * BYTES_PER_SCORE))
+    return max(BLOCK_ELEMENTS, min(CUDA_BLOCK_ELEMENTS, 1 << (fitting.bit_length() - 1)))
+
+
+def tokens_per_block(
+    scores_per_token: int, device: torch.device, block_elements: Optional[int] = None
+) -> int:
+    """Return how many tokens fit into a block of ``block_elements`` scores, at least one.
+
+    ``None`` takes :func:`elements_for` the device.
+    """
+    return max(1, (block_elements or elements_for(device)) // scores_per_token)
+
+
+def rows_for(tokens: int, block: int) -> int:
+    """Return the number of rows of a block for ``tokens`` tokens, from ``tokens`` to ``block``."""
+    step = max(1, (1 << max(0, tokens.bit_length() - 1)) // SIZES_PER_OCTAVE)
+    return min(block, -(-tokens // step) * step)
+
+
+def token_blocks(tokens: int, block: int) -> Iterator[Tuple[slice, int]]:
+    """Yield the tokens of each block, at most ``block``, and the rows to fill it up to.
+
+    :func:`filled` adds the missing rows, and :func:`padded` the zeros that leave them out.
+    """
+    for start in range(0, tokens, block):
+        stop = min(start + block, tokens)
+        yield slice(start, stop), rows_for(stop - start, block)
+
+
+def filled(values: Tensor, rows: int) -> Tensor:
+    """Return ``values``, shape (t, *), and their last row again up to ``rows``; t is 1 or more."""
+    missing = rows - values.size(0)
+    if missing == 0:
+        return values
+    return torch.cat([values, values[-1:].expand(missing, *values.shape[1:])])
+
+
+def padded(values: Tensor, rows: int) -> Tensor:
+    """Return ``values``, shape (t, *), followed by zeros up to ``rows``; unchanged if t = rows."""
+    missing = rows - values.size(0)
+    if missing == 0:
+        return values
+    return torch.cat([values, values.new_zeros((missing, *values.shape[1:]))])
+
+
+# 16 bytes of 16-bit numbers.
+ALIGNED_COLUMNS = 8
+
+
+def product_dtype(contexts: Tensor, matrix: Tensor, bounded: bool = True) -> torch.dtype:
+    """Return the dtype in which the products of a block are computed.
+
+    It is that of the inputs, or of autocast where autocast is on; but float32 instead of float16
+    where the results would be float16 too, whose range does not hold scores of 1e5.
+
+    Args:
+        contexts: h.
+        matrix: W.
+        bounded: whether no gradient of a score is above 1, as ``gradient_sums.py``, Note [Half
+            precision] needs it in float16.
+    """
+    common = torch.promote_types(contexts.dtype, matrix.dtype)
+    # A product of two scalars shows what autocast does, for every device and version of torch.
+    probe = contexts.new_zeros(1, 1, dtype=common)
+    dtype = torch.mm(probe, probe).dtype
+    if dtype == torch.float16 and not (bounded and has_wide_products(dtype, contexts.device)):
+        return torch.float32
+    return dtype
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of sums and of all that is not a product: float64 or float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def check_sizes(contexts: Tensor, targets: Tensor, matrix: Tensor, bias: Optional[Tensor]) -> None:
+    """Refuse tensors whose shapes do not fit together.
+
+    Args:
+        contexts: h, shape (T, *, d).
+        targets: shape (T,).
+        matrix: W, shape (N, d).
+        bias: b, shape (N,).
+
+    Raises:
+        ConfigurationError: it names the shapes.
+    """
+    vocabulary, dim = matrix.shape
+    if contexts.size(-1) != dim:
+        raise ConfigurationError(
+            f"`contexts` of d = {dim} dimensions, like those of the table",
+            f"shape {tuple(contexts.shape)}",
+            "Give the output layer a table of its context dimension.",
+        )
+    if targets.dim() != 1 or targets.size(0) != contexts.size(0):
+        raise ConfigurationError(
+            f"one target for each of {contexts.size(0)} contexts",
+            f"`targets` of shape {tuple(targets.shape)}",
+            "Flatten contexts and targets alike.",
+        )
+    if bias is not None and bias.shape != (vocabulary,):
+        raise ConfigurationError(
+            f"a `bias` of shape ({vocabulary},)",
+            str(tuple(bias.shape)),
+            "Give one value for each word.",
+        )
+
+
+def aligned(contexts: Tensor, matrix: Tensor) -> Tuple[Tensor, Tensor]:
+    """Contexts and table with zero columns behind them, where a GPU's kernels need these.
+
+    Its kernels for 16-bit numbers read 16 bytes at a time, and a width such as the 410 of a
+    Transformer-XL sends the products to slower ones. Zeros change no product, and the gradients of
+    the added columns are cut off again.
+
+    Args:
+        contexts: h, shape (T, *, d).
+        matrix: W, shape (N, d).
+
+    Returns:
+        Shapes (T, *, d') and (N, d'), d' a multiple of 8; or the tensors themselves.
+    """
+    missing = -matrix.size(1) % ALIGNED_COLUMNS
+    if missing == 0 or not _wants_alignment(contexts, matrix):
+        return contexts, matrix
+    return F.pad(contexts, (0, missing)), F.pad(matrix, (0, missing))
+
+
+def _wants_alignment(contexts: Tensor, matrix: Tensor) -> bool:
+    return contexts.is_cuda and product_dtype(contexts, matrix) in (torch.float16, torch.bfloat16)
+
+
+class BlockScores:
+    """Computes the scores s = W h + b of one block of contexts after the other.
+
+    Args:
+        matrix: W, shape (N, d).
+        bias: b, shape (N,).
+        dtype: of the products, from :func:`product_dtype`.
+
+    Attributes:
+        table: W in the dtype of the products.
+        accumulation_dtype: of the scores.
+    """
+
+    def __init__(self, matrix: Tensor, bias: Optional[Tensor], dtype: torch.dtype) -> None:
+        self.table = matrix.to(dtype)
+        self.accumulation_dtype = accumulation_dtype(dtype)
+        self.bias = None if bias is None else bias.to(self.accumulation_dtype)
+
+    def rows(self, contexts: Tensor, size: int) -> Tensor:
+        """Return ``contexts``, shape (t, *, d), in the dtype of the products and ``size`` rows."""
+        return filled(contexts.to(self.table.dtype), size)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return the scores of ``rows``, shape (r, d), as a new tensor of shape (r, N)."""
+        scores = matmul_transposed(rows, self.table).to(self.accumulation_dtype)
+        if self.bias is not None:
+            scores += self.bias
+        return scores
+
+
+def softmax_(scores: Tensor) -> Tensor:
+    """Overwrite ``scores``, shape (*, N), by their softmax and return log sum exp, shape (*)."""
+    top = scores.amax(-1)
+    torch.softmax(scores, -1, out=scores)
+    # exp(top - log Z) is the largest probability, which is never below 1/N.
+    return top.sub_(scores.amax(-1).log_())
+
+
+# Gradients of contexts, table and bias that are summed over blocks of tokens.
+#
+# Note [Gradients in the forward pass]
+# ------------------------------------
+# The loss is a scalar, so the gradient of a block's scores is known as soon as its scores are, up
+# to
+# the one factor that arrives from above. Each block is multiplied out to the gradients of contexts,
+# table and bias at once and then discarded. This takes three matrix products for each block, where
+# recomputation in the backward pass would need four. What is kept between the passes has the size
+# of
+# the contexts and of the table. It is kept in float32 and is rounded to the dtype of the parameters
+# only after the factor from above is applied: under loss scaling that factor keeps float16
+# gradients
+# from vanishing.
+#
+# Note [Half precision]
+# ---------------------
+# The gradients of a block's scores are rounded to the dtype of the products. In float16 numbers
+# below
+# 6e-8 would vanish, and most probabilities are smaller. Where products of float16 have float32
+# results (``products.py``), the gradients are between -1 and 1, and are multiplied by 2^15
+# first, the largest power of two in the range of float16; the products are divided by it. What is
+# below 2e-12 vanishes.
+
+
+FLOAT16_SCALE = 2.0**15
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def outside_graphs(function: Function) -> Function:
+    """Let ``torch.compile`` break its graph at ``function``, which runs as it does without.
+
+    The losses by blocks choose their own kernels, look at numbers on the way, and hold as little
+    as they can; a compiler that unrolls their loops fails at the first and undoes the last.
+    """
+    is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None)
+    if is_compiling is None:  # torch before 2.1
+        return function
+    uncompiled = torch._disable_dynamo(function)  # imports the compiler when it is called
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return (uncompiled if is_compiling() else function)(*args, **kwargs)
+
+    return run  # type: ignore[return-value]
+
+
+class GradientSums:
+    """Sums of gradients in the accumulation dtype; ``None`` for those that are not needed.
+
+    Args:
+        contexts: shape (rows, d), one row for each softmax.
+        matrix: W, shape (N, d).
+        bias: b, shape (N,), or ``None``.
+        dtype: of the sums.
+        needed: which of the three gradients autograd asks for.
+        in_place: let the product add to the table's gradient, without a pass over the table for
+            each block. It is slower for blocks of many tokens.
+    """
+
+    def __init__(
+        self,
+        contexts: Tensor,
+        matrix: Tensor,
+        bias: Optional[Tensor],
+        dtype: torch.dtype,
+        needed: Tuple[bool, bool, bool],
+        in_place: bool = False,
+    ) -> None:
+        self.contexts, self.matrix, self.bias = (
+            None
+            if parameter is None or not needs
+            else torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
+            for parameter, needs in zip((contexts, matrix, bias), needed)
+        )
+        self.dtypes = (contexts.dtype, matrix.dtype, None if bias is None else bias.dtype)
+        self.in_place = in_place
+
+    def add_block(
+        self,
+        place: Union[slice, Tensor],
+        rows: Tensor,
+        probabilities: Tensor,
+        table: Tensor,
+        targets: Optional[Tensor] = None,
+        weights: Optional[Tensor] = None,
+        hits: Optional[Tensor] = None,
+        first_word: int = 0,
+    ) -> None:
+        """Add the gradients that follow from d loss / d s = weights * p - hits * [v = target].
+
+        The factors of each row are applied to tensors of d columns instead of N columns.
+
+        Args:
+            place: where the rows of the block belong in ``contexts``: a slice, if each row occurs
+                in one block only, or distinct indices. Rows of the block beyond its end are
+                padding and contribute zero; their gradients, weights and hits have to be zero.
+            rows: contexts of the block, shape (r, d), in the dtype of the products.
+            probabilities: p, shape (r, n); or, without ``weights``, the gradient of the scores. It
+                is overwritten.
+            table: rows of W for the n words, shape (n, d), in the dtype of the products.
+            targets: column of each row's target, shape (r,); given together with ``hits``.
+            weights: shape (r,).
+            hits: shape (r,).
+            first_word: index in W of the first column.
+        """
+        if self.contexts is None and self.matrix is None and self.bias is None:
+            return
+        dtype = probabilities.dtype
+        words = slice(first_word, first_word + table.size(0))
+        if self.bias is not None:
+            bias_sum = self.bias[words]
+            if weights is None:
+                bias_sum += probabilities.sum(0)
+            else:
+                bias_sum += torch.mv(probabilities.t(), weights)
+            if targets is not None and hits is not None:
+                bias_sum.index_add_(0, targets, -hits)
+        # See Note [Half precision].
+        scale = FLOAT16_SCALE if rows.dtype == torch.float16 else 1.0
+        if scale != 1.0:
+            probabilities.mul_(scale)
+        narrow = probabilities.to(rows.dtype)
+        if self.contexts is not None:
+            gradient = matmul_transposed(narrow, table.t()).to(dtype)  # [r, d]
+            if scale != 1.0:
+                gradient.div_(scale)
+            if weights is not None:
+                gradient.mul_(weights.unsqueeze(1))
+            if targets is not None and hits is not None:
+                gradient.addcmul_(table[targets].to(dtype), hits.unsqueeze(1), value=-1)
+            if isinstance(place, slice):
+                context_sum = self.contexts[place]
+                context_sum.copy_(gradient[: context_sum.size(0)])
+            else:
+                self.contexts.index_add_(0, place, gradient[: place.size(0)])
+        if self.matrix is not None:
+            weighted = rows
+            if weights is not None:
+                weighted = (rows.to(dtype) * weights.unsqueeze(1)).to(rows.dtype)
+            matrix_sum = self.matrix[words]  # [n, d]
+            add_matmul_transposed_(
+                matrix_sum, narrow.t(), weighted.t(), alpha=1 / scale, in_place=self.in_place
+            )
+            if targets is not None and hits is not None:
+                matrix_sum.index_add_(0, targets, rows.to(dtype) * -hits.unsqueeze(1))
+
+    def save(self, ctx: Any, *others: Tuple[Optional[Tensor], torch.dtype]) -> None:
+        """Keep the sums for the backward pass.
+
+        Args:
+            ctx: context of the autograd function.
+            others: further gradients to keep behind the three, each with the dtype of its input.
+        """
+        ctx.dtypes = (*self.dtypes, *(dtype for _, dtype in others))
+        ctx.save_for_backward(
+            self.contexts, self.matrix, self.bias, *(gradient for gradient, _ in others)
+        )
+
+
+def scaled_gradients(ctx: Any, factor: Tensor) -> Tuple[Optional[Tensor], ...]:
+    """Return the saved gradients times the factor from above, in the dtypes of their inputs."""
+    return tuple(
+        None if gradient is None else (gradient * factor).to(dtype)
+        for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes)
+    )
+
+
+def detached_without_grad(*inputs: Optional[Tensor]) -> Tuple[Any, ...]:
+    """Return ``inputs``, detached where gradients are disabled.
+
+    Under ``torch.no_grad`` autograd still reports ``needs_input_grad`` for tensors that could have
+    a gradient, and a loss that computes gradients in the forward pass would compute them in vain.
+    """
+    if torch.is_grad_enabled():
+        return inputs
+    return tuple(None if tensor is None else tensor.detach() for tensor in inputs)
+
+
+# Leaving out the tokens whose target is padding.
+#
+# To find them is the one point at which a loss has to wait for a GPU: the number of the others is
+# the shape of all that follows. A boolean mask would search, and wait, once for each tensor and
+# again for its gradient.
+
+
+class _DistinctRows(torch.autograd.Function):
+    """Rows of a tensor, each at most once, so that their gradients are copied and not added."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        ctx.shape = values.shape
+        return values.index_select(0, rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, None]:
+        (rows,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.shape).index_copy_(0, rows, grad), None
+
+
+def without_ignored(ignore_index: Optional[int], targets: Tensor, *values: Any) -> Tuple[Any, ...]:
+    """Return the targets that count, and the rows of ``values`` that belong to them.
+
+    Args:
+        ignore_index: target whose tokens are left out; ``None`` leaves out none.
+        targets: shape (T,).
+        values: tensors of shape (T, *), differentiable once, or ``None``, which stays ``None``.
+    """
+    if ignore_index is None:
+        return (targets, *values)
+    kept = targets.ne(ignore_index).nonzero().squeeze(1)
+    rows = (None if each is None else _DistinctRows.apply(each, kept) for each in values)
+    return (targets[kept], *rows)

@@ -1,0 +1,259 @@
+r"""Cross entropy of two passes over the same tokens, and how far their distributions differ.
+
+With p_1 and p_2 the softmax of W h_1 + b and W h_2 + b, L_1 and L_2 their label-smoothed cross
+entropies, and KL(p||q) = \sum_v p_v log(p_v / q_v), the loss of a token is
+
+    (L_1 + L_2) / 2 + weight (KL(p_1||p_2) + KL(p_2||p_1)) / 2          if symmetric,
+    L_1 + weight KL(p_1||p_2)                                           otherwise.
+
+The first form, with a weight of alpha / 2, is half of the objective of R-Drop: Liang et al.,
+NeurIPS 2021, https://arxiv.org/abs/2106.14448. The second form is SimCut: Gao et al., "Bi-SimCut",
+NAACL 2022, https://aclanthology.org/2022.naacl-main.289/. Both sides have gradients. The naive form
+is ``tests/reference/consistency.py``.
+
+Note [Gradients of a divergence]
+--------------------------------
+With r = log p_1 - log p_2, KL(p_1||p_2) weighted by f and KL(p_2||p_1) weighted by g,
+
+    d / d s_1 = p_1 (f (r - KL(p_1||p_2)) + g) - g p_2
+    d / d s_2 = p_2 (g (-r - KL(p_2||p_1)) + f) - f p_1,
+
+to which the cross entropy adds a multiple of p, a constant and an entry at the target. A block of
+tokens therefore needs one product for its scores and two for its gradients, as the cross entropy
+does alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Optional, Tuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.blocks import (
+    BlockScores,
+    GradientSums,
+    accumulation_dtype,
+    aligned,
+    check_sizes,
+    detached_without_grad,
+    filled,
+    outside_graphs,
+    product_dtype,
+    scaled_gradients,
+    token_blocks,
+    tokens_per_block,
+    without_ignored,
+)
+from spectral_fairseq.functional.softmax_loss import smoothing_weights
+
+
+class ConsistencyLoss(NamedTuple):
+    """The parts of the loss; see the module.
+
+    Attributes:
+        loss: what is differentiated.
+        likelihood: its first part, the label-smoothed cross entropy.
+        nll: the same without label smoothing.
+        divergence: the factor of the weight.
+    """
+
+    loss: Tensor
+    likelihood: Tensor
+    nll: Tensor
+    divergence: Tensor
+
+
+def _shares(symmetric: bool) -> Tuple[float, float]:
+    """Return the weights of the first and the second pass; they sum to 1."""
+    return (0.5, 0.5) if symmetric else (1.0, 0.0)
+
+
+def _never_predicted(bias: Optional[Tensor]) -> Optional[Tensor]:
+    """Return the words whose bias is minus infinity, shape (m,), or ``None`` if there are none.
+
+    Neither pass predicts them, and 0 log(0 / 0) is 0.
+    """
+    if bias is None:
+        return None
+    words = bias.eq(-math.inf).nonzero().squeeze(1)
+    return words if words.numel() else None
+
+
+class _ConsistencyCrossEntropy(torch.autograd.Function):
+    """The sums of :class:`ConsistencyLoss`, with gradients of the first one only.
+
+    See ``gradient_sums.py``, Note [Gradients in the forward pass].
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        contexts: Tensor,
+        targets: Tensor,
+        matrix: Tensor,
+        bias: Optional[Tensor],
+        weight: float,
+        symmetric: bool,
+        label_smoothing: float,
+        block_elements: Optional[int],
+    ) -> Tuple[Tensor, ...]:
+        tokens, vocabulary = contexts.size(0), matrix.size(0)
+        target_weight, uniform = smoothing_weights(label_smoothing, vocabulary)
+        dtype = product_dtype(contexts, matrix, bounded=False)
+        sum_dtype = accumulation_dtype(dtype)
+        needed = tuple(ctx.needs_input_grad[i] for i in (0, 2, 3))
+        shares = _shares(symmetric)
+        likelihood, nll, divergence = (contexts.new_zeros((), dtype=sum_dtype) for _ in range(3))
+        sums = GradientSums(contexts.flatten(0, 1), matrix, bias, sum_dtype, needed)
+        block = tokens_per_block(2 * vocabulary, contexts.device, block_elements)
+        with torch.autocast(contexts.device.type, enabled=False):
+            block_scores = BlockScores(matrix, bias, dtype)
+            never = _never_predicted(block_scores.bias)
+            for part, size in token_blocks(tokens, block):
+                counted = part.stop - part.start  # the rows behind these only fill the block up
+                rows = block_scores.rows(contexts[part], size).flatten(0, 1)  # [2b, d]
+                target = filled(targets[part], size).view(-1, 1, 1).expand(-1, 2, 1)  # [b, 2, 1]
+                log_p = torch.log_softmax(block_scores(rows), -1).view(size, 2, -1)  # [b, 2, N]
+                p = log_p.exp()
+                log_ratio = log_p[:, 0] - log_p[:, 1]  # [b, N]
+                if never is not None:
+                    log_ratio[:, never] = 0.0
+                kl = torch.einsum("bkn,bn->bk", p, log_ratio)
+                kl[:, 1].neg_()  # [b, 2], KL(p_1||p_2) and KL(p_2||p_1)
+                hits = log_p.gather(2, target).squeeze(2)[:counted].sum(0)  # [2]
+                totals = log_p[:counted].sum((0, 2)) if uniform else torch.zeros_like(hits)
+                for own, share in enumerate(shares):
+                    if share == 0:  # times an infinite loss is no number
+                        continue
+                    nll -= share * hits[own]
+                    likelihood -= share * (target_weight * hits[own] + uniform * totals[own])
+                    divergence += share * kl[:counted, own].sum()
+                if not any(needed):
+                    continue
+                gradient = log_p  # overwritten; see Note [Gradients of a divergence]
+                for own, sign in ((0, 1.0), (1, -1.0)):
+                    forward, backward = weight * shares[own], weight * shares[1 - own]
+                    factor = shares[own] * (target_weight + vocabulary * uniform)
+                    own_gradient = torch.mul(log_ratio, sign * forward, out=gradient[:, own])
+                    own_gradient += (backward + factor - forward * kl[:, own]).unsqueeze(1)
+                    own_gradient *= p[:, own]
+                    own_gradient.sub_(p[:, 1 - own], alpha=backward)
+                    own_gradient -= shares[own] * uniform
+                hit = [gradient.new_full((size, 1, 1), -target_weight * share) for share in shares]
+                gradient.scatter_add_(2, target, torch.cat(hit, 1))
+                gradient[counted:] = 0
+                place = slice(2 * part.start, 2 * part.stop)
+                sums.add_block(place, rows, gradient.flatten(0, 1), block_scores.table)
+        sums.save(ctx)
+        ctx.shape = contexts.shape
+        ctx.mark_non_differentiable(likelihood, nll, divergence)
+        return likelihood + weight * divergence, likelihood, nll, divergence
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Tuple[Optional[Tensor], ...]:
+        contexts, matrix, bias = scaled_gradients(ctx, grad)
+        if contexts is not None:
+            contexts = contexts.view(ctx.shape)
+        return contexts, None, matrix, bias, None, None, None, None
+
+
+@outside_graphs
+def consistency_cross_entropy(
+    contexts: Tensor,
+    targets: Tensor,
+    matrix: Tensor,
+    bias: Optional[Tensor] = None,
+    *,
+    weight: float,
+    symmetric: bool,
+    label_smoothing: float = 0.0,
+    ignore_index: Optional[int] = None,
+    block_elements: Optional[int] = None,
+) -> ConsistencyLoss:
+    """Return the loss of two passes, summed over tokens, from blocks of scores.
+
+    Args:
+        contexts: h_1 and h_2 of each token, shape (T, 2, d).
+        targets: shape (T,).
+        matrix: W, shape (N, d).
+        bias: b, shape (N,).
+        weight: of the divergence.
+        symmetric: which of the two forms; see the module.
+        label_smoothing: eps in [0, 1).
+        ignore_index: target whose tokens contribute zero.
+        block_elements: number of scores held at a time; ``None`` is
+            ``token_blocks.elements_for`` the device.
+
+    Returns:
+        Scalars in float32 (float64 for float64 input), in nats. Only ``loss`` has a gradient, and
+        only a first one.
+
+    Raises:
+        ConfigurationError: shapes that do not fit together, or eps outside its range.
+    """
+    check_sizes(contexts, targets, matrix, bias)
+    if contexts.dim() != 3 or contexts.size(1) != 2:
+        raise ConfigurationError(
+            "`contexts` of shape (T, 2, d), two for each token",
+            str(tuple(contexts.shape)),
+            "Stack the hidden states of the two passes.",
+        )
+    targets, contexts = without_ignored(ignore_index, targets, contexts)
+    contexts, matrix = aligned(contexts, matrix)
+    contexts, matrix, bias = detached_without_grad(contexts, matrix, bias)
+    return ConsistencyLoss(
+        *_ConsistencyCrossEntropy.apply(
+            contexts, targets, matrix, bias, weight, symmetric, label_smoothing, block_elements
+        )
+    )
+
+
+def dense_consistency(
+    log_probabilities: Tensor,
+    targets: Tensor,
+    *,
+    weight: float,
+    symmetric: bool,
+    label_smoothing: float = 0.0,
+    ignore_index: Optional[int] = None,
+) -> ConsistencyLoss:
+    """Return the loss of two passes for every token, for distributions of any kind.
+
+    Args:
+        log_probabilities: log p_1 and log p_2, shape (T, 2, N).
+        targets: shape (T,).
+        weight: of the divergence.
+        symmetric: which of the two forms; see the module.
+        label_smoothing: eps in [0, 1).
+        ignore_index: target whose tokens contribute zero.
+
+    Returns:
+        Tensors of shape (T,), all differentiable.
+    """
+    target_weight, uniform = smoothing_weights(label_smoothing, log_probabilities.size(-1))
+    index = targets.view(-1, 1, 1).expand(-1, 2, 1)
+    nlls = -log_probabilities.gather(2, index).squeeze(2)  # [T, 2]
+    likelihoods = target_weight * nlls
+    if uniform:
+        likelihoods = likelihoods - uniform * log_probabilities.sum(-1)
+    first, second = log_probabilities.unbind(1)  # [T, N] each
+    # A word that neither pass predicts adds nothing, as 0 log(0 / 0) is 0.
+    neither = first.eq(-math.inf) & second.eq(-math.inf)
+    ratio = (first - second).masked_fill(neither, 0.0)
+    kl = torch.stack([(first.exp() * ratio).sum(-1), -(second.exp() * ratio).sum(-1)], 1)  # [T, 2]
+    shares = _shares(symmetric)
+    # A share of 0 times an infinite loss is no number.
+    parts = [
+        torch.stack([each[:, own] * share for own, share in enumerate(shares) if share]).sum(0)
+        for each in (likelihoods, nlls, kl)
+    ]
+    if ignore_index is not None:
+        ignored = targets.eq(ignore_index)
+        parts = [each.masked_fill(ignored, 0.0) for each in parts]
+    likelihood, nll, divergence = parts
+    return ConsistencyLoss(likelihood + weight * divergence, likelihood, nll, divergence)

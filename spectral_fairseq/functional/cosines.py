@@ -1,0 +1,256 @@
+"""The mean cosine between different words, the measure of representation degeneration.
+
+Gao, He, Tan, Qin, Wang, Liu: "Representation Degeneration Problem in Training Natural Language
+Generation Models", ICLR 2019, https://openreview.net/forum?id=SkEYojRqtm. With u_i = (w_i - c) /
+||w_i - c||, where c is zero or the mean of the rows, over the N words of a group:
+
+    mean cosine = (||sum_i u_i||^2 - sum_i ||u_i||^2) / (N (N - 1))
+
+A vector that is added to all rows of an output table changes no probability, but it changes the
+cosines. Those of the centred rows are what the likelihood can see.
+"""
+
+from __future__ import annotations
+
+from typing import List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from spectral_fairseq.errors import DataError
+from spectral_fairseq.functional.products import (
+    BLOCK_ROWS,
+    SMALLEST_NORM,
+    cached_rows,
+    checked_table,
+    row_blocks,
+    unit_rows,
+)
+
+
+@torch.no_grad()
+def mean_cosine(
+    matrix: Tensor, excluded: Optional[Tensor] = None, *, centre: Optional[Tensor] = None
+) -> float:
+    """Return the mean cosine over the N (N - 1) ordered pairs of different rows.
+
+    The cosines of a zero row are taken as 0. The penalty of
+    :mod:`spectral_fairseq.functional.row_penalties` divides the same sum by N^2.
+
+    Args:
+        matrix: W, shape (n, d).
+        excluded: distinct indices of the rows to leave out (padding and the like), shape (m,);
+            N = n - m >= 2.
+        centre: c, shape (d,), which is subtracted from every row; nothing if not given.
+
+    Raises:
+        DataError: fewer than two rows remain.
+    """
+    matrix = checked_table(matrix)
+    count = matrix.size(0) - (0 if excluded is None else excluded.numel())
+    if count < 2:
+        raise DataError(
+            "at least two rows for a mean cosine",
+            f"{count}",
+            "Pass the whole embedding matrix.",
+        )
+    group = torch.zeros(matrix.size(0), dtype=torch.long, device=matrix.device)
+    if excluded is not None:
+        group[excluded] = 1
+    return mean_cosines(matrix, group, 2, centre=centre)[0]
+
+
+@torch.no_grad()
+def mean_cosines(
+    matrix: Tensor,
+    group: Tensor,
+    groups: int,
+    *,
+    centre: Optional[Tensor] = None,
+    block_rows: Optional[int] = None,
+) -> List[float]:
+    """Return the mean cosine between different rows of the same group, for each group.
+
+    The rows are read once, block by block.
+
+    Args:
+        matrix: W, shape (n, d), of any floating dtype.
+        group: of each row, from 0 to ``groups`` - 1, shape (n,).
+        groups: their number.
+        centre: c, shape (d,), which is subtracted from every row; nothing if not given.
+        block_rows: rows that are converted at a time; as many as stay in the cache if not given.
+
+    Returns:
+        One number for each group; NaN for a group of fewer than two rows.
+
+    Raises:
+        DataError: ``matrix`` is not a table.
+    """
+    matrix = checked_table(matrix)
+    dtype = torch.float64 if matrix.dtype == torch.float64 else torch.float32
+    total = matrix.new_zeros((groups, matrix.size(1)), dtype=torch.float64)
+    with_direction = total.new_zeros(groups)  # rows that are not zero
+    block_rows = block_rows or cached_rows(matrix.size(1))
+    shift = None if centre is None else centre.to(dtype)
+    for block, part in zip(row_blocks(matrix, block_rows, dtype), group.split(block_rows)):
+        moved = block if shift is None else block - shift  # [b, d]
+        norms = torch.linalg.vector_norm(moved, dim=1)  # [b]
+        has_direction = norms > SMALLEST_NORM
+        inverse = torch.where(has_direction, 1 / norms, torch.zeros_like(norms))
+        # One product adds the unit vectors of each group, without storing them.
+        weights = inverse.new_zeros(groups, len(part)).scatter_(0, part[None], inverse[None])
+        total += weights @ moved
+        with_direction.index_add_(0, part, has_direction.double())
+    count = group.bincount(minlength=groups).double()
+    mean = (total.square().sum(1) - with_direction) / (count * (count - 1))
+    return torch.where(count > 1, mean, torch.full_like(mean, float("nan"))).tolist()
+
+
+# The distribution of the cosines between different words.
+#
+# Their mean over all words takes only time O(N d) (``mean_cosine.py``). The distribution needs all
+# N^2 pairs, so callers pass a sample of the words of a large table.
+
+
+@torch.no_grad()
+def cosine_histogram(
+    matrix: Tensor, bins: int = 200, *, block_rows: int = 1024
+) -> Tuple[List[float], List[int]]:
+    """Count the cosines of all unordered pairs of different rows in ``bins`` equal bins of [-1, 1].
+
+    Args:
+        matrix: W, shape (N, d), N >= 2. The cosines of a zero row are taken as 0.
+        bins: number of bins.
+        block_rows: number of rows that are multiplied with all others at a time.
+
+    Returns:
+        The bins + 1 edges, and the counts, which add up to N (N - 1) / 2.
+
+    Raises:
+        DataError: fewer than two rows.
+    """
+    if matrix.size(0) < 2:
+        raise DataError(
+            "at least two rows for a distribution of cosines",
+            str(matrix.size(0)),
+            "Pass the whole table.",
+        )
+    units = unit_rows(matrix)
+    # torch.histc counts in float32, which is exact up to 2^24 pairs in one call.
+    block_rows = min(block_rows, max(2**24 // units.size(0), 1))
+    counts = torch.zeros(bins, dtype=torch.float64)
+    for start in range(0, units.size(0), block_rows):
+        block = units[start : start + block_rows]  # [b, d]
+        products = (block @ units[start:].t()).clamp_(-1, 1)  # [b, N - start]
+        # Each pair once, and no row with itself.
+        above = torch.ones_like(products, dtype=torch.bool).triu_(1)
+        counts += torch.histc(products[above].float(), bins, -1, 1).double().cpu()
+    edges = torch.linspace(-1, 1, bins + 1, dtype=torch.float64)
+    return edges.tolist(), [int(count) for count in counts.tolist()]
+
+
+def histogram_quantiles(
+    edges: Sequence[float], counts: Sequence[int], shares: Sequence[float]
+) -> List[float]:
+    """Return quantiles of a histogram, interpolated linearly within its bins.
+
+    Args:
+        edges: the bins + 1 edges, increasing.
+        counts: one for each bin, not all zero.
+        shares: the share of the mass below each quantile, between 0 and 1.
+    """
+    below = torch.tensor([0, *counts], dtype=torch.float64).cumsum(0)
+    below /= below[-1].clone()
+    wanted = []
+    for share in shares:
+        at = int(torch.searchsorted(below, torch.tensor(share, dtype=torch.float64)))
+        at = min(max(at, 1), len(counts))
+        width = float(below[at] - below[at - 1])
+        part = (share - float(below[at - 1])) / width if width > 0 else 0.0
+        wanted.append(edges[at - 1] + part * (edges[at] - edges[at - 1]))
+    return wanted
+
+
+def positive_share(edges: Sequence[float], counts: Sequence[int]) -> float:
+    """Return the share of the pairs whose cosine is not negative.
+
+    Gao et al., ICLR 2019, https://openreview.net/forum?id=SkEYojRqtm, section 3: "positive for
+    almost all cases" in a degenerate table. It is one half in a random table.
+
+    Args:
+        edges: of the bins, increasing, with 0 among them.
+        counts: one for each bin, not all zero.
+    """
+    return sum(count for edge, count in zip(edges, counts) if edge > -1e-9) / sum(counts)
+
+
+# The mean cosine between the two vectors that a word has in two tables, such as input and output.
+#
+#     1/N sum_i <a_i - mean(a), b_i - mean(b)> / (||a_i - mean(a)|| ||b_i - mean(b)||)
+#
+# It is 0 for tables that have nothing to do with each other, 1 for tied ones, and depends on the
+# coordinates, unlike the measures of ``table_drift.py``.
+
+
+@torch.no_grad()
+def paired_cosine(left: Tensor, right: Tensor, *, block_rows: int = BLOCK_ROWS) -> float:
+    """Return the mean over the rows; the cosine of a zero row is taken as 0.
+
+    Args:
+        left: a, shape (N, d).
+        right: b, shape (N, d).
+        block_rows: rows that are converted at a time.
+
+    Raises:
+        DataError: different shapes.
+    """
+    left, right = checked_table(left), checked_table(right)
+    if left.shape != right.shape:
+        raise DataError(
+            "two tables of one shape",
+            f"{tuple(left.shape)}, {tuple(right.shape)}",
+            "Choose others.",
+        )
+    means = [
+        sum(block.double().sum(0) for block in table.split(block_rows)) / len(table)
+        for table in (left, right)
+    ]
+    total = 0.0
+    for one, other in zip(left.split(block_rows), right.split(block_rows)):
+        units = [unit_rows(b.double() - m) for b, m in zip((one, other), means)]
+        total += float((units[0] * units[1]).sum())
+    return total / len(left)
+
+
+# Nearest neighbours of words by cosine.
+
+
+@torch.no_grad()
+def nearest_neighbours(
+    matrix: Tensor, rows: Tensor, count: int, *, block_rows: int = 16384
+) -> Tuple[Tensor, Tensor]:
+    """Return the rows that have the greatest cosines with each of ``rows``, except itself.
+
+    Args:
+        matrix: W, shape (N, d).
+        rows: indices, shape (q,).
+        count: number of neighbours of each, at most N - 1.
+        block_rows: number of rows that are compared at a time.
+
+    Returns:
+        Cosines and indices, each of shape (q, min(count, N - 1)), nearest first.
+    """
+    queries = unit_rows(matrix[rows])  # [q, d]
+    count = min(count, matrix.size(0) - 1)
+    cosines = queries.new_empty((len(rows), 0))
+    found = rows.new_empty((len(rows), 0))
+    for start in range(0, matrix.size(0), block_rows):
+        block = unit_rows(matrix[start : start + block_rows])  # [b, d]
+        index = torch.arange(start, start + len(block), device=rows.device)
+        products = queries @ block.t()  # [q, b]
+        products.masked_fill_(rows.unsqueeze(1) == index, float("-inf"))
+        cosines = torch.cat([cosines, products], 1)
+        found = torch.cat([found, index.expand(len(rows), -1)], 1)
+        cosines, at = cosines.topk(min(count, cosines.size(1)), dim=1)
+        found = found.gather(1, at)
+    return cosines, found

@@ -1,0 +1,401 @@
+"""Isotropy of a table by its partition function: Z(a), I1 and I2.
+
+Wang, Huang, Huang, Hu, Wang, Gu, ICLR 2020, section 5.1, https://openreview.net/forum?id=ByxY8CNtvr,
+after Arora, Li, Liang, Ma, Risteski, TACL 2016, https://aclanthology.org/Q16-1028/, and Mu,
+Viswanath, ICLR 2018, https://openreview.net/forum?id=HkuGJ3kCb:
+
+    Z(a) = sum_i exp(<w_i, a>),   a in E, the eigenvectors of W'W
+    I1 = min_E Z / max_E Z,       I2 = sqrt(sum_E (Z - mean Z)^2 / |E|) / mean Z
+
+I1 = 1 and I2 = 0 for a perfectly isotropic table.
+
+Note [Sign and scale of I1 and I2]
+----------------------------------
+The sign of an eigenvector is arbitrary, Z(a) and Z(-a) differ, and Z grows with the length of the
+rows: without a convention I1 and I2 are not defined. This package uses:
+
+* Sign: E holds both a and -a, 2d directions, so that nothing depends on the eigensolver.
+* Scale: W as it is, as in the paper. A table at half the scale has a larger I1, so only tables of
+  similar row length can be compared; the other natural choice is ``scale = 1 / rms_row_norm(W)``.
+
+:func:`log_partition` returns the two signs as two rows, the first along the mean of the rows. The
+other sign convention, one direction for each eigenvector, uses the first row alone. A repeated
+eigenvalue leaves its eigenvectors undetermined within their plane; the definition has that gap.
+
+The caller leaves out rows that stand for no word (padding, ``madeupword``). These are measures,
+not penalties: they are computed in float64 over blocks of rows, so that no second copy of a large
+table is made, and they have no gradient.
+
+Note [Z in float32]
+-------------------
+:func:`log_partitions` can form its products and exponentials in float32, four times as fast, and
+sum the blocks in float64. The rounding of an exponent is at most ||w_i|| eps, has either sign and
+averages out over the rows: with rows no longer than :data:`NARROW_ROW_NORM`, I1 and I2 keep five
+digits in the worst case and usually seven. This is meant for samples, whose own scatter is far
+larger. The eigenvectors stay float64, because small errors can turn them within a plane of close
+eigenvalues.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from spectral_fairseq.errors import DataError
+from spectral_fairseq.functional.cosines import nearest_neighbours
+from spectral_fairseq.functional.products import (
+    BLOCK_ROWS,
+    ProgressCallback,
+    cached_rows,
+    checked_table,
+    ignore_progress,
+    matmul_transposed,
+    row_blocks,
+    sample_rows,
+)
+from spectral_fairseq.functional.spectra import require_finite
+
+# Rows up to this norm may be measured by Note [Z in float32].
+NARROW_ROW_NORM = 64.0
+# The exponential of this number, its inverse, and sums of either over a block are far from the
+# limits of the dtype.
+_SAFE_EXPONENT = {torch.float64: 300.0, torch.float32: 70.0}
+
+
+@torch.no_grad()
+def log_partition(
+    matrix: Tensor, directions: Tensor, *, scale: float = 1.0, block_rows: int = BLOCK_ROWS
+) -> Tensor:
+    """Return log Z(a) and log Z(-a) for each direction, in logarithms to avoid overflow.
+
+    Args:
+        matrix: W, shape (N, d).
+        directions: a, unit vectors as columns, shape (d, m), such as V of
+            :func:`~spectral_fairseq.functional.spectra.right_singular_system`.
+        scale: factor on W; see Note [Sign and scale of I1 and I2].
+        block_rows: number of rows that are converted to float64 at a time.
+
+    Returns:
+        Shape (2, m), float64. Row 0 belongs to the sign of each direction for which
+        sum_i <w_i, a> >= 0, row 1 to the opposite sign.
+
+    Raises:
+        DataError: ``matrix`` is not a table.
+    """
+    return log_partitions(matrix, directions, (scale,), block_rows=block_rows)[0]
+
+
+@torch.no_grad()
+def log_partitions(
+    matrix: Tensor,
+    directions: Tensor,
+    scales: Sequence[float],
+    *,
+    block_rows: int = BLOCK_ROWS,
+    dtype: torch.dtype = torch.float64,
+    progress: ProgressCallback = ignore_progress,
+) -> Tensor:
+    """Return :func:`log_partition` at several scales of W, from one product with the directions.
+
+    Args:
+        matrix: W, shape (N, d).
+        directions: unit vectors as columns, shape (d, m).
+        scales: s factors on W.
+        block_rows: number of rows that are converted to ``dtype`` at a time.
+        dtype: of products and exponentials, float64 or float32; see Note [Z in float32].
+        progress: called after each block with its number of rows.
+
+    Returns:
+        Shape (s, 2, m), float64, with the rows of :func:`log_partition`.
+
+    Raises:
+        DataError: ``matrix`` is not a table.
+    """
+    matrix = checked_table(matrix)
+    axes = directions.to(dtype).t().contiguous()  # [m, d]
+    total = axes.new_zeros(axes.size(0), dtype=torch.float64)  # [m], sum_i <w_i, a>
+    log_z = total.new_full((len(scales), 2, axes.size(0)), float("-inf"))
+    part_rows = min(cached_rows(axes.size(0)), block_rows)
+    powers = axes.new_empty((part_rows, axes.size(0)))
+    sums = total.new_empty((len(scales), 2, axes.size(0)))
+    for block in row_blocks(matrix, block_rows, dtype):
+        products = matmul_transposed(block, axes)  # [b, m]
+        largest = max(float(bound.abs()) for bound in torch.aminmax(products))
+        safe = [largest * abs(scale) < _SAFE_EXPONENT[dtype] for scale in scales]
+        sums.zero_()
+        for part in products.split(part_rows):
+            total += part.sum(0)
+            for both, scale, is_safe in zip(sums, scales, safe):
+                if is_safe:  # both signs from one exponential
+                    z = torch.mul(part, scale, out=powers[: len(part)]).exp_()  # [p, m]
+                    both[0] += z.sum(0)
+                    both[1] += z.reciprocal_().sum(0)
+        for found, both, scale, is_safe in zip(log_z, sums, scales, safe):
+            if is_safe:
+                both.log_()
+            else:
+                scaled = scale * products.double()
+                both = torch.stack([torch.logsumexp(scaled, 0), torch.logsumexp(-scaled, 0)])
+            torch.logaddexp(found, both, out=found)
+        progress(block.size(0))
+    return torch.where(total >= 0, log_z, log_z.flip(1))
+
+
+def centred_log_partition(log_z: Tensor, mean: Tensor, directions: Tensor, scale: float) -> Tensor:
+    """Return :func:`log_partition` of the rows minus their mean, without another pass over them.
+
+    Z of the centred rows is Z(a) exp(-<mean, a>).
+
+    Args:
+        log_z: of :func:`log_partition` for W as it is, shape (2, m).
+        mean: of the rows of W, shape (d,).
+        directions: the same unit vectors, shape (d, m).
+        scale: the same factor on W.
+    """
+    along = scale * (mean.double() @ directions.double()).abs()  # [m], of the sign in row 0
+    return log_z - torch.stack([along, -along])
+
+
+def isotropy_i1(log_z: Tensor) -> Tensor:
+    """Return I1 = min Z / max Z over all entries of ``log_z`` (any shape), a scalar in [0, 1]."""
+    return (log_z.min() - log_z.max()).exp()
+
+
+def isotropy_i2(log_z: Tensor) -> Tensor:
+    """Return I2 = std Z / mean Z over all entries of ``log_z`` (any shape), a scalar.
+
+    The variance is divided by the number of entries, |E|.
+    """
+    z = (log_z - log_z.max()).exp()  # the common factor cancels in the ratio
+    return z.std(unbiased=False) / z.mean()
+
+
+# log Z of a very large table from a part of its rows, to a stated accuracy.
+#
+# Z(a) / N is a mean over the rows. Its expansion to the second order needs the mean m of the rows
+# and the length |Wa| alone:
+#
+#     Z(a) / N = 1 + <m, a> + |Wa|^2 / 2N + mean_i r(<w_i, a>),    r(x) = exp(x) - 1 - x - x^2 / 2.
+#
+# The remainder r is small and varies little wherever no direction dominates, so that a part of the
+# rows determines its mean: the longest rows, each of which may matter by itself, and a random
+# sample of the others. Directions in which the standard error of log Z is above :data:`TOLERANCE`
+# are computed from all rows after all.
+
+
+SAMPLED_ROWS = 1 << 15
+TOLERANCE = 1e-6
+# One core does so many in some ten seconds in float32.
+_CHEAP_PRODUCTS = 1 << 39
+
+
+class RowMoments(NamedTuple):
+    """What is known of all rows of W.
+
+    Attributes:
+        mean: m, shape (d,).
+        lengths: |Wa| of each direction, shape (k,).
+        norms: of the rows, shape (N,).
+    """
+
+    mean: Tensor
+    lengths: Tensor
+    norms: Tensor
+
+
+def is_worth_sampling(rows: int, dim: int) -> bool:
+    """Whether reading all rows of a table of this shape, for d directions, would take long."""
+    return rows >= 2 * SAMPLED_ROWS and rows * dim * dim > _CHEAP_PRODUCTS
+
+
+@torch.no_grad()
+def sampled_log_partitions(
+    matrix: Tensor,
+    directions: Tensor,
+    scales: Sequence[float],
+    moments: RowMoments,
+    *,
+    rows: int = SAMPLED_ROWS,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    progress: ProgressCallback = ignore_progress,
+) -> Tensor:
+    """Return :func:`~.partition_function.log_partitions`, of which most is estimated.
+
+    Args:
+        matrix: W, shape (N, d).
+        directions: unit vectors as columns, shape (d, k).
+        scales: s factors on W.
+        moments: of W.
+        rows: that are read for the estimate, at least 8 and fewer than N.
+        seed: of the sample.
+        dtype: of the products, and of the exponentials of directions that need all rows.
+        progress: called after each block with the share of N that it stands for.
+
+    Returns:
+        Shape (s, 2, k), float64, with the rows of :func:`~.partition_function.log_partition`.
+
+    Raises:
+        DataError: ``matrix`` is not a table.
+    """
+    matrix = checked_table(matrix)
+    count = matrix.size(0)
+    longest = moments.norms.topk(rows // 4).indices
+    is_other = longest.new_ones(count, dtype=torch.bool)
+    is_other[longest] = False
+    others = is_other.nonzero().squeeze(1)
+    drawn = others[sample_rows(len(others), rows - len(longest), seed)]
+    axes = directions.to(dtype).t().contiguous()  # [k, d]
+
+    def step(done: int) -> None:
+        progress(done * count // rows)
+
+    exact, _ = _remainder_sums(matrix[longest], axes, scales, step)
+    total, squares = _remainder_sums(matrix[drawn], axes, scales, step)
+    estimate = total / len(drawn)
+    variance = (squares / len(drawn) - estimate.square()).clamp(min=0)
+    share = len(others) / count
+    error = share * (variance / (len(drawn) - 1)).sqrt()
+
+    scale = axes.new_tensor(scales, dtype=torch.float64).view(-1, 1, 1)
+    along = moments.mean.double() @ directions.double()  # [k]
+    first = scale * torch.stack([along, -along])  # [s, 2, k]
+    second = (scale * moments.lengths).square() / (2 * count)
+    z = 1 + first + second + exact / count + share * estimate
+    log_z = z.log() + math.log(count)
+    log_z = torch.where(along >= 0, log_z, log_z.flip(1))
+    # Written so that what is not a number counts as inexact.
+    inexact = ~(error <= TOLERANCE * z).all(0).all(0)
+    if inexact.any():
+        log_z[..., inexact] = log_partitions(matrix, directions[:, inexact], scales, dtype=dtype)
+    return log_z
+
+
+def _remainder_sums(
+    matrix: Tensor, axes: Tensor, scales: Sequence[float], progress: ProgressCallback
+) -> Tuple[Tensor, Tensor]:
+    """Sums over the rows of r and of its square, for either sign; each of shape (s, 2, k)."""
+    sums = axes.new_zeros((len(scales), 2, axes.size(0)), dtype=torch.float64)
+    squares = torch.zeros_like(sums)
+    for block in row_blocks(matrix, dtype=axes.dtype):
+        for part in matmul_transposed(block, axes).split(cached_rows(axes.size(0))):
+            for index, scale in enumerate(scales):
+                x = part.double() * scale  # [p, k]
+                power = x.exp()
+                even = x.square().mul_(0.5).add_(1)
+                for sign, z in enumerate((power, power.reciprocal())):
+                    r = z.sub_(even).add_(x, alpha=2 * sign - 1)
+                    sums[index, sign] += r.sum(0)
+                    squares[index, sign] += r.square_().sum(0)
+        progress(block.size(0))
+    return sums, squares
+
+
+# IsoScore: how uniformly a cloud of points uses the dimensions of its space.
+#
+# Rudman, Gillman, Rayne, Eickhoff: "IsoScore: Measuring the Uniformity of Embedding Space
+# Utilization", Findings of ACL 2022, https://aclanthology.org/2022.findings-acl.262/, section 4.
+# With lambda the n eigenvalues of the covariance:
+#
+#     lambda^ = sqrt(n) lambda / ||lambda||              normalised
+#     delta   = ||lambda^ - 1|| / sqrt(2 (n - sqrt n))   isotropy defect, 0 to 1
+#     phi     = (n - delta^2 (n - sqrt n))^2 / n^2       share of dimensions in use, 1/n to 1
+#     score   = (n phi - 1) / (n - 1)
+#
+# The score is 1 for a covariance that is a multiple of the identity and 0 where one direction has
+# all the variance. It depends neither on rotation nor on scale. Because the mean is subtracted, a
+# narrow cone far from the origin can still score high; the mean cosine shows that case.
+
+
+def covariance_from_gram(gram: Tensor, row_sum: Tensor, count: int) -> Tensor:
+    """Return the sample covariance (W'W - N mu mu') / (N - 1), without a pass over the rows.
+
+    Args:
+        gram: W'W, shape (d, d).
+        row_sum: sum_i w_i = N mu, shape (d,).
+        count: N, at least 2.
+
+    Returns:
+        Shape (d, d), float64.
+
+    Raises:
+        DataError: fewer than two rows.
+    """
+    if count < 2:
+        raise DataError("at least two rows for a covariance", str(count), "Pass the whole table.")
+    mean = row_sum.double() / count
+    return (gram.double() - count * torch.outer(mean, mean)) / (count - 1)
+
+
+def isoscore(covariance: Tensor) -> float:
+    """Return the score of a cloud of points with this covariance.
+
+    Args:
+        covariance: shape (n, n), n >= 2.
+
+    Returns:
+        Between 0 and 1; 0 where all points coincide.
+
+    Raises:
+        DataError: fewer than two dimensions, or an entry that is infinite or not a number.
+    """
+    dim = covariance.size(0)
+    if dim < 2:
+        raise DataError("points of at least two dimensions for IsoScore", str(dim), "Leave it out.")
+    require_finite(covariance)
+    return isoscore_of_variances(torch.linalg.eigvalsh(covariance.double()).clamp(min=0))
+
+
+def isoscore_of_variances(values: Tensor) -> float:
+    """Return the score from the eigenvalues of the covariance, shape (n,), n >= 2, all >= 0."""
+    dim = values.numel()
+    length = float(values.norm())
+    if length == 0:
+        return 0.0
+    root = dim**0.5
+    squared_defect = float((root * values / length - 1).square().sum()) / (2 * (dim - root))
+    used = (dim - squared_defect * (dim - root)) ** 2 / dim**2
+    return min(max((dim * used - 1) / (dim - 1), 0.0), 1.0)
+
+
+# Hubness: whether a few words are among the nearest neighbours of very many others.
+#
+# Radovanovic, Nanopoulos, Ivanovic: "Hubs in Space: Popular Nearest Neighbors in High-Dimensional
+# Data", JMLR 11, 2010, https://jmlr.org/papers/v11/radovanovic10a.html. With N_k(i) the number of
+# words that have word i among their k nearest neighbours by cosine:
+#
+#     hubness = E[(N_k - k)^3] / std(N_k)^3
+#
+# the skewness of the k-occurrences, whose mean is k. It is positive for random vectors too, and
+# grows with d, so it is compared with that of a random table. All pairs are needed: callers pass a
+# sample.
+
+
+NEIGHBOURS = 10
+_QUERIES = 1024  # each takes some 16,000 products at a time
+
+
+@torch.no_grad()
+def hubness(matrix: Tensor, neighbours: int = NEIGHBOURS) -> float:
+    """Return the skewness of the k-occurrences; 0 where all words occur equally often.
+
+    Args:
+        matrix: a sample of the rows of W, shape (n, d).
+        neighbours: k; n - 1 in a smaller table.
+
+    Raises:
+        DataError: fewer than two rows.
+    """
+    count = matrix.size(0)
+    if count < 2:
+        raise DataError("at least two rows for hubness", str(count), "Pass the whole table.")
+    times = matrix.new_zeros(count, dtype=torch.float64)
+    for rows in torch.arange(count, device=matrix.device).split(_QUERIES):
+        _, found = nearest_neighbours(matrix, rows, neighbours)
+        times += found.flatten().bincount(minlength=count)
+    away = times - times.mean()
+    spread = float(away.square().mean().sqrt())
+    return float((away / spread).pow(3).mean()) if spread > 0 else 0.0

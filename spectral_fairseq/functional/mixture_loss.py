@@ -1,0 +1,572 @@
+"""Mixtures of softmaxes and of contexts over one output table.
+
+Yang, Dai, Salakhutdinov, Cohen: "Breaking the Softmax Bottleneck: A High-Rank RNN Language
+Model", ICLR 2018, https://openreview.net/forum?id=HkwZSG-CZ, sections 2.4 and 2.5. With contexts
+h_k and a prior pi_k, k = 1..K,
+
+    MoS:  P(v) = sum_k pi_k softmax(W h_k + b)_v            MoC:  P = softmax(W sum_k pi_k h_k + b)
+
+Everything stays in log space: log P(v) = logsumexp_k(log pi_k + log softmax(W h_k + b)_v).
+
+Note [Gradients of a mixture]
+-----------------------------
+Let p_k be the softmax of expert k, P the mixture, and g_v the derivative of the loss by log P(v).
+With the posterior of an expert given a word, rho_kv = pi_k p_kv / P(v), and R_k = sum_v g_v rho_kv,
+
+    d loss / d log pi_k = R_k,        d loss / d s_kv = g_v rho_kv - R_k p_kv.
+
+For the plain negative log-likelihood g is -1 at the target and 0 elsewhere, so that -R_k is the
+posterior r_k of expert k given the target, and d loss / d s_k = r_k (p_k - onehot): the gradient
+of a cross entropy, weighted. Only the target's probability under the mixture is needed. Label
+smoothing gives every word a g_v, and then P is needed over the whole vocabulary, for the tokens of
+one block at a time.
+
+The adversarial softmax (``adversarial.py``) lowers s_ky by a margin m_k in each expert. The
+gradients for contexts, table and prior keep their form, with the p_k of the lowered scores, and
+d loss / d m_k = -d loss / d s_ky.
+
+Note [Linear space where it is exact]
+-------------------------------------
+P(v) = sum_k pi_k p_kv as a product of [1, K] and [K, N] saves one exponential for each score
+against the logsumexp. It loses terms below 1e-38, the smallest normal float32. Where every P(v) of
+a block is above 1e-30, they are at most K * 1e-8 of it, less than float32 can resolve. The smallest
+P(v) of each block is checked, and a block that fails the check is computed again in log space.
+
+To look at a number the host waits for a GPU to finish. There, all blocks are computed in linear
+space first, the smallest P(v) of all is looked at once, and if it fails the check, all blocks are
+computed again in log space.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Iterator, NamedTuple, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.blocks import (
+    BlockScores,
+    GradientSums,
+    accumulation_dtype,
+    aligned,
+    check_sizes,
+    detached_without_grad,
+    filled,
+    outside_graphs,
+    padded,
+    product_dtype,
+    scaled_gradients,
+    softmax_,
+    token_blocks,
+    tokens_per_block,
+    without_ignored,
+)
+from spectral_fairseq.functional.softmax_loss import (
+    AdversarialLoss,
+    adversarial_logits,
+    smoothing_weights,
+    unperturbed_nll,
+)
+
+SMALLEST_LINEAR = 1e-30
+
+
+def posterior(log_prior: Tensor, log_likelihood: Tensor) -> Tensor:
+    """Return r_k = pi_k p_k(y) / sum_j pi_j p_j(y), the probability of each expert given a word.
+
+    Args:
+        log_prior: log pi, shape (*, K).
+        log_likelihood: log p_k(y), shape (*, K).
+
+    Returns:
+        Shape (*, K); sums to 1.
+    """
+    return torch.softmax(log_prior + log_likelihood, -1)
+
+
+def mixture_of_contexts(contexts: Tensor, log_prior: Tensor) -> Tensor:
+    """Return sum_k pi_k h_k, equation 2 of the paper.
+
+    Args:
+        contexts: h, shape (*, K, d).
+        log_prior: log pi, shape (*, K).
+
+    Returns:
+        Shape (*, d), in the dtype of ``contexts``.
+    """
+    prior = log_prior.exp().to(contexts.dtype).unsqueeze(-2)  # [*, 1, K]
+    return torch.matmul(prior, contexts).squeeze(-2)
+
+
+def mix_scores(scores: Tensor, log_prior: Tensor) -> Tensor:
+    """Return the log-mixture of the experts' scores, all of which are held at once.
+
+    Args:
+        scores: W h_k + b, shape (t, K, N).
+        log_prior: log pi, shape (t, K).
+
+    Returns:
+        Shape (t, N), in float32 (float64 for float64 input).
+    """
+    if scores.dtype != torch.float64:
+        scores = scores.float()
+    log_prior = log_prior.to(scores.dtype)
+    probabilities = torch.softmax(scores, -1)
+    mixture = torch.bmm(log_prior.exp().unsqueeze(1), probabilities).squeeze(1)  # [t, N]
+    # See Note [Linear space where it is exact]; TorchScript does not read module constants.
+    if mixture.numel() == 0 or float(mixture.amin()) > 1e-30:
+        return mixture.log()
+    joint = torch.log_softmax(scores, -1) + log_prior.unsqueeze(-1)
+    return torch.logsumexp(joint, 1)
+
+
+class Lowered(NamedTuple):
+    """Where scores are lowered: targets y, shape (t,), and margins m, shape (t, K)."""
+
+    targets: Tensor
+    margin: Tensor
+
+
+class _LinearSpace:
+    """Decides which blocks linear space is exact for; see Note [Linear space where it is exact].
+
+    Args:
+        device: of the scores.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._at_the_end = device.type == "cuda"
+        self._smallest: Optional[Tensor] = None
+        self._failed = False
+
+    def attempts(self) -> Iterator[None]:
+        """Yield once, and again if blocks that were taken for exact were not."""
+        yield
+        if self._smallest is not None and not float(self._smallest) > SMALLEST_LINEAR:
+            self._failed = True
+            yield
+
+    def exact(self, mixture: Tensor) -> bool:
+        """Return whether the log of P, shape (t, N), is to be taken."""
+        if not self._at_the_end:
+            return float(mixture.amin()) > SMALLEST_LINEAR
+        if not self._failed:
+            smallest = mixture.amin()
+            known = self._smallest
+            self._smallest = smallest if known is None else torch.minimum(known, smallest)
+        return not self._failed
+
+
+class _MixtureBlock:
+    """The experts' probabilities and the log-mixture over the vocabulary, for a few tokens.
+
+    Args:
+        contexts: h, shape (t, K, d), in the dtype of the products.
+        log_prior: log pi, shape (t, K).
+        block_scores: W and b.
+        linear_space: decides how P is computed.
+        lowered: what the scores of the targets lose.
+    """
+
+    def __init__(
+        self,
+        contexts: Tensor,
+        log_prior: Tensor,
+        block_scores: BlockScores,
+        linear_space: _LinearSpace,
+        lowered: Optional[Lowered] = None,
+    ) -> None:
+        self.log_prior = log_prior
+        self.probabilities = expert_scores(contexts, block_scores, lowered)  # [t, K, N]
+        log_z = softmax_(self.probabilities)  # [t, K]
+        mixture = torch.bmm(log_prior.exp().unsqueeze(1), self.probabilities).squeeze(1)
+        self.joint: Optional[Tensor] = None
+        if linear_space.exact(mixture):
+            self.log_mixture = mixture.log_()  # [t, N]
+        else:
+            # See Note [Linear space where it is exact].
+            joint = expert_scores(contexts, block_scores, lowered)
+            joint += (log_prior - log_z).unsqueeze(-1)
+            self.log_mixture = torch.logsumexp(joint, 1)
+            self.joint = joint
+
+    def gradient_(self, upstream: Tensor) -> Tuple[Tensor, Tensor]:
+        """Turn the probabilities into d loss / d scores; see Note [Gradients of a mixture].
+
+        Args:
+            upstream: g, d loss / d log P(v), shape (t, N).
+
+        Returns:
+            d loss / d scores, shape (t, K, N), and d loss / d log pi, shape (t, K).
+        """
+        p = self.probabilities
+        if self.joint is not None:
+            # No expert has a share in a word without probability.
+            finite = self.log_mixture.masked_fill(self.log_mixture.eq(-math.inf), 0.0)
+            weighted = self.joint.sub_(finite.unsqueeze(1)).exp_()
+            weighted.mul_(upstream.unsqueeze(1))  # [t, K, N], g_v rho_kv
+            share = weighted.sum(-1)  # [t, K]
+            return weighted.sub_(p.mul_(share.unsqueeze(-1))), share
+        ratio = upstream * self.log_mixture.neg().exp_()  # [t, N], g_v / P(v)
+        prior = self.log_prior.exp()
+        share = prior * torch.bmm(p, ratio.unsqueeze(-1)).squeeze(-1)  # [t, K]
+        factor = torch.empty_like(ratio)
+        for k in range(p.size(1)):
+            # Expert by expert, so that no second tensor of t x K x N is held.
+            torch.mul(ratio, prior[:, k, None], out=factor).sub_(share[:, k, None])
+            p[:, k].mul_(factor)
+        return p, share
+
+
+def expert_scores(
+    contexts: Tensor, block_scores: BlockScores, lowered: Optional[Lowered] = None
+) -> Tensor:
+    """Return W h_k + b of ``contexts``, shape (t, K, d), as a new tensor of shape (t, K, N)."""
+    scores = block_scores(contexts.flatten(0, 1))
+    scores = scores.view(contexts.size(0), contexts.size(1), -1)
+    if lowered is not None:
+        index = lowered.targets.unsqueeze(1).expand_as(lowered.margin)
+        adversarial_logits(scores, index, lowered.margin, inplace=True)
+    return scores
+
+
+def _expert_blocks(
+    contexts: Tensor,
+    log_prior: Tensor,
+    block_scores: BlockScores,
+    block_elements: Optional[int] = None,
+) -> Iterator[Tuple[slice, int, Tensor, Tensor]]:
+    """Yield the tokens of each block, its size, and its contexts and log-prior filled up to it."""
+    tokens, experts = log_prior.shape
+    scores_per_token = experts * block_scores.table.size(0)
+    block = tokens_per_block(scores_per_token, contexts.device, block_elements)
+    for part, size in token_blocks(tokens, block):
+        block_contexts = block_scores.rows(contexts[part], size)  # [t, K, d]
+        block_log_prior = filled(log_prior[part].to(block_scores.accumulation_dtype), size)
+        yield part, size, block_contexts, block_log_prior  # [t, K]
+
+
+def _rows_of(part: slice, experts: int) -> slice:
+    """Return the rows of a block's tokens in contexts of shape (T K, d)."""
+    return slice(part.start * experts, part.stop * experts)
+
+
+class _LogMixture(torch.autograd.Function):
+    """The log-mixture, with the experts recomputed in the backward pass and never stored."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, contexts: Tensor, log_prior: Tensor, matrix: Tensor, bias: Optional[Tensor]
+    ) -> Tensor:
+        ctx.dtype = product_dtype(contexts, matrix, bounded=False)
+        ctx.linear_space = _LinearSpace(contexts.device)
+        ctx.save_for_backward(contexts, log_prior, matrix, bias)
+        output = contexts.new_empty(
+            (log_prior.size(0), matrix.size(0)), dtype=accumulation_dtype(ctx.dtype)
+        )
+        with torch.autocast(contexts.device.type, enabled=False):
+            block_scores = BlockScores(matrix, bias, ctx.dtype)
+            for _ in ctx.linear_space.attempts():
+                for part, _, block_contexts, block_log_prior in _expert_blocks(
+                    contexts, log_prior, block_scores
+                ):
+                    mixed = _MixtureBlock(
+                        block_contexts, block_log_prior, block_scores, ctx.linear_space
+                    )
+                    block_output = output[part]
+                    block_output.copy_(mixed.log_mixture[: block_output.size(0)])
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> Tuple[Optional[Tensor], ...]:
+        contexts, log_prior, matrix, bias = ctx.saved_tensors
+        sum_dtype = accumulation_dtype(ctx.dtype)
+        needed = tuple(ctx.needs_input_grad[i] for i in (0, 2, 3))
+        sums = GradientSums(contexts.flatten(0, 1), matrix, bias, sum_dtype, needed)
+        shares = torch.zeros(log_prior.shape, dtype=sum_dtype, device=log_prior.device)
+        with torch.autocast(contexts.device.type, enabled=False):
+            block_scores = BlockScores(matrix, bias, ctx.dtype)
+            for part, size, block_contexts, block_log_prior in _expert_blocks(
+                contexts, log_prior, block_scores
+            ):
+                mixed = _MixtureBlock(
+                    block_contexts, block_log_prior, block_scores, ctx.linear_space
+                )
+                gradient, share = mixed.gradient_(padded(upstream[part].to(sum_dtype), size))
+                shares[part] = share[: part.stop - part.start]
+                sums.add_block(
+                    _rows_of(part, log_prior.size(1)),
+                    block_contexts.flatten(0, 1),
+                    gradient.flatten(0, 1),
+                    block_scores.table,
+                )
+        return (
+            None if sums.contexts is None else sums.contexts.to(contexts.dtype).view_as(contexts),
+            shares.to(log_prior.dtype),
+            None if sums.matrix is None else sums.matrix.to(matrix.dtype),
+            None if sums.bias is None else sums.bias.to(bias.dtype),
+        )
+
+
+@outside_graphs
+def log_mixture(
+    contexts: Tensor, log_prior: Tensor, matrix: Tensor, bias: Optional[Tensor] = None
+) -> Tensor:
+    """Return log P(v) = logsumexp_k(log pi_k + log softmax(W h_k + b)_v).
+
+    Both passes hold tokens x N numbers instead of tokens x K x N, and any loss can follow.
+
+    Args:
+        contexts: h, shape (*, K, d).
+        log_prior: log pi, shape (*, K).
+        matrix: W, shape (N, d).
+        bias: b, shape (N,).
+
+    Returns:
+        Shape (*, N), in float32 (float64 for float64 input). Only first derivatives.
+    """
+    mixed: Tensor = _LogMixture.apply(
+        contexts.reshape(-1, contexts.size(-2), contexts.size(-1)),  # [T, K, d]
+        log_prior.reshape(-1, log_prior.size(-1)),  # [T, K]
+        matrix,
+        bias,
+    )
+    return mixed.view(list(contexts.shape[:-2]) + [matrix.size(0)])
+
+
+def log_mixture_scripted(
+    contexts: Tensor, log_prior: Tensor, matrix: Tensor, bias: Optional[Tensor] = None
+) -> Tensor:
+    """Return :func:`log_mixture`, computed by operations that TorchScript can compile.
+
+    It is meant for generation, where a step has few tokens: all their scores are held at once.
+    """
+    flat_contexts = contexts.reshape(-1, contexts.size(-2), contexts.size(-1))  # [T, K, d]
+    flat_log_prior = log_prior.reshape(-1, log_prior.size(-1))  # [T, K]
+    mixed = mix_scores(F.linear(flat_contexts, matrix, bias), flat_log_prior)
+    return mixed.view(list(contexts.shape[:-2]) + [matrix.size(0)])
+
+
+class _MixtureCrossEntropy(torch.autograd.Function):
+    """(loss_sum, nll_sum), with gradients of loss_sum only, computed in the forward pass.
+
+    With a margin and without label smoothing nll_sum is that of the scores as they are. See
+    Note [Gradients of a mixture], and ``gradient_sums.py``, Note [Gradients in the forward pass].
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        contexts: Tensor,
+        log_prior: Tensor,
+        targets: Tensor,
+        matrix: Tensor,
+        bias: Optional[Tensor],
+        margin: Optional[Tensor],
+        label_smoothing: float,
+        block_elements: Optional[int],
+    ) -> Tuple[Tensor, Tensor]:
+        experts = log_prior.size(1)
+        target_weight, uniform = smoothing_weights(label_smoothing, matrix.size(0))
+        dtype = product_dtype(contexts, matrix)
+        sum_dtype = accumulation_dtype(dtype)
+        needed = tuple(ctx.needs_input_grad[i] for i in (0, 3, 4))
+        linear_space = _LinearSpace(contexts.device)
+        for _ in linear_space.attempts():
+            sums = GradientSums(contexts.flatten(0, 1), matrix, bias, sum_dtype, needed)
+            shares = torch.zeros(log_prior.shape, dtype=sum_dtype, device=log_prior.device)
+            margin_gradient = None if margin is None else torch.zeros_like(shares)
+            loss_sum, nll_sum = (contexts.new_zeros((), dtype=sum_dtype) for _ in range(2))
+            with torch.autocast(contexts.device.type, enabled=False):
+                block_scores = BlockScores(matrix, bias, dtype)
+                for part, size, block_contexts, block_log_prior in _expert_blocks(
+                    contexts, log_prior, block_scores, block_elements
+                ):
+                    rows = block_contexts.flatten(0, 1)  # [t K, d]
+                    block_targets = filled(targets[part], size)  # [t]
+                    index = block_targets.view(-1, 1, 1).expand(-1, experts, 1)
+                    counted = part.stop - part.start  # the rows behind these only fill the block up
+                    lowered = None
+                    if margin is not None:
+                        block_margin = filled(margin[part].to(sum_dtype), size)
+                        lowered = Lowered(block_targets, block_margin)
+                    if uniform:
+                        mixed = _MixtureBlock(
+                            block_contexts, block_log_prior, block_scores, linear_space, lowered
+                        )
+                        log_p = mixed.log_mixture[:counted]
+                        nll = -log_p.gather(1, block_targets[:counted].unsqueeze(1)).sum()
+                        nll_sum += nll
+                        loss_sum += target_weight * nll + uniform * -log_p.sum()
+                        upstream = torch.full_like(mixed.log_mixture, -uniform)
+                        hit = upstream.new_full((size, 1), -target_weight)
+                        upstream.scatter_add_(1, block_targets.unsqueeze(1), hit)
+                        upstream[counted:] = 0
+                        gradient, share = mixed.gradient_(upstream)
+                        shares[part] = share[:counted]
+                        if margin_gradient is not None:
+                            at_target = gradient.gather(2, index)[:counted].squeeze(2)  # [t, K]
+                            margin_gradient[part] = -at_target
+                        sums.add_block(
+                            _rows_of(part, experts),
+                            rows,
+                            gradient.flatten(0, 1),
+                            block_scores.table,
+                        )
+                        continue
+                    scores = expert_scores(block_contexts, block_scores, lowered)  # [t, K, N]
+                    target_score = scores.gather(2, index).squeeze(2)  # [t, K]
+                    log_likelihood = target_score - softmax_(scores)  # [t, K]
+                    nll = -torch.logsumexp(block_log_prior + log_likelihood, 1)[:counted].sum()
+                    loss_sum += nll
+                    responsibility = posterior(block_log_prior, log_likelihood)  # [t, K]
+                    responsibility[counted:] = 0
+                    shares[part] = -responsibility[:counted]
+                    if lowered is not None and margin_gradient is not None:
+                        miss = -torch.expm1(log_likelihood)  # 1 - p_k(y)
+                        margin_gradient[part] = (responsibility * miss)[:counted]
+                        plain = -unperturbed_nll(-log_likelihood, lowered.margin)
+                        nll = -torch.logsumexp(block_log_prior + plain, 1)[:counted].sum()
+                    nll_sum += nll
+                    sums.add_block(
+                        _rows_of(part, experts),
+                        rows,
+                        scores.flatten(0, 1),
+                        block_scores.table,
+                        block_targets.repeat_interleave(experts),
+                        weights=responsibility.flatten(),
+                        hits=responsibility.flatten(),
+                    )
+        margin_dtype = sum_dtype if margin is None else margin.dtype
+        sums.save(ctx, (shares, log_prior.dtype), (margin_gradient, margin_dtype))
+        ctx.shape = contexts.shape
+        ctx.mark_non_differentiable(nll_sum)
+        return loss_sum, nll_sum
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tuple[Optional[Tensor], ...]:
+        contexts, matrix, bias, shares, margin = scaled_gradients(ctx, grad)
+        if contexts is not None:
+            contexts = contexts.view(ctx.shape)
+        return contexts, shares, None, matrix, bias, margin, None, None
+
+
+def mixture_cross_entropy(
+    contexts: Tensor,
+    log_prior: Tensor,
+    targets: Tensor,
+    matrix: Tensor,
+    bias: Optional[Tensor] = None,
+    *,
+    label_smoothing: float = 0.0,
+    ignore_index: Optional[int] = None,
+    block_elements: Optional[int] = None,
+) -> Tuple[Tensor, Tensor]:
+    """Return the label-smoothed cross entropy of a mixture of softmaxes, summed over tokens.
+
+    It equals ``tests/reference/mixture.py: smoothed_nll(log_mixture(...))``, but neither pass holds
+    tokens x K x N, with or without label smoothing.
+
+    Args:
+        contexts: h, shape (T, K, d).
+        log_prior: log pi, shape (T, K).
+        targets: shape (T,).
+        matrix: W, shape (N, d).
+        bias: b, shape (N,).
+        label_smoothing: eps in [0, 1), spread over the words of the mixture.
+        ignore_index: target whose tokens contribute zero.
+        block_elements: number of scores held at a time; ``None`` is
+            ``token_blocks.elements_for`` the device.
+
+    Returns:
+        loss_sum and nll_sum as of :func:`~.blockwise.blockwise_cross_entropy`.
+
+    Raises:
+        ConfigurationError: shapes that do not fit together, or eps outside its range.
+    """
+    return _summed_losses(
+        (contexts, log_prior, targets, matrix, bias),
+        None,
+        label_smoothing,
+        ignore_index,
+        block_elements,
+    )
+
+
+def adversarial_mixture_cross_entropy(
+    contexts: Tensor,
+    log_prior: Tensor,
+    targets: Tensor,
+    matrix: Tensor,
+    margin: Tensor,
+    bias: Optional[Tensor] = None,
+    *,
+    label_smoothing: float = 0.0,
+    ignore_index: Optional[int] = None,
+    block_elements: Optional[int] = None,
+) -> AdversarialLoss:
+    """Return :func:`mixture_cross_entropy` with the target's score lowered in each expert.
+
+    It equals ``tests/reference/mixture.py: smoothed_nll(adversarial_log_mixture(...))``.
+
+    Args:
+        contexts: h, shape (T, K, d).
+        log_prior: log pi, shape (T, K).
+        targets: shape (T,).
+        matrix: W, shape (N, d).
+        margin: m_k = eps ||w_y|| ||h_k|| from :func:`~.adversarial.adversarial_margin`, shape
+            (T, K); it has a gradient.
+        bias: b, shape (N,).
+        label_smoothing: eps in [0, 1), spread over the words of the mixture.
+        ignore_index: target whose tokens contribute zero.
+        block_elements: as for :func:`mixture_cross_entropy`.
+
+    Returns:
+        The loss, and the plain losses for logs. They cost next to nothing without label smoothing,
+        and a product over the vocabulary with it.
+
+    Raises:
+        ConfigurationError: shapes that do not fit together, or eps outside its range.
+    """
+    inputs = (contexts, log_prior, targets, matrix, bias)
+    options = (label_smoothing, ignore_index, block_elements)
+    loss, nll = _summed_losses(inputs, margin, *options)
+    if label_smoothing == 0.0:
+        return AdversarialLoss(loss, nll, nll)
+    with torch.no_grad():
+        return AdversarialLoss(loss, *_summed_losses(inputs, None, *options))
+
+
+@outside_graphs
+def _summed_losses(
+    inputs: Tuple[Tensor, Tensor, Tensor, Tensor, Optional[Tensor]],
+    margin: Optional[Tensor],
+    label_smoothing: float,
+    ignore_index: Optional[int],
+    block_elements: Optional[int],
+) -> Tuple[Tensor, Tensor]:
+    """Check and apply :class:`_MixtureCrossEntropy`."""
+    contexts, log_prior, targets, matrix, bias = inputs
+    check_sizes(contexts, targets, matrix, bias)
+    if log_prior.shape != contexts.shape[:-1]:
+        raise ConfigurationError(
+            f"a `log_prior` of shape {tuple(contexts.shape[:-1])}, one value for each expert",
+            str(tuple(log_prior.shape)),
+            "Compute contexts and prior from the same features.",
+        )
+    targets, contexts, log_prior, margin = without_ignored(
+        ignore_index, targets, contexts, log_prior, margin
+    )
+    contexts, matrix = aligned(contexts, matrix)
+    contexts, log_prior, matrix, bias, margin = detached_without_grad(
+        contexts, log_prior, matrix, bias, margin
+    )
+    return _MixtureCrossEntropy.apply(
+        contexts, log_prior, targets, matrix, bias, margin, label_smoothing, block_elements
+    )

@@ -1,0 +1,330 @@
+"""Words that a model never predicts: those that have the highest score for no state of a sample.
+
+The count is exact for the sample. Other states may predict some of these words, so it is an upper
+bound for the model. Demeter, Kimmel, Downey: "Stolen Probability", ACL 2020,
+https://aclanthology.org/2020.acl-main.198/, show that a word whose output vector lies inside the
+convex hull of the others cannot be predicted from any state.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import List, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from spectral_fairseq.errors import DataError, UnsupportedError
+from spectral_fairseq.functional.isotropy import covariance_from_gram, isoscore
+from spectral_fairseq.functional.products import SMALLEST_NORM, unit_rows
+from spectral_fairseq.functional.rows import OUTLYING, robust_scores
+from spectral_fairseq.functional.spectra import right_singular_system
+
+
+class ArgmaxWords:
+    """Accumulates which words are predicted, and which ones should have been.
+
+    Args:
+        words: N.
+        excluded: rows that stand for no word, shape (m,).
+    """
+
+    def __init__(self, words: int, excluded: Optional[Tensor] = None) -> None:
+        self._counted = torch.ones(words, dtype=torch.bool)
+        if excluded is not None:
+            self._counted[excluded.cpu()] = False
+        self._predicted = torch.zeros(words, dtype=torch.bool)
+        self._targets = torch.zeros(words, dtype=torch.bool)
+
+    def add(self, scores: Tensor, targets: Tensor) -> None:
+        """Add states.
+
+        Args:
+            scores: any increasing function of the logits, shape (b, N).
+            targets: the words that follow, shape (b,).
+        """
+        self._predicted[scores.argmax(1).cpu()] = True
+        self._targets[targets.cpu()] = True
+
+    def never(self) -> int:
+        """Return the number of words that are the argmax for no state."""
+        return int((self._counted & ~self._predicted).sum())
+
+    def missed_targets(self) -> int:
+        """Return the number of words that are a target, but the argmax for no state."""
+        return int((self._counted & self._targets & ~self._predicted).sum())
+
+
+# Expected pairwise Kullback-Leibler divergence of next-word distributions.
+#
+# Yang, Dai, Salakhutdinov, Cohen: "Breaking the Softmax Bottleneck", ICLR 2018,
+# https://openreview.net/forum?id=HkwZSG-CZ, appendix C.1, table 11: E_{c, c'}[KL(P(. | c) || P(. |
+# c'))], which is large where a model distinguishes contexts. The paper samples pairs. Over all
+# ordered pairs of T contexts the mean has a closed form that needs one pass:
+#
+#     1/T^2 sum_{c,c'} KL(p_c || p_c') = mean_c <p_c, log p_c> - <mean_c p_c, mean_c log p_c>
+#
+# A pair c = c' contributes 0. The mean over the T (T - 1) pairs of different contexts, which this
+# module returns, is T / (T - 1) times that.
+
+
+class ExpectedPairwiseKL:
+    """Accumulates the mean over blocks of contexts, in memory that does not grow with them.
+
+    Args:
+        vocabulary: N.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        self.contexts = 0
+        self._negative_entropy = 0.0
+        self._probability = torch.zeros(vocabulary, dtype=torch.float64)
+        self._log_probability = torch.zeros(vocabulary, dtype=torch.float64)
+
+    def add(self, log_probabilities: Tensor) -> None:
+        """Add contexts.
+
+        Args:
+            log_probabilities: log P(. | c), normalised, shape (b, N).
+        """
+        log_p = log_probabilities.double()
+        p = log_p.exp()
+        # They are on the device of the contexts from the first block on.
+        self._probability = self._probability.to(p.device)
+        self._log_probability = self._log_probability.to(p.device)
+        self.contexts += log_p.size(0)
+        # 0 * -inf counts as 0; torch.xlogy would compute the logarithm again.
+        self._negative_entropy += float((p * log_p).masked_fill_(p == 0, 0.0).sum())
+        self._probability += p.sum(0)
+        self._log_probability += log_p.sum(0)
+
+    def value(self) -> float:
+        """Return the mean over pairs of different contexts, in nats; NaN if a probability was NaN.
+
+        Raises:
+            DataError: fewer than two contexts.
+        """
+        count = self.contexts
+        if count < 2:
+            raise DataError(
+                "at least two contexts for a pairwise divergence", str(count), "Use more data."
+            )
+        products = self._probability * self._log_probability
+        # 0 * -inf counts as 0 here, too: a word that no context allows.
+        cross = float(products.masked_fill_(self._probability == 0, 0.0).sum()) / count**2
+        return max((self._negative_entropy / count - cross) * count / (count - 1), 0.0)
+
+
+# The share of the logits' gradient that a linear output layer cannot pass on.
+#
+# Godey, Artzi: "Lost in Backpropagation: The LM Head is a Gradient Bottleneck", 2026,
+# https://arxiv.org/abs/2603.10145. The gradient of the cross-entropy by the logits is g = p - e_y,
+# of N numbers. The hidden state receives W'g, of d numbers: the part of g that is orthogonal to the
+# columns of W is lost. The measure here is defined as
+#
+#     lost = 1 - sum_t ||P g_t||^2 / sum_t ||g_t||^2,      P = W (W'W)^+ W'
+#
+# over the states t of a sample, P being the projector on the column space of W. It is a share of
+# the squared norm, and the paper's abstract speaks of 95 to 99 % of the norm. A g of random
+# direction would lose 1 - d / N.
+#
+# With W'W = V diag(sigma^2) V', ||P g||^2 = sum_k (v_k'W'g)^2 / sigma_k^2, so neither P nor a
+# second matrix of the size of W is built.
+
+
+class GradientBottleneck:
+    """Accumulates the lost share over blocks of states.
+
+    Args:
+        weight: W, shape (N, d), of one linear output layer with a softmax.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight.detach()
+        sigma, directions = right_singular_system(self._weight)
+        resolved = sigma > 0
+        self._whitening = directions[:, resolved] / sigma[resolved]  # [d, rank]
+        self._passed = 0.0
+        self._total = 0.0
+
+    def add(self, log_probabilities: Tensor, targets: Tensor) -> None:
+        """Add states.
+
+        Args:
+            log_probabilities: log p, shape (b, N).
+            targets: y, shape (b,).
+        """
+        p = log_probabilities.exp()
+        of_target = p.gather(1, targets.unsqueeze(1)).squeeze(1).double()  # [b]
+        reached = (p.to(self._weight) @ self._weight - self._weight[targets]).double()  # [b, d]
+        self._passed += float((reached @ self._whitening).square().sum())
+        # ||p - e_y||^2
+        self._total += float((p.double().square().sum(1) - 2 * of_target + 1).sum())
+
+    def lost(self) -> float:
+        """Return the lost share, between 0 and 1.
+
+        Raises:
+            DataError: no states, or every prediction is certain and right.
+        """
+        if self._total <= 0:
+            raise DataError("a gradient that is not zero", "none", "Use more data.")
+        return min(max(1 - self._passed / self._total, 0.0), 1.0)
+
+
+# Measures of the hidden states of one layer, from one pass over blocks of states.
+#
+# Ethayarajh: "How Contextual are Contextualized Word Representations?", EMNLP 2019,
+# https://aclanthology.org/D19-1006/, measures their mean cosine; IsoScore is that of
+# ``isoscore.py``.
+#
+# An outlier dimension (Kovaleva, Kulshreshtha, Rogers, Rumshisky: "BERT Busters", Findings of ACL
+# 2021, https://aclanthology.org/2021.findings-acl.300/, and Timkey, van Schijndel: "All Bark and No
+# Bite", EMNLP 2021, https://aclanthology.org/2021.emnlp-main.372/) is one whose root mean square
+# over the states lies 5 robust standard deviations (``robust_outliers.py``) above the median of all
+# dimensions. A few of them can decide every cosine.
+
+
+class StateStatistics:
+    """Accumulates what the measures of a layer need, d x d numbers however many states come.
+
+    Args:
+        dim: d.
+    """
+
+    def __init__(self, dim: int) -> None:
+        self.count = 0
+        self._gram = torch.zeros(dim, dim, dtype=torch.float64)
+        self._sum = torch.zeros(dim, dtype=torch.float64)
+        self._unit_sum = torch.zeros(dim, dtype=torch.float64)
+        self._with_direction = 0
+
+    def add(self, states: Tensor) -> None:
+        """Add states, shape (b, d)."""
+        wide = states.detach().double()
+        units = unit_rows(wide)
+        self.count += wide.size(0)
+        self._gram += (wide.t() @ wide).cpu()
+        self._sum += wide.sum(0).cpu()
+        self._unit_sum += units.sum(0).cpu()
+        self._with_direction += int(units.any(1).sum())
+
+    def mean_cosine(self) -> float:
+        """Return the mean cosine over all pairs of different states.
+
+        Raises:
+            DataError: fewer than two states.
+        """
+        if self.count < 2:
+            raise DataError("at least two states for a mean cosine", str(self.count), "Add data.")
+        pairs = self.count * (self.count - 1)
+        return (float(self._unit_sum.square().sum()) - self._with_direction) / pairs
+
+    def isoscore(self) -> float:
+        """Return the IsoScore of the states.
+
+        Raises:
+            DataError: fewer than two states or dimensions.
+        """
+        return isoscore(covariance_from_gram(self._gram, self._sum, self.count))
+
+    def outlier_dimensions(self) -> List[int]:
+        """Return the outlier dimensions, the largest first."""
+        scores = robust_scores(self._root_mean_squares())
+        order = scores.argsort(descending=True)
+        return order[scores[order] > OUTLYING].tolist()
+
+    def rms_norm(self) -> float:
+        """Return the root mean square of the norms of the states."""
+        return float(self._root_mean_squares().norm())
+
+    def _root_mean_squares(self) -> Tensor:
+        return (self._gram.diagonal() / max(self.count, 1)).sqrt()
+
+
+# Whether a vector lies inside the convex hull of hidden states.
+#
+# Gao et al., ICLR 2019, https://openreview.net/forum?id=SkEYojRqtm, theorem 2: a direction v with
+# <h, v> < 0 for every hidden state h exists if and only if the convex hull of the states does not
+# contain the origin. Along such a direction the vector of a word that never occurs moves to
+# infinity (theorem 1), so this is the paper's condition for degeneration. The linear program
+#
+#     maximise t  subject to  <(h_i - x) / ||h_i - x||, v> + t <= 0 for all i,  -1 <= v_j <= 1
+#
+# has a solution t > 0 exactly if x is outside of the hull. Dividing by the lengths changes nothing
+# in that, and makes the program well conditioned.
+#
+# The answer is exact for the states that are passed; more of them can only enlarge the hull. M
+# states drawn from a distribution that is symmetric about the origin contain it with the
+# probability of :func:`hull_probability` (Wendel, Math. Scand. 11, 1962,
+# https://doi.org/10.7146/math.scand.a-10655), which jumps from 0 to 1 around M = 2 d: fewer states
+# than that cannot tell anything.
+
+
+# Of the solver's own tolerance, 1e-7, for points of unit length.
+_SMALLEST_MARGIN = 1e-6
+
+
+class Separation(NamedTuple):
+    """The hyperplane between a vector and a cloud of points.
+
+    Attributes:
+        inside: whether the vector is in the convex hull.
+        direction: v, shape (d,), with <h_i - x, v> < 0 for all points; zero where inside.
+    """
+
+    inside: bool
+    direction: Tensor
+
+
+def separate(points: Tensor, vector: Tensor) -> Separation:
+    """Return whether ``vector`` is in the convex hull of ``points``, and else what separates them.
+
+    Args:
+        points: h_i, shape (M, d), M >= 1.
+        vector: x, shape (d,).
+
+    Raises:
+        UnsupportedError: the solver fails.
+    """
+    from scipy.optimize import linprog  # slow to import, and seldom needed
+
+    away = (points.double() - vector.double()).cpu()  # [M, d]
+    lengths = away.norm(dim=1, keepdim=True)
+    dim = away.size(1)
+    if float(lengths.min()) <= SMALLEST_NORM:
+        return Separation(True, torch.zeros(dim, dtype=torch.float64))
+    rows = torch.cat([away / lengths, torch.ones(len(away), 1, dtype=torch.float64)], 1)
+    found = linprog(
+        [0.0] * dim + [-1.0],
+        A_ub=rows.numpy(),
+        b_ub=[0.0] * len(rows),
+        bounds=[(-1, 1)] * dim + [(0, None)],
+        method="highs",
+    )
+    if not found.success:
+        raise UnsupportedError(
+            "a solution of the linear program of the convex hull",
+            found.message,
+            "Use fewer states.",
+        )
+    direction = torch.tensor(found.x[:-1], dtype=torch.float64)
+    inside = float(found.x[-1]) <= _SMALLEST_MARGIN
+    return Separation(inside, torch.zeros_like(direction) if inside else direction)
+
+
+def hull_probability(count: int, dim: int) -> float:
+    """Return the probability that M symmetric random points contain the origin in their hull.
+
+    Args:
+        count: M.
+        dim: d.
+    """
+    if count <= dim:
+        return 0.0
+    # Terms C(M - 1, k) / 2^(M - 1) from logarithms, which are far apart in size.
+    terms = [
+        math.lgamma(count) - math.lgamma(k + 1) - math.lgamma(count - k) - (count - 1) * math.log(2)
+        for k in range(dim)
+    ]
+    return max(1 - math.fsum(map(math.exp, terms)), 0.0)

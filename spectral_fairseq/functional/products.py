@@ -1,0 +1,281 @@
+"""The matrix product of the blockwise losses, by the fastest kernel of equal precision.
+
+Note [Products through oneDNN]
+------------------------------
+The products take nine tenths of the time of a blockwise loss. In float32 on a CPU ``torch.mm`` uses
+MKL, which on processors of other vendors is limited to AVX2: about 100 GFLOP/s for each core of an
+AVX-512 Zen 5, where the oneDNN that is compiled into the same torch reaches 220. ``torch.compile``
+calls it through the operator below; a direct call needs no compiler. The operator is not part of
+torch's stable interface, so its presence is checked once, and ``torch.mm`` is the fallback.
+
+Note [Products with wide results]
+---------------------------------
+The tensor cores of a GPU multiply float16 and bfloat16 numbers and add in float32. Later versions
+of torch return the float32 sums (``out_dtype``) instead of rounding them: the scores of a softmax
+then have neither the range of float16 nor the resolution of bfloat16. Whether a device has such
+products is tried once.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Callable, Iterator, Optional
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from spectral_fairseq.errors import DataError
+
+
+def _find_onednn_linear() -> Optional[Any]:
+    if not torch.backends.mkldnn.is_available():
+        return None
+    try:
+        linear = torch.ops.mkldnn._linear_pointwise.default
+        ones = torch.ones(2, 2)
+        with torch.no_grad():
+            # Notices a later torch in which the signature or the meaning has changed.
+            works = torch.equal(linear(ones, ones, None, "none", [], ""), 2 * ones)
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+    return linear if works else None
+
+
+_ONEDNN_LINEAR = _find_onednn_linear()
+
+
+def has_wide_products(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether products of ``dtype`` on ``device`` have float32 results.
+
+    See Note [Products with wide results].
+    """
+    return device.type == "cuda" and _tried_wide_products(dtype, device)
+
+
+@cache
+def _tried_wide_products(dtype: torch.dtype, device: torch.device) -> bool:
+    if dtype not in (torch.float16, torch.bfloat16):
+        return False
+    factor = torch.full((8, 8), 128.0, dtype=dtype, device=device)
+    total = torch.ones(8, 8, device=device)
+    try:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            # 131,072 is out of the range of float16, and 131,073 between two bfloat16 numbers.
+            product = torch.mm(factor, factor, out_dtype=torch.float32)
+            torch.addmm(total, factor, factor, out_dtype=torch.float32, out=total)
+    except (RuntimeError, TypeError):  # RuntimeError includes NotImplementedError
+        return False
+    return bool((product.eq(8 * 128**2) & total.eq(8 * 128**2 + 1)).all())
+
+
+def matmul_transposed(left: Tensor, right: Tensor) -> Tensor:
+    """Return left @ right.t(), computed outside autograd.
+
+    Args:
+        left: shape (m, k).
+        right: shape (n, k), of the same dtype; either may be a transposed view.
+
+    Returns:
+        Shape (m, n), float32 where there are such products of half precision.
+    """
+    if (
+        _ONEDNN_LINEAR is not None
+        and left.dtype == torch.float32
+        and left.device.type == "cpu"
+        and left.numel() > 0
+        and torch.backends.mkldnn.enabled
+    ):
+        return _ONEDNN_LINEAR(left, right, None, "none", [], "")
+    if has_wide_products(left.dtype, left.device):
+        return torch.mm(left, right.t(), out_dtype=torch.float32)
+    return torch.mm(left, right.t())
+
+
+def add_matmul_transposed_(
+    total: Tensor, left: Tensor, right: Tensor, alpha: float = 1.0, in_place: bool = False
+) -> None:
+    """Add alpha left @ right.t() to ``total``, computed outside autograd.
+
+    Args:
+        total: shape (m, n), changed in place.
+        left: shape (m, k).
+        right: shape (n, k), of the same dtype; either may be a transposed view.
+        alpha: factor of the product.
+        in_place: let the product itself add, where it can, on a CPU too; a GPU always does.
+    """
+    if has_wide_products(left.dtype, left.device):
+        torch.addmm(total, left, right.t(), out_dtype=torch.float32, alpha=alpha, out=total)
+    elif (in_place or left.is_cuda) and left.dtype == total.dtype:
+        total.addmm_(left, right.t(), alpha=alpha)
+    else:
+        total.add_(matmul_transposed(left, right), alpha=alpha)
+
+
+# Products of float32 numbers in float32, whatever the user has allowed torch to do.
+
+
+@contextmanager
+def full_float32(device: torch.device) -> Iterator[None]:
+    """Switch autocast and TF32 off inside the block, for products on ``device``.
+
+    TF32 rounds the factors to 11 bits, autocast to bfloat16 to 8. A Gram matrix would then be known
+    to 5e-4 of its largest entry, or worse: far less than ``singular_values.py``, Note [Roundoff of
+    a Gram matrix], counts on.
+    """
+    with torch.autocast(device.type, enabled=False):
+        if device.type == "cuda":
+            with _without_tf32():
+                yield
+        else:
+            yield
+
+
+@contextmanager
+def _without_tf32() -> Iterator[None]:
+    matmul = torch.backends.cuda.matmul
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the user has set the newer fp32_precision, and torch refuses a mixture
+        newer = matmul.fp32_precision
+        matmul.fp32_precision = "ieee"
+        try:
+            yield
+        finally:
+            matmul.fp32_precision = newer
+        return
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+# Reading a table block by block of rows, so that no second copy of a large one is made.
+#
+# Matrix products are fastest on blocks of :data:`BLOCK_ROWS`. Passes that do little with each
+# number are limited by the memory and take smaller blocks, :func:`cached_rows`.
+
+
+BLOCK_ROWS = 2048
+# As float64, half of the second-level cache of a usual core.
+_CACHED_NUMBERS = 1 << 16
+
+
+def cached_rows(dim: int) -> int:
+    """Return how many rows of ``dim`` numbers stay in the cache between operations on them."""
+    return max(_CACHED_NUMBERS // dim, 1)
+
+
+def checked_table(matrix: Tensor) -> Tensor:
+    """Return ``matrix`` without its gradient.
+
+    Raises:
+        DataError: it does not have the shape (N, d) with N, d >= 1.
+    """
+    if matrix.dim() != 2 or 0 in matrix.shape:
+        raise DataError(
+            "a table of shape (N, d) with N, d >= 1",
+            f"shape {tuple(matrix.shape)}",
+            "Pass the embedding matrix, with one row for each word.",
+        )
+    return matrix.detach()
+
+
+def row_blocks(
+    matrix: Tensor, block_rows: int = BLOCK_ROWS, dtype: torch.dtype = torch.float64
+) -> Iterator[Tensor]:
+    """Yield blocks of rows converted to ``dtype``; each block overwrites the one before.
+
+    The conversion reuses one buffer, because fresh memory for each block would cost as much time
+    as the conversion itself.
+
+    Args:
+        matrix: W, shape (N, d), as :func:`checked_table` returns it.
+        block_rows: rows in a block; the last one may have fewer.
+        dtype: of the blocks.
+    """
+    if matrix.dtype == dtype:
+        yield from matrix.split(block_rows)
+        return
+    buffer = matrix.new_empty((min(block_rows, matrix.size(0)), matrix.size(1)), dtype=dtype)
+    for block in matrix.split(block_rows):  # [b, d]
+        yield buffer[: block.size(0)].copy_(block)
+
+
+# Euclidean norms of rows: one for each row, their root mean square, and rows divided by them.
+
+
+# The direction of a shorter row is rounding error: such a row counts as a zero row.
+SMALLEST_NORM = 1e-12
+
+
+class _RowNorms(torch.autograd.Function):
+    """||w_i||, whose gradient w_i/||w_i|| is defined as zero for a zero row.
+
+    The backward pass is one product; autograd's own rule adds a masked pass over the table.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor) -> Tensor:
+        norms = torch.linalg.vector_norm(matrix, dim=-1)
+        ctx.save_for_backward(matrix, norms)
+        return norms
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        matrix, norms = ctx.saved_tensors
+        ratio = torch.where(norms > 0, grad / norms, torch.zeros_like(grad))
+        return matrix * ratio.unsqueeze(-1)
+
+
+def row_norms(matrix: Tensor) -> Tensor:
+    """Return the norms over the last dimension, (*, d) to (*); a zero row's gradient is zero."""
+    return _RowNorms.apply(matrix)
+
+
+@torch.no_grad()
+def rms_row_norm(matrix: Tensor) -> float:
+    """Return sqrt(mean_i ||w_i||^2) of W, shape (N, d), computed in float64.
+
+    Raises:
+        DataError: ``matrix`` is not a table.
+    """
+    matrix = checked_table(matrix)
+    total = sum(float(block.square().sum()) for block in row_blocks(matrix))
+    return (total / matrix.size(0)) ** 0.5
+
+
+def unit_rows(matrix: Tensor) -> Tensor:
+    """Return w_i / ||w_i||, shape (n, d), in float32 or wider; zero rows stay zero."""
+    wide = matrix.detach()
+    wide = wide if wide.dtype == torch.float64 else wide.float()
+    norms = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
+    return torch.where(norms > SMALLEST_NORM, wide / norms, torch.zeros_like(wide))
+
+
+# Random rows that depend on the seed alone.
+
+
+def sample_rows(count: int, wanted: int, seed: int) -> Tensor:
+    """``wanted`` of ``count`` rows, uniformly, without repetition, in ascending order.
+
+    All of them where ``wanted`` is not smaller.
+    """
+    if wanted >= count:
+        return torch.arange(count)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(count, generator=generator)[:wanted].sort().values
+
+
+# The callback by which long computations report how far they are.
+
+
+ProgressCallback = Callable[[int], None]
+"""Called after each piece of work with the number of rows or tokens that it had."""
+
+
+def ignore_progress(_done: int) -> None:
+    """Do nothing; the default callback."""

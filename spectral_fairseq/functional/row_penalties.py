@@ -1,0 +1,263 @@
+"""The mean cosine between different words, and its penalty.
+
+Gao, He, Tan, Qin, Wang, Liu: "Representation Degeneration Problem in Training Natural Language
+Generation Models", ICLR 2019, https://openreview.net/forum?id=SkEYojRqtm, equation 6 and
+appendix B:
+
+    R = 1/N^2 sum_i sum_{j != i} w_i'w_j / (||w_i|| ||w_j||) = (||sum_i w_i/||w_i|| ||^2 - N) / N^2
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Optional, Sequence, Tuple, Union
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.functional.products import SMALLEST_NORM, full_float32
+
+
+class _SquaredDirectionSum(torch.autograd.Function):
+    """S = ||sum_i w_i/||w_i|| ||^2 - sum_i ||w_i/||w_i|| ||^2, over the rows that are not excluded.
+
+    With s = sum_i w_i/||w_i|| the gradient is closed, dS/dw_i = 2 (s - w_i (w_i's)/||w_i||^2) /
+    ||w_i||. Each pass reads the table twice, and the gradient is the only tensor of the table's
+    size: autograd's own rules would make five.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, excluded: Optional[Tensor]) -> Tensor:
+        norms = torch.linalg.vector_norm(matrix, dim=1)  # [n]
+        inverse = torch.where(norms > SMALLEST_NORM, norms, torch.full_like(norms, float("inf")))
+        inverse.reciprocal_()
+        if excluded is not None:
+            inverse.index_fill_(0, excluded, 0)
+        with full_float32(matrix.device):
+            direction_sum = torch.mv(matrix.t(), inverse)  # [d]
+        ctx.save_for_backward(matrix, inverse, direction_sum)
+        return direction_sum.square().sum() - (inverse > 0).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, None]:
+        matrix, inverse, direction_sum = ctx.saved_tensors
+        along = torch.mv(matrix, direction_sum) * inverse  # [n], cosines times ||s||
+        result = matrix * (-2 * grad * along * inverse.square()).unsqueeze(1)  # [n, d]
+        return result.addr_(inverse, 2 * grad * direction_sum), None
+
+
+def cosine_penalty(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tensor:
+    """Return R of equation 6, in time O(N d).
+
+    R does not depend on the lengths of the rows. A zero row has no direction: its cosines are taken
+    as zero, its gradient is zero, and it still counts in N.
+
+    Args:
+        matrix: table, shape (n, d), of any floating dtype.
+        excluded: distinct indices of the rows to leave out (padding and the like), shape (m,);
+            N = n - m.
+
+    Returns:
+        Scalar between -1/N and 1 - 1/N, in float32 or wider.
+
+    Raises:
+        ConfigurationError: every row is excluded.
+    """
+    count = matrix.size(0) - (0 if excluded is None else excluded.numel())
+    if count < 1:
+        raise ConfigurationError(
+            "a table with at least one row that is not excluded, for the cosine penalty",
+            f"{matrix.size(0)} rows, all of them padding or made-up words",
+            "Check the dictionary.",
+        )
+    wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+    return _SquaredDirectionSum.apply(wide, excluded) / count**2
+
+
+# The penalty that pulls the norms of word vectors to a target.
+#
+# Herold, Gao, Ney: "Improving Neural Language Models with Weight Norm Initialization and
+# Regularization", WMT 2018, https://aclanthology.org/W18-6310/, equation 12:
+#
+#     R = sqrt(sum_j (||W_j|| - nu)^2 + eps)
+#
+# eps is not in the paper: without it the gradient is undefined where every norm meets its target. A
+# target for each word in proportion to its log count is future work in section 7 of the paper.
+
+
+def weight_norm_penalty(
+    norms: Tensor,
+    target: Union[float, Tensor],
+    excluded: Optional[Tensor] = None,
+    eps: float = 1e-8,
+) -> Tensor:
+    """Return R of equation 12.
+
+    It is the root of a sum over words, not of a mean: it grows with the root of the vocabulary.
+
+    Args:
+        norms: ||W_j||, shape (n,), from
+            :func:`~spectral_fairseq.functional.products.row_norms` or from a table that
+            stores them.
+        target: nu, one number or one for each word, shape (n,).
+        excluded: indices of the rows to leave out (padding and the like), shape (m,).
+        eps: added under the root; R is sqrt(eps) where every norm meets its target.
+
+    Returns:
+        Scalar.
+    """
+    residual = norms.to(torch.promote_types(norms.dtype, torch.float32)) - target  # [n]
+    if excluded is not None:
+        residual = residual.index_fill(0, excluded, 0.0)
+    return (residual.square().sum() + eps).sqrt()
+
+
+def log_count_target(log_counts: Tensor, mean: float, excluded: Optional[Tensor] = None) -> Tensor:
+    """Return a target norm for each word, in proportion to its log count.
+
+    Args:
+        log_counts: shape (n,), from
+            :func:`~spectral_fairseq.functional.row_penalties.smoothed_log_counts`.
+        mean: nu, the mean target of the rows that are not excluded. It has the same meaning as a
+            single target.
+        excluded: indices of the rows left out of that mean, shape (m,).
+
+    Returns:
+        Shape (n,).
+
+    Raises:
+        ConfigurationError: the log counts of the remaining rows do not have a positive sum.
+    """
+    counted = log_counts
+    if excluded is not None:
+        counted = log_counts.index_fill(0, excluded, 0.0)
+    size = log_counts.numel() - (0 if excluded is None else excluded.numel())
+    total = float(counted.sum())
+    if not (size > 0 and total > 0):
+        raise ConfigurationError(
+            "log counts with a positive sum, for target norms in proportion to them",
+            f"a sum of {total:g} over {size} words",
+            "Use smoothed log counts of a dictionary with counts.",
+        )
+    return log_counts * (mean * size / total)
+
+
+# The squared length of a table's mean vector: output embedding centering as a penalty (mu-loss).
+#
+# Stollenwerk, Lokrantz, Hertzberg: "Output Embedding Centering for Stable LLM Pretraining", 2026,
+# https://arxiv.org/abs/2601.02031:
+#
+#     R = mu'mu,   mu = 1/N sum_i w_i
+#
+# Adding one vector to all output vectors changes no softmax, so the likelihood of an untied output
+# table has no opinion about mu, which is free to grow.
+
+
+def mean_vector_penalty(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tensor:
+    """R = ||1/N sum_i w_i||^2, in time O(N d).
+
+    Args:
+        matrix: table, shape (n, d).
+        excluded: distinct indices of the rows to leave out (padding and the like), shape (m,);
+            N = n - m.
+
+    Returns:
+        Scalar >= 0.
+
+    Raises:
+        ConfigurationError: every row is excluded.
+    """
+    dtype = torch.promote_types(matrix.dtype, torch.float32)
+    total, count = matrix.sum(0, dtype=dtype), matrix.size(0)
+    if excluded is not None:
+        total = total - matrix.index_select(0, excluded).sum(0, dtype=dtype)
+        count -= excluded.numel()
+    if count < 1:
+        raise ConfigurationError(
+            "a table with at least one row that is not excluded, for the mean vector",
+            f"{matrix.size(0)} rows, all of them padding or made-up words",
+            "Check the dictionary.",
+        )
+    return (total / count).square().sum()
+
+
+# Activation regularisation of a recurrent network's outputs.
+#
+# Merity, McCann, Socher: "Revisiting Activation Regularization for Language RNNs", 2017,
+# https://arxiv.org/abs/1708.01009, with the means of squares with which the AWD-LSTM was trained.
+# For outputs h_t, t = 1..T, of d_h dimensions,
+#
+#     AR  = mean(h_t^2),             h after output dropout, over positions, streams and dimensions
+#     TAR = mean((h_{t+1} - h_t)^2), h before output dropout, likewise
+
+
+def activation_regularization(dropped: Tensor, counted: Optional[Tensor] = None) -> Tensor:
+    """Return AR, a scalar in float32 or wider.
+
+    Args:
+        dropped: h after dropout, shape (B, T, d_h).
+        counted: shape (B, T), false at padding; ``None`` counts every position.
+    """
+    return _mean_of_squares(dropped, counted)
+
+
+def temporal_activation_regularization(raw: Tensor, counted: Optional[Tensor] = None) -> Tensor:
+    """Return TAR, a scalar in float32 or wider; 0 for segments of one position.
+
+    Args:
+        raw: h before dropout, shape (B, T, d_h).
+        counted: shape (B, T), false at padding; a difference counts where both of its positions
+            do.
+    """
+    if counted is not None:
+        counted = counted[:, 1:] & counted[:, :-1]
+    return _mean_of_squares(raw[:, 1:] - raw[:, :-1], counted)
+
+
+def _mean_of_squares(values: Tensor, counted: Optional[Tensor]) -> Tensor:
+    squares = (values if values.dtype == torch.float64 else values.float()).square()
+    if counted is None:
+        return squares.sum() / max(squares.numel(), 1)
+    positions = counted.sum().clamp(min=1)
+    return (squares.sum(-1) * counted).sum() / (positions * values.size(-1))
+
+
+# Logarithms of word counts, smoothed for words never counted.
+
+
+def smoothed_log_counts(counts: Sequence[float]) -> Tensor:
+    """Return log(1 + max(c_k, 1)) of each count c_k.
+
+    Plain log c is zero for words seen once, which would give them zero vectors, and minus infinity
+    for words never seen: fairseq's special symbols and ``madeupword`` fillers, and words that
+    another corpus does not have. With this formula a word never seen counts like one seen once,
+    every value is positive, and frequent words are hardly affected (at c = 100 log c changes by
+    0.2 %).
+
+    Args:
+        counts: one for each row of the dictionary, n numbers.
+
+    Returns:
+        Shape (n,), float32, at least log 2.
+
+    Raises:
+        DataError: a count is negative or not finite, or no word was counted more than once.
+    """
+    wrong = next((c for c in counts if not (math.isfinite(c) and c >= 0)), None)
+    if wrong is not None:
+        raise DataError(
+            "finite word counts >= 0 in the dictionary",
+            f"a count of {wrong!r}",
+            "Create the dictionary again with fairseq-preprocess.",
+        )
+    if max(counts, default=0) <= 1:
+        raise DataError(
+            "a dictionary with word counts, for norms in proportion to their logarithms",
+            f"{len(counts)} symbols, none with a count above 1",
+            "Create dict.txt with fairseq-preprocess from the training text (each line is "
+            "'<symbol> <count>'), or choose an option that needs no counts.",
+        )
+    return torch.tensor(counts, dtype=torch.float64).clamp(min=1).log1p().float()

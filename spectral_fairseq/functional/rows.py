@@ -1,0 +1,238 @@
+"""How far apart two tables of the same words are, whatever their coordinates.
+
+Both measures subtract the mean row first, A and B then being N x d_a and N x d_b.
+
+* Linear CKA (Kornblith, Norouzi, Lee, Hinton: "Similarity of Neural Network Representations
+  Revisited", ICML 2019, https://arxiv.org/abs/1905.00414, equation 5):
+
+      CKA = ||A'B||_F^2 / (||A'A||_F ||B'B||_F)          1: the same up to rotation and scale
+
+* Orthogonal Procrustes (Schönemann, Psychometrika 31, 1966, https://doi.org/10.1007/BF02289451):
+  what is left of B after the best rotation Q and scale c, with ||.||_* the sum of singular values,
+
+      min_{c, Q} ||c A Q - B||_F / ||B||_F = sqrt(1 - (||A'B||_* / (||A||_F ||B||_F))^2)
+
+  0: the same up to rotation and scale; the roles of A and B are alike.
+
+CKA follows the directions of the largest variance; the residual counts every direction.
+"""
+
+from __future__ import annotations
+
+from typing import List, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from spectral_fairseq.errors import DataError
+from spectral_fairseq.functional.products import (
+    BLOCK_ROWS,
+    SMALLEST_NORM,
+    cached_rows,
+    checked_table,
+)
+
+
+class CentredProducts(NamedTuple):
+    """Products of two tables whose mean rows were subtracted, float64.
+
+    Attributes:
+        left: A'A, shape (d_a, d_a).
+        right: B'B, shape (d_b, d_b).
+        cross: A'B, shape (d_a, d_b).
+    """
+
+    left: Tensor
+    right: Tensor
+    cross: Tensor
+
+
+@torch.no_grad()
+def centred_products(
+    left: Tensor,
+    right: Tensor,
+    left_rows: Optional[Tensor] = None,
+    right_rows: Optional[Tensor] = None,
+    *,
+    block_rows: int = BLOCK_ROWS,
+) -> CentredProducts:
+    """Return the three products, from one pass over blocks of rows.
+
+    Args:
+        left: A before centring, shape (n_a, d_a).
+        right: B before centring, shape (n_b, d_b).
+        left_rows: rows of A to take, shape (N,); all if not given.
+        right_rows: those of B that stand for the same words, shape (N,).
+        block_rows: rows that are converted to float64 at a time.
+
+    Raises:
+        DataError: different numbers of rows, or fewer than two.
+    """
+    left, right = checked_table(left), checked_table(right)
+    one = torch.arange(left.size(0)) if left_rows is None else left_rows
+    other = torch.arange(right.size(0)) if right_rows is None else right_rows
+    if len(one) != len(other) or len(one) < 2:
+        raise DataError(
+            "two tables of the same words, at least two",
+            f"{len(one)} and {len(other)} rows",
+            "Name the rows of the words that both have.",
+        )
+    width = left.size(1)
+    total = left.new_zeros(width + right.size(1), dtype=torch.float64)
+    gram = torch.outer(total, total)
+    # Without its first row a table of equal rows is zero, and a long mean cancels fewer digits.
+    first = torch.cat([left[one[0]].double(), right[other[0]].double()])
+    for some, others in zip(one.split(block_rows), other.split(block_rows)):
+        both = torch.cat([left[some].double(), right[others].double()], 1)  # [b, d_a + d_b]
+        both -= first
+        gram.addmm_(both.t(), both)
+        total += both.sum(0)
+    gram.addr_(total, total, alpha=-1 / len(one))
+    return CentredProducts(gram[:width, :width], gram[width:, width:], gram[:width, width:])
+
+
+def linear_cka(products: CentredProducts) -> float:
+    """Return CKA, between 0 and 1; NaN where all rows of a table are equal."""
+    scale = float(products.left.norm() * products.right.norm())
+    return float(products.cross.norm()) ** 2 / scale if scale > 0 else float("nan")
+
+
+def procrustes_residual(products: CentredProducts) -> float:
+    """Return the residual, between 0 and 1; NaN where all rows of a table are equal."""
+    squares = float(products.left.trace() * products.right.trace())
+    if squares <= 0:
+        return float("nan")
+    alike = float(torch.linalg.svdvals(products.cross).sum()) / squares**0.5
+    return max(1 - alike**2, 0.0) ** 0.5
+
+
+# How far values lie from the middle of their sample, in a unit that outliers cannot change.
+#
+#     score_i = (x_i - median(x)) / (1.4826 median |x - median(x)|)
+#
+# The factor makes the unit the standard deviation of a normal sample. :data:`OUTLYING` is 5: a
+# normal value lies that far on one side with probability 2.9e-7, so of a million none is expected.
+
+
+OUTLYING = 5.0
+
+
+def robust_scores(values: Tensor) -> Tensor:
+    """Return the scores, shape (n,), float64, of ``values``, shape (n,).
+
+    All are zero where at least half of the values are equal, which leaves no unit.
+    """
+    away = values.double() - values.double().median()
+    unit = 1.4826 * float(away.abs().median())
+    return away / unit if unit > 0 else torch.zeros_like(away)
+
+
+# Rows of a table that look as if training had never reached them.
+#
+# Land, Bartolo: "Fishing for Magikarp: Automatically Detecting Under-trained Tokens in Large
+# Language Models", EMNLP 2024, https://arxiv.org/abs/2405.05417, ranks tokens by the norm of their
+# input vectors, because weight decay shrinks a row that no gradient reaches. A report needs a rule
+# that decides. This one calls a row never trained if
+#
+# 1. it is zero; or
+# 2. it equals another row bit for bit, which two gradients never bring about; or
+# 3. its norm is unusually small: log ||w_i|| lies 5 robust standard deviations
+#    (``robust_outliers.py``) below the median.
+#
+# The third rule is blind where half of the rows or more are untrained, and where the initialisation
+# is as long as trained rows. A row that a tied softmax only pushed away counts as trained.
+
+
+# Two for a number of 8 bytes: its low bits are often zero, and would stay so in a product.
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int32}
+# Rows that differ nearly always differ in so many first columns.
+_FIRST_COLUMNS = 16
+
+
+@torch.no_grad()
+def untrained_rows(matrix: Tensor, norms: Tensor) -> Tensor:
+    """Return the rows that the three rules above name.
+
+    Args:
+        matrix: W, shape (N, d), of any floating dtype.
+        norms: of its rows, shape (N,).
+
+    Returns:
+        Indices in ascending order, shape (m,).
+
+    Raises:
+        DataError: ``matrix`` is not a table.
+    """
+    zero = norms <= SMALLEST_NORM
+    short = robust_scores(norms.double().clamp(min=SMALLEST_NORM).log()) < -OUTLYING
+    return (zero | short | repeated_rows(matrix)).nonzero().squeeze(1)
+
+
+@torch.no_grad()
+def repeated_rows(matrix: Tensor, *, block_rows: Optional[int] = None) -> Tensor:
+    """Return whether another row has the same bits, shape (N,), bool.
+
+    The bits of each row are hashed to 64 bits, in integers, which no order of summation changes.
+    Different rows share a hash with a probability of about 1e-9 in a table of 100,000 words. Whole
+    rows are read only where the first columns are repeated.
+
+    Args:
+        matrix: W, shape (N, d), of a floating dtype of 2, 4 or 8 bytes.
+        block_rows: rows that are hashed at a time; as many as stay in the cache if not given.
+
+    Raises:
+        DataError: ``matrix`` is not a table.
+    """
+    matrix = checked_table(matrix)
+    block_rows = block_rows or cached_rows(matrix.size(1))
+    repeated = _occurs_again([_hashes(matrix[:, :_FIRST_COLUMNS])])
+    rows = repeated.nonzero().squeeze(1)
+    if rows.numel() > 0:
+        repeated[rows] = _occurs_again([_hashes(matrix[part]) for part in rows.split(block_rows)])
+    return repeated
+
+
+def _hashes(rows: Tensor) -> Tensor:
+    bits = rows.contiguous().view(_INTEGERS[rows.element_size()])
+    generator = torch.Generator().manual_seed(0)
+    factors = torch.randint(-(2**62), 2**62, (bits.size(1),), generator=generator) * 2 + 1
+    return (bits.long() * factors.to(rows.device)).sum(1)  # mod 2^64
+
+
+def _occurs_again(hashes: List[Tensor]) -> Tensor:
+    _, place, times = torch.unique(torch.cat(hashes), return_inverse=True, return_counts=True)
+    return (times > 1)[place]
+
+
+# Correlation of two lists of numbers, such as row norms and log counts.
+
+
+def pearson(x: Tensor, y: Tensor) -> float:
+    """Return Pearson's r of two vectors, shape (n,); NaN where one of them is constant."""
+    x, y = _centred(x), _centred(y)
+    scale = float(x.norm() * y.norm())
+    return float(x @ y) / scale if scale > 0 else float("nan")
+
+
+def spearman(x: Tensor, y: Tensor) -> float:
+    """Return Spearman's rho: Pearson's r of the ranks, where equal values share their mean rank."""
+    return pearson(mean_ranks(x), mean_ranks(y))
+
+
+def mean_ranks(x: Tensor) -> Tensor:
+    """Return ranks from 0 on, shape (n,), float64; equal values share the mean of their ranks."""
+    _, group, size = torch.unique(x, sorted=True, return_inverse=True, return_counts=True)
+    after = size.double().cumsum(0)
+    return (after - (size.double() + 1) / 2)[group]
+
+
+def slope(x: Tensor, y: Tensor) -> float:
+    """Return the slope of the least-squares line of y over x; NaN where x is constant."""
+    x, y = _centred(x), _centred(y)
+    spread = float(x @ x)
+    return float(x @ y) / spread if spread > 0 else float("nan")
+
+
+def _centred(x: Tensor) -> Tensor:
+    x = x.double() - x[:1].double()  # exactly zero for a constant, whatever its mean is rounded to
+    return x - x.mean()

@@ -1,0 +1,485 @@
+"""Cross entropy over a large vocabulary, computed block by block without tokens x N scores.
+
+With scores s = W h + b, p = softmax(s) and label smoothing eps over N words,
+
+    loss = (1 - eps - eps_i) (-log p_y) + eps_i sum_v (-log p_v),    eps_i = eps / (N - 1),
+
+which is the loss of fairseq's ``label_smoothed_cross_entropy``; label smoothing is that of
+Szegedy et al., CVPR 2016, https://arxiv.org/abs/1512.00567. The naive form is
+``tests/reference/mixture.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.blocks import (
+    BlockScores,
+    GradientSums,
+    accumulation_dtype,
+    aligned,
+    check_sizes,
+    detached_without_grad,
+    filled,
+    outside_graphs,
+    padded,
+    product_dtype,
+    scaled_gradients,
+    softmax_,
+    token_blocks,
+    tokens_per_block,
+    without_ignored,
+)
+from spectral_fairseq.functional.products import row_norms
+
+# The adversarial softmax: each target word is scored with the worst vector near its own.
+#
+# Wang, Gong, Liu: "Improving Neural Language Modeling via Adversarial Training", ICML 2019,
+# https://proceedings.mlr.press/v97/wang19f.html. The inner problem has a closed form,
+#
+#     min over ||delta|| <= eps ||w_y|| of (w_y + delta)'h  =  w_y'h - eps ||w_y|| ||h||
+#
+# so the target's logit loses a margin eps ||w_y|| ||h||, in training only; the other logits keep
+# their values. In a mixture of softmaxes each expert has a target's logit w_y'h_k of its own, which
+# loses eps ||w_y|| ||h_k||.
+#
+# Note [Gradient of the margin]
+# -----------------------------
+# The margin is differentiated as a function of both h and w_y: the objective is the minimum itself,
+# whose radius eps ||w_y|| depends on w_y. The gradient for h is -eps ||w_y|| h/||h||, the same as
+# with a constant worst delta. For w_y the authors' public implementation differs in two ways: it
+# holds the radius constant, which leaves out -eps ||h|| w_y/||w_y||, and it perturbs only targets
+# whose cosine with h is positive. Detach ``target_norms`` to hold the radius constant.
+
+
+class AdversarialLoss(NamedTuple):
+    """Losses summed over tokens, in nats.
+
+    Attributes:
+        loss: label-smoothed cross entropy with the target's logits lowered; the only one with a
+            gradient.
+        plain_loss: the same of the logits as they are.
+        plain_nll: the latter without label smoothing.
+    """
+
+    loss: Tensor
+    plain_loss: Tensor
+    plain_nll: Tensor
+
+
+def adversarial_margin(
+    features: Tensor,
+    target_norms: Tensor,
+    targets: Tensor,
+    epsilon: float,
+    padding_idx: Optional[int] = None,
+) -> Tensor:
+    """Return the margin eps ||w_y|| ||h||, zero where the target is padding.
+
+    Args:
+        features: h, shape (*, d), the input of the output product.
+        target_norms: ||w_y|| of each target's vector, shape (*): the norms of the gathered rows,
+            so that the cost does not depend on the size of the table. For the contexts of a
+            mixture, features of shape (*, K, d), the shape is (*, 1), and so is that of targets.
+        targets: y, shape (*).
+        epsilon: radius of the perturbation as a share of ||w_y||, at least 0.
+        padding_idx: target that marks padding.
+
+    Returns:
+        Shape (*), float32 or wider.
+
+    Raises:
+        ConfigurationError: epsilon is negative, infinite or not a number.
+    """
+    if not 0 <= epsilon < float("inf"):
+        raise ConfigurationError(
+            "`epsilon` to be a finite number >= 0", repr(epsilon), "Correct `epsilon`."
+        )
+    if features.dtype in (torch.float16, torch.bfloat16):
+        features = features.float()
+    margin = epsilon * target_norms.to(features.dtype) * row_norms(features)
+    return margin if padding_idx is None else margin.masked_fill(targets.eq(padding_idx), 0.0)
+
+
+def adversarial_logits(
+    logits: Tensor, targets: Tensor, margin: Tensor, inplace: bool = False
+) -> Tensor:
+    """Return the logits with their target entries lowered by ``margin``.
+
+    Any loss of these logits, also with label smoothing, is that of the perturbed output layer.
+
+    Args:
+        logits: shape (*, N).
+        targets: shape (*), each from 0 to N - 1, also those that are padding.
+        margin: from :func:`adversarial_margin`, shape (*).
+        inplace: write into ``logits`` instead of a copy; for the result of an output product that
+            nothing else reads.
+
+    Returns:
+        Shape (*, N), in the dtype of ``logits``.
+    """
+    index = targets.unsqueeze(-1)  # [*, 1]
+    change = -margin.unsqueeze(-1).to(logits.dtype)  # [*, 1]
+    if inplace:
+        return logits.scatter_add_(-1, index, change)
+    return logits.scatter_add(-1, index, change)
+
+
+@torch.no_grad()
+def unperturbed_nll(nll: Tensor, margin: Tensor) -> Tensor:
+    """Return the negative log-likelihood without the margin, for logs, at a cost independent of N.
+
+    Raising one logit by m changes the normaliser by the factor 1 - p + p e^m, where p = e^-nll
+    is the target's probability.
+
+    Args:
+        nll: -log p of the targets under :func:`adversarial_logits`, shape (*).
+        margin: m, shape (*).
+
+    Returns:
+        -log p of the targets under the unperturbed logits, shape (*), without a gradient.
+    """
+    others = torch.log1p(-torch.exp(-nll))  # log(1 - p), -inf where p is 1
+    return torch.logaddexp(others, margin - nll) + nll - margin
+
+
+@torch.no_grad()
+def unperturbed_loss(
+    loss: Tensor, nll: Tensor, margin: Tensor, smoothing: Tuple[float, float], vocabulary: int
+) -> Tuple[Tensor, Tensor]:
+    """Return the label-smoothed loss and the NLL without the margin, as :func:`unperturbed_nll`.
+
+    With the target's logit raised again by its margin m every log-probability falls by
+    c = nll_plain - nll + m, and the target's rises by m.
+
+    Args:
+        loss: label-smoothed loss of the targets under :func:`adversarial_logits`, shape (*).
+        nll: -log p of the targets under the same logits, shape (*).
+        margin: m, shape (*).
+        smoothing: weights of the target's -log p and of every word's, from
+            :func:`~.blockwise.smoothing_weights`.
+        vocabulary: N.
+
+    Returns:
+        Two tensors of shape (*), without a gradient.
+    """
+    target_weight, uniform = smoothing
+    plain = unperturbed_nll(nll, margin)
+    fall = plain - nll + margin
+    change = target_weight * (plain - nll) + uniform * (vocabulary * fall - margin)
+    # The loss of a target that has no probability is infinite, with and without the margin.
+    return loss + change.masked_fill(nll.isinf(), 0.0), plain
+
+
+def smoothing_weights(label_smoothing: float, vocabulary: int) -> Tuple[float, float]:
+    """Return the weights of the target's -log p and of every word's, 1 - eps - eps_i and eps_i.
+
+    Args:
+        label_smoothing: eps.
+        vocabulary: N.
+
+    Raises:
+        ConfigurationError: eps is outside [0, 1), or there are fewer than two words to smooth over.
+    """
+    if not 0.0 <= label_smoothing < 1.0:
+        raise ConfigurationError(
+            "`label_smoothing` in [0, 1)", repr(label_smoothing), "Choose a value in that range."
+        )
+    if label_smoothing == 0.0:
+        return 1.0, 0.0
+    if vocabulary < 2:
+        raise ConfigurationError(
+            "a vocabulary of two words or more with `label_smoothing`",
+            f"N = {vocabulary}",
+            "Set `label_smoothing` to 0.",
+        )
+    uniform = label_smoothing / (vocabulary - 1)
+    return 1.0 - label_smoothing - uniform, uniform
+
+
+class _BlockwiseCrossEntropy(torch.autograd.Function):
+    """(loss_sum, plain_loss_sum, plain_nll_sum), with gradients of loss_sum only.
+
+    The last two are those of the scores without a margin. See ``gradient_sums.py``,
+    Note [Gradients in the forward pass].
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        contexts: Tensor,
+        targets: Tensor,
+        matrix: Tensor,
+        bias: Optional[Tensor],
+        margin: Optional[Tensor],
+        label_smoothing: float,
+        block_elements: Optional[int],
+    ) -> Tuple[Tensor, Tensor, Tensor]:
+        tokens, vocabulary = contexts.size(0), matrix.size(0)
+        target_weight, uniform = smoothing_weights(label_smoothing, vocabulary)
+        dtype = product_dtype(contexts, matrix)
+        sum_dtype = accumulation_dtype(dtype)
+        needed = tuple(ctx.needs_input_grad[i] for i in (0, 2, 3))
+        with torch.autocast(contexts.device.type, enabled=False):
+            block_scores = BlockScores(matrix, bias, dtype)
+            word_sum = matrix.sum(0, dtype=sum_dtype) if uniform else None  # [d]
+            bias_sum = 0.0 if block_scores.bias is None else block_scores.bias.sum()
+            loss_sum, plain_loss_sum, plain_nll_sum = (
+                contexts.new_zeros((), dtype=sum_dtype) for _ in range(3)
+            )
+            margin_gradient = None if margin is None else margin.new_zeros(tokens, dtype=sum_dtype)
+            sums = GradientSums(contexts, matrix, bias, sum_dtype, needed)
+            block = tokens_per_block(vocabulary, contexts.device, block_elements)
+            for part, size in token_blocks(tokens, block):
+                rows = block_scores.rows(contexts[part], size)  # [b, d]
+                block_targets = filled(targets[part], size)  # [b]
+                # 1 for a token, 0 for a row that only fills the block up.
+                real = part.stop - part.start
+                counted = padded(rows.new_ones(real, dtype=sum_dtype), size)  # [b]
+                scores = block_scores(rows)  # [b, N]
+                block_margin = None
+                if margin is not None:
+                    block_margin = filled(margin[part].to(sum_dtype), size)  # [b]
+                    adversarial_logits(scores, block_targets, block_margin, inplace=True)
+                target_score = scores.gather(1, block_targets.unsqueeze(1)).squeeze(1)  # [b]
+                log_z = softmax_(scores)
+                nll = plain_nll = log_z - target_score
+                loss = target_weight * nll
+                if word_sum is not None:
+                    # sum_v -log p_v = N log Z - sum_v s_v, without a pass over the scores.
+                    score_sum = rows.to(sum_dtype) @ word_sum + bias_sum
+                    if block_margin is not None:
+                        score_sum -= block_margin
+                    loss += uniform * (vocabulary * log_z - score_sum)
+                plain_loss = loss
+                if block_margin is not None and margin_gradient is not None:
+                    plain_loss, plain_nll = unperturbed_loss(
+                        loss, nll, block_margin, (target_weight, uniform), vocabulary
+                    )
+                    hit_share = (target_weight + vocabulary * uniform) * torch.exp(-nll)
+                    from_margin = target_weight + uniform - hit_share  # -d loss / d s_y
+                    margin_gradient[part] = from_margin[:real]
+                for each in (loss, plain_loss, plain_nll):
+                    each[real:] = 0  # 0 times an infinite loss is no number
+                loss_sum += counted @ loss
+                plain_loss_sum += counted @ plain_loss
+                plain_nll_sum += counted @ plain_nll
+                # d loss / d s = (target_weight + N uniform) p - target_weight [v = y] - uniform,
+                # whose last term is the same for all tokens and is added after the loop.
+                sums.add_block(
+                    part,
+                    rows,
+                    scores,
+                    block_scores.table,
+                    block_targets,
+                    weights=(target_weight + vocabulary * uniform) * counted,
+                    hits=target_weight * counted,
+                )
+            if word_sum is not None:
+                if sums.contexts is not None:
+                    sums.contexts -= uniform * word_sum
+                if sums.matrix is not None:
+                    sums.matrix -= uniform * contexts.sum(0, dtype=sum_dtype)
+                if sums.bias is not None:
+                    sums.bias -= uniform * tokens
+        sums.save(ctx, (margin_gradient, sum_dtype if margin is None else margin.dtype))
+        ctx.mark_non_differentiable(plain_loss_sum, plain_nll_sum)
+        return loss_sum, plain_loss_sum, plain_nll_sum
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Tuple[Optional[Tensor], ...]:
+        contexts, matrix, bias, margin = scaled_gradients(ctx, grad)
+        return contexts, None, matrix, bias, margin, None, None
+
+
+def blockwise_cross_entropy(
+    contexts: Tensor,
+    targets: Tensor,
+    matrix: Tensor,
+    bias: Optional[Tensor] = None,
+    *,
+    label_smoothing: float = 0.0,
+    ignore_index: Optional[int] = None,
+    block_elements: Optional[int] = None,
+) -> Tuple[Tensor, Tensor]:
+    """Return the label-smoothed cross entropy of softmax(W h + b), summed over tokens.
+
+    It equals ``tests/reference/mixture.py: smoothed_nll(log_softmax(h W' + b))``, but its memory
+    does not grow with tokens x N.
+
+    Args:
+        contexts: h, shape (T, d).
+        targets: shape (T,).
+        matrix: W, shape (N, d).
+        bias: b, shape (N,).
+        label_smoothing: eps in [0, 1).
+        ignore_index: target whose tokens contribute zero.
+        block_elements: number of scores held at a time; ``None`` is
+            ``token_blocks.elements_for`` the device.
+
+    Returns:
+        loss_sum and nll_sum, scalars in float32 (float64 for float64 input), in nats. Only
+        loss_sum has a gradient, and only a first one.
+
+    Raises:
+        ConfigurationError: shapes that do not fit together, or eps outside its range.
+    """
+    inputs = (contexts, targets, matrix, bias)
+    loss, _, nll = _summed_losses(inputs, None, label_smoothing, ignore_index, block_elements)
+    return loss, nll
+
+
+def adversarial_blockwise_cross_entropy(
+    contexts: Tensor,
+    targets: Tensor,
+    matrix: Tensor,
+    margin: Tensor,
+    bias: Optional[Tensor] = None,
+    *,
+    label_smoothing: float = 0.0,
+    ignore_index: Optional[int] = None,
+    block_elements: Optional[int] = None,
+) -> AdversarialLoss:
+    """Return :func:`blockwise_cross_entropy` with the target's score lowered, and without.
+
+    It equals ``tests/reference/mixture.py: smoothed_nll`` of the log-softmax of
+    :func:`~.adversarial.adversarial_logits`.
+
+    Args:
+        contexts: h, shape (T, d).
+        targets: shape (T,).
+        matrix: W, shape (N, d).
+        margin: eps ||w_y|| ||h|| from :func:`~.adversarial.adversarial_margin`, shape (T,); it has
+            a gradient.
+        bias: b, shape (N,).
+        label_smoothing: eps in [0, 1).
+        ignore_index: target whose tokens contribute zero.
+        block_elements: as for :func:`blockwise_cross_entropy`.
+
+    Returns:
+        The loss, and the plain losses for logs, at a cost independent of N.
+
+    Raises:
+        ConfigurationError: shapes that do not fit together, or eps outside its range.
+    """
+    inputs = (contexts, targets, matrix, bias)
+    return AdversarialLoss(
+        *_summed_losses(inputs, margin, label_smoothing, ignore_index, block_elements)
+    )
+
+
+@outside_graphs
+def _summed_losses(
+    inputs: Tuple[Tensor, Tensor, Tensor, Optional[Tensor]],
+    margin: Optional[Tensor],
+    label_smoothing: float,
+    ignore_index: Optional[int],
+    block_elements: Optional[int],
+) -> Tuple[Tensor, Tensor, Tensor]:
+    """Check and apply :class:`_BlockwiseCrossEntropy`."""
+    contexts, targets, matrix, bias = inputs
+    check_sizes(contexts, targets, matrix, bias)
+    targets, contexts, margin = without_ignored(ignore_index, targets, contexts, margin)
+    contexts, matrix = aligned(contexts, matrix)
+    contexts, matrix, bias, margin = detached_without_grad(contexts, matrix, bias, margin)
+    return _BlockwiseCrossEntropy.apply(
+        contexts, targets, matrix, bias, margin, label_smoothing, block_elements
+    )
+
+
+# The sigsoftmax, p_v proportional to exp(z_v) sigmoid(z_v), and its cross entropy in blocks.
+#
+# Kanai, Fujiwara, Yamanaka, Adachi: "Sigsoftmax: Reanalysis of the Softmax Bottleneck", NeurIPS
+# 2018, https://arxiv.org/abs/1805.10829, equation 11. It is the softmax of
+#
+#     s = z + log sigmoid(z),    z = W h + b
+#
+# and because s is not linear in h, the rank of the matrix of log-probabilities is not bounded by d
+# as that of a softmax is. It has no parameters of its own.
+
+
+def sigsoftmax_scores(logits: Tensor) -> Tensor:
+    """s = z + log sigmoid(z) of ``logits``, of any shape; their softmax is the sigsoftmax of z."""
+    return logits + F.logsigmoid(logits)
+
+
+def sigsoftmax_cross_entropy(
+    contexts: Tensor,
+    targets: Tensor,
+    matrix: Tensor,
+    bias: Optional[Tensor] = None,
+    *,
+    label_smoothing: float = 0.0,
+    ignore_index: Optional[int] = None,
+    block_elements: Optional[int] = None,
+) -> Tuple[Tensor, Tensor]:
+    """The label-smoothed cross entropy of the sigsoftmax of W h + b, summed over tokens.
+
+    The scores of a block are computed again in the backward pass, so that no tokens x N scores are
+    held.
+
+    Args:
+        contexts: h, shape (T, d).
+        targets: shape (T,).
+        matrix: W, shape (N, d).
+        bias: b, shape (N,).
+        label_smoothing: eps in [0, 1), spread over the other N - 1 words.
+        ignore_index: target whose tokens contribute zero.
+        block_elements: number of scores held at a time; ``None`` is
+            ``token_blocks.elements_for`` the device.
+
+    Returns:
+        loss_sum and nll_sum, scalars in float32 (float64 for float64 input), in nats. Only
+        loss_sum has a gradient.
+
+    Raises:
+        ConfigurationError: shapes that do not fit together, or eps outside its range.
+    """
+    check_sizes(contexts, targets, matrix, bias)
+    targets, contexts = without_ignored(ignore_index, targets, contexts)
+    target_weight, uniform = smoothing_weights(label_smoothing, matrix.size(0))
+    dtype = product_dtype(contexts, matrix, bounded=False)
+    sum_dtype = accumulation_dtype(dtype)
+    table = matrix.to(dtype)
+
+    def block(rows: Tensor, targets: Tensor, counted: Tensor) -> Tuple[Tensor, Tensor]:
+        logits = F.linear(rows.to(dtype), table).to(sum_dtype)  # [b, N]
+        if bias is not None:
+            logits = logits + bias.to(sum_dtype)
+        log_p = torch.log_softmax(sigsoftmax_scores(logits), -1)
+        filler = counted.eq(0)  # 0 times an infinite loss is no number
+
+        def summed(each: Tensor) -> Tensor:
+            return counted @ each.masked_fill(filler, 0.0)
+
+        nll = -summed(log_p.gather(1, targets.unsqueeze(1)).squeeze(1))
+        if not uniform:
+            return nll, nll.detach()
+        return target_weight * nll - uniform * summed(log_p.sum(1)), nll.detach()
+
+    # Sums of nothing, which connect a batch of padding to the model.
+    given = [contexts, matrix] if bias is None else [contexts, matrix, bias]
+    loss_sum = torch.stack([one[:0].sum().to(sum_dtype) for one in given]).sum()
+    nll_sum = torch.zeros_like(loss_sum.detach())
+    with torch.autocast(contexts.device.type, enabled=False):
+        size = tokens_per_block(matrix.size(0), contexts.device, block_elements)
+        for part, rows in token_blocks(contexts.size(0), size):
+            counted = padded(contexts.new_ones(part.stop - part.start, dtype=sum_dtype), rows)
+            loss, nll = checkpoint(
+                block,
+                filled(contexts[part], rows),
+                filled(targets[part], rows),
+                counted,
+                use_reentrant=False,
+                preserve_rng_state=False,
+            )
+            loss_sum, nll_sum = loss_sum + loss, nll_sum + nll
+    return loss_sum, nll_sum

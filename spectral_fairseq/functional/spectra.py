@@ -1,0 +1,421 @@
+"""Singular values of a tall matrix, and its right singular vectors, from its d x d Gram matrix.
+
+    W'W = V diag(sigma^2) V'
+
+The Gram matrix costs N d^2 products and the eigendecomposition does not depend on N.
+
+Note [Roundoff of a Gram matrix]
+--------------------------------
+Every function here follows one rule. The entries of W'W are sums of N products, whose roundoff
+grows with sqrt(N), because its parts have either sign (https://doi.org/10.1137/18M1226312); the
+eigensolver adds a few eps. So the eigenvalues are taken to be known to within
+
+    eps (8 + sqrt(max(N, d))) sigma_1^2,    eps of the dtype in which the Gram matrix was computed.
+
+A bound that holds even if all roundoff has one sign would grow with N itself. It would take most
+singular values of a large degenerate table for zero.
+
+An eigenvalue that is not above the first bound is not told from zero. Its singular value is
+returned as exactly zero and receives no gradient. For 10,000 rows a singular value is therefore
+resolved down to 1.5e-7 sigma_1 in float64 and 0.0036 sigma_1 in float32.
+
+Note [Gradient through singular values]
+---------------------------------------
+d sigma_k / dW = u_k v_k' = W v_k v_k' / sigma_k. The rule holds for each simple singular value and
+for every symmetric function of repeated ones. Autograd's own rule for an eigendecomposition divides
+by differences of eigenvalues and is not finite where they meet. A function that treats equal values
+differently, such as the distance from a prior that decays, has a kink there: the coefficients of
+values that the eigensolver cannot tell apart are averaged, which is a subgradient and does not
+depend on the basis that it chose for them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, List, Optional, Tuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.functional.products import (
+    BLOCK_ROWS,
+    ProgressCallback,
+    checked_table,
+    full_float32,
+    ignore_progress,
+    row_blocks,
+)
+
+# Gram matrices M'M: of a whole matrix, with a gradient, and accumulated over blocks of rows.
+#
+# A Gram matrix is symmetric. The gradient of one therefore costs one product instead of two, and
+# the accumulated sum G = sum_b M_b' M_b costs little more than half the products: each block adds
+# only to strips of columns from the diagonal on, and the rest is mirrored once at the end.
+
+
+# 8 strips need 9/16 of the products; strips narrower than this would not keep the cores busy.
+_STRIPS = 8
+_MIN_STRIP_WIDTH = 64
+
+
+class _Gram(torch.autograd.Function):
+    """M'M with d<G, M'M>/dM = M (G + G'), one product where autograd's own rule takes two."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, excluded: Optional[Tensor]) -> Tensor:
+        ctx.save_for_backward(matrix)
+        ctx.excluded = excluded
+        with full_float32(matrix.device):
+            product = matrix.t() @ matrix
+            if excluded is not None:
+                rows = matrix.index_select(0, excluded)  # [m, d]
+                product -= rows.t() @ rows
+        return product
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, None]:
+        (matrix,) = ctx.saved_tensors
+        result = matrix @ (grad + grad.t())  # [n, d]
+        if ctx.excluded is not None:
+            # Exactly zero: Adam would make whole steps of what is left by rounding.
+            result.index_fill_(0, ctx.excluded, 0)
+        return result, None
+
+
+def gram(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tensor:
+    """Return M'M over the rows that are not excluded, in float32 or wider.
+
+    Args:
+        matrix: M, shape (n, d), of any floating dtype.
+        excluded: indices of the rows to leave out (padding and the like), shape (m,). They should
+            be few: their share is subtracted afterwards, so that the matrix is not copied.
+
+    Returns:
+        Shape (d, d), differentiable once.
+    """
+    return _Gram.apply(matrix.to(torch.promote_types(matrix.dtype, torch.float32)), excluded)
+
+
+def accumulate_gram(total: Tensor, block: Tensor) -> None:
+    """Add M'M to the upper triangle of ``total``, leaving meaningless numbers below the diagonal.
+
+    Args:
+        total: shape (d, d), changed in place; :func:`mirror_gram` completes it after the last
+            block.
+        block: M, shape (b, d), of the same dtype.
+    """
+    dim = block.size(1)
+    width = max(-(-dim // _STRIPS), _MIN_STRIP_WIDTH)
+    for start in range(0, dim, width):
+        strip = block[:, start : start + width]  # [b, width]
+        with full_float32(block.device):
+            total[start : start + width, start:].addmm_(strip.t(), block[:, start:])
+
+
+def mirror_gram(total: Tensor) -> Tensor:
+    """Copy the upper triangle below the diagonal, in place and without a second d x d matrix.
+
+    Args:
+        total: shape (d, d), as :func:`accumulate_gram` left it.
+
+    Returns:
+        ``total``.
+    """
+    dim = total.size(0)
+    width = max(-(-dim // _STRIPS), _MIN_STRIP_WIDTH)
+    for start in range(0, dim, width):
+        end = start + width
+        square = total[start:end, start:end]
+        square.copy_(square.triu() + square.triu(1).t())
+        total[end:, start:end].copy_(total[start:end, end:].t())
+    return total
+
+
+def roundoff(rows: int, columns: int, dtype: torch.dtype) -> float:
+    """How well the eigenvalues of a Gram matrix are known, relative to the largest.
+
+    See Note [Roundoff of a Gram matrix].
+
+    Args:
+        rows: N.
+        columns: d.
+        dtype: in which the Gram matrix was computed.
+    """
+    return torch.finfo(dtype).eps * (8 + math.sqrt(max(rows, columns)))
+
+
+def _roots(eigenvalues: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
+    """Return sigma, largest first, of ascending eigenvalues; see Note [Roundoff of a Gram matrix].
+
+    Args:
+        eigenvalues: of W'W, shape (d,).
+        rows: N.
+        dtype: in which W'W was computed.
+    """
+    largest = eigenvalues[-1].clamp(min=0)
+    noise = roundoff(rows, eigenvalues.numel(), dtype) * largest
+    resolved = torch.where(eigenvalues > noise, eigenvalues, torch.zeros_like(eigenvalues))
+    return resolved.sqrt().flip(0)
+
+
+def require_finite(gram_matrix: Tensor) -> None:
+    """Refuse what no eigensolver takes.
+
+    Raises:
+        DataError: an entry is infinite or not a number.
+    """
+    if not torch.isfinite(gram_matrix).all():
+        raise DataError(
+            "a matrix of finite numbers",
+            "infinity or NaN among its entries or in their squares",
+            "Training diverged, or the file is damaged: take an earlier checkpoint, or train "
+            "with a lower learning rate.",
+        )
+
+
+def _equal_values(eigenvalues: Tensor) -> Tensor:
+    """Return a number for each singular value, largest first; equal ones share a number."""
+    resolution = 16 * torch.finfo(eigenvalues.dtype).eps * eigenvalues[-1]
+    apart = -eigenvalues.flip(0).diff() > resolution
+    return torch.cat([apart.new_zeros(1), apart]).cumsum(0)
+
+
+class _SingularValues(torch.autograd.Function):
+    """sigma, largest first; see Note [Gradient through singular values]."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, excluded: Optional[Tensor]) -> Tensor:
+        gram_matrix = gram(matrix, excluded)
+        require_finite(gram_matrix)
+        eigenvalues, vectors = torch.linalg.eigh(gram_matrix)
+        sigma = _roots(eigenvalues, matrix.size(0), matrix.dtype)
+        ctx.save_for_backward(matrix, sigma, vectors.flip(1), _equal_values(eigenvalues))
+        ctx.excluded = excluded
+        return sigma
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        matrix, sigma, vectors, group = ctx.saved_tensors
+        ratio = torch.where(sigma > 0, grad / sigma, torch.zeros_like(grad))
+        total = torch.zeros_like(ratio).index_add_(0, group, ratio)
+        equal = torch.zeros_like(ratio).index_add_(0, group, torch.ones_like(ratio))
+        ratio = (total / equal.clamp(min=1))[group]
+        result = matrix @ ((vectors * ratio) @ vectors.t())  # [n, d]
+        if ctx.excluded is not None:
+            result.index_fill_(0, ctx.excluded, 0)
+        return result, None
+
+
+def singular_values(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tensor:
+    """Return the singular values of the rows that are not excluded, with a gradient for penalties.
+
+    Everything is computed in the dtype of ``matrix``, or in float32 where that is wider.
+
+    Args:
+        matrix: W, shape (n, d), n >= d.
+        excluded: indices of the rows to leave out (padding and the like), shape (m,).
+
+    Returns:
+        Shape (d,), largest first, differentiable once.
+
+    Raises:
+        DataError: an entry is infinite or not a number.
+    """
+    wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+    return _SingularValues.apply(wide, excluded)
+
+
+@torch.no_grad()
+def singular_values_of_gram(gram_matrix: Tensor, rows: int) -> Tensor:
+    """Return the singular values of a matrix whose Gram matrix is known.
+
+    Args:
+        gram_matrix: W'W, shape (d, d), in the dtype in which it was computed.
+        rows: N, the number of rows of W.
+
+    Returns:
+        Shape (d,), float64, largest first, without a gradient.
+
+    Raises:
+        DataError: an entry is infinite or not a number.
+    """
+    require_finite(gram_matrix)
+    return _roots(torch.linalg.eigvalsh(gram_matrix.double()), rows, gram_matrix.dtype)
+
+
+@torch.no_grad()
+def right_singular_system_of_gram(gram_matrix: Tensor, rows: int) -> Tuple[Tensor, Tensor]:
+    """Return the singular values and right singular vectors of a matrix with this Gram matrix.
+
+    Args:
+        gram_matrix: W'W, shape (d, d), in the dtype in which it was computed.
+        rows: N, the number of rows of W.
+
+    Returns:
+        sigma, shape (d,), largest first; and V, shape (d, d), whose column k belongs to sigma_k.
+        Both have the dtype of the Gram matrix and no gradient.
+
+    Raises:
+        DataError: an entry is infinite or not a number.
+    """
+    require_finite(gram_matrix)
+    eigenvalues, vectors = torch.linalg.eigh(gram_matrix)
+    return _roots(eigenvalues, rows, gram_matrix.dtype), vectors.flip(1)
+
+
+@torch.no_grad()
+def right_singular_system(
+    matrix: Tensor,
+    *,
+    block_rows: int = BLOCK_ROWS,
+    progress: ProgressCallback = ignore_progress,
+) -> Tuple[Tensor, Tensor]:
+    """Return the singular values and the right singular vectors of a table, in float64.
+
+    Args:
+        matrix: W, shape (N, d), of any floating dtype.
+        block_rows: number of rows that are converted to float64 at a time.
+        progress: called after each block with its number of rows.
+
+    Returns:
+        sigma, shape (d,), largest first; and V, shape (d, d), whose column k belongs to sigma_k.
+        Both are float64 and have no gradient. N < d is allowed.
+
+    Raises:
+        DataError: ``matrix`` is not a table, or an entry is infinite or not a number.
+    """
+    total = table_gram(matrix, block_rows=block_rows, progress=progress)
+    return right_singular_system_of_gram(total, matrix.size(0))
+
+
+@torch.no_grad()
+def table_gram(
+    matrix: Tensor,
+    *,
+    excluded: Optional[Tensor] = None,
+    block_rows: int = BLOCK_ROWS,
+    progress: ProgressCallback = ignore_progress,
+) -> Tensor:
+    """Return the Gram matrix W'W of a table, shape (d, d), float64, without a gradient.
+
+    Args:
+        matrix: W, shape (N, d), of any floating dtype.
+        excluded: rows that are not counted, shape (m,).
+        block_rows: number of rows that are converted to float64 at a time.
+        progress: called after each block with its number of rows.
+
+    Raises:
+        DataError: ``matrix`` is not a table.
+    """
+    matrix = checked_table(matrix)
+    total = matrix.new_zeros((matrix.size(1), matrix.size(1)), dtype=torch.float64)
+    for block in row_blocks(matrix, block_rows):
+        accumulate_gram(total, block)
+        progress(block.size(0))
+    total = mirror_gram(total)
+    if excluded is not None and excluded.numel():
+        rows = matrix[excluded].double()
+        total -= rows.t() @ rows
+    return total
+
+
+# Singular values of a matrix that arrives in blocks of rows, such as log-probabilities.
+#
+# Note [Rank through a Gram matrix]
+# ---------------------------------
+# 80,000 x 10,000 log-probabilities take 3.2 GB, and their SVD takes several times that. The Gram
+# matrix A'A takes 0.8 GB in float64 and is summed block by block of tokens. It resolves sigma_k
+# only
+# down to a multiple of sigma_1, by the rule of ``singular_values.py``, Note [Roundoff of a Gram
+# matrix]: 2.5e-7 for that shape. Log-probabilities computed in float32 (eps 1.2e-7) have roundoff
+# of
+# 1.8e-5 sigma_1 for that shape (``ranks.py``), and for every shape the second number is
+# more
+# than four times the first: no singular value that counts is lost. With a float64 model some would
+# be, so float64 matrices are refused.
+
+
+class BlockwiseSpectrum:
+    """Accumulates the singular values of a tall or wide matrix A of m rows and n columns.
+
+    With m >= n it keeps A'A, n x n in float64. With m < n it keeps the rows in the dtype in which
+    they arrive and forms AA' at the end. See Note [Rank through a Gram matrix].
+
+    Args:
+        rows: upper bound of m, which decides which of the two Gram matrices is smaller.
+        columns: n.
+    """
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self.rows = 0
+        self.columns = columns
+        self._kept: List[Tensor] = []
+        self._tall = rows >= columns
+        if self._tall:
+            self._gram = torch.zeros(columns, columns, dtype=torch.float64)
+
+    def add(self, block: Tensor) -> None:
+        """Append rows.
+
+        Args:
+            block: shape (b, n), float32 or narrower.
+
+        Raises:
+            ConfigurationError: the block is float64, whose roundoff the Gram matrix cannot resolve.
+            DataError: the block does not have n columns.
+        """
+        if block.dtype == torch.float64:
+            raise ConfigurationError(
+                "log-probabilities of float32 or narrower",
+                "float64",
+                "Take torch.linalg.svdvals of the whole matrix instead.",
+            )
+        if block.dim() != 2 or block.size(1) != self.columns:
+            raise DataError(
+                f"rows of {self.columns} columns",
+                f"shape {tuple(block.shape)}",
+                "Use the same model and dictionary for all blocks.",
+            )
+        self.rows += block.size(0)
+        if self._tall:
+            self._gram = self._gram.to(block.device)  # which it is on from the first block on
+            accumulate_gram(self._gram, block.double())
+        else:
+            self._kept.append(block)
+
+    def singular_values(self) -> Tensor:
+        """Return the singular values of the m rows that were added.
+
+        Returns:
+            Shape (min(m, n),), float64, largest first.
+
+        Raises:
+            DataError: no rows were added, or an entry is infinite or not a number.
+        """
+        if self.rows == 0:
+            raise DataError("at least one row", "none", "Check that the data are not empty.")
+        gram = mirror_gram(self._gram) if self._tall else self._row_gram()
+        if not torch.isfinite(gram).all():
+            raise DataError(
+                "finite log-probabilities",
+                "infinity or NaN",
+                "The model gives some word a probability of exactly zero, or training diverged.",
+            )
+        sigma = singular_values_of_gram(gram, max(self.rows, self.columns))
+        return sigma[: min(self.rows, self.columns)]
+
+    def _row_gram(self) -> Tensor:
+        sizes = [block.size(0) for block in self._kept]
+        gram = self._kept[0].new_empty(self.rows, self.rows, dtype=torch.float64)
+        tiles = gram.split(sizes)
+        for i, left in enumerate(self._kept):
+            wide = left.double()
+            for j, right in enumerate(self._kept[: i + 1]):
+                tile = wide @ right.double().t()
+                tiles[i].split(sizes, 1)[j].copy_(tile)
+                tiles[j].split(sizes, 1)[i].copy_(tile.t())
+        return gram

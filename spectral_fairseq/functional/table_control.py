@@ -1,0 +1,394 @@
+"""Control of a table's true spectrum outside the optimiser, as AdamW does with weight decay.
+
+Loshchilov and Hutter, ICLR 2019 (https://arxiv.org/abs/1711.05101), take weight decay out of the
+loss, so that neither clipping nor Adam's second moment changes its strength. The same is done here
+with the spectrum control of Wang et al., ICLR 2020 (https://openreview.net/forum?id=ByxY8CNtvr):
+
+    W = U diag(sigma) V',   sigma_new = sigma + rate (target - sigma),
+    W <- W V diag(sigma_new / sigma) V'
+
+sigma and V come from the d x d Gram matrix, so that no decomposition of N x d is needed. For
+``both``, which raises small values, it is computed in float64. Values below 8e-6 sigma_1 stay as
+they are: the roundoff of a table in float32 makes such values in some thousand updates. A step to a
+target of the same norm is a chord of a sphere and would shorten the table every time, so with a
+free scale sigma_new of ``both`` is given the norm of sigma again. ``above`` cuts, so it shortens
+the table, whatever the scale.
+
+Centring takes the mean vector out likewise, w_i <- w_i - rate * mean
+(https://arxiv.org/abs/2601.02031 for output embeddings): adding one vector to all output vectors
+changes no softmax. Excluded rows keep their vectors, so the probabilities of words keep their
+ratios, and only those of padding change.
+
+A change is planned from the table and applied to it in two calls, so that one worker can plan for
+all. The plan for a table that is not finite is not finite either, and is refused, by every worker,
+before anything is written.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.functional.products import BLOCK_ROWS, full_float32
+from spectral_fairseq.functional.spectra import (
+    accumulate_gram,
+    mirror_gram,
+    right_singular_system_of_gram,
+    roundoff,
+    table_gram,
+)
+
+SIDES = ("both", "above")
+SCALES = ("fixed", "free")
+# A block of rows and its product stay within a few ten MiB at any usual width.
+CONTROL_ROWS = 8192
+# Singular values below this share of the largest are not raised. One rounding of all entries makes
+# some of half an eps, and independent ones add up like their root: these are 16,000 of float32. A
+# Gram matrix in float64 knows their squares to a thousandth.
+SMALLEST = 64 * torch.finfo(torch.float32).eps
+# The roundoff of a row grows with the direction that grows most. Beyond this, float32 would lose
+# more than 1e-5 of it.
+MOST_IN_FLOAT32 = 100.0
+
+
+class TableChange(NamedTuple):
+    """What is to be done to a table: W <- (W - 1 shift') V diag(ratio) V'.
+
+    Args:
+        shift: shape (d,), subtracted from every row.
+        ratio: shape (d,), by which the part along each direction grows; 1 for no change.
+        vectors: V, shape (d, d), the directions as columns.
+    """
+
+    shift: Tensor
+    ratio: Tensor
+    vectors: Tensor
+
+    def packed(self) -> Tensor:
+        """One float64 tensor of shape (d + 2, d), to be sent to other workers."""
+        return torch.cat([self.shift[None], self.ratio[None], self.vectors]).double()
+
+    @classmethod
+    def unpacked(cls, packed: Tensor) -> TableChange:
+        """The change that :meth:`packed` made a tensor of."""
+        return cls(packed[0], packed[1], packed[2:])
+
+    def check(self) -> None:
+        """Refuse a change that was planned from a table with infinity or NaN in it.
+
+        Raises:
+            DataError: it was.
+        """
+        if not torch.isfinite(self.ratio).all():
+            raise DataError(
+                "a table of finite numbers",
+                "infinity or NaN among its entries, or entries too large to be squared",
+                "Training diverged: lower the learning rate, and go on from an earlier checkpoint.",
+            )
+
+
+def spectrum_target(sigma: Tensor, prior: Tensor, *, side: str, slack: float, scale: str) -> Tensor:
+    """The singular values that a spectrum is moved to.
+
+    Args:
+        sigma: singular values, largest first, shape (d,).
+        prior: likewise, shape (d,), positive.
+        side: ``both`` moves every value to the prior; ``above`` moves what exceeds ``slack`` times
+            the prior back to that bound, and leaves the rest where it is.
+        slack: factor on the prior of ``above``, >= 1.
+        scale: ``fixed`` takes the prior as it is; ``free`` gives it the norm of ``sigma``, so that
+            it describes the shape alone. With a flat prior the bound of ``above`` is then
+            ``slack`` times the root mean square of all sigma, and becomes lower as they are cut.
+
+    Returns:
+        Shape (d,).
+
+    Raises:
+        ConfigurationError: a prior of another length than the spectrum, a slack below 1, or another
+            side or scale.
+    """
+    for name, value, known in (("side", side, SIDES), ("scale", scale, SCALES)):
+        if value not in known:
+            raise ConfigurationError(
+                f"{name} to be one of {', '.join(known)}", repr(value), "Choose one of them."
+            )
+    if not 1 <= slack < math.inf:
+        raise ConfigurationError("slack to be a finite number >= 1", f"{slack}", "Raise it.")
+    if prior.shape != sigma.shape:
+        raise ConfigurationError(
+            f"a prior of {sigma.numel()} singular values, one for each dimension",
+            f"one of shape {tuple(prior.shape)}",
+            "Make the prior for the width of this table.",
+        )
+    if scale == "free":
+        prior = prior * (sigma.norm() / prior.norm())
+    return torch.minimum(sigma, slack * prior) if side == "above" else prior
+
+
+@torch.no_grad()
+def counted_moments(
+    weight: Tensor, excluded: Optional[Tensor] = None, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Sum and Gram matrix of the rows that count.
+
+    Args:
+        weight: W, shape (n, d).
+        excluded: indices of the rows left out (padding and the like), shape (m,).
+        dtype: of the arithmetic and the results, unless that of ``weight`` is wider.
+
+    Returns:
+        sum_i w_i, shape (d,), and sum_i w_i w_i', shape (d, d).
+    """
+    dtype = torch.promote_types(weight.dtype, dtype)
+    total = weight.new_zeros(weight.size(1), dtype=dtype)
+    gram = weight.new_zeros((weight.size(1), weight.size(1)), dtype=dtype)
+    for block in weight.split(CONTROL_ROWS):
+        exact = block.to(dtype)  # [b, d]
+        total += exact.sum(0)
+        accumulate_gram(gram, exact)
+    mirror_gram(gram)
+    if excluded is not None and excluded.numel() > 0:
+        rows = weight.index_select(0, excluded).to(dtype)  # [m, d]
+        total -= rows.sum(0)
+        with full_float32(gram.device):
+            gram -= rows.t() @ rows
+    return total, gram
+
+
+@torch.no_grad()
+def plan_change(
+    weight: Tensor,
+    prior: Tensor,
+    rate: float,
+    *,
+    side: str = "above",
+    slack: float = 3.0,
+    scale: str = "free",
+    centering: float = 0.0,
+    excluded: Optional[Tensor] = None,
+) -> TableChange:
+    """One step of the decoupled control, not yet applied.
+
+    Args:
+        weight: W, shape (n, d); at least d rows count.
+        prior: singular values, largest first, shape (d,).
+        rate: share of the way to the target, in [0, 1].
+        side: as in :func:`spectrum_target`.
+        slack: as in :func:`spectrum_target`.
+        scale: as in :func:`spectrum_target`.
+        centering: share of the mean vector that is taken out first, in [0, 1].
+        excluded: rows that are not counted, shape (m,).
+
+    Returns:
+        The change, in float64 for ``both`` and otherwise in float32 or wider; NaN throughout for a
+        table with infinity or NaN in it.
+
+    Raises:
+        ConfigurationError: a rate, a centering or another option outside its range, a prior of
+            another length than the table's width, or fewer rows that count than dimensions.
+    """
+    for name, share in (("rate", rate), ("centering", centering)):
+        if not 0 <= share <= 1:
+            raise ConfigurationError(
+                f"{name} to be a number from 0 to 1", f"{share}", "Give the share of the way."
+            )
+    count = weight.size(0) - (0 if excluded is None else excluded.numel())
+    if count < weight.size(1):
+        raise ConfigurationError(
+            f"at least as many words as dimensions, {weight.size(1)}",
+            f"{count} rows that count",
+            "Control the spectrum of a table with N >= d.",
+        )
+    exact = torch.float64 if side == "both" else torch.float32
+    total, gram = counted_moments(weight, excluded, exact)
+    # What no eigensolver takes, and entries whose squares the table's own precision does not hold.
+    if not torch.isfinite(gram.to(torch.promote_types(weight.dtype, torch.float32))).all():
+        nan = torch.full_like(gram, float("nan"))
+        return TableChange(nan[0], nan[0], nan)
+    mean = total / count
+    # sum_i (w_i - c m)(w_i - c m)' = G - c (2 - c) N m m'
+    gram -= (centering * (2 - centering) * count) * torch.outer(mean, mean)
+    sigma, vectors = right_singular_system_of_gram(gram, count)
+    # What was subtracted leaves its roundoff: singular_values.py, Note [Roundoff of a Gram matrix].
+    noise = roundoff(count, weight.size(1), gram.dtype) * count * mean.square().sum()
+    noise = torch.maximum(noise, (SMALLEST * sigma[0]).square())
+    sigma = torch.where(sigma.square() > noise, sigma, torch.zeros_like(sigma))
+    target = spectrum_target(sigma, prior.to(sigma), side=side, slack=slack, scale=scale)
+    ratio = 1 + rate * (target - sigma) / sigma
+    if (side, scale) == ("both", "free"):
+        resolved = sigma > 0
+        ratio *= sigma.norm() / (ratio * sigma)[resolved].norm()
+    # A direction that no row has, or one lost in roundoff, cannot be stretched.
+    ratio = torch.where(sigma > 0, ratio, torch.ones_like(ratio))
+    return TableChange(centering * mean, ratio, vectors)
+
+
+@torch.no_grad()
+def apply_change_(weight: Tensor, change: TableChange, excluded: Optional[Tensor] = None) -> None:
+    """Carry a change out in place; excluded rows stay as they are, bit for bit.
+
+    The part of W along the directions whose ratio is not 1 is added to it (ratio - 1) times, so
+    that the rest is not even rounded, and a one-sided change costs 4 N d products for each
+    direction that stands out.
+
+    Args:
+        weight: W, shape (n, d).
+        change: what to do.
+        excluded: rows to leave alone, shape (m,).
+
+    Raises:
+        DataError: the change was planned from a table with infinity or NaN in it.
+    """
+    change.check()
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    if bool((change.ratio > MOST_IN_FLOAT32).any()):
+        dtype = torch.float64
+    shift, ratio, vectors = (part.to(dtype) for part in change)
+    moved = ratio != 1
+    vectors = vectors[:, moved]  # [d, r]
+    factors = [vectors, ((ratio[moved] - 1) * vectors).t()]  # [d, r], [r, d]
+    centred = bool(shift.any())
+    if not (centred or vectors.size(1)):
+        return
+    kept = None if excluded is None else (excluded, weight[excluded])
+    with full_float32(weight.device):
+        if 2 * vectors.size(1) > vectors.size(0):
+            factors = [factors[0] @ factors[1]]  # then one product with d x d is cheaper
+        for block in weight.split(CONTROL_ROWS):
+            exact = block.to(dtype)  # [b, d]; the block itself where it has this dtype
+            if centred:
+                exact = exact.sub_(shift)
+            part = exact
+            for factor in factors:
+                part = part @ factor
+            block.copy_(exact.add_(part))
+    if kept is not None:
+        weight.index_copy_(0, *kept)
+
+
+# New factors for an unchanged table: the singular value decomposition of W = U diag(sigma) V'.
+#
+# Training moves the factors (Wang et al., ICLR 2020, equation 4.1,
+# https://openreview.net/forum?id=ByxY8CNtvr) away from orthonormal ones, and sigma is then no
+# longer what it is called. They can be renewed while W stays as it is. With M = diag(sigma) V',
+#
+#     W = U M,   M' U'U M = E diag(sigma_1^2) E',   U_1 = U M E diag(1 / sigma_1),   V_1 = E
+#
+# costs the Gram matrix of U and one product of N x d with d x d. The gradients of the old factors
+# determine those of the new ones. With G_W, the gradient of W,
+#
+#     G_U = G_W M',   G_V = G_W' U diag(sigma),   G_sigma = diag(U' G_W V),
+#     G_U1 = G_U M'^-1 E diag(sigma_1),   G_V1 = G_V V'E,   G_sigma1 = diag(U_1' G_U1) / sigma_1,
+#
+# exact for a gradient that was taken at the present factors. An average of gradients, such as
+# Adam's first moment, holds those of earlier factors, so it is carried over to first order in what
+# they have moved since the last renewal. After ten updates of Adam of a softmax over 2,000 words
+# with d = 64, the averages of U, sigma and V are 0.5, 0.6 and 6 % off at a learning rate of 1e-3,
+# and 5, 5 and 65 % at 1e-2. A penalty on sigma, and weight decay, have a gradient g of their own
+# there. A step along it changes W by U diag(g) V', in which the new factors see g (V'E)^2, with the
+# squares of the entries, for orthonormal U and equal sigma, so this too holds to first order.
+#
+# Second moments are carried over as those of independent gradients, with the squares of the
+# coefficients. Adam then scales its steps along the singular directions of the table rather than
+# along fixed coordinates, as SOAP does with every matrix (Vyas et al.,
+# https://arxiv.org/abs/2409.11321).
+
+
+class Redecomposition(NamedTuple):
+    """How new factors follow from the old ones.
+
+    Args:
+        sigma: the new one, largest first, shape (d,).
+        vectors: the new V, shape (d, d).
+        u_map: shape (d, d); the new U is the old one times this.
+        u_gradient: shape (d, d); the gradient of the new U is that of the old one times this.
+        v_gradient: shape (d, d), the same of V.
+    """
+
+    sigma: Tensor
+    vectors: Tensor
+    u_map: Tensor
+    u_gradient: Tensor
+    v_gradient: Tensor
+
+
+@torch.no_grad()
+def singular_system(
+    u: Tensor, sigma: Tensor, v: Tensor, excluded: Optional[Tensor] = None
+) -> Tensor:
+    """The singular values and right singular vectors of W = U diag(sigma) V'.
+
+    Args:
+        u: U, shape (N, d).
+        sigma: shape (d,).
+        v: V, shape (d, d).
+        excluded: rows that are not counted, shape (m,).
+
+    Returns:
+        Float64, shape (d + 1, d): sigma_1 in the first row, zero where it cannot be told from zero,
+        and E below it. One tensor, so that one worker can compute it for all. NaN throughout for
+        factors with infinity or NaN in them.
+    """
+    inner = table_gram(u, excluded=excluded)
+    right = sigma.double().unsqueeze(1) * v.double().t()
+    gram = right.t() @ inner @ right
+    if not torch.isfinite(gram).all():  # which no eigensolver takes
+        return gram.new_full((gram.size(0) + 1, gram.size(0)), float("nan"))
+    values, vectors = right_singular_system_of_gram(gram, u.size(0))
+    return torch.cat([values[None], vectors])
+
+
+def redecomposition(
+    sigma: Tensor, v: Tensor, system: Tensor, scale: float = 1.0
+) -> Optional[Redecomposition]:
+    """The maps from the old factors to the new ones.
+
+    Args:
+        sigma: the old one, shape (d,).
+        v: the old V, shape (d, d).
+        system: of :func:`singular_system`.
+        scale: length that the columns of U are to have; sigma is that much smaller.
+
+    Returns:
+        Float64; ``None`` if a singular value is zero, since U is then not determined.
+
+    Raises:
+        DataError: the system is that of factors with infinity or NaN in them.
+    """
+    new_sigma, vectors = system[0] / scale, system[1:]
+    if not torch.isfinite(system).all():
+        raise DataError(
+            "an SVD table of finite numbers",
+            "infinity or NaN among its factors, or entries too large to be squared",
+            "Training diverged: lower the learning rate, and go on from an earlier checkpoint.",
+        )
+    if not new_sigma[-1] > 0:
+        return None
+    old = sigma.double().unsqueeze(1) * v.double().t()  # M
+    new = new_sigma.unsqueeze(1) * vectors.t()
+    return Redecomposition(
+        sigma=new_sigma,
+        vectors=vectors,
+        u_map=old @ vectors / new_sigma,
+        u_gradient=torch.linalg.solve(old.t(), new.t()),
+        v_gradient=v.double().t() @ vectors,
+    )
+
+
+@torch.no_grad()
+def multiply_(rows: Tensor, matrix: Tensor) -> None:
+    """Multiply a matrix from the right in place, block by block.
+
+    Args:
+        rows: shape (n, d), of any floating dtype.
+        matrix: shape (d, d).
+    """
+    dtype = torch.promote_types(rows.dtype, torch.float32)
+    factor = matrix.to(dtype)
+    with full_float32(rows.device):
+        for block in rows.split(BLOCK_ROWS):
+            block.copy_(block.to(dtype) @ factor)
