@@ -1,6 +1,7 @@
 """Mixture heads and weight-norm tables inside fairseq's models and our criterions."""
 
 import logging
+from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
@@ -393,7 +394,7 @@ def test_trainer_tells_tables_the_epoch(task):
         get_model=lambda: model,
         get_criterion=lambda: None,
         optimizer=SimpleNamespace(optimizer=None),
-        cfg=SimpleNamespace(common=SimpleNamespace()),
+        cfg=SimpleNamespace(common=SimpleNamespace(), model=Namespace()),
         tpu=False,
     )
     Trainer.begin_epoch(trainer, 7)
