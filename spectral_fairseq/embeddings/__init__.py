@@ -5,11 +5,15 @@ A new kind is a subclass of :class:`Table` in a file of its own and an entry of 
 
 from typing import Tuple, Type
 
-from spectral_fairseq.embeddings.base import FactorMeasures, Table, TableSpec
-from spectral_fairseq.embeddings.factored import FactoredEmbedding
-from spectral_fairseq.embeddings.plain import PlainEmbedding
 from spectral_fairseq.embeddings.spectral_norm import SpectralNormEmbedding
 from spectral_fairseq.embeddings.svd import SVDEmbedding
+from spectral_fairseq.embeddings.table import (
+    FactoredEmbedding,
+    FactorMeasures,
+    PlainEmbedding,
+    Table,
+    TableSpec,
+)
 from spectral_fairseq.embeddings.weight_norm import WeightNormEmbedding
 
 TABLES: Tuple[Type[Table], ...] = (

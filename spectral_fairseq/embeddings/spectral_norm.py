@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.base import TableSpec
-from spectral_fairseq.embeddings.factored import FactoredEmbedding, hook
 from spectral_fairseq.embeddings.option import Option
+from spectral_fairseq.embeddings.table import FactoredEmbedding, TableSpec, hook
 from spectral_fairseq.errors import ConfigurationError
 
 # Lower bound on sigma_max, to avoid division by zero.

@@ -14,9 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.base import FactorMeasures, TableSpec
-from spectral_fairseq.embeddings.factored import FactoredEmbedding, hook
 from spectral_fairseq.embeddings.option import Option
+from spectral_fairseq.embeddings.table import FactoredEmbedding, FactorMeasures, TableSpec, hook
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.products import full_float32
 from spectral_fairseq.functional.spectra import gram, table_gram

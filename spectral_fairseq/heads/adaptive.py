@@ -12,8 +12,8 @@ from typing import Any, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.base import Table
 from spectral_fairseq.embeddings.option import Option
+from spectral_fairseq.embeddings.table import Table
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.adaptive_loss import (
     adaptive_cross_entropy,
@@ -21,7 +21,7 @@ from spectral_fairseq.functional.adaptive_loss import (
     check_cutoffs,
 )
 from spectral_fairseq.functional.blocks import without_ignored
-from spectral_fairseq.heads.base import Head, HeadSpec
+from spectral_fairseq.heads.head import Head, HeadSpec
 
 # Of Transformer-XL on WikiText-103.
 PUBLISHED_CUTOFFS = "20000,40000,200000"

@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.jit import Final
 
-from spectral_fairseq.embeddings.base import Table
 from spectral_fairseq.embeddings.option import Option
+from spectral_fairseq.embeddings.table import Table
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.blocks import without_ignored
 from spectral_fairseq.functional.dropout import locked_dropout
@@ -44,7 +44,7 @@ from spectral_fairseq.functional.softmax_loss import (
     adversarial_margin,
     blockwise_cross_entropy,
 )
-from spectral_fairseq.heads.base import Head, HeadSpec
+from spectral_fairseq.heads.head import Head, HeadSpec
 
 logger = logging.getLogger(__name__)
 

@@ -17,13 +17,43 @@ matters where the rate changes with the length of every segment.
 from __future__ import annotations
 
 import itertools
-from typing import Any, Callable, Iterator, Optional
+import math
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
-from spectral_fairseq.lm.saved_state import saved_groups
+
+# What torch's optimisers save, checked before it is read.
+
+
+def saved_groups(state_dict: Mapping[str, Any]) -> List[Dict[str, Any]]:
+    """The groups of parameters in the saved state of an optimiser.
+
+    Args:
+        state_dict: of an optimiser of torch, as a file holds it.
+
+    Raises:
+        CheckpointError: it has no groups of parameters, or no state.
+    """
+    groups = state_dict.get("param_groups")
+    has_groups = isinstance(groups, list) and all(
+        isinstance(group, dict) and isinstance(group.get("params"), list) for group in groups
+    )
+    for name, there in (
+        ("param_groups", has_groups),
+        ("state", isinstance(state_dict.get("state"), dict)),
+    ):
+        if not there:
+            raise CheckpointError(
+                f"the state of an optimiser, with {name} as torch saves them",
+                f"no such {name}",
+                "Take another checkpoint of the run, or load the weights alone and start with a "
+                "new state of the optimiser (fairseq: --reset-optimizer).",
+            )
+    return list(groups or ())
+
 
 AVERAGE = "average"  # a, the average of the iterates since averaging started
 ITERATE = "iterate"  # w, stored here while the parameter holds the average
@@ -206,3 +236,55 @@ def _descend(parameter: Tensor, lr: float, weight_decay: float) -> None:
     weight.add_(gradient, alpha=-lr)
     if weight is not parameter:
         parameter.copy_(weight)
+
+
+# The non-monotonic criterion, which detects that the validation loss has stopped improving.
+#
+# Merity, Keskar, Socher: "Regularizing and Optimizing LSTM Language Models", ICLR 2018,
+# https://openreview.net/forum?id=SyyGPP0TZ, algorithm 1.
+
+
+class NonMonotonicTrigger:
+    """Fires when the loss exceeds the lowest loss from more than ``interval`` checks ago.
+
+    With v_1, v_2, ... the losses and n the interval, check t fires if t - 1 > n and
+    v_t > min(v_1, ..., v_{t-1-n}). The last n losses before v_t are left out, so that noise of a
+    few checks does not fire it. A loss that is not a number counts as infinite.
+
+    Args:
+        interval: n, in checks (epochs, if the loss is computed once in each epoch); 5 in the paper.
+        history: earlier losses, oldest first, where training is resumed.
+
+    Raises:
+        ConfigurationError: the interval is negative.
+    """
+
+    def __init__(self, interval: int = 5, history: Sequence[float] = ()) -> None:
+        if interval < 0:
+            raise ConfigurationError(
+                "`interval` to be 0 or more epochs",
+                f"{interval}",
+                "Correct `interval`; the paper's is 5.",
+            )
+        self.interval = interval
+        self.history: List[float] = list(history)
+
+    @property
+    def reference(self) -> float:
+        """The loss that the next loss must exceed to fire; infinite while there is none."""
+        return min(self.history[: max(0, len(self.history) - self.interval)], default=math.inf)
+
+    def check(self, loss: float) -> bool:
+        """Record the next loss and return whether the criterion fires.
+
+        Args:
+            loss: of the validation set; lower is better.
+        """
+        loss = math.inf if math.isnan(loss) else float(loss)
+        fires = loss > self.reference
+        self.history.append(loss)
+        return fires
+
+    def restart(self) -> None:
+        """Forget all losses."""
+        self.history = []

@@ -22,7 +22,39 @@ from torch import Tensor, nn
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.dropout import locked_dropout, word_dropout
-from spectral_fairseq.lm.ranges import check_probabilities, check_sizes
+
+# Checks of the sizes and probabilities that a network is built with.
+
+
+def check_sizes(**sizes: int) -> None:
+    """Refuse sizes below 1.
+
+    Args:
+        sizes: by argument name.
+
+    Raises:
+        ConfigurationError: it names the argument.
+    """
+    for name, size in sizes.items():
+        if size < 1:
+            raise ConfigurationError(f"`{name}` to be 1 or more", repr(size), f"Raise `{name}`.")
+
+
+def check_probabilities(**probabilities: float) -> None:
+    """Refuse probabilities outside [0, 1).
+
+    Args:
+        probabilities: by argument name.
+
+    Raises:
+        ConfigurationError: it names the argument.
+    """
+    for name, p in probabilities.items():
+        if not 0.0 <= p < 1.0:
+            raise ConfigurationError(
+                f"`{name}` in [0, 1)", repr(p), "Choose a probability in that range."
+            )
+
 
 TIME = 1  # the time axis of (streams, time, dimensions)
 
@@ -171,3 +203,26 @@ class AWDLSTM(nn.Module):
 def detached(state: State) -> State:
     """Return ``state`` detached from the graph, where back-propagation is truncated."""
     return [(hidden.detach(), cell.detach()) for hidden, cell in state]
+
+
+# The state that a stateful language model keeps between two segments of a stream.
+
+
+class Carry:
+    """The state of one batch of streams, carried from each segment to the next.
+
+    A model starts a segment from :attr:`state` and replaces it by the detached state after the
+    segment; the model itself stores nothing. The caller owns one carry for each batch of streams,
+    so that training and validation, accumulated micro-batches and workers cannot affect each other.
+
+    Attributes:
+        state: ``None`` at the start of a stream, otherwise nested tuples, lists or dictionaries of
+            tensors, created by the model and opaque to all other code.
+    """
+
+    def __init__(self, state: Any = None) -> None:
+        self.state = state
+
+    def reset(self) -> None:
+        """Return to the start of a stream."""
+        self.state = None

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
-from spectral_fairseq.lm.saved_state import saved_groups
+from spectral_fairseq.lm.averaged_sgd import saved_groups
 
 
 class CoupledAdam(torch.optim.Optimizer):

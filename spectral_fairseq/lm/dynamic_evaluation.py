@@ -24,7 +24,7 @@ from spectral_fairseq.functional.adaptation import (
     step_sizes,
 )
 from spectral_fairseq.functional.products import ProgressCallback, ignore_progress
-from spectral_fairseq.lm.carry import Carry
+from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.lm.evaluation import Corpus, Reader, differentiable
 
 

@@ -32,8 +32,8 @@ from spectral_fairseq.functional.products import sample_rows
 from spectral_fairseq.functional.ranks import cumulative_share, empirical_rank, roundoff_threshold
 from spectral_fairseq.functional.spectra import BlockwiseSpectrum
 from spectral_fairseq.heads import Head, SoftmaxHead
-from spectral_fairseq.lm.carry import Carry
-from spectral_fairseq.lm.streams import ContiguousStreams
+from spectral_fairseq.lm.awd_lstm import Carry
+from spectral_fairseq.lm.evaluation import ContiguousStreams
 from spectral_fairseq.plugin.models.output_table import decoder_of, head_of, output_table
 from spectral_fairseq.plugin.models.tables import uncounted_rows
 from spectral_fairseq.plugin.tasks.corpus import Corpus

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError, DataError
-from spectral_fairseq.lm.carry import Carry
+from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.tools.language_models.loading import LanguageModel
 
 Sentence = Sequence[str]

@@ -97,7 +97,7 @@ def perplexities(checkpoint: Path, data: Path, subset: str, streams: int = 10) -
     from spectral_fairseq.cli.fairseq_plugin import import_plugin
 
     import_plugin()
-    from spectral_fairseq.lm.carry import Carry
+    from spectral_fairseq.lm.awd_lstm import Carry
     from spectral_fairseq.tools.evaluate_lm.layout import Layout, reader_for
     from spectral_fairseq.tools.language_models.corpus import open_corpus
     from spectral_fairseq.tools.language_models.loading import load_language_model

@@ -9,7 +9,7 @@ import torch
 
 from spectral_fairseq.cli.main import main
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.lm.carry import Carry
+from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.tools.language_models import loading
 from spectral_fairseq.tools.language_models.loading import load_language_model
 from spectral_fairseq.tools.next_words import compare_next_words, predict

@@ -19,7 +19,7 @@ from torch import nn
 from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.heads import HEADS
-from spectral_fairseq.lm.carry import Carry
+from spectral_fairseq.lm.awd_lstm import Carry
 from tests.plugin.conftest import (
     build_criterion,
     build_host_model,

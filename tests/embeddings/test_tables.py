@@ -10,7 +10,7 @@ import torch
 from spectral_fairseq.embeddings import TABLES, FactoredEmbedding, TableSpec
 from spectral_fairseq.embeddings.option import arguments
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
-from spectral_fairseq.heads.softmax import SoftmaxHead
+from spectral_fairseq.heads.head import SoftmaxHead
 
 PAD, FILLERS = 1, (35, 36)
 COUNTS = [1, 1, 1, 1] + [3000 // k for k in range(1, 32)] + [0, 0]

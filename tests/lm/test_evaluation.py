@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError, DataError
-from spectral_fairseq.lm.carry import Carry
+from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.lm.evaluation import CacheGrid, StreamReader, evaluate, perplexity
 from tests.lm.tiny_stateful import PADDING, START, corpus, tiny_model
 from tests.reference import cache as reference

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.lm.non_monotonic import NonMonotonicTrigger
+from spectral_fairseq.lm.averaged_sgd import NonMonotonicTrigger
 from tests.reference import averaged_sgd as reference
 
 

@@ -3,23 +3,23 @@
 import pytest
 import torch
 
-from spectral_fairseq.lm import relative_attention
-from spectral_fairseq.lm.relative_attention import (
+from spectral_fairseq.lm import transformer_xl
+from spectral_fairseq.lm.transformer_xl import (
     Relative,
     RelativeAttention,
     masked_keys,
     relative_shift,
     sinusoids,
 )
-from tests.reference import relative_attention as reference
+from tests.reference import transformer_xl as reference
 
 
 @pytest.fixture(params=["fused", "products"])
 def kernel(request, monkeypatch):
     """Both forms of the same attention; torch before 2.0 has one."""
     if request.param == "products":
-        monkeypatch.setattr(relative_attention, "_FUSED", None)
-    elif relative_attention._FUSED is None:
+        monkeypatch.setattr(transformer_xl, "_FUSED", None)
+    elif transformer_xl._FUSED is None:
         pytest.skip("this torch has no fused attention")
 
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import CheckpointError
-from spectral_fairseq.lm.averaged_sgd import AveragedSGD
+from spectral_fairseq.lm.averaged_sgd import AveragedSGD, saved_groups
 from spectral_fairseq.lm.coupled_adam import CoupledAdam
-from spectral_fairseq.lm.saved_state import saved_groups
 
 
 def parameters():

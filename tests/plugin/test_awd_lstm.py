@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.lm.carry import Carry
+from spectral_fairseq.lm.awd_lstm import Carry
 from tests.plugin.conftest import build_criterion, build_model
 from tests.plugin.stateful_models import beam_search, segments
 

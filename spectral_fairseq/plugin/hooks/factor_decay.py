@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.embeddings import Table
-from spectral_fairseq.lm.saved_state import saved_groups
+from spectral_fairseq.lm.averaged_sgd import saved_groups
 
 logger = logging.getLogger(__name__)
 

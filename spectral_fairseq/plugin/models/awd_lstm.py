@@ -23,8 +23,7 @@ from spectral_fairseq.functional.row_penalties import (
     temporal_activation_regularization,
 )
 from spectral_fairseq.heads import Head, HeadSpec
-from spectral_fairseq.lm.awd_lstm import AWDLSTM, TIME, detached
-from spectral_fairseq.lm.carry import Carry
+from spectral_fairseq.lm.awd_lstm import AWDLSTM, TIME, Carry, detached
 from spectral_fairseq.plugin.flags import finite_nonnegative
 from spectral_fairseq.plugin.models.architectures import register
 from spectral_fairseq.plugin.models.flat_config import to_namespace

@@ -8,7 +8,7 @@ from fairseq.models import FairseqIncrementalDecoder
 from torch import Tensor, nn
 
 from spectral_fairseq.heads import Head
-from spectral_fairseq.lm.carry import Carry
+from spectral_fairseq.lm.awd_lstm import Carry
 
 # Such networks read any length, but fairseq asks for a number.
 MAX_POSITIONS = 10**6

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from spectral_fairseq.embeddings import PlainEmbedding
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.heads import AdaptiveSoftmaxHead, Head, HeadSpec, SoftmaxHead
-from spectral_fairseq.lm.carry import Carry
+from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.lm.transformer_xl import TransformerXL
 from spectral_fairseq.plugin.models.architectures import register
 from spectral_fairseq.plugin.models.flat_config import to_namespace

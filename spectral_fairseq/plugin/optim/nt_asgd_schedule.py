@@ -10,7 +10,7 @@ from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 from omegaconf import II
 
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
-from spectral_fairseq.lm.non_monotonic import NonMonotonicTrigger
+from spectral_fairseq.lm.averaged_sgd import NonMonotonicTrigger
 from spectral_fairseq.plugin.optim.nt_asgd import averaged_sgd
 
 logger = logging.getLogger(__name__)

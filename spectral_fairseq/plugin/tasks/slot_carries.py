@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 
-from spectral_fairseq.lm.carry import Carry
+from spectral_fairseq.lm.awd_lstm import Carry
 
 
 class SlotCarries:

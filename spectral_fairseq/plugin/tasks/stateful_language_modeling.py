@@ -19,7 +19,7 @@ from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingTask
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.lm.carry import Carry
+from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.plugin.tasks.corpus import Corpus, sentences_in
 from spectral_fairseq.plugin.tasks.scaled_rate import scaled_rate
 from spectral_fairseq.plugin.tasks.segment_lengths import fixed_lengths

@@ -9,7 +9,7 @@ import torch
 from fairseq.data import FairseqDataset
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.lm.streams import ContiguousStreams
+from spectral_fairseq.lm.evaluation import ContiguousStreams
 from spectral_fairseq.plugin.tasks.corpus import Corpus
 
 # Note [Streams, slots and workers]

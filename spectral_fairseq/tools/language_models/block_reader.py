@@ -10,12 +10,12 @@ from fairseq.models import FairseqDecoder, FairseqIncrementalDecoder
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.lm.carry import Carry
+from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.lm.evaluation import Corpus, Predictions, Reader, Segment
 
 
 class BlockReader(Reader):
-    """Feeds a model without a state with blocks; see lm/streams.py, Note [How a corpus is cut].
+    """Feeds a model without a state with blocks; see lm/evaluation.py, Note [How a corpus is cut].
 
     Args:
         model: one of fairseq's language models.

@@ -19,7 +19,7 @@ from spectral_fairseq.functional.softmax_loss import (
     smoothing_weights,
     unperturbed_loss,
 )
-from spectral_fairseq.heads.base import Head
+from spectral_fairseq.heads.head import Head
 from spectral_fairseq.plugin.criterions.likelihood.base import Likelihood, LikelihoodTerm
 from spectral_fairseq.plugin.criterions.likelihood.output_layer import (
     OutputLayer,

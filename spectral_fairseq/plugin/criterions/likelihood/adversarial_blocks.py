@@ -18,7 +18,7 @@ from spectral_fairseq.functional.softmax_loss import (
     adversarial_blockwise_cross_entropy,
     adversarial_margin,
 )
-from spectral_fairseq.heads.base import Head
+from spectral_fairseq.heads.head import Head
 from spectral_fairseq.plugin.criterions.likelihood.adversarial import Adversarial
 from spectral_fairseq.plugin.criterions.likelihood.base import Likelihood
 from spectral_fairseq.plugin.criterions.likelihood.output_layer import (

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from spectral_fairseq.errors import arguments_as_flags
 from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy
 from spectral_fairseq.heads import SoftmaxHead
-from spectral_fairseq.heads.base import Head
+from spectral_fairseq.heads.head import Head
 from spectral_fairseq.plugin.criterions.likelihood.base import Likelihood
 from spectral_fairseq.plugin.criterions.likelihood.full_scores import FullScores
 from spectral_fairseq.plugin.criterions.likelihood.output_layer import (

@@ -1,6 +1,5 @@
 """The base class of embedding tables, and what each kind of table declares."""
 
-# No "from __future__ import annotations" here: TorchScript reads the annotations.
 import numbers
 from typing import (
     Any,
@@ -22,9 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.option import Option
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.functional.products import row_norms
 from spectral_fairseq.functional.spectra import gram, singular_values
+
+# No "from __future__ import annotations" here: TorchScript reads the annotations.
+
 
 AnyTable = TypeVar("AnyTable", bound="Table")
 
@@ -247,3 +249,162 @@ class Table(nn.Module):
         rows = self.excluded_rows
         if not rows.is_meta:
             self.excluded_rows = torch.tensor(self._excluded, device=rows.device)
+
+
+# Base class of embedding tables whose matrix is computed from other parameters.
+
+
+# No "from __future__ import annotations" here: TorchScript reads the annotations.
+
+
+def hook(parameter: nn.Parameter, change: Callable[[Tensor], Tensor]) -> None:
+    """Let ``change`` transform every gradient of ``parameter``, even if it is frozen now."""
+    trained = parameter.requires_grad
+    parameter.requires_grad_(True).register_hook(change)
+    parameter.requires_grad_(trained)
+
+
+class FactoredEmbedding(Table):
+    """Base class of tables that store factors of W instead of W.
+
+    Args:
+        num_embeddings: N, all rows of the dictionary.
+        embedding_dim: d.
+        padding_idx: row that starts at zero and never receives a gradient, neither from the
+            look-up nor from the softmax; a negative number counts from the end.
+        excluded_rows: further rows that penalties and measures leave out (``madeupword0000``).
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int,
+        excluded_rows: Sequence[int] = (),
+    ) -> None:
+        super().__init__()
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self._exclude(padding_idx, excluded_rows)
+
+    def dense(self) -> Tensor:
+        """The matrix W, shape (N, d), differentiable, computed anew at each call."""
+        raise NotImplementedError
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """As :meth:`dense`, under the name that a plain table has for its matrix."""
+        return self.dense()
+
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+        """Turn a plain checkpoint's table into factors, in place; fairseq calls this.
+
+        It is called once for each name of a shared table. The factorisation is deterministic, so
+        that all of them receive the same factors.
+
+        Raises:
+            ConfigurationError: the checkpoint's table has another shape.
+            CheckpointError: it holds infinity or NaN, so that it has no factors.
+        """
+        weight = state_dict.pop(f"{name}.weight", None)
+        if weight is None or any(f"{name}.{entry}" in state_dict for entry in self.entries):
+            return
+        shape = (self.num_embeddings, self.embedding_dim)
+        if tuple(weight.shape) != shape:
+            raise ConfigurationError(
+                f"a checkpoint table of shape {shape} for {name}",
+                f"one of shape {tuple(weight.shape)}",
+                "Use the dictionary and the embedding dimension of that checkpoint.",
+            )
+        if not torch.isfinite(weight).all():
+            raise CheckpointError(
+                f"finite numbers in {name}.weight of the checkpoint",
+                f"infinity or NaN in {int((~torch.isfinite(weight)).any(1).sum())} rows",
+                "Training diverged, or the file is damaged: use an earlier checkpoint.",
+            )
+        # Factors of 16 bits would multiply to another matrix.
+        wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        for key, value in self.factor(wide).items():
+            state_dict[f"{name}.{key}"] = value
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        """Re-register the gradient hooks after deepcopy or unpickling."""
+        super().__setstate__(state)
+        self._register_hooks()
+
+    def _register_hooks(self) -> None:
+        """Register with :func:`hook` what changes the gradients of the parameters."""
+        raise NotImplementedError
+
+    def _without_padding(self, grad: Tensor) -> Tensor:
+        # A tied softmax gives the padding row a gradient, which the look-up does not. It is left
+        # out of a copy, since autograd may hand the same gradient on to other tensors.
+        grad = grad.clone()
+        grad[self.padding_idx].zero_()
+        return grad
+
+
+# The plain embedding table: a matrix, as in fairseq.
+
+
+# No "from __future__ import annotations" here: TorchScript reads the annotations.
+
+
+class PlainEmbedding(nn.Embedding, Table):
+    """``nn.Embedding`` that is also the matrix of an output layer, with the same checkpoints.
+
+    Args:
+        num_embeddings: N.
+        embedding_dim: d.
+        padding_idx: row that starts at zero.
+        excluded_rows: further rows that penalties and measures leave out.
+        init_range: r; the entries start uniformly in [-r, r]. ``None`` draws them from N(0, 1/d),
+            which gives rows of norm about 1, as fairseq does.
+    """
+
+    kind = "plain"
+    summary = "a plain matrix"
+    entries = ("weight",)
+
+    padding_idx: int
+    init_range: Optional[float] = None
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int,
+        excluded_rows: Sequence[int] = (),
+        *,
+        init_range: Optional[float] = None,
+    ) -> None:
+        row = counted_from_start(padding_idx, num_embeddings)
+        super().__init__(num_embeddings, embedding_dim, padding_idx=row)  # draws once
+        self._exclude(row, excluded_rows)
+        self.init_range = init_range
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the entries anew, as the constructor does."""
+        nn.init.normal_(self.weight, mean=0, std=self.embedding_dim**-0.5)
+        if self.init_range is not None:
+            nn.init.uniform_(self.weight, -self.init_range, self.init_range)
+        nn.init.zeros_(self.weight[self.padding_idx])
+
+    @classmethod
+    def build(cls, spec: TableSpec, **options: Any) -> "PlainEmbedding":
+        """A new table with the architecture's initialisation."""
+        return cls(*spec[:4], init_range=spec.init_range, **options)
+
+    def factor(self, weight: Tensor) -> Dict[str, Tensor]:
+        """The state dict with which this table equals ``weight``, shape (N, d)."""
+        return {"weight": weight.detach()}
+
+    @classmethod
+    def dense_rows(cls, entries: Mapping[str, Tensor], rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """``rows`` of the stored matrix, shape (n, d)."""
+        return entries["weight"][rows].to(dtype)
+
+    def operands(self, features: Tensor) -> Tuple[Tensor, Tensor]:
+        """(h, W) of ``features`` h, shape (*, d)."""
+        return features, self.weight

@@ -1,13 +1,23 @@
 """The base class of output layers: a table, scores, and a loss that never holds all scores."""
 
-# No "from __future__ import annotations" here: TorchScript reads the annotations.
 from typing import Any, ClassVar, Dict, NamedTuple, Optional, Tuple
 
+import torch
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.base import Table
 from spectral_fairseq.embeddings.option import Option
-from spectral_fairseq.functional.softmax_loss import AdversarialLoss
+from spectral_fairseq.embeddings.table import Table
+from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.softmax_loss import (
+    AdversarialLoss,
+    adversarial_blockwise_cross_entropy,
+    adversarial_margin,
+    blockwise_cross_entropy,
+    sigsoftmax_cross_entropy,
+    sigsoftmax_scores,
+)
+
+# No "from __future__ import annotations" here: TorchScript reads the annotations.
 
 
 class HeadSpec(NamedTuple):
@@ -119,3 +129,109 @@ class Head(nn.Module):
         has_table = any(key.startswith(f"{name}.table.") for key in state_dict)
         if weight is not None and not has_table:
             state_dict[f"{name}.table.weight"] = weight
+
+
+# The single softmax, p(y | h) = softmax(W h + b)_y, over a table of any kind.
+
+
+# No "from __future__ import annotations" here: TorchScript reads the annotations.
+
+
+class SoftmaxHead(Head):
+    """Logits of hidden states.
+
+    Args:
+        table: W, which look-ups may share.
+        bias: give the logits a bias b, shape (N,), zero at the start.
+    """
+
+    kind = "softmax"
+    summary = "one softmax"
+    adversarial = True
+
+    cross_entropy = staticmethod(blockwise_cross_entropy)
+
+    bias: Optional[Tensor]
+
+    def __init__(self, table: Table, *, bias: bool = False) -> None:
+        super().__init__(table)
+        if bias:
+            self.bias = nn.Parameter(torch.zeros(table.num_embeddings))
+        else:
+            self.register_parameter("bias", None)
+
+    @classmethod
+    def build(cls, table: Table, spec: HeadSpec, **options: Any) -> "SoftmaxHead":
+        """A new head; the features must be as wide as the table."""
+        return cls(table, bias=spec.bias, **options)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits, shape (*, N), of ``features``, shape (*, d)."""
+        return self.table.project(features, self.bias)
+
+    def loss(
+        self,
+        features: Tensor,
+        targets: Tensor,
+        label_smoothing: float = 0.0,
+        ignore_index: Optional[int] = None,
+    ) -> Tuple[Tensor, Tensor]:
+        """Label-smoothed cross entropy; see :meth:`Head.loss`."""
+        rows, matrix = self.table.operands(features.flatten(0, -2))
+        return self.cross_entropy(
+            rows,
+            targets.flatten(),
+            matrix,
+            self.bias,
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
+        )
+
+    def adversarial_loss(
+        self,
+        features: Tensor,
+        targets: Tensor,
+        epsilon: float,
+        label_smoothing: float = 0.0,
+        ignore_index: Optional[int] = None,
+    ) -> AdversarialLoss:
+        """The loss with the target's logit lowered; see :meth:`Head.adversarial_loss`."""
+        features, targets = features.flatten(0, -2), targets.flatten()
+        norms = row_norms(self.table.vectors(targets))
+        rows, matrix = self.table.operands(features)
+        return adversarial_blockwise_cross_entropy(
+            rows,
+            targets,
+            matrix,
+            adversarial_margin(features, norms, targets, epsilon),
+            self.bias,
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
+        )
+
+
+# The sigsoftmax over a table of any kind: a softmax whose log-probabilities have any rank.
+#
+# Kanai et al., NeurIPS 2018, https://arxiv.org/abs/1805.10829
+
+
+# No "from __future__ import annotations" here: TorchScript reads the annotations.
+
+
+class SigSoftmaxHead(SoftmaxHead):
+    """Scores z + log sigmoid(z) of the logits z = W h + b; their softmax is the sigsoftmax.
+
+    Args:
+        table: W, which look-ups may share.
+        bias: give the logits a bias b, shape (N,), zero at the start.
+    """
+
+    kind = "sigsoftmax"
+    summary = "one sigsoftmax"
+    adversarial = False
+    cross_entropy = staticmethod(sigsoftmax_cross_entropy)
+    own_loss = True  # so that no loss for linear scores is taken
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Scores, shape (*, N), of ``features``, shape (*, d)."""
+        return sigsoftmax_scores(self.table.project(features, self.bias))
