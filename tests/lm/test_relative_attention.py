@@ -11,7 +11,7 @@ from spectral_fairseq.lm.transformer_xl import (
     relative_shift,
     sinusoids,
 )
-from tests.reference import transformer_xl as reference
+from tests.reference import relative_attention as reference
 
 
 @pytest.fixture(params=["fused", "products"])
