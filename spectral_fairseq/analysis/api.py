@@ -33,7 +33,7 @@ from spectral_fairseq.analysis.render import as_latex, as_text
 from spectral_fairseq.analysis.report import as_html
 from spectral_fairseq.analysis.results import Analysed, analyse_model, document, labels_for
 from spectral_fairseq.analysis.write import PAGE, check_folder, write_results
-from spectral_fairseq.checkpoints.formats.word_counts import Counts
+from spectral_fairseq.checkpoints.dictionary import Counts
 from spectral_fairseq.errors import ConfigurationError
 
 

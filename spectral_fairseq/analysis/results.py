@@ -16,22 +16,27 @@ from spectral_fairseq.analysis.drift import Reference, drift
 from spectral_fairseq.analysis.measures import Measured, measure_table
 from spectral_fairseq.analysis.methods import by_method
 from spectral_fairseq.analysis.options import Options
-from spectral_fairseq.checkpoints import archive
-from spectral_fairseq.checkpoints.dictionary import checkpoint_settings
-from spectral_fairseq.checkpoints.formats.memory import open_memory
-from spectral_fairseq.checkpoints.formats.opened import OpenedModel, check_readable, check_whole
-from spectral_fairseq.checkpoints.formats.recognise import open_model
-from spectral_fairseq.checkpoints.formats.vocabulary import words_of
-from spectral_fairseq.checkpoints.formats.word_counts import Counts, read_counts, with_counts
-from spectral_fairseq.checkpoints.table_uses import counterpart, describe_choice, is_output
+from spectral_fairseq.checkpoints import reading
+from spectral_fairseq.checkpoints.dictionary import (
+    Counts,
+    checkpoint_settings,
+    read_counts,
+    with_counts,
+)
+from spectral_fairseq.checkpoints.models import open_memory, open_model
+from spectral_fairseq.checkpoints.opened import OpenedModel, check_readable, check_whole
 from spectral_fairseq.checkpoints.tables import (
     StoredTable,
     choose_table,
+    counterpart,
+    describe_choice,
     extract_table,
     find_tables,
+    is_output,
     only_matrix,
     table_shape,
 )
+from spectral_fairseq.checkpoints.vocabulary import words_of
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError
 from spectral_fairseq.functional.spectrum_penalties import DEFAULT_GAMMA
 from spectral_fairseq.provenance import finite, sha256, signature, tensor_sha256, versions
@@ -191,9 +196,9 @@ def _table_hash(
     """Hash of the verified file that holds the table; of one in memory or in parts, its own."""
     files = opened.files_of(table.name)
     for file in files if verify else ():
-        found = archive.entries(file)
-        archive.check_sizes(found, file)
-        archive.check_sums(found, file)
+        found = reading.entries(file)
+        reading.check_sizes(found, file)
+        reading.check_sums(found, file)
     if len(files) != 1:
         progress.begin("hash", len(table.weight))
         return tensor_sha256(table.weight, progress.advance)

@@ -17,25 +17,196 @@ process; fairseq and this package replace checkpoints by renaming, which leaves 
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import pickle
 import re
 import struct
+import sys
 import types
 import warnings
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any, Dict, Mapping, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
 
+import numpy as np
 import torch
 
-from spectral_fairseq.checkpoints import archive
-from spectral_fairseq.checkpoints.allow_list import allowed_globals
 from spectral_fairseq.checkpoints.saved import checkpoint_file
-from spectral_fairseq.checkpoints.structure import check_model, check_settings
-from spectral_fairseq.errors import CheckpointError
+from spectral_fairseq.checkpoints.settings import check_model, check_settings
+from spectral_fairseq.errors import CheckpointError, DataError
 from spectral_fairseq.provenance import torch_release
+
+# The only classes and functions that a checkpoint may name.
+#
+# They only build values: containers, configuration nodes, numpy arrays. None of them opens a file,
+# imports a module or calls what a checkpoint chooses.
+
+
+_PLAIN = (
+    "argparse.Namespace",  # legacy archs keep their arguments in one
+    "builtins.dict",
+    "builtins.list",
+    "builtins.set",
+    "builtins.tuple",
+    "builtins.int",
+    "builtins.float",
+    "builtins.str",
+    "builtins.bool",
+    "builtins.bytearray",
+    "builtins.complex",
+    "collections.OrderedDict",
+    "collections.defaultdict",
+    "collections.Counter",
+    "typing.Any",  # the element type that omegaconf keeps with each container
+    "_codecs.encode",  # raw bytes in pickle protocol 2, as numpy and torch write them
+)
+
+_OMEGACONF = (
+    "omegaconf.dictconfig.DictConfig",
+    "omegaconf.listconfig.ListConfig",
+    "omegaconf.base.ContainerMetadata",
+    "omegaconf.base.Metadata",
+    "omegaconf.nodes.AnyNode",
+    "omegaconf.nodes.BooleanNode",
+    "omegaconf.nodes.FloatNode",
+    "omegaconf.nodes.IntegerNode",
+    "omegaconf.nodes.StringNode",
+)
+
+# What worker 0 sends to the others when training resumes: tensors travel apart from the rest.
+_FAIRSEQ_HOME, _FAIRSEQ_CLASS = "fairseq.distributed.utils", "_TensorPlaceholder"
+
+# numpy 2 renamed numpy.core; a checkpoint names whichever its writer had.
+_NUMPY_INTERNAL = ("_reconstruct", "scalar")
+_NUMPY_HOMES = ("numpy._core.multiarray", "numpy.core.multiarray")
+
+_NUMPY_TYPES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "float32", "float64", "complex64", "complex128",
+    "str", "bytes", "datetime64", "timedelta64",
+)  # fmt: skip
+
+
+def allowed_globals() -> List[Tuple[Any, str]]:
+    """The allow-list, resolved in this process.
+
+    Returns:
+        Pairs of an object and the full dotted name under which a checkpoint may ask for it.
+        Names of packages that are not installed are left out, and those of fairseq where it is
+        not imported.
+    """
+    found = []
+    for name in _PLAIN + _OMEGACONF:
+        home, _, attribute = name.rpartition(".")
+        try:
+            found.append((getattr(importlib.import_module(home), attribute), name))
+        except (ImportError, AttributeError):
+            continue
+    if _FAIRSEQ_HOME in sys.modules:
+        placeholder = getattr(sys.modules[_FAIRSEQ_HOME], _FAIRSEQ_CLASS)
+        found.append((placeholder, f"{_FAIRSEQ_HOME}.{_FAIRSEQ_CLASS}"))
+    internals = _numpy_internals()
+    found += [
+        (getattr(internals, attribute), f"{home}.{attribute}")
+        for home in _NUMPY_HOMES
+        for attribute in _NUMPY_INTERNAL
+    ]
+    found += [(np.ndarray, "numpy.ndarray"), (np.dtype, "numpy.dtype")]
+    for name in _NUMPY_TYPES:
+        dtype_class = type(np.dtype(name))
+        found.append((dtype_class, f"{dtype_class.__module__}.{dtype_class.__qualname__}"))
+    return found
+
+
+def _numpy_internals() -> Any:
+    for home in _NUMPY_HOMES:
+        try:
+            return importlib.import_module(home)
+        except ImportError:
+            continue
+    raise ImportError("numpy has neither numpy._core.multiarray nor numpy.core.multiarray")
+
+
+# A checkpoint's zip archive: whether its sizes can be true, and its bytes are those written.
+
+
+# Weights hardly shrink when they are compressed; a longer file than this is a trap.
+MAX_INFLATION = 20
+# What zipfile raises for entries that cannot be read, besides saying that they are bad.
+_DAMAGES = (EOFError, RuntimeError, ValueError, struct.error, zlib.error)
+
+
+def entries(file: Path) -> List[zipfile.ZipInfo]:
+    """The entries of a zip archive; none if the file is of torch's older format.
+
+    Raises:
+        zipfile.BadZipFile: the archive is damaged.
+    """
+    if not zipfile.is_zipfile(file):
+        return []
+    with zipfile.ZipFile(file) as archive:
+        return archive.infolist()
+
+
+def check_sizes(found: List[zipfile.ZipInfo], file: Path) -> int:
+    """Refuse an archive that would become much larger than its file.
+
+    Args:
+        found: of :func:`entries`.
+        file: the checkpoint.
+
+    Returns:
+        The bytes that the checkpoint's tensors can have in all.
+
+    Raises:
+        CheckpointError: the entries declare more bytes than such a file can hold.
+    """
+    size = os.path.getsize(file)
+    if not found:
+        return size
+    packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in found)
+    declared = sum(entry.file_size for entry in found)
+    if declared > size * (MAX_INFLATION if packed else 1):
+        raise CheckpointError(
+            f"entries that fit into the {size:,} bytes of {file}",
+            f"a zip archive that declares {declared:,} bytes",
+            "Do not use this file unless you know who made it; fairseq does not compress "
+            "checkpoints.",
+        )
+    return declared
+
+
+def check_sums(found: List[zipfile.ZipInfo], file: Path) -> None:
+    """Compare the bytes of an archive with its checksums, which torch does not do.
+
+    The whole file is read once, at about the speed of its disk.
+
+    Args:
+        found: of :func:`entries`.
+        file: the checkpoint.
+
+    Raises:
+        CheckpointError: an entry is not what was written.
+    """
+    if not found:
+        return
+    with zipfile.ZipFile(file) as archive:
+        try:
+            damaged = archive.testzip()
+            what = f"other bytes in its entry {damaged!r} than were written, by their checksum"
+        except _DAMAGES as error:
+            damaged = what = f"{type(error).__name__}: {error}"
+    if damaged is not None:
+        raise CheckpointError(
+            f"an intact checkpoint in {file}",
+            what,
+            "Copy it again, or use another one from the same run. If torch was told to write no "
+            "checksums, see `verify`.",
+        )
+
 
 _TORCH_REBUILDERS = (
     "_rebuild_tensor",
@@ -118,10 +289,10 @@ def read_torch_file(file: Path, verify: bool = True) -> Tuple[Any, int]:
         CheckpointError: the file is damaged, or names objects outside the allow-list.
     """
     try:
-        found = archive.entries(file)
-        stored_bytes = archive.check_sizes(found, file)
+        found = entries(file)
+        stored_bytes = check_sizes(found, file)
         if verify:
-            archive.check_sums(found, file)
+            check_sums(found, file)
         return _read(file, found), stored_bytes
     except CheckpointError:
         raise
@@ -321,3 +492,36 @@ def _restricted_pickle() -> Any:
     restricted.Unpickler = Unpickler
     restricted.load = load
     return restricted
+
+
+# JSON files that stand beside a model.
+
+
+def read_json(path: Path, kind: str) -> Any:
+    """The content of a JSON file.
+
+    Args:
+        path: the file.
+        kind: what it should be, for the error.
+
+    Raises:
+        DataError: it cannot be read, or is not JSON.
+    """
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(
+            f"{kind} in {path}", f"{type(error).__name__}: {str(error)[:200]}", "Copy it again."
+        ) from error
+
+
+def read_json_object(path: Path, kind: str) -> Dict[str, Any]:
+    """The same for a file that holds an object.
+
+    Raises:
+        DataError: also if it holds anything else.
+    """
+    found = read_json(path, kind)
+    if not isinstance(found, dict):
+        raise DataError(f"{kind} in {path}", f"a {type(found).__name__}", "Copy it again.")
+    return found

@@ -226,7 +226,7 @@ def _check_data(args: argparse.Namespace, paths: Sequence[Path]) -> None:
         MissingDataError: no such folder.
         CheckpointError: a model that is not a checkpoint of fairseq.
     """
-    from spectral_fairseq.checkpoints.formats.recognise import may_be_torch_file
+    from spectral_fairseq.checkpoints.models import may_be_torch_file
 
     if args.tokens < 1:
         raise ConfigurationError("--tokens of 1 or more", str(args.tokens), "Give more tokens.")

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     for path in paths:
         checkpoint_file(path)
     out = check_output(args.output, paths, args.overwrite)
-    from spectral_fairseq.checkpoints.averaging import average_checkpoints
+    from spectral_fairseq.checkpoints.rewriting import average_checkpoints
 
     save_atomically(average_checkpoints(paths, args.verify), out)
     print(f"{out}: the average of {', '.join(map(str, paths))}")

@@ -12,12 +12,8 @@ import functools
 import os
 from typing import Any, Callable, Dict
 
-from spectral_fairseq.checkpoints import archive
-from spectral_fairseq.checkpoints.reading import (
-    READ_FAILURES,
-    explain_failure,
-    not_fairseq,
-)
+from spectral_fairseq.checkpoints import reading
+from spectral_fairseq.checkpoints.reading import READ_FAILURES, explain_failure, not_fairseq
 from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.errors import SpectralFairseqError
@@ -39,7 +35,7 @@ def explain(load_checkpoint_to_cpu: Callable[..., Dict[str, Any]]) -> Callable[.
         try:
             if os.path.exists(path):  # else a remote path, or an error of fairseq's own
                 file = checkpoint_file(path)
-                archive.check_sizes(archive.entries(file), file)
+                reading.check_sizes(reading.entries(file), file)
             state = load_checkpoint_to_cpu(path, *args, **kwargs)
         except (SpectralFairseqError, FileNotFoundError, PermissionError):
             raise

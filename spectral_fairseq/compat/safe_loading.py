@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from spectral_fairseq.checkpoints.allow_list import allowed_globals
-from spectral_fairseq.checkpoints.reading import torch_load
-from spectral_fairseq.checkpoints.structure import check_settings
+from spectral_fairseq.checkpoints.reading import allowed_globals, torch_load
+from spectral_fairseq.checkpoints.settings import check_settings
 from spectral_fairseq.compat.patching import Overlay, Patch, replaces
 from spectral_fairseq.errors import CheckpointError
 

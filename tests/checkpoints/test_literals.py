@@ -2,7 +2,7 @@
 
 import pytest
 
-from spectral_fairseq.checkpoints.literals import MAX_ITEMS, literal
+from spectral_fairseq.checkpoints.settings import MAX_ITEMS, literal
 from spectral_fairseq.errors import ConfigurationError
 
 GOOD = [

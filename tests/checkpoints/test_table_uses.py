@@ -2,7 +2,7 @@
 
 import pytest
 
-from spectral_fairseq.checkpoints.table_uses import (
+from spectral_fairseq.checkpoints.tables import (
     counterpart,
     describe_choice,
     is_output,

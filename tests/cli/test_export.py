@@ -15,8 +15,8 @@ from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.models import build_model
 from omegaconf import OmegaConf
 
-from spectral_fairseq.checkpoints.collapse import collapse_tables
 from spectral_fairseq.checkpoints.reading import load_checkpoint
+from spectral_fairseq.checkpoints.rewriting import collapse_tables
 from spectral_fairseq.cli.main import main
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import CheckpointError, UnsupportedError

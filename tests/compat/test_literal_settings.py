@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
-from spectral_fairseq.checkpoints.structure import EVALUATED
+from spectral_fairseq.checkpoints.settings import EVALUATED
 from spectral_fairseq.cli import main as command
 from spectral_fairseq.errors import CheckpointError
 from tests.compat.fairseq_process import Failure, FairseqProcess, environment
@@ -109,7 +109,7 @@ def values_of_architectures() -> Dict[str, List[str]]:
 
     from fairseq.models import ARCH_CONFIG_REGISTRY
 
-    from spectral_fairseq.checkpoints.structure import EVALUATED
+    from spectral_fairseq.checkpoints.settings import EVALUATED
 
     found: Dict[str, List[str]] = {}
     for arch, fill_in in ARCH_CONFIG_REGISTRY.items():

@@ -24,7 +24,7 @@ import torch
 from omegaconf import OmegaConf
 
 from spectral_fairseq.checkpoints.reading import torch_load
-from spectral_fairseq.checkpoints.structure import EVALUATED, OF_FCONV
+from spectral_fairseq.checkpoints.settings import EVALUATED, OF_FCONV
 from tests.fork_server import ForkServer
 from tests.fuzz.forks import BAD, DONE, EXECUTED, FAIRSEQ, REFUSED, line, run, run_all
 from tests.fuzz.training import PLUGIN

@@ -65,7 +65,7 @@ def main():
     embeddings.TABLES += (ScaledEmbedding,)
     heads.HEADS += (TemperedHead,)
     import spectral_fairseq.plugin  # noqa: F401  (registers with fairseq)
-    from spectral_fairseq.checkpoints.collapse import collapse_tables, stored_form
+    from spectral_fairseq.checkpoints.rewriting import collapse_tables, stored_form
     from spectral_fairseq.checkpoints.tables import extract_table
     from spectral_fairseq.errors import CheckpointError
     from tests.plugin.conftest import SIZES, build_model, make_sample, words

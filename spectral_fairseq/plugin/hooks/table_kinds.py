@@ -13,7 +13,7 @@ from typing import Any, Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from spectral_fairseq.checkpoints.collapse import entries_by_module, factored_kind
+from spectral_fairseq.checkpoints.rewriting import entries_by_module, factored_kind
 from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.embeddings.svd import V_SCALE

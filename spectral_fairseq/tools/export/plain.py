@@ -25,8 +25,8 @@ from fairseq.models.transformer_lm import (
     TransformerLanguageModelConfig,
 )
 
-from spectral_fairseq.checkpoints.collapse import collapse_tables
 from spectral_fairseq.checkpoints.dictionary import checkpoint_settings
+from spectral_fairseq.checkpoints.rewriting import collapse_tables
 from spectral_fairseq.compat.embedding_file import EMBEDDING_FILES
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, UnsupportedError
 from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from spectral_fairseq.checkpoints.formats.memory import open_memory
-from spectral_fairseq.checkpoints.formats.recognise import open_model
+from spectral_fairseq.checkpoints.models import open_memory, open_model
 from spectral_fairseq.checkpoints.tables import choose_table, extract_table
 
 WORDS, DIM = 60, 16

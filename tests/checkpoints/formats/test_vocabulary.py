@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from spectral_fairseq.checkpoints.dictionary import WordList
-from spectral_fairseq.checkpoints.formats.vocabulary import fitted, read_vocabulary, vocabulary_file
-from spectral_fairseq.checkpoints.formats.word_counts import read_counts, with_counts
+from spectral_fairseq.checkpoints.dictionary import WordList, read_counts, with_counts
+from spectral_fairseq.checkpoints.vocabulary import fitted, read_vocabulary, vocabulary_file
 from spectral_fairseq.errors import DataError
 from tests.checkpoints.made import save_dictionary
 

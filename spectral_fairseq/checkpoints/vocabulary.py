@@ -18,8 +18,8 @@ from spectral_fairseq.checkpoints.dictionary import (
     find_dictionary,
     read_dictionary,
 )
-from spectral_fairseq.checkpoints.formats.json_file import read_json, read_json_object
-from spectral_fairseq.checkpoints.formats.opened import OpenedModel
+from spectral_fairseq.checkpoints.opened import OpenedModel
+from spectral_fairseq.checkpoints.reading import read_json, read_json_object
 from spectral_fairseq.errors import ConfigurationError, DataError, MissingDataError
 from spectral_fairseq.files import why_not_readable
 

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spectral_fairseq.checkpoints.formats.numpy_file import tensor_of
-from spectral_fairseq.checkpoints.table_uses import may_be_table
-from spectral_fairseq.checkpoints.tables import Unread
+from spectral_fairseq.checkpoints.tables import Unread, may_be_table
+from spectral_fairseq.checkpoints.vectors import tensor_of
 from spectral_fairseq.errors import DataError
 
 # What a training loop saves beside the weights.

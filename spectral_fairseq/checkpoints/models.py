@@ -1,0 +1,551 @@
+"""Opens whatever a path leads to; the format is recognised by the first bytes, not by the name."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Dict, Mapping, Optional, Tuple, Union
+
+import numpy as np
+from torch import Tensor, nn
+
+from spectral_fairseq.checkpoints import reading
+from spectral_fairseq.checkpoints.dictionary import WordList, checkpoint_settings, find_dictionary
+from spectral_fairseq.checkpoints.opened import (
+    OpenedModel,
+    Shards,
+    check_declared,
+    joined,
+    padding_rows,
+    parts_of,
+)
+from spectral_fairseq.checkpoints.reading import (
+    READ_FAILURES,
+    check_fairseq,
+    first_line,
+    read_json_object,
+    read_torch_file,
+    tensors_of,
+)
+from spectral_fairseq.checkpoints.rewriting import PADDING_ROW
+from spectral_fairseq.checkpoints.saved import PART, WEIGHTS, model_path, weights_file
+from spectral_fairseq.checkpoints.settings import check_model
+from spectral_fairseq.checkpoints.state_dict import state_dict_of
+from spectral_fairseq.checkpoints.tables import Unread, may_be_table
+from spectral_fairseq.checkpoints.vectors import (
+    looks_like_word_vectors,
+    read_npy,
+    read_npz,
+    read_word_vectors,
+    tensor_of,
+)
+from spectral_fairseq.checkpoints.vocabulary import (
+    fit_remark,
+    fitted,
+    read_vocabulary,
+    vocabulary_file,
+)
+from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError
+
+# A safetensors file: its header is checked, and its tensors are mapped from the file.
+#
+# The safetensors package refuses headers longer than 100 MB or than the file, and tensors that
+# overlap, leave gaps or end beyond the file. https://github.com/huggingface/safetensors describes
+# the format.
+
+
+def looks_like_safetensors(start: bytes) -> bool:
+    """Whether a file begins with the length of a header, eight bytes, and a JSON object.
+
+    Args:
+        start: its first bytes, at least nine.
+    """
+    # The length of any real header has zero bytes, which text such as "3000 50" has not.
+    return start[8:9] == b"{" and b"\0" in start[:8]
+
+
+def read_safetensors(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
+    """Name -> tensor, mapped from the file: only the pages that are used are read.
+
+    The second mapping has the tensors of types that torch does not have.
+
+    Args:
+        path: the file.
+
+    Raises:
+        CheckpointError: it is not a whole file of this format.
+        ConfigurationError: the safetensors package is not installed.
+    """
+    try:
+        import safetensors
+    except ImportError as error:
+        raise ConfigurationError(
+            "the package safetensors, to read files of that format",
+            "no such package",
+            "Run pip install safetensors.",
+        ) from error
+    tensors: Dict[str, Tensor] = {}
+    unread: Dict[str, Unread] = {}
+    try:
+        with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
+            for name in file.keys():
+                try:
+                    tensors[name] = file.get_tensor(name)
+                except (safetensors.SafetensorError, AttributeError) as error:
+                    piece = file.get_slice(name)
+                    kind = f"numbers of type {piece.get_dtype()} ({first_line(error)})"
+                    unread[name] = Unread(tuple(piece.get_shape()), kind)
+        return tensors, unread
+    except (safetensors.SafetensorError, *READ_FAILURES) as error:
+        raise CheckpointError(
+            f"a whole safetensors file at {path}",
+            first_line(error),
+            "It is truncated, damaged, or not of this format or a newer one: copy or download it "
+            "again.",
+        ) from error
+
+
+# What ``torch.save`` wrote: a fairseq checkpoint, or the state dict of any other model.
+#
+# Nothing in the file is executed: see :mod:`spectral_fairseq.checkpoints.reading`. Checksums are
+# left to the caller, since a model may be in several files of which one is needed.
+
+
+ZIP, PICKLE = b"PK\x03\x04", b"\x80"
+TORCH_STARTS = (ZIP, PICKLE)
+"""The first bytes of what ``torch.save`` writes, in its present form and the one before."""
+
+# What fairseq's trainer saves and other projects do not.
+_OF_FAIRSEQ = {"optimizer_history", "task_state", "extra_state"}
+
+
+def open_torch(path: Path) -> OpenedModel:
+    """Open a fairseq checkpoint or a state dict.
+
+    Args:
+        path: the file.
+
+    Raises:
+        CheckpointError: damaged, with objects that could run code, or neither of the two.
+    """
+    state, stored_bytes = read_torch_file(path, verify=False)
+    if _is_fairseq(state):
+        check_fairseq(state, path, stored_bytes)
+        _check_whole(state, tensors_of(state["model"]), path)
+        return _fairseq(state, path)
+    tensors, unread = _state_dict(state, path, stored_bytes)
+    settings = checkpoint_settings(state, "args") if isinstance(state, dict) else {}
+    return OpenedModel(
+        name=str(path),
+        tensors=tensors,
+        path=path,
+        weights=path,
+        unread=unread,
+        # Other projects keep the largest size that a vocabulary may have under the usual names.
+        settings={k: v for k, v in settings.items() if k == "padded_vocab_size"},
+        declared_parts=_declared_parts(state) if isinstance(state, dict) else 1,
+    )
+
+
+def _is_fairseq(state: Any) -> bool:
+    """Many projects save ``model`` beside ``args``; only fairseq's settings name a task."""
+    if not (isinstance(state, dict) and isinstance(state.get("model"), dict)):
+        return False
+    task = checkpoint_settings(state, "task")
+    has_task = "_name" in task or "task" in task
+    return bool({"args", "cfg"} & {*state}) and (has_task or bool(_OF_FAIRSEQ & {*state}))
+
+
+def read_state_dict(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
+    """Name -> tensor of a state dict, alone or in what a training loop saved, and what is not read.
+
+    Args:
+        path: the file.
+
+    Raises:
+        CheckpointError: as for :func:`open_torch`.
+    """
+    state, stored_bytes = read_torch_file(path, verify=False)
+    return _state_dict(state, path, stored_bytes)
+
+
+def _state_dict(
+    state: Any, path: Path, stored_bytes: int
+) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
+    tensors, unread = state_dict_of(state)
+    if isinstance(state, dict):
+        _check_whole(state, tensors, path)
+    if tensors or unread:
+        check_model(tensors, path, stored_bytes)
+        return tensors, unread
+    shown = ", ".join(map(str, state)) if isinstance(state, dict) else type(state).__name__
+    raise CheckpointError(
+        f"a state dict, alone or as an entry of a dictionary, in {path}",
+        shown[:300] or "nothing",
+        "Save model.state_dict() with torch.save.",
+    )
+
+
+def _check_whole(state: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse what FSDP and DeepSpeed save of one process, in which no table is whole.
+
+    Raises:
+        CheckpointError: it is such a part.
+    """
+    optimizer = state.get("optimizer_state_dict")
+    of_zero = isinstance(optimizer, Mapping) and "zero_stage" in optimizer
+    empty = bool(tensors) and not any(one.numel() for one in tensors.values() if one.dim())
+    if of_zero or (empty and "param_shapes" in state):
+        raise CheckpointError(
+            f"the weights of a whole model in {path}",
+            "what DeepSpeed's ZeRO saves of one process",
+            "Put the parts together with the zero_to_fp32.py that DeepSpeed puts beside them.",
+        )
+    if "shard_metadata" in state or any("flat_param" in name.split(".")[-1] for name in tensors):
+        raise CheckpointError(
+            f"the weights of a whole model in {path}",
+            "the part of one process of FSDP, flat_param",
+            "Put the parts together, for example with consolidate_fsdp_shards of fairseq.",
+        )
+
+
+def _declared_parts(state: Any) -> int:
+    """In how many files a model is by the settings in one of them: 1 if they do not say."""
+    settings = {**checkpoint_settings(state, "common"), **checkpoint_settings(state, "args")}
+    settings["mp_world_size"] = state.get("mp_world_size")  # of DeepSpeed
+
+    def size(name: str) -> int:
+        return settings[name] if type(settings.get(name)) is int else 1
+
+    of_megatron = size("tensor_model_parallel_size") * size("pipeline_model_parallel_size")
+    return max(1, of_megatron, size("model_parallel_size"), size("mp_world_size"))
+
+
+def _fairseq(checkpoint: Dict[str, Any], path: Path) -> OpenedModel:
+    tensors = tensors_of(checkpoint.pop("model"))
+    checkpoint.pop("last_optimizer_state", None)
+    history = checkpoint.get("optimizer_history") or [{}]
+    last = history[-1] if isinstance(history[-1], dict) else {}
+    iterator = (checkpoint.get("extra_state") or {}).get("train_iterator") or {}
+    model = checkpoint_settings(checkpoint, "model")
+    arch = model.get("_name") or model.get("arch")
+    return OpenedModel(
+        name=str(path),
+        tensors=tensors,
+        path=path,
+        weights=path,
+        find_words=partial(_training_dictionary, checkpoint, path),
+        uncounted=[PADDING_ROW],
+        arch=None if arch is None else str(arch),
+        epoch=_whole(iterator.get("epoch")),
+        updates=_whole(last.get("num_updates")),
+        checkpoint=checkpoint,
+        declared_parts=_declared_parts(checkpoint),
+    )
+
+
+def _training_dictionary(checkpoint: Mapping[str, Any], path: Path, table: str, rows: int) -> Any:
+    return find_dictionary(None, checkpoint, table, rows, path)
+
+
+def _whole(number: Any) -> Optional[int]:
+    return None if number is None else int(number)
+
+
+# The folder of a model of Hugging Face's libraries: its weights, settings, words and progress.
+
+
+def open_weights(weights: Path, path: Path) -> OpenedModel:
+    """Open weights together with what stands beside them.
+
+    Args:
+        weights: a file of tensors, or the index of several.
+        path: as the user named it, the file or its folder.
+
+    Raises:
+        CheckpointError: the weights are damaged, or files are missing.
+        DataError: the settings are not JSON.
+    """
+    folder = weights.parent
+    in_several = weights.name.endswith(".index.json")
+    tensors: Mapping[str, Tensor]
+    unread: Dict[str, Unread] = {}
+    if in_several:
+        tensors = Shards(weights, _read_tensors)
+        unread = tensors.leave_out_unread()
+    else:
+        tensors, unread = _read_tensors(weights)
+    # Llama and Mistral have params.json beside the files of their own form.
+    config = _settings(folder / "config.json") or _settings(folder / "params.json")
+    state = _settings(folder / "trainer_state.json")
+    names = config.get("architectures")
+    arch = names[0] if isinstance(names, list) and names else config.get("model_type")
+    epoch, updates = state.get("epoch"), state.get("global_step")
+    return OpenedModel(
+        name=str(path),
+        tensors=tensors,
+        path=path,
+        weights=weights,
+        find_words=partial(_words_beside, folder, str(path)),
+        unread=unread,
+        settings=config,
+        uncounted=padding_rows(config),
+        arch=None if arch is None else str(arch),
+        # Python's json reads NaN and Infinity.
+        epoch=int(epoch) if isinstance(epoch, (int, float)) and math.isfinite(epoch) else None,
+        updates=updates if isinstance(updates, int) else None,
+    )
+
+
+def _read_tensors(file: Path) -> Tuple[Mapping[str, Tensor], Dict[str, Unread]]:
+    """The tensors of one file: *.safetensors is what it is called, others have been either."""
+    with open(file, "rb") as opened:
+        start = opened.read(9)
+    if file.suffix == ".safetensors" or looks_like_safetensors(start):
+        return read_safetensors(file)
+    return read_state_dict(file)
+
+
+def _settings(file: Path) -> Dict[str, Any]:
+    return read_json_object(file, "settings of the model") if os.path.isfile(file) else {}
+
+
+def _words_beside(
+    folder: Path, model: str, table: str, rows: int
+) -> Tuple[Optional[WordList], str]:
+    file = vocabulary_file(folder, "encoder" not in table.split("."))
+    if file is None:
+        return None, "no tokenizer.json, vocab.json, vocab.txt or sentencepiece model beside it"
+    try:
+        words = read_vocabulary(file)
+        remark = fit_remark(words, rows, "found beside the model")
+        return fitted(words, rows, table, model), remark
+    except (ConfigurationError, DataError) as error:
+        return (
+            None,
+            f"{file.name} could not be used: it needed {error.expected}, and found {error.found}",
+        )
+
+
+_NPY = b"\x93NUMPY"
+_START_BYTES = 1 << 16
+
+
+def may_be_torch_file(path: Union[str, Path]) -> bool:
+    """Whether a file begins as ``torch.save`` writes it; false for a folder.
+
+    It is true for a file that cannot be read, of which :func:`open_model` says why.
+    """
+    file = model_path(path)
+    if os.path.isdir(file):
+        return False
+    try:
+        with open(file, "rb") as opened:
+            return opened.read(4).startswith(TORCH_STARTS)
+    except PermissionError:
+        return True
+
+
+def open_model(path: Union[str, Path]) -> OpenedModel:
+    """Open a model or a table in any format that is known.
+
+    Args:
+        path: a fairseq checkpoint, a state dict of torch, a safetensors file, the index of several
+            files, a model's folder, .npy, .npz, or word vectors of word2vec, fastText or GloVe.
+
+    Raises:
+        CheckpointError: missing, damaged, or none of these.
+        DataError: of one of these formats, with content that cannot be.
+        ConfigurationError: a package that reads the format is not installed.
+    """
+    named = model_path(path)
+    file = weights_file(named) if os.path.isdir(named) else named
+    assert file is not None
+    files = parts_of(file)
+    opened = [_open(one, named) for one in files]
+    model = opened[files.index(file)]
+    check_declared(file, files, model.declared_parts)
+    if len(files) == 1:
+        return model
+    tensors, unread, places = joined(files, [one.tensors for one in opened])
+    for one in opened:
+        unread.update(one.unread)
+    return replace(
+        model,
+        tensors=tensors,
+        unread=unread,
+        files=places,
+        remark=f"Read from {len(files)} files, {files[0].name} and those that belong to it.",
+    )
+
+
+def _open(file: Path, named: Path) -> OpenedModel:
+    """Open one file of the model that was named."""
+    try:
+        with open(file, "rb") as opened:
+            start = opened.read(_START_BYTES)
+    except PermissionError as error:
+        raise CheckpointError(
+            f"a readable file at {file}", str(error), "Check the file's permissions."
+        ) from error
+    of_model = file.name in WEIGHTS or PART.fullmatch(file.name) or file.suffix == ".safetensors"
+    if of_model or looks_like_safetensors(start):
+        return open_weights(file, named)
+    if start.startswith(_NPY):
+        return _table(file, read_npy(file))
+    if start.startswith(ZIP):
+        if _holds_arrays(file):
+            return _table(file, *read_npz(file))
+        return open_torch(file)
+    if start.startswith(PICKLE):
+        return open_torch(file)
+    if looks_like_word_vectors(start):
+        return _vectors(file)
+    raise CheckpointError(
+        f"a model or a table of word vectors at {file}",
+        f"a file that starts with {start[:16]!r}" if start else "an empty file",
+        "Known are fairseq checkpoints, state dicts of torch, safetensors, .npy, .npz, word2vec, "
+        "GloVe and folders of Hugging Face models. If it is compressed, unpack it first.",
+    )
+
+
+def _holds_arrays(file: Path) -> bool:
+    try:
+        names = [entry.filename for entry in reading.entries(file)]
+    except READ_FAILURES:
+        return file.suffix == ".npz"
+    return any(name.endswith(".npy") for name in names) or (not names and file.suffix == ".npz")
+
+
+def _table(
+    file: Path, tensors: Dict[str, Tensor], unread: Optional[Dict[str, Unread]] = None
+) -> OpenedModel:
+    return OpenedModel(str(file), tensors, path=file, weights=file, unread=unread or {})
+
+
+def _vectors(file: Path) -> OpenedModel:
+    symbols, weight = read_word_vectors(file)
+    words = WordList(file, symbols, [0] * len(symbols), [])
+
+    def find_words(table: str, rows: int) -> Tuple[Optional[WordList], str]:
+        del table, rows
+        return words, "stored with the vectors"
+
+    return OpenedModel(
+        str(file),
+        {"vectors": weight},
+        path=file,
+        weights=file,
+        find_words=find_words,
+    )
+
+
+# A model or a table in memory: a tensor, an array, a state dict or a torch module.
+
+
+def open_memory(model: Any) -> OpenedModel:
+    """Take the tensors of a model; nothing is copied, but for a table that LoRA changes.
+
+    Args:
+        model: a tensor or an array of shape (N, d); a mapping from names to tensors, such as a
+            state dict; or a module.
+
+    Raises:
+        ConfigurationError: anything else, a model without its weights, or one whose parameters
+            FSDP splits over processes.
+    """
+    kind = type(model).__name__
+    opened = _module(model, kind) if isinstance(model, nn.Module) else _tensors(model, kind)
+    if any(one.device.type == "meta" for one in opened.tensors.values()):
+        raise ConfigurationError(
+            f"the weights of {opened.name}", "tensors on the device meta", "Load them first."
+        )
+    return opened
+
+
+def _tensors(model: Any, kind: str) -> OpenedModel:
+    if isinstance(model, np.ndarray):
+        model = tensor_of(model, f"the {kind}")
+    named = {"tensor": model} if isinstance(model, Tensor) else model
+    tensors, unread = state_dict_of(named) if isinstance(named, Mapping) else ({}, {})
+    if not tensors and not unread:
+        raise ConfigurationError(
+            "a path, a tensor, an array, a state dict or a torch module",
+            f"an object of type {kind}",
+            "Pass model.state_dict(), or the table itself.",
+        )
+    tensors = {name: one.detach() for name, one in tensors.items()}
+    return OpenedModel(name=f"the {kind}", tensors=tensors, unread=unread)
+
+
+def _module(model: nn.Module, kind: str) -> OpenedModel:
+    # Its state_dict() waits for the other processes, which may not call it.
+    if any(type(one).__name__ == "FullyShardedDataParallel" for one in model.modules()):
+        raise ConfigurationError(
+            f"a module that holds its parameters, as the {kind}",
+            "parameters that FSDP splits over processes",
+            "Take a full state dict in all processes (StateDictType.FULL_STATE_DICT), and pass it.",
+        )
+    # Detaching may be left to the tensors that can be read: others answer with communication.
+    state = model.state_dict(keep_vars=True)
+    tensors, unread = state_dict_of(state)
+    tensors = _without_adapters(model, {name: one.detach() for name, one in tensors.items()})
+    inputs = {name: one for name, one in model.named_modules() if isinstance(one, nn.Embedding)}
+    words = {k: one for k, one in inputs.items() if may_be_table(k, *one.weight.shape)} or inputs
+    config = getattr(getattr(model, "module", model), "config", None)
+    settings: Any = {}
+    if config is not None and hasattr(config, "to_dict"):  # of transformers
+        settings = config.to_dict()
+        padding = padding_rows(settings)
+    else:
+        padding = sorted({one.padding_idx for one in words.values() if one.padding_idx is not None})
+    return OpenedModel(
+        name=f"the module {kind}",
+        tensors=tensors,
+        default_table=next(iter(inputs)) or "weight" if len(inputs) == 1 else None,
+        uncounted=padding,
+        arch=kind,
+        unread=unread,
+        settings=settings,
+    )
+
+
+def _without_adapters(model: nn.Module, tensors: Dict[str, Tensor]) -> Dict[str, Tensor]:
+    """The tensors with the tables that a forward pass uses in place of those that peft adapts.
+
+    Tables with adapters of other kinds than LoRA stay in parts, and are refused by name later.
+    """
+    for name, layer in model.named_modules():
+        base = f"{name}.base_layer.weight"
+        chosen = getattr(layer, "modules_to_save", None)
+        if isinstance(chosen, nn.ModuleDict) and hasattr(layer, "original_module"):
+            active: Any = getattr(layer, "active_adapter", None)
+            used = f"{name}.modules_to_save.{active}." if active in chosen else ""
+            if getattr(layer, "disable_adapters", False):
+                used = f"{name}.original_module."
+            kept = {f"{name}.{k[len(used) :]}": v for k, v in tensors.items() if k.startswith(used)}
+            if used:
+                tensors = {**_outside(name, tensors), **kept}
+        elif base in tensors and hasattr(layer, "get_delta_weight"):
+            weight = tensors[base]
+            if not (getattr(layer, "merged", False) or getattr(layer, "disable_adapters", False)):
+                other = getattr(layer, "lora_variant", None) or not hasattr(layer, "lora_A")
+                if other or any(getattr(layer, "use_dora", {}).values()) or weight.dim() != 2:
+                    continue
+                if not (may_be_table(name, *weight.shape) and weight.is_floating_point()):
+                    continue
+                for adapter in layer.active_adapters:
+                    if adapter in layer.lora_A or adapter in layer.lora_embedding_A:
+                        weight = weight + layer.get_delta_weight(adapter).detach()
+            bias = tensors.get(f"{name}.base_layer.bias")
+            tensors = {**_outside(name, tensors), f"{name}.weight": weight}
+            if bias is not None:
+                tensors[f"{name}.bias"] = bias
+    return tensors
+
+
+def _outside(module: str, tensors: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+    return {key: one for key, one in tensors.items() if not key.startswith(f"{module}.")}

@@ -1,0 +1,343 @@
+"""numpy's .npy and .npz files, mapped; arrays of objects are refused, since they are pickles."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import re
+import struct
+import zipfile
+from pathlib import Path
+from typing import IO, Any, Dict, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spectral_fairseq.checkpoints import reading
+from spectral_fairseq.checkpoints.reading import READ_FAILURES, first_line
+from spectral_fairseq.checkpoints.tables import Unread
+from spectral_fairseq.errors import CheckpointError, DataError
+
+_LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, ..., lengths of the name and of the rest
+
+
+def read_npy(path: Path) -> Dict[str, Tensor]:
+    """The array, under the name ``array``.
+
+    Args:
+        path: a .npy file.
+
+    Raises:
+        CheckpointError: damaged, or shorter than it says.
+        DataError: objects, or numbers of a type that torch does not have.
+    """
+    try:
+        with open(path, "rb") as file:
+            header = _header(file, os.path.getsize(path), path.name)
+            if header.dtype.hasobject:
+                raise DataError(
+                    f"numbers in {path}",
+                    "Python objects, which are never read",
+                    "Save the table as float32.",
+                )
+            array = header.mapped(path, file.tell())
+    except DataError:
+        raise
+    except READ_FAILURES as error:
+        raise _damaged(path, error) from error
+    return {"array": tensor_of(array, path)}
+
+
+def read_npz(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
+    """Matrices and vectors by their names, and those that cannot be read; others are left out.
+
+    Args:
+        path: a .npz file, as ``np.savez`` and ``np.savez_compressed`` write it.
+
+    Raises:
+        CheckpointError: damaged, or with arrays that its members cannot hold.
+    """
+    try:
+        reading.check_sizes(reading.entries(path), path)
+        with zipfile.ZipFile(path) as opened:
+            found = {
+                info.filename[: -len(".npy")]: _member(opened, info, path)
+                for info in opened.infolist()
+                if info.filename.endswith(".npy")
+            }
+    except CheckpointError:
+        raise
+    except READ_FAILURES as error:
+        raise _damaged(path, error) from error
+    tensors: Dict[str, Tensor] = {}
+    unread: Dict[str, Unread] = {}
+    for name, array in found.items():
+        if isinstance(array, Unread):
+            unread[name] = array
+        elif array is not None:
+            try:
+                tensors[name] = tensor_of(array, path)
+            except DataError:
+                unread[name] = _unread(array.shape, array.dtype)
+    return tensors, unread
+
+
+def _unread(shape: Tuple[int, ...], dtype: np.dtype) -> Unread:
+    what = "Python objects, which are never read" if dtype.hasobject else f"numbers of {dtype.str}"
+    return Unread(shape, f"{what}; save it as float32")
+
+
+class _Header(NamedTuple):
+    """What is known of an array before its numbers are read.
+
+    Attributes:
+        shape: of the array.
+        order: ``F`` where its columns are stored one after the other, otherwise ``C``.
+        dtype: of its numbers.
+        size: their bytes.
+    """
+
+    shape: Tuple[int, ...]
+    order: Any
+    dtype: np.dtype
+    size: int
+
+    def mapped(self, path: Path, offset: int) -> np.ndarray:
+        # Mode c: torch does not know read-only memory, and changes stay out of the file.
+        return np.memmap(path, self.dtype, "c", offset, self.shape, self.order)
+
+
+def _header(file: Any, stored: int, name: str) -> _Header:
+    """Read the header of an array of which ``stored`` bytes are there in all.
+
+    Raises:
+        ValueError: a version that is not known, or more numbers than the bytes can be.
+    """
+    version = np.lib.format.read_magic(file)
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    if version not in readers:
+        raise ValueError(f"{name} is of version {version} of the format, which is not supported")
+    shape, fortran, dtype = readers[version](file)
+    size = dtype.itemsize * math.prod(shape)
+    if any(n < 0 for n in shape) or (file.tell() + size > stored and not dtype.hasobject):
+        sizes = " x ".join(map(str, shape))
+        raise ValueError(f"{name} declares {sizes} numbers of {dtype} in {stored:,} bytes")
+    return _Header(shape, "F" if fortran else "C", dtype, size)
+
+
+def _member(opened: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> Any:
+    """A matrix or vector, mapped if it is not compressed; None for text and other dimensions."""
+    with opened.open(info) as member:
+        header = _header(member, info.file_size, info.filename)
+        if len(header.shape) not in (1, 2) or header.dtype.kind in "US":
+            return None
+        if header.dtype.kind not in "fiu":
+            return _unread(header.shape, header.dtype)
+        if info.compress_type == zipfile.ZIP_STORED:
+            return header.mapped(path, _start_of(path, info) + member.tell())
+        numbers = np.frombuffer(bytearray(member.read(header.size)), header.dtype)
+        return numbers.reshape(header.shape, order=header.order)
+
+
+def _start_of(path: Path, info: zipfile.ZipInfo) -> int:
+    """Where the bytes of a member start in the archive."""
+    with open(path, "rb") as file:
+        file.seek(info.header_offset)
+        signature, name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+    if signature != b"PK\x03\x04":
+        raise zipfile.BadZipFile("a member without a header")
+    return info.header_offset + _LOCAL_HEADER.size + name + extra
+
+
+def tensor_of(array: np.ndarray, name: Any) -> Tensor:
+    """The tensor that shares an array's memory.
+
+    Args:
+        array: of numbers.
+        name: of the file or of the array, for the error.
+
+    Raises:
+        DataError: torch does not have such numbers.
+    """
+    try:
+        return torch.from_numpy(array)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"numbers that torch has, in the byte order of this machine, in {name}",
+            f"{array.dtype.str}",
+            "Save or pass the array as float32, for example.",
+        ) from error
+
+
+def _damaged(path: Path, error: BaseException) -> CheckpointError:
+    return CheckpointError(
+        f"a whole .npy or .npz file of numbers at {path}",
+        first_line(error),
+        "Copy it again, or save the table alone with np.save.",
+    )
+
+
+# word2vec's text and binary formats, which fastText's .vec files share, and GloVe's text.
+#
+# word2vec begins with a line "N d". Its text has one line "<word> <d numbers>" a word. The binary
+# form has the word, a space, d float32 numbers, and often a line break. GloVe is the text without
+# the first line. A word may contain spaces, so the numbers are taken from the end of the line.
+# Spaces, tabs and line feeds separate, as for word2vec and GloVe; other blanks, such as a form feed
+# or a no-break space, are parts of words. Where each line of a text has more numbers than the first
+# line says, those are no words that end in a number. Memory is taken for what the file can hold,
+# whatever its first line declares.
+
+
+_LONGEST_LINE = 1 << 20
+_LONGEST_WORD = 1 << 12
+_MOST_DIMENSIONS = 1 << 16
+# bytes.split() also takes these for separators.
+_PARTS_OF_WORDS = bytes.maketrans(b"\x0b\x0c\r", b"\0\0\0")
+
+
+def looks_like_word_vectors(start: bytes) -> bool:
+    """Whether a file that starts with these bytes is word2vec, or text with vectors."""
+    line = start.split(b"\n", 1)[0]
+    return _declared(line) is not None or _vector_length(line) >= 2
+
+
+def read_word_vectors(path: Path) -> Tuple[List[str], Tensor]:
+    """The words and their vectors, shape (N, d), float32.
+
+    Args:
+        path: the file, of any of the three forms.
+
+    Raises:
+        DataError: the file is not what its first line declares, or a line has no vector.
+    """
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        line = file.readline(_LONGEST_LINE)
+        declared = _declared(line)
+        if declared is None:
+            file.seek(0)
+            return _text(file, path, _vector_length(line), size, None)
+        count, dim = declared
+        start = file.tell()
+        first = file.readline(_LONGEST_LINE)
+        file.seek(start)
+        numbers = _vector_length(first)
+        text = numbers >= dim > 0
+        if 1 < numbers < dim:
+            raise _other_length(path, dim, str(numbers))
+        # A word takes two bytes or more, a number of text as many, and one of the binary form four.
+        least = count * (2 * dim + 1 if text else 4 * dim + 2)
+        if least > size - start or not 0 < dim <= _MOST_DIMENSIONS or count < 1:
+            raise DataError(
+                f"{count:,} vectors of {dim:,} numbers in {path}, as its first line declares",
+                f"{size:,} bytes, which cannot hold them",
+                "The file is truncated, damaged or of another format: copy it again.",
+            )
+        if text:
+            return _text(file, path, dim, size - start, count)
+        return _binary(file, path, count, dim)
+
+
+def _declared(line: bytes) -> Optional[Tuple[int, int]]:
+    """N and d of a first line "N d"; None for another line."""
+    parts = line.split()
+    if len(parts) != 2 or not all(part.isdigit() and len(part) < 19 for part in parts):
+        return None
+    return int(parts[0]), int(parts[1])
+
+
+def _vector_length(line: bytes) -> int:
+    """How many numbers follow the word, at most; 0 where the line is not text and numbers."""
+    # Bytes, not characters: a word may be a blank of Unicode, or of another encoding.
+    parts = re.split(rb"[ \t]+", line.strip(b"\r\n").rstrip(b" \t"))
+    numbers = 0
+    for part in reversed(parts[1:]):
+        try:
+            float(part)
+        except ValueError:
+            break
+        numbers += 1
+    return numbers
+
+
+def _other_length(path: Path, dim: int, found: str) -> DataError:
+    return DataError(
+        f"{dim:,} numbers in each line of {path}, as its first line declares",
+        found,
+        "Correct the first line, or take the file that the program wrote.",
+    )
+
+
+def _text(
+    file: IO[bytes], path: Path, dim: int, size: int, count: Optional[int]
+) -> Tuple[List[str], Tensor]:
+    most = size // (2 * dim + 1) + 1 if count is None else count
+    table = np.empty((most, dim), dtype=np.float32)
+    words: List[str] = []
+    more = count is not None  # whether all lines have more numbers than that
+    while True:
+        line = file.readline(_LONGEST_LINE)
+        if not line or not (line.strip() or file.read(_LONGEST_LINE).strip()):
+            break  # blank lines may follow the last vector
+        word, *numbers = _word_and_numbers(line, dim)
+        more = more and _vector_length(line) > dim
+        try:
+            if len(words) == most or len(numbers) != dim:
+                raise ValueError(f"{len(numbers)} numbers, or a line too many")
+            table[len(words)] = numbers
+        except ValueError:
+            at = len(words) + (1 if count is None else 2)
+            raise DataError(
+                f"a word and {dim} numbers in line {at} of {path}",
+                repr(line[:60].decode("utf-8", "replace")),
+                "The file is truncated, damaged or of another format: copy it again.",
+            ) from None
+        words.append(word.decode("utf-8", "replace"))
+    if count is not None and len(words) != count:
+        raise DataError(
+            f"{count:,} vectors in {path}, as its first line declares",
+            f"{len(words):,}",
+            "The file is truncated: copy it again.",
+        )
+    if more:
+        raise _other_length(path, dim, "more in each")
+    return words, torch.from_numpy(table[: len(words)])
+
+
+def _word_and_numbers(line: bytes, dim: int) -> List[bytes]:
+    parts = line.rstrip(b" \t\r\n").translate(_PARTS_OF_WORDS).rsplit(None, dim) or [b""]
+    if len(parts) == dim and line[:1] in (b" ", b"\t"):  # the word is blank, or empty
+        blanks = len(line) - len(line.lstrip(b" \t"))
+        return [line[: blanks - 1], *parts]  # the last blank ends the word
+    return [line[: len(parts[0])], *parts[1:]]
+
+
+def _binary(file: IO[bytes], path: Path, count: int, dim: int) -> Tuple[List[str], Tensor]:
+    table = np.empty((count, dim), dtype=np.float32)
+    words: List[str] = []
+    at = file.tell()
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for row in range(count):
+            start, space = at, data.find(b" ", at, at + _LONGEST_WORD)
+            at = space + 1 + 4 * dim
+            if space < 0 or at > len(data):
+                raise DataError(
+                    f"{count:,} words with {dim} float32 numbers each in {path}",
+                    f"none for word {row + 1:,}",
+                    "The file is truncated, damaged or of another format: copy it again.",
+                )
+            words.append(data[start:space].decode("utf-8", "replace"))
+            table[row] = np.frombuffer(data[space + 1 : at], dtype="<f4")
+            at += data[at : at + 1] == b"\n"
+        if data[at : at + _LONGEST_WORD].strip():
+            raise DataError(
+                f"{count:,} words with {dim} float32 numbers each in {path}",
+                f"{len(data) - at:,} bytes more",
+                "The file is damaged or of another format: copy it again.",
+            )
+    return words, torch.from_numpy(table)
