@@ -1,4 +1,4 @@
-"""Patches of fairseq's defects under the installed torch and numpy, one patch a file.
+"""Patches of defects of fairseq under the installed torch and numpy: one dataclass a patch.
 
 # Note [When fairseq is patched]
 fairseq imports the folder given by ``--user-dir`` while it builds its argument parser, that is
@@ -11,59 +11,35 @@ from __future__ import annotations
 
 from typing import List
 
-from spectral_fairseq.compat import (
-    atomic_copy,
-    batch_composition,
-    bf16_without_tpu,
-    cpu_workers,
-    curriculum,
-    damaged_checkpoint,
-    damaged_data,
-    data_position,
-    dead_encoder_keys,
-    embedding_file,
-    encoder_fast_path,
-    fasta_index,
-    joblib_workers,
-    kept_layers,
-    literal_settings,
-    numpy_names,
-    patience,
-    prefetch_thread,
-    safe_loading,
-    several_trainings,
-    tail_batch,
-    validation_on_train,
-    validation_task,
-)
+from spectral_fairseq.compat import checkpoints, data, machines, resuming
 from spectral_fairseq.compat.patching import Applied, Status, apply_all, why_not_importable
 
 __all__ = ["PATCHES", "Applied", "Status", "patch_fairseq", "why_not_importable"]
 
 PATCHES = (
-    tail_batch.PATCH,
-    safe_loading.PATCH,
-    literal_settings.PATCH,
-    fasta_index.PATCH,
-    damaged_checkpoint.PATCH,
-    numpy_names.PATCH,
-    prefetch_thread.PATCH,
-    dead_encoder_keys.PATCH,
-    encoder_fast_path.PATCH,
-    atomic_copy.PATCH,
-    damaged_data.PATCH,
-    patience.PATCH,
-    data_position.PATCH,
-    batch_composition.PATCH,
-    curriculum.PATCH,
-    several_trainings.PATCH,
-    validation_on_train.PATCH,
-    cpu_workers.PATCH,
-    joblib_workers.PATCH,
-    validation_task.PATCH,
-    bf16_without_tpu.PATCH,
-    embedding_file.PATCH,
-    kept_layers.PATCH,
+    data.TAIL_BATCH,
+    checkpoints.SAFE_LOADING,
+    checkpoints.LITERAL_SETTINGS,
+    data.FASTA_INDEX,
+    checkpoints.DAMAGED_CHECKPOINT,
+    machines.NUMPY_NAMES,
+    machines.PREFETCH_THREAD,
+    checkpoints.DEAD_ENCODER_KEYS,
+    machines.ENCODER_FAST_PATH,
+    checkpoints.ATOMIC_COPY,
+    data.DAMAGED_DATA,
+    resuming.PATIENCE,
+    resuming.DATA_POSITION,
+    resuming.BATCH_COMPOSITION,
+    resuming.CURRICULUM,
+    resuming.SEVERAL_TRAININGS,
+    resuming.VALIDATION_ON_TRAIN,
+    machines.CPU_WORKERS,
+    machines.JOBLIB_WORKERS,
+    machines.VALIDATION_TASK,
+    machines.BF16_WITHOUT_TPU,
+    checkpoints.EMBEDDING_FILE,
+    checkpoints.KEPT_LAYERS,
 )
 
 

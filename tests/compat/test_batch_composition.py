@@ -4,8 +4,8 @@ from typing import List
 
 import pytest
 
-from spectral_fairseq.compat.batch_composition import PATCH
-from spectral_fairseq.compat.dead_encoder_keys import DEAD
+from spectral_fairseq.compat.checkpoints import DEAD
+from spectral_fairseq.compat.resuming import BATCH_COMPOSITION as PATCH
 from tests.capabilities import LOAD_ANYTHING
 from tests.compat.fairseq_process import FairseqProcess
 

@@ -4,7 +4,7 @@ from typing import List
 
 import pytest
 
-from spectral_fairseq.compat.curriculum import PATCH
+from spectral_fairseq.compat.resuming import CURRICULUM as PATCH
 from tests.compat.fairseq_process import FairseqProcess
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spectral_fairseq.compat.encoder_fast_path import PATCH
+from spectral_fairseq.compat.machines import ENCODER_FAST_PATH as PATCH
 from tests.compat.fairseq_process import Failure, FairseqProcess
 
 if PATCH.unneeded() is not None:

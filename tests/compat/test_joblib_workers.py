@@ -6,7 +6,7 @@ from typing import List
 
 import pytest
 
-from spectral_fairseq.compat.joblib_workers import PATCH
+from spectral_fairseq.compat.machines import JOBLIB_WORKERS as PATCH
 from tests.compat.fairseq_process import Failure, FairseqProcess
 
 pytest.importorskip("joblib")

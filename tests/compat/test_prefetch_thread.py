@@ -90,7 +90,7 @@ def test_batches_and_errors_still_arrive(patched: FairseqProcess) -> None:
 def stopped_while_full() -> bool:
     from fairseq.data import iterators
 
-    from spectral_fairseq.compat.prefetch_thread import stop_all
+    from spectral_fairseq.compat.machines import stop_all
 
     batches = iterators.BufferedIterator(1, list(range(100)))
     next(batches)

@@ -10,13 +10,13 @@ from typing import List
 
 import pytest
 
-from spectral_fairseq.compat.fasta_index import PATCH
+from spectral_fairseq.compat.data import FASTA_INDEX as PATCH
 from tests.compat.fairseq_process import Failure, FairseqProcess
 from tests.compat.test_literal_settings import calls
 
 # Where fairseq starts programs, and why that is left as it is.
 KNOWN = {
-    "fairseq.data.fasta_dataset": "patched: see compat/fasta_index.py",
+    "fairseq.data.fasta_dataset": "patched: see compat/data.py",
     "fairseq.data.plasma_utils": "plasma_store without a shell; its arguments are a size and a "
     "temporary file",
     "fairseq.distributed.utils": "scontrol without a shell, with SLURM's own list of hosts",

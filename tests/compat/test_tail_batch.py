@@ -66,7 +66,7 @@ def test_batches_of_fixed_shapes_are_passed_on() -> None:
     """What fairseq leaves out there fits none of the shapes."""
     import numpy as np
 
-    from spectral_fairseq.compat.tail_batch import keep_tail
+    from spectral_fairseq.compat.data import keep_tail
 
     kept = [np.array([0, 2]), np.array([1])]  # not consecutive: their lengths say nothing
 

@@ -10,7 +10,7 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from omegaconf import OmegaConf
 
 import spectral_fairseq.plugin  # noqa: F401  (registers with fairseq)
-from spectral_fairseq.compat.dead_encoder_keys import DEAD
+from spectral_fairseq.compat.checkpoints import DEAD
 
 # fairseq 0.12.2 names a function in its fast path that torch has from 1.13 on.
 SCRIPTS = pytest.mark.skipif(

@@ -30,7 +30,7 @@ import torch
 from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
 from torch import Tensor
 
-from spectral_fairseq.compat.dead_encoder_keys import DEAD
+from spectral_fairseq.compat.checkpoints import DEAD
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.tools.export.plain import ANOTHER_TARGET
 

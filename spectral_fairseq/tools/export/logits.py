@@ -13,7 +13,7 @@ from fairseq.data import Dictionary
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from spectral_fairseq.compat.embedding_file import EMBEDDING_FILES
+from spectral_fairseq.compat.checkpoints import EMBEDDING_FILES
 from spectral_fairseq.errors import CheckpointError, SpectralFairseqError, UnsupportedError
 from spectral_fairseq.plugin.tasks.training_counts import building_for
 

@@ -27,7 +27,7 @@ from fairseq.models.transformer_lm import (
 
 from spectral_fairseq.checkpoints.dictionary import checkpoint_settings
 from spectral_fairseq.checkpoints.rewriting import collapse_tables
-from spectral_fairseq.compat.embedding_file import EMBEDDING_FILES
+from spectral_fairseq.compat.checkpoints import EMBEDDING_FILES
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, UnsupportedError
 from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
 from spectral_fairseq.plugin.models.flat_config import FlatTransformerConfig

@@ -1,0 +1,255 @@
+"""Patches of how fairseq reads data: all of it, undamaged, and without a shell."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from typing import Any, Callable, List, Optional, Tuple
+
+import numpy as np
+
+from spectral_fairseq.checkpoints.dictionary import MAX_COUNT
+from spectral_fairseq.compat.indexed_files import check_indexed_files
+from spectral_fairseq.compat.patching import Patch, replaces
+from spectral_fairseq.errors import DataError
+from spectral_fairseq.files import why_not_readable
+
+# The last batch is kept whatever its size, so that no sentence is dropped.
+
+
+def _unneeded_tail_batch() -> Optional[str]:
+    from fairseq.data import data_utils
+
+    kept_all = _sentences_kept(data_utils.batch_by_size) == 3
+    return "this fairseq batches all sentences" if kept_all else None
+
+
+def _install() -> str:
+    from fairseq.data import data_utils
+
+    # Datasets import data_utils inside their own batch_by_size, so this one name is enough.
+    changed = replaces({"fairseq.data.data_utils:batch_by_size": keep_tail})()
+    if _sentences_kept(data_utils.batch_by_size) != 3:
+        raise RuntimeError("it drops sentences in a way that is not known here")
+    return changed
+
+
+def _sentences_kept(batch_by_size: Callable[..., List[np.ndarray]]) -> int:
+    batches = batch_by_size(
+        np.arange(3),
+        num_tokens_fn=lambda _: 1,
+        max_sentences=2,
+        required_batch_size_multiple=2,
+    )
+    return sum(len(batch) for batch in batches)
+
+
+def keep_tail(batch_by_size: Callable[..., List[np.ndarray]]) -> Callable[..., List[np.ndarray]]:
+    """Wrap a ``batch_by_size`` so that its batches cover all indices.
+
+    The compiled batching cuts the index array into consecutive slices; what fairseq removes
+    afterwards is therefore exactly the end of the array.
+
+    Args:
+        batch_by_size: fairseq's function.
+
+    Returns:
+        A function of the same signature.
+    """
+
+    @functools.wraps(batch_by_size)
+    def batch_by_size_keeping_tail(
+        indices: Any,
+        num_tokens_fn: Callable[[int], int],
+        num_tokens_vec: Any = None,
+        max_tokens: Optional[int] = None,
+        max_sentences: Optional[int] = None,
+        required_batch_size_multiple: int = 1,
+        fixed_shapes: Any = None,
+    ) -> List[np.ndarray]:
+        if not isinstance(indices, np.ndarray):
+            indices = np.fromiter(indices, dtype=np.int64, count=-1)
+        if len(indices) == 0:
+            return []  # fairseq looks at the last batch, which an empty set does not have
+        batches = batch_by_size(
+            indices,
+            num_tokens_fn,
+            num_tokens_vec=num_tokens_vec,
+            max_tokens=max_tokens,
+            max_sentences=max_sentences,
+            required_batch_size_multiple=required_batch_size_multiple,
+            fixed_shapes=fixed_shapes,
+        )
+        if fixed_shapes is not None:
+            return batches
+        batched = sum(len(batch) for batch in batches)
+        return list(batches) + ([indices[batched:]] if batched < len(indices) else [])
+
+    return batch_by_size_keeping_tail
+
+
+TAIL_BATCH = Patch(
+    name="tail batch",
+    reason="The last batch is dropped unless its length is a multiple of "
+    "--required-batch-size-multiple, so that sentences are neither translated nor evaluated.",
+    install=_install,
+    unneeded=_unneeded_tail_batch,
+)
+
+
+# A damaged split of binarised data is refused before anything is computed from it.
+#
+# This patch mostly changes error messages. It is worth its lines because a copy that was cut short,
+# or a dictionary of another run, otherwise fails hours later in the middle of an epoch, if at all:
+# on a GPU with an assertion that names neither the file nor the token.
+
+
+_DICTIONARY_REMEDY = "Make the dictionary again with fairseq-preprocess."
+
+
+def check_first(load_indexed_dataset: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``load_indexed_dataset``, through which tasks open their splits.
+
+    Args:
+        load_indexed_dataset: fairseq's function.
+
+    Returns:
+        A function of the same signature.
+    """
+
+    @functools.wraps(load_indexed_dataset)
+    def check_and_load(
+        path: str,
+        dictionary: Any = None,
+        dataset_impl: Any = None,
+        combine: bool = False,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        words = None if dictionary is None else len(dictionary)
+        for number in itertools.count():
+            prefix = f"{path}{number or ''}"
+            check_indexed_files(prefix, words)
+            if not combine or not os.path.exists(f"{prefix}.idx"):
+                break
+        return load_indexed_dataset(path, dictionary, dataset_impl, combine, *args, **kwargs)
+
+    return check_and_load
+
+
+def check_dictionary(add_from_file: Callable[..., None]) -> Callable[..., None]:
+    """Wrap ``Dictionary.add_from_file``, which would wait for a pipe and take any count.
+
+    Args:
+        add_from_file: fairseq's method.
+
+    Returns:
+        A method of the same signature.
+    """
+
+    @functools.wraps(add_from_file)
+    def check_and_add(self: Any, f: Any) -> None:
+        if not isinstance(f, str) or not os.path.lexists(f):
+            return add_from_file(self, f)
+        obstacle = why_not_readable(f)
+        if obstacle is not None:
+            raise DataError(f"a dictionary at {f}", obstacle, _DICTIONARY_REMEDY)
+        try:
+            add_from_file(self, f)
+        except OSError:
+            raise
+        except Exception as error:  # fairseq raises this very class for text that is not UTF-8
+            found = " ".join(str(error).split())  # it may quote a line with its end
+            raise DataError(
+                f"lines of a word and its count in {f}", found, _DICTIONARY_REMEDY
+            ) from error
+        for symbol, count in zip(self.symbols, self.count):
+            if not 0 <= count <= MAX_COUNT:
+                raise DataError(
+                    f"counts of 0 or more, below 2**63, in the dictionary {f}",
+                    f"{str(count)[:30]} of {symbol[:60]!r}",
+                    _DICTIONARY_REMEDY,
+                )
+
+    return check_and_add
+
+
+DAMAGED_DATA = Patch(
+    name="damaged data",
+    reason="Binarised data that are cut short, or made with another dictionary, fail in the middle "
+    "of training without the name of a file, or give wrong figures.",
+    install=replaces(
+        {
+            "fairseq.data.data_utils:load_indexed_dataset": check_first,
+            "fairseq.data:Dictionary.add_from_file": check_dictionary,
+        }
+    ),
+)
+
+
+# The index of a FASTA file is made without a shell.
+#
+# fairseq writes the path of the data into a shell command, so that a folder or a language called
+# ``$(program)`` runs a program. A language's name comes from the checkpoint.
+
+
+Index = Tuple[np.ndarray, np.ndarray]
+
+
+def _unneeded_fasta_index() -> Optional[str]:
+    from fairseq.data.fasta_dataset import FastaDataset
+
+    runs_a_shell = hasattr(FastaDataset, "_build_index")
+    return None if runs_a_shell else "this fairseq makes no index of FASTA data"
+
+
+def fasta_index(path: str) -> Index:
+    """Where the records of a FASTA file begin, and how long their sequences are.
+
+    Args:
+        path: the file; each record is a line that starts with ``>``, then lines of its sequence.
+
+    Returns:
+        Offsets in bytes and lengths in characters, int64, one for each record.
+    """
+    offsets: List[int] = []
+    lengths: List[int] = []
+    place = 0
+    with open(path, "rb") as file:
+        for line in file:
+            if line.startswith(b">"):
+                offsets.append(place)
+                lengths.append(0)
+            elif lengths:
+                lengths[-1] += len(line.decode("utf-8", "replace").strip())
+            place += len(line)
+    return np.array(offsets, np.int64), np.array(lengths, np.int64)
+
+
+def without_shell(build_index: Callable[..., Index]) -> Callable[..., Index]:
+    """Replace ``FastaDataset._build_index``.
+
+    Args:
+        build_index: fairseq's method.
+
+    Returns:
+        A method of the same signature.
+    """
+
+    @functools.wraps(build_index)
+    def build_without_shell(self: Any, path: str) -> Index:  # noqa: ARG001  (fairseq's signature)
+        from fairseq.data.fasta_dataset import fasta_file_path
+
+        return fasta_index(fasta_file_path(path))
+
+    return build_without_shell
+
+
+FASTA_INDEX = Patch(
+    name="FASTA index",
+    reason="fairseq writes the path of FASTA data into a shell command, so that the name of a "
+    "folder or a language can run a program.",
+    install=replaces({"fairseq.data.fasta_dataset:FastaDataset._build_index": without_shell}),
+    unneeded=_unneeded_fasta_index,
+)

@@ -1,0 +1,387 @@
+"""Patches for what fairseq runs on: current torch and numpy, CPUs, and their launchers."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import functools
+import importlib.util
+import multiprocessing
+import os
+import queue
+import sys
+import threading
+import types
+import warnings
+import weakref
+from typing import Any, Callable, Dict, Optional, Tuple, Type
+
+import numpy as np
+
+from spectral_fairseq.compat.patching import Overlay, Patch, replaces
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.provenance import torch_release
+
+# Names that numpy has retired, given back to the few fairseq modules that still use them.
+#
+# See Note [A module of their own]: some libraries look for exactly these names in numpy itself, to
+# tell numpy 1 from numpy 2.
+
+
+_USES: Dict[str, Tuple[str, ...]] = {
+    "fairseq.data.data_utils": ("int", "percentile"),
+    "fairseq.data.token_block_dataset": ("compat",),
+    "fairseq.data.language_pair_dataset": ("compat",),
+    "fairseq.modules.dynamic_crf_layer": ("float",),
+}
+
+
+def _missing() -> Dict[str, Any]:
+    """The names that the installed numpy lacks -> what fairseq means by them."""
+    meant: Dict[str, Any] = {
+        "int": int,
+        "float": float,
+        "compat": types.SimpleNamespace(long=int),
+        "percentile": _percentile(np.percentile),
+    }
+    return {name: value for name, value in meant.items() if not _still_there(name)}
+
+
+def _still_there(name: str) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if name == "percentile":
+            try:
+                np.percentile([0, 1], 50, interpolation="lower")  # type: ignore[call-overload]
+            except TypeError:
+                return False
+            return True
+        if name == "compat":
+            return hasattr(np, "compat") and hasattr(np.compat, "long")
+        return hasattr(np, name)
+
+
+def _percentile(percentile: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(percentile)
+    def percentile_with_interpolation(*args: Any, **kwargs: Any) -> Any:
+        if "interpolation" in kwargs:
+            kwargs["method"] = kwargs.pop("interpolation")
+        return percentile(*args, **kwargs)
+
+    return percentile_with_interpolation
+
+
+def _unneeded_numpy_names() -> Optional[str]:
+    return None if _missing() else f"numpy {np.__version__} has them all"
+
+
+def _install_numpy_names() -> str:
+    missing = _missing()
+
+    def complete(numpy: types.ModuleType) -> Overlay:
+        return Overlay(numpy, **missing)
+
+    needy = [home for home, names in _USES.items() if missing.keys() & set(names)]
+    return replaces({f"{home}:np": complete for home in needy})()
+
+
+NUMPY_NAMES = Patch(
+    name="numpy names",
+    reason="fairseq uses np.compat.long, np.int, np.float and np.percentile(interpolation=), which "
+    "newer numpy has removed (--sample-break-mode eos, fairseq-interactive, --num-batch-buckets).",
+    install=_install_numpy_names,
+    unneeded=_unneeded_numpy_names,
+)
+
+
+# Encoders of fairseq 0.12.2 do not take their fast path, which newer versions of torch refuse.
+#
+# In evaluation they would call ``torch._transformer_encoder_layer_fwd`` without saying what kind of
+# mask they give, which torch 1.13 and later refuse for every batch with padding. Their usual way of
+# computing a layer gives the same result; later versions of fairseq have no other.
+
+
+_LAYER = "fairseq.modules.transformer_layer:TransformerEncoderLayerBase"
+
+
+def _unneeded_encoder_fast_path() -> Optional[str]:
+    from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+
+    if "_load_from_state_dict" not in vars(TransformerEncoderLayerBase):
+        return "this fairseq has no fast path of its own"
+    return "this torch takes the mask as it is" if torch_release() < (1, 13) else None
+
+
+def without_fast_path(initialise: Callable[..., None]) -> Callable[..., None]:
+    """Wrap an encoder layer's ``__init__``."""
+
+    @functools.wraps(initialise)
+    def initialise_without_fast_path(self: Any, *args: Any, **kwargs: Any) -> None:
+        initialise(self, *args, **kwargs)
+        self.can_use_fastpath = False
+
+    return initialise_without_fast_path
+
+
+ENCODER_FAST_PATH = Patch(
+    name="encoder fast path",
+    reason="Evaluating or translating with a Transformer of fairseq 0.12.2 fails under torch "
+    ">= 1.13 with 'Mask Type should be defined'.",
+    install=replaces({f"{_LAYER}.__init__": without_fast_path}),
+    unneeded=_unneeded_encoder_fast_path,
+)
+
+
+# ``--bf16`` trains on a GPU or CPU, not only on a TPU.
+
+
+_FP16 = ("--fp16", "--memory-efficient-fp16")
+_BF16 = ("--bf16", "--memory-efficient-bf16")
+
+
+def _unneeded_bf16_without_tpu() -> Optional[str]:
+    return "torch_xla is installed" if importlib.util.find_spec("torch_xla") is not None else None
+
+
+def without_tpu(parse_args_and_arch: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``options.parse_args_and_arch`` so that ``--bf16`` does not imply ``--tpu``.
+
+    Args:
+        parse_args_and_arch: fairseq's function.
+
+    Returns:
+        A function of the same signature. It raises ConfigurationError for both kinds of half
+        precision, of which fairseq says that TPUs have one.
+    """
+
+    @functools.wraps(parse_args_and_arch)
+    def parse_without_tpu(parser: Any, input_args: Any = None, *more: Any, **kwargs: Any) -> Any:
+        given = sys.argv[1:] if input_args is None else input_args
+        if {*_FP16} & {*given} and {*_BF16} & {*given}:
+            raise ConfigurationError(
+                "one of --fp16 and --bf16",
+                " and ".join(flag for flag in (*_FP16, *_BF16) if flag in given),
+                "Drop one of them.",
+            )
+        parsed = parse_args_and_arch(parser, input_args, *more, **kwargs)
+        args = parsed[0] if isinstance(parsed, tuple) else parsed
+        # fairseq-validate and fairseq-generate parse once more without defaults: no attribute then.
+        if getattr(args, "bf16", False) and "--tpu" not in given:
+            args.tpu = False
+        return parsed
+
+    return parse_without_tpu
+
+
+BF16_WITHOUT_TPU = Patch(
+    name="bf16 without TPU",
+    reason="--bf16 switches to TPU training, which fails without torch_xla, on a GPU too.",
+    install=replaces({"fairseq.options:parse_args_and_arch": without_tpu}),
+    unneeded=_unneeded_bf16_without_tpu,
+)
+
+
+# Several workers on machines that have one GPU each, or none.
+#
+# fairseq numbers its workers by the GPUs of a machine. Where there is no GPU, torchrun fails with a
+# division by zero, SLURM with an error of CUDA, and ``--distributed-init-method`` without
+# ``--distributed-no-spawn`` ends with status 0 before anything was trained. A machine without GPUs
+# counts as one device here.
+#
+# Newer versions than fairseq 0.12.2 also take one device for one worker, whatever torchrun says:
+# each process then trains alone, and all of them write the same checkpoints.
+
+
+def with_one_device(torch_module: types.ModuleType) -> Overlay:
+    """An overlay of torch in which a machine without GPUs has one device.
+
+    Args:
+        torch_module: torch.
+
+    Returns:
+        What ``fairseq.distributed.utils`` sees as ``torch``; see Note [A module of their own].
+    """
+    cuda = torch_module.cuda
+
+    # Asked at the time of the call, because asking starts CUDA, which would break later forks.
+    def device_count() -> int:
+        return max(1, cuda.device_count())
+
+    def set_device(device: Any) -> None:
+        if cuda.device_count():
+            cuda.set_device(device)
+
+    return Overlay(
+        torch_module, cuda=Overlay(cuda, device_count=device_count, set_device=set_device)
+    )
+
+
+def as_many_as_torchrun_says(infer_init_method: Callable[..., None]) -> Callable[..., None]:
+    """Wrap ``infer_init_method`` so that all workers of torchrun train together.
+
+    Args:
+        infer_init_method: fairseq's function.
+
+    Returns:
+        A function of the same signature.
+    """
+
+    @functools.wraps(infer_init_method)
+    def infer(cfg: Any, *args: Any, **kwargs: Any) -> None:
+        if cfg.distributed_init_method is None and "TORCHELASTIC_RUN_ID" in os.environ:
+            cfg.distributed_world_size = int(os.environ["WORLD_SIZE"])
+        infer_init_method(cfg, *args, **kwargs)
+
+    return infer
+
+
+CPU_WORKERS = Patch(
+    name="workers without GPUs",
+    reason="Without GPUs, torchrun and SLURM fail, or train nothing with status 0; with one GPU "
+    "per machine, the workers of torchrun train apart and overwrite each other's checkpoints.",
+    install=replaces(
+        {
+            "fairseq.distributed.utils:torch": with_one_device,
+            "fairseq.distributed.utils:infer_init_method": as_many_as_torchrun_says,
+        }
+    ),
+)
+
+
+# Trainings that hydra's joblib launcher starts can load data in processes of their own.
+#
+# joblib makes its own way of starting processes the default one in its workers. It cannot start
+# those of ``torch.utils.data.DataLoader``, which fails with "'Process' object has no attribute
+# 'env'".
+
+
+def _unneeded_joblib_workers() -> Optional[str]:
+    method = multiprocessing.get_start_method(allow_none=True)
+    return None if method == "loky" else "joblib has not started this process"
+
+
+def _install_joblib_workers() -> str:
+    default = multiprocessing.get_all_start_methods()[0]
+    multiprocessing.set_start_method(default, force=True)
+    return f"processes start by {default}, as outside of joblib"
+
+
+JOBLIB_WORKERS = Patch(
+    name="data loading under joblib",
+    reason="Under hydra's joblib launcher data can be loaded with dataset.num_workers=0 only, "
+    "because joblib changes how processes are started.",
+    install=_install_joblib_workers,
+    unneeded=_unneeded_joblib_workers,
+)
+
+
+# A clean exit when training stops in the middle of an epoch.
+#
+# # Note [Why the exit aborted] ``BufferedIterator`` fills its queue from a daemon thread. When
+# training stops before the epoch's end (``--max-update``), nobody stops that thread. If it is
+# inside torch when the interpreter shuts down, CPython ends it at its next attempt to take the GIL,
+# by unwinding a C++ stack that does not expect it, and the process aborts (exit status 134)
+# although everything was saved. So each thread is asked to stop, and waited for, before the
+# shutdown begins.
+
+
+_POLL_SECONDS = 0.1
+_JOIN_SECONDS = 30.0  # one batch at most has to be finished; never hang an exit on a dead disk
+
+_running: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _unneeded_prefetch_thread() -> Optional[str]:
+    from fairseq.data import iterators
+
+    can_stop = hasattr(iterators.BackgroundConsumer, "stop")
+    return "this fairseq can stop its prefetch thread" if can_stop else None
+
+
+def stop_all() -> None:
+    """Stop every prefetch thread and wait for it."""
+    consumers = list(_running)
+    for consumer in consumers:
+        consumer.stop()
+    for consumer in consumers:
+        if consumer.is_alive():
+            consumer.join(_JOIN_SECONDS)
+
+
+class _InterruptibleQueue:
+    """The putting end of a queue, which ends its thread once a stop was asked for."""
+
+    def __init__(self, target: queue.Queue[Any], stop: threading.Event) -> None:
+        self._target = target
+        self._stop = stop
+
+    def put(self, item: Any) -> None:
+        while not self._stop.is_set():
+            try:
+                return self._target.put(item, timeout=_POLL_SECONDS)
+            except queue.Full:
+                continue
+        # Ends the thread silently, and is not caught by fairseq's `except Exception`.
+        raise SystemExit
+
+
+def stoppable(consumer: Type[Any]) -> Type[Any]:
+    """A subclass of fairseq's ``BackgroundConsumer`` that is stopped before the exit."""
+
+    class StoppableConsumer(consumer):  # type: ignore[misc]
+        """fairseq's prefetch thread, with a way to stop it. See Note [Why the exit aborted]."""
+
+        def __init__(self, target: queue.Queue[Any], *args: Any, **kwargs: Any) -> None:
+            self._stop_asked = threading.Event()
+            super().__init__(_InterruptibleQueue(target, self._stop_asked), *args, **kwargs)
+            _running.add(self)
+
+        def stop(self) -> None:
+            self._stop_asked.set()
+
+    StoppableConsumer.__name__ = consumer.__name__
+    StoppableConsumer.__qualname__ = consumer.__qualname__
+    atexit.register(stop_all)
+    return StoppableConsumer
+
+
+PREFETCH_THREAD = Patch(
+    name="prefetch thread",
+    reason="Stopping in the middle of an epoch (--max-update) often aborts at exit with status "
+    "134, because the thread that prefetches batches still runs.",
+    install=replaces({"fairseq.data.iterators:BackgroundConsumer": stoppable}),
+    unneeded=_unneeded_prefetch_thread,
+)
+
+
+# ``fairseq-validate`` without ``--task`` says that the flag is missing.
+#
+# This patch only changes an error message. It is worth its lines because fairseq's other commands
+# need no ``--task`` for translation, and this one answers with ``KeyError: None``.
+
+
+def require_task(parse_args_and_arch: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``parse_args_and_arch`` so that a parser without a default task asks for ``--task``.
+
+    Args:
+        parse_args_and_arch: fairseq's function.
+
+    Returns:
+        A function of the same signature.
+    """
+
+    @functools.wraps(parse_args_and_arch)
+    def parse_with_task(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
+        for action in parser._actions:
+            if action.dest == "task" and action.default is None:
+                action.required = True
+        return parse_args_and_arch(parser, *args, **kwargs)
+
+    return parse_with_task
+
+
+VALIDATION_TASK = Patch(
+    name="task of fairseq-validate",
+    reason="fairseq-validate without --task fails with 'KeyError: None'.",
+    install=replaces({"fairseq.options:parse_args_and_arch": require_task}),
+)

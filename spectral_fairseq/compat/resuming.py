@@ -1,0 +1,290 @@
+"""Patches of how a training goes on: a resumed one is the same as an uninterrupted one."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from typing import Any, Callable, Dict, Iterator, Optional
+
+from spectral_fairseq.compat.patching import Patch, replaces
+
+# A resumed training goes on counting how long its validation has not improved.
+#
+# fairseq counts for ``--patience`` in attributes of ``should_stop_early`` and saves neither, so
+# that after an interruption the first validation, however bad, is the best one so far.
+
+
+_PATIENCE_KEY = "patience"
+COUNTED = ("best", "num_runs")
+
+
+def counters() -> Iterator[Any]:
+    """The running ``should_stop_early``; ``python -m fairseq_cli.train`` has it in __main__."""
+    for name in ("__main__", "fairseq_cli.train"):
+        function = getattr(sys.modules.get(name), "should_stop_early", None)
+        if function is not None:
+            yield function
+
+
+def saving_patience(save_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``Trainer.save_checkpoint`` so that the counts are saved."""
+
+    @functools.wraps(save_checkpoint)
+    def save_with_counts(self: Any, filename: str, extra_state: Any) -> Any:
+        for counter in counters():
+            if hasattr(counter, "best"):
+                counts = {name: getattr(counter, name) for name in COUNTED}
+                extra_state = {**extra_state, _PATIENCE_KEY: counts}
+        return save_checkpoint(self, filename, extra_state)
+
+    return save_with_counts
+
+
+def restoring_patience(load_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``Trainer.load_checkpoint`` so that saved counts are restored.
+
+    As for fairseq's best loss, ``--reset-optimizer`` and ``--reset-meters`` start anew.
+    """
+
+    @functools.wraps(load_checkpoint)
+    def load_with_counts(
+        self: Any,
+        filename: str,
+        reset_optimizer: bool = False,
+        reset_lr_scheduler: bool = False,
+        optimizer_overrides: Any = None,
+        reset_meters: bool = False,
+    ) -> Any:
+        extra_state = load_checkpoint(
+            self, filename, reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters
+        )
+        if not (reset_optimizer or reset_meters):
+            for name, value in ((extra_state or {}).get(_PATIENCE_KEY) or {}).items():
+                for counter in counters():
+                    setattr(counter, name, value)
+        return extra_state
+
+    return load_with_counts
+
+
+PATIENCE = Patch(
+    name="patience",
+    reason="A resumed training forgets for how long validation has not improved, so --patience "
+    "counts from the start.",
+    install=replaces(
+        {
+            "fairseq.trainer:Trainer.save_checkpoint": saving_patience,
+            "fairseq.trainer:Trainer.load_checkpoint": restoring_patience,
+        }
+    ),
+)
+
+
+# A run that is resumed with another number of workers goes on at the same place in the data.
+#
+# fairseq saves how many batches each worker has taken in the epoch. With fewer workers the rest of
+# the epoch would start too early, on batches that were trained on already; with more it would start
+# too late, or fail with 'dataloader mismatch'. Every worker takes each n-th batch of one list, so
+# that k batches of n workers are the first k * n of the list.
+
+
+_DATA_POSITION_KEY = "num_shards"
+
+
+def saving_data_position(
+    state_dict: Callable[..., Dict[str, Any]],
+) -> Callable[..., Dict[str, Any]]:
+    """Wrap ``EpochBatchIterator.state_dict`` so that the number of workers is saved."""
+
+    @functools.wraps(state_dict)
+    def state_with_workers(self: Any) -> Dict[str, Any]:
+        return {**state_dict(self), _DATA_POSITION_KEY: self.num_shards}
+
+    return state_with_workers
+
+
+def restoring_data_position(load_state_dict: Callable[..., None]) -> Callable[..., None]:
+    """Wrap ``EpochBatchIterator.load_state_dict`` so that it counts in batches of this run.
+
+    Where the number does not divide, some batches are taken twice rather than left out.
+    """
+
+    @functools.wraps(load_state_dict)
+    def load_position(self: Any, state: Dict[str, Any]) -> None:
+        workers = state.get(_DATA_POSITION_KEY) or self.num_shards
+        taken = (state.get("iterations_in_epoch") or 0) * workers
+        load_state_dict(self, {**state, "iterations_in_epoch": taken // self.num_shards})
+
+    return load_position
+
+
+DATA_POSITION = Patch(
+    name="position in the data",
+    reason="A run that is resumed within an epoch with another number of workers repeats batches, "
+    "leaves some out, or fails with 'dataloader mismatch'.",
+    install=replaces(
+        {
+            "fairseq.data.iterators:EpochBatchIterator.state_dict": saving_data_position,
+            "fairseq.data.iterators:EpochBatchIterator.load_state_dict": restoring_data_position,
+        }
+    ),
+)
+
+
+# A run that is resumed in a later epoch has the batches that it would have had.
+#
+# fairseq composes the batches of most tasks once, from an order of the sentences that it draws by
+# the seed and the epoch in which it does so, and then only shuffles them from epoch to epoch. A
+# resumed run composes them in the epoch in which it goes on: other sentences come together than in
+# a run without interruption. fairseq 0.12.2 draws the order by the seed alone. With ``--update-
+# ordered-indices-seed`` the trainer adds the epoch to the seed as well.
+
+
+_BY_EPOCH = "_seed_follows_epoch"
+
+
+def _unneeded_batch_composition() -> Optional[str]:
+    from fairseq.tasks.fairseq_task import FairseqTask
+
+    by_seed = "numpy_seed(seed):" in inspect.getsource(FairseqTask.get_batch_iterator)
+    return "this fairseq draws the order by the seed alone" if by_seed else None
+
+
+def composing(get_batch_iterator: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``FairseqTask.get_batch_iterator``: batches for all epochs are those of the first."""
+    signature = inspect.signature(get_batch_iterator)
+
+    @functools.wraps(get_batch_iterator)
+    def get_as_in_the_first_epoch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(self, *args, **kwargs)
+        given.apply_defaults()
+        values = given.arguments
+        dataset, epoch = values["dataset"], values["epoch"]
+        for_all_epochs = self.can_reuse_epoch_itr(dataset) and not (
+            values.get("disable_iterator_cache") or values.get("update_epoch_batch_itr")
+        )
+        if epoch <= 1 or not for_all_epochs or dataset in self.dataset_to_epoch_iter:
+            return get_batch_iterator(self, *args, **kwargs)
+        values["epoch"] = 1
+        values["seed"] -= (epoch - 1) * getattr(self, _BY_EPOCH, False)
+        iterator = get_batch_iterator(*given.args, **given.kwargs)
+        iterator.epoch = epoch
+        dataset.set_epoch(epoch)
+        return iterator
+
+    return get_as_in_the_first_epoch
+
+
+def telling(get_train_iterator: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``Trainer.get_train_iterator``: the task knows whether the seed follows the epoch."""
+
+    @functools.wraps(get_train_iterator)
+    def tell_and_get(self: Any, *args: Any, **kwargs: Any) -> Any:
+        by_epoch = getattr(self.cfg.dataset, "update_ordered_indices_seed", False)
+        setattr(self.task, _BY_EPOCH, bool(by_epoch))
+        return get_train_iterator(self, *args, **kwargs)
+
+    return tell_and_get
+
+
+BATCH_COMPOSITION = Patch(
+    name="batch composition",
+    reason="A run that is resumed in its second epoch or later sees other batches than an "
+    "uninterrupted run.",
+    install=replaces(
+        {
+            "fairseq.tasks.fairseq_task:FairseqTask.get_batch_iterator": composing,
+            "fairseq.trainer:Trainer.get_train_iterator": telling,
+        }
+    ),
+    unneeded=_unneeded_batch_composition,
+)
+
+
+# A later training of the same process begins anew, as the trainings of a hydra grid do.
+#
+# fairseq keeps the best validation loss, and how often it was missed for ``--patience``, in
+# attributes of two functions. A training that follows another in one process would go on with them:
+# it would have no ``checkpoint_best.pt`` and end early.
+
+
+def starting_anew(init: Callable[..., None]) -> Callable[..., None]:
+    """Wrap ``Trainer.__init__``, which runs once a training, before any checkpoint is loaded."""
+
+    @functools.wraps(init)
+    def start(self: Any, *args: Any, **kwargs: Any) -> None:
+        from fairseq import checkpoint_utils
+
+        for function in (checkpoint_utils.save_checkpoint, *counters()):
+            for name in COUNTED:
+                vars(function).pop(name, None)
+        init(self, *args, **kwargs)
+
+    return start
+
+
+SEVERAL_TRAININGS = Patch(
+    name="several trainings",
+    reason="A training that follows another in one process, as in a grid of hydra, goes on with "
+    "the other's best loss and patience.",
+    install=replaces({"fairseq.trainer:Trainer.__init__": starting_anew}),
+)
+
+
+# ``--curriculum N`` shuffles from epoch N + 1 on.
+#
+# fairseq reuses the data loader of the first epoch, and with it whether its batches were shuffled.
+
+
+def _unneeded_curriculum() -> Optional[str]:
+    from fairseq.data.iterators import EpochBatchIterator
+
+    reuses = "reuse_dataloader" in inspect.signature(EpochBatchIterator.__init__).parameters
+    return None if reuses else "this fairseq makes a data loader for each epoch"
+
+
+def shuffling(get_iterator: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``EpochBatchIterator._get_iterator_for_epoch``: each epoch has its own ``shuffle``."""
+
+    @functools.wraps(get_iterator)
+    def get(self: Any, epoch: int, shuffle: bool, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self, "dataloader", None) is not None:
+            self.dataloader.batch_sampler.shuffle = shuffle
+        return get_iterator(self, epoch, shuffle, *args, **kwargs)
+
+    return get
+
+
+CURRICULUM = Patch(
+    name="curriculum",
+    reason="--curriculum leaves the batches in their order for the whole training.",
+    install=replaces(
+        {"fairseq.data.iterators:EpochBatchIterator._get_iterator_for_epoch": shuffling}
+    ),
+    unneeded=_unneeded_curriculum,
+)
+
+
+# Validation on the training split, ``--valid-subset valid,train``, leaves training alone.
+#
+# fairseq keeps one iterator for each split. That of the training split is both trained and
+# validated on, so that each validation uses up an epoch of training.
+
+
+def apart(get_valid_iterator: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``Trainer.get_valid_iterator``: the training split gets an iterator of its own."""
+
+    @functools.wraps(get_valid_iterator)
+    def get(self: Any, subset: str, disable_iterator_cache: bool = False) -> Any:
+        trained_on = subset == self.cfg.dataset.train_subset
+        return get_valid_iterator(self, subset, disable_iterator_cache or trained_on)
+
+    return get
+
+
+VALIDATION_ON_TRAIN = Patch(
+    name="validation on training data",
+    reason="--valid-subset valid,train uses up epochs of training and still ends with status 0.",
+    install=replaces({"fairseq.trainer:Trainer.get_valid_iterator": apart}),
+)
