@@ -33,8 +33,7 @@ from benchmarks.harness import (
     print_result,
     print_table,
 )
-from spectral_fairseq.analysis.callback import StepCallback
-from spectral_fairseq.analysis.options import Options
+from spectral_fairseq.analysis.options import Options, StepCallback
 from spectral_fairseq.analysis.results import analyse_model
 from spectral_fairseq.functional.predictions import ExpectedPairwiseKL
 from spectral_fairseq.functional.ranks import empirical_rank

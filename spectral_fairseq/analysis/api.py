@@ -24,15 +24,12 @@ from typing import (
     Union,
 )
 
-from spectral_fairseq.analysis.callback import StepCallback
-from spectral_fairseq.analysis.drawing import import_matplotlib
-from spectral_fairseq.analysis.methods import check_methods
-from spectral_fairseq.analysis.options import Options
-from spectral_fairseq.analysis.plots import Picture, draw_all
+from spectral_fairseq.analysis.comparison import check_methods
+from spectral_fairseq.analysis.options import Options, StepCallback
+from spectral_fairseq.analysis.plots import Picture, draw_all, import_matplotlib
 from spectral_fairseq.analysis.render import as_latex, as_text
-from spectral_fairseq.analysis.report import as_html
+from spectral_fairseq.analysis.report import PAGE, as_html, check_folder, write_results
 from spectral_fairseq.analysis.results import Analysed, analyse_model, document, labels_for
-from spectral_fairseq.analysis.write import PAGE, check_folder, write_results
 from spectral_fairseq.checkpoints.dictionary import Counts
 from spectral_fairseq.errors import ConfigurationError
 

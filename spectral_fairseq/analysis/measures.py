@@ -9,9 +9,8 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 import torch
 from torch import Tensor
 
-from spectral_fairseq.analysis.callback import StepCallback
 from spectral_fairseq.analysis.catalogue import measure_all, random_values
-from spectral_fairseq.analysis.options import Options
+from spectral_fairseq.analysis.options import Options, StepCallback
 from spectral_fairseq.analysis.table_facts import TableFacts
 from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.tables import StoredTable

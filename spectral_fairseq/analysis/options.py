@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Tuple
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from spectral_fairseq.options import check_ranges, option
 
@@ -52,3 +52,55 @@ class Options:
             ConfigurationError: an option outside its range.
         """
         check_ranges(self)
+
+
+# The callback through which a long analysis reports its steps, and about how long each takes.
+
+
+SHARES: Dict[str, float] = {
+    "hash": 1,
+    "load": 2,
+    "singular values": 6,
+    "partition function": 8,
+    "cosines": 0.5,
+    "decay fits": 0.5,
+    "norms and neighbours": 1,
+    "drift": 2,
+    "predictions": 20,
+    "BLEU of the n best": 3,
+}
+"""Steps of one checkpoint -> their shares of the time, roughly."""
+
+
+class StepCallback:
+    """Called at the start of each step and for each part that is done; this base does nothing."""
+
+    def begin(self, step: str, units: float = 1) -> None:
+        """A step starts, which ends the one before.
+
+        Args:
+            step: one of :data:`SHARES`.
+            units: number of its parts: rows, bytes or sentences.
+        """
+
+    def advance(self, units: float) -> None:
+        """Further parts of the current step are done."""
+
+    def end(self) -> None:
+        """The last step is done."""
+
+
+# Which of many checkpoints a report shows, and whether they follow one run.
+
+
+def spread(items: Sequence[Any], most: int) -> List[Any]:
+    """At most ``most`` of the items, the first and the last among them, evenly spaced."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(at * (len(items) - 1) / (most - 1))] for at in range(most)]
+
+
+def follows_one_run(checkpoints: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether there are three checkpoints or more, of increasing numbers of updates."""
+    updates = [one["progress"]["updates"] for one in checkpoints]
+    return len(updates) > 2 and None not in updates and updates == sorted(set(updates))

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping
 from tabulate import SEPARATING_LINE, tabulate
 
 from spectral_fairseq.analysis.catalogue import Measure, groups_in_use, shown
-from spectral_fairseq.analysis.selection import spread
+from spectral_fairseq.analysis.options import spread
 from spectral_fairseq.analysis.verdict import MOST_VERDICTS, verdict, warnings
 from spectral_fairseq.errors import printable
 

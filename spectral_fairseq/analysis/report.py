@@ -9,18 +9,23 @@ fails in every browser, not only where there is no network. The template is repo
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import os
 import re
-from typing import Any, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Dict, Iterable, Mapping, Sequence, Union
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from spectral_fairseq.analysis.catalogue import ALL, groups_in_use, shown
-from spectral_fairseq.analysis.plots import OPENING, Picture
-from spectral_fairseq.analysis.render import spread_of
-from spectral_fairseq.analysis.selection import spread
+from spectral_fairseq.analysis.options import spread
+from spectral_fairseq.analysis.plots import OCCASIONAL, OPENING, Picture
+from spectral_fairseq.analysis.render import as_latex, as_text, spread_of
 from spectral_fairseq.analysis.verdict import MOST_VERDICTS, verdict, warnings
+from spectral_fairseq.errors import ConfigurationError, OutputError
+from spectral_fairseq.files import replacing
 
 
 def as_html(document: Mapping[str, Any], pictures: Sequence[Picture]) -> str:
@@ -62,3 +67,120 @@ def as_html(document: Mapping[str, Any], pictures: Sequence[Picture]) -> str:
 def _with_flags(text: str) -> Markup:
     """``text`` as HTML, with flags of the command line as code that is not broken into lines."""
     return Markup(re.sub(r"--[a-z-]+", r'<code class="flag">\g<0></code>', str(escape(text))))
+
+
+# Writes a folder of results whole or not at all: pictures, JSON and, last, the page.
+
+
+PAGE = "report.html"
+TEXT, LATEX, DOCUMENT = "measures.txt", "measures.tex", "analysis.json"
+
+
+def check_folder(out: Union[str, Path], overwrite: bool) -> Path:
+    """Refuse an unusable output folder before any work is done.
+
+    Args:
+        out: the folder.
+        overwrite: whether results may be there already.
+
+    Returns:
+        ``out`` as a path.
+
+    Raises:
+        ConfigurationError: a file, in no folder, not writable, or with content and no overwrite.
+    """
+    folder = Path(out)
+    if os.path.lexists(folder) and not os.path.isdir(folder):
+        found = "a file" if os.path.exists(folder) else "a link to nothing"
+        raise ConfigurationError(f"a folder for {out}", found, "Choose another name for --out.")
+    parent = folder.absolute().parent
+    if not os.path.isdir(parent):
+        found = "a file" if os.path.exists(parent) else "no such folder"
+        remedy = "Create it first, or choose another folder."
+        raise ConfigurationError(f"the folder {parent} to exist", found, remedy)
+    written = folder if os.path.isdir(folder) else parent
+    if not os.access(written, os.W_OK | os.X_OK):
+        raise ConfigurationError(
+            f"a folder that can be written to for --out {out}",
+            f"{written}, which cannot",
+            "Change its permissions, or choose another folder.",
+        )
+    if os.path.isdir(folder) and any(folder.iterdir()) and not overwrite:
+        raise ConfigurationError(
+            f"an empty or new folder for --out {out}",
+            "one with files in it",
+            "Add --overwrite to replace the report there, or choose another folder.",
+        )
+    return folder
+
+
+def check_inputs_stay(folder: Path, inputs: Iterable[Union[str, Path]]) -> None:
+    """Refuse an output folder in which the report would replace a file that is read.
+
+    Args:
+        folder: of :func:`check_folder`.
+        inputs: all that is read for the report.
+
+    Raises:
+        ConfigurationError: one of them is a file of the report.
+    """
+    written = {(folder / name).resolve() for name in (PAGE, TEXT, LATEX, DOCUMENT)}
+    for path in map(Path, inputs):
+        if path.resolve() in written:
+            raise ConfigurationError(
+                f"an input that the report in {folder} does not replace",
+                str(path),
+                "Rename the input, or choose another folder.",
+            )
+
+
+def write_results(
+    out: Path, document: Mapping[str, Any], pictures: Sequence[Picture]
+) -> Dict[str, Path]:
+    """Write all files under other names first, then rename them, the page last.
+
+    Args:
+        out: of :func:`check_folder`.
+        document: of :func:`analysis.results.document`.
+        pictures: of :func:`analysis.plots.draw_all`.
+
+    Returns:
+        Name -> path of every file. Pictures of an earlier report that this one does not have are
+        removed; other files in ``out`` stay.
+
+    Raises:
+        OutputError: the system did not write all of them.
+    """
+    files: Dict[str, bytes] = {}
+    for picture in pictures:
+        for kind in ("png", "svg"):
+            files[f"{picture.name}.{kind}"] = picture.files[f"light.{kind}"]
+    files[DOCUMENT] = (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode()
+    files[TEXT] = (as_text(dict(document)) + "\n").encode()
+    files[LATEX] = (as_latex(dict(document)) + "\n").encode()
+    files[PAGE] = as_html(document, pictures).encode()
+    earlier = {f"{name}.{kind}" for name in OCCASIONAL for kind in ("png", "svg")}
+    replaced = earlier - {*files} if os.path.isfile(out / PAGE) else ()
+    try:
+        _write_all(out, files)
+        for name in replaced:
+            (out / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"the report to be written to {out}",
+            str(error),
+            "Free some space, or choose another folder.",
+        ) from error
+    return {name: out / name for name in files}
+
+
+def _write_all(out: Path, files: Dict[str, bytes]) -> None:
+    is_new = not os.path.isdir(out)
+    out.mkdir(exist_ok=True)
+    try:
+        with contextlib.ExitStack() as written:  # which ends with the file that came first
+            for name in reversed(files):
+                written.enter_context(replacing(out / name)).write_bytes(files[name])
+    finally:
+        if is_new and not any(out.iterdir()):
+            out.rmdir()

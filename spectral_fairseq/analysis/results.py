@@ -11,11 +11,9 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
-from spectral_fairseq.analysis.callback import StepCallback
-from spectral_fairseq.analysis.drift import Reference, drift
+from spectral_fairseq.analysis.comparison import Reference, by_method, drift
 from spectral_fairseq.analysis.measures import Measured, measure_table
-from spectral_fairseq.analysis.methods import by_method
-from spectral_fairseq.analysis.options import Options
+from spectral_fairseq.analysis.options import Options, StepCallback
 from spectral_fairseq.checkpoints import reading
 from spectral_fairseq.checkpoints.dictionary import (
     Counts,

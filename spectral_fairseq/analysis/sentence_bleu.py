@@ -17,7 +17,7 @@ import re
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
-from spectral_fairseq.analysis.callback import StepCallback
+from spectral_fairseq.analysis.options import StepCallback
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.files import why_not_readable
 

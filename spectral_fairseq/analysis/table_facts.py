@@ -9,8 +9,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 import torch
 from torch import Tensor
 
-from spectral_fairseq.analysis.callback import StepCallback
-from spectral_fairseq.analysis.options import Options
+from spectral_fairseq.analysis.options import Options, StepCallback
 from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.tables import StoredTable
 from spectral_fairseq.errors import DataError

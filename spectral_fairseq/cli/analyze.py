@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
-from spectral_fairseq.analysis.callback import SHARES
-from spectral_fairseq.analysis.options import Options
+from spectral_fairseq.analysis.options import SHARES, Options
 from spectral_fairseq.checkpoints.saved import model_path
 from spectral_fairseq.cli.fairseq_plugin import import_plugin
 from spectral_fairseq.cli.progress import CheckpointBar, checkpoints_bar
@@ -185,8 +184,8 @@ def report(args: argparse.Namespace, paths: Sequence[Path], command: str) -> int
     if args.data:
         _check_data(args, paths)
         import_plugin()
-    from spectral_fairseq.analysis.drawing import import_matplotlib
-    from spectral_fairseq.analysis.write import check_folder, check_inputs_stay
+    from spectral_fairseq.analysis.plots import import_matplotlib
+    from spectral_fairseq.analysis.report import check_folder, check_inputs_stay
 
     if args.out is not None:
         folder = check_folder(args.out, args.overwrite)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Callable
 
-from spectral_fairseq.analysis.callback import SHARES, StepCallback
+from spectral_fairseq.analysis.options import SHARES, StepCallback
 
 
 def _bar(hidden: bool, **settings: Any) -> Any:

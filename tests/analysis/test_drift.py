@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from spectral_fairseq.analysis.drift import Drift, Reference, common_rows, drift
+from spectral_fairseq.analysis.comparison import Drift, Reference, common_rows, drift
 from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.tables import StoredTable
 from spectral_fairseq.functional.ranks import random_cka

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from spectral_fairseq.analysis.callback import SHARES, StepCallback
 from spectral_fairseq.analysis.catalogue import ALL
 from spectral_fairseq.analysis.measures import measure_table
-from spectral_fairseq.analysis.options import Options
+from spectral_fairseq.analysis.options import SHARES, Options, StepCallback
 from spectral_fairseq.analysis.table_facts import TableFacts
 from spectral_fairseq.checkpoints.dictionary import read_dictionary
 from spectral_fairseq.checkpoints.tables import StoredTable, extract_table

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spectral_fairseq.analysis.methods import by_method
+from spectral_fairseq.analysis.comparison import by_method
 from spectral_fairseq.errors import ConfigurationError
 
 

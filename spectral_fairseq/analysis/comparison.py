@@ -1,17 +1,21 @@
-"""How far the table of one checkpoint has moved from that of another, over the words of both."""
+"""Two tables of one run, and several runs of one method: how far words moved, means over seeds."""
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.tables import StoredTable
+from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.ranks import random_cka, random_procrustes
 from spectral_fairseq.functional.rows import centred_products, linear_cka, procrustes_residual
+
+# How far the table of one checkpoint has moved from that of another, over the words of both.
 
 
 @dataclass
@@ -87,3 +91,65 @@ def common_rows(one: Reference, other: Reference) -> Optional[Tuple[Tensor, Tens
         return None
     left, right = torch.tensor(pairs).t()
     return left, right
+
+
+# Mean and spread of every measure over the seeds of a method.
+
+
+def check_methods(methods: Sequence[str], count: int) -> None:
+    """Refuse another number of names than there are checkpoints.
+
+    Args:
+        methods: the names.
+        count: number of checkpoints.
+
+    Raises:
+        ConfigurationError: not one name for each checkpoint.
+    """
+    if len(methods) != count:
+        raise ConfigurationError(
+            f"{count} names in --methods, one for each checkpoint",
+            f"{len(methods)}: {', '.join(methods)}",
+            "Separate them by commas, and repeat the name of a method for each of its seeds.",
+        )
+
+
+def by_method(
+    checkpoints: Sequence[Mapping[str, Any]], methods: Sequence[str]
+) -> List[Dict[str, Any]]:
+    """Return the entries ``methods`` of the document, in the order in which methods first appear.
+
+    Args:
+        checkpoints: entries of the document.
+        methods: of each checkpoint; those of equal names are seeds of one method.
+
+    Returns:
+        For each method its name, the labels of its checkpoints, and for each measure that all of
+        them have the mean and the sample standard deviation (divided by n - 1), which is None for
+        a single checkpoint.
+
+    Raises:
+        ConfigurationError: not one name for each checkpoint.
+    """
+    check_methods(methods, len(checkpoints))
+    found = []
+    for name in dict.fromkeys(methods):
+        seeds = [one for one, method in zip(checkpoints, methods) if method == name]
+        known = {
+            key: [one["measures"][key] for one in seeds]
+            for key in seeds[0]["measures"]
+            if all(one["measures"].get(key) is not None for one in seeds)
+        }
+        found.append(
+            {
+                "name": name,
+                "labels": [one["label"] for one in seeds],
+                "measures": {key: _summary(values) for key, values in known.items()},
+            }
+        )
+    return found
+
+
+def _summary(values: List[float]) -> Dict[str, Any]:
+    spread = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.fmean(values), "std": spread}
