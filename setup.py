@@ -50,7 +50,7 @@ setup(
         "lint": ["ruff", "mypy"],
         "docs": ["matplotlib", "mkdocs-material", "mkdocstrings[python]"],
     },
-    entry_points={"console_scripts": ["spectral-fairseq=spectral_fairseq.cli.main:main"]},
+    entry_points={"console_scripts": ["spectral-fairseq=spectral_fairseq.commands.main:main"]},
     classifiers=[
         "Development Status :: 4 - Beta",
         "Intended Audience :: Science/Research",

@@ -44,7 +44,7 @@ BUDGET = {"seconds": 60.0, "mib": 4096.0}
 SAFETENSORS_BUDGET = {"seconds": 90.0, "mib": 6144.0}
 LOG_PROBABILITY_BUDGET = {"mib": 8192.0}
 DIMENSIONS = 280
-# About 64 MiB of float64 at 10,000 words, as tools/model_outputs.py hands them over.
+# About 64 MiB of float64 at 10,000 words, as commands/predictions.py hands them over.
 BLOCK_TOKENS = 838
 
 

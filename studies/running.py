@@ -517,7 +517,7 @@ def exit_status(action: Callable[[], str], work_dir: Path) -> int:
         signal.signal(signal.SIGHUP, _interrupted)  # the terminal was closed
     logging.disable(logging.INFO)  # fairseq sets the level of every library's log when imported
     try:
-        from spectral_fairseq.cli.output import print_anywhere  # imports torch
+        from spectral_fairseq.commands.shared import print_anywhere
 
         print_anywhere()
         print(action(), end="")

@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
-from spectral_fairseq.cli.output import print_anywhere
+from spectral_fairseq.commands.shared import print_anywhere
 from spectral_fairseq.errors import DataError, SpectralFairseqError
 from studies.significance import PairedT, holm, paired_t
 from studies.training import read_training_log, text_table

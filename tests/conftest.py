@@ -261,8 +261,8 @@ def train(made_once: Any, request: Any, run_cli: Any) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def transformers() -> Any:
     """The package of this name, or a skipped test where it is missing or wants another torch."""
+    from spectral_fairseq.commands.export_huggingface import import_transformers
     from spectral_fairseq.errors import ConfigurationError
-    from spectral_fairseq.tools.export.huggingface import import_transformers
 
     try:
         return import_transformers()

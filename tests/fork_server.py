@@ -41,7 +41,7 @@ MODULES = {
     "fairseq-validate": "fairseq_cli.validate",
     "fairseq-eval-lm": "fairseq_cli.eval_lm",
     "fairseq-score": "fairseq_cli.score",
-    "spectral-fairseq": "spectral_fairseq.cli.main",
+    "spectral-fairseq": "spectral_fairseq.commands.main",
 }
 # These programs set up logging before they import fairseq, whose import otherwise does.
 SET_UP_LOGGING_FIRST = (

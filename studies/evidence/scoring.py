@@ -94,13 +94,12 @@ def perplexities(checkpoint: Path, data: Path, subset: str, streams: int = 10) -
         ``SUBSET_ppl``, ``rare_SUBSET_ppl`` of words seen one to nine times, and ``bands``:
         band -> sum of negative log-likelihoods and number of words.
     """
-    from spectral_fairseq.cli.fairseq_plugin import import_plugin
+    from spectral_fairseq.commands.shared import import_plugin
 
     import_plugin()
+    from spectral_fairseq.commands.lm_evaluation import Layout, reader_for
+    from spectral_fairseq.commands.models import load_language_model, open_corpus
     from spectral_fairseq.lm.awd_lstm import Carry
-    from spectral_fairseq.tools.evaluate_lm.layout import Layout, reader_for
-    from spectral_fairseq.tools.language_models.corpus import open_corpus
-    from spectral_fairseq.tools.language_models.loading import load_language_model
 
     loaded = load_language_model(checkpoint, data, {})
     size = int(loaded.settings["tokens_per_sample"])

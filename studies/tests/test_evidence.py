@@ -265,8 +265,8 @@ def test_a_combination_is_compared_with_its_part_too():
 
 @pytest.mark.parametrize("arch", ["awd_lstm_wt2", "transformer_lm"])
 def test_perplexity_of_rare_words(arch, train, tiny_lm_data):
-    from spectral_fairseq.tools.evaluate_lm.evaluation import evaluate_checkpoint
-    from spectral_fairseq.tools.evaluate_lm.options import Options
+    from spectral_fairseq.commands.lm_evaluation import evaluate_checkpoint
+    from spectral_fairseq.commands.lm_options import Options
 
     more = ("--task", "stateful_language_modeling", "--batch-size", "4", "--decoder-embed-dim", "8")
     more += ("--decoder-hidden-size", "12")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from spectral_fairseq.analysis import analyze
-from spectral_fairseq.cli.main import main
+from spectral_fairseq.commands.main import main
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError
 from tests.analysis.schema_violations import violations
 from tests.checkpoints.made import cone, entries, save, save_dictionary, with_padding

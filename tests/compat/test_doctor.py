@@ -10,8 +10,8 @@ import pytest
 
 import spectral_fairseq
 from spectral_fairseq import compat
-from spectral_fairseq.cli import doctor
-from spectral_fairseq.cli.main import main
+from spectral_fairseq.commands import doctor
+from spectral_fairseq.commands.main import main
 from spectral_fairseq.compat import Applied, Status
 from spectral_fairseq.compat.patching import Patch
 from spectral_fairseq.plugin import hooks
@@ -65,7 +65,7 @@ def test_a_fairseq_that_cannot_be_imported(tmp_path: Path) -> None:
 
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "spectral_fairseq.cli.main", *arguments],
+            [sys.executable, "-m", "spectral_fairseq.commands.main", *arguments],
             env={**os.environ, "PYTHONPATH": path},
             capture_output=True,
             text=True,

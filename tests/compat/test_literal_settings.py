@@ -15,7 +15,7 @@ import torch
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.checkpoints.settings import EVALUATED
-from spectral_fairseq.cli import main as command
+from spectral_fairseq.commands import main as command
 from spectral_fairseq.errors import CheckpointError
 from tests.compat.fairseq_process import Failure, FairseqProcess, environment
 from tests.conftest import PACKAGE

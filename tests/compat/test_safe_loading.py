@@ -108,7 +108,7 @@ assert old in source or "weights_only=False" in source
 exec(source.replace(old, new), vars(checkpoint_utils))
 
 if sys.argv[1] == "patched":
-    from spectral_fairseq.cli import doctor
+    from spectral_fairseq.commands import doctor
     found = doctor.diagnose()["patches"]["defects"]
     print(json.dumps({one["name"]: one for one in found}["safe loading"]))
 for path in sys.argv[2:]:

@@ -51,7 +51,7 @@ def parse(argv):
     """Check every flag and name of a command without running it."""
     program, *arguments = readme_substitutions.with_user_dir(argv)
     if program == "spectral-fairseq":
-        from spectral_fairseq.cli.main import build_parser
+        from spectral_fairseq.commands.main import build_parser
 
         build_parser().parse_args(arguments)
     elif program in PARSERS:

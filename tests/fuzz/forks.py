@@ -50,7 +50,7 @@ def commands(argvs: Sequence[Sequence[str]], report: str, process: str) -> None:
 
     Each is judged as if it were alone; ``report`` gets a line of JSON for each that has ended.
     """
-    from spectral_fairseq.cli.main import main
+    from spectral_fairseq.commands.main import main
 
     enter(process)
     for argv in argvs:

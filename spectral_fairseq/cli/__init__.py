@@ -1,1 +1,0 @@
-"""The command ``spectral-fairseq SUBCOMMAND``: one subcommand a file."""

@@ -1,0 +1,1 @@
+"""``spectral-fairseq SUBCOMMAND``: a subcommand and its work, imported when it is named."""

@@ -1,0 +1,135 @@
+"""``spectral-fairseq average``: the average of checkpoints, table by table."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import List, Optional
+
+from spectral_fairseq.checkpoints.saved import EPOCH_FILE, UPDATE_FILE, checkpoint_file
+from spectral_fairseq.commands.shared import add_no_verify, check_output, save_atomically
+from spectral_fairseq.errors import CheckpointError, ConfigurationError
+
+DESCRIPTION = """\
+Average checkpoints of one training run, of this package or plain. A factored table is averaged
+as the matrix that it stands for and factored again, so the result is a checkpoint of the same
+architecture; averaging the factors themselves would give another matrix. The options are those of
+fairseq's scripts/average_checkpoints.py. The settings are the first checkpoint's; the optimiser
+state is left out.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``average``.
+
+    Args:
+        parser: of the subcommand.
+    """
+    parser.add_argument(
+        "checkpoints",
+        metavar="CKPT",
+        nargs="*",
+        help="checkpoints, or one folder together with one of the --num options",
+    )
+    parser.add_argument(
+        "--inputs", metavar="CKPT", nargs="+", default=[], help="the same, under fairseq's name"
+    )
+    parser.add_argument("--output", metavar="OUT", required=True, help="file to write")
+    last = parser.add_mutually_exclusive_group()
+    last.add_argument(
+        "--num-epoch-checkpoints",
+        "--last",
+        metavar="N",
+        type=int,
+        help="the last N checkpoints of the folder saved at the end of an epoch",
+    )
+    last.add_argument(
+        "--num-update-checkpoints",
+        metavar="N",
+        type=int,
+        help="the last N checkpoints of the folder saved after a number of updates",
+    )
+    parser.add_argument(
+        "--checkpoint-upper-bound",
+        metavar="N",
+        type=int,
+        help="leave out checkpoints of a later epoch, or after more updates, than this",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
+    add_no_verify(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Average the chosen checkpoints.
+
+    Args:
+        args: parsed arguments.
+
+    Returns:
+        Exit status 0; every failure is an error.
+    """
+    paths = chosen_checkpoints(args)
+    for path in paths:
+        checkpoint_file(path)
+    out = check_output(args.output, paths, args.overwrite)
+    from spectral_fairseq.checkpoints.rewriting import average_checkpoints
+
+    save_atomically(average_checkpoints(paths, args.verify), out)
+    print(f"{out}: the average of {', '.join(map(str, paths))}")
+    return 0
+
+
+def chosen_checkpoints(args: argparse.Namespace) -> List[Path]:
+    """The files that the arguments name, of a folder's the newest first.
+
+    Args:
+        args: parsed arguments.
+
+    Raises:
+        ConfigurationError: arguments that contradict each other or name nothing.
+        CheckpointError: the folder holds fewer checkpoints than asked for.
+    """
+    inputs = [Path(name) for name in args.checkpoints + args.inputs]
+    by_epoch = args.num_epoch_checkpoints is not None
+    count: Optional[int] = args.num_epoch_checkpoints if by_epoch else args.num_update_checkpoints
+    bound: Optional[int] = args.checkpoint_upper_bound
+    if count is None:
+        if bound is not None:
+            raise ConfigurationError(
+                "--checkpoint-upper-bound together with one of the --num options",
+                "it alone",
+                "Add --num-epoch-checkpoints N or --num-update-checkpoints N.",
+            )
+        if not inputs or any(os.path.isdir(path) for path in inputs):
+            raise ConfigurationError(
+                "checkpoint files to average",
+                "a folder" if inputs else "none",
+                "Name files, or one folder and --num-epoch-checkpoints N.",
+            )
+        return inputs
+    if count < 1:
+        raise ConfigurationError("a number of checkpoints >= 1", str(count), "Correct it.")
+    if len(inputs) != 1 or not os.path.isdir(inputs[0]):
+        raise ConfigurationError(
+            "one existing folder together with --num-epoch-checkpoints, --last or "
+            "--num-update-checkpoints",
+            ", ".join(map(str, inputs)) or "none",
+            "Name the --save-dir of the training.",
+        )
+    pattern = EPOCH_FILE if by_epoch else UPDATE_FILE
+    numbered = [
+        (int(match.groups()[-1]), path)
+        for path in inputs[0].iterdir()
+        for match in [pattern.fullmatch(path.name)]
+        if match and (bound is None or int(match.groups()[-1]) <= bound)
+    ]
+    if len(numbered) < count:
+        what = "epoch" if by_epoch else "update"
+        raise CheckpointError(
+            f"{count} {what} checkpoints in {inputs[0]}",
+            str(len(numbered)),
+            "Ask for fewer, or keep more in training (--keep-last-epochs, "
+            "--keep-interval-updates).",
+        )
+    return [path for _, path in sorted(numbered, reverse=True)[:count]]

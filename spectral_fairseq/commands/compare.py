@@ -1,0 +1,76 @@
+"""``spectral-fairseq compare``: several checkpoints side by side, or one run over its epochs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import List
+
+from spectral_fairseq.checkpoints.saved import STEP_FOLDER, saved_epochs, weights_file
+from spectral_fairseq.commands.analyze import add_options, report
+from spectral_fairseq.errors import ConfigurationError
+
+DESCRIPTION = """\
+Measure several models and put them side by side: one table, their curves on common axes, how far
+each table is from the first one, and with --methods mean and spread over the seeds of a method. The
+models are files or folders as for analyze. A folder of a training run stands for all of its
+checkpoints in the order of training: checkpoint<epoch>.pt and checkpoint_<epoch>_<updates>.pt of
+fairseq, checkpoint-<updates> of transformers. With three or more of one run, the report also draws
+the measures over the updates. A folder that holds a model as well stands for its checkpoints if it
+is the only one, and for the model beside others.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``compare``.
+
+    Args:
+        parser: of the subcommand.
+    """
+    parser.add_argument(
+        "checkpoints",
+        metavar="MODEL_OR_RUN",
+        nargs="+",
+        help="file or folder of a model, or the folder of a training run",
+    )
+    parser.add_argument(
+        "--methods",
+        metavar="A,A,B,...",
+        help="the method of each checkpoint, separated by commas; mean and standard deviation are "
+        "shown over the checkpoints of one name, its seeds",
+    )
+    add_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure the named checkpoints and those of named folders.
+
+    Args:
+        args: parsed arguments.
+
+    Returns:
+        Exit status 0.
+
+    Raises:
+        ConfigurationError: fewer than two checkpoints.
+    """
+    paths: List[Path] = []
+    for name in args.checkpoints:
+        path = Path(name)
+        paths += saved_epochs(path) if _is_run(path, len(args.checkpoints) == 1) else [path]
+    if len(paths) < 2:
+        raise ConfigurationError(
+            "two or more checkpoints to compare",
+            "one",
+            "Name another, or a folder of several; for one alone use spectral-fairseq analyze.",
+        )
+    return report(args, paths, "compare")
+
+
+def _is_run(path: Path, alone: bool) -> bool:
+    """Whether a folder stands for its checkpoints; one with a model as well, if it is ``alone``."""
+    if not os.path.isdir(path):
+        return False
+    has_steps = any(map(STEP_FOLDER.fullmatch, os.listdir(path)))
+    return weights_file(path) is None or (alone and has_steps)

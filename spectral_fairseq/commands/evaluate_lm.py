@@ -1,0 +1,128 @@
+"""``spectral-fairseq evaluate-lm``: exact perplexity, static, cached or adapting."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any, Dict, List, Optional
+
+from spectral_fairseq.checkpoints.saved import checkpoint_file
+from spectral_fairseq.commands.lm_options import Options
+from spectral_fairseq.commands.shared import StageBars, add_no_verify, import_plugin
+from spectral_fairseq.options import add_flags, from_arguments
+
+DESCRIPTION = """\
+Perplexity of a language model on a split that fairseq-preprocess --only-source binarised: every
+token once, ends of sentences included, in memory that does not depend on the length of the split.
+
+Models that carry a state (awd_lstm_*, transformer_xl_*) read --streams contiguous parts of the
+split, --segment tokens at a time, as in training. All other language models of fairseq read
+blocks of --segment tokens, of which --context-window repeat the block before: the figure is that
+of fairseq-eval-lm --tokens-per-sample SEGMENT --context-window C.
+
+  --cache     mixes in a continuous cache of the last words (Grave et al. 2017)
+  --dynamic   adapts the model to the text that it has been scored on (Krause et al. 2018)
+  --tune      searches the numbers of both on the split "valid", never on another; a number that
+              is given, as by --cache-theta, is not searched
+"""
+
+# What the papers call the numbers that are searched.
+_SYMBOLS = {"rate": "eta", "decay": "lambda"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``evaluate-lm``.
+
+    Args:
+        parser: of the subcommand.
+    """
+    parser.add_argument("checkpoint", metavar="CKPT", help="checkpoint saved by fairseq-train")
+    parser.add_argument("data", metavar="DATA", help="folder of binarised data")
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="format of the printed figures"
+    )
+    parser.add_argument(
+        "--no-progress", action="store_true", help="show no progress bar (terminals only)"
+    )
+    add_no_verify(parser)
+    add_flags(parser, Options)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate one checkpoint.
+
+    Args:
+        args: parsed arguments.
+
+    Returns:
+        Exit status 0; every failure is an error.
+    """
+    options = from_arguments(Options, args)
+    checkpoint_file(args.checkpoint)
+    import_plugin()
+    from spectral_fairseq.commands.lm_evaluation import evaluate_checkpoint
+
+    with StageBars(args.no_progress) as bars:
+        found = evaluate_checkpoint(args.checkpoint, args.data, options, bars.begin, args.verify)
+    if found["data"]["remark"]:
+        print(f"warning: {found['data']['remark']}", file=sys.stderr)
+    print(json.dumps(found) if args.format == "json" else as_text(found))
+    return 0
+
+
+def as_text(document: Dict[str, Any]) -> str:
+    """The document as plain text: the grids, then a table of the figures and their signatures."""
+    from tabulate import tabulate
+
+    parts = [_grid(search) for search in document["tuning"]]
+    rows = [
+        [
+            one["method"],
+            f"{one['tokens']:,}",
+            "-" if one["bits"] is None else f"{one['bits']:.4f}",
+            _shown(one["perplexity"]),
+        ]
+        for one in document["figures"]
+    ]
+    headers = ["", "tokens", "bits", "perplexity"]
+    align = ("left", "right", "right", "right")
+    parts.append(tabulate(rows, headers, disable_numparse=True, colalign=align))
+    parts.append("\n".join(f"{one['method']}: {one['signature']}" for one in document["figures"]))
+    return "\n\n".join(parts)
+
+
+def _grid(search: Dict[str, Any]) -> str:
+    """A table of perplexities: the first number searched down, the second across."""
+    from tabulate import tabulate
+
+    down, across = [name for name in search["points"][0] if name != "perplexity"]
+    found = {(point[down], point[across]): point["perplexity"] for point in search["points"]}
+    best = search["best"]
+    rows_of, columns_of = (sorted({place[axis] for place in found}) for axis in (0, 1))
+    rows: List[List[str]] = []
+    for value in rows_of:
+        cells = []
+        for column in columns_of:
+            mark = "*" if (value, column) == (best[down], best[across]) else ""
+            cells.append(_shown(found[value, column]) + mark)
+        rows.append([f"{value:g}", *cells])
+    down_name, across_name = _SYMBOLS.get(down, down), _SYMBOLS.get(across, across)
+    headers = [f"{down_name} \\ {across_name}", *(f"{column:g}" for column in columns_of)]
+    lines = [
+        f"{search['method']}: perplexity on {search['subset']}, {search['tokens']:,} tokens",
+        tabulate(rows, headers, disable_numparse=True, colalign=("right",) * len(headers)),
+        f"best (*): {down_name} {best[down]:g}, {across_name} {best[across]:g}, "
+        f"perplexity {_shown(best['perplexity'])}",
+    ]
+    for name, end in search["ends"].items():
+        flag = f"--tune-{search['method']}-{name}"
+        lines.append(
+            f"note: {_SYMBOLS.get(name, name)} {best[name]:g} is the {end} value searched; a "
+            f"better one may lie beyond it ({flag})"
+        )
+    return "\n".join(lines)
+
+
+def _shown(value: Optional[float]) -> str:
+    return "infinite" if value is None else f"{value:.2f}"

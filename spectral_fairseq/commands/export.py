@@ -1,0 +1,275 @@
+"""``spectral-fairseq export``: a checkpoint for plain fairseq, transformers or CTranslate2."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any, Dict, Optional, Tuple
+
+from spectral_fairseq.checkpoints.saved import checkpoint_file
+from spectral_fairseq.commands.shared import (
+    add_no_verify,
+    check_output,
+    check_output_folder,
+    import_plugin,
+    save_atomically,
+)
+from spectral_fairseq.errors import (
+    ConfigurationError,
+    MissingDataError,
+    OutputError,
+    UnsupportedError,
+    arguments_as_flags,
+)
+from spectral_fairseq.files import making_folder, why_not_readable
+
+DESCRIPTION = """\
+Collapse the factored tables of a transformer_sc* or transformer_lm_sc* checkpoint to a plain
+transformer or transformer_lm checkpoint, which fairseq loads without --user-dir and which
+decodes at plain fairseq's speed. Both models are run on the same random input first, and
+nothing is written unless their logits agree within 1e-4 of the largest one.
+
+The result holds no optimiser state: it serves fairseq-generate, fairseq-interactive,
+fairseq-eval-lm, --finetune-from-model and converters.
+
+With --to huggingface or ctranslate2, OUT is a folder, and CKPT may also be a Transformer of
+fairseq that is plain already:
+
+  AutoModelForSeq2SeqLM.from_pretrained(OUT), or AutoModelForCausalLM of a language model
+  ctranslate2.Translator(OUT), or Generator of a language model
+
+The model is loaded with transformers again, and nothing is left unless its logits are fairseq's.
+"""
+
+Printed = Tuple[str, Dict[str, Any]]  # what is printed as text, and as JSON
+
+_FORMATS = ("fairseq", "huggingface", "ctranslate2")
+# What each format's folders hold, in any version of its library.
+_NAMES = {
+    "huggingface": (
+        *("config.json", "generation_config.json", "model*.safetensors*", "tokenizer*.json"),
+        *("special_tokens_map.json", "vocab*.json", "target_vocab.json", "merges.txt"),
+        *("source.spm", "target.spm", "target"),
+    ),
+    "ctranslate2": ("model.bin", "config.json", "*vocabulary.json", "*vocabulary.txt"),
+}
+# Flags of some formats only.
+_ONLY = {
+    "data": ("huggingface", "ctranslate2"),
+    "bpe_codes": ("huggingface",),
+    "sentencepiece_model": ("huggingface",),
+    "quantization": ("ctranslate2",),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``export``.
+
+    Args:
+        parser: of the subcommand.
+    """
+    parser.add_argument("checkpoint", metavar="CKPT", help="checkpoint saved by fairseq-train")
+    parser.add_argument(
+        "output", metavar="OUT", help="file to write, or folder to make for another format"
+    )
+    parser.add_argument(
+        "--to", choices=_FORMATS, default="fairseq", help="format (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--data",
+        metavar="DIR",
+        help="folder of the dictionaries (default: the one that the checkpoint was trained on)",
+    )
+    parser.add_argument(
+        "--bpe-codes",
+        metavar="FILE",
+        help="codes of subword-nmt, with which the tokenizer cuts words (huggingface)",
+    )
+    parser.add_argument(
+        "--sentencepiece-model",
+        metavar="FILE",
+        help="model of sentencepiece, with which the tokenizer cuts text (huggingface)",
+    )
+    parser.add_argument(
+        "--quantization", metavar="TYPE", help="type of the weights, such as int8 (ctranslate2)"
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace OUT if it exists in that format"
+    )
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="format of what is printed"
+    )
+    add_no_verify(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export one checkpoint.
+
+    Args:
+        args: parsed arguments of :func:`add_arguments`.
+
+    Returns:
+        Exit status 0; every failure is an error.
+    """
+    checkpoint_file(args.checkpoint)
+    _check_flags(args)
+    text, figures = _to_file(args) if args.to == "fairseq" else _to_folder(args)
+    print(json.dumps(figures) if args.format == "json" else text)
+    return 0
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    for name, formats in _ONLY.items():
+        if getattr(args, name) is not None and args.to not in formats:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigurationError(
+                f"--to {' or '.join(formats)} with {flag}",
+                f"--to {args.to}",
+                f"Remove {flag}, or choose another --to.",
+            )
+    if args.bpe_codes and args.sentencepiece_model:
+        raise ConfigurationError(
+            "one way to cut text into subwords",
+            "both --bpe-codes and --sentencepiece-model",
+            "Give the one that the training data were made with.",
+        )
+    if args.data and not os.path.isdir(args.data):
+        raise MissingDataError(
+            f"a folder at {args.data}", "none", "Name the folder of the dictionaries with --data."
+        )
+    for name in (args.bpe_codes, args.sentencepiece_model):
+        problem = name and why_not_readable(name)
+        if problem:
+            raise MissingDataError(f"a file at {name}", problem, "Correct its name.")
+
+
+def _to_file(args: argparse.Namespace) -> Printed:
+    out = check_output(args.output, [args.checkpoint], args.overwrite)
+    import_plugin()
+    from spectral_fairseq.checkpoints.reading import load_checkpoint
+    from spectral_fairseq.commands.export_plain import export_checkpoint
+
+    plain, check = export_checkpoint(load_checkpoint(args.checkpoint, args.verify))
+    save_atomically(plain, out)
+    arch = plain["cfg"]["model"]["_name"]
+    text = (
+        f"{out}: a plain {arch} checkpoint; its logits differ by at most "
+        f"{check.max_difference:.2e} (largest logit {check.max_logit:.3g})"
+    )
+    return text, {"output": str(out), "arch": arch, **_figures(check)}
+
+
+def _to_folder(args: argparse.Namespace) -> Printed:
+    given = (args.checkpoint, args.data, args.bpe_codes, args.sentencepiece_model)
+    inputs = [path for path in given if path]
+    out = check_output_folder(args.output, inputs, _NAMES[args.to], args.overwrite)
+    import_plugin()
+    from spectral_fairseq.checkpoints.reading import load_checkpoint
+
+    checkpoint = load_checkpoint(args.checkpoint, args.verify)
+    _refuse_language_pairs(checkpoint, args.to)
+    try:
+        with making_folder(out) as folder, arguments_as_flags(quantization="--quantization"):
+            if args.to == "huggingface":
+                return _fill_huggingface(args, checkpoint, folder, out)
+            return _fill_ctranslate2(args, checkpoint, folder, out)
+    except OSError as error:
+        if isinstance(error, (OutputError, MissingDataError)):
+            raise
+        raise OutputError(
+            f"{out} to be written", str(error), "Free some space, or choose another folder."
+        ) from error
+
+
+def _refuse_language_pairs(checkpoint: Dict[str, Any], target: str) -> None:
+    """Refuse tasks that append their languages to the dictionaries of the training data."""
+    from spectral_fairseq.checkpoints.dictionary import checkpoint_settings
+    from spectral_fairseq.commands.export_plain import ANOTHER_TARGET, recommending_others
+
+    task = checkpoint_settings(checkpoint, "task")
+    if task.get("lang_pairs"):
+        with recommending_others(checkpoint, target):
+            raise UnsupportedError(
+                f"a model of one language pair, for --to {target}",
+                f"one of --task {task.get('_name') or task.get('task')}",
+                ANOTHER_TARGET,
+            )
+
+
+def _fill_huggingface(
+    args: argparse.Namespace, checkpoint: Dict[str, Any], folder: Path, out: Path
+) -> Printed:
+    from spectral_fairseq.commands.export_huggingface import write_huggingface
+    from spectral_fairseq.commands.export_tokenizer import write_tokenizer
+
+    name, check = write_huggingface(checkpoint, folder)
+    source, target, languages = _dictionaries(args, checkpoint)
+    takes = write_tokenizer(
+        folder,
+        source.symbols,
+        target.symbols,
+        languages,
+        args.bpe_codes and Path(args.bpe_codes),
+        args.sentencepiece_model and Path(args.sentencepiece_model),
+    )
+    text = (
+        f"{out}: a model of class {name}; its logits differ from fairseq's by at most "
+        f"{check.max_difference:.2e} (largest logit {check.max_logit:.3g}). {takes}."
+    )
+    return text, {"output": str(out), "class": name, **_figures(check)}
+
+
+def _fill_ctranslate2(
+    args: argparse.Namespace, checkpoint: Dict[str, Any], folder: Path, out: Path
+) -> Printed:
+    from spectral_fairseq.commands.export_ctranslate2 import write_ctranslate2
+
+    source, _, languages = _dictionaries(args, checkpoint)
+    write_ctranslate2(checkpoint, folder, source.path.parent, languages, args.quantization)
+    text = f"{out}: a model of CTranslate2, in {args.quantization or 'float32'}"
+    return text, {"output": str(out), "quantization": args.quantization}
+
+
+def _dictionaries(
+    args: argparse.Namespace, checkpoint: Dict[str, Any]
+) -> Tuple[Any, Any, Optional[Tuple[str, str]]]:
+    """Dictionaries of source and target, and their languages; None for a language model."""
+    from spectral_fairseq.checkpoints.dictionary import (
+        dictionary_files,
+        find_dictionary,
+        read_dictionary,
+    )
+    from spectral_fairseq.checkpoints.rewriting import collapse_tables
+
+    model = collapse_tables(checkpoint["model"])
+    found: Dict[str, Any] = {}
+    for side in ("encoder", "decoder"):
+        table = f"{side}.embed_tokens.weight"
+        if table not in model:
+            continue
+        rows = len(model[table])
+        if args.data:
+            read = map(read_dictionary, dictionary_files(Path(args.data), checkpoint, table))
+            words = next((one for one in read if len(one.symbols) == rows), None)
+            why = f"none of {rows} symbols in {args.data}"
+        else:
+            words, why = find_dictionary(None, checkpoint, table, rows, args.checkpoint)
+        if words is None:
+            raise MissingDataError(
+                f"the dictionary of {table}",
+                why,
+                "Name the folder of the training data's dictionaries with --data.",
+            )
+        found[side] = words
+    target = found["decoder"]
+    if "encoder" not in found:
+        return target, target, None
+    source = found["encoder"]
+    languages = tuple(words.path.name.split(".")[1] for words in (source, target))
+    return source, target, languages  # type: ignore[return-value]
+
+
+def _figures(check: Any) -> Dict[str, float]:
+    return {"max_logit_difference": check.max_difference, "max_logit": check.max_logit}

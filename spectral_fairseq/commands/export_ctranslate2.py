@@ -1,0 +1,115 @@
+"""Convert a Transformer of fairseq to CTranslate2 in one step."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, ContextManager, Mapping, Optional, Tuple
+
+import torch
+
+from spectral_fairseq.checkpoints.dictionary import checkpoint_settings
+from spectral_fairseq.commands.export_plain import (
+    ANOTHER_TARGET,
+    plain_checkpoint,
+    recommending_others,
+    task_like,
+)
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+
+
+def write_ctranslate2(
+    checkpoint: Mapping[str, Any],
+    folder: Path,
+    data: Path,
+    languages: Optional[Tuple[str, str]],
+    quantization: Optional[str] = None,
+) -> None:
+    """Fill a folder that ``ctranslate2.Translator`` or ``ctranslate2.Generator`` loads.
+
+    Args:
+        checkpoint: of a Transformer, of fairseq or of this package; not changed.
+        folder: exists and is empty.
+        data: the folder of the dictionaries.
+        languages: source and target; None for a language model.
+        quantization: of the weights, one of CTranslate2's types; None keeps float32.
+
+    Raises:
+        CheckpointError: the plain form has other logits than ``checkpoint``.
+        ConfigurationError: CTranslate2 is not installed, or the type is none of its own.
+        UnsupportedError: CTranslate2 has no such model.
+    """
+    with recommending_others(checkpoint, "ctranslate2"):
+        _write(checkpoint, folder, data, languages, quantization)
+
+
+def try_out(checkpoint: Mapping[str, Any], folder: Path) -> None:
+    """The same with dictionaries that are made up, whose refusals name no other target."""
+    task = task_like(plain_checkpoint(checkpoint)["model"])
+    translates = any(key.startswith("encoder.") for key in checkpoint["model"])
+    data, languages = folder / "data", ("source", "target") if translates else None
+    data.mkdir()
+    task.source_dictionary.save(str(data / ("dict.source.txt" if translates else "dict.txt")))
+    task.target_dictionary.save(str(data / "dict.target.txt"))
+    (folder / "model").mkdir()
+    _write(checkpoint, folder / "model", data, languages)
+
+
+def _write(
+    checkpoint: Mapping[str, Any],
+    folder: Path,
+    data: Path,
+    languages: Optional[Tuple[str, str]],
+    quantization: Optional[str] = None,
+) -> None:
+    try:
+        from ctranslate2.converters import FairseqConverter
+        from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES
+    except ImportError as error:
+        raise ConfigurationError(
+            "ctranslate2 to be installed",
+            str(error).strip().splitlines()[0],
+            "Run pip install ctranslate2.",
+        ) from error
+    if quantization is not None and quantization not in ACCEPTED_MODEL_TYPES:
+        raise ConfigurationError(
+            "`quantization` to be one of " + ", ".join(ACCEPTED_MODEL_TYPES),
+            repr(quantization),
+            "Correct `quantization`.",
+        )
+    plain = plain_checkpoint(checkpoint)
+    cfg = plain["cfg"]
+    if cfg["model"].get("cross_self_attention"):  # which the converter ignores
+        raise UnsupportedError(
+            "a decoder with two attentions, for CTranslate2",
+            "--cross-self-attention",
+            ANOTHER_TARGET,
+        )
+    # The converter reads and sets the flags of task and model as attributes of one object.
+    task = checkpoint_settings(checkpoint, "task")
+    names = {"task": task.get("_name") or task.get("task"), "arch": cfg["model"]["_name"]}
+    flags = {**task, **cfg["model"], **names}
+    plain["cfg"] = {**cfg, "model": Namespace(**flags)}
+    source, target = languages or (None, None)
+    with tempfile.TemporaryDirectory() as work:
+        file = Path(work) / "plain.pt"
+        torch.save(plain, file)
+        converter = FairseqConverter(str(file), str(data), source, target)
+        try:
+            with _namespaces_allowed():
+                converter.convert(str(folder), quantization=quantization, force=True)
+        except (AttributeError, KeyError, RuntimeError, ValueError) as error:
+            raise UnsupportedError(
+                "a model that CTranslate2's converter of fairseq takes",
+                " ".join(str(error).split()),
+                ANOTHER_TARGET,
+            ) from error
+
+
+def _namespaces_allowed() -> ContextManager[None]:
+    """Let the converter's safe reader take the Namespace that was just written."""
+    if hasattr(torch.serialization, "safe_globals"):
+        return torch.serialization.safe_globals([Namespace])
+    return contextlib.nullcontext()

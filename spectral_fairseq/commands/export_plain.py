@@ -1,0 +1,441 @@
+"""Export a checkpoint to one that fairseq loads without this package.
+
+# Note [Flags of an exported Transformer]
+fairseq's own ``transformer`` checkpoints keep the model's flags, together with the task's, in an
+``argparse.Namespace``, which ``torch.load(weights_only=True)`` refuses. Here they are a plain dict,
+and so is a Namespace elsewhere in the original checkpoint, as some multilingual tasks have it. It
+has to be a ``dict`` itself: of any subclass omegaconf makes one opaque value, whose flags
+``--model-overrides`` does not reach.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+import warnings
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Dict, Iterator, Mapping, Tuple
+
+import torch
+from fairseq import models
+from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.data import Dictionary
+from fairseq.models.transformer import TransformerModel
+from fairseq.models.transformer_lm import (
+    TransformerLanguageModel,
+    TransformerLanguageModelConfig,
+)
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from spectral_fairseq.checkpoints.dictionary import checkpoint_settings
+from spectral_fairseq.checkpoints.rewriting import collapse_tables
+from spectral_fairseq.compat.checkpoints import EMBEDDING_FILES
+from spectral_fairseq.errors import (
+    CheckpointError,
+    ConfigurationError,
+    SpectralFairseqError,
+    UnsupportedError,
+)
+from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
+from spectral_fairseq.plugin.models.flat_config import FlatTransformerConfig
+from spectral_fairseq.plugin.models.transformer import SpectralTransformer
+from spectral_fairseq.plugin.models.transformer_lm import SpectralTransformerLM
+from spectral_fairseq.plugin.tasks.training_counts import building_for
+
+# Build the models of checkpoints without their data, and compare the logits of two.
+
+
+TOLERANCE = 1e-4
+"""Logits count as equal up to this difference, relative to the largest logit."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LogitCheck:
+    """Logits of the original and the exported model on the same random input, float32.
+
+    Args:
+        max_difference: the largest absolute difference.
+        max_logit: the largest absolute logit of the original.
+    """
+
+    max_difference: float
+    max_logit: float
+
+    @property
+    def equal(self) -> bool:
+        """Whether the difference is within :data:`TOLERANCE`; never for NaN."""
+        return self.max_difference <= TOLERANCE * self.max_logit
+
+
+def compare_logits(
+    original: Mapping[str, Any], exported: Mapping[str, Any], seed: int = 1
+) -> LogitCheck:
+    """Run both checkpoints in evaluation mode on one padded batch of random tokens.
+
+    Args:
+        original: a checkpoint.
+        exported: another of the same vocabulary, its tables plain.
+        seed: of the random tokens.
+    """
+    task = task_like(exported["model"])
+    factored, plain = build_model(original, task), build_model(exported, task)
+    batch = random_batch(task, factored, torch.Generator().manual_seed(seed))
+    with torch.no_grad(), warnings.catch_warnings():
+        # fairseq's decoder passes masks of two types; users can do nothing about it.
+        warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask", UserWarning)
+        expected, found = factored(**batch)[0].float(), plain(**batch)[0].float()
+    return LogitCheck((expected - found).abs().max().item(), expected.abs().max().item())
+
+
+def task_like(model: Mapping[str, Tensor]) -> Any:
+    """A stand-in for a task that suffices to build a model: dictionaries of the right sizes.
+
+    Args:
+        model: name -> tensor, with plain tables.
+
+    Raises:
+        CheckpointError: a table is missing, or is none.
+    """
+    target_in = _rows(model, "decoder.embed_tokens.weight")
+    output = model.get("decoder.output_projection.weight")
+    target = target_in if output is None else _rows(model, "decoder.output_projection.weight")
+    encoder = model.get("encoder.embed_tokens.weight")
+    source = target_in if encoder is None else _rows(model, "encoder.embed_tokens.weight")
+    dictionaries = {size: _dictionary(size) for size in (source, target)}
+    return SimpleNamespace(
+        source_dictionary=dictionaries[source], target_dictionary=dictionaries[target]
+    )
+
+
+def _rows(model: Mapping[str, Tensor], name: str) -> int:
+    table = model.get(name)
+    if table is None or table.dim() != 2 or len(table) < Dictionary().nspecial:
+        raise CheckpointError(
+            f"a table {name} with a row for each word",
+            "none" if table is None else f"one of shape {tuple(table.shape)}",
+            "Give a checkpoint that fairseq saved in training.",
+        )
+    return len(table)
+
+
+def _dictionary(size: int) -> Dictionary:
+    dictionary = Dictionary()
+    while len(dictionary) < size:
+        # A count above 1, since weight-norm tables start from log counts.
+        dictionary.add_symbol(str(len(dictionary)), n=2)
+    return dictionary
+
+
+def build_model(checkpoint: Mapping[str, Any], task: Any) -> Any:
+    """The model of a checkpoint with its weights, in float32 and evaluation mode.
+
+    Args:
+        checkpoint: with ``cfg.model`` as a mapping; files of word vectors in it are not read.
+        task: as :func:`task_like` makes it.
+
+    Raises:
+        CheckpointError: settings from which no model can be built.
+        UnsupportedError: the tensors are not those of the model.
+    """
+    # The model's configuration interpolates values of the other two.
+    nodes = {name: checkpoint["cfg"].get(name) for name in ("model", "task", "common")}
+    cfg = {name: dict(node) for name, node in nodes.items() if isinstance(node, dict)}
+    for name in EMBEDDING_FILES:
+        if cfg["model"].get(name):
+            cfg["model"][name] = None
+    try:
+        with torch.random.fork_rng(devices=[]), building_for(task, from_checkpoint=True):
+            model = models.build_model(OmegaConf.create(cfg).model, task)
+    except SpectralFairseqError:
+        raise
+    except Exception as error:  # a file's settings may be anything, and fairseq checks few of them
+        raise CheckpointError(
+            "settings from which fairseq can build the checkpoint's model",
+            f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
+            "Give a checkpoint that fairseq saved in training.",
+        ) from error
+    try:
+        model.load_state_dict(dict(checkpoint["model"]), strict=True)
+    except RuntimeError as error:
+        raise UnsupportedError(
+            f"tensors that fit {type(model).__name__}",
+            str(error).replace("\n", " "),
+            "The checkpoint is of another version, or the model has no plain equivalent.",
+        ) from error
+    return model.float().eval()
+
+
+def random_batch(
+    task: Any, model: Any, generator: torch.Generator, pad_left: bool = True
+) -> Dict[str, Tensor]:
+    """Three sequences of random words and different lengths, as arguments of the model.
+
+    Args:
+        task: as :func:`task_like` makes it.
+        model: for which the batch is.
+        generator: of the words.
+        pad_left: whether the source is padded on the left, as in fairseq's translation, rather
+            than on the right.
+    """
+
+    def tokens(dictionary: Dictionary, length: int, pad_left: bool) -> Tensor:
+        rows = torch.randint(dictionary.nspecial, len(dictionary), (3, length), generator=generator)
+        for row, padding in enumerate((0, length // 3, length // 2)):
+            where = slice(0, padding) if pad_left else slice(length - padding, length)
+            rows[row, where] = dictionary.pad()
+        return rows  # [3, length]
+
+    limits = model.max_positions()
+    source_limit, target_limit = limits if isinstance(limits, tuple) else (limits, limits)
+    target = tokens(task.target_dictionary, min(11, target_limit), pad_left=False)
+    if not hasattr(model, "encoder"):
+        return {"src_tokens": tokens(task.source_dictionary, min(11, source_limit), False)}
+    source = tokens(task.source_dictionary, min(13, source_limit), pad_left)
+    return {
+        "src_tokens": source,
+        "src_lengths": source.ne(task.source_dictionary.pad()).sum(1),
+        "prev_output_tokens": target,
+    }
+
+
+# The remedy of a converter for a model that it does not take; see :func:`recommending_others`.
+ANOTHER_TARGET = "Export it to another target."
+
+
+@contextlib.contextmanager
+def recommending_others(checkpoint: Mapping[str, Any], refusing: str) -> Iterator[None]:
+    """Let a converter's refusals name the targets that take the model; each of them is tried.
+
+    Args:
+        checkpoint: what is converted.
+        refusing: the converter's own name, as of ``--to``.
+
+    Raises:
+        UnsupportedError: of the block, with the remedy completed.
+    """
+    try:
+        yield
+    except UnsupportedError as error:
+        if ANOTHER_TARGET not in error.remedy:
+            raise
+        others = _other_targets(checkpoint, refusing)
+        remedy = error.remedy.replace(ANOTHER_TARGET, others)
+        raise UnsupportedError(error.expected, error.found, remedy) from error
+
+
+def _other_targets(checkpoint: Mapping[str, Any], refusing: str) -> str:
+    from spectral_fairseq.commands import export_ctranslate2, export_huggingface
+
+    taken, untried = [], []
+    trials = {"huggingface": export_huggingface.try_out, "ctranslate2": export_ctranslate2.try_out}
+    for target, try_out in trials.items():
+        if target == refusing or checkpoint_settings(checkpoint, "task").get("lang_pairs"):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                try_out(checkpoint, Path(folder))
+                taken.append(f"with --to {target}")
+            except ConfigurationError:  # it is not installed
+                untried.append(target)
+            except Exception:  # the tools behind it raise whatever they like
+                continue
+    needs_export = False
+    with contextlib.suppress(CheckpointError, UnsupportedError):
+        needs_export = _plain_form(checkpoint)[1]
+    if needs_export:
+        taken.append("to plain fairseq")
+    if taken:
+        remedy = f"Export it {' or '.join(taken)}."
+    else:
+        remedy = "No other target takes it either: keep using this checkpoint with fairseq."
+    for target in untried:
+        remedy += f" Whether --to {target} takes it was not tried: it is not installed."
+    return remedy
+
+
+def export_checkpoint(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], LogitCheck]:
+    """Return the plain checkpoint that computes the same logits as ``checkpoint``.
+
+    It has neither the state of the optimiser, which belongs to the factors, nor the progress of
+    the training: ``--finetune-from-model`` and ``--restore-file`` start a new training from the
+    exported weights.
+
+    Args:
+        checkpoint: as saved by fairseq-train; not changed.
+
+    Returns:
+        The new checkpoint, and how far its logits are from the original's.
+
+    Raises:
+        CheckpointError: already plain, not of this package, or the logits differ.
+        UnsupportedError: an architecture without a plain equivalent.
+    """
+    plain, needed = _plain_form(checkpoint)
+    if not needed:
+        raise CheckpointError(
+            "a checkpoint that needs this package, such as one of transformer_sc",
+            f"one of {plain['cfg']['model']['_name']!r}, which needs none",
+            "There is nothing to export: use the checkpoint as it is, or choose another --to.",
+        )
+    return plain, _checked(checkpoint, plain)
+
+
+def plain_checkpoint(checkpoint: Mapping[str, Any]) -> Dict[str, Any]:
+    """The same for converters, which also take a Transformer of fairseq that is plain already.
+
+    Args:
+        checkpoint: as saved by fairseq-train; not changed.
+
+    Raises:
+        CheckpointError: not a checkpoint of a registered architecture, or the logits differ.
+        UnsupportedError: an architecture without a plain equivalent.
+    """
+    plain, needed = _plain_form(checkpoint)
+    if needed:
+        _checked(checkpoint, plain)
+    return plain
+
+
+def _plain_form(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], bool]:
+    """The plain checkpoint, and whether the model of ``checkpoint`` needs this package."""
+    cfg = checkpoint.get("cfg") or {}
+    _require_node(cfg, "model")
+    _refuse_other_heads(cfg)
+    plain_arch, needed = _plain_arch(cfg)
+    _require_node(cfg, "task")
+    plain = {
+        "args": None,
+        "cfg": _plain_cfg(cfg, plain_arch),
+        "model": collapse_tables(checkpoint["model"]),
+        "criterion": None,
+        "optimizer_history": _plain_history(checkpoint),
+        "task_state": checkpoint.get("task_state", {}),
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
+    }
+    return plain, needed
+
+
+def _require_node(cfg: Mapping[str, Any], name: str) -> None:
+    if not cfg.get(name):
+        raise CheckpointError(
+            f"a checkpoint with its configuration (cfg.{name})",
+            "none",
+            "Give a checkpoint that fairseq 0.12 saved in training.",
+        )
+
+
+def _checked(checkpoint: Mapping[str, Any], plain: Mapping[str, Any]) -> LogitCheck:
+    check = compare_logits(checkpoint, plain)
+    if not check.equal:
+        raise different_logits(check)
+    return check
+
+
+def different_logits(check: LogitCheck) -> CheckpointError:
+    """The error for an exported model whose logits are not the original's.
+
+    Args:
+        check: of the two.
+    """
+    return CheckpointError(
+        f"logits equal within {TOLERANCE:g} of the largest, {check.max_logit:.3g}",
+        f"a difference of {check.max_difference:.3g}",
+        "Nothing was written. Look for NaN or infinite values in the checkpoint; if there "
+        "are none, please report this as a bug.",
+    )
+
+
+def _refuse_other_heads(cfg: Mapping[str, Any]) -> None:
+    head = _entries(cfg["model"]).get("output_head", "softmax")
+    if head != "softmax":
+        raise UnsupportedError(
+            "a model with one softmax, which plain fairseq can represent",
+            f"--output-head {head}, which it cannot",
+            "Translate or score with this checkpoint and --user-dir; for a plain model, translate "
+            "the training source with it and train a plain arch on the result "
+            "(sequence-level distillation).",
+        )
+
+
+def _entries(node: Any) -> Mapping[str, Any]:
+    return vars(node) if isinstance(node, Namespace) else node
+
+
+def _plain_arch(cfg: Mapping[str, Any]) -> Tuple[str, bool]:
+    model = _entries(cfg["model"])
+    arch = model.get("_name") or model.get("arch")
+    built_by = models.ARCH_MODEL_REGISTRY.get(arch, models.MODEL_REGISTRY.get(arch))
+    if built_by is None:
+        raise CheckpointError(
+            "the checkpoint of a registered architecture",
+            repr(arch),
+            "Check that this version of the package knows the architecture.",
+        )
+    if issubclass(built_by, SpectralTransformer):
+        return "transformer", True
+    if issubclass(built_by, SpectralTransformerLM):
+        return "transformer_lm", True
+    if built_by in (TransformerModel, TransformerLanguageModel):
+        return ("transformer" if built_by is TransformerModel else "transformer_lm"), False
+    raise UnsupportedError(
+        "an architecture with an equivalent among fairseq's plain Transformers",
+        repr(arch),
+        "Keep using this checkpoint with fairseq"
+        + (" and --user-dir." if built_by.__module__.startswith("spectral_fairseq.") else "."),
+    )
+
+
+def _plain_cfg(cfg: Mapping[str, Any], plain_arch: str) -> Dict[str, Any]:
+    plain = {
+        name: dict(vars(node)) if isinstance(node, Namespace) else node
+        for name, node in cfg.items()
+    }
+    plain["common"] = {**_entries(cfg.get("common") or {}), "user_dir": None}
+    plain["criterion"] = _plain_criterion(cfg.get("criterion"))
+    plain["model"] = _plain_flags(cfg, plain_arch)
+    return plain
+
+
+def _plain_flags(cfg: Mapping[str, Any], plain_arch: str) -> Dict[str, Any]:
+    is_lm = plain_arch == "transformer_lm"
+    known = dataclasses.fields(TransformerLanguageModelConfig if is_lm else FlatTransformerConfig)
+    given = _entries(cfg["model"])
+    flags = {field.name: given[field.name] for field in known if field.name in given}
+    flags.update({name: None for name in EMBEDDING_FILES if name in flags})
+    flags["_name"] = plain_arch
+    if is_lm:
+        return flags
+    task = _entries(cfg["task"])
+    names = {"task": task.get("_name") or task.get("task"), "arch": plain_arch}
+    return {**task, **flags, **names}
+
+
+def _plain_criterion(node: Any) -> Any:
+    criterion = isinstance(node, dict) and CRITERION_REGISTRY.get(node.get("_name"))
+    if not (criterion and issubclass(criterion, PenalisedCrossEntropy)):
+        return node
+    of_smoothed = ("label_smoothing", "report_accuracy", "ignore_prefix_size")
+    is_smoothed = any(node.get(name) for name in of_smoothed)
+    names = ("sentence_avg", *(of_smoothed if is_smoothed else ()))
+    return {
+        "_name": "label_smoothed_cross_entropy" if is_smoothed else "cross_entropy",
+        **{name: node[name] for name in names if name in node},
+    }
+
+
+def _plain_history(checkpoint: Mapping[str, Any]) -> Any:
+    # fairseq asks for one entry, and tells the model its number of updates; the names of classes
+    # are compared only when an optimiser state is there.
+    last = (checkpoint.get("optimizer_history") or [{}])[-1] or {}
+    return [
+        {
+            "criterion_name": "",
+            "optimizer_name": "",
+            "lr_scheduler_state": {},
+            "num_updates": last.get("num_updates") or 0,
+        }
+    ]

@@ -1,0 +1,558 @@
+"""Perplexity of a language model's checkpoint: static, with a cache, or adapting to the text.
+
+The mathematics is in :mod:`spectral_fairseq.lm.evaluation` and its neighbours: the continuous cache
+(Grave et al., ICLR 2017, https://openreview.net/forum?id=B184E5qee) and dynamic evaluation (Krause
+et al., ICML 2018, https://arxiv.org/abs/1709.07432).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
+
+import torch
+
+from spectral_fairseq.commands.lm_options import (
+    VALIDATION,
+    CacheOptions,
+    DynamicOptions,
+    Options,
+    TuneOptions,
+)
+from spectral_fairseq.commands.models import (
+    BlockReader,
+    LanguageModel,
+    load_language_model,
+    open_corpus,
+    parse_overrides,
+)
+from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
+from spectral_fairseq.functional.adaptation import DynamicRates
+from spectral_fairseq.functional.products import ProgressCallback
+from spectral_fairseq.lm.dynamic_evaluation import (
+    DynamicEvaluation,
+    GradientStatistics,
+    adapted_parameters,
+    check_rates,
+    gradient_statistics,
+)
+from spectral_fairseq.lm.evaluation import (
+    CacheGrid,
+    Corpus,
+    Reader,
+    StreamReader,
+    evaluate,
+    perplexity,
+)
+from spectral_fairseq.lm.tuning import (
+    CACHE_THETAS,
+    CACHE_WEIGHTS,
+    DYNAMIC_DECAYS,
+    DYNAMIC_RATES,
+    DYNAMIC_SEGMENT,
+    GridSearch,
+    check_dynamic_grid,
+    search_cache,
+    search_dynamic,
+)
+from spectral_fairseq.options import check_ranges
+from spectral_fairseq.provenance import finite, signature, versions
+
+# How a model reads a split: as streams in segments if it has a state, else as blocks.
+
+
+DEFAULT_SEGMENT = 70
+
+
+class Layout(NamedTuple):
+    """Sizes of what is read at a time.
+
+    Attributes:
+        streams: B, read side by side; 1 for a model without a state.
+        segment: T, tokens of each stream, or of a block.
+        context: C, tokens of a block that repeat the end of the block before.
+    """
+
+    streams: int
+    segment: int
+    context: int
+
+    def described(self, stateful: bool) -> Any:
+        """The sizes under the names that signatures use."""
+        if stateful:
+            return {"streams": self.streams, "segment": self.segment}
+        return {"block": self.segment, "context": self.context}
+
+
+def choose_layout(loaded: LanguageModel, options: Options) -> Layout:
+    """The sizes asked for, or else those of the training.
+
+    Raises:
+        ConfigurationError: sizes that mean nothing to this kind of model.
+    """
+    trained = int(loaded.settings.get("tokens_per_sample") or DEFAULT_SEGMENT)
+    if not loaded.stateful:
+        if options.streams != 1:
+            raise ConfigurationError(
+                "--streams 1 for a model without a state",
+                str(options.streams),
+                f"Leave it out: {loaded.arch} reads blocks that do not depend on each other.",
+            )
+        usual = min(trained, loaded.model.max_positions())
+        return Layout(1, options.segment or usual, options.context_window)
+    if options.context_window:
+        raise ConfigurationError(
+            "no --context-window for a model with a state",
+            str(options.context_window),
+            f"Leave it out: {loaded.arch} carries its state from each segment to the next.",
+        )
+    usual = DYNAMIC_SEGMENT if options.dynamic is not None else trained
+    return Layout(options.streams, options.segment or usual, 0)
+
+
+def reader_for(loaded: LanguageModel, layout: Layout, rows: int) -> Reader:
+    """What cuts a corpus for this model.
+
+    Args:
+        loaded: the model.
+        layout: the sizes.
+        rows: blocks that are run together; unused for a model with a state.
+    """
+    model, padding, start = loaded.model, loaded.padding, loaded.start
+    if loaded.stateful:
+        return StreamReader(model, padding, start, layout.streams, layout.segment)
+    return BlockReader(model, padding, start, layout.segment, layout.context, rows)
+
+
+# The grids searched on the validation split, and whether the best value lies at an end.
+
+
+Axes = Dict[str, List[float]]
+"""Name of a number that is searched -> the values tried, ascending."""
+
+
+def cache_axes(cache: CacheOptions, tune: TuneOptions) -> Axes:
+    """The grid of the cache: the values given, or those around the published ones."""
+    return {
+        "theta": _axis(tune.cache_thetas, cache.theta, CACHE_THETAS),
+        "lambda": _axis(tune.cache_weights, cache.weight, CACHE_WEIGHTS),
+    }
+
+
+def _axis(
+    grid: Optional[Sequence[float]], value: Optional[float], usual: Sequence[float]
+) -> List[float]:
+    """The grid that the user gave, the one value that the user gave, or the usual grid."""
+    if grid is None:
+        grid = usual if value is None else [value]
+    return sorted(grid)
+
+
+def dynamic_axes(dynamic: DynamicOptions, tune: TuneOptions, segment: int) -> Axes:
+    """The grid of dynamic evaluation: the values given, or the authors' scaled by the segment.
+
+    Raises:
+        ConfigurationError: an impossible value, or no values beside ``--dynamic-units sum``.
+    """
+    scale = segment / DYNAMIC_SEGMENT
+    given = {
+        "rate": (tune.dynamic_rates, dynamic.rate),
+        "decay": (tune.dynamic_decays, dynamic.decay),
+    }
+    if dynamic.units != "mean" and (None, None) in given.values():
+        raise ConfigurationError(
+            "--tune-dynamic-rate and --tune-dynamic-decay beside --dynamic-units sum",
+            "one of them missing",
+            "Give both: the default grid is in units of means.",
+        )
+    usual = {"rate": DYNAMIC_RATES, "decay": DYNAMIC_DECAYS}
+    axes = {name: _axis(*given[name], [scale * value for value in usual[name]]) for name in given}
+    check_dynamic_grid(axes["rate"], axes["decay"], dynamic.rates[2])
+    return axes
+
+
+def axes_of(search: GridSearch) -> Axes:
+    """The values that a search has tried."""
+    names = search.points[0].values
+    return {name: sorted({point.values[name] for point in search.points}) for name in names}
+
+
+def ends_reached(search: GridSearch) -> Dict[str, str]:
+    """Numbers whose best value lies at an end of their axis -> ``smallest`` or ``largest``.
+
+    Zero is the least value there is, so it is no end; nor is the only value of an axis.
+    """
+    found = {}
+    for name, values in axes_of(search).items():
+        best = search.best.values[name]
+        if len(values) > 1 and best == values[-1]:
+            found[name] = "largest"
+        elif len(values) > 1 and best == values[0] and best > 0:
+            found[name] = "smallest"
+    return found
+
+
+# The JSON document of an evaluation, in which each figure carries its signature.
+
+
+SCHEMA = "spectral-fairseq/evaluate-lm/1"
+
+
+@dataclasses.dataclass
+class Figure:
+    """One perplexity and what decided it.
+
+    Attributes:
+        method: ``model``, ``dynamic evaluation``, either of them with ``+ cache``.
+        nll: negative log-likelihood summed over the split, in nats.
+        tokens: of the split, ends of sentences included.
+        cache: None without a cache.
+        dynamic: None for the model as it was trained.
+        batches: gradient statistics behind ``dynamic``, as ``<batches>x<size of each>``.
+        searches: grid searches that chose the values of ``cache`` and ``dynamic``.
+    """
+
+    method: str
+    nll: float
+    tokens: int
+    cache: Optional[CacheOptions] = None
+    dynamic: Optional[DynamicOptions] = None
+    batches: str = ""
+    searches: List[GridSearch] = dataclasses.field(default_factory=list)
+
+
+def figure_entry(
+    figure: Figure, loaded: LanguageModel, layout: Layout, subset: str, overrides: Dict[str, Any]
+) -> Dict[str, Any]:
+    """One entry of ``figures``: perplexity, bits and nats a token, and the signature."""
+    parts: Dict[str, Any] = {"subset": subset, "tokens": figure.tokens}
+    parts.update(layout.described(loaded.stateful))
+    if figure.cache is not None:
+        cache = figure.cache
+        theta, weight = cache.values
+        parts["cache"] = f"window{cache.window},theta{theta:g},lambda{weight:g}"
+    if figure.dynamic is not None:
+        rate, decay, epsilon = figure.dynamic.rates
+        parts["dynamic"] = (
+            f"eta{rate:g},lambda{decay:g},epsilon{epsilon:g},{figure.dynamic.units},"
+            f"{figure.batches}"
+        )
+    if figure.searches:
+        parts["tuned"] = f"{VALIDATION}[:{figure.searches[0].tokens}]"
+    if overrides:
+        parts["overrides"] = ",".join(f"{name}={overrides[name]}" for name in sorted(overrides))
+    parts.update(dict=loaded.dictionary_sha256[:12], ckpt=loaded.sha256[:12])
+    mean = figure.nll / figure.tokens
+    return {
+        "method": figure.method,
+        "tokens": figure.tokens,
+        "nll": mean,
+        "bits": mean / math.log(2),
+        "perplexity": perplexity(figure.nll, figure.tokens),
+        "signature": signature(parts),
+    }
+
+
+def search_entry(search: GridSearch) -> Dict[str, Any]:
+    """One entry of ``tuning``: all points, the best, and whether it lies at the grid's end."""
+    return {
+        "method": search.method,
+        "subset": VALIDATION,
+        "tokens": search.tokens,
+        "best": {**search.best.values, "perplexity": search.best.perplexity},
+        "ends": ends_reached(search),
+        "points": [{**one.values, "perplexity": one.perplexity} for one in search.points],
+    }
+
+
+TRAINING = "train"
+# A batch of the published gradient statistics is 100 streams x 5 tokens, about one block.
+STATISTICS_STREAMS, STATISTICS_BLOCKS = 100, 1
+
+Begin = Callable[[str, int], ProgressCallback]
+"""Called with the name of a stage and its number of tokens; returns a callback that counts them."""
+
+
+def evaluate_checkpoint(
+    path: Union[str, Path],
+    data: Union[str, Path],
+    options: Options,
+    begin: Begin = lambda *_: lambda _: None,
+    verify: bool = True,
+) -> Dict[str, Any]:
+    """Evaluate one checkpoint on one split.
+
+    Args:
+        path: saved by ``fairseq-train``.
+        data: folder of binarised data.
+        options: what to do.
+        begin: called at the start of each stage.
+        verify: as of :func:`~spectral_fairseq.checkpoints.reading.load_checkpoint`.
+
+    Returns:
+        The document: ``checkpoint``, ``data``, ``options``, ``tuning`` and ``figures``.
+
+    Raises:
+        ConfigurationError: options that are impossible, or do not fit the model.
+        CheckpointError: no language model's checkpoint.
+        DataError: data that are missing, or of another dictionary.
+        UnsupportedError: a model that cannot be evaluated token by token.
+    """
+    check(options)
+    overrides = parse_overrides(options.overrides)
+    loaded = load_language_model(path, data, overrides, verify)
+    splits = [options.subset]
+    splits += [VALIDATION] if options.tune is not None else []
+    splits += [TRAINING] if options.dynamic is not None else []
+    corpora = {
+        split: open_corpus(data, split, loaded.dictionary, combine=split == TRAINING)
+        for split in dict.fromkeys(splits)
+    }
+    if torch.cuda.is_available() and not options.cpu:
+        loaded.model.cuda()
+    run = _Run(options, loaded, corpora, begin)
+    figures = run.figures()
+    chosen = dataclasses.replace(
+        options,
+        cache=None if run.cache is None else run.cache.completed(),
+        dynamic=None if run.dynamic is None else run.dynamic.completed(),
+        segment=run.layout.segment,
+    )
+    return finite(
+        {
+            "schema": SCHEMA,
+            "command": "evaluate-lm",
+            "versions": versions(),
+            "threads": torch.get_num_threads(),
+            "device": str(run.reader.device),
+            "checkpoint": {
+                "path": str(path),
+                "sha256": loaded.sha256,
+                "arch": loaded.arch,
+                "stateful": loaded.stateful,
+            },
+            "data": {
+                "path": str(data),
+                "subset": options.subset,
+                "words": len(loaded.dictionary),
+                "dictionary_sha256": loaded.dictionary_sha256,
+                "remark": loaded.remark,
+            },
+            "options": {**dataclasses.asdict(chosen), "overrides": overrides},
+            "tuning": [search_entry(search) for search in run.searches],
+            "seconds": round(run.seconds, 3),
+            "figures": [
+                figure_entry(figure, loaded, run.layout, options.subset, overrides)
+                for figure in figures
+            ],
+        }
+    )
+
+
+class _Run:
+    """One evaluation: gradient statistics, then the search, then the split itself.
+
+    Attributes:
+        cache: the options of the cache; with --tune, the best ones after the search.
+        dynamic: those of dynamic evaluation, likewise.
+        searches: the searches made.
+        seconds: time that the evaluation of the split itself took.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        loaded: LanguageModel,
+        corpora: Mapping[str, Corpus],
+        begin: Begin,
+    ) -> None:
+        self.options = options
+        self.loaded = loaded
+        self.corpora = corpora
+        self.begin = begin
+        self.layout = choose_layout(loaded, options)
+        # An adapting model has to be updated between two blocks.
+        rows = 1 if options.dynamic is not None else loaded.rows(self.layout.segment)
+        self.reader = reader_for(loaded, self.layout, rows)
+        if options.cache is not None and not getattr(self.reader, "shows_features", True):
+            raise UnsupportedError(
+                "a model that returns the hidden states before its output layer, for the cache",
+                f"arch {loaded.arch}",
+                "Evaluate it without the cache.",
+            )
+        self.cache = options.cache
+        self.dynamic = options.dynamic
+        self.statistics: Optional[GradientStatistics] = None
+        self.searches: List[GridSearch] = []
+        self.seconds = 0.0
+
+    def figures(self) -> List[Figure]:
+        """All stages; the static model comes first, then each method from one common pass."""
+        if self.dynamic is not None:
+            self.statistics = self._gather_statistics()
+        if self.options.tune is not None:
+            self._tune()
+        corpus = self.corpora[self.options.subset]
+        found = []
+        if self.dynamic is not None:
+            progress = self.begin(f"{self.options.subset}, static", len(corpus))
+            static = evaluate(self.reader, corpus, progress=progress)
+            found.append(Figure("model", static.nll, static.tokens))
+        return found + self._evaluate(corpus)
+
+    def _evaluate(self, corpus: Corpus) -> List[Figure]:
+        grid = None
+        if self.cache is not None:
+            theta, weight = self.cache.values
+            grid = CacheGrid(self.cache.window, [theta], [weight])
+        progress = self.begin(self.options.subset, len(corpus))
+        begun = time.perf_counter()
+        dynamic = self._adapting()
+        if dynamic is None:
+            sums = evaluate(self.reader, corpus, cache=grid, progress=progress)
+        else:
+            with dynamic:
+                sums = evaluate(
+                    self.reader, corpus, cache=grid, update=dynamic.update, progress=progress
+                )
+        self.seconds = time.perf_counter() - begun
+        plain = Figure("model", sums.nll, sums.tokens)
+        if self.dynamic is not None and self.statistics is not None:
+            plain.method = "dynamic evaluation"
+            plain.dynamic = self.dynamic
+            plain.batches = f"{self.statistics.batches}x{self._batch_size(self.dynamic)}"
+            plain.searches = [one for one in self.searches if one.method == "dynamic"]
+        if grid is None:
+            return [plain]
+        cached = dataclasses.replace(
+            plain,
+            method=f"{plain.method} + cache",
+            nll=sums.cached[0][0],
+            cache=self.cache,
+            searches=self.searches,
+        )
+        return [plain, cached]
+
+    def _gather_statistics(self) -> GradientStatistics:
+        """Mean squared gradients over the training split."""
+        assert self.dynamic is not None
+        corpus, loaded, layout = self.corpora[TRAINING], self.loaded, self.layout
+        size = self._batch_size(self.dynamic)
+        if loaded.stateful and len(corpus) < size:
+            raise DataError(
+                f"a training split of {size} tokens or more, one for each stream",
+                f"{len(corpus)} tokens",
+                "Give a smaller --dynamic-batch-size.",
+            )
+        reader = reader_for(loaded, layout._replace(streams=size), size)
+        limit = self.dynamic.batches
+        batch = size * (layout.segment - layout.context)
+        total = len(corpus) if limit is None else min(len(corpus), limit * batch)
+        progress = self.begin("gradients of the training split", total)
+        return gradient_statistics(reader, corpus, limit, progress)
+
+    def _tune(self) -> None:
+        """Search on the validation split, and keep the best values."""
+        tune = self.options.tune
+        assert tune is not None
+        corpus = self.corpora[VALIDATION]
+        if tune.tokens is not None:
+            corpus = corpus[: tune.tokens]
+        if self.dynamic is not None:
+            axes = dynamic_axes(self.dynamic, tune, self.layout.segment)
+            search = self._search_dynamic(corpus, axes)
+            self.searches.append(search)
+            best = search.best.values
+            self.dynamic = dataclasses.replace(self.dynamic, rate=best["rate"], decay=best["decay"])
+        if self.cache is not None:
+            axes = cache_axes(self.cache, tune)
+            search = self._search_cache(corpus, axes)
+            self.searches.append(search)
+            best = search.best.values
+            self.cache = dataclasses.replace(self.cache, theta=best["theta"], weight=best["lambda"])
+
+    def _search_dynamic(self, corpus: Corpus, axes: Axes) -> GridSearch:
+        assert self.dynamic is not None and self.statistics is not None
+        labels = [
+            {"rate": rate, "decay": decay} for rate in axes["rate"] for decay in axes["decay"]
+        ]
+        trials = [
+            dataclasses.replace(self.dynamic, rate=label["rate"], decay=label["decay"])
+            for label in labels
+        ]
+        progress = self.begin(
+            f"{len(trials)} trials of dynamic evaluation", len(corpus) * len(trials)
+        )
+        rates = [self._rates(trial) for trial in trials]
+        return search_dynamic(self.reader, corpus, self.statistics, rates, labels, progress)
+
+    def _search_cache(self, corpus: Corpus, axes: Axes) -> GridSearch:
+        assert self.cache is not None
+        grid = CacheGrid(self.cache.window, axes["theta"], axes["lambda"])
+        progress = self.begin("the cache's grid", len(corpus))
+        return search_cache(self.reader, corpus, grid, self._adapting(), progress)
+
+    def _adapting(self) -> Optional[DynamicEvaluation]:
+        if self.dynamic is None or self.statistics is None:
+            return None
+        return DynamicEvaluation(self.loaded.model, self.statistics, self._rates(self.dynamic))
+
+    def _rates(self, options: DynamicOptions) -> DynamicRates:
+        rates = DynamicRates(*options.rates)
+        if options.units == "mean":
+            return rates
+        assert self.statistics is not None
+        tensors = len(adapted_parameters(self.loaded.model))
+        return rates.from_sums(self.statistics.batches, tensors)
+
+    def _batch_size(self, options: DynamicOptions) -> int:
+        usual = STATISTICS_STREAMS if self.loaded.stateful else STATISTICS_BLOCKS
+        return options.batch_size or usual
+
+
+# Refuses impossible or contradictory options before a checkpoint is opened.
+
+
+def check(options: Options) -> None:
+    """Refuse options that no model can be evaluated with.
+
+    Args:
+        options: of one evaluation.
+
+    Raises:
+        ConfigurationError: an option outside its range, or options that contradict each other.
+    """
+    check_ranges(options)
+    parse_overrides(options.overrides)
+    cache, dynamic, tune = options.cache, options.dynamic, options.tune
+    if cache is not None:
+        theta, weight = cache.values
+        CacheGrid(cache.window, [theta], [weight]).check()
+    if dynamic is not None:
+        check_rates(DynamicRates(*dynamic.rates))
+    if tune is None:
+        return
+    if cache is None and dynamic is None:
+        raise ConfigurationError(
+            "--tune with --cache, --dynamic or both",
+            "neither",
+            "Add one of them: a plain model has nothing to tune.",
+        )
+    for method, asked, grids in (
+        ("cache", cache, (tune.cache_thetas, tune.cache_weights)),
+        ("dynamic", dynamic, (tune.dynamic_rates, tune.dynamic_decays)),
+    ):
+        if asked is None and grids != (None, None):
+            raise ConfigurationError(
+                f"--{method} with the options of its grid, --tune-{method}-...",
+                "these options alone",
+                f"Add --{method}, or leave them out.",
+            )
+    if cache is not None:
+        axes = cache_axes(cache, tune)
+        CacheGrid(cache.window, axes["theta"], axes["lambda"]).check()
+    if dynamic is not None:
+        dynamic_axes(dynamic, tune, DYNAMIC_SEGMENT)

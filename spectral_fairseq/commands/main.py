@@ -1,0 +1,112 @@
+"""The command ``spectral-fairseq``: reads the command line and runs one subcommand."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from typing import Any, Dict, Optional, Sequence
+
+import spectral_fairseq
+from spectral_fairseq.commands.shared import NO_VERIFY, print_anywhere
+from spectral_fairseq.errors import SpectralFairseqError, arguments_as_flags
+
+SUBCOMMANDS: Dict[str, str] = {
+    "analyze": "measure and draw the embedding space of checkpoints",
+    "compare": "put the embedding spaces of several checkpoints side by side",
+    "export": "collapse a checkpoint to one that fairseq loads without this package",
+    "average": "average checkpoints, tables rather than factors",
+    "evaluate-lm": "perplexity of a language model, with cache and dynamic evaluation",
+    "next-words": "the most probable next words of language models, side by side",
+    "flags": "list every flag that this package adds to fairseq-train",
+    "user-dir": "print the installed package's folder, for fairseq's --user-dir",
+    "doctor": "show versions, how fairseq is patched, and what is not supported",
+}
+"""Name -> its line in the help. Its code is in ``commands/<name>.py``: ``DESCRIPTION``,
+``add_arguments(parser)`` and ``run(arguments) -> exit status``."""
+
+_DEBUG_HELP = "show the traceback of an error as well"
+
+
+class _Subcommand(argparse.ArgumentParser):
+    """Parser of one subcommand, whose module is imported only if the command line names it."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        name = self.prog.split()[-1].replace("-", "_")
+        module = importlib.import_module(f"spectral_fairseq.commands.{name}")
+        self.description = module.DESCRIPTION
+        module.add_arguments(self)
+        # Without a default, so that one given before the subcommand stays.
+        self.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help=_DEBUG_HELP
+        )
+        self.set_defaults(run=module.run)
+        return super().parse_known_args(args, namespace)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command; it sets ``run`` to the subcommand's function."""
+    parser = argparse.ArgumentParser(
+        prog="spectral-fairseq",
+        description="Measure, compare, average, export and evaluate fairseq checkpoints, plain or "
+        "of this package.",
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"%(prog)s {spectral_fairseq.__version__}"
+    )
+    parser.add_argument("--debug", action="store_true", help=_DEBUG_HELP)
+    subparsers = parser.add_subparsers(
+        dest="subcommand", metavar="SUBCOMMAND", required=True, parser_class=_Subcommand
+    )
+    for name, line in SUBCOMMANDS.items():
+        subparsers.add_parser(name, help=line)
+    return parser
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run one subcommand.
+
+    Args:
+        argv: the arguments after the command's name; those of the process if not given.
+
+    Returns:
+        Exit status: the subcommand's own; 2 for an error that the user can correct, which is
+        printed on stderr; as in a shell, 130 after Ctrl-C and 141 if the reader of the output has
+        closed it.
+    """
+    args = argparse.Namespace(subcommand="", debug=False)
+    print_anywhere()
+    try:
+        build_parser().parse_args(argv, args)
+        with arguments_as_flags(verify=NO_VERIFY):
+            status = int(args.run(args))
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a closed pipe can still be handled
+        return status
+    except SpectralFairseqError as error:
+        if args.debug:
+            raise
+        print(f"spectral-fairseq {args.subcommand}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        if args.debug:
+            raise
+        print(f"\nspectral-fairseq {args.subcommand}: interrupted", file=sys.stderr)
+        return 130
+    except OSError as error:  # of the output: what is read and written elsewhere has its own
+        if args.debug:
+            raise
+        # Python flushes stdout once more at exit; give it a file that accepts everything.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return 141
+        print(f"spectral-fairseq {args.subcommand}: error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,475 @@
+"""Load a language model from a checkpoint, or explain why it cannot be evaluated."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Union
+
+import numpy as np
+import torch
+from fairseq import checkpoint_utils
+from fairseq.data import data_utils, indexed_dataset
+from fairseq.models import FairseqDecoder, FairseqIncrementalDecoder, FairseqLanguageModel
+from torch import Tensor
+
+import spectral_fairseq.plugin  # noqa: F401  registers the architectures that a checkpoint names
+from spectral_fairseq.checkpoints.dictionary import checkpoint_settings
+from spectral_fairseq.checkpoints.reading import load_checkpoint
+from spectral_fairseq.compat.indexed_files import check_indexed_files
+from spectral_fairseq.errors import (
+    CheckpointError,
+    ConfigurationError,
+    DataError,
+    MissingDataError,
+    SpectralFairseqError,
+    UnsupportedError,
+)
+from spectral_fairseq.lm.awd_lstm import Carry
+from spectral_fairseq.lm.evaluation import Corpus, Predictions, Reader, Segment
+from spectral_fairseq.provenance import sha256
+
+# ``--model-overrides``: settings that replace those with which a checkpoint was trained.
+
+
+def parse_overrides(text: str) -> Dict[str, Any]:
+    """The dictionary that the flag's value spells, as in fairseq's own commands.
+
+    Args:
+        text: a Python dictionary of literals, such as ``{'mem_len': 640}``.
+
+    Raises:
+        ConfigurationError: anything else.
+    """
+    try:
+        found = ast.literal_eval(text)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise ConfigurationError(
+            "--model-overrides to be a dictionary of settings",
+            repr(text),
+            "Write it as in --model-overrides \"{'mem_len': 640}\".",
+        )
+    return found
+
+
+def check_overrides(checkpoint: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Refuse overrides of settings that a checkpoint does not have; fairseq would ignore them.
+
+    Args:
+        checkpoint: as loaded.
+        overrides: name of a setting -> its new value.
+
+    Raises:
+        ConfigurationError: the first unknown setting, with those of similar names.
+    """
+    known = set(_setting_names(checkpoint.get("cfg"))) | set(_setting_names(checkpoint.get("args")))
+    for name in overrides:
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), n=3)
+            raise ConfigurationError(
+                "--model-overrides of settings that the checkpoint has",
+                f"{name!r}, which it has not",
+                f"Did you mean {' or '.join(near)}?" if near else "Correct or drop it.",
+            )
+
+
+def _setting_names(settings: Any) -> Iterator[str]:
+    """The names in nested settings; what is held twice, or by itself, is read once."""
+    pending: List[Any] = [settings]
+    seen: Set[int] = set()
+    while pending:
+        node = pending.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        node = node if isinstance(node, Mapping) else getattr(node, "__dict__", {})
+        for name, value in node.items():
+            yield str(name)
+            if isinstance(value, Mapping) or type(value).__name__ == "Namespace":
+                pending.append(value)
+
+
+# At most 64 MiB of float32 scores for the blocks that are run together.
+_BATCH_SCORES = 16 * 2**20
+
+
+@dataclass
+class LanguageModel:
+    """The model of a checkpoint and how it was trained.
+
+    Attributes:
+        model: in evaluation mode, float32.
+        dictionary: of the data.
+        stateful: whether it passes a state from one segment to the next.
+        arch: name of its architecture.
+        settings: settings of its task, with the overrides.
+        sha256: hash of the checkpoint.
+        dictionary_sha256: hash of dict.txt.
+        remark: why the dictionary may be the wrong one; None if nothing suggests it.
+    """
+
+    model: Any
+    dictionary: Any
+    stateful: bool
+    arch: str
+    settings: Dict[str, Any]
+    sha256: str
+    dictionary_sha256: str
+    remark: Optional[str]
+
+    @property
+    def padding(self) -> int:
+        """Index of the padding symbol."""
+        return int(self.dictionary.pad())
+
+    @property
+    def start(self) -> int:
+        """Index of the symbol that precedes a corpus, the end of a sentence."""
+        return int(self.dictionary.eos())
+
+    def rows(self, block: int) -> int:
+        """Number of blocks to run together, so that their scores fit in 64 MiB."""
+        return int(min(64, max(1, _BATCH_SCORES // (block * len(self.dictionary)))))
+
+
+def load_language_model(
+    path: Union[str, Path],
+    data: Union[str, Path],
+    overrides: Mapping[str, Any],
+    verify: bool = True,
+) -> LanguageModel:
+    """Build the model of a checkpoint, on the CPU.
+
+    Args:
+        path: saved by ``fairseq-train``.
+        data: folder of binarised data with the dictionary of the training.
+        overrides: settings that replace those of the training.
+        verify: as of :func:`~spectral_fairseq.checkpoints.reading.load_checkpoint`.
+
+    Raises:
+        CheckpointError: missing, damaged, unsafe, or no language model's.
+        ConfigurationError: overrides of settings that the checkpoint does not have, or that make
+            another model.
+        DataError: no such folder, or another dictionary than the model's.
+        UnsupportedError: a language model that cannot be evaluated token by token, or built here.
+    """
+    checkpoint = load_checkpoint(path, verify)
+    names = set(checkpoint["model"])
+    if not any(name.startswith("decoder.") for name in names) or any(
+        name.startswith("encoder.") for name in names
+    ):
+        found = "a model with an encoder"
+        if not any(name.startswith("encoder.") for name in names):
+            found = "a model without a decoder"
+        raise CheckpointError(
+            f"a language model, which is a decoder alone, in {path}",
+            found,
+            "Give a checkpoint of --task language_modeling or stateful_language_modeling; "
+            "translation models are scored by fairseq-generate --score-reference.",
+        )
+    check_overrides(checkpoint, overrides)
+    words = Path(data) / "dict.txt"
+    if not os.path.isfile(words):
+        raise MissingDataError(
+            f"the dictionary {words}",
+            "no such file",
+            "Give the folder that fairseq-preprocess --only-source wrote to --destdir.",
+        )
+    settings = {**checkpoint_settings(checkpoint, "task"), **overrides}
+    for name, flag in (
+        ("add_bos_token", "--add-bos-token"),
+        ("self_target", "--self-target"),
+        ("past_target", "--past-target"),
+    ):
+        if settings.get(name):
+            raise UnsupportedError(
+                "a language model of the next token, whose text starts with the end of a sentence",
+                f"one trained with {flag}",
+                "Evaluate it with fairseq-eval-lm.",
+            )
+    model_settings = checkpoint_settings(checkpoint, "model")
+    arch = str(model_settings.get("_name") or model_settings.get("arch"))
+    remark = _remark(settings, words)
+    del checkpoint  # fairseq reads it again
+    model, task = build_model(path, data, overrides)
+    if not isinstance(model, FairseqLanguageModel):
+        raise CheckpointError(
+            f"a language model in {path}",
+            f"a {type(model).__name__}",
+            "Give a checkpoint of --task language_modeling or stateful_language_modeling.",
+        )
+    dictionary, target_dictionary = task.source_dictionary, task.target_dictionary
+    if len(target_dictionary) != len(dictionary):
+        raise UnsupportedError(
+            "one dictionary for input and output",
+            f"{len(dictionary)} and {len(target_dictionary)} words (--output-dictionary-size)",
+            "Evaluate it with fairseq-eval-lm.",
+        )
+    return LanguageModel(
+        model.float().eval(),
+        dictionary,
+        bool(getattr(model, "stateful", False)),
+        arch,
+        settings,
+        sha256(path),
+        sha256(words),
+        remark,
+    )
+
+
+def build_model(path: Any, data: Any, overrides: Mapping[str, Any]) -> Any:
+    """The model of a checkpoint, of any kind, and its task, as fairseq builds them.
+
+    Args:
+        path: of the checkpoint.
+        data: folder of binarised data.
+        overrides: settings of the checkpoint that are changed.
+
+    Raises:
+        DataError: parameters that do not fit the dictionary of the data.
+        UnsupportedError: fairseq cannot build the model.
+    """
+    try:
+        models, _, task = checkpoint_utils.load_model_ensemble_and_task(
+            [str(path)], arg_overrides={**overrides, "data": str(data)}
+        )
+    except SpectralFairseqError:
+        raise  # by the models and tasks of this package; it says what to correct
+    except (
+        AssertionError,
+        AttributeError,
+        ImportError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        text = str(error)
+        if "size mismatch" in text or "Missing key" in text or "Unexpected key" in text:
+            lines = [line.strip() for line in text.splitlines()[1:]]
+            remedy = "Use the dictionary of the training"
+            if overrides:
+                remedy += ", and override only what leaves the parameters as they are"
+            raise DataError(
+                f"parameters in {path} that fit the dictionary in {data}",
+                (lines or [text])[0].rstrip("."),
+                f"{remedy}.",
+            ) from error
+        raise UnsupportedError(
+            f"a model in {path} that fairseq can build with the data in {data}",
+            f"{type(error).__name__}: {text.splitlines()[0] if text else ''}",
+            "Use the data of its training; a model of another plugin cannot be run here.",
+        ) from error
+    return models[0], task
+
+
+def _remark(settings: Mapping[str, Any], words: Path) -> Optional[str]:
+    recorded = str(settings.get("data") or "").split(":")[0]
+    trained = Path(recorded) / "dict.txt"
+    if not recorded or not os.path.isfile(trained) or sha256(trained) == sha256(words):
+        return None
+    return (
+        f"{words} differs from {trained}, with which the model was trained; if the order of the "
+        "words differs, the figures mean nothing"
+    )
+
+
+# Binarised monolingual corpora of fairseq as one long sequence of tokens.
+
+
+MADE_BY_PREPROCESS = ("train", "valid", "test")
+
+
+class IndexedCorpus:
+    """The sentences of a binarised split in a row; tokens are read from the disk when asked for.
+
+    Args:
+        dataset: one that ``fairseq-preprocess`` wrote; each sentence ends with its end symbol.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._ends = np.cumsum(np.asarray(dataset.sizes, dtype=np.int64))
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, where: slice) -> Tensor:
+        """The tokens of a slice with positive step 1, shape (n,), int64."""
+        first, end, _ = where.indices(len(self))
+        parts = [torch.zeros(0, dtype=torch.long)]
+        sentence = int(np.searchsorted(self._ends, first, side="right"))
+        while first < end:
+            tokens = self._dataset[sentence].long()
+            begin = int(self._ends[sentence]) - len(tokens)
+            parts.append(tokens[first - begin : end - begin])
+            first = int(self._ends[sentence])
+            sentence += 1
+        return torch.cat(parts)
+
+
+def splits_in(data: Union[str, Path]) -> List[str]:
+    """Names of the monolingual splits in a folder of binarised data."""
+    return sorted(path.stem for path in Path(data).glob("*.idx") if "." not in path.stem)
+
+
+def open_corpus(
+    data: Union[str, Path], split: str, dictionary: Any, combine: bool = False
+) -> IndexedCorpus:
+    """Open a split that ``fairseq-preprocess --only-source`` wrote.
+
+    Args:
+        data: its folder.
+        split: such as ``valid``.
+        dictionary: the one it was binarised with.
+        combine: append the split's further files, ``train1``, ``train2``, ..., as training does.
+
+    Raises:
+        ConfigurationError: a name that no split has, such as a path.
+        MissingDataError: there is no such split.
+        DataError: the split is damaged, or holds no token.
+    """
+    if not split or Path(split).name != split:
+        raise ConfigurationError(
+            "the name of a split, such as valid", repr(split), "Correct --gen-subset."
+        )
+    prefix = str(Path(data) / split)
+    check_indexed_files(prefix, len(dictionary))
+    kind = indexed_dataset.infer_dataset_impl(prefix)
+    if kind is None:
+        there = splits_in(data)
+        raise MissingDataError(
+            f"the split {split!r} of a monolingual corpus in {data}",
+            f"the splits {', '.join(there)}" if there else "no monolingual split",
+            f"Name one of those, or binarise it: fairseq-preprocess --only-source --srcdict "
+            f"{data}/dict.txt --{split}pref TEXT --destdir {data}."
+            if split in MADE_BY_PREPROCESS
+            else "Name one of those; fairseq-preprocess makes the splits train, valid and test.",
+        )
+    # fairseq's old format; its reader "cached" would keep in memory what has been read.
+    kind = "lazy" if kind == "cached" else kind
+    dataset = data_utils.load_indexed_dataset(prefix, dictionary, kind, combine=combine)
+    corpus = IndexedCorpus(dataset)
+    if len(corpus) == 0:
+        raise DataError(
+            f"at least one token in the split {split!r} in {data}",
+            "none",
+            "Check the text that it was binarised from.",
+        )
+    return corpus
+
+
+# Language models without a state, which read a corpus in blocks.
+
+
+class BlockReader(Reader):
+    """Feeds a model without a state with blocks; see lm/evaluation.py, Note [How a corpus is cut].
+
+    Args:
+        model: one of fairseq's language models.
+        padding: index of the padding symbol.
+        start: index of the token that precedes the corpus.
+        block: T, tokens that the model sees at a time.
+        context: C < T, the tokens at the start of a block that repeat the end of the one before.
+        rows: number of blocks that are run together.
+
+    Raises:
+        ConfigurationError: C outside [0, T), or T above what the model can take.
+    """
+
+    def __init__(
+        self, model: Any, padding: int, start: int, block: int, context: int, rows: int
+    ) -> None:
+        super().__init__(model, padding, start)
+        if not 0 <= context < block:
+            raise ConfigurationError(
+                f"--context-window of 0 or more and below --segment, {block}",
+                str(context),
+                "Give a smaller context or longer segments.",
+            )
+        longest = model.max_positions()
+        if block > longest:
+            raise ConfigurationError(
+                f"--segment of at most {longest}, the model's --max-target-positions",
+                str(block),
+                "Give shorter segments.",
+            )
+        self.block = block
+        self.context = context
+        self.rows = rows
+        # Both base classes have a method of this name that only raises.
+        missing = (FairseqDecoder.extract_features, FairseqIncrementalDecoder.extract_features)
+        own = type(model.decoder).extract_features not in missing
+        # That of hf_gpt2 has no such argument, and returns a tensor and not a pair.
+        usual = "encoder_out" in inspect.signature(model.decoder.extract_features).parameters
+        self.shows_features = own and usual and hasattr(model.decoder, "output_layer")
+
+    def segments(self, corpus: Corpus) -> Iterator[Segment]:
+        """Cut the corpus into batches of blocks; see the base class."""
+        total, stride = len(corpus), self.block - self.context
+        for first in range(0, total, stride * self.rows):
+            last = min(first + stride * self.rows, total)
+            places = []
+            for begin in range(first, last, stride):
+                places.append((max(0, begin - self.context), begin, min(begin + stride, total)))
+            width = max(end - left for left, _, end in places)
+            tokens = torch.full((len(places), width), self.padding)
+            targets = torch.full((len(places), width), self.padding)
+            for row, (left, begin, end) in enumerate(places):
+                tokens[row, : end - left] = self.inputs(corpus, left, end)
+                targets[row, begin - left : end - left] = corpus[begin:end].long()
+            yield Segment(tokens, targets)
+
+    def predict(self, segment: Segment, carry: Carry) -> Predictions:  # noqa: ARG002  (no state)
+        """Run one batch of blocks; they follow each other, so they are returned as one stream."""
+        tokens, targets = segment.tokens.to(self.device), segment.targets.to(self.device)
+        counted = targets.ne(self.padding)
+        features = None
+        if self.shows_features:
+            # Only where something is predicted: the context needs no output layer.
+            hidden, extra = self.model.decoder.extract_features(tokens, encoder_out=None)
+            features = hidden[counted].unsqueeze(0)  # [1, n, d_h]
+            targets = targets[counted].unsqueeze(0)  # [1, n]
+            output = (self.model.decoder.output_layer(features), extra)
+        else:
+            output = self.model(tokens, src_lengths=tokens.ne(self.padding).sum(1))
+        clusters = getattr(self.model.decoder, "adaptive_softmax", None)
+        if clusters is not None:
+            log_probabilities = _adaptive(clusters, output[0], targets)
+        else:
+            log_probabilities = (
+                self.model.get_normalized_probs(output, log_probs=True, sample={"target": targets})
+                .gather(-1, targets.unsqueeze(-1))
+                .squeeze(-1)
+            )
+        if not self.shows_features:
+            log_probabilities = log_probabilities[counted].unsqueeze(0)
+            targets = targets[counted].unsqueeze(0)
+        return Predictions(log_probabilities, targets, targets.ne(self.padding), features)
+
+
+def _adaptive(clusters: Any, features: Tensor, targets: Tensor) -> Tensor:
+    """log P(target) of fairseq's AdaptiveSoftmax, differentiable, in the shape of ``targets``.
+
+    Its own ``get_log_prob`` computes the scores of all words, and overwrites tensors that the
+    gradients of dynamic evaluation need.
+
+    Args:
+        clusters: in evaluation mode.
+        features: shape (B, T, d).
+        targets: shape (B, T).
+    """
+    scores, columns = clusters(features, targets)  # of the head, then of each cluster with a target
+    _, rows = clusters.adapt_target(targets)
+    parts = [torch.log_softmax(scores[0], -1).gather(1, columns[0].unsqueeze(1)).squeeze(1)]
+    for row, score, column in zip(rows, scores[1:], columns[1:]):
+        if row is not None:
+            within = torch.log_softmax(score, -1).gather(1, column.unsqueeze(1)).squeeze(1)
+            parts.append(torch.zeros_like(parts[0]).index_copy(0, row, within))
+    return torch.stack(parts).sum(0).view_as(targets)

@@ -1,0 +1,118 @@
+"""``spectral-fairseq next-words``: the most probable next words of language models side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+from spectral_fairseq.checkpoints.saved import checkpoint_file
+from spectral_fairseq.commands.shared import add_no_verify, import_plugin
+from spectral_fairseq.errors import DataError, arguments_as_flags, printable
+from spectral_fairseq.files import why_not_readable
+
+DESCRIPTION = """\
+The most probable next words of one or several language models after each of your sentences, side
+by side, as in table 14 of the paper on mixtures of softmaxes. A sentence is a line of words
+separated by blanks, as in the text of the training; </s> within it ends a sentence. With
+--largest-gaps the command looks inside the sentences, for the positions at which the first of two
+models gives the true next word the highest probability in comparison with the second.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``next-words``.
+
+    Args:
+        parser: of the subcommand.
+    """
+    add = parser.add_argument
+    add("checkpoints", metavar="CKPT", nargs="+", help="language models saved by fairseq-train")
+    add("--data", metavar="DIR", required=True, help="folder of binarised data, with dict.txt")
+    add(
+        "--sentences",
+        metavar="FILE",
+        default="-",
+        help="text with a sentence on each line (default: standard input)",
+    )
+    add("--top", metavar="N", type=int, default=5, help="words to list (default: %(default)s)")
+    add(
+        "--largest-gaps",
+        metavar="N",
+        type=int,
+        default=0,
+        help="list N positions at which the first of two models is ahead of the second most "
+        "(default: the end of each sentence)",
+    )
+    add("--labels", metavar="A,B,...", help="names of the checkpoints, separated by commas")
+    add("--format", choices=("text", "json"), default="text", help="format of the output")
+    add_no_verify(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the next words.
+
+    Args:
+        args: parsed arguments.
+
+    Returns:
+        Exit status 0; every failure is an error.
+    """
+    paths = [checkpoint_file(path) for path in args.checkpoints]
+    sentences = _read(args.sentences)
+    import_plugin()
+    from spectral_fairseq.analysis.results import labels_for
+    from spectral_fairseq.commands.models import load_language_model
+    from spectral_fairseq.commands.predicted_words import compare_next_words
+
+    labels = labels_for(paths, args.labels.split(",") if args.labels else None)
+    models = [load_language_model(path, args.data, {}, verify=args.verify) for path in paths]
+    for remark in dict.fromkeys(model.remark for model in models if model.remark):
+        print(printable(f"warning: {remark}"), file=sys.stderr)
+    dictionary = models[0].dictionary
+    words = {word for one in sentences for word in one}
+    unknown = sorted(word for word in words if dictionary.index(word) == dictionary.unk())
+    if unknown:
+        shown = ", ".join(unknown[:5]) + (", ..." if len(unknown) > 5 else "")
+        print(printable(f"warning: read as {dictionary.unk_word}: {shown}"), file=sys.stderr)
+    with arguments_as_flags(top="--top", gaps="--largest-gaps"):
+        found = compare_next_words(
+            list(zip(labels, models)), sentences, args.top, args.largest_gaps
+        )
+    print(json.dumps({"places": found}) if args.format == "json" else printable(as_text(found)))
+    return 0
+
+
+def _read(name: str) -> List[Sequence[str]]:
+    obstacle = None if name == "-" else why_not_readable(name)
+    if obstacle is not None:
+        raise DataError(
+            f"text with one sentence a line in {name}",
+            obstacle,
+            "Correct --sentences; - reads standard input.",
+        )
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"text with one sentence a line in {name}", str(error), "Correct --sentences."
+        ) from error
+    return [line.split() for line in text.split("\n") if line.strip()]
+
+
+def as_text(places: Sequence[Dict[str, Any]]) -> str:
+    """The positions as plain text, one paragraph each."""
+    parts = []
+    for number, place in enumerate(places, 1):
+        width = max(len(one["label"]) for one in place["models"])
+        lines = [f"{number}  {place['context']} __?__".replace("  __", " __")]
+        for one in place["models"]:
+            listed = "  ".join(f"{each['word']} {each['probability']:.2f}" for each in one["next"])
+            lines.append(f"   {one['label']:<{width}}  {listed}")
+        if place["reference"] is not None:
+            true = "  ".join(f"{one['label']} {one['reference']:.2g}" for one in place["models"])
+            lines.append(f"   next word: {place['reference']}  ({true})")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) or "The first model is ahead nowhere."

@@ -1,0 +1,164 @@
+"""The most probable next words of language models, side by side on sentences of the user's.
+
+Table 14 of Yang et al., ICLR 2018, https://openreview.net/forum?id=HkwZSG-CZ, compares two models
+at positions where one of them gives the true next word a much higher probability.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from spectral_fairseq.commands.models import LanguageModel
+from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.lm.awd_lstm import Carry
+
+Sentence = Sequence[str]
+Place = Tuple[int, int]
+"""Number of a sentence, and number of its words that the models have read."""
+
+
+class Predictions(NamedTuple):
+    """What a model predicts at every position of a sentence of n words.
+
+    Attributes:
+        indices: the most probable words, best first, shape (n + 1, k).
+        probabilities: theirs, shape (n + 1, k).
+        reference: probability of the word that follows, shape (n,).
+    """
+
+    indices: Tensor
+    probabilities: Tensor
+    reference: Tensor
+
+
+@torch.no_grad()
+def predict(model: LanguageModel, sentence: Sentence, top: int) -> Predictions:
+    """What a model predicts before each word of a sentence and after the last one.
+
+    Each sentence is read by itself, after the end of a sentence. Words that the dictionary lacks
+    are read as ``<unk>``.
+
+    Args:
+        model: from :func:`~.language_models.loading.load_language_model`.
+        sentence: n words; ``</s>`` stands for the end of a sentence.
+        top: k.
+
+    Raises:
+        DataError: more words than the model can read at once.
+    """
+    words = [model.dictionary.index(word) for word in sentence]
+    tokens = torch.tensor([[model.start, *words]])  # [1, n + 1]
+    longest = None if model.stateful else model.model.max_positions()
+    if longest is not None and tokens.size(1) > longest:
+        raise DataError(
+            f"at most {longest - 1} words in a sentence, which the model can read at once",
+            f"{len(words)}",
+            "Shorten the sentence.",
+        )
+    state: Dict[str, Any] = {"carry": Carry()} if model.stateful else {}
+    lengths = torch.tensor([tokens.size(1)])
+    net_output = model.model(tokens, src_lengths=lengths, **state)
+    # Given targets, fairseq's adaptive softmax would leave out the clusters without one.
+    log_p = model.model.get_normalized_probs(net_output, log_probs=True, sample=None)
+    probabilities = log_p[0].float().exp()  # [n + 1, N]
+    reference = probabilities[:-1].gather(1, tokens[0, 1:].unsqueeze(1)).squeeze(1)
+    probabilities[:, model.padding] = 0
+    best = probabilities.topk(min(top, probabilities.size(1)), 1)
+    return Predictions(best.indices, best.values, reference)
+
+
+def widest_gaps(
+    first: Sequence[Predictions], second: Sequence[Predictions], count: int
+) -> List[Place]:
+    """The positions at which the first model is ahead most, as the paper's cases were found.
+
+    Args:
+        first: predictions of one model for each sentence.
+        second: those of the other.
+        count: number of positions, at most.
+
+    Returns:
+        Positions by falling difference of the log-probabilities of the next word, all above 0.
+    """
+    gaps = [
+        (float(gap), (number, position))
+        for number, (one, other) in enumerate(zip(first, second))
+        for position, gap in enumerate(one.reference.log() - other.reference.log())
+    ]
+    ahead = sorted((each for each in gaps if each[0] > 0), key=lambda each: -each[0])
+    return [place for _, place in ahead[:count]]
+
+
+def compare_next_words(
+    models: Sequence[Tuple[str, LanguageModel]],
+    sentences: Sequence[Sentence],
+    top: int = 5,
+    gaps: int = 0,
+) -> List[Dict[str, Any]]:
+    """The next words of each model after each sentence, or where two models differ most.
+
+    Args:
+        models: pairs of a label and a model, all with the same dictionary.
+        sentences: words of each.
+        top: number of words to list.
+        gaps: number of positions at which the first of two models is ahead most; 0 takes the end
+            of each sentence.
+
+    Returns:
+        For each position ``context`` and ``reference``, the word that follows or ``None``, and
+        ``models``: pairs of ``word`` and ``probability``, and that of the reference.
+
+    Raises:
+        ConfigurationError: gaps between other than two models, a number below its range, or
+            dictionaries that differ.
+        DataError: no sentence, or one that is too long.
+    """
+    if top < 1 or gaps < 0:
+        raise ConfigurationError(
+            "`top` of at least 1 and `gaps` of at least 0", f"{top}, {gaps}", "Correct them."
+        )
+    if gaps and len(models) != 2:
+        raise ConfigurationError(
+            "two models for `gaps`", str(len(models)), "Give two checkpoints, or drop `gaps`."
+        )
+    symbols = models[0][1].dictionary.symbols
+    for label, model in models[1:]:
+        if model.dictionary.symbols != symbols:
+            raise ConfigurationError(
+                f"models with one dictionary, that of {models[0][0]}",
+                f"another one with {label}",
+                "Compare models that were trained on the same binarised data.",
+            )
+    if not sentences:
+        raise DataError("at least one sentence", "none", "Give one sentence a line.")
+    found = [[predict(model, one, top) for one in sentences] for _, model in models]
+    places = [(number, len(one)) for number, one in enumerate(sentences)]
+    if gaps:
+        places = widest_gaps(found[0], found[1], gaps)
+    return [
+        {
+            "context": " ".join(sentences[number][:position]),
+            "reference": _word_at(sentences[number], position),
+            "models": [
+                {"label": label, **_listed(one[number], position, symbols)}
+                for (label, _), one in zip(models, found)
+            ],
+        }
+        for number, position in places
+    ]
+
+
+def _word_at(sentence: Sentence, position: int) -> Optional[str]:
+    return sentence[position] if position < len(sentence) else None
+
+
+def _listed(one: Predictions, position: int, symbols: Sequence[str]) -> Dict[str, Any]:
+    pairs = zip(one.indices[position].tolist(), one.probabilities[position].tolist())
+    known = position < one.reference.size(0)
+    return {
+        "next": [{"word": symbols[index], "probability": p} for index, p in pairs],
+        "reference": float(one.reference[position]) if known else None,
+    }

@@ -1,0 +1,404 @@
+"""Measures of a model's predictions and hidden states on data.
+
+The measures are defined in :mod:`functional.measures`: rank and spectrum of log P, pairwise KL,
+words that are never predicted, the lost share of the logits' gradient, and the geometry of the
+hidden states. Here fairseq builds and runs the model, and what it computes is passed on block by
+block.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
+
+import numpy as np
+import torch
+from fairseq.data import data_utils
+from torch import Tensor
+
+import spectral_fairseq.plugin  # noqa: F401  registers the architectures that a checkpoint names
+from spectral_fairseq.commands.models import build_model
+from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.functional.predictions import (
+    ArgmaxWords,
+    ExpectedPairwiseKL,
+    GradientBottleneck,
+    StateStatistics,
+    hull_probability,
+    separate,
+)
+from spectral_fairseq.functional.products import sample_rows
+from spectral_fairseq.functional.ranks import cumulative_share, empirical_rank, roundoff_threshold
+from spectral_fairseq.functional.spectra import BlockwiseSpectrum
+from spectral_fairseq.heads import Head, SoftmaxHead
+from spectral_fairseq.lm.awd_lstm import Carry
+from spectral_fairseq.lm.evaluation import ContiguousStreams
+from spectral_fairseq.plugin.models.output_table import decoder_of, head_of, output_table
+from spectral_fairseq.plugin.models.tables import uncounted_rows
+from spectral_fairseq.plugin.tasks.corpus import Corpus
+
+MEMORY_LIMIT = 8 * 2**30
+# 64 MiB of float64 at a time.
+_BLOCK_NUMBERS = 8 * 2**20
+# x of the cumulative share. The paper's figure 1 begins at 1e-10, but below the eps of float32, in
+# which log-probabilities are computed, it shows roundoff.
+POINTS = [10 ** (-7 + step / 10) for step in range(71)]
+# The linear program of the convex hull takes this many states for each dimension, twice as many as
+# decide for random states (convex_hull.py); its time grows with the third power of the dimensions,
+# to 10 s at this number.
+_HULL_STATES = 4
+_HULL_DIMENSIONS = 512
+# With so great a probability random states would contain the origin; otherwise they are too few.
+_ENOUGH = 0.99
+
+
+class Rows(NamedTuple):
+    """What a model computes for some target tokens that are not padding.
+
+    Attributes:
+        log_probabilities: shape (b, n), float32.
+        targets: shape (b,).
+        states: the decoder's hidden states, shape (b, d_l) each: the embeddings and the output of
+            each layer, where the model tells them, and last the input of the output layer.
+    """
+
+    log_probabilities: Tensor
+    targets: Tensor
+    states: List[Tensor]
+
+    def part(self, start: int, end: int) -> Rows:
+        """Rows ``start`` to ``end``."""
+        states = [layer[start:end] for layer in self.states]
+        return Rows(self.log_probabilities[start:end], self.targets[start:end], states)
+
+
+@dataclass
+class Predictions:
+    """What a model computes on a subset of its data.
+
+    Attributes:
+        words: n, the columns: all rows of the target dictionary.
+        tokens: an upper bound of the number of rows to come.
+        blocks: of these rows.
+        no_words: rows of the dictionary that stand for no word, shape (m,).
+        weight: W, shape (n, d), of a model whose output layer is one linear one; else None.
+    """
+
+    words: int
+    tokens: int
+    blocks: Iterator[Rows]
+    no_words: Tensor
+    weight: Optional[Tensor]
+
+
+def spectrum_bytes(tokens: int, words: int) -> int:
+    """Memory that the spectrum of a tokens x words matrix takes: see ranks.py."""
+    if tokens >= words:
+        return 3 * 8 * words**2  # Gram matrix, the solver's copy and its workspace
+    return 4 * tokens * words + 3 * 8 * tokens**2
+
+
+def measure_outputs(
+    path: Union[str, Path],
+    data: Union[str, Path],
+    subset: str = "valid",
+    tokens: int = 4096,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Tuple[Dict[str, Optional[float]], Dict[str, Any]]:
+    """Measures of a model's predictions and hidden states.
+
+    Args:
+        path: checkpoint.
+        data: folder of binarised data.
+        subset: which.
+        tokens: contexts at most, the first ones of the subset.
+        progress: called with the number of rows of each block when it is done.
+
+    Returns:
+        Entries for ``measures``, None where one does not apply, and the entry ``outputs`` of the
+        document.
+
+    Raises:
+        ConfigurationError: more than the memory limit.
+        DataError: no such subset, or too few tokens.
+        UnsupportedError: a model that gives no log-probabilities.
+    """
+    predictions = predict(path, data, subset, tokens)
+    check_memory(predictions.tokens, predictions.words)
+    spectrum = BlockwiseSpectrum(predictions.tokens, predictions.words)
+    divergence = ExpectedPairwiseKL(predictions.words)
+    predicted = ArgmaxWords(predictions.words, predictions.no_words)
+    weight = predictions.weight
+    bottleneck = None if weight is None else GradientBottleneck(weight)
+    hidden = HiddenStates(predictions.tokens)
+    for block in predictions.blocks:
+        spectrum.add(block.log_probabilities)
+        divergence.add(block.log_probabilities)
+        predicted.add(block.log_probabilities, block.targets)
+        hidden.add(block.states)
+        if bottleneck is not None:
+            bottleneck.add(block.log_probabilities, block.targets)
+        progress(len(block.targets))
+    sigma = spectrum.singular_values()
+    size = (spectrum.rows, spectrum.columns)
+    measures: Dict[str, Optional[float]] = {
+        "log_probability_rank": float(empirical_rank(sigma, *size)),
+        "expected_pairwise_kl": divergence.value(),
+        "never_predicted": float(predicted.never()),
+        "missed_targets": float(predicted.missed_targets()),
+        "gradient_lost": None if bottleneck is None else bottleneck.lost(),
+    }
+    of_states, hull = hidden.measures()
+    measures.update(of_states)
+    details = {
+        "data": str(data),
+        "subset": subset,
+        "tokens": spectrum.rows,
+        "words": spectrum.columns,
+        "threshold": roundoff_threshold(1.0, *size),
+        "points": POINTS,
+        "cumulative_share": cumulative_share(sigma, POINTS),
+        "layers": hidden.layers(),
+        "hull": hull,
+    }
+    return measures, details
+
+
+class HiddenStates:
+    """Accumulates the measures of all layers, and a sample of the last states for their hull.
+
+    Args:
+        tokens: an upper bound of the number of states to come.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+        self._layers: List[StateStatistics] = []
+        self._sampled = torch.zeros(0, dtype=torch.bool)
+        self._kept: List[Tensor] = []
+        self._seen = 0
+
+    def add(self, states: List[Tensor]) -> None:
+        """Add states, one tensor of shape (b, d_l) for each layer; none where they are unknown."""
+        if not states:
+            return
+        if not self._layers:
+            self._layers = [StateStatistics(layer.size(1)) for layer in states]
+            self._sampled = torch.zeros(self._tokens, dtype=torch.bool)
+            self._sampled[sample_rows(self._tokens, _HULL_STATES * states[-1].size(1), 1)] = True
+        for statistics, layer in zip(self._layers, states):
+            statistics.add(layer)
+        end = self._seen + len(states[-1])
+        self._kept.append(states[-1][self._sampled[self._seen : end]])
+        self._seen = end
+
+    def layers(self) -> List[Dict[str, Any]]:
+        """Entries of ``layers`` in the document."""
+        return [
+            {
+                "mean_cosine": layer.mean_cosine(),
+                "isoscore": layer.isoscore(),
+                "rms_norm": layer.rms_norm(),
+                "outlier_dimensions": layer.outlier_dimensions(),
+            }
+            for layer in self._layers
+        ]
+
+    def measures(self) -> Tuple[Dict[str, Optional[float]], Optional[Dict[str, Any]]]:
+        """Measures of the last layer, and the entry ``hull`` of the document."""
+        if not self._layers:
+            return {}, None
+        last = self._layers[-1]
+        states = torch.cat(self._kept)
+        count, dim = states.shape
+        inside: Optional[bool] = None
+        probability = hull_probability(count, dim)
+        if dim <= _HULL_DIMENSIONS:
+            inside = separate(states, states.new_zeros(dim)).inside
+        known = inside or (inside is False and probability >= _ENOUGH)
+        return {
+            "hidden_mean_cosine": last.mean_cosine(),
+            "hidden_isoscore": last.isoscore(),
+            "hidden_outlier_dimensions": float(len(last.outlier_dimensions())),
+            "origin_in_hull": float(bool(inside)) if known else None,
+        }, {"states": count, "dimensions": dim, "inside": inside, "random": probability}
+
+
+def check_memory(tokens: int, words: int) -> None:
+    """Refuse a matrix whose spectrum would not fit.
+
+    Raises:
+        ConfigurationError: with the number of tokens that would.
+    """
+    if tokens < 2:
+        raise ConfigurationError("--tokens to be at least 2", str(tokens), "Give more.")
+    needed = spectrum_bytes(tokens, words)
+    if needed <= MEMORY_LIMIT:
+        return
+    # The positive root of 24 t^2 + 4 n t = limit.
+    fitting = int((-words + (words**2 + 6 * MEMORY_LIMIT) ** 0.5) / 12)
+    raise ConfigurationError(
+        f"a spectrum that fits in {MEMORY_LIMIT / 2**30:.0f} GiB",
+        f"{tokens:,} tokens x {words:,} words, which take {needed / 2**30:.1f} GiB",
+        f"Give --tokens {fitting // 100 * 100}.",
+    )
+
+
+def predict(
+    path: Union[str, Path], data: Union[str, Path], subset: str, tokens: int
+) -> Predictions:
+    """Run a checkpoint on the first tokens of a subset.
+
+    A model of ``stateful_language_modeling`` reads the subset as one stream, in segments as long as
+    those of its training, and carries its state from each to the next.
+
+    Args:
+        path: checkpoint.
+        data: folder of binarised data.
+        subset: which.
+        tokens: rows at most.
+
+    Raises:
+        DataError: no such folder or subset.
+        UnsupportedError: fairseq cannot build this model.
+    """
+    if not os.path.isdir(data):
+        raise DataError(
+            f"a folder of binarised data at {data}",
+            "no such folder",
+            "Give what fairseq-preprocess wrote to --destdir.",
+        )
+    model, task = build_model(path, data, {})
+    try:
+        task.load_dataset(subset)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"the subset {subset!r} in {data}",
+            "no such files",
+            "Choose another with --gen-subset (train, valid, test).",
+        ) from error
+    dataset = task.dataset(subset)
+    words, padding = len(task.target_dictionary), task.target_dictionary.pad()
+    model = model.float().eval()
+    if isinstance(dataset, Corpus):
+        tokens = min(tokens, len(dataset))
+        rows = _stream(model, task, dataset)
+    else:
+        sizes = getattr(dataset, "tgt_sizes", None)
+        sizes = dataset.sizes if sizes is None else sizes
+        tokens = min(tokens, int(np.sum(sizes)))
+        rows = _batches(model, dataset, max(_BLOCK_NUMBERS // words, 1), padding)
+    return Predictions(
+        words,
+        tokens,
+        _blocks(rows, tokens, words),
+        torch.tensor(uncounted_rows(task.target_dictionary)),
+        _linear_output(model, words),
+    )
+
+
+def _linear_output(model: Any, words: int) -> Optional[Tensor]:
+    """W of a softmax over one linear layer; None for every other output layer."""
+    head = head_of(model)
+    if isinstance(head, Head) and type(head) is not SoftmaxHead:  # sigsoftmax is a subclass
+        return None
+    try:
+        return output_table(model, words).detach()
+    except ConfigurationError:
+        return None
+
+
+def _blocks(rows: Iterator[Rows], tokens: int, words: int) -> Iterator[Rows]:
+    """The first ``tokens`` rows, in blocks that fit in memory."""
+    left, size = tokens, max(_BLOCK_NUMBERS // words, 1)
+    for some in rows:
+        count = min(len(some.targets), left)
+        for start in range(0, count, size):
+            yield some.part(start, min(start + size, count))
+        left -= count
+        if left <= 0:
+            return
+
+
+class _OutputLayerInput:
+    """Keeps what the decoder passes to its output layer, ``features``, None if it cannot be seen.
+
+    Args:
+        model: whose decoder is changed; it is not used for anything else.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.features: Optional[Tensor] = None
+        decoder: Any = decoder_of(model)
+        self._inner: Any = getattr(decoder, "output_layer", None)
+        if self._inner is not None:
+            decoder.output_layer = self
+
+    def __call__(self, features: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The decoder's own output layer."""
+        self.features = features
+        return self._inner(features, *args, **kwargs)
+
+    def states(self, extra: Any, kept: Tensor) -> List[Tensor]:
+        """The states of the tokens that ``kept``, shape (B, T), marks, as :class:`Rows` has them.
+
+        Args:
+            extra: second part of the decoder's output.
+            kept: bool.
+        """
+        if self.features is None:
+            return []
+        inner = (extra.get("inner_states") or []) if isinstance(extra, dict) else []
+        states = [layer.transpose(0, 1)[kept].float() for layer in inner]  # from (T, B, d)
+        last = self.features[kept].float()
+        if states and torch.equal(states[-1], last):  # no normalisation or projection follows
+            states.pop()
+        return [*states, last]
+
+
+@torch.no_grad()
+def _batches(model: Any, dataset: Any, tokens: int, padding: int) -> Iterator[Rows]:
+    """Batches that are run each by itself, in the order of the corpus.
+
+    fairseq's own iterator would begin with the shortest sentences.
+    """
+    seen = _OutputLayerInput(model)
+    batches = data_utils.batch_by_size(
+        np.arange(len(dataset)),
+        dataset.num_tokens,
+        max_tokens=max(int(np.max(dataset.sizes)), tokens),
+    )
+    for batch in batches:
+        sample = dataset.collater([dataset[int(index)] for index in batch])
+        net_output = model(**sample["net_input"])
+        log_probabilities = model.get_normalized_probs(net_output, log_probs=True, sample=sample)
+        kept = sample["target"].ne(padding)  # [B, T]
+        # Translation sorts a batch by length: the places of its tokens in the order of the corpus.
+        order = sample["id"].argsort()
+        place = (kept.flatten().cumsum(0) - 1).view_as(kept)[order][kept[order]]
+        yield Rows(
+            log_probabilities[kept][place].float(),
+            sample["target"][kept][place],
+            [states[place] for states in seen.states(net_output[1], kept)],
+        )
+
+
+@torch.no_grad()
+def _stream(model: Any, task: Any, corpus: Corpus) -> Iterator[Rows]:
+    """A corpus that a model with a state reads as one stream."""
+    seen = _OutputLayerInput(model)
+    dictionary, size = task.target_dictionary, task.args.tokens_per_sample
+    stream = ContiguousStreams(corpus.tokens[1:], 1, dictionary.pad(), dictionary.eos())
+    carry = Carry()
+    for begin in range(0, stream.length, size):
+        segment = stream.segment(begin, min(size, stream.length - begin), range(1))
+        lengths = torch.tensor([segment.tokens.size(1)])
+        net_output = model(segment.tokens, src_lengths=lengths, carry=carry)
+        log_probabilities = model.get_normalized_probs(
+            net_output, log_probs=True, sample={"target": segment.targets}
+        )  # [1, b, n]
+        kept = torch.ones_like(segment.targets, dtype=torch.bool)
+        states = seen.states(net_output[1], kept)
+        yield Rows(log_probabilities[0].float(), segment.targets[0], states)

@@ -1,0 +1,278 @@
+"""What the subcommands share: output, progress bars, the flag --no-verify, and the plugin."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import logging
+import os
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Callable, Sequence, Union
+
+from spectral_fairseq.analysis.options import SHARES, StepCallback
+from spectral_fairseq.errors import ConfigurationError, OutputError, UnsupportedError
+from spectral_fairseq.files import replacing
+
+# Output of the subcommands: files written whole or not at all, and text for any terminal.
+
+
+PathLike = Union[str, Path]
+
+
+def print_anywhere() -> None:
+    """Make stdout print escapes for characters that the terminal lacks, rather than fail."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def check_output(out: PathLike, inputs: Sequence[PathLike], overwrite: bool) -> Path:
+    """Refuse an unusable output before any work is done.
+
+    Args:
+        out: the file to write.
+        inputs: the files to read.
+        overwrite: whether ``out`` may exist.
+
+    Returns:
+        ``out`` as a path.
+
+    Raises:
+        ConfigurationError: it is an input, a folder, in no folder or one that is not writable,
+            or exists already.
+    """
+    target = Path(out)
+    if any(target.resolve() == Path(path).resolve() for path in inputs):
+        raise ConfigurationError(
+            "an output that is not an input", f"{out} as both", "Choose another output file."
+        )
+    folder = target.resolve().parent  # a link stays, and what it points to is written
+    if os.path.isdir(target):
+        raise ConfigurationError(f"a file name for {out}", "a folder", "Name a file inside it.")
+    _check_parent(out, folder, "file")
+    if os.path.exists(target) and not overwrite:
+        raise ConfigurationError(
+            f"no file at {out} yet", "one", "Add --overwrite to replace it, or choose another name."
+        )
+    return target
+
+
+def check_output_folder(
+    out: PathLike, inputs: Sequence[PathLike], names: Sequence[str], overwrite: bool
+) -> Path:
+    """Refuse an unusable output folder before any work is done.
+
+    Args:
+        out: the folder to make.
+        inputs: the files and folders to read.
+        names: patterns of what such a folder holds, first a file that every one has. A folder
+            without that file, or with anything else in it, is never replaced.
+        overwrite: whether ``out`` may be such a folder.
+
+    Returns:
+        ``out`` as a path.
+
+    Raises:
+        ConfigurationError: it is a file or a folder of something else, holds an input, exists
+            already, or lies in no folder or one that is not writable.
+    """
+    target = Path(out)
+    whole = target.resolve()
+    for path in map(Path, inputs):
+        if whole in (path.resolve(), *path.resolve().parents):
+            raise ConfigurationError(
+                "an output that holds no input", f"{path} in {out}", "Choose another folder."
+            )
+    _check_parent(out, target.resolve().parent, "folder")
+    if os.path.isdir(target) and not any(target.iterdir()):
+        return target
+    if os.path.exists(target) and not overwrite:
+        raise ConfigurationError(
+            f"nothing at {out} yet",
+            "a folder" if os.path.isdir(target) else "a file",
+            "Add --overwrite to replace it, or choose another name.",
+        )
+    if os.path.exists(target) and not os.path.isfile(target / names[0]):
+        raise ConfigurationError(
+            f"a folder with {names[0]} at {out}, to replace it",
+            "something else",
+            "Choose another name.",
+        )
+    there = sorted(os.listdir(target)) if overwrite and os.path.isdir(target) else []
+    other = [name for name in there if not any(fnmatch(name, pattern) for pattern in names)]
+    if other:
+        raise ConfigurationError(
+            f"nothing in {out} but what an earlier export wrote, to replace it",
+            other[0],
+            "Move it away, or choose another name.",
+        )
+    return target
+
+
+def _check_parent(out: PathLike, folder: Path, kind: str) -> None:
+    if not os.path.isdir(folder):
+        raise ConfigurationError(
+            f"the folder {folder} to exist", "no such folder", "Create it first."
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigurationError(
+            f"a folder that can be written to for {out}",
+            f"{folder}, which cannot",
+            f"Change its permissions, or choose another output {kind}.",
+        )
+
+
+def save_atomically(checkpoint: Any, out: Path) -> None:
+    """Write a checkpoint: ``out`` is the old file or the whole new one.
+
+    Args:
+        checkpoint: anything that ``torch.save`` takes.
+        out: the file; of a link, what it points to is replaced.
+
+    Raises:
+        OutputError: the system did not write all of it.
+    """
+    import torch
+
+    try:
+        with replacing(out) as partial:
+            torch.save(checkpoint, partial)
+    except OutputError:
+        raise
+    except (OSError, RuntimeError) as error:
+        # torch fails with an error of its own while it handles that of the system.
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError):
+            raise
+        raise OutputError(
+            f"{out} to be written", str(cause), "Free some space, or choose another output file."
+        ) from error
+
+
+# Progress bars on stderr, shown on terminals only.
+
+
+def _bar(hidden: bool, **settings: Any) -> Any:
+    from tqdm import tqdm
+
+    disable = True if hidden else None  # None: off where stderr is no terminal
+    return tqdm(disable=disable, file=sys.stderr, leave=False, **settings)
+
+
+class StageBars:
+    """One bar for each stage of an evaluation, with the time left in it.
+
+    Args:
+        hidden: show none.
+    """
+
+    def __init__(self, hidden: bool) -> None:
+        self._hidden = hidden
+        self._bar: Any = None
+
+    def __enter__(self) -> StageBars:
+        return self
+
+    def __exit__(self, *unused: Any) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def begin(self, stage: str, tokens: int) -> Callable[[int], Any]:
+        """Start the bar of a stage; the result counts its tokens."""
+        self.__exit__()
+        self._bar = _bar(self._hidden, total=tokens, unit="tok", unit_scale=True, desc=stage)
+        return self._bar.update
+
+
+def checkpoints_bar(hidden: bool, total: float) -> Any:
+    """One bar over the steps of several checkpoints.
+
+    Args:
+        hidden: show none.
+        total: the sum of their shares of the time.
+    """
+    form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
+    return _bar(hidden, total=total, dynamic_ncols=True, bar_format=form)
+
+
+class CheckpointBar(StepCallback):
+    """One checkpoint's part of :func:`checkpoints_bar`.
+
+    Args:
+        bar: counts the shares of all steps of all checkpoints.
+        label: of the checkpoint.
+    """
+
+    def __init__(self, bar: Any, label: str) -> None:
+        self._bar = bar
+        self._label = label
+        self._per_unit = self._left = 0.0
+
+    def begin(self, step: str, units: float = 1) -> None:
+        """Complete the step before, and show this one's name."""
+        self.end()
+        self._bar.set_description_str(f"{self._label}: {step}")
+        self._left = SHARES[step]
+        self._per_unit = self._left / max(units, 1)
+
+    def advance(self, units: float) -> None:
+        """Move the bar by the share that these parts have in the time."""
+        done = min(units * self._per_unit, self._left)
+        self._left -= done
+        self._bar.update(done)
+
+    def end(self) -> None:
+        """Complete the last step."""
+        self._bar.update(self._left)
+        self._left = 0.0
+
+
+# ``--no-verify``, which every subcommand that reads checkpoints takes.
+
+
+NO_VERIFY = "--no-verify"
+
+
+def add_no_verify(parser: argparse.ArgumentParser) -> None:
+    """Add the flag, which makes ``verify`` false.
+
+    Args:
+        parser: of a subcommand.
+    """
+    parser.add_argument(
+        NO_VERIFY,
+        dest="verify",
+        action="store_false",
+        help="do not compare checkpoints with the checksums in them, which reads a huge file once "
+        "more",
+    )
+
+
+# Importing fairseq and this plugin, for the subcommands that build models.
+
+
+def import_plugin() -> None:
+    """Import fairseq, patch it, and register this package with it.
+
+    Raises:
+        UnsupportedError: fairseq cannot be imported.
+    """
+    from spectral_fairseq.compat import why_not_importable
+
+    logging.disable(logging.INFO)  # fairseq recommends packages while it is imported
+    try:
+        obstacle = why_not_importable()
+        if obstacle is not None:
+            raise UnsupportedError(
+                "a fairseq that can be imported",
+                obstacle,
+                "Run spectral-fairseq doctor; docs/compatibility.md lists versions that work "
+                "together.",
+            )
+        import spectral_fairseq.plugin  # noqa: F401
+    finally:
+        logging.disable(logging.NOTSET)
+
+    # Importing fairseq sets the root logger to DEBUG, and so that of every other library.
+    logging.getLogger().setLevel(logging.WARNING)

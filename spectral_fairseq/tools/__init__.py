@@ -1,1 +1,0 @@
-"""What the subcommands do with fairseq models: export, evaluation, predictions, flags."""

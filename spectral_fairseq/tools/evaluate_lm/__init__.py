@@ -1,1 +1,0 @@
-"""The work of ``spectral-fairseq evaluate-lm``: options, grid search, evaluation, document."""

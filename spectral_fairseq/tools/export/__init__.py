@@ -1,1 +1,0 @@
-"""Checkpoints for plain fairseq, for ``transformers`` and for CTranslate2."""

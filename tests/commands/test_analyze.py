@@ -1,0 +1,253 @@
+"""``spectral-fairseq analyze`` as users type it: outputs, and clear errors that leave nothing."""
+
+import io
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from spectral_fairseq.analysis.schema import DOCUMENT
+from spectral_fairseq.commands.main import main
+from tests.analysis.schema_violations import violations
+from tests.checkpoints.made import cone, entries, save, save_dictionary, with_padding
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    save_dictionary(tmp_path / "dict.txt", 57)
+    return save(tmp_path / "checkpoint_best.pt", entries(with_padding(cone())))
+
+
+def analyze(capsys, *argv, rc=0):
+    assert main(["analyze", *map(str, argv)]) == rc
+    captured = capsys.readouterr()
+    return captured.err if rc else captured.out
+
+
+@pytest.mark.slow
+def test_text_json_and_latex(checkpoint, tmp_path, capsys):
+    shared = (checkpoint, "--dict", tmp_path, "--words", "w3", "--isotropy-words", 30)
+    text = analyze(capsys, *shared)
+    assert "I1, unit scale" in text and "Neighbours of w3" in text and "isotropy:30x10" in text
+    found = json.loads(analyze(capsys, *shared, "--format", "json", "--labels", "a"))
+    assert violations(found) == [] and found["command"] == "analyze"
+    assert found["checkpoints"][0]["label"] == "a"
+    assert f"{found['checkpoints'][0]['measures']['i1']:.4g}" in text
+    assert r"\begin{tabular}{lr}" in analyze(capsys, *shared, "--format", "latex")
+
+
+def test_the_schema_is_printed(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["analyze", "--schema"])
+    assert stopped.value.code == 0
+    assert json.loads(capsys.readouterr().out) == DOCUMENT
+
+
+@pytest.mark.slow
+def test_report_folder(checkpoint, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "report"
+    analyze(capsys, checkpoint, "--out", out)
+    written = {path.name for path in out.iterdir()}
+    assert {"report.html", "analysis.json", "singular_values.png", "projection.svg"} <= written
+    assert violations(json.loads((out / "analysis.json").read_text("utf-8"))) == []
+    assert "--overwrite" in analyze(capsys, checkpoint, "--out", out, rc=2)
+    analyze(capsys, checkpoint, "--out", out, "--overwrite")
+
+
+def test_the_report_replaces_none_of_its_inputs(checkpoint, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    counts = tmp_path / "measures.txt"
+    counts.write_text("w0 5\n")
+    monkeypatch.chdir(tmp_path)
+    for out in (".", str(tmp_path)):
+        flags = ("--counts", "measures.txt", "--out", out, "--overwrite")
+        assert "does not replace; found measures.txt" in analyze(capsys, checkpoint, *flags, rc=2)
+    assert counts.read_text() == "w0 5\n"
+
+
+def test_a_terminal_without_such_characters(checkpoint, tmp_path, monkeypatch):
+    (tmp_path / "dict.txt").write_text("".join(f"\u00e9\u65e5{n} 2\n" for n in range(57)), "utf-8")
+    argv = ["analyze", str(checkpoint), "--dict", str(tmp_path), "--words", "\u00e9\u65e53"]
+    for form in ("text", "json"):
+        printed = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
+        assert main([*argv, "--format", form]) == 0
+    (one,) = json.loads(printed.getvalue())["checkpoints"]
+    assert list(one["neighbours"]) == ["\u00e9\u65e53"]
+
+
+def test_what_was_measured_is_said_first(checkpoint, tmp_path, capsys):
+    other = save(
+        tmp_path / "separate.pt",
+        {
+            **entries(cone(seed=1), name="encoder.embed_tokens"),
+            **entries(with_padding(cone())),
+            "decoder.output_projection.weight": with_padding(cone(seed=3)),
+        },
+        updates=31_200,
+        model={"_name": "transformer"},
+    )
+    text = " ".join(analyze(capsys, checkpoint, other).split())
+    warning, rest = text.split("checkpoint_best: a model of unknown architecture")
+    assert warning.startswith("Warning: No dictionary was used for checkpoint_best, separate:")
+    assert "separate: transformer, 31,200 updates Measured: decoder.output_projection" in rest
+    assert "Not measured: encoder.embed_tokens, decoder.embed_tokens" in rest
+    assert rest.index("The word vectors") < rest.index("mean cosine 0.")
+    with_words = analyze(capsys, checkpoint, "--dict", tmp_path)
+    assert "Warning" not in with_words and with_words.startswith("checkpoint_best")
+
+
+def test_a_table_of_another_framework(tmp_path, capsys):
+    np.savez(tmp_path / "model.npz", Wemb=cone(60, 6).numpy(), W=cone(50, 5).numpy())
+    (tmp_path / "counts.txt").write_text("".join(f"{1000 // (n + 1)}\n" for n in range(60)))
+    (tmp_path / "vocab.txt").write_text("".join(f"w{n}\n" for n in range(60)))
+    flags = ("--counts", tmp_path / "counts.txt", "--dict", tmp_path / "vocab.txt", "--words", "w3")
+    text = analyze(capsys, tmp_path / "model.npz", *flags)
+    assert "Warning" not in text and "Measured: Wemb, the table of the input" in text
+    assert "norm and log count" in text and "Neighbours of w3 in model: w" in text
+    chosen = analyze(capsys, tmp_path / "model.npz", "--tensor", "W", "--format", "json")
+    (one,) = json.loads(chosen)["checkpoints"]
+    assert (one["table"]["name"], one["table"]["rows"]) == ("W", 50)
+    error = analyze(capsys, tmp_path / "model.npz", "--tensor", "V", rc=2)
+    assert "Wemb, plain, 60 x 6" in error and "W (50 x 5)" in error
+    (tmp_path / "page").write_text("<html>404</html>")
+    error = analyze(capsys, tmp_path / "page", rc=2)
+    assert "starts with b'<html>404" in error and "weights_only" not in error
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("touch executed",)
+
+
+def broken(folder):
+    """Name -> (what is wrong with a checkpoint's content, what the error says)."""
+    nan = with_padding(cone())
+    nan[3, 3] = float("nan")
+    path = folder / "checkpoint.pt"
+
+    def truncated():
+        save(path, entries(with_padding(cone())))
+        path.write_bytes(path.read_bytes()[:900])
+
+    return path, {
+        "missing": (lambda: None, "no such file"),
+        "truncated": (truncated, "cannot be read"),
+        "code": (lambda: torch.save({"model": {"x": Evil()}}, path), "could run code"),
+        "no table": (lambda: save(path, {"fc1.weight": torch.ones(3, 3)}), "--table NAME"),
+        "several": (
+            lambda: save(
+                path,
+                {
+                    **entries(cone(seed=1), name="a.embed_tokens"),
+                    **entries(cone(seed=2), name="b.embed_tokens"),
+                },
+            ),
+            "Choose one with --table NAME",
+        ),
+        "nan": (lambda: save(path, entries(nan)), "NaN in 1 of 60 rows"),
+        "N < d": (lambda: save(path, entries(torch.randn(5, 6))), "N >= d"),
+        "zeros": (lambda: save(path, entries(torch.zeros(9, 3))), "zeros only"),
+    }
+
+
+@pytest.mark.parametrize(
+    "what", ["missing", "truncated", "code", "no table", "several", "nan", "N < d", "zeros"]
+)
+def test_bad_checkpoints(what, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path, kinds = broken(tmp_path)
+    make, message = kinds[what]
+    make()
+    before = sorted(tmp_path.iterdir())
+    error = analyze(capsys, path, "--out", tmp_path / "report", rc=2)
+    assert message in error and "expected" in error
+    assert sorted(tmp_path.iterdir()) == before  # no report, and nothing was executed
+
+
+def test_predictions_of_an_array_are_refused_before_it_is_measured(tmp_path, capsys):
+    np.save(tmp_path / "t.npy", np.random.default_rng(0).normal(size=(50, 4)).astype("float32"))
+    error = analyze(capsys, tmp_path / "t.npy", "--data", tmp_path, rc=2)
+    assert "a checkpoint of fairseq for --data" in error and "Leave out --data" in error
+    assert "a table 'nope'" in analyze(capsys, tmp_path / "t.npy", "--table", "nope", rc=2)
+
+
+@pytest.mark.parametrize("folder", [".", ""])
+def test_the_working_folder_is_no_checkpoint(folder, capsys):
+    assert "found a folder" in analyze(capsys, folder, rc=2)
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (("--dict", "empty"), "empty dictionary"),
+        (("--dict", "absent"), "no such file"),
+        (("--dict", "short"), "61 rows"),
+        (("--words", "w3"), "--dict"),
+        (("--nbest", "a", "b"), "one --nbest file for each of 1"),
+        (("--nbest", "absent"), "fairseq-generate"),
+        (("--cosine-words", "1"), "--cosine-words"),
+        (("--seed", "-1"), "--seed"),
+        (("--labels", "a,b"), "1 different names"),
+        (("--labels", ""), "1 different names"),
+        (("--out", "no/such"), "no such folder"),
+        (("--out", "empty/report"), "found a file"),
+        (("--table", "x.y"), "a table 'x.y'"),
+        (("--data", "absent"), "binarised data"),
+        (("--data", ".", "--tokens", "0"), "--tokens of 1 or more; found 0"),
+        (("--tokens", "5"), "--data together with --tokens"),
+        (("--gen-subset", "test"), "--data together with --gen-subset"),
+        (("--nbest-tokenize", "13a"), "--nbest together with --nbest-tokenize"),
+        (("--overwrite",), "--out together with --overwrite"),
+    ],
+)
+def test_bad_options(flags, message, checkpoint, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").touch()
+    save_dictionary(tmp_path / "short", 5)
+    assert message in analyze(capsys, checkpoint, *flags, rc=2)
+
+
+@pytest.mark.parametrize(
+    "arch, criterion, flags, kind",
+    [
+        ("transformer", "cross_entropy", ("--share-all-embeddings",), "plain"),
+        ("transformer_sc", "spectrum_control", ("--share-all-embeddings",), "svd"),
+        ("transformer_lm", "cross_entropy", ("--share-decoder-input-output-embed",), "plain"),
+        (
+            "transformer_lm_sc",
+            "weight_norm",
+            ("--share-decoder-input-output-embed", "--embedding-type", "weight-norm"),
+            "weight-norm",
+        ),
+    ],
+)
+def test_trained_checkpoints(arch, criterion, flags, kind, train, request, tmp_path, capsys):
+    path = train(arch, criterion, *flags) / "checkpoint_last.pt"
+    is_lm = "_lm" in arch
+    data = request.getfixturevalue("tiny_lm_data" if is_lm else "tiny_translation_data")
+    printed = analyze(capsys, path, "--data", data, "--tokens", 70, "--format", "json")
+    found = json.loads(printed.splitlines()[-1])
+    assert violations(found) == []
+    (one,) = found["checkpoints"]
+    assert one["table"]["kind"] == kind and one["table"]["dimensions"] == 16
+    assert len(one["table"]["names"]) == 3 - is_lm and one["arch"] == arch
+    assert one["dictionary"]["path"].startswith(str(data)) and one["progress"]["updates"] == 4
+    assert one["measures"]["norm_count_pearson"] is not None
+    assert one["outputs"]["tokens"] == 70
+    # LayerNorm leaves d - 1 dimensions, and the log-normaliser adds one or two.
+    assert 10 < one["measures"]["log_probability_rank"] <= 17
+    assert (one["prior"] is not None) is (kind == "svd")
+
+
+def test_nbest_lists(checkpoint, tmp_path, capsys):
+    file = tmp_path / "gen.txt"
+    file.write_text("T-0\ta b c d\nH-0\t-1\ta b c d\nH-0\t-2\tx y\n")
+    printed = analyze(capsys, checkpoint, "--nbest", file, "--format", "json")
+    (one,) = json.loads(printed)["checkpoints"]
+    assert one["measures"]["bleu_4_precision"] == pytest.approx(0.5)
+    assert one["nbest"]["sentences"] == 1

@@ -1,0 +1,317 @@
+"""Averaged checkpoints: the mean of the tables, in an architecture that trains and generates."""
+
+import argparse
+
+import pytest
+import torch
+
+from spectral_fairseq.checkpoints.reading import load_checkpoint
+from spectral_fairseq.commands.average import chosen_checkpoints
+from spectral_fairseq.commands.main import main
+from spectral_fairseq.embeddings.svd import SVDEmbedding
+from tests.checkpoints.made import NAME, entries
+from tests.conftest import PACKAGE
+
+SHARED = ("--share-all-embeddings", "--label-smoothing", "0.1")
+MORE = (*SHARED, "--max-epoch", "3", "--max-update", "30")
+TABLES = ("encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projection.table")
+
+
+def table(model, module="encoder.embed_tokens"):
+    """W by its definition, float64."""
+    u, sigma, v = (model[f"{module}.{name}"].double() for name in ("U", "sigma", "V"))
+    return u @ torch.diag(sigma) @ (v / SVDEmbedding(u.size(0), u.size(1), 1).v_scale).t()
+
+
+@pytest.fixture
+def folder(train):
+    return train("transformer_sc", "spectrum_control", *MORE)
+
+
+def test_tables_are_averaged_not_factors(folder, tmp_path):
+    paths = [folder / f"checkpoint{epoch}.pt" for epoch in (1, 2, 3)]
+    out = tmp_path / "average.pt"
+    assert main(["average", *map(str, paths), "--output", str(out)]) == 0
+    models = [load_checkpoint(path)["model"] for path in paths]
+    found = load_checkpoint(out)["model"]
+    mean = sum(table(model) for model in models) / 3
+    torch.testing.assert_close(table(found), mean, rtol=1e-5, atol=1e-6)
+
+    naive = {
+        f"t.{name}": sum(model[f"encoder.embed_tokens.{name}"] for model in models) / 3
+        for name in ("U", "sigma", "V")
+    }
+    assert (table(naive, "t") - mean).abs().max() > 1e-4, "this test could not fail"
+
+    counted = torch.arange(48) != 1
+    u = found["encoder.embed_tokens.U"][counted].double()
+    u = u / found["encoder.embed_tokens.scale"].double()
+    torch.testing.assert_close(u.t() @ u, torch.eye(16).double(), rtol=0, atol=1e-5)
+
+
+def test_everything_else_is_averaged_plainly(folder, tmp_path):
+    paths = [folder / "checkpoint1.pt", folder / "checkpoint3.pt"]
+    out = tmp_path / "average.pt"
+    assert main(["average", "--inputs", *map(str, paths), "--output", str(out)]) == 0
+    one, other = (load_checkpoint(path) for path in paths)
+    found = load_checkpoint(out)
+    assert list(found["model"]) == list(one["model"])
+    for key, tensor in found["model"].items():
+        if key.endswith("initial_norm") or not key.startswith(TABLES):
+            mean = (one["model"][key].double() + other["model"][key].double()) / 2
+            torch.testing.assert_close(tensor.double(), mean, rtol=1e-6, atol=1e-7)
+        assert tensor.dtype == one["model"][key].dtype
+    for name in ("U", "sigma", "V", "scale", "initial_norm"):
+        assert len({found["model"][f"{module}.{name}"].data_ptr() for module in TABLES}) == 1
+    assert found["cfg"] == one["cfg"]
+    assert "last_optimizer_state" not in found
+
+
+def test_what_modules_keep_beside_tensors_is_the_first_ones(tmp_path):
+    paths = [tmp_path / "one.pt", tmp_path / "other.pt"]
+    for number, path in enumerate(paths):
+        state = {
+            "layer.weight": torch.full((2,), float(number)),
+            "layer._extra_state": {"n": number},
+        }
+        torch.save({"model": state}, path)
+    out = tmp_path / "average.pt"
+    assert main(["average", *map(str, paths), "--output", str(out)]) == 0
+    found = load_checkpoint(out)["model"]
+    assert found["layer._extra_state"] == {"n": 0}
+    assert found["layer.weight"].tolist() == [0.5, 0.5]
+
+
+def test_one_checkpoint_averages_to_itself(folder, tmp_path):
+    out = tmp_path / "average.pt"
+    assert main(["average", str(folder / "checkpoint2.pt"), "--output", str(out)]) == 0
+    one, found = load_checkpoint(folder / "checkpoint2.pt")["model"], load_checkpoint(out)["model"]
+    torch.testing.assert_close(table(found), table(one), rtol=1e-5, atol=1e-6)
+    for key in one:
+        if not key.startswith(TABLES):
+            assert torch.equal(found[key], one[key])
+
+
+def saved(path, model):
+    torch.save({"args": None, "cfg": {}, "model": model}, path)
+    return str(path)
+
+
+def test_plain_tensors_integers_and_half(tmp_path):
+    shared = torch.tensor([[1.0, 3.0]])
+    one = saved(
+        tmp_path / "1.pt",
+        {
+            "a.weight": shared,
+            "b.weight": shared,
+            "half": torch.tensor([2080.0, 1.0], dtype=torch.float16),
+            "steps": torch.tensor(7),
+            "empty": torch.zeros(0),
+            "double": torch.tensor([1.0, 2.0], dtype=torch.float64),
+        },
+    )
+    other = saved(
+        tmp_path / "2.pt",
+        {
+            "a.weight": shared + 1,
+            "b.weight": shared + 1,
+            "half": torch.tensor([65504.0, 2.0], dtype=torch.float16),  # the sum overflows
+            "steps": torch.tensor(9),
+            "empty": torch.zeros(0),
+            "double": torch.tensor([3.0, 5.0], dtype=torch.float64),
+        },
+    )
+    out = tmp_path / "out.pt"
+    assert main(["average", one, other, "--output", str(out)]) == 0
+    found = load_checkpoint(out)["model"]
+    assert found["a.weight"].tolist() == [[1.5, 3.5]]
+    assert found["a.weight"].data_ptr() == found["b.weight"].data_ptr()
+    assert found["half"].dtype == torch.float16
+    assert found["half"].tolist() == [33792.0, 1.5]
+    assert found["steps"].item() == 7 and found["steps"].dtype == torch.int64
+    assert found["double"].tolist() == [2.0, 3.5]
+
+
+def test_the_average_generates_and_trains_on(folder, tiny_translation_data, run_cli, tmp_path):
+    from tests.conftest import TINY_TRANSLATION
+
+    out = tmp_path / "average.pt"
+    assert main(["average", str(folder), "--last", "3", "--output", str(out)]) == 0
+    done = run_cli(
+        "fairseq-generate",
+        tiny_translation_data,
+        "--path",
+        out,
+        "--user-dir",
+        PACKAGE,
+        "--beam",
+        "2",
+        cwd=tmp_path,
+    )
+    assert done.stdout.count("\nH-") == 7
+    run_cli(
+        "fairseq-train",
+        tiny_translation_data,
+        "--user-dir",
+        PACKAGE,
+        "--arch",
+        "transformer_sc",
+        "--criterion",
+        "spectrum_control",
+        *SHARED,
+        *TINY_TRANSLATION,
+        "--finetune-from-model",
+        out,
+        "--save-dir",
+        tmp_path / "more",
+        "--optimizer",
+        "adam",
+        "--lr",
+        "1e-9",
+        "--max-tokens",
+        "96",
+        "--max-epoch",
+        "1",
+        "--num-workers",
+        "0",
+        "--data-buffer-size",
+        "0",
+        cwd=tmp_path,
+    )
+    more = load_checkpoint(tmp_path / "more" / "checkpoint_last.pt")["model"]
+    average = load_checkpoint(out)["model"]
+    torch.testing.assert_close(table(more), table(average), rtol=0, atol=1e-5)
+
+
+def test_checkpoints_of_different_models(tmp_path, capsys):
+    one = saved(tmp_path / "1.pt", {"a": torch.zeros(2), "b": torch.zeros(3)})
+    shape = saved(tmp_path / "2.pt", {"a": torch.zeros(2), "b": torch.zeros(4)})
+    names = saved(tmp_path / "3.pt", {"a": torch.zeros(2), "c": torch.zeros(3)})
+    out = tmp_path / "out.pt"
+    assert main(["average", one, shape, "--output", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert "b of shape (3,) and (4,)" in error and "2.pt" in error
+    assert main(["average", one, names, "--output", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert "b only in one" in error and "c only in one" in error
+    assert not out.exists()
+
+
+def test_a_table_that_diverged(tmp_path, capsys):
+    one = saved(tmp_path / "1.pt", entries(torch.randn(9, 4), "svd"))
+    stored = entries(torch.randn(9, 4), "svd")
+    stored[f"{NAME}.U"][3, 2] = float("nan")
+    other = saved(tmp_path / "2.pt", stored)
+    for paths in ((one, other), (other, one)):
+        assert main(["average", *paths, "--output", str(tmp_path / "out.pt")]) == 2
+        error = capsys.readouterr().err
+        assert "infinity or NaN" in error and "2.pt" in error
+
+
+def test_nothing_but_a_model(tmp_path):
+    path = tmp_path / "1.pt"
+    torch.save({"model": {"a": torch.ones(2)}, "extra_state": None}, path)
+    assert main(["average", str(path), "--output", str(tmp_path / "out.pt")]) == 0
+
+
+def test_output_is_no_input_and_not_replaced_unasked(tmp_path, capsys):
+    one = saved(tmp_path / "1.pt", {"a": torch.zeros(2)})
+    other = saved(tmp_path / "2.pt", {"a": torch.ones(2)})
+    assert main(["average", one, other, "--output", other, "--overwrite"]) == 2
+    assert "input" in capsys.readouterr().err
+    assert load_checkpoint(other)["model"]["a"].tolist() == [1, 1]
+    (tmp_path / "out.pt").write_text("precious")
+    assert main(["average", one, other, "--output", str(tmp_path / "out.pt")]) == 2
+    assert (tmp_path / "out.pt").read_text() == "precious"
+    assert main(["average", one, other, "--output", str(tmp_path / "out.pt"), "--overwrite"]) == 0
+    assert load_checkpoint(tmp_path / "out.pt")["model"]["a"].tolist() == [0.5, 0.5]
+
+
+def choose(inputs, epochs=None, updates=None, bound=None):
+    return chosen_checkpoints(
+        argparse.Namespace(
+            checkpoints=[str(path) for path in inputs],
+            inputs=[],
+            num_epoch_checkpoints=epochs,
+            num_update_checkpoints=updates,
+            checkpoint_upper_bound=bound,
+        )
+    )
+
+
+@pytest.fixture
+def save_dir(tmp_path):
+    for name in (
+        *("checkpoint1.pt", "checkpoint2.pt", "checkpoint9.pt", "checkpoint10.pt"),
+        *("checkpoint_1_50.pt", "checkpoint_2_100.pt", "checkpoint_2_1000.pt"),
+        *("checkpoint_last.pt", "checkpoint_best.pt", "checkpoint11.pt.tmp"),
+    ):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        ({"epochs": 2}, ["checkpoint10.pt", "checkpoint9.pt"]),
+        ({"epochs": 2, "bound": 9}, ["checkpoint9.pt", "checkpoint2.pt"]),
+        ({"epochs": 4}, ["checkpoint10.pt", "checkpoint9.pt", "checkpoint2.pt", "checkpoint1.pt"]),
+        ({"updates": 2}, ["checkpoint_2_1000.pt", "checkpoint_2_100.pt"]),
+        ({"updates": 2, "bound": 100}, ["checkpoint_2_100.pt", "checkpoint_1_50.pt"]),
+    ],
+)
+def test_choice_from_a_folder(save_dir, options, expected):
+    assert [path.name for path in choose([save_dir], **options)] == expected
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"epochs": 5}, "5 epoch checkpoints"),
+        ({"updates": 2, "bound": 99}, "2 update checkpoints"),
+        ({"epochs": 0}, ">= 1"),
+        ({"bound": 3}, "--checkpoint-upper-bound"),
+        ({}, "a folder"),
+    ],
+)
+def test_choices_that_cannot_be_met(save_dir, options, message):
+    with pytest.raises(ValueError, match=message):
+        choose([save_dir], **options)
+
+
+def test_choice_of_files(save_dir):
+    files = [save_dir / "checkpoint1.pt", save_dir / "checkpoint_best.pt"]
+    assert choose(files) == files
+    with pytest.raises(ValueError, match="checkpoint files to average; found none"):
+        choose([])
+    with pytest.raises(ValueError, match="one existing folder"):
+        choose(files, epochs=2)
+    with pytest.raises(ValueError, match="one existing folder"):
+        choose([save_dir / "none"], epochs=2)
+
+
+def test_weight_norm_tables_are_averaged_not_factors(train, tmp_path):
+    more = ("--share-all-embeddings", "--embedding-type", "weight-norm", "--max-epoch", "2")
+    folder = train("transformer_sc", "weight_norm", *more, "--max-update", "20")
+    paths = [folder / f"checkpoint{epoch}.pt" for epoch in (1, 2)]
+    out = tmp_path / "average.pt"
+    assert main(["average", *map(str, paths), "--output", str(out)]) == 0
+
+    def dense(path):
+        model = load_checkpoint(path)["model"]
+        g, v = (model[f"decoder.embed_tokens.{name}"].double() for name in ("g", "v"))
+        return v * (g / v.norm(dim=1).clamp(min=1e-12)).unsqueeze(1)
+
+    mean = (dense(paths[0]) + dense(paths[1])) / 2
+    torch.testing.assert_close(dense(out), mean, rtol=1e-5, atol=1e-6)
+
+
+def test_tables_that_only_the_first_checkpoint_shares_are_refused(tmp_path, capsys):
+    shared, others = torch.ones(5, 3), torch.zeros(5, 3)
+    for name, second in (("tied", shared), ("untied", others)):
+        state = {"decoder.embed_tokens.weight": shared, "decoder.output_projection.weight": second}
+        torch.save({"args": None, "cfg": None, "model": state}, tmp_path / f"{name}.pt")
+    paths = [str(tmp_path / f"{name}.pt") for name in ("tied", "untied")]
+    assert main(["average", *paths, "--output", str(tmp_path / "average.pt")]) != 0
+    assert "shares them" in capsys.readouterr().err
+    assert not (tmp_path / "average.pt").exists()

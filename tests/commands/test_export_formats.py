@@ -1,0 +1,174 @@
+"""``export --to``: folders for transformers and CTranslate2 that compute what fairseq computes."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from spectral_fairseq.checkpoints.reading import load_checkpoint, torch_load
+from spectral_fairseq.commands import export_huggingface as writer
+from spectral_fairseq.commands.export_plain import (
+    LogitCheck,
+    build_model,
+    plain_checkpoint,
+    task_like,
+)
+from spectral_fairseq.commands.main import main
+from tests.commands.test_export import LIMIT, hypotheses, train_lm, train_translation, train_well
+from tests.conftest import PACKAGE
+
+
+def export(checkpoint, out, *more, to="huggingface", status=0):
+    argv = ["export", "--to", to, str(checkpoint), str(out), *map(str, more)]
+    assert main(argv) == status
+    return out
+
+
+def last(folder):
+    return folder / "checkpoint_last.pt"
+
+
+def test_transformers_generates_like_fairseq(
+    transformers, train, tiny_translation_data, run_cli, tmp_path
+):
+    folder = train_well(train)
+    out = export(last(folder), tmp_path / "hf")
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        path.name for path in out.iterdir()
+    }
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(out)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    lines = (tiny_translation_data / "test.de").read_text("utf-8").splitlines()
+    batch = tokenizer(lines, return_tensors="pt", padding=True, return_token_type_ids=False)
+    found = tokenizer.batch_decode(
+        model.generate(**batch, max_new_tokens=LIMIT + 1), skip_special_tokens=True
+    )
+    ours = run_cli(
+        *("fairseq-generate", tiny_translation_data, "--path", last(folder)),
+        *("--user-dir", PACKAGE, "--beam", "5", "--max-len-b", LIMIT),
+        *("--required-batch-size-multiple", "1"),
+        cwd=tmp_path,
+    )
+    expected = {number: text for number, (text, _) in hypotheses(ours.stdout).items()}
+    assert dict(enumerate(found)) == expected
+    assert len(set(found)) > 2
+
+
+@pytest.mark.parametrize("to", ["huggingface", "ctranslate2"])
+def test_a_model_of_several_language_pairs_is_refused(to, train, tmp_path, capsys):
+    """It asked for a dictionary that no folder has, because the task appends its languages."""
+    pytest.importorskip("transformers" if to == "huggingface" else to)
+    checkpoint = load_checkpoint(last(train_translation(train, "three ways")))
+    task = {**checkpoint["cfg"]["task"], "lang_pairs": "de-en,en-de"}
+    path = tmp_path / "multilingual.pt"
+    torch.save({**checkpoint, "cfg": {**checkpoint["cfg"], "task": task}}, path)
+    export(path, tmp_path / "out", to=to, status=2)
+    assert f"one language pair, for --to {to}" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_language_model(transformers, train, tmp_path):
+    checkpoint = last(train_lm(train))
+    out = export(checkpoint, tmp_path / "hf")
+    model = transformers.AutoModelForCausalLM.from_pretrained(out).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    text = "w1 w2 w3 unheard w5"
+    batch = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
+    plain = plain_checkpoint(load_checkpoint(checkpoint))
+    fairseq_model = build_model(plain, task_like(plain["model"]))
+    symbols = dictionary_of(plain)
+    words = [symbols.index(word) + 4 if word in symbols else 3 for word in text.split()]
+    assert batch["input_ids"].tolist() == [[2, *words]]
+    with torch.no_grad():
+        expected = fairseq_model(batch["input_ids"])[0]
+        torch.testing.assert_close(model(**batch).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def dictionary_of(checkpoint):
+    lines = Path(checkpoint["cfg"]["task"]["data"], "dict.txt").read_text("utf-8").splitlines()
+    return [line.split()[0] for line in lines]
+
+
+def test_ctranslate2_scores_a_language_model(train, tmp_path):
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    checkpoint = last(train_lm(train))
+    out = export(checkpoint, tmp_path / "ct2", to="ctranslate2")
+    generator = ctranslate2.Generator(str(out), device="cpu")
+    plain = plain_checkpoint(load_checkpoint(checkpoint))
+    words = dictionary_of(plain)[:6]
+    ids = torch.tensor([[2, *range(4, 4 + len(words))]])
+    with torch.no_grad():
+        logits = build_model(plain, task_like(plain["model"]))(ids)[0]
+    expected = torch.log_softmax(logits[0, :-1], -1).gather(1, ids[0, 1:, None])[:, 0]
+    (scores,) = generator.score_batch([["</s>", *words]])
+    assert scores.log_probs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_plain_checkpoints_of_fairseq_and_a_folder_of_dictionaries(
+    transformers, train, tiny_translation_data, tmp_path, monkeypatch, capsys
+):
+    checkpoint = last(train("transformer", "cross_entropy"))
+    state = torch_load(checkpoint, map_location="cpu")
+    task = state["cfg"]["task"]
+    (task if isinstance(task, dict) else vars(task))["data"] = "/moved/away"
+    moved = tmp_path / "moved.pt"
+    torch.save(state, moved)
+    out = tmp_path / "hf"
+    export(moved, out, status=2)
+    assert "--data" in capsys.readouterr().err and not out.exists()
+    export(moved, out, "--data", tiny_translation_data)
+    assert json.loads((out / "config.json").read_text())["model_type"] == "fsmt"
+
+
+def test_nothing_is_left_of_a_model_with_other_logits(transformers, train, tmp_path, monkeypatch):
+    checkpoint = last(train_translation(train, "three ways"))
+    monkeypatch.setattr(writer, "_compare", lambda *_: LogitCheck(1.0, 1.0))
+    export(checkpoint, tmp_path / "hf", status=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_folders_of_the_format_are_replaced(transformers, train, tmp_path, capsys):
+    checkpoint = last(train_translation(train, "three ways"))
+    out = tmp_path / "hf"
+    out.mkdir()
+    (out / "precious.txt").touch()
+    export(checkpoint, out, status=2)
+    assert "--overwrite" in capsys.readouterr().err
+    export(checkpoint, out, "--overwrite", status=2)
+    assert "config.json" in capsys.readouterr().err and (out / "precious.txt").exists()
+    (out / "config.json").touch()
+    export(checkpoint, out, "--overwrite", status=2)
+    assert "precious.txt" in capsys.readouterr().err and (out / "precious.txt").exists()
+    (out / "precious.txt").unlink()
+    for _ in range(2):
+        export(checkpoint, out, "--overwrite")
+        assert (out / "model.safetensors").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+    copy = out / "mine.pt"
+    copy.write_bytes(checkpoint.read_bytes())
+    export(copy, out, "--overwrite", status=2)
+    assert "no input" in capsys.readouterr().err and copy.exists()
+
+
+def test_flags_of_another_format(train, tmp_path, capsys):
+    checkpoint = last(train_translation(train, "three ways"))
+    for to, flags, said in (
+        ("fairseq", ("--data", "."), "--data"),
+        ("huggingface", ("--quantization", "int8"), "--to ctranslate2"),
+        ("huggingface", ("--bpe-codes", "a", "--sentencepiece-model", "b"), "both"),
+        ("huggingface", ("--bpe-codes", tmp_path / "none"), "no such file"),
+        ("ctranslate2", ("--quantization", "int3"), "int8"),
+    ):
+        export(checkpoint, tmp_path / "out", *flags, to=to, status=2)
+        assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_transformers(train, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    checkpoint = last(train_translation(train, "three ways"))
+    export(checkpoint, tmp_path / "hf", status=2)
+    assert "pip install transformers" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

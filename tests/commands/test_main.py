@@ -1,0 +1,157 @@
+"""The command's frame: subcommands, errors without traceback, exit status."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import spectral_fairseq
+from spectral_fairseq.commands import user_dir
+from spectral_fairseq.commands.main import SUBCOMMANDS, main
+from spectral_fairseq.errors import CheckpointError
+from tests.checkpoints.made import cone, entries, save, with_padding
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"spectral-fairseq {spectral_fairseq.__version__}\n"
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_every_subcommand_has_help(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([name, "--help"])
+    assert stop.value.code == 0
+    assert f"spectral-fairseq {name}" in capsys.readouterr().out
+
+
+SLOW = ("fairseq", "matplotlib", "numpy", "sacrebleu", "sklearn", "torch")
+
+
+@pytest.mark.parametrize(
+    "argv, status, slow",
+    [
+        (["--help"], 0, SLOW),
+        (["user-dir"], 0, SLOW),
+        (["analyze", "--help"], 0, SLOW),
+        (["evaluate-lm", "--help"], 0, SLOW),
+        (["analyze", "absent.pt"], 2, SLOW),
+        (["export", "absent.pt", "out.pt"], 2, SLOW),
+        (["evaluate-lm", "absent.pt", "d"], 2, SLOW),
+        (["next-words", "absent.pt", "--data", "d"], 2, SLOW),
+        (["average", "absent.pt", "--output", "out.pt"], 2, SLOW),
+        (["analyze", "one.pt"], 0, ("fairseq", "matplotlib", "sacrebleu", "sklearn")),
+        (["analyze", "one.npy"], 0, ("fairseq", "matplotlib", "omegaconf", "pandas", "sacrebleu")),
+    ],
+)
+def test_only_what_is_needed_is_imported(argv, status, slow, tmp_path):
+    save(tmp_path / "one.pt", entries(with_padding(cone())))
+    np.save(tmp_path / "one.npy", cone().numpy())
+    code = (
+        "import sys; from spectral_fairseq.commands.main import main\n"
+        "try: status = main(sys.argv[1:])\n"
+        "except SystemExit as stop: status = stop.code\n"
+        "print('LOADED', status, *sorted(name for name in sys.modules if '.' not in name))"
+    )
+    path = os.path.dirname(os.path.dirname(spectral_fairseq.__file__))
+    done = subprocess.run(
+        [sys.executable, "-c", code, *argv],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    _, found, *loaded = done.stdout.splitlines()[-1].split()
+    assert int(found) == status
+    assert set(loaded).isdisjoint(slow)
+
+
+@pytest.mark.parametrize("argv", [[], ["no-such-subcommand"]])
+def test_usage_errors(argv, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(argv)
+    assert stop.value.code == 2
+    assert "usage: spectral-fairseq" in capsys.readouterr().err
+
+
+def test_an_error_is_one_message_without_traceback(tmp_path, capsys):
+    assert main(["export", str(tmp_path / "none.pt"), str(tmp_path / "out.pt")]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("spectral-fairseq export: error: expected a checkpoint or model")
+    assert "none.pt" in printed.err and "Traceback" not in printed.err
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_debug_shows_the_traceback(place, tmp_path):
+    argv = ["export", str(tmp_path / "none.pt"), str(tmp_path / "out.pt")]
+    with pytest.raises(CheckpointError):
+        main([*argv[:place], "--debug", *argv[place:]])
+
+
+def test_a_defect_of_ours_is_not_taken_for_the_users(monkeypatch):
+    def fail(args):
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(user_dir, "run", fail)
+    with pytest.raises(KeyError):
+        main(["user-dir"])
+
+
+def test_ctrl_c_is_no_traceback(monkeypatch, capsys):
+    def stop(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(user_dir, "run", stop)
+    assert main(["user-dir"]) == 130
+    assert capsys.readouterr().err == "\nspectral-fairseq user-dir: interrupted\n"
+    with pytest.raises(KeyboardInterrupt):
+        main(["--debug", "user-dir"])
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves_is_no_traceback():
+    """As with ``spectral-fairseq doctor | head -0``."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    argv = [sys.executable, "-m", "spectral_fairseq.commands.main", "doctor"]
+    path = os.path.dirname(os.path.dirname(spectral_fairseq.__file__))
+    done = subprocess.run(
+        argv, stdout=writing, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
+    )
+    os.close(writing)
+    assert done.returncode == 141
+    assert b"Traceback" not in done.stderr and b"BrokenPipe" not in done.stderr
+
+
+def test_user_dir_alone_on_stdout_from_another_folder(run_cli, tmp_path):
+    printed = run_cli("spectral-fairseq", "user-dir", cwd=tmp_path).stdout
+    assert printed.count("\n") == 1
+    folder = printed.strip()
+    assert os.path.isabs(folder) and os.path.isfile(os.path.join(folder, "__init__.py"))
+    assert os.path.samefile(folder, os.path.dirname(spectral_fairseq.__file__))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "argv, redirection, status",
+    [
+        ("analyze --schema", "| true; exit ${PIPESTATUS[0]}", 141),
+        ("user-dir", "> /dev/full", 2),
+        ("user-dir", ">&-", 0),
+    ],
+)
+def test_output_that_cannot_be_written_is_no_traceback(argv, redirection, status):
+    path = os.path.dirname(os.path.dirname(spectral_fairseq.__file__))
+    command = f"{sys.executable} -m spectral_fairseq.commands.main {argv} {redirection}"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert done.returncode == status and b"Traceback" not in done.stderr
+    assert (b"No space left" in done.stderr) == (status == 2)

@@ -1,0 +1,189 @@
+"""Rank and divergence of a trained model's predictions, against the whole matrix at once."""
+
+import shutil
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+
+from spectral_fairseq.commands import predictions as model_outputs
+from spectral_fairseq.commands.predictions import (
+    check_memory,
+    measure_outputs,
+    predict,
+    spectrum_bytes,
+)
+from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
+from tests.conftest import TINY_LANGUAGE_MODEL
+from tests.language_models import stateful_checkpoint, tokens_of
+from tests.reference import isoscore as naive_isoscore
+from tests.reference import isotropy as naive_isotropy
+from tests.reference.divergence import expected_pairwise_kl
+from tests.reference.gradient_bottleneck import lost_gradient
+
+FLAGS = ("transformer", "cross_entropy", "--share-all-embeddings")
+
+
+@pytest.fixture(scope="module")
+def path(train):
+    return train(*FLAGS) / "checkpoint_last.pt"
+
+
+@torch.no_grad()
+def whole_matrix(path, data, subset):
+    """Log-probabilities sentence by sentence, without batches and so without padding."""
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
+        [str(path)], arg_overrides={"data": str(data)}
+    )
+    model.eval()
+    task.load_dataset(subset)
+    dataset = task.dataset(subset)
+    rows = []
+    for index in range(len(dataset)):
+        batch = dataset.collater([dataset[index]])
+        output = model(**batch["net_input"])
+        rows.append(model.get_normalized_probs(output, log_probs=True)[0])
+    return torch.cat(rows)
+
+
+def test_fillers_beyond_the_cut_of_an_output_dictionary(tiny_lm_data, run_cli, tmp_path):
+    """They ended in ``index 40 is out of bounds for dimension 0 with size 20``."""
+    text, data = tiny_lm_data / "train.txt", tmp_path / "data"
+    run_cli(
+        *("fairseq-preprocess", "--only-source", "--trainpref", text, "--validpref", text),
+        *("--padding-factor", "64", "--destdir", data),
+    )
+    run_cli(
+        *("fairseq-train", data, "--task", "language_modeling", "--tokens-per-sample", "16"),
+        *("--arch", "transformer_lm", *TINY_LANGUAGE_MODEL, "--output-dictionary-size", "20"),
+        *("--optimizer", "adam", "--max-tokens", "96", "--max-update", "1", "--num-workers", "0"),
+        *("--save-dir", tmp_path / "model", "--cpu"),
+    )
+    _, details = measure_outputs(tmp_path / "model" / "checkpoint_last.pt", data, tokens=50)
+    assert details["words"] == 20
+
+
+def test_against_the_whole_matrix(path, tiny_translation_data, monkeypatch):
+    expected = whole_matrix(path, tiny_translation_data, "valid")
+    # Small blocks: several a batch.
+    monkeypatch.setattr(model_outputs, "_BLOCK_NUMBERS", 7 * expected.size(1))
+    seen = []
+    measures, details = measure_outputs(
+        path, tiny_translation_data, tokens=10_000, progress=seen.append
+    )
+    assert details["tokens"] == sum(seen) == expected.size(0) and max(seen) == 7
+    assert details["words"] == expected.size(1)
+    assert measures["expected_pairwise_kl"] == pytest.approx(
+        expected_pairwise_kl(expected), rel=1e-4
+    )
+    sigma = torch.linalg.svdvals(expected.double())
+    threshold = 0.5 * (sum(expected.shape) + 1) ** 0.5 * float(sigma[0]) * 2**-23
+    assert measures["log_probability_rank"] == int((sigma > threshold).sum())
+    assert details["threshold"] == pytest.approx(threshold / float(sigma[0]))
+    share = details["cumulative_share"]
+    assert share == sorted(share) and share[-1] == 1.0
+    assert share[40] == float((sigma <= 1e-3 * sigma[0]).double().mean())
+
+
+def test_tokens_are_the_first_ones(path, tiny_translation_data):
+    _, details = measure_outputs(path, tiny_translation_data, tokens=13)
+    assert details["tokens"] == 13 and details["subset"] == "valid"
+    # Those of the first sentences of the corpus, not those of the shortest ones.
+    expected = whole_matrix(path, tiny_translation_data, "valid")
+    for count in (13, len(expected)):
+        blocks = predict(path, tiny_translation_data, "valid", count).blocks
+        found = torch.cat([block.log_probabilities for block in blocks])
+        torch.testing.assert_close(found, expected[:count], rtol=1e-4, atol=1e-4)
+
+
+def assert_states_belong_to_predictions(predictions):
+    """The last states times W give the log-probabilities, but for a bias and a normaliser."""
+    rows = list(predictions.blocks)
+    states = torch.cat([block.states[-1] for block in rows])
+    log_probabilities = torch.cat([block.log_probabilities for block in rows])
+    rest = log_probabilities - states @ predictions.weight.t()
+    bias = rest - rest.mean(1, keepdim=True)
+    torch.testing.assert_close(bias, bias[:1].expand_as(bias), rtol=0, atol=1e-4)
+    return rows
+
+
+def test_hidden_states_by_layer(path, tiny_translation_data):
+    rows = assert_states_belong_to_predictions(predict(path, tiny_translation_data, "valid", 100))
+    # One decoder layer, after which nothing is normalised: the embeddings and the layer.
+    states = [torch.cat([block.states[layer] for block in rows]) for layer in range(2)]
+    measures, details = measure_outputs(path, tiny_translation_data, tokens=100)
+    assert len(details["layers"]) == len(rows[0].states) == 2
+    for seen, layer in zip(states, details["layers"]):
+        assert layer["mean_cosine"] == pytest.approx(naive_isotropy.mean_cosine(seen), abs=1e-5)
+        assert layer["isoscore"] == pytest.approx(naive_isoscore.isoscore(seen), abs=1e-5)
+    assert measures["hidden_mean_cosine"] == details["layers"][1]["mean_cosine"]
+    assert details["hull"]["states"] == min(100, 4 * states[1].size(1))
+    targets = torch.cat([block.targets for block in rows])
+    logits = torch.cat([block.log_probabilities for block in rows])
+    weight = predict(path, tiny_translation_data, "valid", 100).weight
+    assert measures["gradient_lost"] == pytest.approx(
+        lost_gradient(weight, logits, targets), abs=1e-4
+    )
+    no_words = set(predict(path, tiny_translation_data, "valid", 1).no_words.tolist())
+    predicted = set(logits.argmax(1).tolist())
+    assert measures["never_predicted"] == weight.size(0) - len(predicted | no_words)
+    assert measures["missed_targets"] == len(set(targets.tolist()) - predicted)
+
+
+def test_a_mixture_has_no_projector(train, tiny_translation_data):
+    mixture = train("transformer_mos", "cross_entropy", "--share-all-embeddings")
+    measures, details = measure_outputs(mixture / "checkpoint_last.pt", tiny_translation_data)
+    assert measures["gradient_lost"] is None and details["layers"]
+
+
+def test_memory_is_asked_for_beforehand():
+    assert spectrum_bytes(80_000, 10_000) < model_outputs.MEMORY_LIMIT
+    check_memory(80_000, 10_000)
+    with pytest.raises(ConfigurationError, match="--tokens") as caught:
+        check_memory(50_000, 100_000)
+    suggested = int(str(caught.value).split("--tokens ")[1].rstrip("."))
+    check_memory(suggested, 100_000)
+    assert spectrum_bytes(suggested + 200, 100_000) > model_outputs.MEMORY_LIMIT
+    with pytest.raises(ConfigurationError, match="at least 2"):
+        check_memory(1, 100)
+
+
+def test_data_that_do_not_fit(path, tiny_translation_data, tmp_path):
+    with pytest.raises(DataError, match="no such folder"):
+        measure_outputs(path, tmp_path / "absent")
+    with pytest.raises(DataError, match="'dev'"):
+        measure_outputs(path, tiny_translation_data, "dev")
+    with pytest.raises((UnsupportedError, DataError)):
+        measure_outputs(path, tmp_path)
+    separate = shutil.copytree(tiny_translation_data, tmp_path / "separate")
+    with (separate / "dict.en.txt").open("a", encoding="utf-8") as dictionary:
+        dictionary.write("another 1\n")
+    with pytest.raises(UnsupportedError, match="joined dictionary"):
+        measure_outputs(path, separate)
+
+
+@torch.no_grad()
+def test_a_model_with_a_state_reads_one_stream(train, tiny_lm_data):
+    path = stateful_checkpoint(train)
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
+        [str(path)], arg_overrides={"data": str(tiny_lm_data)}
+    )
+    tokens = tokens_of(tiny_lm_data, "valid")
+    # The state of an LSTM does not depend on where the text is cut: here it is not cut at all.
+    inputs = torch.cat([tokens.new_tensor([task.target_dictionary.eos()]), tokens[:-1]])
+    model.eval()
+    (expected,) = model.get_normalized_probs(model(inputs.unsqueeze(0)), log_probs=True)
+    predictions = predict(path, tiny_lm_data, "valid", 10_000)
+    assert predictions.tokens == len(tokens) > 3 * task.args.tokens_per_sample
+    torch.testing.assert_close(
+        torch.cat([rows.log_probabilities for rows in predictions.blocks]),
+        expected,
+        rtol=1e-4,
+        atol=1e-5,
+    )
+    assert_states_belong_to_predictions(predict(path, tiny_lm_data, "valid", 40))
+    measures, details = measure_outputs(path, tiny_lm_data, tokens=37)
+    assert details["tokens"] == 37
+    assert measures["expected_pairwise_kl"] == pytest.approx(
+        expected_pairwise_kl(expected[:37]), rel=1e-4
+    )

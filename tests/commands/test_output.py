@@ -1,0 +1,32 @@
+"""Files that subcommands write: refused before any work, or written whole."""
+
+import os
+
+import pytest
+import torch
+
+from spectral_fairseq.commands.shared import check_output, save_atomically
+from spectral_fairseq.errors import ConfigurationError
+
+
+def test_a_folder_that_is_not_writable_is_refused_before_any_work(tmp_path, monkeypatch):
+    # Not by its permissions, which do not bind a superuser.
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    with pytest.raises(ConfigurationError, match="which cannot"):
+        check_output(tmp_path / "out.pt", [], overwrite=False)
+    (tmp_path / "inner").mkdir()
+    assert check_output(tmp_path / "inner" / "out.pt", [], overwrite=False)
+
+
+def test_a_link_stays_and_what_it_points_to_is_written(tmp_path):
+    (tmp_path / "disk").mkdir()
+    link, target = tmp_path / "link.pt", tmp_path / "disk" / "out.pt"
+    link.symlink_to(target)
+    for _ in range(2):
+        save_atomically({"a": 1}, check_output(link, [], overwrite=True))
+        assert link.is_symlink() and not target.is_symlink() and torch.load(target) == {"a": 1}
+    assert sorted(tmp_path.rglob("*.pt")) == [target, link]
+    with pytest.raises(ConfigurationError, match="no such folder"):
+        astray = tmp_path / "astray.pt"
+        astray.symlink_to(tmp_path / "absent" / "out.pt")
+        check_output(astray, [], overwrite=True)
