@@ -30,8 +30,8 @@ from benchmarks.harness import (
     print_table,
 )
 from spectral_fairseq.functional.table_control import apply_change_
-from spectral_fairseq.plugin.hooks.factor_renewal import renew_factors
-from spectral_fairseq.plugin.models.output_table import svd_tables
+from spectral_fairseq.plugin.models.find import svd_tables
+from spectral_fairseq.plugin.spectrum_control.trainer import renew_factors
 
 INTERVAL = 10  # the default of --spectrum-decay, and what docs/spectrum.md has for --svd-interval
 

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections import defaultdict
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import spectral_fairseq
@@ -40,9 +41,10 @@ def upstream(package):
     return found.union(*map(upstream, found))
 
 
-def imports(path):
-    """Every dotted module name that a file imports, wherever in the file."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+def imports(path, anywhere=True):
+    """Every dotted module name that a file imports, wherever in the file or at its top only."""
+    tree = ast.parse(path.read_text("utf-8"))
+    for node in ast.walk(tree) if anywhere else tree.body:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -87,20 +89,21 @@ def test_every_import_follows_the_arrows():
                 assert package in WITH_FAIRSEQ, f"{path} imports {name}"
 
 
-# Inside plugin/: what each part may import, besides itself.
-PLUGIN = {"flags": set(), "tasks": {"flags"}}
-PLUGIN["models"] = {"flags", "tasks"}
-PLUGIN["optim"] = PLUGIN["criterions"] = {"flags", "tasks", "models"}
-PLUGIN["hooks"] = set(PLUGIN)
-
-
-def test_imports_inside_the_plugin_go_one_way():
-    for path in (PACKAGE / "plugin").rglob("*.py"):
-        part = path.relative_to(PACKAGE / "plugin").parts[0].removesuffix(".py")
-        for name in imports(path):
-            other = name.removeprefix("spectral_fairseq.plugin.").split(".")[0]
-            if part != "__init__" and name.startswith("spectral_fairseq.plugin.") and other != part:
-                assert other in PLUGIN[part], f"{path} imports {name}"
+def test_no_files_import_each_other_in_a_circle():
+    graph = {}
+    for path in FILES:
+        graph[path] = set()
+        for name in imports(path, anywhere=False):
+            parts = name.split(".")[1:] if name.startswith("spectral_fairseq.") else []
+            for end in range(len(parts), 0, -1):  # the module, or the one that has the name
+                file = PACKAGE.joinpath(*parts[:end])
+                found = [
+                    one for one in (file.with_suffix(".py"), file / "__init__.py") if one in FILES
+                ]
+                if found:
+                    graph[path].update(found)
+                    break
+    list(TopologicalSorter(graph).static_order())  # raises CycleError
 
 
 def test_every_arrow_is_followed_by_an_import():

@@ -73,9 +73,9 @@ def diagnose() -> Dict[str, Any]:
 
 
 def _patched_for_features() -> List[Applied]:
-    from spectral_fairseq.plugin import hooks  # imports fairseq
+    from spectral_fairseq.plugin import trainer
 
-    return hooks.patch_for_features()
+    return trainer.patch_for_features()
 
 
 def _as_json(applied: Applied) -> Dict[str, str]:

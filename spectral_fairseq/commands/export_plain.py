@@ -40,11 +40,10 @@ from spectral_fairseq.errors import (
     SpectralFairseqError,
     UnsupportedError,
 )
-from spectral_fairseq.plugin.criterions.penalised import PenalisedCrossEntropy
-from spectral_fairseq.plugin.models.flat_config import FlatTransformerConfig
-from spectral_fairseq.plugin.models.transformer import SpectralTransformer
-from spectral_fairseq.plugin.models.transformer_lm import SpectralTransformerLM
-from spectral_fairseq.plugin.tasks.training_counts import building_for
+from spectral_fairseq.plugin.counts import building_for
+from spectral_fairseq.plugin.criterion import PenalisedCrossEntropy
+from spectral_fairseq.plugin.models.registry import FlatTransformerConfig
+from spectral_fairseq.plugin.models.transformer import SpectralTransformer, SpectralTransformerLM
 
 # Build the models of checkpoints without their data, and compare the logits of two.
 

@@ -13,14 +13,13 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
     LabelSmoothedCrossEntropyCriterionConfig,
 )
 
-from spectral_fairseq.plugin.criterions.penalised import PenalisedCriterionConfig
+from spectral_fairseq.plugin.criterion import PenalisedCriterionConfig
 from spectral_fairseq.plugin.models.awd_lstm import AWDLSTMConfig
-from spectral_fairseq.plugin.models.options import SpectralOptions
+from spectral_fairseq.plugin.models.registry import SpectralOptions
 from spectral_fairseq.plugin.models.transformer_xl import TransformerXLConfig
 from spectral_fairseq.plugin.optim.coupled_adam import CoupledAdamConfig
-from spectral_fairseq.plugin.optim.nt_asgd import NTASGDConfig
-from spectral_fairseq.plugin.optim.nt_asgd_schedule import NTASGDScheduleConfig
-from spectral_fairseq.plugin.tasks.stateful_options import StatefulLanguageModelingConfig
+from spectral_fairseq.plugin.optim.nt_asgd import NTASGDConfig, NTASGDScheduleConfig
+from spectral_fairseq.plugin.task.task import StatefulLanguageModelingConfig
 
 # heading -> the dataclass of its flags, and the one whose flags are listed elsewhere
 _SECTIONS: Dict[str, Tuple[Type[Any], Optional[Type[Any]]]] = {

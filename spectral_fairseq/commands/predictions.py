@@ -35,9 +35,9 @@ from spectral_fairseq.functional.spectra import BlockwiseSpectrum
 from spectral_fairseq.heads import Head, SoftmaxHead
 from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.lm.evaluation import ContiguousStreams
-from spectral_fairseq.plugin.models.output_table import decoder_of, head_of, output_table
+from spectral_fairseq.plugin.models.find import decoder_of, head_of, output_table
 from spectral_fairseq.plugin.models.tables import uncounted_rows
-from spectral_fairseq.plugin.tasks.corpus import Corpus
+from spectral_fairseq.plugin.task.streams import Corpus
 
 MEMORY_LIMIT = 8 * 2**30
 # 64 MiB of float64 at a time.

@@ -5,8 +5,6 @@ recurrent network sees the same units dropped at every step of a segment, and ea
 batch has a mask of its own.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -13,16 +13,14 @@ from spectral_fairseq import compat
 
 # fairseq's decorators register on import, so each part is imported once, in this order.
 PARTS = (
-    "spectral_fairseq.plugin.criterions.presets",
+    "spectral_fairseq.plugin.criterion",
     "spectral_fairseq.plugin.models.awd_lstm",
     "spectral_fairseq.plugin.models.lstm",
     "spectral_fairseq.plugin.models.transformer",
-    "spectral_fairseq.plugin.models.transformer_lm",
     "spectral_fairseq.plugin.models.transformer_xl",
     "spectral_fairseq.plugin.optim.coupled_adam",
     "spectral_fairseq.plugin.optim.nt_asgd",
-    "spectral_fairseq.plugin.optim.nt_asgd_schedule",
-    "spectral_fairseq.plugin.tasks.stateful_language_modeling",
+    "spectral_fairseq.plugin.task.task",
 )
 
 
@@ -33,9 +31,9 @@ def register() -> None:
     compat.patch_fairseq()  # fairseq is imported here
     if compat.why_not_importable() is not None:
         return
-    from spectral_fairseq.plugin import hooks
+    from spectral_fairseq.plugin import trainer
 
-    if any(one.status is compat.Status.CANNOT for one in hooks.patch_for_features()):
+    if any(one.status is compat.Status.CANNOT for one in trainer.patch_for_features()):
         return  # without its patch a feature would train something else
     for part in PARTS:
         importlib.import_module(part)

@@ -12,7 +12,7 @@ from spectral_fairseq.commands import export_ctranslate2, export_huggingface
 from spectral_fairseq.commands.export_huggingface import write_huggingface
 from spectral_fairseq.commands.export_plain import export_checkpoint, recommending_others, task_like
 from spectral_fairseq.errors import UnsupportedError
-from spectral_fairseq.plugin.models.flat_config import FlatTransformerConfig
+from spectral_fairseq.plugin.models.registry import FlatTransformerConfig
 from spectral_fairseq.provenance import distribution_version
 
 pytestmark = pytest.mark.usefixtures("transformers")

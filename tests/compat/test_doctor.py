@@ -14,7 +14,7 @@ from spectral_fairseq.commands import doctor
 from spectral_fairseq.commands.main import main
 from spectral_fairseq.compat import Applied, Status
 from spectral_fairseq.compat.patching import Patch
-from spectral_fairseq.plugin import hooks
+from spectral_fairseq.plugin import trainer
 from spectral_fairseq.provenance import resolve_user_dir
 from tests.checkpoints.made import cone, entries, save, with_padding
 
@@ -32,7 +32,7 @@ def test_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert text.rstrip().endswith("No problems found.")
     assert "fully_sharded" in text and "quant-noise" in text and "adaptive-input" in text
     words = " ".join(text.split())
-    for one in compat.patch_fairseq() + hooks.patch_for_features():
+    for one in compat.patch_fairseq() + trainer.patch_for_features():
         assert f"[{one.status.value}] {one.patch.name} {one.patch.reason} {one.detail}" in words
     assert max(map(len, text.splitlines())) <= 100
 
@@ -44,7 +44,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     names = {group: [one["name"] for one in all_] for group, all_ in found["patches"].items()}
     assert names == {
         "defects": [one.name for one in compat.PATCHES],
-        "features": [one.name for one in hooks.PATCHES],
+        "features": [one.name for one in trainer.PATCHES],
     }
     assert found["problems"] == []
 

@@ -12,7 +12,7 @@ import pytest
 from spectral_fairseq import compat
 from spectral_fairseq.compat import Status, patch_fairseq, patching
 from spectral_fairseq.compat.patching import Overlay, Patch, apply_all, replace, replaces
-from spectral_fairseq.plugin import hooks
+from spectral_fairseq.plugin import trainer
 from tests.compat.fairseq_process import FairseqProcess
 
 
@@ -23,7 +23,7 @@ def patch_twice() -> List[str]:
 
     from spectral_fairseq import compat
     from spectral_fairseq.compat import patching
-    from spectral_fairseq.plugin import hooks
+    from spectral_fairseq.plugin import trainer
 
     def places() -> List[int]:
         functions = [
@@ -38,11 +38,11 @@ def patch_twice() -> List[str]:
         ]
         return [id(function) for function in functions]
 
-    first = compat.patch_fairseq() + hooks.patch_for_features()
+    first = compat.patch_fairseq() + trainer.patch_for_features()
     before = places()
-    assert compat.patch_fairseq() + hooks.patch_for_features() == first and places() == before
+    assert compat.patch_fairseq() + trainer.patch_for_features() == first and places() == before
     patching._applied.clear()  # as if nothing was known of the first time
-    again = compat.patch_fairseq() + hooks.patch_for_features()
+    again = compat.patch_fairseq() + trainer.patch_for_features()
     patching._applied.update({one.patch.name: one for one in first})
     assert places() == before
     return [one.status.value for one in again]
@@ -53,8 +53,8 @@ def test_patching_again_changes_nothing(patched: FairseqProcess) -> None:
 
 
 def test_every_patch_is_needed_or_not_and_says_why() -> None:
-    applied = patch_fairseq() + hooks.patch_for_features()
-    assert [one.patch for one in applied] == [*compat.PATCHES, *hooks.PATCHES]
+    applied = patch_fairseq() + trainer.patch_for_features()
+    assert [one.patch for one in applied] == [*compat.PATCHES, *trainer.PATCHES]
     assert len({one.patch.name for one in applied}) == len(applied)
     assert [one for one in applied if one.status is Status.CANNOT] == []
     assert all(one.patch.reason.endswith(".") and one.detail for one in applied)
@@ -64,7 +64,7 @@ def test_the_page_lists_every_patch() -> None:
     page = (Path(__file__).parents[2] / "docs" / "compatibility.md").read_text("utf-8")
     tables = [part for part in page.split("\n\n") if part.startswith("| patch |")]
     names = [[row.split("|")[1].strip() for row in one.splitlines()[2:]] for one in tables]
-    assert names == [[one.name for one in group] for group in (compat.PATCHES, hooks.PATCHES)]
+    assert names == [[one.name for one in group] for group in (compat.PATCHES, trainer.PATCHES)]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from spectral_fairseq.functional.predictions import ArgmaxWords, StateStatistics
 from spectral_fairseq.functional.products import full_float32
 from spectral_fairseq.functional.ranks import fit_exponential, fit_polynomial
 from spectral_fairseq.functional.spectra import right_singular_system
-from spectral_fairseq.plugin.hooks.factor_renewal import renew_factors
+from spectral_fairseq.plugin.spectrum_control.trainer import renew_factors
 
 virtual = pytest.importorskip(
     "tests.cuda.virtual_cuda", reason="needs torch 2.2", exc_type=ImportError

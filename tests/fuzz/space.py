@@ -227,7 +227,7 @@ def _architectures() -> List[str]:
 
 @functools.cache
 def _criterions() -> List[str]:
-    from spectral_fairseq.plugin.criterions.presets import PRESETS
+    from spectral_fairseq.plugin.criterion import PRESETS
 
     return [preset.name for preset in PRESETS] * 3 + list(PLAIN_CRITERIONS)
 

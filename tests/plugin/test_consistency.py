@@ -7,8 +7,7 @@ import torch
 from fairseq.logging import metrics
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.plugin.criterions.likelihood.consistency import twice
-from spectral_fairseq.plugin.criterions.likelihood.embedding_cutoff import every_second_row_cut
+from spectral_fairseq.plugin.likelihood.consistency import every_second_row_cut, twice
 from tests.plugin.conftest import (
     build_criterion,
     build_host_model,

@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.plugin.hooks.coupled_adam import _telling_tables
 from spectral_fairseq.plugin.optim.coupled_adam import (
+    _telling_tables,
     couple_tables,
     table_parameters,
     two_numbers,

@@ -9,10 +9,13 @@ from omegaconf import OmegaConf
 
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.functional.table_control import redecomposition, singular_system
-from spectral_fairseq.plugin.hooks.factor_renewal import renew_factors
-from spectral_fairseq.plugin.hooks.table_control import check_configuration, first_workers
-from spectral_fairseq.plugin.hooks.trained import moments, trained_weights
-from spectral_fairseq.plugin.models.output_table import svd_tables
+from spectral_fairseq.plugin.models.find import svd_tables
+from spectral_fairseq.plugin.spectrum_control.trainer import (
+    check_configuration,
+    first_workers,
+    renew_factors,
+)
+from spectral_fairseq.plugin.trainer.state import moments, trained_weights
 from tests.capabilities import HALF_ON_CPU
 from tests.plugin.conftest import build_criterion, build_model, words
 from tests.plugin.trainers import (

@@ -8,10 +8,10 @@ import torch
 
 from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.plugin.criterions.likelihood import word_memory
-from spectral_fairseq.plugin.criterions.updates import tell_updates, updates_of
-from spectral_fairseq.plugin.hooks.word_counts import _forgetting_overflows
-from spectral_fairseq.plugin.models.output_table import output_table
+from spectral_fairseq.plugin.likelihood import gradients as word_memory
+from spectral_fairseq.plugin.models.find import output_table
+from spectral_fairseq.plugin.penalties.view import tell_updates, updates_of
+from spectral_fairseq.plugin.trainer.listeners import _forgetting_overflows
 from tests.capabilities import LOAD_ANYTHING
 from tests.plugin.conftest import (
     build_criterion,

@@ -11,7 +11,7 @@ from fairseq.trainer import Trainer
 
 from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
-from spectral_fairseq.plugin.criterions.updates import updates_of
+from spectral_fairseq.plugin.penalties.view import updates_of
 from tests.plugin.conftest import (
     SCRIPTS,
     build_criterion,

@@ -12,15 +12,9 @@ from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 from torch import nn
 
-import spectral_fairseq.plugin.hooks.nt_asgd  # noqa: F401  (both register with fairseq)
 from spectral_fairseq.checkpoints.reading import torch_load
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.plugin.optim.nt_asgd import (
-    NTASGD,
-    averaged_sgd,
-    show_averages,
-    show_iterates,
-)
+from spectral_fairseq.plugin.optim.nt_asgd import NTASGD, averaged_sgd, show_averages, show_iterates
 from tests.capabilities import WEIGHTS_ONLY
 from tests.plugin.trainers import parsed
 

@@ -10,14 +10,12 @@ from fairseq.logging import metrics
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.cosines import mean_cosine
-from spectral_fairseq.plugin.criterions.penalties import PENALTIES
-from spectral_fairseq.plugin.criterions.penalties.needs import Words
-from spectral_fairseq.plugin.criterions.penalties.objective import FLAGS
-from spectral_fairseq.plugin.criterions.penalties.weight_norm import WEIGHT_NORM
-from spectral_fairseq.plugin.criterions.updates import tell_updates
 from spectral_fairseq.plugin.flags import finite_nonnegative
-from spectral_fairseq.plugin.models.output_table import output_table
+from spectral_fairseq.plugin.models.find import output_table
 from spectral_fairseq.plugin.models.tables import uncounted_rows
+from spectral_fairseq.plugin.penalties.catalogue import PENALTIES, WEIGHT_NORM
+from spectral_fairseq.plugin.penalties.objective import FLAGS
+from spectral_fairseq.plugin.penalties.view import Words, tell_updates
 from tests.capabilities import HALF_ON_CPU
 from tests.plugin.conftest import (
     build_criterion,

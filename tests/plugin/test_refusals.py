@@ -12,8 +12,8 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from spectral_fairseq.commands.plugin_flags import flag_sections
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.lm.coupled_adam import CoupledAdam
-from spectral_fairseq.plugin.criterions.penalised import RETIRED
-from spectral_fairseq.plugin.models.options import warn_of_idle_options
+from spectral_fairseq.plugin.criterion import RETIRED
+from spectral_fairseq.plugin.models.registry import warn_of_idle_options
 from spectral_fairseq.plugin.optim.coupled_adam import couple_tables
 from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample, words
 from tests.plugin.trainers import build_trainer

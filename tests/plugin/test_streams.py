@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.plugin.tasks.corpus import Corpus
-from spectral_fairseq.plugin.tasks.segment_lengths import fixed_lengths, sampled_lengths
-from spectral_fairseq.plugin.tasks.stream_iterator import StreamIterator
-from spectral_fairseq.plugin.tasks.streams import Streams
+from spectral_fairseq.plugin.task.iterator import StreamIterator
+from spectral_fairseq.plugin.task.streams import Corpus, Streams, fixed_lengths, sampled_lengths
 
 PAD, EOS = 1, 2
 

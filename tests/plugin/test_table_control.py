@@ -11,15 +11,15 @@ from omegaconf import OmegaConf
 from spectral_fairseq.checkpoints.reading import torch_load
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.functional.table_control import TableChange, apply_change_, plan_change
-from spectral_fairseq.plugin.criterions.table_prior import start_norms
-from spectral_fairseq.plugin.hooks.table_control import (
+from spectral_fairseq.plugin.models.find import output_table
+from spectral_fairseq.plugin.spectrum_control.prior import start_norms
+from spectral_fairseq.plugin.spectrum_control.trainer import (
     EXTRA_STATE,
     check_configuration,
     control_tables,
     first_workers,
 )
-from spectral_fairseq.plugin.hooks.trained import trained_weights
-from spectral_fairseq.plugin.models.output_table import output_table
+from spectral_fairseq.plugin.trainer.state import trained_weights
 from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample, words
 from tests.plugin.trainers import (
     ALL_PRECISIONS,

@@ -25,13 +25,13 @@ from spectral_fairseq.functional.row_penalties import (
 from spectral_fairseq.heads import Head, HeadSpec
 from spectral_fairseq.lm.awd_lstm import AWDLSTM, TIME, Carry, detached
 from spectral_fairseq.plugin.flags import finite_nonnegative
-from spectral_fairseq.plugin.models.architectures import register
-from spectral_fairseq.plugin.models.flat_config import to_namespace
-from spectral_fairseq.plugin.models.options import (
+from spectral_fairseq.plugin.models.registry import (
     SpectralOptions,
     flags_of,
     head_kind,
     refuse_unsupported,
+    register,
+    to_namespace,
 )
 from spectral_fairseq.plugin.models.stateful_decoder import StatefulDecoder
 from spectral_fairseq.plugin.models.tables import build_head, build_table

@@ -12,17 +12,15 @@ from torch import Tensor
 
 from spectral_fairseq.heads import HeadSpec
 from spectral_fairseq.heads.mixture import MixtureHead
-from spectral_fairseq.plugin.models.architectures import (
-    add_flags_without_defaults,
-    fill_defaults,
-    register,
-)
-from spectral_fairseq.plugin.models.options import (
+from spectral_fairseq.plugin.models.registry import (
     SpectralOptions,
+    add_flags_without_defaults,
+    check_sharing,
+    fill_defaults,
     has_own_output,
     refuse_unsupported,
+    register,
 )
-from spectral_fairseq.plugin.models.sharing import check_sharing
 from spectral_fairseq.plugin.models.tables import build_head, build_table
 
 

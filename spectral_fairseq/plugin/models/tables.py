@@ -12,8 +12,8 @@ from spectral_fairseq.embeddings import Table, TableSpec
 from spectral_fairseq.embeddings.option import arguments, flags_by_argument
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.heads import Head, HeadSpec
-from spectral_fairseq.plugin.models.options import head_kind, table_kind
-from spectral_fairseq.plugin.tasks.training_counts import counts_for_new_table
+from spectral_fairseq.plugin.counts import counts_for_new_table
+from spectral_fairseq.plugin.models.registry import head_kind, table_kind
 
 
 def uncounted_rows(dictionary: Any) -> List[int]:

@@ -1,29 +1,62 @@
 """Translation architectures: fairseq's Transformer with controlled embeddings."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+# No "from __future__ import annotations" here: fairseq and omegaconf read the field types.
+from dataclasses import dataclass, field
 from typing import Any, Dict, Optional
 
-from fairseq.models.transformer import TransformerConfig, TransformerModelBase, transformer_legacy
+from fairseq.models import transformer_lm
+from fairseq.models.transformer import (
+    TransformerConfig,
+    TransformerDecoderBase,
+    TransformerModelBase,
+    transformer_legacy,
+)
+from omegaconf import II
 from torch import nn
 
 from spectral_fairseq.embeddings import Table
-from spectral_fairseq.plugin.models.architectures import (
-    FillSizes,
-    add_flags_without_defaults,
-    register,
-)
-from spectral_fairseq.plugin.models.decoder import SpectralTransformerDecoder
-from spectral_fairseq.plugin.models.flat_config import FlatTransformerConfig, to_namespace
-from spectral_fairseq.plugin.models.options import (
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.heads import HeadSpec
+from spectral_fairseq.plugin.models.registry import (
     IN_A_TRANSFORMER,
+    FillSizes,
+    FlatTransformerConfig,
     SpectralOptions,
+    add_flags_without_defaults,
+    check_sharing,
     has_own_output,
     refuse_unsupported,
+    register,
+    to_namespace,
 )
-from spectral_fairseq.plugin.models.sharing import check_sharing
-from spectral_fairseq.plugin.models.tables import build_table
+from spectral_fairseq.plugin.models.tables import build_head, build_table
+
+# fairseq's Transformer decoder with an output layer of this package.
+
+
+class SpectralTransformerDecoder(TransformerDecoderBase):
+    """Differs from its base class only in ``output_projection``."""
+
+    def build_output_projection(self, cfg: Any, dictionary: Any, embed_tokens: Any) -> None:
+        """Build the output layer; fairseq calls this while it builds the decoder.
+
+        Raises:
+            ConfigurationError: the hidden states are not as wide as the output layer's table.
+        """
+        if not has_own_output(cfg):
+            super().build_output_projection(cfg, dictionary, embed_tokens)
+            return
+        if self.project_out_dim is None and cfg.decoder.embed_dim != self.output_embed_dim:
+            raise ConfigurationError(
+                "--decoder-output-dim to be --decoder-embed-dim, with --tie-adaptive-weights",
+                f"{self.output_embed_dim} and {cfg.decoder.embed_dim}",
+                "Make them equal, or leave out --tie-adaptive-weights, with which fairseq does not "
+                "project the hidden states.",
+            )
+        shared = embed_tokens if self.share_input_output_embed else None
+        spec = HeadSpec(self.output_embed_dim)
+        self.output_projection = build_head(cfg, dictionary, spec, shared)
+
 
 # An architecture has the sizes of fairseq's own with the same suffix.
 SIZES: Dict[str, FillSizes] = {
@@ -46,7 +79,7 @@ class SpectralTransformer(TransformerModelBase):
     add_args = classmethod(add_flags_without_defaults)
 
     @classmethod
-    def build_model(cls, cfg: Any, task: Any) -> SpectralTransformer:
+    def build_model(cls, cfg: Any, task: Any) -> "SpectralTransformer":
         """Build a model; fairseq calls this.
 
         Raises:
@@ -86,3 +119,78 @@ for _name, _preset in (
     ("transformer_mos", {"output_head": "mos", **IN_A_TRANSFORMER}),
 ):
     register(_name, SpectralTransformer, SpectralTransformerConfig, _preset, SIZES)
+
+
+# Language-model architectures: fairseq's Transformer decoder with controlled embeddings.
+
+
+BASE: Dict[str, FillSizes] = {"": transformer_lm.base_lm_architecture}
+
+
+@dataclass
+class SpectralTransformerLMConfig(SpectralOptions, transformer_lm.TransformerLanguageModelConfig):
+    """Every flag of fairseq's ``transformer_lm`` and of this package's tables and heads.
+
+    The table and the output are as wide as the layers unless told otherwise. In fairseq they keep
+    512 dimensions whatever ``decoder_embed_dim`` is, except under a named ``--arch``.
+    """
+
+    decoder_input_dim: int = field(
+        default=II("model.decoder_embed_dim"),
+        metadata={"help": "width of the table of look-ups; --decoder-embed-dim if unset"},
+    )
+    decoder_output_dim: int = field(
+        default=II("model.decoder_embed_dim"),
+        metadata={"help": "width of the output layer's table; --decoder-embed-dim if unset"},
+    )
+
+
+class SpectralTransformerLM(transformer_lm.TransformerLanguageModel):
+    """A Transformer language model whose table and output layer follow the flags."""
+
+    add_args = classmethod(add_flags_without_defaults)
+
+    @classmethod
+    def build_model(cls, args: Any, task: Any) -> "SpectralTransformerLM":
+        """Build a model; fairseq calls this.
+
+        Raises:
+            UnsupportedError: a feature of fairseq that the chosen table or head cannot take.
+            ConfigurationError: flags that contradict each other.
+        """
+        options = to_namespace(cls, args)
+        refuse_unsupported(options)
+        if not has_own_output(options):
+            return super().build_model(options, task)
+        if options.decoder_layers_to_keep:
+            options.decoder_layers = len(options.decoder_layers_to_keep.split(","))
+        if getattr(options, "max_target_positions", None) is None:
+            options.max_target_positions = getattr(
+                options, "tokens_per_sample", transformer_lm.DEFAULT_MAX_TARGET_POSITIONS
+            )
+        config = TransformerConfig.from_namespace(options)
+        table = cls.build_embedding(config, task.source_dictionary, options.decoder_input_dim)
+        return cls(
+            SpectralTransformerDecoder(config, task.target_dictionary, table, no_encoder_attn=True)
+        )
+
+    @classmethod
+    def build_embedding(
+        cls, args: Any, dictionary: Any, embed_dim: int, path: Optional[str] = None
+    ) -> nn.Module:
+        """Build the look-up table; fairseq calls this."""
+        shared = args.share_decoder_input_output_embed
+        if has_own_output(args) and (shared or str(args.embedding_tables) == "all"):
+            return build_table(args, dictionary, embed_dim, path)
+        return super().build_embedding(args, dictionary, embed_dim, path)
+
+
+for _name, _preset, _sizes in (
+    (
+        "transformer_lm_sc",
+        {"embedding_type": "svd", **IN_A_TRANSFORMER},
+        {**BASE, "_gpt": transformer_lm.transformer_lm_gpt},
+    ),
+    ("transformer_lm_mos", {"output_head": "mos", **IN_A_TRANSFORMER}, BASE),
+):
+    register(_name, SpectralTransformerLM, SpectralTransformerLMConfig, _preset, _sizes)

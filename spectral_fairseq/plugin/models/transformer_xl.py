@@ -22,15 +22,15 @@ from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.heads import AdaptiveSoftmaxHead, Head, HeadSpec, SoftmaxHead
 from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.lm.transformer_xl import TransformerXL
-from spectral_fairseq.plugin.models.architectures import register
-from spectral_fairseq.plugin.models.flat_config import to_namespace
-from spectral_fairseq.plugin.models.options import (
+from spectral_fairseq.plugin.models.registry import (
     IN_A_TRANSFORMER,
     SpectralOptions,
     flags_of,
     head_kind,
     option_field,
     refuse_unsupported,
+    register,
+    to_namespace,
 )
 from spectral_fairseq.plugin.models.stateful_decoder import StatefulDecoder
 from spectral_fairseq.plugin.models.tables import build_head, build_table

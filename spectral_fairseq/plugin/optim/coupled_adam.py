@@ -2,8 +2,9 @@
 
 # No "from __future__ import annotations" here: fairseq and omegaconf read the field types.
 import ast
+import functools
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import FairseqDecoder
@@ -12,10 +13,11 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
 from torch import Tensor, nn
 
+from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.lm.coupled_adam import CoupledAdam
-from spectral_fairseq.plugin.models.output_table import OUTPUT_LAYERS
+from spectral_fairseq.plugin.models.find import OUTPUT_LAYERS
 
 
 @dataclass
@@ -61,7 +63,7 @@ class FairseqCoupledAdam(FairseqOptimizer):
     """Adam whose second moments are averaged over the rows of each embedding table.
 
     Stollenwerk and Stollenwerk, ACL 2025, https://arxiv.org/abs/2502.08441. The trainer's hook
-    (hooks/coupled_adam.py) names the tables before the first step.
+    (optim/coupled_adam.py) names the tables before the first step.
 
     Args:
         cfg: the flags.
@@ -139,3 +141,40 @@ def couple_tables(optimizer: FairseqOptimizer, model: nn.Module) -> None:
             "without --zero-sharding.",
         )
     inner.couple(stepped[id(table)] for table in tables)
+
+
+# ``--optimizer coupled_adam`` is told which parameters are tables, before the first step.
+#
+# fairseq builds an optimiser from parameters without names.
+
+
+def _telling_tables(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(begin_epoch)
+    def tell_and_begin(self: Any, epoch: int) -> Any:
+        inner = self.optimizer.optimizer
+        if isinstance(inner, CoupledAdam):
+            couple_tables(self.optimizer, self.get_model())
+        if isinstance(getattr(inner, "optim", None), CoupledAdam):
+            raise UnsupportedError(
+                "coupled_adam to hold whole tables",
+                "--zero-sharding os, which splits its state",
+                "Drop --zero-sharding, or use --optimizer adam.",
+            )
+        parts = getattr(inner, "optimizers", {})
+        if any(isinstance(part.optimizer, CoupledAdam) for part in parts.values()):
+            raise UnsupportedError(
+                "coupled_adam for all parameters",
+                "--optimizer composite with coupled_adam among its groups",
+                "Use --optimizer coupled_adam, or adam in that group.",
+            )
+        return begin_epoch(self, epoch)
+
+    return tell_and_begin
+
+
+COUPLED_ADAM = Patch(
+    name="tables of coupled_adam",
+    reason="--optimizer coupled_adam averages second moments over the rows of tables, and fairseq "
+    "does not tell an optimiser which of its parameters are tables.",
+    install=replaces({"fairseq.trainer:Trainer.begin_epoch": _telling_tables}),
+)

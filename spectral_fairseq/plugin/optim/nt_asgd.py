@@ -1,15 +1,24 @@
 """Optimiser ``nt_asgd``: SGD that averages its iterates from a point that its schedule finds."""
 
 # No "from __future__ import annotations" here: fairseq and omegaconf read the field types.
+import functools
+import logging
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.optim import FairseqOptimizer, register_optimizer
+from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 from omegaconf import II
 
-from spectral_fairseq.errors import CheckpointError, ConfigurationError, arguments_as_flags
-from spectral_fairseq.lm.averaged_sgd import AveragedSGD
+from spectral_fairseq.compat.patching import Patch, replaces
+from spectral_fairseq.errors import (
+    CheckpointError,
+    ConfigurationError,
+    UnsupportedError,
+    arguments_as_flags,
+)
+from spectral_fairseq.lm.averaged_sgd import AveragedSGD, NonMonotonicTrigger
 
 
 @dataclass
@@ -111,3 +120,263 @@ def _update_copy(optimizer: FairseqOptimizer) -> None:
     # FP16Optimizer trains a float32 copy of the parameters, which the model does not see.
     if hasattr(optimizer, "_sync_fp32_params_to_fp16"):
         optimizer._sync_fp32_params_to_fp16()
+
+
+# Schedule ``nt_asgd``: a constant learning rate, and the start of averaging.
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class NTASGDScheduleConfig(FairseqDataclass):
+    """Flags of the schedule, with the paper's interval."""
+
+    nt_asgd_interval: int = field(
+        default=5,
+        metadata={
+            "help": "start to average when the validation loss exceeds the lowest one from more "
+            "than this number of epochs ago"
+        },
+    )
+    nt_asgd_stop: bool = field(
+        default=False,
+        metadata={
+            "help": "once averaging, end training when the averages' validation loss exceeds "
+            "the lowest one from more than --nt-asgd-interval epochs ago"
+        },
+    )
+    warmup_updates: int = field(
+        default=0,
+        metadata={"help": "warm up the learning rate linearly for the first N updates"},
+    )
+    lr: List[float] = II("optimization.lr")
+
+
+@register_lr_scheduler("nt_asgd", dataclass=NTASGDScheduleConfig)
+class NTASGDSchedule(FairseqLRScheduler):
+    """Starts averaging when the validation loss stops improving, for ``--optimizer nt_asgd``.
+
+    The non-monotonic criterion is checked once an epoch. When it is met, it is reset and then
+    checked on the losses of the averages; with ``--nt-asgd-stop`` training ends when it is met
+    again. Training ends by a learning rate of 0, at which fairseq stops (``--stop-min-lr 0``).
+
+    The checkpoint at the end of an epoch is written before that epoch's loss is checked here, and
+    holds the loss elsewhere (optim/nt_asgd.py). A resumed run therefore checks it again, with the
+    flags that it is given.
+
+    Args:
+        cfg: the flags.
+        optimizer: the trainer's.
+
+    Raises:
+        ConfigurationError: another optimiser, several learning rates, or a negative interval.
+    """
+
+    def __init__(self, cfg: NTASGDScheduleConfig, optimizer: Any) -> None:
+        super().__init__(cfg, optimizer)
+        averaged_sgd(optimizer)
+        if len(cfg.lr) != 1:
+            raise ConfigurationError(
+                "one learning rate for --lr-scheduler nt_asgd",
+                f"{len(cfg.lr)}: {list(cfg.lr)}",
+                "Give --lr one value.",
+            )
+        with arguments_as_flags(interval="--nt-asgd-interval"):
+            self.trigger = NonMonotonicTrigger(cfg.nt_asgd_interval)
+        self.stopped = False
+        self.resumed = False  # whether a state was loaded
+
+    def state_dict(self) -> Dict[str, Any]:
+        """The losses seen so far, as plain numbers."""
+        return {"best": self.best, "history": list(self.trigger.history)}
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """Continue from a saved state.
+
+        Args:
+            state_dict: from :meth:`state_dict`. The state of another schedule has no history, so
+                the checks start over.
+        """
+        self.best = state_dict.get("best")
+        self.trigger.history = list(state_dict.get("history", ()))
+        self.resumed = True
+
+    def step(self, epoch: int, val_loss: Optional[float] = None) -> None:
+        """Check the criterion at the end of an epoch.
+
+        Args:
+            epoch: its number.
+            val_loss: on the first validation set; None if the epoch was not validated.
+        """
+        if val_loss is None or self.stopped:
+            return
+        super().step(epoch, float(val_loss))
+        reference, interval = self.trigger.reference, self.trigger.interval
+        if not self.trigger.check(val_loss):
+            return
+        inner = averaged_sgd(self.optimizer)
+        reason = (
+            f"after epoch {epoch}: validation loss {val_loss:g} is above {reference:g}, "
+            f"the lowest of more than {interval} epochs ago"
+        )
+        if not inner.averaging:
+            inner.start_averaging()
+            self.trigger.restart()
+            logger.info(f"NT-ASGD starts to average {reason}")
+        elif self.cfg.nt_asgd_stop:
+            self.stopped = True
+            logger.info(f"NT-ASGD ends training, {inner.averaged} iterates averaged, {reason}")
+
+    def step_update(self, num_updates: int) -> float:
+        """Set the learning rate of the next update.
+
+        Args:
+            num_updates: updates taken.
+
+        Returns:
+            The learning rate: ``--lr``, less during warm-up, 0 to end training.
+        """
+        if self.stopped:
+            self.optimizer.set_lr(0.0)
+        else:
+            warmup = min(1.0, (num_updates + 1) / max(1, self.cfg.warmup_updates))
+            self.optimizer.set_lr(self.cfg.lr[0] * warmup)
+        return self.optimizer.get_lr()
+
+
+# ``nt_asgd`` decides when the trainer's model holds the averaged weights, and checks its flags.
+#
+# Note [When the model holds the averages]
+# ----------------------------------------
+# fairseq validates, then saves what it validated, then tells the schedule. So the averages go into
+# the model where validation begins, and leave it where the next update begins, not where validation
+# ends: ``checkpoint_best.pt`` is what was measured. They also go in before a checkpoint is written
+# without validation. Hence one rule: from the first averaged update on, the ``model`` of every
+# checkpoint is the average, which every tool loads as it is, and the optimiser's state in the same
+# file holds the weights that training goes on from.
+#
+# Workers hold equal weights and take equal steps, so each averages alike, with no communication.
+
+
+NAME = "nt_asgd"
+
+
+def _name(node: Any) -> Any:
+    return getattr(node, "_name", None)
+
+
+def _trains_with_nt_asgd(trainer: Any) -> bool:
+    return _name(trainer.cfg.optimizer) == NAME
+
+
+def check_configuration(cfg: Any) -> None:
+    """Refuse flags that cannot work, before training starts; let the learning rate 0 end it.
+
+    Args:
+        cfg: fairseq's whole configuration; ``optimization.stop_min_lr`` may be changed.
+
+    Raises:
+        ConfigurationError: flags that exclude each other.
+        UnsupportedError: a feature of fairseq that changes weights outside the optimizer, or
+            hides them from it.
+    """
+    optimizer, schedule = _name(cfg.optimizer), _name(cfg.lr_scheduler)
+    if optimizer != NAME and schedule != NAME:
+        return
+    if optimizer != schedule:
+        raise ConfigurationError(
+            "--optimizer nt_asgd with --lr-scheduler nt_asgd",
+            f"--optimizer {optimizer} with --lr-scheduler {schedule}",
+            "Give both flags, or neither.",
+        )
+    stop = cfg.lr_scheduler.nt_asgd_stop
+    if cfg.dataset.disable_validation and (stop or not cfg.optimizer.nt_asgd_from_start):
+        raise ConfigurationError(
+            "a validation loss, which decides when nt_asgd averages or stops",
+            "--disable-validation",
+            "Remove it; or average at once and never stop, by --nt-asgd-from-start without "
+            "--nt-asgd-stop.",
+        )
+    if cfg.checkpoint.maximize_best_checkpoint_metric:
+        raise ConfigurationError(
+            "a validation measure that improves downwards",
+            f"--maximize-best-checkpoint-metric with {cfg.checkpoint.best_checkpoint_metric}",
+            "Remove it, and --best-checkpoint-metric too unless that is a loss.",
+        )
+    for asked, flag in (
+        (cfg.optimization.use_bmuf, "--use-bmuf"),
+        (
+            cfg.distributed_training.ddp_backend in ("fully_sharded", "slowmo"),
+            f"--ddp-backend {cfg.distributed_training.ddp_backend}",
+        ),
+        (cfg.distributed_training.zero_sharding != "none", "--zero-sharding"),
+        (cfg.common.tpu, "--tpu"),
+    ):
+        if asked:
+            raise UnsupportedError(
+                "every worker to hold and step all weights, for --optimizer nt_asgd",
+                flag,
+                "Remove it; --ddp-backend legacy_ddp and pytorch_ddp work.",
+            )
+    if stop and cfg.optimization.stop_min_lr < 0:
+        cfg.optimization.stop_min_lr = 0.0
+
+
+def _checking(init: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(init)
+    def init_and_check(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        check_configuration(self.cfg)
+
+    return init_and_check
+
+
+def _with(show: Callable[[Any], None]) -> Callable[..., Any]:
+    def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def show_first(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if _trains_with_nt_asgd(self):
+                show(self.optimizer)
+            return method(self, *args, **kwargs)
+
+        return show_first
+
+    return wrap
+
+
+def _telling_saved_loss(load_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """Tell the schedule the loss that the interrupted run was about to tell it.
+
+    fairseq saves at the end of an epoch, then calls ``lr_step(epoch, loss)``. A run that
+    resumes from that file calls ``lr_step`` without a loss; the file has it.
+    """
+
+    @functools.wraps(load_checkpoint)
+    def load_and_tell(self: Any, *args: Any, **kwargs: Any) -> Any:
+        extra_state = load_checkpoint(self, *args, **kwargs)
+        if extra_state is not None and _trains_with_nt_asgd(self) and self.lr_scheduler.resumed:
+            position = extra_state["train_iterator"]
+            # In the middle of an epoch the loss is one that the schedule is never told.
+            if position["iterations_in_epoch"] == 0 and extra_state["val_loss"] is not None:
+                self.lr_step(position["epoch"] - 1, extra_state["val_loss"])
+        return extra_state
+
+    return load_and_tell
+
+
+NT_ASGD = Patch(
+    name="nt_asgd in the trainer",
+    reason="--optimizer nt_asgd validates and saves the averaged weights, goes on training the "
+    "others, and refuses flags that it cannot work with.",
+    install=replaces(
+        {
+            "fairseq.trainer:Trainer.__init__": _checking,
+            "fairseq.trainer:Trainer.begin_valid_epoch": _with(show_averages),
+            "fairseq.trainer:Trainer.save_checkpoint": _with(show_averages),
+            # The first step of every update, also of one that is repeated after a failure.
+            "fairseq.trainer:Trainer.zero_grad": _with(show_iterates),
+            "fairseq.trainer:Trainer.load_checkpoint": _telling_saved_loss,
+        }
+    ),
+)

@@ -1,0 +1,414 @@
+"""The criterion: cross entropy plus a sum of penalties; penalties/objective.py has their scale."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from weakref import WeakKeyDictionary
+
+import torch
+from fairseq.criterions import register_criterion
+from fairseq.criterions.label_smoothed_cross_entropy import (
+    LabelSmoothedCrossEntropyCriterion,
+    LabelSmoothedCrossEntropyCriterionConfig,
+)
+from fairseq.logging import metrics
+from fairseq.models import FairseqMultiModel
+from torch import Tensor, nn
+
+from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
+from spectral_fairseq.functional.cosines import mean_cosine
+from spectral_fairseq.functional.ranks import spectrum_measures
+from spectral_fairseq.functional.softmax_loss import smoothing_weights
+from spectral_fairseq.functional.spectra import singular_values_of_gram, table_gram
+from spectral_fairseq.plugin import likelihood
+from spectral_fairseq.plugin.flags import Flag, finite_nonnegative, read_flags, retired, with_flags
+from spectral_fairseq.plugin.likelihood.gradients import WordMemory
+from spectral_fairseq.plugin.models.find import decoder_of, has_svd_table, head_of, is_trained
+from spectral_fairseq.plugin.models.registry import with_defaults
+from spectral_fairseq.plugin.penalties import objective
+from spectral_fairseq.plugin.penalties.catalogue import reported_terms
+from spectral_fairseq.plugin.penalties.objective import log_terms, reduce_terms
+from spectral_fairseq.plugin.penalties.view import ModelView, output_table, updates_of
+from spectral_fairseq.plugin.spectrum_control import flags, prior
+
+# ``--ignore-prefix-size``, under which a batch of short sentences has no loss.
+
+
+logger = logging.getLogger(__name__)
+
+
+class IgnoredPrefix:
+    """Says once that a whole batch lies within the ignored prefix, which fairseq keeps silent.
+
+    Args:
+        size: tokens at the start of each sentence that the loss leaves out.
+
+    Raises:
+        ConfigurationError: fewer than 0, which would leave out the other end.
+    """
+
+    def __init__(self, size: int) -> None:
+        if size < 0:
+            raise ConfigurationError(
+                "--ignore-prefix-size of 0 or more", str(size), "Give a number of tokens."
+            )
+        self.size = size
+        self._said = False
+
+    def look_at(self, sample: Any) -> None:
+        """Warn, the first time, if no target of a batch counts."""
+        length = sample["target"].size(-1)
+        if self.size and length <= self.size and not self._said:
+            self._said = True
+            logger.warning(
+                f"the loss of a batch is 0, because its sentences have at most {length} tokens and "
+                f"--ignore-prefix-size is {self.size}"
+            )
+
+
+# Measures of the output table's spectrum in the validation logs.
+
+
+LOG_SPECTRUM_INTERVAL = Flag(
+    "log_spectrum_interval",
+    0,
+    "log measures of the output table's spectrum in validation, whenever that many updates have "
+    "passed since the last time; 0 for never",
+    finite_nonnegative,
+)
+
+# The number of workers that measured their table. All tables are equal, so sums are divided by it.
+TABLES = "tables_measured"
+_PREFIX = "table_"
+_log = logging.getLogger(__name__)
+_NAMES = [f"{_PREFIX}{name}" for name in ("mean_cosine", *spectrum_measures(torch.ones(1)))]
+
+
+class SpectrumLog:
+    """Measures the output table of each model, at most once in ``interval`` updates.
+
+    Args:
+        interval: in updates; 0 for never.
+    """
+
+    def __init__(self, interval: int) -> None:
+        self.interval = interval
+        self._warned = False
+        # Of each model its number of updates then, and the entries.
+        self._latest: WeakKeyDictionary[nn.Module, Tuple[float, Dict[str, float]]] = (
+            WeakKeyDictionary()
+        )
+
+    def check(self, view: ModelView) -> None:
+        """Refuse a model without a single output table, before training starts.
+
+        A warning says so where the table is not trained, so that its measures stay the same.
+
+        Raises:
+            ConfigurationError: there is nothing to measure.
+        """
+        if self.interval:
+            with arguments_as_flags(weight=LOG_SPECTRUM_INTERVAL.option):
+                view.get(output_table)
+            if not is_trained(view.module, view.words.rows):
+                logger.warning(
+                    "%s measures an output table that is not trained: its measures stay the same",
+                    LOG_SPECTRUM_INTERVAL.option,
+                )
+
+    def check_metric(self, name: str) -> None:
+        """Refuse to choose checkpoints by a measure that some or all validations lack.
+
+        Args:
+            name: of ``--best-checkpoint-metric``.
+
+        Raises:
+            ConfigurationError: it is one of these measures, and ``interval`` is not 1; or it begins
+                like them, and is none.
+        """
+        if name.startswith(_PREFIX) and name not in _NAMES:
+            raise ConfigurationError(
+                f"a measure of {LOG_SPECTRUM_INTERVAL.option} for --best-checkpoint-metric: "
+                + ", ".join(_NAMES),
+                name,
+                "Choose one of them.",
+            )
+        if name.startswith(_PREFIX) and self.interval != 1:
+            raise ConfigurationError(
+                f"{LOG_SPECTRUM_INTERVAL.option} 1 beside --best-checkpoint-metric {name}, which "
+                "has to be there in every validation",
+                str(self.interval),
+                f"Set {LOG_SPECTRUM_INTERVAL.option} 1.",
+            )
+
+    @torch.no_grad()
+    def __call__(self, view: ModelView) -> Dict[str, float]:
+        """Entries of a logging output: the measures if they are due, else nothing."""
+        if not self.interval:
+            return {}
+        now = updates_of(view.module)
+        before, entries = self._latest.get(view.module, (-math.inf, {}))
+        if now == before:  # another batch of the same validation, maybe of another subset
+            return dict(entries)
+        if now - before < self.interval:
+            return {}
+        entries = {name: math.nan for name in _NAMES}
+        try:
+            entries = self._measured(*view.get(output_table))
+        except Exception as error:  # what is only logged ends no training
+            if not self._warned:
+                name = type(view.module).__name__
+                _log.warning("the spectrum of the output table of %s is nan: %s", name, error)
+            self._warned = True
+        entries[TABLES] = 1
+        self._latest[view.module] = now, entries
+        return dict(entries)
+
+    def _measured(self, weight: Tensor, excluded: Tensor) -> Dict[str, float]:
+        # In float64, as `analyze` does: float32 takes the small ones of a narrow cone for zero.
+        gram = table_gram(weight, excluded=excluded)
+        sigma = singular_values_of_gram(gram, weight.size(0) - excluded.numel())
+        measures = {"mean_cosine": mean_cosine(weight, excluded), **spectrum_measures(sigma)}
+        return {f"{_PREFIX}{name}": value for name, value in measures.items()}
+
+
+def reduce_spectrum(logging_outputs: List[Dict[str, Any]]) -> None:
+    """Show the measures, from the logging outputs of all workers."""
+    measured = sum(log.get(TABLES, 0) for log in logging_outputs)
+    if measured:
+        keys = {key for log in logging_outputs for key in log if key.startswith(_PREFIX)}
+        for key in sorted(keys):
+            total = sum(log.get(key, 0) for log in logging_outputs)
+            metrics.log_scalar(key, total / measured, round=5)
+
+
+# Commands and checkpoints of earlier versions may name them.
+RETIRED = (
+    retired("isoscore_weight", 0.0, "the penalty on the IsoScore showed no gain"),
+    retired("input_gradient_scale", 1.0, "scaling the gradient of the look-ups showed no gain"),
+)
+
+PenalisedCriterionConfig = with_flags(
+    LabelSmoothedCrossEntropyCriterionConfig,
+    "PenalisedCriterionConfig",
+    (
+        *objective.FLAGS,
+        *flags.FLAGS,
+        *likelihood.FLAGS,
+        LOG_SPECTRUM_INTERVAL,
+        *RETIRED,
+    ),
+    "The flags of ``label_smoothed_cross_entropy``, and those of every penalty.",
+)
+
+
+class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
+    """Base of the package's criterions, which differ only in their default weights.
+
+    ``loss``, ``nll_loss`` and ``ppl`` in the logs stay those of the likelihood; each penalty is
+    logged as R, before its weight, under a key of its own, in training only.
+    """
+
+    def __init__(self, cfg: Any, task: Any) -> None:
+        super().__init__(
+            task,
+            cfg.sentence_avg,
+            cfg.label_smoothing,
+            ignore_prefix_size=cfg.ignore_prefix_size,
+            report_accuracy=cfg.report_accuracy,
+        )
+        # fairseq itself smooths with any number.
+        with arguments_as_flags(label_smoothing="--label-smoothing"):
+            smoothing_weights(cfg.label_smoothing, vocabulary=2)
+        self._ignored_prefix = IgnoredPrefix(cfg.ignore_prefix_size)
+        self._cfg, self._task = cfg, task
+        self._has_svd: Optional[bool] = None
+        self._renewable = True
+        self._complete(has_svd=True)
+        self._likelihood_options = likelihood.read_options(cfg)
+        read_flags(RETIRED, cfg)
+        self.word_memory = WordMemory(
+            len(task.target_dictionary),
+            self._likelihood_options.gradient_gating_memory,
+        )
+        self.log_spectrum = SpectrumLog(LOG_SPECTRUM_INTERVAL.read(cfg))
+
+    @classmethod
+    def build_criterion(cls, cfg: Any, task: Any) -> PenalisedCrossEntropy:
+        """Called by fairseq."""
+        return cls(cfg, task)
+
+    def suit(self, model: nn.Module) -> None:
+        """Complete the flags that were not given by the kind of table that the model has."""
+        if flags.has_unset(self._cfg):
+            self._complete(has_svd_table(model))
+
+    @property
+    def renewal_is_asked_for(self) -> bool:
+        """Whether ``--svd-interval`` was given, rather than left to the kind of table."""
+        return self._cfg.svd_interval is not None
+
+    @property
+    def counts_words(self) -> bool:
+        """Whether ``--gradient-gating`` counts words in :attr:`word_memory`."""
+        return self._likelihood_options.gradient_gating > 0
+
+    def do_without_renewal(self) -> None:
+        """Train as with ``--svd-interval 0`` where that flag was not given."""
+        has_svd, self._has_svd = bool(self._has_svd), None
+        self._renewable = False
+        self._complete(has_svd)
+
+    def _complete(self, has_svd: bool) -> None:
+        if has_svd is not self._has_svd:
+            cfg = flags.Completed(self._cfg, has_svd, self._renewable)
+            self.penalties = objective.Penalties(cfg, self._task)
+            self.table_control = flags.TableControl(cfg)
+            self._has_svd = has_svd
+
+    @torch.no_grad()
+    def check_model(self, model: nn.Module) -> None:
+        """Refuse a model that lacks what the flags need, before training starts.
+
+        It leaves the model as it is: without gradients no table follows its own training.
+
+        Raises:
+            ConfigurationError: no table for a flag, or one that is not trained; no output layer
+                that can be replaced; fairseq's adaptive softmax; or label smoothing where the
+                output layer's own loss has none.
+        """
+        self.suit(model)
+        idle = {
+            **self.penalties.idle_flags(),
+            **likelihood.idle_flags(self._likelihood_options, model),
+            **self.table_control.idle_flags(),
+        }
+        if has_svd_table(model) or self.table_control.reads_prior:
+            for flag in prior.FLAGS:  # which a penalty is not alone to read
+                idle.pop(flag.option, None)
+        for option, needed in idle.items():
+            logger.warning("%s has no effect without %s", option, needed)
+        for one in model.models.values() if isinstance(model, FairseqMultiModel) else (model,):
+            self.penalties.check(one)
+            self.table_control.check(self.penalties.view(one))
+            self.log_spectrum.check(self.penalties.view(one))
+            _refuse_fairseqs_adaptive_softmax(one)
+        self._likelihood(model).check(model)
+
+    def forward(self, model: nn.Module, sample: Any, reduce: bool = True) -> Tuple[Any, Any, Any]:
+        """As ``label_smoothed_cross_entropy``, with the penalties added to the loss in training."""
+        self.suit(model)
+        self._ignored_prefix.look_at(sample)
+        if not model.training:
+            return self._evaluate(model, sample, reduce)
+        found = self._likelihood(model)(model, sample, reduce)
+        log = self._logging_output(found, model, sample)
+        loss, sample_size = found.loss, log["sample_size"]
+        due = self.penalties(model) + reported_terms(found.net_output)
+        for term in due:
+            # See Note [The scale of a penalty].
+            loss = loss + term.weight * term.value * sample_size
+        due.extend(found.measures)
+        log.update(log_terms(due, self.penalties.last(model), sample_size))
+        return loss, sample_size, log
+
+    def _evaluate(self, model: nn.Module, sample: Any, reduce: bool) -> Tuple[Any, Any, Any]:
+        if getattr(head_of(model), "own_loss_in_evaluation", False):
+            found = self._likelihood(model)(model, sample, reduce)
+            loss, log = found.loss, self._logging_output(found, model, sample)
+        else:
+            loss, _, log = super().forward(model, sample, reduce=reduce)
+        log.update(self.log_spectrum(self.penalties.view(model)))
+        return loss, log["sample_size"], log
+
+    def _logging_output(
+        self, found: likelihood.Likelihood, model: nn.Module, sample: Any
+    ) -> Dict[str, Any]:
+        """The logging output of ``label_smoothed_cross_entropy``."""
+        log = {
+            "loss": found.logged_loss,
+            "nll_loss": found.logged_nll,
+            "ntokens": sample["ntokens"],
+            "nsentences": sample["target"].size(0),
+            "sample_size": sample["target"].size(0) if self.sentence_avg else sample["ntokens"],
+        }
+        if self.report_accuracy:
+            n_correct, total = self.compute_accuracy(model, found.net_output, sample)
+            log["n_correct"], log["total"] = int(n_correct), int(total)
+        return log
+
+    def _likelihood(self, model: nn.Module) -> likelihood.LikelihoodTerm:
+        return likelihood.likelihood_term(self, self._likelihood_options, model)
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs: List[Dict[str, Any]]) -> None:
+        """Called by fairseq: log the likelihood's metrics, each penalty's R and the spectrum."""
+        super().reduce_metrics(logging_outputs)
+        reduce_terms(logging_outputs)
+        reduce_spectrum(logging_outputs)
+
+
+def _refuse_fairseqs_adaptive_softmax(model: nn.Module) -> None:
+    if getattr(decoder_of(model), "adaptive_softmax", None) is not None:
+        raise ConfigurationError(
+            "an output layer whose log-probabilities have a gradient",
+            "fairseq's adaptive softmax, which is trained by a loss of its own",
+            "Drop --adaptive-softmax-cutoff, or use --criterion adaptive_loss.",
+        )
+
+
+# The names of ``--criterion``: each is the same criterion with other default flags.
+
+
+class Preset(NamedTuple):
+    """A registered criterion.
+
+    Args:
+        name: what users give as ``--criterion``.
+        class_name: checkpoints hold it, and fairseq resumes only with the same one.
+        defaults: of the flags that differ from :data:`PenalisedCriterionConfig`.
+        doc: docstring of the class.
+    """
+
+    name: str
+    class_name: str
+    defaults: Dict[str, Any]
+    doc: str
+
+
+PRESETS = (
+    Preset(
+        "mle_cosreg",
+        "MLECosReg",
+        {"cosreg_weight": 1.0},
+        "Cross entropy and the mean cosine between different words.\n\n"
+        "Gao et al., ICLR 2019, https://arxiv.org/abs/1907.12009, with the paper's gamma = 1.",
+    ),
+    Preset(
+        "spectrum_control",
+        "SpectrumControl",
+        {name: None for name in flags.NAMES},
+        "Cross entropy with the spectrum and orthogonality penalties of an SVD table, or the "
+        "decoupled control of any other.\n\n"
+        "Wang et al., ICLR 2020, https://openreview.net/forum?id=ByxY8CNtvr; see unset.py.",
+    ),
+    Preset(
+        "weight_norm",
+        "WeightNorm",
+        {"weight_norm_weight": 1e-3, "weight_norm_target": 2.0},
+        "Cross entropy and the distance of the word vectors' norms from nu.\n\n"
+        "Herold et al., WMT 2018, https://aclanthology.org/W18-6310, with the paper's rho = 1e-3 "
+        "and nu = 2.",
+    ),
+)
+
+for _preset in PRESETS:
+    _config = with_defaults(
+        PenalisedCriterionConfig, f"{_preset.class_name}Config", **_preset.defaults
+    )
+    _members = {"__doc__": _preset.doc, "__module__": __name__}
+    register_criterion(_preset.name, dataclass=_config)(
+        type(_preset.class_name, (PenalisedCrossEntropy,), _members)
+    )

@@ -1,1 +1,0 @@
-"""Criterions registered with fairseq."""

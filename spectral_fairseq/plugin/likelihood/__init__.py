@@ -1,0 +1,104 @@
+"""The likelihood term of the objective: one way to compute it a file."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+from torch import nn
+
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.plugin.flags import given, read_flags
+from spectral_fairseq.plugin.likelihood.adversarial import (
+    ADVERSARIAL_EPSILON,
+    Adversarial,
+    AdversarialBlocks,
+)
+from spectral_fairseq.plugin.likelihood.base import FullScores, Likelihood, LikelihoodTerm
+from spectral_fairseq.plugin.likelihood.blockwise import BLOCKWISE_LOSS, Blockwise
+from spectral_fairseq.plugin.likelihood.consistency import (
+    RDROP_WEIGHT,
+    SIMCUT_CUTOFF,
+    SIMCUT_WEIGHT,
+    Consistency,
+)
+from spectral_fairseq.plugin.likelihood.gradients import (
+    GRADIENT_GATING,
+    GRADIENT_GATING_MEMORY,
+    GradientGating,
+)
+from spectral_fairseq.plugin.models.find import head_of
+
+__all__ = ["FLAGS", "Likelihood", "LikelihoodTerm", "idle_flags", "likelihood_term", "read_options"]
+
+
+FLAGS = (
+    ADVERSARIAL_EPSILON,
+    RDROP_WEIGHT,
+    SIMCUT_WEIGHT,
+    SIMCUT_CUTOFF,
+    GRADIENT_GATING,
+    GRADIENT_GATING_MEMORY,
+    BLOCKWISE_LOSS,
+)
+# Each changes the likelihood, or its gradient, in a way of its own.
+EXCLUSIVE = (ADVERSARIAL_EPSILON, RDROP_WEIGHT, SIMCUT_WEIGHT, GRADIENT_GATING)
+
+
+def read_options(cfg: Any) -> Any:
+    """The parsed values of :data:`FLAGS`.
+
+    Raises:
+        ConfigurationError: a value outside its range, or flags that exclude each other.
+    """
+    options = read_flags(FLAGS, cfg)
+    used = [flag.option for flag in EXCLUSIVE if getattr(options, flag.name)]
+    if len(used) > 1:
+        raise ConfigurationError(
+            "at most one method that changes the likelihood", " and ".join(used), "Keep one."
+        )
+    if options.gradient_gating and options.blockwise_loss:
+        raise ConfigurationError(
+            "the scores of all words for --gradient-gating", "--blockwise-loss", "Drop one of them."
+        )
+    return options
+
+
+def idle_flags(options: Any, model: nn.Module) -> Dict[str, str]:
+    """Flags that were given and have no effect -> what they would need."""
+    idle = {}
+    if options.rdrop_weight and not _drops(model):
+        idle[RDROP_WEIGHT.option] = "dropout, by which its two passes differ"
+    for flag, needed in ((SIMCUT_CUTOFF, SIMCUT_WEIGHT), (GRADIENT_GATING_MEMORY, GRADIENT_GATING)):
+        if not getattr(options, needed.name):
+            idle.update(dict.fromkeys(given([flag], options), needed.option))
+    return idle
+
+
+def _drops(model: nn.Module) -> bool:
+    """Whether any module of the model has a probability of dropping something."""
+    settings = (item for module in model.modules() for item in vars(module).items())
+    return any(
+        (name == "p" or "drop" in name) and isinstance(value, (int, float)) and value > 0
+        for name, value in settings
+    )
+
+
+def likelihood_term(criterion: Any, options: Any, model: nn.Module) -> LikelihoodTerm:
+    """The way that the flags and the model's output layer ask for.
+
+    Args:
+        criterion: the criterion that takes it.
+        options: the parsed values of :data:`FLAGS`.
+        model: what is trained.
+    """
+    blockwise = options.blockwise_loss or getattr(head_of(model), "own_loss", False)
+    if options.adversarial_epsilon:
+        adversarial = AdversarialBlocks if blockwise else Adversarial
+        return adversarial(criterion, options.adversarial_epsilon)
+    if options.rdrop_weight or options.simcut_weight:
+        return Consistency(criterion, options)
+    if options.gradient_gating:
+        return GradientGating(criterion, options.gradient_gating)
+    if blockwise:
+        return Blockwise(criterion)
+    return FullScores(criterion)

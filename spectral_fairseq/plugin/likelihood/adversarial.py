@@ -1,0 +1,200 @@
+"""The likelihood under the worst target vectors nearby: Wang, Gong, Liu, ICML 2019.
+
+"Improving Neural Language Modeling via Adversarial Training", https://arxiv.org/abs/1906.03805
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Union
+
+import torch
+from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
+from torch import Tensor, nn
+
+from spectral_fairseq.embeddings import Table
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError, arguments_as_flags
+from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.softmax_loss import (
+    AdversarialLoss,
+    adversarial_blockwise_cross_entropy,
+    adversarial_logits,
+    adversarial_margin,
+    smoothing_weights,
+    unperturbed_loss,
+)
+from spectral_fairseq.heads.head import Head
+from spectral_fairseq.plugin.flags import weight_flag
+from spectral_fairseq.plugin.likelihood.base import (
+    Likelihood,
+    LikelihoodTerm,
+    OutputLayer,
+    check_output_layer,
+    output_layer_replaced,
+)
+from spectral_fairseq.plugin.models.find import (
+    head_of,
+    output_table,
+    softmax_operands,
+    table_module,
+)
+
+ADVERSARIAL_EPSILON = weight_flag(
+    "adversarial_epsilon", "in training a target's logit loses epsilon ||w_y|| ||h||"
+)
+
+
+class Adversarial(LikelihoodTerm):
+    """Trains on lowered target logits; the logs keep the likelihood of the plain ones.
+
+    Args:
+        criterion: the criterion that takes it.
+        epsilon: radius of the perturbation as a share of ||w_y||.
+    """
+
+    def __init__(self, criterion: Any, epsilon: float) -> None:
+        super().__init__(criterion)
+        self.epsilon = epsilon
+
+    def check(self, model: nn.Module) -> None:
+        """See the base class.
+
+        Raises:
+            ConfigurationError: an adaptive softmax, a sigsoftmax, or an output layer that cannot be
+                replaced.
+        """
+        head = head_of(model)
+        if isinstance(head, Head) and not head.adversarial:
+            raise ConfigurationError(
+                "a softmax or a mixture for --adversarial-epsilon",
+                f"{type(head).__name__}, in which a target's score is no single logit w'h + b",
+                "Use another --output-head, of a Transformer-XL --adaptive-softmax-cutoff ''; or "
+                "drop --adversarial-epsilon.",
+            )
+        check_output_layer(model)
+        self._table(model)
+
+    def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
+        """See the base class."""
+        self.check(model)
+        criterion = self.criterion
+        target = sample["target"]
+        margins: List[Tensor] = []
+
+        def perturb(output_layer: OutputLayer) -> OutputLayer:
+            def perturbed(features: Tensor) -> Tensor:
+                margin = adversarial_margin(
+                    features,
+                    row_norms(self._vectors(model, target)),
+                    target,
+                    self.epsilon,
+                    criterion.padding_idx,
+                )
+                margins.append(margin.detach())
+                return adversarial_logits(output_layer(features), target, margin, inplace=True)
+
+            return perturbed
+
+        with output_layer_replaced(model, perturb):
+            net_output = model(**sample["net_input"])
+        (margin,) = margins
+        lprobs, targets = criterion.get_lprobs_and_target(model, net_output, sample)
+        loss, nll = label_smoothed_nll_loss(
+            lprobs, targets, criterion.eps, ignore_index=criterion.padding_idx, reduce=False
+        )  # [b * t, 1] each
+        # Padding has neither margin nor loss, so nothing is added to it.
+        plain_loss, plain_nll = unperturbed_loss(
+            loss,
+            nll,
+            margin[:, criterion.ignore_prefix_size :].reshape(-1, 1),
+            smoothing_weights(criterion.eps, lprobs.size(-1)),
+            lprobs.size(-1),
+        )
+        if reduce:
+            loss, plain_loss, plain_nll = loss.sum(), plain_loss.sum(), plain_nll.sum()
+        if criterion.report_accuracy:
+            logits = adversarial_logits(net_output[0].detach(), target, -margin)
+            net_output = (logits, *net_output[1:])
+        return Likelihood(loss, plain_loss, plain_nll, net_output)
+
+    def _vectors(self, model: nn.Module, target: Tensor) -> Tensor:
+        """The vectors w_y of the targets, shape (b, t, d)."""
+        table = self._table(model)
+        return table.vectors(target) if isinstance(table, Table) else table[target]
+
+    def _table(self, model: nn.Module) -> Union[Table, Tensor]:
+        """The output table: the module, or fairseq's matrix."""
+        table = table_module(model)
+        if table is not None:
+            return table
+        with arguments_as_flags(weight=ADVERSARIAL_EPSILON.option):
+            return output_table(model, self.criterion.penalties.view(model).words.rows)
+
+
+# The adversarial likelihood computed block by block, of a softmax or of each expert of a mixture.
+#
+# The method is that of ``adversarial.py``. The target's logit is lowered in each expert of a
+# mixture, as the public code of the method's authors does with a mixture of softmaxes.
+
+
+class AdversarialBlocks(Adversarial):
+    """Trains on lowered target logits without holding tokens x words scores.
+
+    Full scores are used where a caller asks for single tokens or for the accuracy of a softmax. The
+    accuracy of a mixture is that of a second dropout mask on its contexts.
+    """
+
+    def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
+        """See the base class.
+
+        Raises:
+            UnsupportedError: the losses of single tokens of a mixture.
+        """
+        self.check(model)
+        own_loss = getattr(head_of(model), "own_loss", False)
+        if not own_loss and (not reduce or self.criterion.report_accuracy):
+            return super().__call__(model, sample, reduce)
+        if not reduce:
+            raise UnsupportedError(
+                "a loss summed over tokens with --adversarial-epsilon and a mixture",
+                "reduce=False",
+                "Use --output-head softmax.",
+            )
+        skip = self.criterion.ignore_prefix_size
+        targets = sample["target"][:, skip:]
+        losses: List[AdversarialLoss] = []
+        scores: List[Tensor] = []
+
+        def loss_instead(output_layer: OutputLayer) -> OutputLayer:
+            def run(features: Tensor) -> Tensor:
+                losses.append(self._loss(model, features[:, skip:], targets))
+                if self.criterion.report_accuracy:
+                    # A report must not shift the masks of what is trained after it.
+                    devices = [features.device] if features.is_cuda else []
+                    with torch.no_grad(), torch.random.fork_rng(devices):
+                        scores.append(output_layer(features))
+                return losses[0].loss  # data-parallel wrappers look for its graph in the output
+
+            return run
+
+        with output_layer_replaced(model, loss_instead):
+            net_output = model(**sample["net_input"])
+        return Likelihood(*losses[0], (*scores, *net_output[len(scores) :]))
+
+    def _loss(self, model: nn.Module, features: Tensor, targets: Tensor) -> AdversarialLoss:
+        head = head_of(model)
+        smoothing, padding_idx = self.criterion.eps, self.criterion.padding_idx
+        if isinstance(head, Head):
+            return head.adversarial_loss(features, targets, self.epsilon, smoothing, padding_idx)
+        features, targets = features.flatten(0, -2), targets.flatten()
+        num_words = self.criterion.penalties.view(model).words.rows
+        norms = row_norms(self._vectors(model, targets))
+        rows, matrix, bias = softmax_operands(model, features, num_words)
+        return adversarial_blockwise_cross_entropy(
+            rows,
+            targets,
+            matrix,
+            adversarial_margin(features, norms, targets, self.epsilon),
+            bias,
+            label_smoothing=smoothing,
+            ignore_index=padding_idx,
+        )

@@ -1,0 +1,227 @@
+"""Two passes over each batch that are to agree: R-Drop and SimCut.
+
+- R-Drop: Liang et al., NeurIPS 2021, https://arxiv.org/abs/2106.14448. Two passes with different
+  dropout, and the objective (L_1 + L_2) / 2 + alpha / 2 (KL(p_1||p_2) + KL(p_2||p_1)) / 2 for each
+  token: half of the paper's, so that the likelihood keeps the scale that it has without R-Drop. The
+  ratio of the two terms is the paper's.
+- SimCut: Gao et al., NAACL 2022, https://aclanthology.org/2022.naacl-main.289/. A pass p and a pass
+  p_cut with positions of the embedded input set to zero: L + alpha KL(p||p_cut), with gradients on
+  both sides, as in the authors' code.
+
+Both passes are one forward pass over a batch in which each sentence stands twice, one after the
+other. Data-parallel wrappers then see one pass, and batches that are sorted by length stay so.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from typing import Any, Dict, Iterator, List
+
+import torch
+from torch import Tensor, nn
+
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.functional.consistency_loss import (
+    consistency_cross_entropy,
+    dense_consistency,
+)
+from spectral_fairseq.plugin.flags import Flag, checked, finite_nonnegative
+from spectral_fairseq.plugin.likelihood.base import (
+    Likelihood,
+    LikelihoodTerm,
+    OutputLayer,
+    calls_output_layer,
+    output_layer_replaced,
+)
+from spectral_fairseq.plugin.models.find import decoder_of, head_of, look_ups, softmax_operands
+from spectral_fairseq.plugin.penalties.objective import MEASURE_NAMES
+from spectral_fairseq.plugin.penalties.view import Term
+
+# SimCut's perturbation: some positions of the embedded input are set to zero.
+#
+# Gao et al., "Bi-SimCut", NAACL 2022, https://aclanthology.org/2022.naacl-main.289/.
+
+
+@contextmanager
+def every_second_row_cut(model: nn.Module, probability: float, padding_idx: int) -> Iterator[None]:
+    """Set embeddings of the rows 1, 3, 5, .. of a batch to zero inside the block.
+
+    Each position is cut with the given probability, whatever the kind of the table, before the
+    scale and the positions are applied; the others keep their values. The last token of a source,
+    which ends the sentence, and the first of a decoder's input, which starts it, are never cut.
+
+    Args:
+        model: runs within the block, on token rows that come in pairs.
+        probability: of each position.
+        padding_idx: token of positions without a word.
+    """
+    decoding: List[bool] = []  # whether the decoder has started
+
+    def cut(_: nn.Module, inputs: Any, vectors: Tensor) -> Tensor:
+        words = inputs[0].ne(padding_idx)  # [2b, t]
+        order = words if decoding else words.flip(1)
+        protected = order.cumsum(1).eq(1)  # the first or the last word, and padding next to it
+        if not decoding:
+            protected = protected.flip(1)
+        drawn = torch.rand(words.shape, device=words.device) < probability
+        drawn &= words & ~protected
+        drawn[::2] = False
+        return vectors.masked_fill(drawn.unsqueeze(-1), 0.0)
+
+    hooks = [
+        decoder_of(model).register_forward_pre_hook(lambda *_: decoding.append(True)),
+        *(one.register_forward_hook(cut) for one in look_ups(model)),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+RDROP_WEIGHT = Flag(
+    "rdrop_weight",
+    0.0,
+    "alpha of R-Drop: in training run each sentence twice, and penalise the divergence of the two "
+    "distributions",
+    finite_nonnegative,
+)
+SIMCUT_WEIGHT = Flag(
+    "simcut_weight",
+    0.0,
+    "alpha of SimCut: in training run each sentence a second time with some embeddings set to "
+    "zero, and penalise the divergence of the two distributions",
+    finite_nonnegative,
+)
+SIMCUT_CUTOFF = Flag(
+    "simcut_cutoff",
+    0.05,
+    "probability of SimCut that the embedding of a position is set to zero",
+    checked("between 0 and 1", lambda value: 0 < value < 1),
+)
+
+
+class Consistency(LikelihoodTerm):
+    """The likelihood and the weighted divergence of two passes.
+
+    The logs keep the likelihood, of both passes or of the one that is not cut, and have the
+    divergence for each token under a key of its own.
+
+    Args:
+        criterion: the criterion that takes it.
+        options: the parsed values of the flags; the weight of one method is above 0.
+    """
+
+    def __init__(self, criterion: Any, options: Any) -> None:
+        super().__init__(criterion)
+        self.symmetric = options.rdrop_weight > 0
+        self.weight = options.rdrop_weight / 2 if self.symmetric else options.simcut_weight
+        self.cutoff = options.simcut_cutoff
+        self.flag = (RDROP_WEIGHT if self.symmetric else SIMCUT_WEIGHT).option
+
+    def check(self, model: nn.Module) -> None:
+        """See the base class.
+
+        Raises:
+            ConfigurationError: a model without token embeddings, for SimCut.
+            UnsupportedError: a model that carries a state from batch to batch.
+        """
+        decoder = decoder_of(model)
+        if getattr(decoder, "stateful", False):
+            raise UnsupportedError(
+                f"a model that reads each batch on its own, for {self.flag}",
+                f"{type(decoder).__name__}, whose streams would be read twice",
+                f"Drop {self.flag}, or use a Transformer.",
+            )
+        if not self.symmetric and not look_ups(model):
+            raise ConfigurationError(
+                f"an encoder or a decoder with embed_tokens for {self.flag}",
+                f"none in {type(model).__name__}",
+                f"Use a transformer, transformer_lm or lstm arch, or drop {self.flag}.",
+            )
+
+    def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
+        """See the base class."""
+        self.check(model)
+        padding_idx = self.criterion.padding_idx
+        blockwise = (
+            reduce
+            and not self.criterion.report_accuracy
+            and calls_output_layer(model)
+            and not getattr(head_of(model), "own_loss", False)
+        )
+        run = self._from_blocks if blockwise else self._from_log_probabilities
+        cut = every_second_row_cut(model, self.cutoff, padding_idx)
+        with nullcontext() if self.symmetric else cut:
+            found: Likelihood = run(model, sample, reduce)
+        return found
+
+    @property
+    def _options(self) -> Dict[str, Any]:
+        return {
+            "weight": self.weight,
+            "symmetric": self.symmetric,
+            "label_smoothing": self.criterion.eps,
+            "ignore_index": self.criterion.padding_idx,
+        }
+
+    def _from_blocks(self, model: nn.Module, sample: Any, _: bool) -> Likelihood:
+        skip = self.criterion.ignore_prefix_size
+        targets = sample["target"][:, skip:].flatten()
+
+        def loss_instead(_: OutputLayer) -> OutputLayer:
+            def run(features: Tensor) -> Tensor:
+                rows, dim = sample["target"].size(0), features.size(-1)
+                pairs = features[:, skip:].reshape(rows, 2, -1, dim).transpose(1, 2)  # [b, t, 2, d]
+                contexts, matrix, bias = softmax_operands(
+                    model, pairs.flatten(0, 1), self.criterion.penalties.view(model).words.rows
+                )
+                return torch.stack(
+                    consistency_cross_entropy(contexts, targets, matrix, bias, **self._options)
+                )
+
+            return run
+
+        with output_layer_replaced(model, loss_instead):
+            net_output = model(**twice(sample["net_input"]))
+        loss, likelihood, nll, divergence = net_output[0]
+        return self._likelihood(loss, likelihood, nll, divergence, net_output, sample)
+
+    def _from_log_probabilities(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
+        net_output = model(**twice(sample["net_input"]))
+        log_p, targets = self.criterion.get_lprobs_and_target(
+            model, net_output, {**sample, "target": sample["target"].repeat_interleave(2, 0)}
+        )
+        rows = 2 * sample["target"].size(0)
+        log_p = log_p.view(rows // 2, 2, -1, log_p.size(-1)).transpose(1, 2)  # [b, t, 2, N]
+        targets = targets.view(rows, -1)[::2].reshape(-1)
+        parts = dense_consistency(log_p.flatten(0, 1), targets, **self._options)
+        divergence = parts.divergence.sum()
+        loss, likelihood, nll = (
+            each.sum() if reduce else each.unsqueeze(1)
+            for each in (parts.loss, parts.likelihood, parts.nll)
+        )
+        first = (net_output[0][::2], *net_output[1:])
+        return self._likelihood(loss, likelihood, nll, divergence, first, sample)
+
+    def _likelihood(
+        self,
+        loss: Tensor,
+        likelihood: Tensor,
+        nll: Tensor,
+        divergence: Tensor,
+        net_output: Any,
+        sample: Any,
+    ) -> Likelihood:
+        name = MEASURE_NAMES[0 if self.symmetric else 1]
+        # It is part of the loss, and so has no weight here.
+        measure = Term(name, 0.0, divergence.detach() / sample["ntokens"])
+        return Likelihood(loss, likelihood.detach(), nll.detach(), net_output, (measure,))
+
+
+def twice(net_input: Dict[str, Any]) -> Dict[str, Any]:
+    """The input of a model with each row of its tensors followed by the same row again."""
+    return {
+        name: value.repeat_interleave(2, 0) if isinstance(value, Tensor) else value
+        for name, value in net_input.items()
+    }

@@ -1,0 +1,381 @@
+"""The flags that every architecture of this package takes, and the checks on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from argparse import Namespace
+from types import MappingProxyType
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Sequence, Tuple, Type, Union
+
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass.utils import gen_parser_from_dataclass, merge_with_parent
+from fairseq.models import ARCH_CONFIG_REGISTRY, register_model, register_model_architecture
+from fairseq.models.transformer import TransformerConfig
+from omegaconf import II, DictConfig, OmegaConf, open_dict
+
+from spectral_fairseq.embeddings import TABLES, PlainEmbedding, SVDEmbedding, Table
+from spectral_fairseq.embeddings.option import Option
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.heads import HEADS, Head, SoftmaxHead
+
+logger = logging.getLogger(__name__)
+
+EMBEDDING_TABLES = ("output", "all")
+
+NamedField = Tuple[str, Any, Any]
+"""Name, type and default of a field, as ``dataclasses.make_dataclass`` takes them."""
+
+
+def option_field(option: Option) -> Any:
+    """The default of a dataclass field for an option."""
+    return dataclasses.field(default=option.default, metadata={"help": option.help})
+
+
+def _choice_field(name: str, choices: Sequence[str], text: str) -> NamedField:
+    field = dataclasses.field(default=choices[0], metadata={"help": text})
+    return name, ChoiceEnum(choices), field
+
+
+def _option_fields(kinds: Iterable[Union[Type[Table], Type[Head]]]) -> List[NamedField]:
+    """A field for each option of any of the kinds, once if several kinds share it."""
+    options = {option.field: option for kind in kinds for option in kind.options}
+    return [(name, field_type(option), option_field(option)) for name, option in options.items()]
+
+
+def field_type(option: Option) -> Any:
+    """The type of a dataclass field for an option."""
+    if option.choices:
+        return ChoiceEnum(option.choices)
+    return option.type or type(option.default)
+
+
+def _one_of(kinds: Iterable[Union[Type[Table], Type[Head]]]) -> str:
+    *others, last = (kind.summary for kind in kinds)
+    return f"{', '.join(others)}, or {last}"
+
+
+SpectralOptions: Any = dataclasses.make_dataclass(
+    "SpectralOptions",
+    [
+        _choice_field(
+            "embedding_type",
+            [kind.kind for kind in TABLES],
+            f"parameterisation of the embedding table: {_one_of(TABLES)}",
+        ),
+        _choice_field(
+            "embedding_tables",
+            EMBEDDING_TABLES,
+            "which tables --embedding-type applies to: the one that the softmax uses, with "
+            "whatever shares it, or all of them",
+        ),
+        *_option_fields(TABLES),
+        _choice_field(
+            "output_head",
+            [kind.kind for kind in HEADS],
+            f"output layer of the decoder: {_one_of(HEADS)}",
+        ),
+        *_option_fields(HEADS),
+    ],
+    bases=(FairseqDataclass,),
+    namespace={
+        "__doc__": "The options of all tables and heads; an architecture is a preset of them.",
+        "__module__": __name__,
+    },
+)
+
+
+# Measured in trained models: docs/evidence.md. The paper's 0.5 is for LSTMs.
+IN_A_TRANSFORMER = {"weight_norm_init_sigma": 0.1}
+
+
+def with_defaults(config: Type[FairseqDataclass], name: str, **defaults: Any) -> Any:
+    """A subclass of ``config`` called ``name`` in which some fields have other defaults."""
+    fields = []
+    for key, default in defaults.items():
+        original = config.__dataclass_fields__[key]
+        field = dataclasses.field(default=default, metadata=original.metadata)
+        fields.append((key, original.type, field))
+    return dataclasses.make_dataclass(name, fields, bases=(config,))
+
+
+def flags_of(config: Type[FairseqDataclass]) -> Dict[str, str]:
+    """The flag of each field, for :func:`spectral_fairseq.errors.arguments_as_flags`."""
+    names = [field.name for field in dataclasses.fields(config)]
+    return {name: "--" + name.replace("_", "-") for name in names}
+
+
+def table_kind(options: Any) -> Type[Table]:
+    """The class of the table that ``--embedding-type`` names."""
+    return {kind.kind: kind for kind in TABLES}[str(options.embedding_type)]
+
+
+def head_kind(options: Any) -> Type[Head]:
+    """The class of the output layer that ``--output-head`` names."""
+    return {kind.kind: kind for kind in HEADS}[str(options.output_head)]
+
+
+def has_own_output(options: Any) -> bool:
+    """Whether the output layer is one of this package's rather than fairseq's own."""
+    return table_kind(options) is not PlainEmbedding or head_kind(options) is not SoftmaxHead
+
+
+def warn_of_idle_options(model: Any, config: Any) -> None:
+    """Warn of options of tables and heads that were given and that the chosen ones do not have.
+
+    Args:
+        model: whose class is an architecture of this package, or of fairseq, which has none.
+        config: the model's settings; under hydra only those that the user wrote.
+    """
+    preset = getattr(model, "config", None)
+    if preset is None:
+        return
+    defaults = preset()
+    given = vars(config) if isinstance(config, Namespace) else config
+    settings = {name: given.get(name) for name in vars(defaults)}
+    options = Namespace(
+        **{
+            name: getattr(defaults, name) if value is None else value
+            for name, value in settings.items()
+        }
+    )
+    chosen = (table_kind(options), head_kind(options))
+    used = {option.field for kind in chosen for option in kind.options}
+    # The criterions read the prior of a table that is no SVD table.
+    used |= {option.field for option in SVDEmbedding.options}
+    idle = {
+        option.flag
+        for options_of_kind in (kind.options for kinds in (TABLES, HEADS) for kind in kinds)
+        for option in options_of_kind
+        if option.field not in used
+        and str(getattr(options, option.field)) != str(getattr(defaults, option.field))
+    }
+    if table_kind(options) is PlainEmbedding and str(options.embedding_tables) == "all":
+        idle.add("--embedding-tables")
+    for flag in sorted(idle):
+        logger.warning(
+            "%s has no effect with --embedding-type %s --output-head %s",
+            flag,
+            options.embedding_type,
+            options.output_head,
+        )
+
+
+def refuse_unsupported(options: Any) -> None:
+    """Refuse what this package's tables and heads cannot be combined with.
+
+    Raises:
+        UnsupportedError: sharded parameters, quantisation noise, adaptive input or softmax, or
+            character embeddings.
+    """
+    if not has_own_output(options):
+        return
+    chosen = f"--embedding-type {options.embedding_type} --output-head {options.output_head}"
+    if _wrapped_by_fsdp():
+        raise UnsupportedError(
+            f"no fully sharded parameters together with {chosen}",
+            "--ddp-backend fully_sharded",
+            "The penalties need the whole table outside forward: use --ddp-backend pytorch_ddp "
+            "or legacy_ddp.",
+        )
+    unsupported = {
+        "--quant-noise-pq": getattr(options, "quant_noise_pq", 0),
+        "--quant-noise-scalar": getattr(options, "quant_noise_scalar", 0),
+        "--adaptive-input": getattr(options, "adaptive_input", False),
+        "--character-embeddings": getattr(options, "character_embeddings", False),
+        "--adaptive-softmax-cutoff": getattr(options, "adaptive_softmax_cutoff", None),
+    }
+    for flag, value in unsupported.items():
+        if value:
+            raise UnsupportedError(
+                f"no {flag} together with {chosen}",
+                f"{flag} {value}",
+                f"Drop {flag}, or use --embedding-type plain --output-head softmax.",
+            )
+
+
+def _wrapped_by_fsdp() -> bool:
+    """Whether fairseq builds the model inside fairscale's sharding context."""
+    try:
+        from fairscale.nn.wrap.auto_wrap import ConfigAutoWrap
+    except ImportError:  # then fairseq itself refuses the backend
+        return False
+    return bool(ConfigAutoWrap.in_autowrap_context)
+
+
+# The one way in which this package registers architectures with fairseq.
+
+
+FillSizes = Callable[[Any], None]
+"""One of fairseq's own architecture functions: sets the flags that were not given."""
+
+
+def register(
+    name: str,
+    model: type,
+    config: Type[FairseqDataclass],
+    preset: Mapping[str, Any],
+    sizes: Mapping[str, FillSizes] = MappingProxyType({}),
+    *,
+    legacy: bool = False,
+) -> None:
+    """Register a model as ``--arch name``, and with each of fairseq's sizes.
+
+    Args:
+        name: of the model. It is a model and not only an architecture, because
+            fairseq-hydra-train knows no architectures.
+        model: class with ``build_model``; a subclass with the attribute ``config`` is registered.
+        config: dataclass of the flags.
+        preset: fields with other defaults than those of ``config``.
+        sizes: suffix of an architecture's name -> what fills its sizes in. The empty suffix is the
+            name itself, if the defaults of a dataclass cannot express its sizes, such as "as wide
+            as the encoder".
+        legacy: fairseq's own model of that kind has no dataclass and keeps its flags in a
+            Namespace; this one does too.
+    """
+    class_name = name.title().replace("_", "")
+    preset_config = with_defaults(config, f"{class_name}Config", **preset)
+    members = {
+        "__doc__": f"``--arch {name}``.",
+        "__module__": model.__module__,
+        "config": preset_config,
+    }
+    registered = type(class_name, (model,), members)
+    register_model(name, dataclass=None if legacy else preset_config)(registered)
+    for suffix, fill in sizes.items():
+        if suffix or legacy:
+            register_model_architecture(name, name + suffix)(_complete(preset_config, fill, legacy))
+        else:  # fairseq has registered this name itself, with the dataclass
+            ARCH_CONFIG_REGISTRY[name] = fill
+
+
+def add_flags_without_defaults(cls: Any, parser: Any) -> None:
+    """A model's ``add_args``: flags that stay unset unless given.
+
+    fairseq fills the flags that are missing from the sizes first and from the dataclass last. A
+    default on the command line would hide what was not given.
+    """
+    gen_parser_from_dataclass(parser, cls.config(), delete_default=True)
+
+
+def fill_defaults(args: Any, config: Type[FairseqDataclass]) -> None:
+    """Set the flags of ``config`` that were not given, as fairseq does for models with one."""
+    for field in dataclasses.fields(config):
+        if field.name != "_name" and not hasattr(args, field.name):
+            setattr(args, field.name, field.default)
+
+
+def _complete(config: Type[FairseqDataclass], fill: FillSizes, legacy: bool) -> FillSizes:
+    def fill_all(args: Any) -> None:
+        fill_defaults(args, config)
+        fill(args)
+
+    return fill_all if legacy else fill
+
+
+# fairseq's nested Transformer configuration as one flat dataclass.
+#
+# A subclass of the nested configuration fails with one of the supported versions of fairseq and
+# silently ignores ``--encoder-layers`` with another. An argparse-style architecture loses its own
+# flags under hydra and writes ``argparse.Namespace`` objects into checkpoints. A flat dataclass
+# with the fields of the installed fairseq has none of these problems, and it has every flag of
+# fairseq by construction.
+
+
+def _flat_field(name: str, field: dataclasses.Field) -> Tuple[str, Any, Any]:
+    default = field.default
+    if default == II("model.decoder.embed_dim"):
+        default = II("model.decoder_embed_dim")
+    if default is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
+        return (
+            name,
+            field.type,
+            dataclasses.field(default_factory=field.default_factory, metadata=field.metadata),
+        )
+    return name, field.type, dataclasses.field(default=default, metadata=field.metadata)
+
+
+def _is_group(field_type: Any) -> bool:
+    return isinstance(field_type, type) and issubclass(field_type, FairseqDataclass)
+
+
+def _flat_fields(config: Any, prefix: str = "") -> List[Tuple[str, Any, Any]]:
+    flat: List[Tuple[str, Any, Any]] = []
+    for field in dataclasses.fields(config):
+        if field.name == "_name":
+            continue
+        if _is_group(field.type):
+            flat.extend(_flat_fields(field.type, prefix=f"{field.name}_"))
+        else:
+            flat.append(_flat_field(prefix + field.name, field))
+    return flat
+
+
+FlatTransformerConfig = dataclasses.make_dataclass(
+    "FlatTransformerConfig", _flat_fields(TransformerConfig), bases=(FairseqDataclass,)
+)
+
+
+def to_namespace(model: Any, config: Any) -> Namespace:
+    """The resolved flags of a model node, as fairseq's own architectures expect them.
+
+    Under ``fairseq-hydra-train`` a node holds only what the user wrote, because fairseq fills in
+    defaults before it imports the plugin. This function fills them in.
+
+    Args:
+        model: registered model class.
+        config: model node (DictConfig) or legacy Namespace.
+    """
+    if isinstance(config, DictConfig):
+        defaults = getattr(model, "__dataclass")()  # noqa: B009
+        # With fairseq 0.12.2 and omegaconf 2.0, the functions of named architectures find None for
+        # each field that the user did not write, and store it.
+        with open_dict(config):
+            for name, value in OmegaConf.to_container(config, resolve=False).items():
+                if value is None and getattr(defaults, name, None) is not None:
+                    del config[name]
+        config = merge_with_parent(defaults, config)
+        return Namespace(**OmegaConf.to_container(config, resolve=True, enum_to_str=True))
+    return Namespace(**vars(config))
+
+
+# ``--share-all-embeddings`` and its kin: what one table for several uses requires.
+
+
+def check_sharing(options: Any, task: Any) -> None:
+    """Refuse tables that are to be shared but cannot, as fairseq does without saying what to do.
+
+    Args:
+        options: an encoder-decoder architecture's flags.
+        task: its two dictionaries must be the same if both sides share a table.
+
+    Raises:
+        ConfigurationError: two dictionaries, two widths or two files of vectors for one table.
+    """
+    widths = {"--decoder-embed-dim": options.decoder_embed_dim}
+    if options.share_all_embeddings:
+        widths["--encoder-embed-dim"] = options.encoder_embed_dim
+        if task.source_dictionary != task.target_dictionary:
+            raise ConfigurationError(
+                "one dictionary for --share-all-embeddings",
+                f"{len(task.source_dictionary)} words in the source language and "
+                f"{len(task.target_dictionary)} others in the target language",
+                "Use fairseq-preprocess --joined-dictionary, or "
+                "--share-decoder-input-output-embed instead.",
+            )
+        files = (options.encoder_embed_path, options.decoder_embed_path)
+        if files[1] and files[0] != files[1]:
+            raise ConfigurationError(
+                "the same file of vectors for both sides with --share-all-embeddings",
+                f"--decoder-embed-path {files[1]} and --encoder-embed-path {files[0]}",
+                "Give both, alike, or drop --decoder-embed-path.",
+            )
+    if options.share_all_embeddings or options.share_decoder_input_output_embed:
+        if getattr(options, "decoder_out_embed_dim", None) is not None:
+            widths["--decoder-out-embed-dim"] = options.decoder_out_embed_dim
+    if len(set(widths.values())) > 1:
+        raise ConfigurationError(
+            "one width for the shared embedding table",
+            " and ".join(f"{flag} {width}" for flag, width in widths.items()),
+            "Make them equal, or do not share the embeddings.",
+        )

@@ -1,0 +1,305 @@
+"""The penalties that every criterion of this package takes: one declaration each.
+
+``docs/adding_a_penalty.md`` shows how to add one.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, Callable, List, NamedTuple, Optional, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from spectral_fairseq.embeddings import SVDEmbedding
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.row_penalties import (
+    cosine_penalty,
+    log_count_target,
+    mean_vector_penalty,
+    weight_norm_penalty,
+)
+from spectral_fairseq.functional.spectrum_penalties import (
+    d_optimal_penalty,
+    normalized_d_optimal_penalty,
+    orthogonality_penalty,
+    spectral_normalization_penalty,
+    spectrum_penalty,
+)
+from spectral_fairseq.plugin.flags import Flag, finite_nonnegative, weight_flag
+from spectral_fairseq.plugin.models.find import decoder_of, has_svd_table
+from spectral_fairseq.plugin.penalties.view import (
+    ModelView,
+    Penalty,
+    PerDevice,
+    RowNorms,
+    Term,
+    Words,
+    output_table,
+    row_norms,
+    singular_values,
+    svd_tables,
+)
+from spectral_fairseq.plugin.spectrum_control.prior import FLAGS, TablePrior
+
+# The mean cosine between different words: Gao et al., ICLR 2019, section 5 (MLE-CosReg).
+#
+# https://openreview.net/forum?id=SkEYojRqtm
+
+
+COSINE = Penalty(
+    name="cosine",
+    weight=weight_flag("cosreg_weight", "gamma: weight of the mean cosine between different words"),
+    needs=output_table,
+    value=lambda table, _: cosine_penalty(table.weight, table.excluded),
+)
+
+
+# The distance of singular values from a prior: Wang et al., ICLR 2020, section 4.2.
+#
+# https://openreview.net/forum?id=ByxY8CNtvr
+#
+# An SVD table has its singular values, and its prior, as parts; of any other output table they are
+# those of W itself, and the gradient is W V diag(2 (sigma - prior) / sigma) V'.
+
+
+class Spectrum(NamedTuple):
+    """The singular values of a table, and its prior where it knows one.
+
+    Args:
+        sigma: shape (d,).
+        prior: shape (d,); of a table without factors a function of the criterion's flags.
+    """
+
+    sigma: Tensor
+    prior: Union[Tensor, Callable[[TablePrior], Tensor]]
+
+
+def check_rank(weight: Tensor, excluded: Tensor) -> None:
+    """Refuse a table with fewer counted rows than dimensions, which has no d singular values.
+
+    Raises:
+        ConfigurationError: N < d.
+    """
+    counted = weight.size(0) - excluded.numel()
+    if counted < weight.size(1):
+        raise ConfigurationError(
+            "at least as many words as dimensions (N >= d) for `weight`",
+            f"N = {counted} words, padding and made-up rows left out, and d = {weight.size(1)}",
+            "Use a narrower table, a larger dictionary, or drop `weight`.",
+        )
+
+
+def spectra(view: ModelView) -> List[Spectrum]:
+    """The learned spectrum of each SVD table, or the true one of the output table without any."""
+    if has_svd_table(view.module):
+        return [Spectrum(table.singular_values(), table.prior()) for table in svd_tables(view)]
+    weight, excluded = view.get(output_table)
+    check_rank(weight, excluded)
+    owner = decoder_of(view.module)
+    return [Spectrum(view.get(singular_values), lambda flags: flags(owner, weight, excluded))]
+
+
+def _with_prior(options: Any, _: Words) -> Any:
+    return SimpleNamespace(**vars(options), table_prior=TablePrior(options))
+
+
+def _spectrum_value(found: List[Spectrum], options: Any) -> Tensor:
+    terms = []
+    for sigma, prior in found:
+        target = prior(options.table_prior).to(sigma) if callable(prior) else prior
+        terms.append(spectrum_penalty(sigma, target))
+    return torch.stack(terms).sum()
+
+
+SPECTRUM = Penalty(
+    name="spectrum",
+    weight=Flag(
+        "spectrum_weight",
+        0.0,
+        "lambda_e or lambda_p: weight of sum_k (sigma_k - prior_k)^2, of an SVD table's sigma or "
+        "of the true singular values of any other output table",
+        finite_nonnegative,
+        Optional[float],
+    ),
+    settings=FLAGS,
+    for_words=_with_prior,
+    needs=spectra,
+    value=_spectrum_value,
+    # Of an SVD table it takes d numbers.
+    lazy=lambda view: not has_svd_table(view.module),
+)
+
+
+# How far the factors of an SVD table are from orthonormal: Wang et al., ICLR 2020, section 4.1.
+#
+# https://openreview.net/forum?id=ByxY8CNtvr
+
+
+def four_weights(text: str) -> Tuple[float, float, float, float]:
+    """l1, l2, l3 and l4 of a text such as ``0.01,0.01,0,0``.
+
+    Raises:
+        ConfigurationError: ``text`` is not four numbers, or one of them cannot be a weight.
+    """
+    try:
+        l1, l2, l3, l4 = (float(part) for part in str(text).split(","))
+    except ValueError:
+        raise ConfigurationError(
+            "`value` to be four numbers separated by commas, l1,l2,l3,l4",
+            repr(text),
+            "For example: `value` 0.01,0.01,0,0.",
+        ) from None
+    for weight in (l1, l2, l3, l4):
+        finite_nonnegative(weight)
+    return l1, l2, l3, l4
+
+
+def _orthogonality_value(tables: List[SVDEmbedding], options: Any) -> Tensor:
+    values = []
+    for table in tables:
+        u_gram, v_gram = table.grams()
+        values.append(orthogonality_penalty(u_gram, v_gram, options.orthogonality_weights))
+    return torch.stack(values).sum()
+
+
+ORTHOGONALITY = Penalty(
+    name="orthogonality",
+    weight=Flag(
+        "orthogonality_weights",
+        "0,0,0,0",
+        "l1,l2,l3,l4: weights of ||U'U-I||_F^2, ||V'V-I||_F^2, ||U'U-I||_2^2 and ||V'V-I||_2^2 of "
+        "an SVD table",
+        four_weights,
+        Optional[str],
+    ),
+    needs=svd_tables,
+    value=_orthogonality_value,
+)
+
+
+# Spectral normalisation as a penalty: a comparator of Wang et al., ICLR 2020, appendix B.
+#
+# https://openreview.net/forum?id=ByxY8CNtvr, after Jiang et al., ICLR 2019,
+# https://openreview.net/forum?id=rJNH6sAqY7
+
+
+SPECTRAL_NORMALIZATION = Penalty(
+    name="spectral_normalization",
+    weight=weight_flag("spectral_normalization_weight", "weight of sum_k (1 - sigma_k/sigma_1)^2"),
+    needs=singular_values,
+    value=lambda sigma, _: spectral_normalization_penalty(sigma),
+)
+
+
+# The D-optimal regulariser: a comparator of Wang et al., ICLR 2020, appendix B.
+#
+# https://openreview.net/forum?id=ByxY8CNtvr, after Jiang et al., ICLR 2019,
+# https://openreview.net/forum?id=rJNH6sAqY7
+
+
+D_OPTIMAL = Penalty(
+    name="d_optimal",
+    weight=weight_flag("d_optimal_weight", "weight of -sum_k log sigma_k, which has no minimum"),
+    needs=singular_values,
+    value=lambda sigma, _: d_optimal_penalty(sigma),
+)
+
+NORMALIZED_D_OPTIMAL = Penalty(
+    name="normalized_d_optimal",
+    weight=weight_flag("normalized_d_optimal_weight", "weight of -sum_k log(sigma_k/sigma_1)"),
+    needs=singular_values,
+    value=lambda sigma, _: normalized_d_optimal_penalty(sigma),
+)
+
+
+# The distance of the word vectors' norms from a target: Herold et al., WMT 2018, equation 12.
+#
+# https://aclanthology.org/W18-6310
+
+
+def _with_targets(options: Any, words: Words) -> Any:
+    """Options whose target is a constant: a scalar, or one number for each word, shape (N,)."""
+    target = torch.tensor(options.weight_norm_target)
+    if options.weight_norm_target_by_count:
+        target = log_count_target(words.log_counts, options.weight_norm_target, words.excluded)
+    return SimpleNamespace(**{**vars(options), "weight_norm_target": PerDevice(target)})
+
+
+def _weight_norm_value(rows: RowNorms, options: Any) -> Tensor:
+    target = options.weight_norm_target.on(rows.norms.device)
+    return weight_norm_penalty(rows.norms, target, rows.excluded)
+
+
+WEIGHT_NORM = Penalty(
+    name="weight_norm",
+    weight=weight_flag("weight_norm_weight", "rho: weight of sqrt(sum_j (||W_j|| - nu)^2)"),
+    settings=(
+        Flag(
+            "weight_norm_target",
+            2.0,
+            "nu: the norm to which word vectors are pulled",
+            finite_nonnegative,
+        ),
+        Flag(
+            "weight_norm_target_by_count",
+            False,
+            "give each word a target of its own, proportional to its smoothed log count, with "
+            "mean nu",
+        ),
+    ),
+    for_words=_with_targets,
+    needs=row_norms,
+    value=_weight_norm_value,
+)
+
+
+# The squared length of the output table's mean vector (mu-loss).
+#
+# https://arxiv.org/abs/2601.02031. ``--table-centering`` is a decoupled form.
+
+
+MEAN_VECTOR = Penalty(
+    name="mean_vector",
+    weight=weight_flag(
+        "mean_vector_weight",
+        "lambda of mu-loss: weight of the squared length of the mean of all output vectors",
+    ),
+    needs=output_table,
+    value=lambda table, _: mean_vector_penalty(table.weight, table.excluded),
+)
+
+
+# The penalties that every criterion of this package takes, one declaration a file.
+#
+# ``docs/adding_a_penalty.md`` shows how to add one.
+
+
+# In the order of the training logs and of docs/flags.md.
+PENALTIES = (
+    COSINE,
+    SPECTRUM,
+    ORTHOGONALITY,
+    WEIGHT_NORM,
+    SPECTRAL_NORMALIZATION,
+    NORMALIZED_D_OPTIMAL,
+    D_OPTIMAL,
+    MEAN_VECTOR,
+)
+
+
+# Penalties that a recurrent model computes on its own activations: AR and TAR.
+#
+# Merity, McCann, Socher: "Revisiting Activation Regularization for Language RNNs", 2017,
+# https://arxiv.org/abs/1708.01009. They need activations that only the forward pass has, so the
+# model returns them, weighted by flags of its own, as ``extra["activation_penalties"]``.
+
+
+ACTIVATION_NAMES = ("activation", "temporal_activation")
+
+
+def reported_terms(net_output: Any) -> List[Term]:
+    """The terms in a model's output; none for most models."""
+    extra = net_output[1] if len(net_output) > 1 else None
+    reported = extra.get("activation_penalties") if isinstance(extra, dict) else None
+    return [Term(name, weight, value) for name, (weight, value) in (reported or {}).items()]

@@ -1,0 +1,224 @@
+"""What penalties can be computed from, each a function of a model.
+
+All are float32, and padding and ``madeupword`` rows are marked as excluded. A need raises
+:class:`ConfigurationError` if the model lacks it; ```weight``` in the message stands for the flag
+of the penalty that asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
+from spectral_fairseq.functional.products import row_norms as row_norms_of
+from spectral_fairseq.functional.row_penalties import smoothed_log_counts
+from spectral_fairseq.functional.spectra import singular_values as singular_values_of
+from spectral_fairseq.plugin.counts import training_counts
+from spectral_fairseq.plugin.flags import Flag
+from spectral_fairseq.plugin.models import find
+from spectral_fairseq.plugin.models.tables import uncounted_rows
+
+# Constants of a criterion on the devices of its models.
+
+
+class PerDevice:
+    """A constant tensor, which is copied to a device only once: each copy keeps a GPU waiting.
+
+    Args:
+        constant: on any device.
+    """
+
+    def __init__(self, constant: Tensor) -> None:
+        self._copies: Dict[torch.device, Tensor] = {constant.device: constant}
+
+    def on(self, device: torch.device) -> Tensor:
+        """The constant on ``device``."""
+        if device not in self._copies:
+            self._copies[device] = next(iter(self._copies.values())).to(device)
+        return self._copies[device]
+
+
+class Words:
+    """What penalties know of a target dictionary.
+
+    Args:
+        dictionary: the dictionary itself.
+        task: the task in whose training data its special symbols are counted, if any.
+
+    Attributes:
+        rows: N, the number of rows of a table for it.
+        excluded: indices of the rows that are not words: padding and ``madeupword`` fillers.
+    """
+
+    def __init__(self, dictionary: Any, task: Any = None) -> None:
+        self.dictionary = dictionary
+        self._task = task
+        self.rows = len(dictionary)
+        self.excluded = torch.tensor(uncounted_rows(dictionary))
+        self._excluded = PerDevice(self.excluded)
+
+    def excluded_on(self, device: torch.device) -> Tensor:
+        """``excluded`` on the device of a table."""
+        return self._excluded.on(device)
+
+    @cached_property
+    def log_counts(self) -> Tensor:
+        """Smoothed log counts of the words in the training data, shape (N,).
+
+        Raises:
+            DataError: the dictionary has no counts.
+        """
+        return smoothed_log_counts(training_counts(self._task, self.dictionary))
+
+
+class ModelView:
+    """A model at one update; what several penalties need of it is computed once.
+
+    Args:
+        module: the model, wrapped for data parallelism or not.
+        words: of its target dictionary.
+    """
+
+    def __init__(self, module: nn.Module, words: Words) -> None:
+        self.module = module
+        self.words = words
+        self._found: Dict[Need, Any] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.module.parameters()).device
+
+    def get(self, need: Need) -> Any:
+        """What ``need`` returns for this model."""
+        if need not in self._found:
+            self._found[need] = need(self)
+        return self._found[need]
+
+
+Need = Callable[[ModelView], Any]
+
+
+class OutputTable(NamedTuple):
+    """The table W of the softmax.
+
+    Args:
+        weight: W, shape (N, d).
+        excluded: indices of the rows that are not counted, shape (m,).
+    """
+
+    weight: Tensor
+    excluded: Tensor
+
+
+class RowNorms(NamedTuple):
+    """The norms of the rows of the output table.
+
+    Args:
+        norms: ||W_j||, shape (N,).
+        excluded: indices of the rows that are not counted, shape (m,).
+    """
+
+    norms: Tensor
+    excluded: Tensor
+
+
+def output_table(view: ModelView) -> OutputTable:
+    """The output table, of any kind; a factored one is multiplied out."""
+    weight = find.output_table(view.module, view.words.rows).float()
+    return OutputTable(weight, view.words.excluded_on(weight.device))
+
+
+def row_norms(view: ModelView) -> RowNorms:
+    """The norms of the rows of the output table, which a weight-norm table stores."""
+    table = find.table_module(view.module)
+    if isinstance(table, WeightNormEmbedding):
+        return RowNorms(table.norms(), table.excluded_rows)
+    weight, excluded = view.get(output_table)
+    return RowNorms(row_norms_of(weight), excluded)
+
+
+def singular_values(view: ModelView) -> Tensor:
+    """The singular values of the output table, shape (d,); the learned ones of an SVD table."""
+    table = find.table_module(view.module)
+    if isinstance(table, SVDEmbedding):
+        return table.singular_values()
+    return singular_values_of(*view.get(output_table))
+
+
+def svd_tables(view: ModelView) -> List[SVDEmbedding]:
+    """All SVD tables of the model, each once however often it is shared; at least one."""
+    return find.svd_tables(view.module)
+
+
+# What a penalty is: one declaration, from which its flags, checks, values and logs follow.
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """A term ``weight * R`` of the objective, R a function of the model's parameters.
+
+    Args:
+        name: key of R in the training logs.
+        weight: flag of the weight; a weight of 0 costs nothing. A flag that parses to several
+            numbers weighs the parts of R, which then enters the objective as it is.
+        needs: what R is computed from, one of :mod:`needs`; it refuses models that lack it.
+        value: R, a scalar, from what ``needs`` found and the options: the parsed values of all
+            flags of this penalty, by name. Called in float32, outside autocast.
+        settings: further flags.
+        for_words: completes the options for a dictionary; called once for each dictionary.
+        lazy: whether R of a model is computed every k-th update only; see Note [Lazy penalties].
+    """
+
+    name: str
+    weight: Flag
+    needs: Need
+    value: Callable[[Any, Any], Tensor]
+    settings: Tuple[Flag, ...] = ()
+    for_words: Callable[[Any, Words], Any] = lambda options, _: options
+    lazy: Callable[[ModelView], bool] = lambda _: True
+
+    @property
+    def flags(self) -> Tuple[Flag, ...]:
+        """All flags of this penalty."""
+        return (self.weight, *self.settings)
+
+    def factor(self, options: Any) -> float:
+        """The factor of R in the objective; 0 if the penalty is off."""
+        weight = getattr(options, self.weight.name)
+        return float(any(weight)) if isinstance(weight, tuple) else weight
+
+
+class Term(NamedTuple):
+    """One term of the objective at one update.
+
+    Args:
+        name: key in the training logs.
+        weight: the factor of ``value``.
+        value: R, a float32 scalar.
+    """
+
+    name: str
+    weight: float
+    value: Tensor
+
+
+# The number of updates that a model has taken, under a name that no other plugin uses.
+
+
+_NAME = "_spectral_fairseq_updates"
+
+
+def tell_updates(model: Any, updates: int) -> None:
+    """Let the criterions that see this model know how many updates it has taken."""
+    setattr(model, _NAME, updates)
+
+
+def updates_of(model: Any) -> int:
+    """The number of updates that a model has taken; 0 until it is told."""
+    return int(getattr(model, _NAME, 0))

@@ -1,0 +1,387 @@
+"""Spectrum control after an update: of a plain table, and of the factors of an SVD table."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any, Callable, Dict, Iterable, List, TypeVar
+
+import torch
+from fairseq.distributed import utils as distributed_utils
+from fairseq.models import FairseqMultiModel
+from torch import Tensor
+
+from spectral_fairseq.compat.patching import Patch, replaces
+from spectral_fairseq.embeddings import SVDEmbedding
+from spectral_fairseq.errors import UnsupportedError
+from spectral_fairseq.functional.table_control import (
+    TableChange,
+    apply_change_,
+    multiply_,
+    redecomposition,
+    singular_system,
+)
+from spectral_fairseq.plugin.criterion import PenalisedCrossEntropy
+from spectral_fairseq.plugin.spectrum_control.flags import SVD_INTERVAL, Controlled
+from spectral_fairseq.plugin.spectrum_control.prior import restore_start_norms, start_norms
+from spectral_fairseq.plugin.trainer.state import kept_in_checkpoints, moments, trained_weights
+
+# ``--svd-interval``: new factors for an SVD table, in the weights and in the optimiser's state.
+#
+# What an optimiser remembers of gradients belongs to the factors that they were taken for. Averages
+# of gradients are carried over as gradients are, averages of squares as those of independent
+# gradients. Averages of the weights cannot be: a mean of factors of different decompositions is no
+# factor of anything.
+
+
+# Names in the states of fairseq's optimisers. A momentum is a sum of gradients. The second moments
+# of Adafactor's rows do not change when the columns are rotated.
+_GRADIENTS = frozenset({"exp_avg", "momentum_buffer"})
+_SQUARES = frozenset({"exp_avg_sq", "max_exp_avg_sq", "exp_avg_sq_col", "sum"})
+_OF_ROWS = frozenset({"exp_avg_sq_row"})
+# Through U, a plain gradient step changes W by a gradient times V sigma^2 V': large directions grow
+# fastest, and factors that are renewed follow them. An AWD-LSTM trained by SGD at a rate of 3 ends
+# with a table of rank one, and 0.98 bits behind one whose factors are left alone.
+_LOSES_RANK = ("nag", "sgd")
+OPTIMIZERS = ("adafactor", "adagrad", "adam", "coupled_adam", "lamb", "nag", "sgd")
+
+
+def check_optimizer(cfg: Any) -> None:
+    """Refuse optimisers whose state cannot be carried over, and averages of the weights.
+
+    Args:
+        cfg: fairseq's configuration.
+
+    Raises:
+        UnsupportedError: the message says which flag is in the way.
+    """
+    expected = f"an optimiser whose state can be carried over, for {SVD_INTERVAL.option}"
+    name = cfg.optimizer._name
+    if name not in OPTIMIZERS:
+        raise UnsupportedError(
+            expected, f"--optimizer {name}", f"Use one of {', '.join(OPTIMIZERS)}."
+        )
+    if getattr(cfg.optimizer, "fp16_adam_stats", False):
+        raise UnsupportedError(expected, "--fp16-adam-stats, which scales it", "Remove it.")
+    if cfg.distributed_training.zero_sharding != "none":
+        raise UnsupportedError(
+            expected,
+            f"--zero-sharding {cfg.distributed_training.zero_sharding}, which splits it",
+            "Remove it.",
+        )
+    if getattr(getattr(cfg, "ema", None), "store_ema", False):
+        raise UnsupportedError(
+            f"no averages of the weights, for {SVD_INTERVAL.option}",
+            "--store-ema, which would average factors of different decompositions",
+            "Remove it; `spectral-fairseq average` averages tables instead.",
+        )
+
+
+def check_steps(cfg: Any) -> None:
+    """Refuse optimisers under which renewed factors lose their rank.
+
+    Args:
+        cfg: fairseq's configuration.
+
+    Raises:
+        UnsupportedError: the message says which optimiser it is.
+    """
+    if cfg.optimizer._name in _LOSES_RANK:
+        raise UnsupportedError(
+            f"an optimiser that scales its steps, for {SVD_INTERVAL.option}",
+            f"--optimizer {cfg.optimizer._name}",
+            "Use Adam, or a plain table.",
+        )
+
+
+@torch.no_grad()
+def renew_factors(
+    table: SVDEmbedding, optimizer: Any, agreed: Callable[[Callable[[], Tensor], Tensor], Tensor]
+) -> None:
+    """Make the factors of a table the singular value decomposition of the same W.
+
+    A table with a singular value of zero keeps its factors, and so does one with a frozen factor.
+
+    Args:
+        table: as the model holds it.
+        optimizer: as the trainer holds it.
+        agreed: takes a function and a tensor of the shape and dtype of its result, and returns
+            the first worker's result on every worker.
+
+    Raises:
+        DataError: a factor with infinity or NaN in it; nothing is written.
+    """
+    factors = {"u": table.U, "sigma": table.sigma, "v": table.V}
+    if not all(one.requires_grad for one in factors.values()):
+        return
+    weights = {name: trained_weights(optimizer, one) for name, one in factors.items()}
+    u, sigma, v = weights["u"], weights["sigma"], weights["v"].double() / table.v_scale
+    plan = functools.partial(singular_system, u, sigma, v, table.excluded_rows)
+    like = torch.empty(v.size(0) + 1, v.size(1), dtype=torch.float64, device=v.device)
+    new = redecomposition(sigma, v, agreed(plan, like), float(table.scale))
+    if new is None:
+        return
+    state = {key: moments(optimizer, factor) for key, factor in factors.items()}
+    own = _of_sigma_alone(state["sigma"], state["u"], u, sigma)
+    multiply_(u, new.u_map)
+    sigma.copy_(new.sigma)
+    weights["v"].copy_(new.vectors * table.v_scale)
+    for key, factor in factors.items():
+        if factor.data_ptr() != weights[key].data_ptr():
+            factor.copy_(weights[key])
+
+    for key, gradient in (("u", new.u_gradient), ("v", new.v_gradient)):
+        for name, moment in state[key].items():
+            _carry_over(name, moment, gradient)
+    for name, moment in state["sigma"].items():
+        if name in own:
+            through_table = _of_u(state["u"][name], u, new.sigma)
+            moment.copy_(through_table + own[name] @ new.v_gradient.square())
+        else:
+            _carry_over(name, moment.view(1, -1), new.v_gradient)
+
+
+def _carry_over(name: str, moment: Tensor, gradient: Tensor) -> None:
+    """Multiply a moment by the map of the gradients, or by the map of their squares."""
+    if name in _GRADIENTS:
+        multiply_(moment, gradient)
+    elif name in _SQUARES:
+        multiply_(moment.view(-1, gradient.size(0)), gradient.square())
+    elif name not in _OF_ROWS:
+        raise UnsupportedError(
+            f"an optimiser whose state can be carried over, for {SVD_INTERVAL.option}",
+            f"one that keeps {name}",
+            f"Set {SVD_INTERVAL.option} to 0.",
+        )
+
+
+def _of_sigma_alone(
+    state: Dict[str, Tensor], of_u: Dict[str, Tensor], u: Tensor, sigma: Tensor
+) -> Dict[str, Tensor]:
+    """The part of sigma's averages of gradients that did not come through W, in float64.
+
+    It is that of penalties and of weight decay, which act on sigma alone.
+    """
+    return {
+        name: moment.double() - _of_u(of_u[name], u, sigma)
+        for name, moment in state.items()
+        if name in _GRADIENTS
+    }
+
+
+def _of_u(moment: Tensor, u: Tensor, sigma: Tensor) -> Tensor:
+    """diag(U' G_U) / sigma, in float64: what reaches sigma through W."""
+    # In the dtype of the moments and without a copy of U.
+    return torch.einsum("nk,nk->k", u.to(moment.dtype), moment).double() / sigma.double()
+
+
+# Where the trainer carries out the control of tables outside the optimiser.
+#
+# After every update that was taken, outside autograd, clipping and the optimiser, and on the
+# weights that the optimiser trains: the float32 copy where fairseq keeps one. The first worker
+# plans the change and the others receive it, since two eigensolvers need not agree on the last bit;
+# all apply the same products to equal tables. What else a checkpoint needs, the norms that an
+# automatic prior refers to, lies in its extra state.
+#
+# Averaged SGD counts an iterate in when it is made, so an average holds the k-th ones as they were
+# before they were changed.
+
+
+logger = logging.getLogger(__name__)
+EXTRA_STATE = "table_start_norms"
+T = TypeVar("T")
+FirstWorkers = Callable[[Callable[[], Tensor], Tensor], Tensor]
+
+
+def check_configuration(trainer: Any) -> None:
+    """Refuse ways of training in which tables cannot be changed after an update.
+
+    Where nobody asked for ``--svd-interval``, the factors are left alone instead.
+
+    Raises:
+        UnsupportedError: sharded parameters, workers whose weights differ, or an optimiser whose
+            state cannot be carried over to renewed factors.
+    """
+    criterion = trainer.get_criterion()
+    if not isinstance(criterion, PenalisedCrossEntropy):
+        if any(isinstance(module, SVDEmbedding) for module in trainer.get_model().modules()):
+            logger.warning(
+                "an SVD table is trained without spectrum control: use --criterion "
+                "spectrum_control, or --embedding-type plain or weight-norm with your criterion"
+            )
+        return
+    criterion.suit(trainer.get_model())
+    control = criterion.table_control
+    if not control.active:
+        return
+    try:
+        if control.renews_factors:
+            check_optimizer(trainer.cfg)
+            if not criterion.renewal_is_asked_for:
+                check_steps(trainer.cfg)
+        _check_whole_tables(trainer.cfg)
+    except UnsupportedError as error:
+        if criterion.renewal_is_asked_for or not control.renews_factors:
+            raise
+        criterion.do_without_renewal()
+        logger.info(
+            "%s is 0: the factors of the SVD table are not renewed, because of %s",
+            SVD_INTERVAL.option,
+            error.found,
+        )
+
+
+def _check_whole_tables(cfg: Any) -> None:
+    distributed = cfg.distributed_training
+    for asked, flag in (
+        (cfg.optimization.use_bmuf, "--use-bmuf"),
+        (
+            distributed.ddp_backend in ("fully_sharded", "slowmo"),
+            f"--ddp-backend {distributed.ddp_backend}",
+        ),
+        (cfg.common.model_parallel_size > 1, "--model-parallel-size"),
+        (distributed.pipeline_model_parallel, "--pipeline-model-parallel"),
+        (cfg.common.tpu, "--tpu"),
+    ):
+        if asked:
+            raise UnsupportedError(
+                "every worker to hold the whole table, for control outside the optimiser",
+                flag,
+                "Remove it; --ddp-backend legacy_ddp and pytorch_ddp work.",
+            )
+    if cfg.optimizer._name == "composite":
+        raise UnsupportedError(
+            "one learning rate, by which the control outside the optimiser is scaled",
+            "--optimizer composite",
+            "Use one optimiser for all parameters.",
+        )
+
+
+@torch.no_grad()
+def control_tables(trainer: Any, lr: float) -> None:
+    """Change the tables if that is due after the trainer's latest update.
+
+    Args:
+        trainer: fairseq's.
+        lr: learning rate of that update.
+
+    Raises:
+        DataError: a table with infinity or NaN in it; no table is written.
+    """
+    criterion = trainer.get_criterion()
+    if not isinstance(criterion, PenalisedCrossEntropy):
+        return
+    control, updates = criterion.table_control, trainer.get_num_updates()
+    if not (control.is_due(updates) or control.svd_is_due(updates)):
+        return
+    model = trainer.get_model()
+    models = model.models.values() if isinstance(model, FairseqMultiModel) else (model,)
+    views = [criterion.penalties.view(one) for one in models]
+    first = functools.partial(first_workers, trainer)
+    if control.is_due(updates):
+        highest = _highest_lr(trainer)
+        lr_share = min(1.0, lr / highest) if highest > 0 else 0.0
+        _change_all(
+            _once(views, control.controlled, lambda one: one.parameter),
+            trainer.optimizer,
+            lr_share,
+            first,
+        )
+    if control.svd_is_due(updates):
+        for table in _once(views, control.renewed, lambda table: table):
+            renew_factors(table, trainer.optimizer, first)
+
+
+def _highest_lr(trainer: Any) -> float:
+    """The learning rate that the schedule rises to."""
+    # Of --lr-scheduler manual, which takes no --lr where it has a rate of its own.
+    schedule = trainer.lr_scheduler
+    manual = [getattr(schedule, name, None) or {} for name in ("epoch2lr", "update2lr")]
+    rates = [rate for one in manual for rate in one.values()]
+    # Of --lr-scheduler triangular; its --lr is the lowest.
+    peak = getattr(trainer.cfg.lr_scheduler, "max_lr", None)
+    return max(rates or [*trainer.cfg.optimization.lr, *([] if peak is None else [float(peak)])])
+
+
+def _change_all(
+    controlled: Iterable[Controlled], optimizer: Any, lr_share: float, first: FirstWorkers
+) -> None:
+    """Plan the change of every table before the first one is written."""
+    planned = []
+    for one in controlled:
+        weight = trained_weights(optimizer, one.parameter)
+        shape = (weight.size(1) + 2, weight.size(1))
+        like = weight.new_empty(shape, dtype=torch.float64)
+        plan = functools.partial(_packed_plan, one, weight, lr_share)
+        change = TableChange.unpacked(first(plan, like))
+        change.check()
+        planned.append((one, weight, change))
+    for one, weight, change in planned:
+        apply_change_(weight, change, one.excluded)
+        if weight.data_ptr() != one.parameter.data_ptr():
+            one.parameter.copy_(weight)
+
+
+def _packed_plan(one: Controlled, weight: Tensor, lr_share: float) -> Tensor:
+    return one.plan(weight, lr_share).packed()
+
+
+def _once(views: Iterable[Any], found: Callable[[Any], Iterable[T]], key: Any) -> List[T]:
+    """What is found in the models of a trainer, each thing once."""
+    return list({id(key(one)): one for view in views for one in found(view)}.values())
+
+
+def first_workers(trainer: Any, compute: Callable[[], Tensor], like: Tensor) -> Tensor:
+    """The first worker's result of ``compute``, on every worker.
+
+    Args:
+        trainer: fairseq's.
+        compute: called by the first worker only.
+        like: a tensor of the shape, dtype and device of its result, which is written to.
+    """
+    if trainer.data_parallel_world_size == 1:
+        return compute()
+    if trainer.data_parallel_rank == 0:
+        like = compute().contiguous()
+    distributed_utils.broadcast(like, 0, trainer.data_parallel_process_group)
+    return like
+
+
+def _checking(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(begin_epoch)
+    def check_and_begin_epoch(self: Any, epoch: int) -> Any:
+        check_configuration(self)
+        return begin_epoch(self, epoch)
+
+    return check_and_begin_epoch
+
+
+def _controlling(train_step: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(train_step)
+    def step_and_control(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # fairseq calls itself again where --amp overflowed; and an update may be left out.
+        before, lr = self.get_num_updates(), self.get_lr()
+        result = train_step(self, *args, **kwargs)
+        if before < self.get_num_updates() != getattr(self, "_tables_controlled_at", None):
+            self._tables_controlled_at = self.get_num_updates()
+            control_tables(self, lr)
+        return result
+
+    return step_and_control
+
+
+TABLE_CONTROL = Patch(
+    name="table control",
+    reason="--spectrum-decay, --table-centering and --svd-interval change tables after an update.",
+    install=replaces(
+        {
+            "fairseq.trainer:Trainer.begin_epoch": _checking,
+            "fairseq.trainer:Trainer.train_step": _controlling,
+            **kept_in_checkpoints(
+                EXTRA_STATE,
+                lambda trainer: start_norms(trainer.get_model()),
+                lambda trainer, norms: restore_start_norms(trainer.get_model(), norms or {}),
+            ),
+        }
+    ),
+)

@@ -1,0 +1,1 @@
+"""The task ``stateful_language_modeling``: contiguous streams with a carried state."""

@@ -1,1 +1,0 @@
-"""The fairseq task ``stateful_language_modeling`` and its data, from corpus to segments."""
