@@ -1,4 +1,4 @@
-"""The studies behind docs/evidence.md: models trained to the end, tuned alike, tested.
+"""The studies behind docs/evidence.md: models tuned alike, trained for a fixed budget, tested.
 
 =============== =================================================================================
 ``grid``        what is trained, as data: studies, recipes, methods, settings, seeds
