@@ -21,12 +21,14 @@ COMMANDS = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def patched(text, diff):
-    """``text`` with each line marked + inserted behind the line that precedes it in ``diff``."""
+    """``text`` with each line marked + inserted behind the lines that precede it in ``diff``."""
     lines, at = text.splitlines(), None
     for line in diff.splitlines():
         if line.startswith("+"):
             at += 1
             lines.insert(at, line[1:])
+        elif at is not None and lines[at + 1] == line[1:]:
+            at += 1
         else:
             assert lines.count(line[1:]) == 1, f"not found once: {line[1:]}"
             at = lines.index(line[1:])
@@ -35,13 +37,13 @@ def patched(text, diff):
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
-    """A copy in which steps 1 to 4 are done."""
+    """A copy in which steps 1 to 3 are done."""
     folder = tmp_path_factory.mktemp("repository")
     for name in ("spectral_fairseq", "tests", "docs"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", folder)
     steps = FILE.findall(PAGE.read_text("utf-8"))
-    assert [kind for _, kind, _ in steps] == ["python", "python", "python", "diff"]
+    assert [kind for _, kind, _ in steps] == ["python", "python", "diff"]
     for path, kind, code in steps:
         file = folder / path
         assert file.exists() == (kind == "diff"), path

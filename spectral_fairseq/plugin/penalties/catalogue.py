@@ -270,11 +270,6 @@ MEAN_VECTOR = Penalty(
 )
 
 
-# The penalties that every criterion of this package takes, one declaration a file.
-#
-# ``docs/adding_a_penalty.md`` shows how to add one.
-
-
 # In the order of the training logs and of docs/flags.md.
 PENALTIES = (
     COSINE,
