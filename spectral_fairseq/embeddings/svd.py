@@ -72,7 +72,7 @@ class SVDEmbedding(FactoredEmbedding):
     Args:
         num_embeddings: N, all rows of the dictionary.
         embedding_dim: d.
-        padding_idx: row that starts at zero and never receives a gradient.
+        padding_idx: row that starts at zero and never receives a gradient; ``None`` for none.
         excluded_rows: further rows that penalties and measures leave out (``madeupword0000``).
         prior: ``exponential`` or ``polynomial``.
         c1: scale of the prior; ``None`` keeps the Frobenius norm that the table starts with.
@@ -132,7 +132,7 @@ class SVDEmbedding(FactoredEmbedding):
         self,
         num_embeddings: int,
         embedding_dim: int,
-        padding_idx: int,
+        padding_idx: Optional[int],
         excluded_rows: Sequence[int] = (),
         *,
         prior: str = "exponential",
@@ -219,7 +219,8 @@ class SVDEmbedding(FactoredEmbedding):
             # In a rank-deficient table, excluded rows may lie outside the span of the others. Only
             # a row of zeros needs no part in it, and padding is to stay one.
             kept = torch.ones(len(dense), dtype=torch.bool)
-            kept[self.padding_idx] = bool(dense[self.padding_idx].any())
+            if self.padding_idx is not None:
+                kept[self.padding_idx] = bool(dense[self.padding_idx].any())
             full[kept], sigma, v = _thin_svd(dense[kept])
         if sigma[0] == 0:
             raise CheckpointError(

@@ -109,7 +109,7 @@ class Table(nn.Module):
     Attributes:
         num_embeddings: N, all rows of the dictionary.
         embedding_dim: d.
-        padding_idx: row of the padding symbol.
+        padding_idx: row of the padding symbol, if there is one.
         excluded_rows: rows that penalties and measures leave out, the padding row among them.
         weight: W, shape (N, d).
     """
@@ -125,7 +125,7 @@ class Table(nn.Module):
 
     num_embeddings: int
     embedding_dim: int
-    padding_idx: int
+    padding_idx: Optional[int]
     excluded_rows: Tensor
     weight: Tensor
 
@@ -141,7 +141,7 @@ class Table(nn.Module):
 
     @classmethod
     def from_dense(
-        cls: Type[AnyTable], weight: Tensor, padding_idx: int, **options: Any
+        cls: Type[AnyTable], weight: Tensor, padding_idx: Optional[int], **options: Any
     ) -> AnyTable:
         """The table that equals a dense one to float precision.
 
@@ -228,12 +228,16 @@ class Table(nn.Module):
         """Start anew, as the constructor does."""
         raise NotImplementedError
 
-    def _exclude(self, padding_idx: int, excluded_rows: Sequence[int]) -> None:
+    def _exclude(self, padding_idx: Optional[int], excluded_rows: Sequence[int]) -> None:
         """Set ``padding_idx`` and ``excluded_rows``; ``num_embeddings`` is set before."""
-        rows = [counted_from_start(row, self.num_embeddings) for row in excluded_rows]
-        self.padding_idx = counted_from_start(padding_idx, self.num_embeddings)
-        self._excluded = sorted({self.padding_idx, *rows})
-        self.register_buffer("excluded_rows", torch.tensor(self._excluded), persistent=False)
+        rows = {counted_from_start(row, self.num_embeddings) for row in excluded_rows}
+        self.padding_idx = None
+        if padding_idx is not None:
+            self.padding_idx = counted_from_start(padding_idx, self.num_embeddings)
+            rows.add(self.padding_idx)
+        self._excluded = sorted(rows)
+        excluded = torch.tensor(self._excluded, dtype=torch.long)
+        self.register_buffer("excluded_rows", excluded, persistent=False)
 
     def _apply(
         self: AnyTable, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any
@@ -248,7 +252,7 @@ class Table(nn.Module):
         """Give the buffers that no checkpoint holds their values, wherever they are."""
         rows = self.excluded_rows
         if not rows.is_meta:
-            self.excluded_rows = torch.tensor(self._excluded, device=rows.device)
+            self.excluded_rows = torch.tensor(self._excluded, dtype=torch.long, device=rows.device)
 
 
 # Base class of embedding tables whose matrix is computed from other parameters.
@@ -271,7 +275,8 @@ class FactoredEmbedding(Table):
         num_embeddings: N, all rows of the dictionary.
         embedding_dim: d.
         padding_idx: row that starts at zero and never receives a gradient, neither from the
-            look-up nor from the softmax; a negative number counts from the end.
+            look-up nor from the softmax; a negative number counts from the end, and ``None`` is
+            a table without such a row.
         excluded_rows: further rows that penalties and measures leave out (``madeupword0000``).
     """
 
@@ -279,7 +284,7 @@ class FactoredEmbedding(Table):
         self,
         num_embeddings: int,
         embedding_dim: int,
-        padding_idx: int,
+        padding_idx: Optional[int],
         excluded_rows: Sequence[int] = (),
     ) -> None:
         super().__init__()
@@ -339,6 +344,8 @@ class FactoredEmbedding(Table):
     def _without_padding(self, grad: Tensor) -> Tensor:
         # A tied softmax gives the padding row a gradient, which the look-up does not. It is left
         # out of a copy, since autograd may hand the same gradient on to other tensors.
+        if self.padding_idx is None:
+            return grad
         grad = grad.clone()
         grad[self.padding_idx].zero_()
         return grad

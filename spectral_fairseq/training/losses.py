@@ -1,0 +1,557 @@
+"""Losses by blocks, mixtures and penalties for models of transformers.
+
+Their models hand finished logits, tokens x N, to the loss. :func:`fused_loss_` lets the output
+layer hand on the hidden states instead while it trains, as :class:`HiddenStates`, and returns the
+loss that takes them; in evaluation and generation the layer returns logits as before.
+
+Note [One scale]
+----------------
+The objective is that of the criterions of this package,
+
+    1/T sum_t -log p(y_t)  +  sum_i weight_i R_i,
+
+with the R of each paper and T, the number of tokens of an optimiser's step. A weight so means the
+same for every batch size. Where a step has several batches (gradient accumulation, workers), each
+adds the penalty times its own share of the tokens, so that the penalty counts once.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Dict, Optional, Tuple, Type
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spectral_fairseq.embeddings import SVDEmbedding
+from spectral_fairseq.embeddings.table import Table
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.functional.blocks import outside_graphs
+from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.row_penalties import (
+    cosine_penalty,
+    mean_vector_penalty,
+    weight_norm_penalty,
+)
+from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy, smoothing_weights
+from spectral_fairseq.functional.spectra import singular_values
+from spectral_fairseq.functional.spectrum_penalties import (
+    d_optimal_penalty,
+    normalized_d_optimal_penalty,
+    orthogonality_penalty,
+    spectral_normalization_penalty,
+    spectrum_penalty,
+)
+from spectral_fairseq.heads import MixtureOfContexts, MixtureOfSoftmaxes
+from spectral_fairseq.heads.mixture import MixtureHead
+from spectral_fairseq.training.modules import (
+    Changed,
+    check_whole,
+    output_layer,
+    put_on,
+    take_off,
+    unwrapped,
+)
+from spectral_fairseq.training.tables import TableUse, take_tables_off
+
+MIXTURES: Dict[str, Type[MixtureHead]] = {"mos": MixtureOfSoftmaxes, "moc": MixtureOfContexts}
+IGNORED = -100  # the label of transformers for what is no target
+
+
+class HiddenStates(Tensor):
+    """The input of an output layer, in the place of its logits.
+
+    What a model does to logits is done to these in a way that the loss knows of: conversions to
+    another type (the loss has its own), products with a number, and a bias for all words. Anything
+    else is refused by name, since it would be done to hidden states.
+    """
+
+    layer: Any
+    dtype_of_products: torch.dtype
+    scale: float
+    bias: Optional[Tensor]
+
+    @classmethod
+    def of(cls, features: Tensor, layer: nn.Module) -> HiddenStates:
+        """The features, shape (*, d), of a layer."""
+        made = features.as_subclass(cls)
+        # Autocast ends before the loss: a product of two scalars shows what it does here.
+        probe = features.detach().new_zeros(1, 1)
+        made._describe(layer, torch.mm(probe, probe).dtype, 1.0, None)
+        return made
+
+    def _describe(
+        self, layer: nn.Module, dtype: torch.dtype, scale: float, bias: Optional[Tensor]
+    ) -> None:
+        self.layer, self.dtype_of_products, self.scale, self.bias = layer, dtype, scale, bias
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Follow what is done to logits, or refuse it."""
+        name = getattr(func, "__name__", "")
+        this = args[0] if args and isinstance(args[0], HiddenStates) else None
+        if name == "__get__" or name in _HARMLESS:
+            with torch._C.DisableTorchFunction():
+                found = func(*args, **(kwargs or {}))
+            if name != "__get__" or not isinstance(found, Tensor):  # as .T and .data are
+                return found
+        if this is not None and name in _CONVERSIONS and not _moves(args, kwargs):
+            return this
+        if this is not None and len(args) == 2 and not kwargs:
+            found = this._with(name, args[1])
+            if found is not None:
+                return found
+        raise UnsupportedError(
+            "logits that a model leaves as they are, multiplies by a number or adds a bias to, "
+            "before a loss of spectral_fairseq.training",
+            f"{name or func}, which would change the hidden states",
+            "Pass compute_loss_func=fused_loss_(model) to Trainer, and labels to no other loss; if "
+            "the model itself changes its logits so, as with soft caps, train it without "
+            "fused_loss_.",
+        )
+
+    def _with(self, name: str, other: Any) -> Optional[HiddenStates]:
+        number = not isinstance(other, Tensor) or other.dim() == 0
+        scale, bias = self.scale, self.bias
+        if number and name in ("mul", "__mul__", "__rmul__", "div", "__truediv__", "true_divide"):
+            factor = 1 / float(other) if "div" in name else float(other)
+            scale, bias = scale * factor, None if bias is None else bias * factor
+        elif isinstance(other, Tensor) and name in ("add", "__add__", "__radd__"):
+            if other.numel() != self.layer.out_features:
+                return None
+            bias = other.flatten() if bias is None else bias + other.flatten()
+        else:
+            return None
+        with torch._C.DisableTorchFunction():
+            made = self.view_as(self).as_subclass(HiddenStates)
+        made._describe(self.layer, self.dtype_of_products, scale, bias)
+        return made
+
+    def features(self) -> Tensor:
+        """The hidden states as a plain tensor, shape (*, d)."""
+        with torch._C.DisableTorchFunction():
+            return self.as_subclass(Tensor)
+
+
+_HARMLESS = {"size", "dim", "numel", "is_floating_point", "is_complex", "__repr__", "as_subclass"}
+_HARMLESS |= {
+    "stride",
+    "element_size",
+    "data_ptr",
+    "is_contiguous",
+    "detach",
+    "__hash__",
+    "ndimension",
+}
+_CONVERSIONS = {"float", "to", "contiguous", "type_as", "double", "bfloat16", "half"}
+
+
+def _moves(args: Any, kwargs: Any) -> bool:
+    """Whether ``Tensor.to`` would carry it to another device."""
+    given = [*args[1:], *(kwargs or {}).values()]
+    this = args[0].device
+    for one in given:
+        device = getattr(one, "device", None) if isinstance(one, Tensor) else one
+        if isinstance(device, (str, torch.device)) and torch.device(device) != this:
+            return True
+    return False
+
+
+class HandsOn(Changed):
+    """An output layer that hands on its input while it trains; without gradients it has logits."""
+
+    order = 0
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Hidden states in training, logits (or log-probabilities of a mixture) otherwise."""
+        if self.training and torch.is_grad_enabled():
+            return _handed_on(input, self)
+        return super().forward(input)  # type: ignore[no-any-return]
+
+
+@outside_graphs
+def _handed_on(features: Tensor, layer: nn.Module) -> Tensor:
+    return HiddenStates.of(features, layer)
+
+
+class Mixes(Changed):
+    """An output layer whose scores are the log-probabilities of its ``mixture``."""
+
+    order = 1
+    mixture: MixtureHead
+
+    def forward(self, input: Tensor) -> Tensor:
+        """log P of features, shape (*, d): shape (*, N)."""
+        scores: Tensor = self.mixture(input)
+        return scores
+
+
+class _TableOfLayer(Table):
+    """The table of an output layer, for a mixture; the layer keeps its parameters."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = layer.out_features, layer.in_features
+        self._exclude(None, ())
+        self.__dict__["_layer"] = (layer,)
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        weight: Tensor = self.__dict__["_layer"][0].weight
+        return weight
+
+    def operands(self, features: Tensor) -> Tuple[Tensor, Tensor]:
+        return _operands(self.__dict__["_layer"][0], features)
+
+    def vectors(self, words: Tensor) -> Tensor:
+        return F.embedding(words, self.weight)
+
+
+def _operands(layer: nn.Module, features: Tensor) -> Tuple[Tensor, Tensor]:
+    """(x, M) such that x M' are the logits of features, without the bias."""
+    if isinstance(layer, TableUse):
+        return layer.used_table.operands(features)
+    weight: Any = layer.weight
+    check_whole(weight)
+    return features, weight
+
+
+class TokenLoss:
+    """The loss that :func:`fused_loss_` returns, for ``compute_loss_func`` of Trainer.
+
+    It counts tokens as Trainer does: the sum over the targets, divided by ``num_items_in_batch``,
+    which covers all batches of an optimiser's step; or by the number of targets where that is not
+    given.
+
+    Args:
+        model: whose output layer hands on hidden states.
+        label_smoothing: eps in [0, 1), as fairseq's ``label_smoothed_cross_entropy`` spreads it.
+        penalty: called without arguments, returns the weighted sum of penalties; such as a
+            :class:`TablePenalty`. It is added in training only, see Note [One scale].
+        shift: whether the target of a position is the label of the next one. ``None`` shifts for
+            a model whose own loss does: those of transformers that are causal and have no encoder.
+        ignore_index: label of what is no target.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        label_smoothing: float = 0.0,
+        penalty: Optional[Callable[[], Tensor]] = None,
+        shift: Optional[bool] = None,
+        ignore_index: int = IGNORED,
+    ) -> None:
+        smoothing_weights(label_smoothing, vocabulary=2)
+        self.label_smoothing, self.penalty = label_smoothing, penalty
+        self.shift = _shifts(model) if shift is None else shift
+        self.ignore_index = ignore_index
+
+    def __call__(
+        self, outputs: Any, labels: Optional[Tensor], num_items_in_batch: Any = None
+    ) -> Tensor:
+        """The loss of a batch, a scalar.
+
+        Args:
+            outputs: of the model, with ``logits`` (an attribute, an entry, or the first element).
+            labels: shape (B, T).
+            num_items_in_batch: number of targets of the optimiser's step.
+
+        Raises:
+            ConfigurationError: there are no labels, or other logits than the output layer's.
+        """
+        if labels is None:
+            raise ConfigurationError(
+                "`labels` beside the outputs of the model, for a loss of spectral_fairseq.training",
+                "none",
+                "Let the data collator give labels.",
+            )
+        logits = _logits(outputs)
+        if self.shift:
+            # The last position has no target; so nothing has to be cut out of the logits.
+            labels = F.pad(labels, (0, 1), value=self.ignore_index)[..., 1:]
+        targets = labels.reshape(-1).to(logits.device)
+        counted = targets.ne(self.ignore_index).sum()
+        if isinstance(logits, HiddenStates):
+            loss = self._of_hidden_states(logits, targets)
+        else:
+            loss = self._of_logits(logits, targets)
+        total = counted if num_items_in_batch is None else num_items_in_batch
+        total = total.to(loss.device) if isinstance(total, Tensor) else total
+        loss = loss / total
+        if self.penalty is not None and isinstance(logits, HiddenStates):
+            loss = loss + self.penalty() * (counted / total)
+        return loss
+
+    def _of_hidden_states(self, handed: HiddenStates, targets: Tensor) -> Tensor:
+        layer: Any = handed.layer
+        features: Tensor = handed.features().flatten(0, -2)  # [T, d]
+        if handed.scale != 1.0:
+            features = features * handed.scale
+        bias = None if layer.bias is None else layer.bias * handed.scale
+        if handed.bias is not None:
+            bias = handed.bias if bias is None else bias + handed.bias
+        dtype = handed.dtype_of_products
+        chosen: Any = {"label_smoothing": self.label_smoothing, "ignore_index": self.ignore_index}
+        autocast = dtype in (torch.float16, torch.bfloat16) and features.dtype != dtype
+        device = features.device.type
+        with torch.autocast(device, dtype=dtype if autocast else None, enabled=autocast):
+            if not isinstance(layer, Mixes):
+                rows, matrix = _operands(layer, features)
+                return blockwise_cross_entropy(rows, targets, matrix, bias, **chosen)[0]
+            if handed.scale != 1.0 or (bias is not None and bool(bias.any())):
+                raise UnsupportedError(
+                    "a model that leaves its logits as they are, for a mixture",
+                    "one that scales them or adds a bias to them",
+                    "Train this model without mixture_.",
+                )
+            mixture: Any = layer.mixture
+            return mixture.loss(features, targets, **chosen)[0]  # type: ignore[no-any-return]
+
+    def _of_logits(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The same of finished logits, by words."""
+        logits = logits.flatten(0, -2)
+        words = logits.size(-1)
+        lost = targets[targets.ne(self.ignore_index)]
+        if lost.numel() and int(lost.max()) >= words:
+            raise ConfigurationError(
+                f"labels below the width of the logits, {words}",
+                f"{int(lost.max())}",
+                "Return the outputs of the model as they are, so that hidden states keep their "
+                "type; DistributedDataParallel with find_unused_parameters does not.",
+            )
+        log_p = torch.log_softmax(
+            logits.double() if logits.dtype == torch.double else logits.float(), -1
+        )
+        target_weight, uniform = smoothing_weights(self.label_smoothing, words)
+        loss = target_weight * F.nll_loss(
+            log_p, targets, ignore_index=self.ignore_index, reduction="sum"
+        )
+        if uniform:
+            loss = loss - uniform * log_p[targets.ne(self.ignore_index)].sum()
+        return loss
+
+
+def _logits(outputs: Any) -> Tensor:
+    if isinstance(outputs, Tensor):
+        return outputs
+    if hasattr(outputs, "logits"):
+        return outputs.logits  # type: ignore[no-any-return]
+    return outputs["logits"] if isinstance(outputs, dict) else outputs[0]  # type: ignore[no-any-return]
+
+
+def _shifts(model: nn.Module) -> bool:
+    """As Trainer decides which labels to count."""
+    model = unwrapped(model)
+    config = getattr(model, "config", None)
+    return getattr(model, "loss_type", None) == "ForCausalLM" and not getattr(
+        config, "is_encoder_decoder", False
+    )
+
+
+def fused_loss_(model: nn.Module, **options: Any) -> TokenLoss:
+    """Let the output layer hand on hidden states in training, and return the loss that takes them.
+
+    The loss goes through the tokens by blocks and never holds tokens x N scores.
+
+    Args:
+        model: of transformers, or any other whose output layer (an ``nn.Linear``, or one with a
+            table or a mixture of this package) is the last thing that it does. It is changed in
+            place; :func:`plain_` undoes it.
+        **options: of :class:`TokenLoss`.
+
+    Returns:
+        The loss: ``Trainer(model, ..., compute_loss_func=fused_loss_(model))``, or in a loop
+        ``loss(model(input_ids), labels)``.
+
+    Raises:
+        ConfigurationError: no output layer, or an option outside its range.
+        UnsupportedError: an output layer of another kind, or one that is split over devices.
+    """
+    loss = TokenLoss(model, **options)
+    layer = _linear(model, "fused_loss_")
+    if not isinstance(layer, HandsOn):
+        put_on(layer, HandsOn)
+    return loss
+
+
+def mixture_(
+    model: nn.Module,
+    components: int,
+    *,
+    kind: str = "mos",
+    dropout: float = 0.0,
+    context_scale: float = 4.0,
+    **options: Any,
+) -> TokenLoss:
+    """Make the output layer a mixture of softmaxes over its table, and return its loss by blocks.
+
+    Args:
+        model: as for :func:`fused_loss_`. Prior and contexts are new parameters of its output
+            layer, ``mixture.prior`` and ``mixture.latent``: make the optimiser afterwards. No plain
+            model computes the same, so a saved one is loaded into a model that has been given its
+            mixture again.
+        components: K, the number of experts.
+        kind: ``mos`` or ``moc``, a mixture of contexts.
+        dropout: of the contexts.
+        context_scale: s of the contexts s tanh(.); 4 did well in Transformers, the paper's is 1.
+        **options: of :class:`TokenLoss`.
+
+    Raises:
+        ConfigurationError: an option outside its range, or an output layer with a bias.
+        UnsupportedError: as for :func:`fused_loss_`, or the layer has a mixture already.
+    """
+    if kind not in MIXTURES:
+        raise ConfigurationError(
+            f"`kind` to be one of {', '.join(MIXTURES)}", repr(kind), "Choose one of them."
+        )
+    loss = TokenLoss(model, **options)
+    layer: Any = _linear(model, "mixture_")
+    if isinstance(layer, Mixes):
+        raise UnsupportedError("an output layer without a mixture", "one with it", "Keep that one.")
+    if layer.bias is not None:
+        raise ConfigurationError(
+            "an output layer without a bias, for a mixture", "one with it", "Use another model."
+        )
+    parameter = next(layer.parameters(), None)
+    parameter = next(model.parameters()) if parameter is None else parameter
+    made = MIXTURES[kind](
+        _TableOfLayer(layer), layer.in_features, components, dropout, context_scale=context_scale
+    )
+    layer.mixture = made.to(device=parameter.device, dtype=parameter.dtype).train(layer.training)
+    put_on(layer, Mixes)
+    if not isinstance(layer, HandsOn):
+        put_on(layer, HandsOn)
+    return loss
+
+
+def _linear(model: nn.Module, use: str) -> nn.Module:
+    layer = output_layer(model)
+    if not isinstance(layer, nn.Linear):
+        raise UnsupportedError(
+            f"an nn.Linear as the output layer, for {use}",
+            f"a {type(layer).__name__}",
+            "Use the model's own loss.",
+        )
+    if not isinstance(layer, TableUse):
+        check_whole(layer.weight)
+    return layer
+
+
+def plain_(model: nn.Module) -> None:
+    """Take everything of :mod:`spectral_fairseq.training` off a model, without a trace.
+
+    Tables become plain parameters again, tied as they were, and the output layer returns logits in
+    training. Call it before the final ``save_pretrained``; the optimiser cannot go on with them.
+
+    Raises:
+        UnsupportedError: the model has a mixture, which no plain model can stand for.
+        ConfigurationError: ``model`` is a part of the model that uses a table.
+    """
+    if any(isinstance(layer, Mixes) for layer in model.modules()):
+        raise UnsupportedError(
+            "a model that a plain one can stand for",
+            "a mixture of softmaxes",
+            "Save it as it is, and give a new model its mixture before loading.",
+        )
+    take_tables_off(model)
+    for layer in model.modules():
+        if isinstance(layer, HandsOn):
+            take_off(layer, HandsOn)
+
+
+def _of_spectrum(penalty: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda weight, excluded: penalty(singular_values(weight.float(), excluded))
+
+
+PENALTIES: Dict[str, Callable[..., Tensor]] = {
+    "cosine": cosine_penalty,
+    "mean_vector": mean_vector_penalty,
+    "spectral_normalization": _of_spectrum(spectral_normalization_penalty),
+    "d_optimal": _of_spectrum(d_optimal_penalty),
+    "normalized_d_optimal": _of_spectrum(normalized_d_optimal_penalty),
+}
+OF_FACTORS = ("spectrum", "orthogonality")
+
+
+class TablePenalty:
+    """The weighted sum of penalties on a model's output table: sum_i weight_i R_i.
+
+    Add it to a mean loss per token, or pass it as ``penalty`` of :func:`fused_loss_`; see
+    Note [One scale].
+
+    Args:
+        model: as for :class:`~spectral_fairseq.training.control.SpectrumControl`.
+        weight_norm: weight of the distance of the vectors' norms from ``norm_target``.
+        norm_target: nu of ``weight_norm``.
+        excluded: rows that are left out.
+        **weights: of ``cosine``, ``mean_vector``, ``spectral_normalization``, ``d_optimal`` and
+            ``normalized_d_optimal``, whose definitions are those of
+            :mod:`spectral_fairseq.functional`; for a table of ``factor_`` also of ``spectrum``,
+            the distance of sigma from its prior, and of ``orthogonality``, the sum of the squared
+            distances of U'U and V'V from I.
+
+    Raises:
+        ConfigurationError: an unknown name, a negative weight, no table, or a penalty on factors
+            for a table without them.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        weight_norm: float = 0.0,
+        norm_target: float = 1.0,
+        excluded: Tuple[int, ...] = (),
+        **weights: float,
+    ) -> None:
+        known = ("weight_norm", *PENALTIES, *OF_FACTORS)
+        for name, weight in {"weight_norm": weight_norm, **weights}.items():
+            if name not in known or not weight >= 0:
+                raise ConfigurationError(
+                    f"weights >= 0 of {', '.join(known)}", f"{name}={weight}", "Correct it."
+                )
+        self.model, self.weights, self.excluded = model, weights, excluded
+        self.weight_norm, self.norm_target = weight_norm, norm_target
+        if any(weights.get(name) for name in OF_FACTORS):
+            self._factors()
+        else:
+            output_layer(model)
+
+    def _factors(self) -> SVDEmbedding:
+        layer = output_layer(self.model)
+        table = layer.used_table if isinstance(layer, TableUse) else None
+        if not isinstance(table, SVDEmbedding):
+            raise ConfigurationError(
+                f"a table of factors for {' and '.join(OF_FACTORS)}",
+                "one without",
+                "Call factor_(model) first, or use SpectrumControl.",
+            )
+        return table
+
+    def terms(self) -> Dict[str, Tensor]:
+        """Each R before its weight, by name."""
+        weight: Any = output_layer(self.model).weight
+        check_whole(weight)
+        rows = torch.tensor(self.excluded, dtype=torch.long, device=weight.device)
+        found = {}
+        for name, share in self.weights.items():
+            if share and name in PENALTIES:
+                found[name] = PENALTIES[name](weight, rows)
+        if self.weight_norm:
+            norms = row_norms(weight.float())
+            found["weight_norm"] = weight_norm_penalty(norms, self.norm_target, rows)
+        if self.weights.get("spectrum"):
+            table = self._factors()
+            found["spectrum"] = spectrum_penalty(table.singular_values(), table.prior())
+        if self.weights.get("orthogonality"):
+            grams = self._factors().grams()
+            found["orthogonality"] = orthogonality_penalty(*grams, (1.0, 1.0, 0.0, 0.0))
+        return found
+
+    def __call__(self) -> Tensor:
+        """The weighted sum, a scalar."""
+        weights = {**self.weights, "weight_norm": self.weight_norm}
+        terms = [weights[name] * term for name, term in self.terms().items()]
+        return functools.reduce(torch.add, terms) if terms else torch.zeros(())
