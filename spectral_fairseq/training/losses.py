@@ -18,6 +18,8 @@ adds the penalty times its own share of the tokens, so that the penalty counts o
 from __future__ import annotations
 
 import functools
+import inspect
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, Optional, Tuple, Type
 
 import torch
@@ -59,103 +61,108 @@ MIXTURES: Dict[str, Type[MixtureHead]] = {"mos": MixtureOfSoftmaxes, "moc": Mixt
 IGNORED = -100  # the label of transformers for what is no target
 
 
-class HiddenStates(Tensor):
-    """The input of an output layer, in the place of its logits.
+class _Refused(UnsupportedError, AttributeError):
+    """An error that ``hasattr`` takes for an answer."""
 
-    What a model does to logits is done to these in a way that the loss knows of: conversions to
-    another type (the loss has its own), products with a number, and a bias for all words. Anything
-    else is refused by name, since it would be done to hidden states.
-    """
-
-    layer: Any
-    dtype_of_products: torch.dtype
-    scale: float
-    bias: Optional[Tensor]
-
-    @classmethod
-    def of(cls, features: Tensor, layer: nn.Module) -> HiddenStates:
-        """The features, shape (*, d), of a layer."""
-        made = features.as_subclass(cls)
-        # Autocast ends before the loss: a product of two scalars shows what it does here.
-        probe = features.detach().new_zeros(1, 1)
-        made._describe(layer, torch.mm(probe, probe).dtype, 1.0, None)
-        return made
-
-    def _describe(
-        self, layer: nn.Module, dtype: torch.dtype, scale: float, bias: Optional[Tensor]
-    ) -> None:
-        self.layer, self.dtype_of_products, self.scale, self.bias = layer, dtype, scale, bias
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Follow what is done to logits, or refuse it."""
-        name = getattr(func, "__name__", "")
-        this = args[0] if args and isinstance(args[0], HiddenStates) else None
-        if name == "__get__" or name in _HARMLESS:
-            with torch._C.DisableTorchFunction():
-                found = func(*args, **(kwargs or {}))
-            if name != "__get__" or not isinstance(found, Tensor):  # as .T and .data are
-                return found
-        if this is not None and name in _CONVERSIONS and not _moves(args, kwargs):
-            return this
-        if this is not None and len(args) == 2 and not kwargs:
-            found = this._with(name, args[1])
-            if found is not None:
-                return found
-        raise UnsupportedError(
+    def __init__(self, found: str) -> None:
+        super().__init__(
             "logits that a model leaves as they are, multiplies by a number or adds a bias to, "
             "before a loss of spectral_fairseq.training",
-            f"{name or func}, which would change the hidden states",
+            f"`{found}`, which would change the hidden states",
             "Pass compute_loss_func=fused_loss_(model) to Trainer, and labels to no other loss; if "
             "the model itself changes its logits so, as with soft caps, train it without "
             "fused_loss_.",
         )
 
-    def _with(self, name: str, other: Any) -> Optional[HiddenStates]:
-        number = not isinstance(other, Tensor) or other.dim() == 0
-        scale, bias = self.scale, self.bias
-        if number and name in ("mul", "__mul__", "__rmul__", "div", "__truediv__", "true_divide"):
-            factor = 1 / float(other) if "div" in name else float(other)
-            scale, bias = scale * factor, None if bias is None else bias * factor
-        elif isinstance(other, Tensor) and name in ("add", "__add__", "__radd__"):
-            if other.numel() != self.layer.out_features:
-                return None
-            bias = other.flatten() if bias is None else bias + other.flatten()
-        else:
-            return None
-        with torch._C.DisableTorchFunction():
-            made = self.view_as(self).as_subclass(HiddenStates)
-        made._describe(self.layer, self.dtype_of_products, scale, bias)
-        return made
-
-    def features(self) -> Tensor:
-        """The hidden states as a plain tensor, shape (*, d)."""
-        with torch._C.DisableTorchFunction():
-            return self.as_subclass(Tensor)
+    def __reduce__(self) -> tuple:
+        return UnsupportedError, (self.expected, self.found, self.remedy)
 
 
-_HARMLESS = {"size", "dim", "numel", "is_floating_point", "is_complex", "__repr__", "as_subclass"}
-_HARMLESS |= {
-    "stride",
-    "element_size",
-    "data_ptr",
-    "is_contiguous",
-    "detach",
-    "__hash__",
-    "ndimension",
-}
-_CONVERSIONS = {"float", "to", "contiguous", "type_as", "double", "bfloat16", "half"}
+@dataclass(eq=False)
+class HiddenStates:
+    """What an output layer hands on in the place of its logits s W h + b.
 
+    What a model does to logits is done to these in a way that the loss knows of: conversions to
+    another type (the loss has its own), products with a number, and a bias for all words. Anything
+    else is refused by name, since it would be done to hidden states.
 
-def _moves(args: Any, kwargs: Any) -> bool:
-    """Whether ``Tensor.to`` would carry it to another device."""
-    given = [*args[1:], *(kwargs or {}).values()]
-    this = args[0].device
-    for one in given:
-        device = getattr(one, "device", None) if isinstance(one, Tensor) else one
-        if isinstance(device, (str, torch.device)) and torch.device(device) != this:
-            return True
-    return False
+    Attributes:
+        features: h, shape (*, d).
+        layer: with W, shape (N, d), and its own bias.
+        product_dtype: of the logits; autocast ends before the loss.
+        scale: s, which multiplies the layer's own bias too.
+        bias: b that the model adds, shape (N,), if any.
+    """
+
+    features: Tensor
+    layer: Any
+    product_dtype: torch.dtype
+    scale: float = 1.0
+    bias: Optional[Tensor] = None
+
+    @property
+    def shape(self) -> torch.Size:
+        """That of the logits, (*, N)."""
+        return torch.Size((*self.features.shape[:-1], self.layer.out_features))
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.features.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the logits."""
+        return self.product_dtype
+
+    def float(self) -> HiddenStates:
+        """Themselves: the loss has a precision of its own."""
+        return self
+
+    def contiguous(self) -> HiddenStates:
+        """Themselves."""
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> HiddenStates:
+        """Themselves, on the device where they are."""
+        given = [*args, *kwargs.values()]
+        devices = [torch.device(one) for one in given if isinstance(one, (str, torch.device))]
+        devices += [one.device for one in given if isinstance(one, Tensor)]
+        if any(one != self.device for one in devices):
+            raise _Refused("to another device")
+        return self
+
+    def __mul__(self, other: Any) -> HiddenStates:
+        if isinstance(other, Tensor) and other.numel() != 1:
+            raise _Refused("mul")
+        bias = None if self.bias is None else self.bias * other
+        return replace(self, scale=self.scale * float(other), bias=bias)
+
+    def __truediv__(self, other: Any) -> HiddenStates:
+        return self * (1 / other)
+
+    def __add__(self, other: Any) -> HiddenStates:
+        if not isinstance(other, Tensor) or other.numel() != self.layer.out_features:
+            raise _Refused("add")
+        bias = other.flatten()
+        return replace(self, bias=bias if self.bias is None else self.bias + bias)
+
+    __rmul__, __radd__ = __mul__, __add__
+
+    def __getitem__(self, index: Any) -> Any:
+        raise _Refused("[]")
+
+    def __getattr__(self, name: str) -> Any:
+        raise _Refused(name)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What torch is asked to do with them and a tensor."""
+        name = getattr(func, "__name__", str(func)).strip("_")
+        if len(args) == 2 and name in ("add", "radd", "mul", "rmul"):
+            this, other = args if isinstance(args[0], HiddenStates) else reversed(args)
+            return this + other if "add" in name else this * other
+        raise _Refused(name)
 
 
 class HandsOn(Changed):
@@ -163,16 +170,18 @@ class HandsOn(Changed):
 
     order = 0
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Any:
         """Hidden states in training, logits (or log-probabilities of a mixture) otherwise."""
         if self.training and torch.is_grad_enabled():
             return _handed_on(input, self)
-        return super().forward(input)  # type: ignore[no-any-return]
+        return super().forward(input)
 
 
 @outside_graphs
-def _handed_on(features: Tensor, layer: nn.Module) -> Tensor:
-    return HiddenStates.of(features, layer)
+def _handed_on(features: Tensor, layer: nn.Module) -> Any:
+    # A product of two scalars shows what autocast does here.
+    probe = features.detach().new_zeros(1, 1)
+    return HiddenStates(features, layer, torch.mm(probe, probe).dtype)
 
 
 class Mixes(Changed):
@@ -229,8 +238,8 @@ class TokenLoss:
         label_smoothing: eps in [0, 1), as fairseq's ``label_smoothed_cross_entropy`` spreads it.
         penalty: called without arguments, returns the weighted sum of penalties; such as a
             :class:`TablePenalty`. It is added in training only, see Note [One scale].
-        shift: whether the target of a position is the label of the next one. ``None`` shifts for
-            a model whose own loss does: those of transformers that are causal and have no encoder.
+        shift: whether the target of a position is the label of the next one. ``None`` does as the
+            own loss of a model of transformers does.
         ignore_index: label of what is no target.
     """
 
@@ -285,14 +294,14 @@ class TokenLoss:
         return loss
 
     def _of_hidden_states(self, handed: HiddenStates, targets: Tensor) -> Tensor:
-        layer: Any = handed.layer
-        features: Tensor = handed.features().flatten(0, -2)  # [T, d]
+        layer = handed.layer
+        features = handed.features.flatten(0, -2)  # [T, d]
         if handed.scale != 1.0:
             features = features * handed.scale
         bias = None if layer.bias is None else layer.bias * handed.scale
         if handed.bias is not None:
             bias = handed.bias if bias is None else bias + handed.bias
-        dtype = handed.dtype_of_products
+        dtype = handed.product_dtype
         chosen: Any = {"label_smoothing": self.label_smoothing, "ignore_index": self.ignore_index}
         autocast = dtype in (torch.float16, torch.bfloat16) and features.dtype != dtype
         device = features.device.type
@@ -333,20 +342,30 @@ class TokenLoss:
         return loss
 
 
-def _logits(outputs: Any) -> Tensor:
-    if isinstance(outputs, Tensor):
+def _logits(outputs: Any) -> Any:
+    if isinstance(outputs, (Tensor, HiddenStates)):
         return outputs
     if hasattr(outputs, "logits"):
-        return outputs.logits  # type: ignore[no-any-return]
-    return outputs["logits"] if isinstance(outputs, dict) else outputs[0]  # type: ignore[no-any-return]
+        return outputs.logits
+    return outputs["logits"] if isinstance(outputs, dict) else outputs[0]
 
 
 def _shifts(model: nn.Module) -> bool:
-    """As Trainer decides which labels to count."""
+    """Whether the model's own loss compares a position with the next one's label."""
     model = unwrapped(model)
-    config = getattr(model, "config", None)
-    return getattr(model, "loss_type", None) == "ForCausalLM" and not getattr(
-        config, "is_encoder_decoder", False
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return False
+    own = getattr(getattr(model, "loss_function", None), "__name__", "")
+    code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
+    if own == "ForCausalLMLoss" and code is not None and "loss_function" in code.co_names:
+        return True
+    if getattr(model, "loss_type", None) == "ForMaskedLM":
+        return False
+    raise ConfigurationError(
+        "`shift` for a model that does not tell whether its targets are the next tokens",
+        f"a {type(model).__name__}",
+        "Pass shift=True where position t predicts labels[t + 1], and False where it predicts "
+        "labels[t].",
     )
 
 
