@@ -149,8 +149,13 @@ class HiddenStates:
 
     __rmul__, __radd__ = __mul__, __add__
 
-    def __getitem__(self, index: Any) -> Any:
-        raise _Refused("[]")
+    def _refuse(self, *others: Any) -> Any:
+        raise _Refused("an operator")
+
+    # Python looks these up in the class alone, not in __getattr__.
+    __getitem__ = __setitem__ = __iter__ = __len__ = __neg__ = __abs__ = _refuse
+    __sub__ = __rsub__ = __rtruediv__ = __matmul__ = __rmatmul__ = __pow__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
     def __getattr__(self, name: str) -> Any:
         raise _Refused(name)
