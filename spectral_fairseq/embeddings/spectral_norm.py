@@ -35,7 +35,7 @@ class SpectralNormEmbedding(FactoredEmbedding):
     Args:
         num_embeddings: N, all rows of the dictionary.
         embedding_dim: d.
-        padding_idx: row that starts at zero and never receives a gradient; ``None`` for none.
+        padding_idx: row that starts at zero and never receives a gradient.
         excluded_rows: further rows that penalties and measures leave out (``madeupword0000``).
         scale: c, the largest singular value of W, above 0. Neither paper has one, so it is 1. A
             table that is made from a dense one has that one's largest singular value.
@@ -66,7 +66,7 @@ class SpectralNormEmbedding(FactoredEmbedding):
         self,
         num_embeddings: int,
         embedding_dim: int,
-        padding_idx: Optional[int],
+        padding_idx: int,
         excluded_rows: Sequence[int] = (),
         *,
         scale: float = 1.0,

@@ -72,7 +72,7 @@ class SVDEmbedding(FactoredEmbedding):
     Args:
         num_embeddings: N, all rows of the dictionary.
         embedding_dim: d.
-        padding_idx: row that starts at zero and never receives a gradient; ``None`` for none.
+        padding_idx: row that starts at zero and never receives a gradient.
         excluded_rows: further rows that penalties and measures leave out (``madeupword0000``).
         prior: ``exponential`` or ``polynomial``.
         c1: scale of the prior; ``None`` keeps the Frobenius norm that the table starts with.
@@ -132,7 +132,7 @@ class SVDEmbedding(FactoredEmbedding):
         self,
         num_embeddings: int,
         embedding_dim: int,
-        padding_idx: Optional[int],
+        padding_idx: int,
         excluded_rows: Sequence[int] = (),
         *,
         prior: str = "exponential",

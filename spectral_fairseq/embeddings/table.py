@@ -141,7 +141,7 @@ class Table(nn.Module):
 
     @classmethod
     def from_dense(
-        cls: Type[AnyTable], weight: Tensor, padding_idx: Optional[int], **options: Any
+        cls: Type[AnyTable], weight: Tensor, padding_idx: int, **options: Any
     ) -> AnyTable:
         """The table that equals a dense one to float precision.
 
@@ -228,14 +228,26 @@ class Table(nn.Module):
         """Start anew, as the constructor does."""
         raise NotImplementedError
 
-    def _exclude(self, padding_idx: Optional[int], excluded_rows: Sequence[int]) -> None:
-        """Set ``padding_idx`` and ``excluded_rows``; ``num_embeddings`` is set before."""
-        rows = {counted_from_start(row, self.num_embeddings) for row in excluded_rows}
+    def without_padding(self, excluded_rows: Sequence[int] = ()) -> None:
+        """Make padding a word like the others, as it is in models whose own tables train its row.
+
+        Args:
+            excluded_rows: rows that penalties and measures leave out from now on.
+        """
         self.padding_idx = None
-        if padding_idx is not None:
-            self.padding_idx = counted_from_start(padding_idx, self.num_embeddings)
-            rows.add(self.padding_idx)
-        self._excluded = sorted(rows)
+        self._excluded = sorted(
+            counted_from_start(row, self.num_embeddings) for row in excluded_rows
+        )
+        self._register_excluded()
+
+    def _exclude(self, padding_idx: int, excluded_rows: Sequence[int]) -> None:
+        """Set ``padding_idx`` and ``excluded_rows``; ``num_embeddings`` is set before."""
+        rows = [counted_from_start(row, self.num_embeddings) for row in excluded_rows]
+        self.padding_idx = counted_from_start(padding_idx, self.num_embeddings)
+        self._excluded = sorted({self.padding_idx, *rows})
+        self._register_excluded()
+
+    def _register_excluded(self) -> None:
         excluded = torch.tensor(self._excluded, dtype=torch.long)
         self.register_buffer("excluded_rows", excluded, persistent=False)
 
@@ -275,8 +287,7 @@ class FactoredEmbedding(Table):
         num_embeddings: N, all rows of the dictionary.
         embedding_dim: d.
         padding_idx: row that starts at zero and never receives a gradient, neither from the
-            look-up nor from the softmax; a negative number counts from the end, and ``None`` is
-            a table without such a row.
+            look-up nor from the softmax; a negative number counts from the end.
         excluded_rows: further rows that penalties and measures leave out (``madeupword0000``).
     """
 
@@ -284,7 +295,7 @@ class FactoredEmbedding(Table):
         self,
         num_embeddings: int,
         embedding_dim: int,
-        padding_idx: Optional[int],
+        padding_idx: int,
         excluded_rows: Sequence[int] = (),
     ) -> None:
         super().__init__()

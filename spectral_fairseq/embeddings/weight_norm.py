@@ -48,7 +48,7 @@ class WeightNormEmbedding(FactoredEmbedding):
     Args:
         num_embeddings: N, all rows of the dictionary.
         embedding_dim: d.
-        padding_idx: row that starts at zero and never receives a gradient; ``None`` for none.
+        padding_idx: row that starts at zero and never receives a gradient.
         excluded_rows: further rows that penalties and measures leave out (``madeupword0000``).
         counts: c_k, one for each row; ``None`` starts every length at the mean that v gives a
             plain table, which is weight normalisation without the paper's initialisation.
@@ -101,7 +101,7 @@ class WeightNormEmbedding(FactoredEmbedding):
         self,
         num_embeddings: int,
         embedding_dim: int,
-        padding_idx: Optional[int],
+        padding_idx: int,
         excluded_rows: Sequence[int] = (),
         *,
         counts: Optional[Sequence[float]] = None,

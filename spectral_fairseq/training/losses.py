@@ -149,7 +149,7 @@ class HiddenStates:
 
     __rmul__, __radd__ = __mul__, __add__
 
-    def _refuse(self, *others: Any) -> Any:
+    def _refuse(self, *_: Any) -> Any:
         raise _Refused("an operator")
 
     # Python looks these up in the class alone, not in __getattr__.
@@ -207,7 +207,7 @@ class _TableOfLayer(Table):
     def __init__(self, layer: Any) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = layer.out_features, layer.in_features
-        self._exclude(None, ())
+        self.without_padding()
         self.__dict__["_layer"] = (layer,)
 
     @property

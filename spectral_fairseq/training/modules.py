@@ -12,7 +12,7 @@ and know one layer each, while a tied table has several.
 from __future__ import annotations
 
 import gc
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, Type
+from typing import Any, Dict, List, NamedTuple, Tuple, Type
 
 import torch
 from torch import Tensor, nn
@@ -279,8 +279,3 @@ def _check_known(weight: Tensor, layers: Dict[str, nn.Module], use: str) -> None
                 "one that holds the plain table already, and would train nothing",
                 "Put the table on first, then make the optimiser.",
             )
-
-
-def first_name(layers: Sequence[str]) -> str:
-    """The name under which a table is stored, for messages."""
-    return next(iter(layers)) or "weight"

@@ -105,14 +105,13 @@ def weight_norm_(
             )
         words, dim = uses.weight.shape
         settings = {"sigma": sigma, "init_range": init_range, **options}
-        table = WeightNormEmbedding(words, dim, None, uses.padding, counts=counts, **settings)
-        lengths = table.g.detach().clone()
-        _load(table, uses.weight)
+        table = WeightNormEmbedding(words, dim, 0, counts=counts, **settings)
+        _load(table, uses)
         if counts is not None:
+            directions = torch.nn.functional.normalize(table.v.detach(), dim=1)
+            table.reset_parameters(counts)
             with torch.no_grad():
-                wanted = init_range * (dim / 3) ** 0.5
-                table.v.mul_(wanted / torch.linalg.vector_norm(table.v, dim=1, keepdim=True))
-                table.g.copy_(lengths)
+                table.v.copy_(init_range * (dim / 3) ** 0.5 * directions)
         return table
 
     return _put_table_on(model, make, "weight_norm_")
@@ -139,17 +138,18 @@ def factor_(model: nn.Module, **options: Any) -> SVDEmbedding:
 
     def make(uses: Uses) -> SVDEmbedding:
         words, dim = uses.weight.shape
-        table = SVDEmbedding(words, dim, None, uses.padding, **options)
-        _load(table, uses.weight)
+        table = SVDEmbedding(words, dim, 0, **options)
+        _load(table, uses)
         return table
 
     return _put_table_on(model, make, "factor_")
 
 
-def _load(table: FactoredEmbedding, weight: Tensor) -> None:
-    table.to(device=weight.device, dtype=weight.dtype)
-    if not weight.is_meta:
-        table.load_state_dict(table.factor(weight))
+def _load(table: FactoredEmbedding, uses: Uses) -> None:
+    table.without_padding(uses.padding)
+    table.to(device=uses.weight.device, dtype=uses.weight.dtype)
+    if not uses.weight.is_meta:
+        table.load_state_dict(table.factor(uses.weight))
 
 
 def _put_table_on(model: nn.Module, make: Callable[[Uses], AnyTable], use: str) -> AnyTable:
