@@ -47,7 +47,7 @@ setup(
             *("pytest", "pytest-xdist", "filelock", "jsonschema"),
             *("sentencepiece", "matplotlib", "ctranslate2", "build", "sacremoses"),
             *("pandas", "safetensors", "transformers", "ipykernel", "nbclient"),
-            *("accelerate", "lightning"),
+            *(f"{name}; python_version >= '3.11'" for name in ("accelerate", "lightning")),
         ],
         "lint": ["ruff", "mypy"],
         "docs": ["matplotlib", "mkdocs-material", "mkdocstrings[python]"],
