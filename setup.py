@@ -41,11 +41,13 @@ setup(
         "plots": ["matplotlib"],
         "models": ["safetensors", "sentencepiece"],
         "export": ["ctranslate2", "sacremoses", "safetensors", "transformers"],
+        "training": ["accelerate", "lightning", "safetensors", "transformers"],
         "examples": ["sentencepiece", "matplotlib", "filelock"],
         "test": [
             *("pytest", "pytest-xdist", "filelock", "jsonschema"),
             *("sentencepiece", "matplotlib", "ctranslate2", "build", "sacremoses"),
             *("pandas", "safetensors", "transformers", "ipykernel", "nbclient"),
+            *(f"{name}; python_version >= '3.11'" for name in ("accelerate", "lightning")),
         ],
         "lint": ["ruff", "mypy"],
         "docs": ["matplotlib", "mkdocs-material", "mkdocstrings[python]"],

@@ -20,6 +20,7 @@ from benchmarks import (
     bench_penalties,
     bench_spectrum_decay,
     bench_step,
+    bench_training,
     harness,
 )
 from benchmarks.gpu import __main__ as gpu
@@ -36,7 +37,7 @@ def figures(monkeypatch, capsys):
 
     def run(module, *argv):
         monkeypatch.setattr(harness, "in_fresh_process", lambda *_: 1.0)
-        for one in (bench_step, bench_spectrum_decay, bench_consistency):
+        for one in (bench_step, bench_spectrum_decay, bench_consistency, bench_training):
             monkeypatch.setattr(one, "in_fresh_process", lambda *_: 1.0)
         monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, argv)])
         module.main()
@@ -57,6 +58,7 @@ def figures(monkeypatch, capsys):
         (bench_block_memory, "--batches"),
         (bench_spectrum_decay, "--pairs"),
         (bench_consistency, "--pairs"),
+        (bench_training, "--pairs"),
     ],
 )
 def test_numbers_that_measure_nothing_are_refused_at_once(module, flag, monkeypatch, capsys):
@@ -128,6 +130,14 @@ def test_allocator(figures, monkeypatch):
 def test_step(figures):
     found = figures(bench_step, "--shape", "tiny", "--device", "cpu", "--pairs", 1)
     assert "time_ratio" in found["results"]["tiny"]
+
+
+def test_training(figures, monkeypatch, capsys):
+    found = figures(bench_training, "--shape", "tiny", "--device", "cpu", "--pairs", 1)
+    assert found["loss"]["time_ratio"] > 0 and found["control"]["time_ratio"] > 1
+    monkeypatch.setattr(sys, "argv", "mod --memory fused --shape tiny --device cpu".split())
+    bench_training.main()
+    assert float(capsys.readouterr().out) >= 0
 
 
 @pytest.mark.slow

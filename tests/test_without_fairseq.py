@@ -28,7 +28,7 @@ WITHOUT_FAIRSEQ = """
             import_all(f"{name}.{found.name}")
 
     PACKAGES = "errors files provenance functional embeddings heads lm checkpoints analysis compat"
-    for package in PACKAGES.split():
+    for package in ["training", *PACKAGES.split()]:
         import_all(f"spectral_fairseq.{package}")
 """
 

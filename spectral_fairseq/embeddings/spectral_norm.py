@@ -96,7 +96,8 @@ class SpectralNormEmbedding(FactoredEmbedding):
         stored = torch.randn(shape, device="cpu") / math.sqrt(self.embedding_dim)
         if self.init_range is not None:
             stored.uniform_(-self.init_range, self.init_range)
-        stored[self.padding_idx] = 0
+        if self.padding_idx is not None:
+            stored[self.padding_idx] = 0
         self.stored.copy_(stored)
         self.direction.copy_(_first_direction(stored))
         self.largest.fill_(self.start_scale)

@@ -219,7 +219,8 @@ class SVDEmbedding(FactoredEmbedding):
             # In a rank-deficient table, excluded rows may lie outside the span of the others. Only
             # a row of zeros needs no part in it, and padding is to stay one.
             kept = torch.ones(len(dense), dtype=torch.bool)
-            kept[self.padding_idx] = bool(dense[self.padding_idx].any())
+            if self.padding_idx is not None:
+                kept[self.padding_idx] = bool(dense[self.padding_idx].any())
             full[kept], sigma, v = _thin_svd(dense[kept])
         if sigma[0] == 0:
             raise CheckpointError(

@@ -109,7 +109,7 @@ class Table(nn.Module):
     Attributes:
         num_embeddings: N, all rows of the dictionary.
         embedding_dim: d.
-        padding_idx: row of the padding symbol.
+        padding_idx: row of the padding symbol, if there is one.
         excluded_rows: rows that penalties and measures leave out, the padding row among them.
         weight: W, shape (N, d).
     """
@@ -125,7 +125,7 @@ class Table(nn.Module):
 
     num_embeddings: int
     embedding_dim: int
-    padding_idx: int
+    padding_idx: Optional[int]
     excluded_rows: Tensor
     weight: Tensor
 
@@ -228,12 +228,28 @@ class Table(nn.Module):
         """Start anew, as the constructor does."""
         raise NotImplementedError
 
+    def without_padding(self, excluded_rows: Sequence[int] = ()) -> None:
+        """Make padding a word like the others, as it is in models whose own tables train its row.
+
+        Args:
+            excluded_rows: rows that penalties and measures leave out from now on.
+        """
+        self.padding_idx = None
+        self._excluded = sorted(
+            counted_from_start(row, self.num_embeddings) for row in excluded_rows
+        )
+        self._register_excluded()
+
     def _exclude(self, padding_idx: int, excluded_rows: Sequence[int]) -> None:
         """Set ``padding_idx`` and ``excluded_rows``; ``num_embeddings`` is set before."""
         rows = [counted_from_start(row, self.num_embeddings) for row in excluded_rows]
         self.padding_idx = counted_from_start(padding_idx, self.num_embeddings)
         self._excluded = sorted({self.padding_idx, *rows})
-        self.register_buffer("excluded_rows", torch.tensor(self._excluded), persistent=False)
+        self._register_excluded()
+
+    def _register_excluded(self) -> None:
+        excluded = torch.tensor(self._excluded, dtype=torch.long)
+        self.register_buffer("excluded_rows", excluded, persistent=False)
 
     def _apply(
         self: AnyTable, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any
@@ -248,7 +264,7 @@ class Table(nn.Module):
         """Give the buffers that no checkpoint holds their values, wherever they are."""
         rows = self.excluded_rows
         if not rows.is_meta:
-            self.excluded_rows = torch.tensor(self._excluded, device=rows.device)
+            self.excluded_rows = torch.tensor(self._excluded, dtype=torch.long, device=rows.device)
 
 
 # Base class of embedding tables whose matrix is computed from other parameters.
@@ -339,6 +355,8 @@ class FactoredEmbedding(Table):
     def _without_padding(self, grad: Tensor) -> Tensor:
         # A tied softmax gives the padding row a gradient, which the look-up does not. It is left
         # out of a copy, since autograd may hand the same gradient on to other tensors.
+        if self.padding_idx is None:
+            return grad
         grad = grad.clone()
         grad[self.padding_idx].zero_()
         return grad

@@ -149,8 +149,9 @@ class WeightNormEmbedding(FactoredEmbedding):
             self.g.fill_(self.init_range * math.sqrt(self.embedding_dim / 3))
         else:
             self.g.copy_(self.sigma * smoothed_log_counts(counts).to(self.g.device))
-        self.g[self.padding_idx] = 0
-        self.v[self.padding_idx] = 0
+        if self.padding_idx is not None:
+            self.g[self.padding_idx] = 0
+            self.v[self.padding_idx] = 0
 
     @classmethod
     def build(cls, spec: TableSpec, **options: Any) -> "WeightNormEmbedding":
@@ -174,7 +175,8 @@ class WeightNormEmbedding(FactoredEmbedding):
         g = torch.linalg.vector_norm(v.double(), dim=1)
         # A zero vector has no direction and could never move again. The padding row must not move.
         unmoved = g == 0
-        unmoved[self.padding_idx] = False
+        if self.padding_idx is not None:
+            unmoved[self.padding_idx] = False
         v[unmoved] = self.init_range
         return {"g": g.to(weight.dtype), "v": v}
 
@@ -238,7 +240,8 @@ class WeightNormEmbedding(FactoredEmbedding):
 
     def _scheduled(self, grad: Tensor) -> Tensor:
         grad = grad * gradient_scale(self.epoch, self.gamma, self.tau)
-        grad[self.padding_idx].zero_()
+        if self.padding_idx is not None:
+            grad[self.padding_idx].zero_()
         return grad
 
 

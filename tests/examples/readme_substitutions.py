@@ -62,6 +62,7 @@ CHECKPOINTS = {
 }
 # scripts that have a test of their own, so that here only their flags are parsed -> their module
 PARSED_ONLY = {
+    "examples/causal_lm_transformers/run.py": "examples.causal_lm_transformers.run",
     "examples/lm_sotu/bottleneck.py": "studies.bottleneck",
     "examples/lm_sotu/compare.py": "studies.sotu_comparison",
     "examples/lm_sotu/run.py": "studies.sotu",

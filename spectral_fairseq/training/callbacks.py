@@ -1,0 +1,212 @@
+"""Spectrum control and measures as callbacks: of transformers' Trainer and of Lightning.
+
+Each class needs its own framework alone; the other one may be absent.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional
+
+from torch import Tensor
+
+from spectral_fairseq.analysis import training_measures
+from spectral_fairseq.errors import ConfigurationError, SpectralFairseqError, UnsupportedError
+from spectral_fairseq.training.control import SpectrumControl
+from spectral_fairseq.training.losses import plain_
+from spectral_fairseq.training.modules import output_layer
+
+_Trainer: Any = object
+_Exportable: Any = type("_Exportable", (), {})
+_Lightning: Any = object
+try:
+    from transformers.trainer_callback import ExportableState, TrainerCallback
+
+    _Trainer, _Exportable = TrainerCallback, ExportableState
+except ImportError:
+    pass
+try:
+    from lightning.pytorch import Callback
+
+    _Lightning = Callback
+except ImportError:
+    pass
+
+
+def _check(base: Any, package: str, measure_every: int) -> None:
+    if base is object:
+        raise ConfigurationError(
+            f"{package} to be installed, for its callback",
+            "no such package, or a version without callbacks",
+            f"Run pip install {package}.",
+        )
+    if measure_every < 0:
+        raise ConfigurationError(
+            "`measure_every` to be a whole number of at least 0", f"{measure_every}", "Correct it."
+        )
+
+
+def _measures(model: Any) -> Dict[str, float]:
+    """The measures of the output table, also where a method of this package is on it."""
+    try:
+        table: Any = model if isinstance(model, Tensor) else output_layer(model).weight
+        found = training_measures(table.detach())
+    except SpectralFairseqError:  # the analysis knows more layouts, and warns where it knows none
+        found = training_measures(model)
+    return {f"table/{name}": value for name, value in found.items()}
+
+
+def _share(control: SpectrumControl, optimizer: Any) -> float:
+    """The present learning rate of the controlled table, as a share of the highest of its schedule.
+
+    The schedulers of torch keep the rate that they multiply as ``initial_lr``, and those that rise
+    above it (one cycle) their peak as ``max_lr``. Without a scheduler the share is 1.
+    """
+    weight = control.weight
+    groups = optimizer.param_groups
+    own = [group for group in groups if any(one is weight for one in group["params"])]
+    group = (own or groups)[0]
+    highest = max(float(group.get(name) or 0.0) for name in ("initial_lr", "max_lr"))
+    return min(1.0, float(group["lr"]) / highest) if highest > 0 else 1.0
+
+
+class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
+    """Control and measures for ``transformers.Trainer``.
+
+    The control follows the steps that the optimiser really takes, at the learning rate as a share
+    of its schedule's highest one. Trainer's checkpoints hold its state, and a resumed training goes
+    on with it. Add it to the trainer with ``add_callback``.
+
+    Args:
+        trainer: whose model is trained, and through which measures are logged.
+        control: of its model; ``None`` measures only.
+        measure_every: steps between two measures of the output table, which are logged as
+            ``table/mean_cosine`` and so on; 0 for none.
+        plain_at_end: take tables and fused losses off the model when the training ends, with
+            :func:`~spectral_fairseq.training.losses.plain_`, so that ``trainer.save_model()`` saves
+            a plain model.
+
+    Raises:
+        ConfigurationError: transformers is not installed, or ``measure_every`` is negative.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        control: Optional[SpectrumControl] = None,
+        *,
+        measure_every: int = 0,
+        plain_at_end: bool = False,
+    ) -> None:
+        _check(_Trainer, "transformers", measure_every)
+        self.trainer, self.control = trainer, control
+        self.measure_every, self.plain_at_end = measure_every, plain_at_end
+
+    def state(self) -> Dict[str, Any]:
+        """What Trainer writes into ``trainer_state.json``."""
+        own = {} if self.control is None else {"spectrum_control": self.control.state_dict()}
+        return {"args": {}, "attributes": own}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Go on with the state of the checkpoint that is resumed."""
+        if getattr(args, "restore_callback_states_from_checkpoint", False):
+            raise UnsupportedError(
+                "callbacks that are made once, with SpectralTrainerCallback",
+                "restore_callback_states_from_checkpoint, which makes new ones without a trainer",
+                "Leave it out: this callback restores its own state.",
+            )
+        saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
+        saved = saved[0] if isinstance(saved, list) else saved
+        own = saved["attributes"].get("spectrum_control")
+        if self.control is not None and own is not None and state.global_step:
+            self.control.load_state_dict(own)
+
+    def on_optimizer_step(
+        self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any
+    ) -> None:
+        """Change the table if that is due after this step."""
+        if self.control is not None and not getattr(optimizer, "step_was_skipped", False):
+            self.control.step(_share(self.control, optimizer))
+
+    def on_step_end(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
+        """Measure the table if that is due."""
+        due = self.measure_every and state.global_step % self.measure_every == 0
+        if due and state.is_world_process_zero:
+            measures = _measures(model)
+            if measures:
+                self.trainer.log(measures)
+
+    def on_train_end(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
+        """Make the model plain, if asked to."""
+        if self.plain_at_end:
+            plain_(model)
+
+
+class SpectralLightningCallback(_Lightning):  # type: ignore[misc]
+    """Control and measures for ``lightning.pytorch.Trainer`` with one optimiser.
+
+    Lightning's checkpoints hold the state of the control.
+
+    Args:
+        control: of the model inside the ``LightningModule``.
+        measure_every: steps between two measures of the controlled table, or else of the output
+            table that is found in the module, which are logged as ``table/mean_cosine`` and so on;
+            0 for none.
+
+    Raises:
+        ConfigurationError: Lightning is not installed, or ``measure_every`` is negative.
+        UnsupportedError: several optimisers.
+    """
+
+    def __init__(
+        self, control: Optional[SpectrumControl] = None, *, measure_every: int = 0
+    ) -> None:
+        _check(_Lightning, "lightning", measure_every)
+        self.control, self.measure_every = control, measure_every
+        self._steps = 0
+        self._rate = 1.0
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Refuse what leaves open which steps count."""
+        if len(trainer.optimizers) > 1:
+            raise UnsupportedError(
+                "one optimiser, for SpectralLightningCallback",
+                f"{len(trainer.optimizers)}",
+                "Call SpectrumControl.step in training_step yourself.",
+            )
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Count from the step that is resumed."""
+        self._steps = trainer.global_step
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Take note of the learning rate of the step, which the schedule changes afterwards."""
+        if self.control is not None:
+            self._rate = _share(self.control, optimizer)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Change and measure the table where that is due, if the optimiser took a step."""
+        if trainer.global_step == self._steps:
+            return
+        self._steps = trainer.global_step
+        if self.control is not None:
+            self.control.step(self._rate)
+        due = self.measure_every and self._steps % self.measure_every == 0
+        if due and trainer.is_global_zero and trainer.logger is not None:
+            measures = _measures(pl_module if self.control is None else self.control.weight)
+            if measures:
+                trainer.logger.log_metrics(measures, step=self._steps)
+
+    def state_dict(self) -> Dict[str, Any]:
+        """What Lightning's checkpoints hold."""
+        return {} if self.control is None else self.control.state_dict()
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """Go on with the state of the checkpoint that is resumed."""
+        if self.control is not None and state_dict:
+            self.control.load_state_dict(state_dict)

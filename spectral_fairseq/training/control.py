@@ -1,0 +1,232 @@
+"""Control of a plain output table's spectrum between the steps of any optimiser.
+
+The mathematics is that of :mod:`spectral_fairseq.functional.table_control`, and the defaults are
+those of the criterion ``spectrum_control`` for a plain table. After every k-th step
+
+    sigma_i <- sigma_i + eta k s (target_i - sigma_i),     w_j <- w_j - eta' k s mean,
+
+where s is the learning rate as a share of the highest one of its schedule.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, Optional, Sequence, Union
+
+import torch
+from torch import Tensor, nn
+
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.spectrum_penalties import DEFAULT_GAMMA, prior_spectrum
+from spectral_fairseq.functional.table_control import (
+    TableChange,
+    apply_change_,
+    counted_moments,
+    plan_change,
+    spectrum_target,
+)
+from spectral_fairseq.training.modules import check_table, output_layer, unwrapped
+
+
+class SpectrumControl:
+    """Decoupled spectrum control and centring of one table.
+
+    Call :meth:`step` after each step of the optimiser. Where ``torch.distributed`` has several
+    workers, all of them have to call it: the first one plans the change and the others receive it,
+    so that equal tables stay equal bit for bit.
+
+    Args:
+        model: a model with an output layer (of transformers, or with an ``lm_head``), a layer, or
+            a weight of shape (N, d). The table of a model is looked up at each step, so it may be
+            moved, compiled, or wrapped by ``DistributedDataParallel`` afterwards.
+        decay: eta, the share of the way to the target for each step at the highest learning rate,
+            in [0, 1]; 0 leaves the spectrum alone.
+        centering: eta', likewise for the mean vector.
+        every: k, at least 1; the change of k steps is made at once.
+        start: steps before the control begins.
+        side: ``above`` moves what exceeds ``slack`` times the prior back to that bound; ``both``
+            moves every singular value to the prior.
+        slack: factor on the prior of ``above``, >= 1.
+        scale: ``free`` gives the prior the norm of the table at each change; ``fixed`` takes it as
+            it is.
+        prior: ``exponential`` or ``polynomial``; with ``c1``, ``c2`` and ``gamma`` as of
+            :func:`~spectral_fairseq.functional.spectrum_penalties.prior_spectrum`. An automatic
+            ``c1`` refers to the norm that the table has when this object is made.
+        excluded: rows that are left alone and not counted. ``None`` takes ``padding_idx`` of the
+            look-ups that share the table; pass ``()`` where that row is a word too, such as the
+            end of a text.
+        group: process group of the workers that hold the same table; ``None`` is all of them.
+
+    Attributes:
+        updates: number of steps so far.
+
+    Raises:
+        ConfigurationError: an option outside its range; no output table, one that is frozen or
+            computed from other parameters, or one with fewer rows than columns.
+        UnsupportedError: a table of 16 bits, quantised, or split over devices (DTensor, FSDP,
+            DeepSpeed's third stage).
+    """
+
+    def __init__(
+        self,
+        model: Union[nn.Module, Tensor],
+        *,
+        decay: float = 0.01,
+        slack: float = 3.0,
+        centering: float = 0.01,
+        every: int = 10,
+        start: int = 0,
+        side: str = "above",
+        scale: str = "free",
+        prior: str = "exponential",
+        c1: Optional[float] = None,
+        c2: float = 0.0005,
+        gamma: Optional[float] = None,
+        excluded: Optional[Sequence[int]] = None,
+        group: Any = None,
+    ) -> None:
+        for name, share in (("decay", decay), ("centering", centering)):
+            _check(name, share, 0 <= share <= 1, "a number from 0 to 1")
+        _check("every", every, every >= 1 and every == int(every), "a whole number of at least 1")
+        _check("start", start, start >= 0 and start == int(start), "a whole number of at least 0")
+        gamma = DEFAULT_GAMMA.get(prior, 1.0) if gamma is None else gamma
+        self._prior: Dict[str, Any] = {"kind": prior, "c1": c1, "c2": c2, "gamma": gamma}
+        self._target: Dict[str, Any] = {"side": side, "slack": slack, "scale": scale}
+        self.decay, self.centering, self.every, self.start = decay, centering, every, start
+        self.updates = 0
+        self._model, self._group = model, group
+        weight = self.weight
+        self._excluded = self._rows(excluded, weight)
+        count, dim = weight.size(0) - len(self._excluded), weight.size(1)
+        _check("weight", f"{count} rows that count", count >= dim, f"a table of {dim} rows or more")
+        shape = prior_spectrum(dim=dim, frobenius_norm=1.0, **self._prior)
+        spectrum_target(shape, shape, **self._target)
+        self._start_norm: Optional[float] = None
+        if not weight.is_meta:
+            self._start_norm = self._norm(weight)
+
+    @property
+    def weight(self) -> Tensor:
+        """The table as it is now, shape (N, d).
+
+        Raises:
+            ConfigurationError: as for the constructor.
+            UnsupportedError: as for the constructor.
+        """
+        weight: Any = self._model
+        if isinstance(weight, nn.Module):
+            weight = output_layer(weight).weight
+        if not isinstance(weight, Tensor):
+            raise ConfigurationError(
+                "a model, a layer or a weight, for SpectrumControl",
+                f"an object of type {type(weight).__name__}",
+                "Pass the model.",
+            )
+        check_table(weight, "SpectrumControl")
+        return weight
+
+    def step(self, rate: float = 1.0) -> bool:
+        """Count a step of the optimiser, and change the table if that is due.
+
+        Args:
+            rate: s, the learning rate of that step as a share of the highest one of its schedule,
+                such as ``scheduler.get_last_lr()[0] / peak``; what exceeds 1 counts as 1.
+
+        Returns:
+            Whether the table was to be changed.
+
+        Raises:
+            ConfigurationError: a negative rate, or one that is not a number.
+            DataError: the table has infinity or NaN in it; no worker writes anything then.
+        """
+        _check("rate", rate, 0 <= rate < math.inf, "a finite number >= 0")
+        self.updates += 1
+        due = self.updates > self.start and self.updates % self.every == 0
+        if not due or not (self.decay or self.centering):
+            return False
+        weight = self.weight
+        apply_change_(weight, self._shared_plan(weight, rate), self.excluded_on(weight.device))
+        return True
+
+    @torch.no_grad()
+    def plan(self, weight: Tensor, rate: float = 1.0) -> TableChange:
+        """The change that is due to a matrix, which is not yet applied.
+
+        Args:
+            weight: the table, or the float32 copy that an optimiser trains, shape (N, d).
+            rate: as for :meth:`step`.
+        """
+        share = self.every * min(1.0, rate)
+        norm = self._start_norm = self._start_norm or self._norm(weight)
+        prior = prior_spectrum(
+            dim=weight.size(1),
+            frobenius_norm=norm if self._prior["c1"] is None else 1.0,
+            dtype=torch.float64,
+            **self._prior,
+        )
+        return plan_change(
+            weight,
+            prior.to(weight.device),
+            min(1.0, self.decay * share),
+            centering=min(1.0, self.centering * share),
+            excluded=self.excluded_on(weight.device),
+            **self._target,
+        )
+
+    def excluded_on(self, device: torch.device) -> Tensor:
+        """The rows that are left alone, shape (m,)."""
+        return torch.tensor(self._excluded, dtype=torch.long, device=device)
+
+    def state_dict(self) -> Dict[str, Any]:
+        """What a resumed training needs beside the model: numbers that JSON can hold."""
+        return {"updates": self.updates, "start_norm": self._start_norm}
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """Go on from the state of :meth:`state_dict`.
+
+        Raises:
+            ConfigurationError: it is another state.
+        """
+        if set(state) != set(self.state_dict()):
+            raise ConfigurationError(
+                f"a state with {', '.join(self.state_dict())}",
+                f"one with {', '.join(map(str, state)) or 'nothing'}",
+                "Pass what state_dict() of a SpectrumControl returned.",
+            )
+        self.updates, self._start_norm = int(state["updates"]), state["start_norm"]
+
+    def _shared_plan(self, weight: Tensor, rate: float) -> TableChange:
+        """The plan of the first worker, on every worker."""
+        distributed = torch.distributed
+        if not (distributed.is_available() and distributed.is_initialized()):
+            return self.plan(weight, rate)
+        if distributed.get_world_size(self._group) == 1:
+            return self.plan(weight, rate)
+        first = 0 if self._group is None else distributed.get_global_rank(self._group, 0)
+        dim = weight.size(1)
+        packed = weight.new_empty((dim + 2, dim), dtype=torch.float64)
+        if distributed.get_rank() == first:
+            packed = self.plan(weight, rate).packed().contiguous()
+        distributed.broadcast(packed, first, group=self._group)
+        return TableChange.unpacked(packed)
+
+    def _rows(self, excluded: Optional[Sequence[int]], weight: Tensor) -> Sequence[int]:
+        rows = list(excluded or ())
+        if excluded is None and isinstance(self._model, nn.Module):
+            for layer in unwrapped(self._model).modules():
+                if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
+                    if layer.weight is weight:
+                        rows.append(layer.padding_idx)
+        known = range(-weight.size(0), weight.size(0))
+        for row in rows:
+            _check("excluded", row, row in known, f"rows of a table of {weight.size(0)}")
+        return sorted({row % weight.size(0) for row in rows})
+
+    def _norm(self, weight: Tensor) -> float:
+        _, gram = counted_moments(weight.detach(), self.excluded_on(weight.device))
+        return math.sqrt(float(gram.diagonal().double().sum()))
+
+
+def _check(name: str, value: Any, right: bool, expected: str) -> None:
+    if not right:
+        raise ConfigurationError(f"`{name}` to be {expected}", f"{value}", f"Correct `{name}`.")

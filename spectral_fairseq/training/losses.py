@@ -1,0 +1,581 @@
+"""Losses by blocks, mixtures and penalties for models of transformers.
+
+Their models hand finished logits, tokens x N, to the loss. :func:`fused_loss_` lets the output
+layer hand on the hidden states instead while it trains, as :class:`HiddenStates`, and returns the
+loss that takes them; in evaluation and generation the layer returns logits as before.
+
+Note [One scale]
+----------------
+The objective is that of the criterions of this package,
+
+    1/T sum_t -log p(y_t)  +  sum_i weight_i R_i,
+
+with the R of each paper and T, the number of tokens of an optimiser's step. A weight so means the
+same for every batch size. Where a step has several batches (gradient accumulation, workers), each
+adds the penalty times its own share of the tokens, so that the penalty counts once.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Dict, Optional, Tuple, Type
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spectral_fairseq.embeddings import SVDEmbedding
+from spectral_fairseq.embeddings.table import Table
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.functional.blocks import outside_graphs
+from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.row_penalties import (
+    cosine_penalty,
+    mean_vector_penalty,
+    weight_norm_penalty,
+)
+from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy, smoothing_weights
+from spectral_fairseq.functional.spectra import singular_values
+from spectral_fairseq.functional.spectrum_penalties import (
+    d_optimal_penalty,
+    normalized_d_optimal_penalty,
+    orthogonality_penalty,
+    spectral_normalization_penalty,
+    spectrum_penalty,
+)
+from spectral_fairseq.heads import MixtureOfContexts, MixtureOfSoftmaxes
+from spectral_fairseq.heads.mixture import MixtureHead
+from spectral_fairseq.training.modules import (
+    Changed,
+    check_whole,
+    output_layer,
+    put_on,
+    take_off,
+    unwrapped,
+)
+from spectral_fairseq.training.tables import TableUse, take_tables_off
+
+MIXTURES: Dict[str, Type[MixtureHead]] = {"mos": MixtureOfSoftmaxes, "moc": MixtureOfContexts}
+IGNORED = -100  # the label of transformers for what is no target
+
+
+class _Refused(UnsupportedError, AttributeError):
+    """An error that ``hasattr`` takes for an answer."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(
+            "logits that a model leaves as they are, multiplies by a number or adds a bias to, "
+            "before a loss of spectral_fairseq.training",
+            f"`{found}`, which would change the hidden states",
+            "Pass compute_loss_func=fused_loss_(model) to Trainer, and labels to no other loss; if "
+            "the model itself changes its logits so, as with soft caps, train it without "
+            "fused_loss_.",
+        )
+
+    def __reduce__(self) -> tuple:
+        return UnsupportedError, (self.expected, self.found, self.remedy)
+
+
+@dataclass(eq=False)
+class HiddenStates:
+    """What an output layer hands on in the place of its logits s W h + b.
+
+    What a model does to logits is done to these in a way that the loss knows of: conversions to
+    another type (the loss has its own), products with a number, and a bias for all words. Anything
+    else is refused by name, since it would be done to hidden states.
+
+    Attributes:
+        features: h, shape (*, d).
+        layer: with W, shape (N, d), and its own bias.
+        product_dtype: of the logits; autocast ends before the loss.
+        scale: s, which multiplies the layer's own bias too.
+        bias: b that the model adds, shape (N,), if any.
+    """
+
+    features: Tensor
+    layer: Any
+    product_dtype: torch.dtype
+    scale: float = 1.0
+    bias: Optional[Tensor] = None
+
+    @property
+    def shape(self) -> torch.Size:
+        """That of the logits, (*, N)."""
+        return torch.Size((*self.features.shape[:-1], self.layer.out_features))
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.features.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the logits."""
+        return self.product_dtype
+
+    def float(self) -> HiddenStates:
+        """Themselves: the loss has a precision of its own."""
+        return self
+
+    def contiguous(self) -> HiddenStates:
+        """Themselves."""
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> HiddenStates:
+        """Themselves, on the device where they are."""
+        given = [*args, *kwargs.values()]
+        devices = [torch.device(one) for one in given if isinstance(one, (str, torch.device))]
+        devices += [one.device for one in given if isinstance(one, Tensor)]
+        if any(one != self.device for one in devices):
+            raise _Refused("to another device")
+        return self
+
+    def __mul__(self, other: Any) -> HiddenStates:
+        if isinstance(other, Tensor) and other.numel() != 1:
+            raise _Refused("mul")
+        bias = None if self.bias is None else self.bias * other
+        return replace(self, scale=self.scale * float(other), bias=bias)
+
+    def __truediv__(self, other: Any) -> HiddenStates:
+        return self * (1 / other)
+
+    def __add__(self, other: Any) -> HiddenStates:
+        if not isinstance(other, Tensor) or other.numel() != self.layer.out_features:
+            raise _Refused("add")
+        bias = other.flatten()
+        return replace(self, bias=bias if self.bias is None else self.bias + bias)
+
+    __rmul__, __radd__ = __mul__, __add__
+
+    def _refuse(self, *_: Any) -> Any:
+        raise _Refused("an operator")
+
+    # Python looks these up in the class alone, not in __getattr__.
+    __getitem__ = __setitem__ = __iter__ = __len__ = __neg__ = __abs__ = _refuse
+    __sub__ = __rsub__ = __rtruediv__ = __matmul__ = __rmatmul__ = __pow__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+
+    def __getattr__(self, name: str) -> Any:
+        raise _Refused(name)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What torch is asked to do with them and a tensor."""
+        name = getattr(func, "__name__", str(func)).strip("_")
+        if len(args) == 2 and name in ("add", "radd", "mul", "rmul"):
+            this, other = args if isinstance(args[0], HiddenStates) else reversed(args)
+            return this + other if "add" in name else this * other
+        raise _Refused(name)
+
+
+class HandsOn(Changed):
+    """An output layer that hands on its input while it trains; without gradients it has logits."""
+
+    order = 0
+
+    def forward(self, input: Tensor) -> Any:
+        """Hidden states in training, logits (or log-probabilities of a mixture) otherwise."""
+        if self.training and torch.is_grad_enabled():
+            return _handed_on(input, self)
+        return super().forward(input)
+
+
+@outside_graphs
+def _handed_on(features: Tensor, layer: nn.Module) -> Any:
+    # A product of two scalars shows what autocast does here.
+    probe = features.detach().new_zeros(1, 1)
+    return HiddenStates(features, layer, torch.mm(probe, probe).dtype)
+
+
+class Mixes(Changed):
+    """An output layer whose scores are the log-probabilities of its ``mixture``."""
+
+    order = 1
+    mixture: MixtureHead
+
+    def forward(self, input: Tensor) -> Tensor:
+        """log P of features, shape (*, d): shape (*, N)."""
+        scores: Tensor = self.mixture(input)
+        return scores
+
+
+class _TableOfLayer(Table):
+    """The table of an output layer, for a mixture; the layer keeps its parameters."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = layer.out_features, layer.in_features
+        self.without_padding()
+        self.__dict__["_layer"] = (layer,)
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        weight: Tensor = self.__dict__["_layer"][0].weight
+        return weight
+
+    def operands(self, features: Tensor) -> Tuple[Tensor, Tensor]:
+        return _operands(self.__dict__["_layer"][0], features)
+
+    def vectors(self, words: Tensor) -> Tensor:
+        return F.embedding(words, self.weight)
+
+
+def _operands(layer: nn.Module, features: Tensor) -> Tuple[Tensor, Tensor]:
+    """(x, M) such that x M' are the logits of features, without the bias."""
+    if isinstance(layer, TableUse):
+        return layer.used_table.operands(features)
+    weight: Any = layer.weight
+    check_whole(weight)
+    return features, weight
+
+
+class TokenLoss:
+    """The loss that :func:`fused_loss_` returns, for ``compute_loss_func`` of Trainer.
+
+    It counts tokens as Trainer does: the sum over the targets, divided by ``num_items_in_batch``,
+    which covers all batches of an optimiser's step; or by the number of targets where that is not
+    given.
+
+    Args:
+        model: whose output layer hands on hidden states.
+        label_smoothing: eps in [0, 1), as fairseq's ``label_smoothed_cross_entropy`` spreads it.
+        penalty: called without arguments, returns the weighted sum of penalties; such as a
+            :class:`TablePenalty`. It is added in training only, see Note [One scale].
+        shift: whether the target of a position is the label of the next one. ``None`` does as the
+            own loss of a model of transformers does.
+        ignore_index: label of what is no target.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        label_smoothing: float = 0.0,
+        penalty: Optional[Callable[[], Tensor]] = None,
+        shift: Optional[bool] = None,
+        ignore_index: int = IGNORED,
+    ) -> None:
+        smoothing_weights(label_smoothing, vocabulary=2)
+        self.label_smoothing, self.penalty = label_smoothing, penalty
+        self.shift = _shifts(model) if shift is None else shift
+        self.ignore_index = ignore_index
+
+    def __call__(
+        self, outputs: Any, labels: Optional[Tensor], num_items_in_batch: Any = None
+    ) -> Tensor:
+        """The loss of a batch, a scalar.
+
+        Args:
+            outputs: of the model, with ``logits`` (an attribute, an entry, or the first element).
+            labels: shape (B, T).
+            num_items_in_batch: number of targets of the optimiser's step.
+
+        Raises:
+            ConfigurationError: there are no labels, or other logits than the output layer's.
+        """
+        if labels is None:
+            raise ConfigurationError(
+                "`labels` beside the outputs of the model, for a loss of spectral_fairseq.training",
+                "none",
+                "Let the data collator give labels.",
+            )
+        logits = _logits(outputs)
+        if self.shift:
+            # The last position has no target; so nothing has to be cut out of the logits.
+            labels = F.pad(labels, (0, 1), value=self.ignore_index)[..., 1:]
+        targets = labels.reshape(-1).to(logits.device)
+        counted = targets.ne(self.ignore_index).sum()
+        if isinstance(logits, HiddenStates):
+            loss = self._of_hidden_states(logits, targets)
+        else:
+            loss = self._of_logits(logits, targets)
+        total = counted if num_items_in_batch is None else num_items_in_batch
+        total = total.to(loss.device) if isinstance(total, Tensor) else total
+        loss = loss / total
+        if self.penalty is not None and isinstance(logits, HiddenStates):
+            loss = loss + self.penalty() * (counted / total)
+        return loss
+
+    def _of_hidden_states(self, handed: HiddenStates, targets: Tensor) -> Tensor:
+        layer = handed.layer
+        features = handed.features.flatten(0, -2)  # [T, d]
+        if handed.scale != 1.0:
+            features = features * handed.scale
+        bias = None if layer.bias is None else layer.bias * handed.scale
+        if handed.bias is not None:
+            bias = handed.bias if bias is None else bias + handed.bias
+        dtype = handed.product_dtype
+        chosen: Any = {"label_smoothing": self.label_smoothing, "ignore_index": self.ignore_index}
+        autocast = dtype in (torch.float16, torch.bfloat16) and features.dtype != dtype
+        device = features.device.type
+        with torch.autocast(device, dtype=dtype if autocast else None, enabled=autocast):
+            if not isinstance(layer, Mixes):
+                rows, matrix = _operands(layer, features)
+                return blockwise_cross_entropy(rows, targets, matrix, bias, **chosen)[0]
+            if handed.scale != 1.0 or (bias is not None and bool(bias.any())):
+                raise UnsupportedError(
+                    "a model that leaves its logits as they are, for a mixture",
+                    "one that scales them or adds a bias to them",
+                    "Train this model without mixture_.",
+                )
+            mixture: Any = layer.mixture
+            return mixture.loss(features, targets, **chosen)[0]  # type: ignore[no-any-return]
+
+    def _of_logits(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The same of finished logits, by words."""
+        logits = logits.flatten(0, -2)
+        words = logits.size(-1)
+        lost = targets[targets.ne(self.ignore_index)]
+        if lost.numel() and int(lost.max()) >= words:
+            raise ConfigurationError(
+                f"labels below the width of the logits, {words}",
+                f"{int(lost.max())}",
+                "Return the outputs of the model as they are, so that hidden states keep their "
+                "type; DistributedDataParallel with find_unused_parameters does not.",
+            )
+        log_p = torch.log_softmax(
+            logits.double() if logits.dtype == torch.double else logits.float(), -1
+        )
+        target_weight, uniform = smoothing_weights(self.label_smoothing, words)
+        loss = target_weight * F.nll_loss(
+            log_p, targets, ignore_index=self.ignore_index, reduction="sum"
+        )
+        if uniform:
+            loss = loss - uniform * log_p[targets.ne(self.ignore_index)].sum()
+        return loss
+
+
+def _logits(outputs: Any) -> Any:
+    if isinstance(outputs, (Tensor, HiddenStates)):
+        return outputs
+    if hasattr(outputs, "logits"):
+        return outputs.logits
+    return outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+
+
+def _shifts(model: nn.Module) -> bool:
+    """Whether the model's own loss compares a position with the next one's label."""
+    model = unwrapped(model)
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return False
+    own = getattr(getattr(model, "loss_function", None), "__name__", "")
+    code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
+    if own == "ForCausalLMLoss" and code is not None and "loss_function" in code.co_names:
+        return True
+    if getattr(model, "loss_type", None) == "ForMaskedLM":
+        return False
+    raise ConfigurationError(
+        "`shift` for a model that does not tell whether its targets are the next tokens",
+        f"a {type(model).__name__}",
+        "Pass shift=True where position t predicts labels[t + 1], and False where it predicts "
+        "labels[t].",
+    )
+
+
+def fused_loss_(model: nn.Module, **options: Any) -> TokenLoss:
+    """Let the output layer hand on hidden states in training, and return the loss that takes them.
+
+    The loss goes through the tokens by blocks and never holds tokens x N scores.
+
+    Args:
+        model: of transformers, or any other whose output layer (an ``nn.Linear``, or one with a
+            table or a mixture of this package) is the last thing that it does. It is changed in
+            place; :func:`plain_` undoes it.
+        **options: of :class:`TokenLoss`.
+
+    Returns:
+        The loss: ``Trainer(model, ..., compute_loss_func=fused_loss_(model))``, or in a loop
+        ``loss(model(input_ids), labels)``.
+
+    Raises:
+        ConfigurationError: no output layer, or an option outside its range.
+        UnsupportedError: an output layer of another kind, or one that is split over devices.
+    """
+    loss = TokenLoss(model, **options)
+    layer = _linear(model, "fused_loss_")
+    if not isinstance(layer, HandsOn):
+        put_on(layer, HandsOn)
+    return loss
+
+
+def mixture_(
+    model: nn.Module,
+    components: int,
+    *,
+    kind: str = "mos",
+    dropout: float = 0.0,
+    context_scale: float = 4.0,
+    **options: Any,
+) -> TokenLoss:
+    """Make the output layer a mixture of softmaxes over its table, and return its loss by blocks.
+
+    Args:
+        model: as for :func:`fused_loss_`. Prior and contexts are new parameters of its output
+            layer, ``mixture.prior`` and ``mixture.latent``: make the optimiser afterwards. No plain
+            model computes the same, so a saved one is loaded into a model that has been given its
+            mixture again.
+        components: K, the number of experts.
+        kind: ``mos`` or ``moc``, a mixture of contexts.
+        dropout: of the contexts.
+        context_scale: s of the contexts s tanh(.); 4 did well in Transformers, the paper's is 1.
+        **options: of :class:`TokenLoss`.
+
+    Raises:
+        ConfigurationError: an option outside its range, or an output layer with a bias.
+        UnsupportedError: as for :func:`fused_loss_`, or the layer has a mixture already.
+    """
+    if kind not in MIXTURES:
+        raise ConfigurationError(
+            f"`kind` to be one of {', '.join(MIXTURES)}", repr(kind), "Choose one of them."
+        )
+    loss = TokenLoss(model, **options)
+    layer: Any = _linear(model, "mixture_")
+    if isinstance(layer, Mixes):
+        raise UnsupportedError("an output layer without a mixture", "one with it", "Keep that one.")
+    if layer.bias is not None:
+        raise ConfigurationError(
+            "an output layer without a bias, for a mixture", "one with it", "Use another model."
+        )
+    parameter = next(layer.parameters(), None)
+    parameter = next(model.parameters()) if parameter is None else parameter
+    made = MIXTURES[kind](
+        _TableOfLayer(layer), layer.in_features, components, dropout, context_scale=context_scale
+    )
+    layer.mixture = made.to(device=parameter.device, dtype=parameter.dtype).train(layer.training)
+    put_on(layer, Mixes)
+    if not isinstance(layer, HandsOn):
+        put_on(layer, HandsOn)
+    return loss
+
+
+def _linear(model: nn.Module, use: str) -> nn.Module:
+    layer = output_layer(model)
+    if not isinstance(layer, nn.Linear):
+        raise UnsupportedError(
+            f"an nn.Linear as the output layer, for {use}",
+            f"a {type(layer).__name__}",
+            "Use the model's own loss.",
+        )
+    if not isinstance(layer, TableUse):
+        check_whole(layer.weight)
+    return layer
+
+
+def plain_(model: nn.Module) -> None:
+    """Take everything of :mod:`spectral_fairseq.training` off a model, without a trace.
+
+    Tables become plain parameters again, tied as they were, and the output layer returns logits in
+    training. Call it before the final ``save_pretrained``; the optimiser cannot go on with them.
+
+    Raises:
+        UnsupportedError: the model has a mixture, which no plain model can stand for.
+        ConfigurationError: ``model`` is a part of the model that uses a table.
+    """
+    if any(isinstance(layer, Mixes) for layer in model.modules()):
+        raise UnsupportedError(
+            "a model that a plain one can stand for",
+            "a mixture of softmaxes",
+            "Save it as it is, and give a new model its mixture before loading.",
+        )
+    take_tables_off(model)
+    for layer in model.modules():
+        if isinstance(layer, HandsOn):
+            take_off(layer, HandsOn)
+
+
+def _of_spectrum(penalty: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda weight, excluded: penalty(singular_values(weight.float(), excluded))
+
+
+PENALTIES: Dict[str, Callable[..., Tensor]] = {
+    "cosine": cosine_penalty,
+    "mean_vector": mean_vector_penalty,
+    "spectral_normalization": _of_spectrum(spectral_normalization_penalty),
+    "d_optimal": _of_spectrum(d_optimal_penalty),
+    "normalized_d_optimal": _of_spectrum(normalized_d_optimal_penalty),
+}
+OF_FACTORS = ("spectrum", "orthogonality")
+
+
+class TablePenalty:
+    """The weighted sum of penalties on a model's output table: sum_i weight_i R_i.
+
+    Add it to a mean loss per token, or pass it as ``penalty`` of :func:`fused_loss_`; see
+    Note [One scale].
+
+    Args:
+        model: as for :class:`~spectral_fairseq.training.control.SpectrumControl`.
+        weight_norm: weight of the distance of the vectors' norms from ``norm_target``.
+        norm_target: nu of ``weight_norm``.
+        excluded: rows that are left out.
+        **weights: of ``cosine``, ``mean_vector``, ``spectral_normalization``, ``d_optimal`` and
+            ``normalized_d_optimal``, whose definitions are those of
+            :mod:`spectral_fairseq.functional`; for a table of ``factor_`` also of ``spectrum``,
+            the distance of sigma from its prior, and of ``orthogonality``, the sum of the squared
+            distances of U'U and V'V from I.
+
+    Raises:
+        ConfigurationError: an unknown name, a negative weight, no table, or a penalty on factors
+            for a table without them.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        weight_norm: float = 0.0,
+        norm_target: float = 1.0,
+        excluded: Tuple[int, ...] = (),
+        **weights: float,
+    ) -> None:
+        known = ("weight_norm", *PENALTIES, *OF_FACTORS)
+        for name, weight in {"weight_norm": weight_norm, **weights}.items():
+            if name not in known or not weight >= 0:
+                raise ConfigurationError(
+                    f"weights >= 0 of {', '.join(known)}", f"{name}={weight}", "Correct it."
+                )
+        self.model, self.weights, self.excluded = model, weights, excluded
+        self.weight_norm, self.norm_target = weight_norm, norm_target
+        if any(weights.get(name) for name in OF_FACTORS):
+            self._factors()
+        else:
+            output_layer(model)
+
+    def _factors(self) -> SVDEmbedding:
+        layer = output_layer(self.model)
+        table = layer.used_table if isinstance(layer, TableUse) else None
+        if not isinstance(table, SVDEmbedding):
+            raise ConfigurationError(
+                f"a table of factors for {' and '.join(OF_FACTORS)}",
+                "one without",
+                "Call factor_(model) first, or use SpectrumControl.",
+            )
+        return table
+
+    def terms(self) -> Dict[str, Tensor]:
+        """Each R before its weight, by name."""
+        weight: Any = output_layer(self.model).weight
+        check_whole(weight)
+        rows = torch.tensor(self.excluded, dtype=torch.long, device=weight.device)
+        found = {}
+        for name, share in self.weights.items():
+            if share and name in PENALTIES:
+                found[name] = PENALTIES[name](weight, rows)
+        if self.weight_norm:
+            norms = row_norms(weight.float())
+            found["weight_norm"] = weight_norm_penalty(norms, self.norm_target, rows)
+        if self.weights.get("spectrum"):
+            table = self._factors()
+            found["spectrum"] = spectrum_penalty(table.singular_values(), table.prior())
+        if self.weights.get("orthogonality"):
+            grams = self._factors().grams()
+            found["orthogonality"] = orthogonality_penalty(*grams, (1.0, 1.0, 0.0, 0.0))
+        return found
+
+    def __call__(self) -> Tensor:
+        """The weighted sum, a scalar."""
+        weights = {**self.weights, "weight_norm": self.weight_norm}
+        terms = [weights[name] * term for name, term in self.terms().items()]
+        return functools.reduce(torch.add, terms) if terms else torch.zeros(())

@@ -1,0 +1,281 @@
+"""The layers of a model that exists: which ones use a table, and how they get another method.
+
+Note [Changed classes]
+----------------------
+A layer keeps its place, its name and its other attributes; only its class becomes a subclass of the
+one that it had, with a mixin of this package before it. ``isinstance``, ``get_input_embeddings``,
+ties and the keys of the other entries stay as they are, and giving the old class back takes the
+method off without a trace. torch's own parametrizations work like this, but refuse to be pickled
+and know one layer each, while a tied table has several.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any, Dict, List, NamedTuple, Tuple, Type
+
+import torch
+from torch import Tensor, nn
+
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+
+WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
+_16_BITS = (torch.float16, torch.bfloat16)
+
+
+class Changed(nn.Module):
+    """Base class of the mixins; see Note [Changed classes].
+
+    Class attributes:
+        fixed: names of attributes that cannot be set while the mixin is there.
+        order: place among the mixins of a layer, the smallest first.
+    """
+
+    fixed: Tuple[str, ...] = ()
+    order = 0
+    # Of a layer's class: the one that it had, and the mixins before it.
+    parts: Tuple[Type[nn.Module], Tuple[Type[Changed], ...]]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse what would have no effect, or would break a tie in silence."""
+        if name in self.fixed:
+            raise UnsupportedError(
+                f"`{name}` of {type(self).__name__} to stay as it is while a method of "
+                "spectral_fairseq.training is on this layer",
+                "another value for it, as tie_weights and resize_token_embeddings set one",
+                "Take the method off first, with plain_(model).",
+            )
+        super().__setattr__(name, value)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """The class is made at run time, so pickle and deepcopy are told how."""
+        return _empty, self.parts, self.__dict__
+
+
+_classes: Dict[Any, Type[nn.Module]] = {}
+
+
+def _changed_class(base: Type[nn.Module], mixins: Tuple[Type[Changed], ...]) -> Type[nn.Module]:
+    if (base, mixins) in _classes:
+        return _classes[base, mixins]
+    names = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
+    fixed = tuple(name for mixin in mixins for name in mixin.fixed)
+    names.update(fixed=fixed, parts=(base, mixins))
+    return _classes.setdefault((base, mixins), type(base.__name__, (*mixins, base), names))
+
+
+def _empty(base: Type[nn.Module], mixins: Tuple[Type[Changed], ...]) -> nn.Module:
+    kind = _changed_class(base, mixins)
+    made: nn.Module = kind.__new__(kind)
+    return made
+
+
+def _parts(layer: nn.Module) -> Tuple[Type[nn.Module], Tuple[Type[Changed], ...]]:
+    return layer.parts if isinstance(layer, Changed) else (type(layer), ())
+
+
+def put_on(layer: nn.Module, mixin: Type[Changed]) -> None:
+    """Put a mixin before the class of a layer."""
+    base, mixins = _parts(layer)
+    layer.__class__ = _changed_class(base, tuple(sorted((*mixins, mixin), key=lambda m: m.order)))
+
+
+def take_off(layer: nn.Module, mixin: Type[Changed]) -> None:
+    """Take a mixin away again."""
+    base, mixins = _parts(layer)
+    mixins = tuple(one for one in mixins if one is not mixin)
+    layer.__class__ = _changed_class(base, mixins) if mixins else base
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside ``DistributedDataParallel``, ``torch.compile`` and the like.
+
+    Raises:
+        UnsupportedError: parameters that FSDP flattens.
+    """
+    while True:
+        if type(model).__name__ == "FullyShardedDataParallel":
+            raise UnsupportedError(
+                "every worker to hold the whole table",
+                "a model whose parameters FullyShardedDataParallel splits over workers",
+                "Use DistributedDataParallel.",
+            )
+        inner = model._modules.get("_orig_mod")  # of torch.compile
+        if inner is None and type(model).__name__ in WRAPPERS:
+            inner = model._modules.get("module")
+        if inner is None:
+            return model
+        model = inner
+
+
+def output_layer(model: nn.Module) -> nn.Module:
+    """The layer whose ``weight`` is the output table W, shape (N, d).
+
+    Args:
+        model: a model of transformers, or any other with ``get_output_embeddings`` or an
+            ``lm_head``; a ``Linear`` or an ``Embedding`` is its own.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    model = unwrapped(model)
+    if isinstance(model, (nn.Linear, nn.Embedding)):
+        return model
+    found = getattr(model, "get_output_embeddings", lambda: None)()
+    found = getattr(model, "lm_head", None) if found is None else found
+    if isinstance(found, nn.Module) and isinstance(getattr(found, "weight", None), Tensor):
+        return found
+    raise ConfigurationError(
+        "a model with an output layer: get_output_embeddings() or `lm_head`",
+        f"none in {type(model).__name__}",
+        "Pass the layer, or its weight.",
+    )
+
+
+def check_whole(weight: Tensor) -> None:
+    """Refuse a table of which this worker holds a part.
+
+    Raises:
+        UnsupportedError: a DTensor (fully_shard, tensor parallelism), or one of DeepSpeed's third
+            stage.
+    """
+    split = "ds_id" if hasattr(weight, "ds_id") else ""
+    if any(kind.__name__ in ("DTensor", "FlatParameter") for kind in type(weight).__mro__):
+        split = type(weight).__name__
+    if split:
+        raise UnsupportedError(
+            "every worker to hold the whole table",
+            {"ds_id": "one of DeepSpeed's third stage"}.get(
+                split, f"a {split}, split over devices"
+            ),
+            "Keep this parameter whole: use DistributedDataParallel, or DeepSpeed's second stage.",
+        )
+
+
+def check_table(weight: Any, use: str) -> None:
+    """Refuse what is no table of float32 (or float64) that is trained.
+
+    Args:
+        weight: of a layer.
+        use: what is to be done to it.
+
+    Raises:
+        UnsupportedError: it is split over devices, quantised, or of 16 bits.
+        ConfigurationError: it is no matrix, computed from other parameters, or frozen.
+    """
+    check_whole(weight)
+    remedy = "Pass the model, or another layer."
+    if weight.dim() != 2:
+        raise ConfigurationError(f"a matrix for {use}", f"shape {tuple(weight.shape)}", remedy)
+    if weight.dtype in _16_BITS or not weight.is_floating_point():
+        raise UnsupportedError(
+            f"a table of 32 or 64 bits for {use}",
+            f"one of {weight.dtype}, in which small changes are lost",
+            "Load the model in float32 and train it under autocast (bf16=True in Trainer).",
+        )
+    if not weight.is_leaf:
+        raise ConfigurationError(
+            f"a plain table for {use}",
+            "one that is computed from other parameters, such as a weight-norm table",
+            "Take that off first, with plain_(model).",
+        )
+    if isinstance(weight, nn.Parameter) and not weight.requires_grad:
+        raise ConfigurationError(
+            f"a table that is trained, for {use}", "a frozen one", "Set its requires_grad."
+        )
+
+
+class Uses(NamedTuple):
+    """A table and where a model uses it.
+
+    Attributes:
+        weight: W, shape (N, d).
+        layers: name -> layer, each with ``weight``; the first one is to own what is put on.
+        padding: rows of padding of the look-ups among them.
+    """
+
+    weight: nn.Parameter
+    layers: Dict[str, nn.Module]
+    padding: List[int]
+
+
+def uses_of_table(model: nn.Module, use: str) -> Uses:
+    """The layers that share the output table of a model, or the table of a layer.
+
+    Args:
+        model: a model, or a layer that shares its table with no layer outside it.
+        use: what is to be done to the table.
+
+    Raises:
+        ConfigurationError: there is no such table, or a layer outside ``model`` shares it.
+        UnsupportedError: a layer that uses it in a way that cannot be changed, or an optimiser that
+            has it already.
+    """
+    if type(model).__name__ in WRAPPERS or "_orig_mod" in model._modules:
+        raise UnsupportedError(
+            f"the model itself for {use}",
+            f"a {type(model).__name__} around it",
+            "Change the model first, and wrap or compile it afterwards.",
+        )
+    weight: Any = output_layer(model).weight
+    check_table(weight, use)
+    layers = {}
+    for name, layer in model.named_modules():
+        for key, parameter in layer._parameters.items():
+            if parameter is not weight:
+                continue
+            problem = _cannot_change(layer, key)
+            if problem:
+                raise UnsupportedError(
+                    f"nn.Embedding and nn.Linear alone to use the table, for {use}",
+                    f"{name or 'the layer'}, {problem}",
+                    "Use a plain table for this model.",
+                )
+            layers[name] = layer
+    _check_known(weight, layers, use)
+    padding = {
+        layer.padding_idx
+        for layer in layers.values()
+        if isinstance(layer, nn.Embedding) and layer.padding_idx is not None
+    }
+    return Uses(weight, layers, sorted(padding))
+
+
+def _cannot_change(layer: nn.Module, key: str) -> str:
+    if key != "weight" or not isinstance(layer, (nn.Embedding, nn.Linear)):
+        return f"a {type(layer).__name__} that has it as `{key}`"
+    if hasattr(layer, "parametrizations"):
+        return "which torch.nn.utils.parametrize has changed"
+    if isinstance(layer, nn.Embedding):
+        for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+            if getattr(layer, option):
+                return f"an Embedding with `{option}`"
+    return ""
+
+
+def _check_known(weight: Tensor, layers: Dict[str, nn.Module], use: str) -> None:
+    """Refuse a table that something else holds, which would go on with the old one in silence."""
+    known = [id(layer._parameters) for layer in layers.values()]
+    for holder in gc.get_referrers(weight):
+        if isinstance(holder, dict) and id(holder) not in known:
+            owners = gc.get_referrers(holder)
+            if any(
+                owner.get("_parameters") is holder
+                if isinstance(owner, dict)
+                else isinstance(owner, nn.Module) and owner._parameters is holder
+                for owner in owners
+            ):
+                raise ConfigurationError(
+                    f"all layers that share the table, for {use}",
+                    "one outside the layer that was passed, which shares it",
+                    "Pass the whole model, so that they stay tied.",
+                )
+        elif isinstance(holder, list) and any(
+            isinstance(owner, dict) and owner.get("params") is holder and "lr" in owner
+            for owner in gc.get_referrers(holder)
+        ):
+            raise UnsupportedError(
+                f"an optimiser that is made after {use}",
+                "one that holds the plain table already, and would train nothing",
+                "Put the table on first, then make the optimiser.",
+            )

@@ -1,0 +1,205 @@
+"""Weight-norm and SVD tables on a model that exists, and off it again.
+
+``weight_norm_(model)`` and ``factor_(model)`` find the output table and every layer that shares it:
+the look-ups of GPT-2, Llama, T5 and Marian, and the output layer tied to them. One of them owns the
+new table (:mod:`spectral_fairseq.embeddings`) under the name ``table``, the others refer to it, so
+all uses see the same matrix and stay tied. Checkpoints hold the entries of the table, such as
+``transformer.wte.table.g``, from which training goes on exactly. ``plain_(model)`` puts a plain
+parameter back; then the model saves in its own format.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Sequence, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
+from spectral_fairseq.embeddings.table import FactoredEmbedding
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.training.modules import Changed, Uses, put_on, take_off, uses_of_table
+
+AnyTable = TypeVar("AnyTable", bound=FactoredEmbedding)
+
+
+class TableUse(Changed):
+    """A layer whose ``weight`` is the matrix of a table, computed at each use."""
+
+    fixed = ("weight", "num_embeddings", "embedding_dim", "in_features", "out_features")
+    order = 2
+
+    @property
+    def used_table(self) -> FactoredEmbedding:
+        """The table, which this layer or another one owns."""
+        # A tuple, so that the table is a part of its owner alone.
+        table: FactoredEmbedding = self.__dict__["_used_table"][0]
+        return table
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """W, shape (N, d), differentiable."""
+        return self.used_table.dense()
+
+
+class LookUp(TableUse):
+    """An ``nn.Embedding`` that computes the rows that it is asked for."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Vectors of tokens of any shape: shape (*, d)."""
+        rows: Tensor = self.used_table(input)
+        padding: Any = self.padding_idx
+        if padding is None:
+            return rows
+        # As in nn.Embedding, the look-up alone gives this row no gradient.
+        return torch.where(input.eq(padding).unsqueeze(-1), rows.detach(), rows)
+
+
+class Projection(TableUse):
+    """An ``nn.Linear`` that multiplies by the factors of a table."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Logits of features, shape (*, d): shape (*, N)."""
+        bias: Any = self.bias
+        return self.used_table.project(input, bias)
+
+
+def weight_norm_(
+    model: nn.Module,
+    counts: Optional[Sequence[float]] = None,
+    *,
+    sigma: float = 0.1,
+    init_range: float = 0.1,
+    **options: Any,
+) -> WeightNormEmbedding:
+    """Store the output table of a model as lengths and directions, W_k = g_k v_k / ||v_k||.
+
+    Args:
+        model: a model of transformers or any other with an output layer; or one layer,
+            ``Embedding`` or ``Linear``, that shares its table with no other. It is changed in
+            place. Make the optimiser afterwards.
+        counts: how often each word occurs in the training text, one number for each row: the
+            lengths then start at sigma log(1 + c_k), the initialisation of Herold et al., and the
+            directions stay those of the model. ``None`` keeps the matrix.
+        sigma: length of a vector per log count; 0.07 to 0.2 did well in Transformers.
+        init_range: r; v starts with the mean length of vectors drawn uniformly from [-r, r].
+        **options: ``gamma`` and ``tau`` of :class:`WeightNormEmbedding`.
+
+    Returns:
+        The new table.
+
+    Raises:
+        ConfigurationError: an option outside its range, no table that is trained, not one count for
+            each row, or a layer outside ``model`` shares the table.
+        DataError: no word is counted more than once.
+        UnsupportedError: a table that is quantised, of 16 bits or split over devices; a layer that
+            uses it in another way; an optimiser that has it already.
+    """
+
+    def make(uses: Uses) -> WeightNormEmbedding:
+        if counts is not None and uses.weight.is_meta:
+            raise UnsupportedError(
+                "a model with values, for lengths that start from `counts`",
+                "one on the device meta",
+                "Load or initialise the model first.",
+            )
+        words, dim = uses.weight.shape
+        settings = {"sigma": sigma, "init_range": init_range, **options}
+        table = WeightNormEmbedding(words, dim, 0, counts=counts, **settings)
+        _load(table, uses)
+        if counts is not None:
+            directions = torch.nn.functional.normalize(table.v.detach(), dim=1)
+            table.reset_parameters(counts)
+            with torch.no_grad():
+                table.v.copy_(init_range * (dim / 3) ** 0.5 * directions)
+        return table
+
+    return _put_table_on(model, make, "weight_norm_")
+
+
+def factor_(model: nn.Module, **options: Any) -> SVDEmbedding:
+    """Store the output table of a model as its singular value decomposition, W = U diag(sigma) V'.
+
+    The matrix stays the same to float32 precision. U and V stay near orthonormal with the penalties
+    of :class:`~spectral_fairseq.training.losses.TablePenalty`.
+
+    Args:
+        model: as for :func:`weight_norm_`.
+        **options: ``prior``, ``c1``, ``c2`` and ``gamma`` of :class:`SVDEmbedding`.
+
+    Returns:
+        The new table.
+
+    Raises:
+        ConfigurationError: fewer words than dimensions, or as for :func:`weight_norm_`.
+        CheckpointError: a table of zeros.
+        UnsupportedError: as for :func:`weight_norm_`.
+    """
+
+    def make(uses: Uses) -> SVDEmbedding:
+        words, dim = uses.weight.shape
+        table = SVDEmbedding(words, dim, 0, **options)
+        _load(table, uses)
+        return table
+
+    return _put_table_on(model, make, "factor_")
+
+
+def _load(table: FactoredEmbedding, uses: Uses) -> None:
+    table.without_padding(uses.padding)
+    table.to(device=uses.weight.device, dtype=uses.weight.dtype)
+    if not uses.weight.is_meta:
+        table.load_state_dict(table.factor(uses.weight))
+
+
+def _put_table_on(model: nn.Module, make: Callable[[Uses], AnyTable], use: str) -> AnyTable:
+    uses = uses_of_table(model, use)
+    table = make(uses)  # which may refuse; nothing has been changed so far
+    owner = next(iter(uses.layers.values()))
+    if hasattr(owner, "table"):
+        raise UnsupportedError(
+            f"a layer without an attribute `table`, for {use}",
+            f"a {type(owner).__name__} that has one",
+            "Use a plain table for this model.",
+        )
+    owner.table = table.train(owner.training)
+    for layer in uses.layers.values():
+        layer._parameters["weight"] = None  # which keeps its place
+        layer.__dict__["_used_table"] = (table,)
+        put_on(layer, _kind_of_use(layer))
+    table.__dict__["uses"] = len(uses.layers)
+    return table
+
+
+def _kind_of_use(layer: nn.Module) -> Any:
+    base = layer.parts[0] if isinstance(layer, Changed) else type(layer)
+    if base.forward is nn.Embedding.forward:
+        return LookUp
+    return Projection if base.forward is nn.Linear.forward else TableUse
+
+
+def take_tables_off(model: nn.Module) -> None:
+    """Give the layers of a model their plain parameters back, tied as they were.
+
+    Raises:
+        ConfigurationError: a layer outside ``model`` uses the same table.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, TableUse)]
+    tables = {id(layer.used_table): layer.used_table for layer in layers}
+    for key, table in tables.items():
+        users = [layer for layer in layers if id(layer.used_table) == key]
+        if len(users) != table.__dict__["uses"]:
+            raise ConfigurationError(
+                f"the {table.__dict__['uses']} layers that share a table",
+                f"{len(users)} of them in {type(model).__name__}",
+                "Pass the whole model, so that they stay tied.",
+            )
+        first = next(iter(table.parameters()))
+        dense = table.dense().detach().clone()
+        plain = nn.Parameter(dense, requires_grad=first.requires_grad)
+        for layer in users:
+            for mixin in (LookUp, Projection, TableUse):
+                take_off(layer, mixin)
+            del layer.__dict__["_used_table"]
+            layer._parameters["weight"] = plain
+            layer._modules.pop("table", None)

@@ -1,0 +1,307 @@
+"""The callbacks under the real trainers: steps, rates, measures, checkpoints, plain saves."""
+
+import copy
+import json
+
+import pytest
+import torch
+
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.training import (
+    SpectrumControl,
+    TablePenalty,
+    factor_,
+    fused_loss_,
+    mixture_,
+    weight_norm_,
+)
+from spectral_fairseq.training import callbacks as module
+from spectral_fairseq.training.callbacks import SpectralLightningCallback, SpectralTrainerCallback
+from tests.training.models import DIM, IDS, WORDS, build
+
+TEXT = torch.randint(3, WORDS, (24, 8), generator=torch.Generator().manual_seed(2))
+
+
+def data():
+    """Sequences of unequal numbers of targets."""
+    rows = []
+    for index, row in enumerate(TEXT):
+        labels = row.clone()
+        labels[: index % 5] = -100
+        rows.append({"input_ids": row, "labels": labels})
+    return rows
+
+
+@pytest.fixture()
+def trainer(transformers, tmp_path):
+    """Build a Trainer, each with a folder of its own unless one is given."""
+    pytest.importorskip("accelerate")
+    made = []
+
+    def make(model, loss=None, folder=None, **options):
+        made.append(model)
+        settings = {
+            "per_device_train_batch_size": 4,
+            "max_steps": 6,
+            "learning_rate": 0.02,
+            "save_strategy": "no",
+            "report_to": [],
+            "seed": 3,
+            "disable_tqdm": True,
+            "use_cpu": True,
+            "logging_strategy": "no",
+            "max_grad_norm": 0.0,
+            "dataloader_pin_memory": False,
+        }
+        arguments = transformers.TrainingArguments(
+            str(folder or tmp_path / str(len(made))), **{**settings, **options}
+        )
+        return transformers.Trainer(
+            model=model, args=arguments, train_dataset=data(), compute_loss_func=loss
+        )
+
+    return make
+
+
+def weights(model):
+    return {name: one.detach().clone() for name, one in model.named_parameters()}
+
+
+def same(found, expected, close=0.0):
+    assert set(found) == set(expected)
+    for name, one in found.items():
+        torch.testing.assert_close(one, expected[name], rtol=close, atol=close, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["gpt2", "llama, tied", "t5"])
+def test_trainer_counts_tokens_as_before(transformers, trainer, layout):
+    """Gradient accumulation, unequal batches: the model's own loss and ours train the same."""
+    found = []
+    options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3, "optim": "sgd"}
+    for fused in (False, True):
+        model = build(transformers, layout)
+        trained = trainer(model, fused_loss_(model) if fused else None, **options)
+        if fused and layout == "t5":
+            shifted = model.prepare_decoder_input_ids_from_labels
+            trained.data_collator = lambda rows, shifted=shifted: {
+                **transformers.default_data_collator(rows),
+                "decoder_input_ids": shifted(torch.stack([row["labels"] for row in rows])),
+            }
+        if layout == "t5":
+            # T5's own loss is a mean over each batch, and Trainer does not weigh it by its tokens.
+            trained.train_dataset = [{"input_ids": row, "labels": row} for row in TEXT]
+            trained.args.gradient_accumulation_steps = 1
+        trained.train()
+        found.append(weights(model))
+    same(found[1], found[0], close=1e-5)
+    assert any(
+        (one - weights(build(transformers, layout))[name]).any() for name, one in found[0].items()
+    )
+
+
+@pytest.mark.slow
+def test_accumulated_batches_are_one_large_batch(transformers, trainer):
+    found = []
+    for size, times in ((6, 1), (2, 3)):
+        model = build(transformers)
+        loss = fused_loss_(model, penalty=TablePenalty(model, cosine=5.0))
+        options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": times}
+        trainer(model, loss, optim="sgd", learning_rate=0.1, max_steps=4, **options).train()
+        found.append(weights(model))
+    same(found[0], found[1], close=1e-5)
+
+
+@pytest.mark.slow
+def test_the_control_follows_the_schedule(transformers, trainer):
+    options = {"lr_scheduler_type": "linear", "warmup_steps": 2, "max_steps": 6}
+    rates = []
+    model = build(transformers)
+    control = SpectrumControl(model, every=2, decay=0.4, slack=1.0)
+    step = control.step
+    control.step = lambda rate: (rates.append(rate), step(rate))[1]
+    with torch.no_grad():
+        model.lm_head.weight.add_(0.1)
+    before = copy.deepcopy(model)
+    trained = trainer(model, **options)
+    trained.add_callback(SpectralTrainerCallback(trained, control, measure_every=3))
+    trained.train()
+    assert rates == pytest.approx([0.0, 0.5, 1.0, 0.75, 0.5, 0.25])
+    logged = [one for one in trained.state.log_history if "table/mean_cosine" in one]
+    assert [one["step"] for one in logged] == [3, 6]
+    # By hand: the same training with the control after every step.
+    naive = trainer(before, **options)
+    own = SpectrumControl(before, every=2, decay=0.4, slack=1.0)
+    left = iter(rates)
+
+    class Naive(transformers.TrainerCallback):
+        def on_optimizer_step(self, *args, **kwargs):
+            own.step(next(left))
+
+    naive.add_callback(Naive())
+    naive.train()
+    same(weights(model), weights(before))
+
+
+METHODS = {
+    "control": lambda model: None,
+    "weight norm": lambda model: weight_norm_(model, [2.0] * WORDS),
+    "factors": factor_,
+    "mixture": lambda model: mixture_(model, 2),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_a_resumed_training_is_the_same_training(transformers, trainer, tmp_path, method):
+    def prepared(folder, seed=0):
+        model = build(transformers, seed=seed)
+        loss = METHODS[method](model)
+        loss = loss if method == "mixture" else fused_loss_(model)
+        control = None
+        if method == "control":
+            control = SpectrumControl(model, every=3, decay=0.3, slack=1.0, scale="fixed")
+        options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 6}
+        trained = trainer(model, loss, folder=folder, **options)
+        trained.add_callback(
+            SpectralTrainerCallback(trained, control, plain_at_end=method != "mixture")
+        )
+        return trained
+
+    whole = prepared(tmp_path / "whole")
+    whole.train()
+    resumed = prepared(tmp_path / "resumed", seed=7)  # its weights come from the checkpoint
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
+    same(weights(resumed.model), weights(whole.model))
+    state = json.loads((tmp_path / "whole" / "checkpoint-4" / "trainer_state.json").read_text())
+    kept = state["stateful_callbacks"]["SpectralTrainerCallback"]["attributes"]
+    assert (kept["spectrum_control"]["updates"] == 4) if method == "control" else kept == {}
+    if method == "mixture":
+        return
+    whole.save_model(str(tmp_path / "plain"))
+    loaded, report = transformers.GPT2LMHeadModel.from_pretrained(
+        tmp_path / "plain", output_loading_info=True
+    )
+    assert not any(map(len, report.values())) and type(whole.model.lm_head) is torch.nn.Linear
+    expected, found = (one.eval()(input_ids=IDS).logits for one in (whole.model, loaded))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", [weight_norm_, factor_])
+def test_measures_of_a_table_that_is_computed(transformers, trainer, table):
+    model = build(transformers)
+    table(model)
+    trained = trainer(model, fused_loss_(model), max_steps=1, learning_rate=1e-12)
+    expected = float(torch.linalg.svdvals(model.lm_head.weight.detach())[0])
+    trained.add_callback(SpectralTrainerCallback(trained, measure_every=1))
+    trained.train()
+    (logged,) = [one for one in trained.state.log_history if "table/mean_cosine" in one]
+    values = [value for name, value in logged.items() if name.startswith("table/")]
+    assert any(value == pytest.approx(expected, rel=1e-4) for value in values), logged
+
+
+@pytest.mark.slow
+def test_evaluation_and_early_labels(transformers, trainer):
+    model = build(transformers)
+    trained = trainer(model, fused_loss_(model))
+    trained.eval_dataset = data()
+    mine = trained.evaluate()["eval_loss"]
+    plain = trainer(build(transformers))
+    plain.eval_dataset = data()
+    assert mine == pytest.approx(plain.evaluate()["eval_loss"], rel=1e-5)
+
+
+def test_new_callbacks_without_a_trainer_are_refused(transformers):
+    from types import SimpleNamespace
+
+    made = SpectralTrainerCallback(None)
+    arguments = SimpleNamespace(restore_callback_states_from_checkpoint=True)
+    with pytest.raises(UnsupportedError, match="restores its own"):
+        made.on_train_begin(arguments, None, None)
+
+
+def test_a_missing_framework_and_a_wrong_interval_are_named(monkeypatch):
+    monkeypatch.setattr(module, "_Trainer", object)
+    monkeypatch.setattr(module, "_Lightning", object)
+    with pytest.raises(ConfigurationError, match="pip install transformers"):
+        SpectralTrainerCallback(None)
+    with pytest.raises(ConfigurationError, match="pip install lightning"):
+        SpectralLightningCallback()
+    monkeypatch.setattr(module, "_Trainer", int)
+    with pytest.raises(ConfigurationError, match="measure_every"):
+        SpectralTrainerCallback(None, measure_every=-1)
+
+
+@pytest.fixture()
+def lightning():
+    return pytest.importorskip("lightning.pytorch")
+
+
+def fit(lightning, folder, steps, ours, resume=None, rates=None):
+    """A small model, two batches a step, a falling learning rate."""
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.embed = torch.nn.Embedding(WORDS, DIM)
+            self.lm_head = torch.nn.Linear(DIM, WORDS, bias=False)
+            with torch.no_grad():
+                self.lm_head.weight.add_(0.3)
+
+        def training_step(self, batch, index):
+            (ids,) = batch
+            scores = self.lm_head(self.embed(ids[:, :-1]))
+            return torch.nn.functional.cross_entropy(scores.flatten(0, 1), ids[:, 1:].flatten())
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 20)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    made = Module()
+    control = SpectrumControl(made, every=2, decay=0.4, slack=1.0, scale="fixed")
+    if rates is not None:
+        step = control.step
+        control.step = lambda rate: (rates.append(rate), step(rate))[1]
+    logger = lightning.loggers.CSVLogger(folder)
+    logged = []
+    logger.log_metrics = lambda metrics, step=None: logged.append((step, metrics))
+    trained = lightning.Trainer(
+        max_steps=steps,
+        accumulate_grad_batches=2,
+        accelerator="cpu",
+        logger=logger,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[
+            *([SpectralLightningCallback(control, measure_every=3)] if ours else []),
+            lightning.callbacks.ModelCheckpoint(folder, save_top_k=-1, every_n_train_steps=6),
+        ],
+    )
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(TEXT), batch_size=2)
+    trained.fit(made, loader, ckpt_path=resume)
+    return made, logged, trained
+
+
+@pytest.mark.slow
+def test_lightning(lightning, tmp_path):
+    rates = []
+    whole, logged, _ = fit(lightning, tmp_path / "whole", 12, True, rates=rates)
+    assert rates == pytest.approx([1 - step / 20 for step in range(12)])
+    measured = [step for step, metrics in logged if "table/mean_cosine" in metrics]
+    assert measured == [3, 6, 9, 12]
+    plain, _, _ = fit(lightning, tmp_path / "plain", 12, False)
+    assert not torch.equal(plain.lm_head.weight, whole.lm_head.weight)
+    (half,) = (tmp_path / "whole").glob("*step=6*")
+    resumed, _, _ = fit(lightning, tmp_path / "resumed", 12, True, resume=half)
+    same(weights(resumed), weights(whole))
+
+
+@pytest.mark.slow
+def test_several_optimisers_are_refused(lightning):
+    from types import SimpleNamespace
+
+    with pytest.raises(UnsupportedError, match="one optimiser"):
+        SpectralLightningCallback().on_fit_start(SimpleNamespace(optimizers=[1, 2]), None)

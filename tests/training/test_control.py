@@ -1,0 +1,346 @@
+"""SpectrumControl: the change by definition, equal to fairseq's, one on all workers."""
+
+import copy
+import math
+import socket
+
+import pytest
+import torch
+import torch.multiprocessing
+from torch import nn
+
+from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
+from spectral_fairseq.training import SpectrumControl, factor_, weight_norm_
+from tests.reference import spectrum_decay as reference
+from tests.training.models import IDS, LAYOUTS, build
+
+PRIOR = {"exponential": lambda k: math.exp(-0.0005 * k), "polynomial": lambda k: k**-0.5}
+
+
+def table(rows=40, dim=6, seed=0):
+    torch.manual_seed(seed)
+    return nn.Parameter(torch.randn(rows, dim) + 2.0)
+
+
+@pytest.mark.parametrize("prior", PRIOR)
+@pytest.mark.parametrize("scale", ["free", "fixed"])
+@pytest.mark.parametrize("side", ["above", "both"])
+def test_every_kth_step_is_the_change_by_definition(side, scale, prior):
+    weight = table()
+    options = {"side": side, "scale": scale, "prior": prior, "slack": 1.2}
+    control = SpectrumControl(
+        weight, decay=0.05, centering=0.02, every=4, start=4, excluded=(3,), **options
+    )
+    shape = torch.tensor([PRIOR[prior](k) for k in range(1, 7)], dtype=torch.float64)
+    kept = [i for i in range(40) if i != 3]
+    norm = float(weight.detach().double()[kept].norm())
+    expected = weight.detach().double()
+    for step in range(1, 17):
+        rate = 1 - step / 20
+        with torch.no_grad():
+            weight.add_(0.01)
+        expected = expected + 0.01
+        assert control.step(rate) == (step > 4 and step % 4 == 0)
+        if step > 4 and step % 4 == 0:
+            target = shape * (norm / shape.norm()) if scale == "fixed" else shape
+            shares = (0.05 * 4 * rate, 0.02 * 4 * rate)
+            expected = reference.controlled(
+                expected, target, shares[0], side, 1.2, scale, shares[1], [3]
+            )
+        torch.testing.assert_close(weight.detach().double(), expected, rtol=1e-4, atol=1e-5)
+    assert control.updates == 16
+
+
+def test_the_defaults_are_those_of_the_criterion():
+    unset = pytest.importorskip("spectral_fairseq.plugin.criterions.unset")
+    from spectral_fairseq.plugin.criterions import table_control, table_prior
+
+    flags = {flag.name: flag.default for flag in (*table_control.FLAGS, *table_prior.FLAGS)}
+    flags.update(unset.PLAIN)
+    control = SpectrumControl(table())
+    assert (control.decay, control.centering) == (
+        flags["spectrum_decay"],
+        flags["table_centering"],
+    )
+    assert (control.every, control.start) == (
+        flags["spectrum_decay_interval"],
+        flags["spectrum_decay_start"],
+    )
+    given = SpectrumControl(
+        table(),
+        side=flags["spectrum_side"],
+        slack=flags["spectrum_slack"],
+        scale=flags["spectrum_scale"],
+        prior=flags["spectrum_prior"],
+        c1=None if flags["spectrum_c1"] == "auto" else flags["spectrum_c1"],
+        c2=flags["spectrum_c2"],
+        gamma=flags["spectrum_gamma"],
+    )
+    first, second = (one.plan(table().detach(), 0.5).packed() for one in (control, given))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", ["above", "both"])
+@pytest.mark.parametrize("scale", ["free", "fixed"])
+def test_it_equals_a_run_of_fairseq(side, scale):
+    pytest.importorskip("fairseq")
+    from spectral_fairseq.plugin.models.output_table import output_table
+    from tests.plugin.trainers import build_trainer, train
+
+    schedule = {"spectrum_decay": 0.1, "table_centering": 0.05, "spectrum_decay_interval": 2}
+    flags = {"spectrum_side": side, "spectrum_scale": scale, "spectrum_slack": 1.2}
+    theirs, ours = build_trainer(**schedule, **flags), build_trainer()
+    tables = [
+        output_table(one.get_model(), len(one.task.target_dictionary)) for one in (theirs, ours)
+    ]
+    view = theirs.get_criterion().penalties.view(theirs.get_model())
+    control = SpectrumControl(  # both measure the norm of the new table
+        tables[1],
+        decay=0.1,
+        centering=0.05,
+        every=2,
+        side=side,
+        scale=scale,
+        slack=1.2,
+        excluded=view.words.excluded.tolist(),
+    )
+    for weight in tables:
+        with torch.no_grad():
+            weight.add_(0.5)
+    assert torch.equal(*tables)
+    before = tables[1].detach().clone()
+    for _ in range(4):
+        train(theirs, 1)
+        train(ours, 1)
+        control.step()
+    assert torch.equal(tables[0], tables[1]) and not torch.equal(before, tables[1])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_models_of_transformers(transformers, layout):
+    model = build(transformers, layout)
+    weight = model.get_output_embeddings().weight
+    with torch.no_grad():
+        weight.add_(0.5)
+    control = SpectrumControl(model, decay=1.0, centering=0.5, every=1, slack=1.0)
+    rows = control.excluded_on("cpu").tolist()
+    padded = layout.startswith(("llama, tied", "marian", "bert"))
+    assert rows == ([] if not padded else [0 if layout == "bert" else 1])
+    kept = [i for i in range(len(weight)) if i not in rows]
+    mean = weight.detach()[kept].mean(0).norm()
+    excluded = weight.detach()[rows].clone()
+    control.step()
+    assert model.get_output_embeddings().weight is weight
+    assert torch.equal(weight.detach()[rows], excluded)
+    assert weight.detach()[kept].mean(0).norm() < 0.6 * mean
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_resumed_control_goes_on(every):
+    options = {"scale": "fixed", "side": "both", "decay": 0.2, "every": every}
+    weight = table()
+    control = SpectrumControl(weight, **options)
+    for _ in range(4):
+        control.step(0.7)
+    saved = copy.deepcopy(control.state_dict())
+    resumed_weight = nn.Parameter(weight.detach().clone())
+    for _ in range(5):
+        control.step(0.3)
+    resumed = SpectrumControl(resumed_weight, **options)
+    resumed.load_state_dict(saved)
+    for _ in range(5):
+        resumed.step(0.3)
+    assert torch.equal(resumed_weight, weight) and resumed.state_dict() == control.state_dict()
+    with pytest.raises(ConfigurationError, match="state_dict"):
+        resumed.load_state_dict({"updates": 3})
+
+
+def test_the_table_of_the_moment_is_changed(transformers):
+    """Moved, compiled or given new parameters after the control was made."""
+    model = build(transformers)
+    control = SpectrumControl(model, every=1, centering=1.0)
+    model.lm_head.weight = model.transformer.wte.weight = nn.Parameter(
+        model.lm_head.weight.detach() + 1.0
+    )
+    control.step()
+    assert model.lm_head.weight.detach().mean(0).abs().max() < 1e-5
+    wrapped = SpectrumControl(nn.DataParallel(model))
+    assert wrapped.weight is model.lm_head.weight
+    if hasattr(torch, "compile"):
+        assert SpectrumControl(torch.compile(model)).weight is model.lm_head.weight
+
+
+def test_autocast_does_not_round_the_change():
+    plain, mixed = table(), table()
+    options = {"every": 1, "decay": 0.5, "slack": 1.0}
+    SpectrumControl(plain, **options).step()
+    control = SpectrumControl(mixed, **options)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        control.step()
+    assert torch.equal(plain, mixed)
+
+
+def test_a_table_that_diverged_is_not_written():
+    weight = table()
+    control = SpectrumControl(weight, every=1)
+    with torch.no_grad():
+        weight[5, 2] = math.nan
+    before = weight.detach().clone()
+    with pytest.raises(DataError, match="Training diverged"):
+        control.step()
+    assert torch.equal(weight.detach(), before) or weight.isnan().sum() == 1
+    assert torch.equal(weight.detach().nan_to_num(7.0), before.nan_to_num(7.0))
+
+
+def _one_worker(rank, port, folder):
+    torch.set_num_threads(1)
+    distributed = torch.distributed
+    distributed.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
+    )
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Embedding(40, 6), nn.Linear(6, 40, bias=False))
+    layers.lm_head = layers[1]
+    model = nn.parallel.DistributedDataParallel(_Straight(layers))
+    control = SpectrumControl(model, decay=0.3, slack=1.0, every=2, centering=0.1)
+    # An eigensolver of another machine may differ in the last bits; here it differs by more.
+    plan = control.plan
+    control.plan = lambda weight, rate: plan(weight * (1 + 1e-4 * rank), rate)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(6):
+        tokens = torch.randint(40, (8,), generator=torch.Generator().manual_seed(10 * step + rank))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(tokens), tokens).backward()
+        optimizer.step()
+        control.step(1 - step / 10)
+    torch.save((control.weight.detach(), control.updates), f"{folder}/{rank}.pt")
+    distributed.destroy_process_group()
+
+
+class _Straight(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.embed, self.lm_head = layers[0], layers[1]
+
+    def forward(self, tokens):
+        return self.lm_head(self.embed(tokens))
+
+
+@pytest.mark.slow
+def test_workers_keep_equal_tables_bit_for_bit(tmp_path):
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    torch.multiprocessing.spawn(_one_worker, (port, str(tmp_path)), nprocs=2)
+    (first, updates), (second, _) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    assert torch.equal(first, second) and updates == 6
+
+
+@pytest.fixture()
+def mesh():
+    """Two devices of which this process is one; nobody answers for the other."""
+    distributed = pytest.importorskip("torch.distributed.tensor")
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield distributed.init_device_mesh("cpu", (2,))
+    torch.distributed.destroy_process_group()
+
+
+def test_tables_that_are_split_over_devices_are_refused(mesh):
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    from spectral_fairseq.training import fused_loss_
+
+    model = _Straight([nn.Embedding(40, 6), nn.Linear(6, 40, bias=False)])
+    whole = SpectrumControl(model, every=1)
+    loss = fused_loss_(model, shift=False)
+    model.lm_head.weight = nn.Parameter(distribute_tensor(table().detach(), mesh, [Shard(0)]))
+    for attempt in (
+        lambda: SpectrumControl(model),
+        lambda: SpectrumControl(model.lm_head.weight),
+        whole.step,
+        lambda: weight_norm_(model),
+        lambda: factor_(model),
+        lambda: fused_loss_(model, shift=False),
+        lambda: loss(model(IDS % 40), IDS % 40),
+    ):
+        with pytest.raises(UnsupportedError, match="DTensor"):
+            attempt()
+
+
+def test_fully_shard_is_refused(mesh):
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if not hasattr(fsdp, "fully_shard"):
+        pytest.skip("this torch has no fully_shard")
+    model = _Straight([nn.Embedding(40, 6), nn.Linear(6, 40, bias=False)])
+    fsdp.fully_shard(model, mesh=mesh)
+    for attempt in (SpectrumControl, weight_norm_, factor_):
+        with pytest.raises(UnsupportedError, match="DTensor"):
+            attempt(model)
+
+    class FullyShardedDataParallel(nn.Module):
+        lm_head = None
+
+    with pytest.raises(UnsupportedError, match="FullyShardedDataParallel"):
+        SpectrumControl(FullyShardedDataParallel())
+
+
+def test_deepspeeds_third_stage_is_refused():
+    weight = table()
+    weight.ds_id = 3
+    with pytest.raises(UnsupportedError, match="DeepSpeed"):
+        SpectrumControl(weight)
+
+
+WRONG = {
+    "decay": 1.5,
+    "centering": -0.1,
+    "every": 0,
+    "start": -1,
+    "slack": 0.5,
+    "side": "below",
+    "scale": "other",
+    "prior": "linear",
+    "c2": 1e9,
+    "excluded": (40,),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_options_outside_their_range(name):
+    with pytest.raises(ConfigurationError):
+        SpectrumControl(table(), **{name: WRONG[name]})
+
+
+@pytest.mark.parametrize("rate", [-0.1, math.nan, math.inf])
+def test_a_wrong_rate_is_refused_at_every_step(rate):
+    with pytest.raises(ConfigurationError, match="rate"):
+        SpectrumControl(table()).step(rate)
+
+
+NO_TABLE = {
+    "computed": lambda: table() * 2,
+    "frozen": lambda: table().requires_grad_(False),
+    "of 16 bits": lambda: nn.Parameter(table().detach().half()),
+    "too few rows": lambda: table(5, 6),
+    "a vector": lambda: nn.Parameter(torch.ones(5)),
+    "a model without one": lambda: nn.GRU(4, 4),
+    "no model": lambda: "model",
+    "weight norm": lambda: _with_table(weight_norm_),
+    "factors": lambda: _with_table(factor_),
+}
+
+
+def _with_table(method):
+    layer = nn.Embedding(30, 4)
+    method(layer)
+    return layer
+
+
+@pytest.mark.parametrize("what", NO_TABLE)
+def test_what_is_no_plain_table_is_refused(what):
+    made = NO_TABLE[what]()
+    with pytest.raises((ConfigurationError, UnsupportedError), match="expected .*; found"):
+        SpectrumControl(made)

@@ -1,0 +1,32 @@
+"""The programs of README.md and docs/library.md that need more than torch run as they stand."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MARK = "<!-- not run: tests/training/test_documents.py runs it -->\n"
+BLOCK = re.compile(re.escape(MARK) + r"```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCKS = [
+    (name, index, text)
+    for name in ("README.md", "docs/library.md")
+    if (ROOT / name).exists()
+    for index, text in enumerate(BLOCK.findall((ROOT / name).read_text("utf-8")))
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, index, text", BLOCKS, ids=lambda one: str(one)[:20])
+def test_a_program_runs_as_it_stands(name, index, text, transformers, tmp_path, monkeypatch):
+    for package in ("accelerate", *(["lightning"] if "lightning" in text else [])):
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(text, f"{name}, block {index}", "exec"), {"__name__": "__main__"})
+
+
+def test_both_frameworks_are_there():
+    if not BLOCKS:
+        pytest.skip("the documents are not beside these tests")
+    for framework in ("from transformers import", "from lightning"):
+        assert any(framework in text for _, _, text in BLOCKS)

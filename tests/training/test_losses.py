@@ -1,0 +1,357 @@
+"""Losses from hidden states equal the models' own, token by token and step by step."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.training import (
+    TablePenalty,
+    TokenLoss,
+    factor_,
+    fused_loss_,
+    mixture_,
+    plain_,
+    weight_norm_,
+)
+from tests.training.models import DIM, IDS, LAYOUTS, WORDS, build, inputs
+
+LABELS = IDS.clone()
+LABELS[0, 3] = LABELS[1, :2] = -100
+
+
+def gradients(model):
+    found = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def same(found, expected, close=2e-5):
+    assert set(found) == set(expected)
+    for name, one in found.items():
+        bound = close * max(float(expected[name].abs().max()), 1e-3)
+        torch.testing.assert_close(one, expected[name], rtol=close, atol=bound, msg=name)
+
+
+@pytest.mark.parametrize("table", [None, weight_norm_, factor_])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_it_is_the_loss_of_the_model(transformers, layout, table):
+    model = build(transformers, layout)
+    if table is not None:
+        table(model)
+    given = inputs(model, labels=LABELS)
+    own = model(**{**given, "labels": LABELS}).loss
+    own.backward()
+    expected = gradients(model)
+    logits = model(**given).logits.detach()
+    loss = fused_loss_(model)
+    outputs = model(**given)
+    assert outputs.logits.shape == logits.shape and outputs.logits.features.size(-1) == DIM
+    found = loss(outputs, LABELS)
+    found.backward()
+    torch.testing.assert_close(found, own, rtol=1e-6, atol=1e-6)
+    same(gradients(model), expected)
+    # Without gradients, and in evaluation, there are logits, of which the loss is the same.
+    with torch.no_grad():
+        torch.testing.assert_close(model(**given).logits, logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(loss(model.eval()(**given), LABELS), own, rtol=1e-6, atol=1e-6)
+
+
+def test_generation_has_logits(transformers):
+    model, plain = build(transformers), build(transformers).eval()
+    fused_loss_(model)
+    prompt = {"input_ids": IDS[:, :4], "attention_mask": torch.ones(2, 4, dtype=torch.long)}
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    for mode in (True, False):
+        found = model.train(mode).generate(**prompt, **options)
+        assert torch.equal(found, plain.generate(**prompt, **options))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("training", [True, False])
+def test_tokens_are_counted_over_all_batches_of_a_step(transformers, smoothing, training):
+    """Three batches of unequal numbers of targets are one large batch."""
+    model = build(transformers).train(training)
+    penalty = TablePenalty(model, cosine=0.5) if training else None
+    loss = fused_loss_(model, label_smoothing=smoothing, penalty=penalty)
+    labels = torch.cat([LABELS, IDS.flip(0), IDS])
+    labels[4:, 4:] = -100
+    ids = torch.cat([IDS, IDS.flip(0), IDS])
+    total = labels[:, 1:].ne(-100).sum()
+    whole = loss(model(input_ids=ids), labels)
+    whole.backward()
+    expected = gradients(model)
+    parts = []
+    for rows in (slice(0, 1), slice(1, 4), slice(4, 6)):
+        part = loss(model(input_ids=ids[rows]), labels[rows], num_items_in_batch=total)
+        part.backward()
+        parts.append(part.detach())
+    torch.testing.assert_close(sum(parts), whole.detach(), rtol=1e-6, atol=1e-6)
+    same(gradients(model), expected)
+    # Token by token, by definition.
+    with torch.no_grad():
+        log_p = model.eval()(input_ids=ids).logits[:, :-1].double().log_softmax(-1)
+    targets = labels[:, 1:]
+    naive = 0.0
+    for row, word in zip(log_p.flatten(0, 1), targets.flatten().tolist()):
+        if word != -100:
+            others = sum(float(row[v]) for v in range(WORDS) if v != word) / (WORDS - 1)
+            naive -= (1 - smoothing) * float(row[word]) + smoothing * others
+    if penalty is not None:
+        naive += float(total) * 0.5 * naive_cosine(model.lm_head.weight)
+    assert math.isclose(float(whole.detach()), naive / float(total), rel_tol=1e-5)
+
+
+def naive_cosine(weight):
+    unit = F.normalize(weight.detach().double(), dim=1)
+    pairs = [float(unit[i] @ unit[j]) for i in range(len(unit)) for j in range(len(unit)) if i != j]
+    return sum(pairs) / len(unit) ** 2
+
+
+def test_an_integer_counts_too(transformers):
+    model = build(transformers)
+    loss = fused_loss_(model)
+    mean = loss(model(input_ids=IDS), LABELS)
+    count = int(LABELS[:, 1:].ne(-100).sum())
+    torch.testing.assert_close(loss(model(input_ids=IDS), LABELS, 2 * count), mean / 2)
+
+
+class Scores(nn.Module):
+    """A model that does something to its logits."""
+
+    config = SimpleNamespace(is_encoder_decoder=True)
+
+    def __init__(self, change, bias):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(WORDS, DIM)
+        self.lm_head = nn.Linear(DIM, WORDS, bias=bias)
+        self.change = change
+
+    def forward(self, ids):
+        return self.change(self.lm_head(self.embed(ids)))
+
+
+ADDED = torch.linspace(-1, 1, WORDS)
+FOLLOWED = {
+    "scaled": lambda s: s * 0.3,
+    "divided": lambda s: s / 3,
+    "scaled by a tensor": lambda s: torch.tensor(0.3) * s,
+    "biased": lambda s: s + ADDED,
+    "all of it": lambda s: ((2 * (ADDED + s.float()) / 4 + ADDED[None]) * 0.5).to(torch.float32),
+}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("change", FOLLOWED)
+def test_what_models_do_to_logits_is_followed(change, bias):
+    model = Scores(FOLLOWED[change], bias)
+    own = F.cross_entropy(model(IDS).flatten(0, 1), LABELS.flatten())
+    own.backward()
+    expected = gradients(model)
+    found = fused_loss_(model)(model(IDS), LABELS)
+    found.backward()
+    torch.testing.assert_close(found, own, rtol=1e-6, atol=1e-6)
+    same(gradients(model), expected)
+
+
+NOT_FOLLOWED = {
+    "capped": torch.tanh,
+    "softened": lambda s: s.softmax(-1),
+    "cut": lambda s: s[..., :-1],
+    "reshaped": lambda s: s.view(-1, WORDS),
+    "a sum of logits": lambda s: s + s,
+    "words that are scaled": lambda s: s * ADDED,
+    "negative": lambda s: -s,
+    "lost": lambda s: F.cross_entropy(s, LABELS),
+    "in place": lambda s: s.mul_(2),
+    "elsewhere": lambda s: s.to("meta"),
+}
+
+
+@pytest.mark.parametrize("change", NOT_FOLLOWED)
+def test_everything_else_is_refused(change):
+    model = Scores(NOT_FOLLOWED[change], False)
+    fused_loss_(model)
+    with pytest.raises(UnsupportedError, match="logits that a model leaves as they are"):
+        model(IDS)
+
+
+def test_a_model_that_caps_its_logits_is_refused(transformers):
+    config = transformers.Gemma2Config(
+        vocab_size=WORDS,
+        hidden_size=DIM,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        pad_token_id=0,
+    )
+    model = transformers.Gemma2ForCausalLM(config)
+    fused_loss_(model)
+    with pytest.raises(UnsupportedError, match="tanh"):
+        model.train()(input_ids=IDS)
+
+
+def test_labels_given_to_the_model_are_refused(transformers):
+    model = build(transformers)
+    loss = fused_loss_(model)
+    with pytest.raises(UnsupportedError, match="compute_loss_func"):
+        model(input_ids=IDS, labels=IDS)
+    with pytest.raises(ConfigurationError, match="labels"):
+        loss(model(input_ids=IDS), None)
+
+
+def test_a_model_that_does_not_tell_how_targets_lie():
+    model = Scores(lambda scores: scores, False)
+    model.config = None
+    with pytest.raises(ConfigurationError, match="shift=True"):
+        TokenLoss(model)
+    shifted, straight = (TokenLoss(model, shift=shift) for shift in (True, False))
+    expected = F.cross_entropy(model(IDS)[:, :-1].flatten(0, 1), IDS[:, 1:].flatten())
+    torch.testing.assert_close(shifted(model(IDS), IDS), expected)
+    expected = F.cross_entropy(model(IDS).flatten(0, 1), IDS.flatten())
+    torch.testing.assert_close(straight((model(IDS),), IDS), expected)
+
+
+def test_hidden_states_that_lost_their_type_are_noticed(transformers):
+    model = build(transformers)
+    loss = fused_loss_(model)
+    hidden = model(input_ids=IDS).logits.features
+    with pytest.raises(ConfigurationError, match="width of the logits"):
+        loss((hidden,), torch.full_like(IDS, WORDS - 1))
+
+
+@pytest.mark.slow
+def test_under_autocast_and_the_compiler(transformers):
+    model = build(transformers)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        own = model(input_ids=IDS, labels=LABELS).loss
+    exact = model(input_ids=IDS, labels=LABELS).loss
+    loss = fused_loss_(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs = model(input_ids=IDS)
+    assert outputs.logits.dtype == torch.bfloat16
+    torch.testing.assert_close(loss(outputs, LABELS), own, rtol=1e-3, atol=1e-3)
+    compiled = torch.compile(model, backend="aot_eager")
+    torch.testing.assert_close(loss(compiled(input_ids=IDS), LABELS), exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("table", [None, weight_norm_, factor_])
+@pytest.mark.parametrize("kind", ["mos", "moc"])
+@pytest.mark.parametrize("layout", ["gpt2", "t5"])
+def test_mixtures(transformers, layout, kind, table):
+    model = build(transformers, layout)
+    if table is not None:
+        table(model)
+    loss = mixture_(model, 3, kind=kind)
+    given = inputs(model, labels=LABELS)
+    found = loss(model(**given), LABELS)
+    found.backward()
+    mixture = model.get_output_embeddings().mixture
+    assert all(one.grad.any() for one in mixture.parameters())
+    # By definition, from the hidden states that the layer hands on.
+    features = model(**given).logits.features.detach().double()
+    weight = model.get_output_embeddings().weight.detach().double()
+    prior = (features @ mixture.prior.weight.detach().double().t()).softmax(-1)
+    latent = features @ mixture.latent.weight.detach().double().t() + mixture.latent.bias.double()
+    contexts = 4.0 * torch.tanh(latent).unflatten(-1, (3, DIM))
+    if kind == "mos":
+        p = ((contexts @ weight.t()).softmax(-1) * prior.unsqueeze(-1)).sum(-2)
+    else:
+        p = ((contexts * prior.unsqueeze(-1)).sum(-2) @ weight.t()).softmax(-1)
+    targets = F.pad(LABELS, (0, 1), value=-100)[:, 1:] if loss.shift else LABELS
+    expected = F.nll_loss(p.log().flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    model.eval()
+    scores = model(**given).logits
+    torch.testing.assert_close(scores.double(), p.log(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        loss(model(**given), LABELS).double(), expected, rtol=1e-5, atol=1e-5
+    )
+
+
+def test_a_mixture_is_saved_and_loaded(transformers, tmp_path):
+    model = build(transformers)
+    mixture_(model, 3)
+    model.save_pretrained(tmp_path)
+    other = build(transformers, seed=4)
+    mixture_(other, 3)
+    safetensors = pytest.importorskip("safetensors.torch")
+    other.load_state_dict(safetensors.load_file(tmp_path / "model.safetensors"), strict=False)
+    expected, found = (one.eval()(input_ids=IDS).logits for one in (model, other))
+    assert torch.equal(found, expected)
+    assert sum("mixture" in name for name, _ in model.named_parameters()) == 3
+
+
+def test_a_mixture_refuses_what_would_change_its_probabilities(transformers):
+    model = build(transformers, "marian")
+    loss = mixture_(model, 2)
+    given = inputs(model, labels=LABELS)
+    with pytest.raises(UnsupportedError, match="mixture"):
+        loss(model(**given), LABELS)
+    model.final_logits_bias.zero_()
+    assert loss(model(**given), LABELS) > 0
+    with pytest.raises(UnsupportedError, match="without a mixture"):
+        mixture_(model, 2)
+    with pytest.raises(ConfigurationError, match="bias"):
+        mixture_(build(transformers, "bert"), 2)
+    with pytest.raises(ConfigurationError, match="kind"):
+        mixture_(build(transformers), 2, kind="other")
+
+
+def test_penalties_have_one_scale(transformers):
+    model = build(transformers)
+    weight = model.lm_head.weight.detach().double()
+    sigma = torch.linalg.svdvals(weight)
+    expected = {
+        "cosine": naive_cosine(weight),
+        "mean_vector": float(sum(float(weight[:, j].mean()) ** 2 for j in range(DIM))),
+        "weight_norm": math.sqrt(sum((float(row.norm()) - 2.0) ** 2 for row in weight) + 1e-8),
+        "spectral_normalization": sum((1 - float(s / sigma[0])) ** 2 for s in sigma),
+        "d_optimal": -sum(math.log(float(s)) for s in sigma),
+        "normalized_d_optimal": -sum(math.log(float(s / sigma[0])) for s in sigma),
+    }
+    penalty = TablePenalty(model, norm_target=2.0, **dict.fromkeys(expected, 0.1))
+    terms = {name: float(one) for name, one in penalty.terms().items()}
+    assert terms == pytest.approx(expected, rel=1e-4)
+    assert float(penalty()) == pytest.approx(0.1 * sum(expected.values()), rel=1e-4)
+    penalty().backward()
+    assert model.transformer.wte.weight.grad.any()
+    assert float(TablePenalty(model)()) == 0.0
+
+
+def test_penalties_on_factors(transformers):
+    model = build(transformers)
+    with pytest.raises(ConfigurationError, match="factor_"):
+        TablePenalty(model, spectrum=1.0)
+    table = factor_(model)
+    with torch.no_grad():
+        table.U.mul_(1.5)
+        table.sigma[3] *= 2
+    terms = TablePenalty(model, spectrum=1.0, orthogonality=1.0).terms()
+    u = table.U.detach().double() / table.scale.double()
+    v = table.V.detach().double() / table.v_scale
+    eye = torch.eye(DIM, dtype=torch.float64)
+    defects = sum(float((one.t() @ one - eye).square().sum()) for one in (u, v))
+    assert float(terms["orthogonality"]) == pytest.approx(defects, rel=1e-4)
+    sigma = (table.sigma.detach() * table.scale).double().abs().sort(descending=True).values
+    k = torch.arange(1, DIM + 1, dtype=torch.float64)
+    prior = torch.exp(-0.0005 * k)
+    prior *= float(table.initial_norm) / prior.norm()
+    assert float(terms["spectrum"]) == pytest.approx(
+        float((sigma - prior).square().sum()), rel=1e-4
+    )
+
+
+def test_unknown_and_negative_penalties_are_refused(transformers):
+    model = build(transformers)
+    for wrong in ({"cosine": -1.0}, {"cosinus": 1.0}, {"weight_norm": math.nan}):
+        with pytest.raises(ConfigurationError, match="weights >= 0"):
+            TablePenalty(model, **wrong)
+    plain_(model)  # there is nothing to take off

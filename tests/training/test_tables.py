@@ -1,0 +1,298 @@
+"""Tables on models that exist: every use sees them, and they come off without a trace."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.training import factor_, fused_loss_, mixture_, plain_, weight_norm_
+from tests.training.models import DIM, IDS, LAYOUTS, WORDS, build, inputs
+
+METHODS = {"weight norm": weight_norm_, "factors": factor_}
+KINDS = {"weight norm": WeightNormEmbedding, "factors": SVDEmbedding}
+
+
+def traces(model):
+    """All that a table could leave behind."""
+    parameters = {name: id(one) for name, one in model.named_parameters(remove_duplicate=False)}
+    shared = {
+        name: sorted(k for k, v in parameters.items() if v == i) for name, i in parameters.items()
+    }
+    return (
+        [type(layer) for layer in model.modules()],
+        [sorted(layer.__dict__) for layer in model.modules()],
+        [list(layer._modules) for layer in model.modules()],
+        list(model.state_dict()),
+        [name for name, _ in model.named_parameters()],
+        shared,
+    )
+
+
+def naive(kind, table):
+    """The matrix by its definition, in float64."""
+    if kind == "weight norm":
+        v, g = table.v.detach().double(), table.g.detach().double()
+        return torch.stack([g[k] * v[k] / v[k].norm() for k in range(len(v))])
+    u, sigma, v = (one.detach().double() for one in (table.U, table.sigma, table.V))
+    return u @ torch.diag(sigma) @ (v / table.v_scale).t()
+
+
+@pytest.mark.parametrize("kind", METHODS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_all_uses_see_one_table_and_it_comes_off_again(transformers, layout, kind):
+    model = build(transformers, layout)
+    before, values = traces(model), copy.deepcopy(model.state_dict())
+    expected = model(**inputs(model)).logits.detach()
+    table = METHODS[kind](model)
+    assert isinstance(table, KINDS[kind])
+    uses = [name for name, layer in model.named_modules() if "_used_table" in layer.__dict__]
+    assert uses == LAYOUTS[layout][1]
+    torch.testing.assert_close(model(**inputs(model)).logits, expected, rtol=1e-5, atol=1e-5)
+
+    # One step of an optimiser, on a loss that needs every use.
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model(**inputs(model)).logits.square().mean().backward()
+    assert all(one.grad is not None and one.grad.any() for one in table.parameters())
+    optimizer.step()
+    dense = naive(kind, table)
+    for name in uses:
+        seen = model.get_submodule(name).weight.detach()
+        torch.testing.assert_close(seen.double(), dense, rtol=1e-5, atol=1e-6)
+    trained = model(**inputs(model)).logits.detach()
+    assert (trained - expected).abs().max() > 1e-3
+
+    plain_(model)
+    assert traces(model) == before
+    for name in uses:
+        seen = model.get_submodule(name).weight.detach()
+        torch.testing.assert_close(seen.double(), dense, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model(**inputs(model)).logits, trained, rtol=1e-5, atol=1e-5)
+    assert {name: one.shape for name, one in values.items()} == {
+        name: one.shape for name, one in model.state_dict().items()
+    }
+
+
+@pytest.mark.parametrize("kind", METHODS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_are_those_of_the_definition(transformers, layout, kind):
+    """The chain rule from the plain model's gradient of W, look-ups and softmax together."""
+    plain, model = build(transformers, layout), build(transformers, layout)
+    plain(**inputs(plain)).logits.square().sum().backward()
+    weight = plain.get_output_embeddings().weight
+    table = METHODS[kind](model)
+    model(**inputs(model)).logits.square().sum().backward()
+    found = [one.grad for one in table.parameters()]
+    for one in table.parameters():
+        one.grad = None
+    table.dense().backward(weight.grad)
+    for mine, expected in zip(found, (one.grad for one in table.parameters())):
+        torch.testing.assert_close(
+            mine, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max())
+        )
+
+
+def test_lengths_from_counts_keep_the_directions(transformers):
+    model = build(transformers)
+    directions = nn.functional.normalize(model.lm_head.weight.detach(), dim=1)
+    counts = list(range(WORDS))
+    table = weight_norm_(model, counts, sigma=0.2, init_range=0.3)
+    expected = 0.2 * torch.tensor([max(c, 1) for c in counts]).double().log1p()
+    torch.testing.assert_close(table.norms().double(), expected, rtol=1e-6, atol=1e-6)
+    seen = nn.functional.normalize(model.lm_head.weight.detach(), dim=1)
+    torch.testing.assert_close(seen, directions, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(table.v.norm(dim=1), torch.full((WORDS,), 0.3 * (DIM / 3) ** 0.5))
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_copies_and_files_keep_one_table(transformers, kind):
+    model = build(transformers)
+    METHODS[kind](model)
+    expected = model(**inputs(model)).logits
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(copied(**inputs(model)).logits, expected)
+        table = copied.transformer.wte.table
+        assert copied.lm_head.used_table is table is not model.transformer.wte.table
+        with torch.no_grad():
+            next(table.parameters()).zero_()
+        assert not copied.lm_head.weight.any() and model.lm_head.weight.any()
+        plain_(copied)
+        assert copied.lm_head.weight is copied.transformer.wte.weight
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    other = build(transformers, seed=5)
+    METHODS[kind](other)
+    file.seek(0)
+    other.load_state_dict(torch.load(file))
+    assert torch.equal(other(**inputs(model)).logits, expected)
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_the_final_save_is_a_plain_model(transformers, kind, tmp_path):
+    model = build(transformers)
+    METHODS[kind](model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    model(**inputs(model)).logits.square().mean().backward()
+    optimizer.step()
+    model.eval()
+    expected = model(**inputs(model)).logits
+    plain_(model)
+    model.save_pretrained(tmp_path)
+    loaded, report = transformers.GPT2LMHeadModel.from_pretrained(
+        tmp_path, output_loading_info=True
+    )
+    assert not any(map(len, report.values()))
+    found = loaded(**inputs(loaded)).logits
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", METHODS)
+def test_ways_of_training(transformers, kind):
+    model = build(transformers)
+    METHODS[kind](model)
+    plain = build(transformers)
+    loss = model(input_ids=IDS, labels=IDS).loss
+    loss.backward()
+    expected = {name: one.grad.clone() for name, one in model.named_parameters()}
+    compiled = torch.compile(model, backend="aot_eager")
+    compute = {
+        "compiled": lambda: compiled(input_ids=IDS, labels=IDS).loss,
+        "checkpointed": lambda: model(input_ids=IDS, labels=IDS).loss,
+    }
+    for way, run in compute.items():
+        if way == "checkpointed":
+            model.gradient_checkpointing_enable()
+        model.zero_grad()
+        found = run()
+        found.backward()
+        torch.testing.assert_close(found, loss, rtol=1e-5, atol=1e-5)
+        for name, one in model.named_parameters():
+            torch.testing.assert_close(one.grad, expected[name], rtol=1e-3, atol=1e-5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = [one(input_ids=IDS, labels=IDS).loss for one in (model, plain)]
+    torch.testing.assert_close(*mixed, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_on_the_device_meta(transformers, kind):
+    source = build(transformers)
+    METHODS[kind](source)
+    with torch.device("meta"):
+        model = build(transformers)
+        METHODS[kind](model)
+    assert all(one.is_meta for one in model.parameters())
+    model.to_empty(device="cpu")
+    model.load_state_dict(source.state_dict())
+    with pytest.raises(UnsupportedError, match="meta"), torch.device("meta"):
+        weight_norm_(build(transformers), [2.0] * WORDS)
+    # Buffers that no checkpoint holds are a matter of transformers; the table has its own.
+    assert torch.equal(model.lm_head.weight, source.lm_head.weight)
+
+
+def test_a_layer_alone_and_a_table_that_is_shared_outside_it():
+    layer = nn.Embedding(30, 4)
+    tokens = torch.arange(30)
+    expected = layer(tokens).detach()
+    table = weight_norm_(layer)
+    torch.testing.assert_close(layer(tokens), expected)
+    assert layer.table is table
+    plain_(layer)
+    assert type(layer) is nn.Embedding
+    output = nn.Linear(4, 30, bias=False)
+    output.weight = layer.weight
+    for one in (layer, output):
+        with pytest.raises(ConfigurationError, match="whole model"):
+            weight_norm_(one)
+    both = nn.ModuleDict({"look_up": layer, "lm_head": output})
+    factor_(both)
+    with pytest.raises(ConfigurationError, match="whole model"):
+        plain_(layer)
+    plain_(both)
+    assert layer.weight is output.weight
+
+
+def test_padding_has_no_gradient_from_look_ups_alone():
+    layer = nn.Embedding(30, 4, padding_idx=3)
+    plain = copy.deepcopy(layer)
+    tokens = torch.tensor([3, 3, 5])
+    table = weight_norm_(layer)
+    assert table.excluded_rows.tolist() == [3]
+    layer(tokens).sum().backward()
+    assert not table.v.grad[3].any() and not table.g.grad[3].any() and table.g.grad[5] != 0
+    plain(tokens).sum().backward()
+    assert not plain.weight.grad[3].any()
+    table.dense().sum().backward()  # as the softmax does, in which padding is a word
+    assert table.g.grad[3] != 0
+
+
+REFUSED = {
+    "an optimiser that has it": lambda t, m: (m, torch.optim.SGD(m.parameters(), lr=1.0)),
+    "wrapped": lambda t, m: (nn.DataParallel(m), None),
+    "of 16 bits": lambda t, m: (m.bfloat16(), None),
+    "frozen": lambda t, m: (m.requires_grad_(False), None),
+    "put on twice": lambda t, m: (m, weight_norm_(m)),
+    "sparse": lambda t, m: (nn.Embedding(30, 4, sparse=True), None),
+    "renormalised": lambda t, m: (nn.Embedding(30, 4, max_norm=1.0), None),
+    "parametrized": lambda t, m: (nn.utils.parametrizations.weight_norm(nn.Linear(4, 30)), None),
+    "without a table": lambda t, m: (nn.GRU(4, 4), None),
+    "a raw parameter": lambda t, m: (_raw(m), None),
+}
+
+
+def _raw(model):
+    model.other = nn.Module()
+    model.other.shared = model.lm_head.weight
+    return model
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_work_is_refused_before_anything_changes(transformers, what):
+    model, kept = REFUSED[what](transformers, build(transformers))
+    before = traces(model)
+    for method in METHODS.values():
+        with pytest.raises((ConfigurationError, UnsupportedError), match="expected .*; found"):
+            method(model)
+    assert traces(model) == before
+    del kept
+
+
+def test_what_would_break_the_tie_is_refused(transformers):
+    model = build(transformers)
+    table = weight_norm_(model)
+    for change in (
+        lambda: model.resize_token_embeddings(WORDS + 5),
+        lambda: setattr(model.lm_head, "weight", nn.Parameter(torch.zeros(WORDS, DIM))),
+        lambda: setattr(model.transformer.wte, "num_embeddings", 5),
+    ):
+        with pytest.raises(UnsupportedError, match=r"plain_\(model\)"):
+            change()
+    assert model.lm_head.used_table is table
+
+
+def test_fewer_words_than_dimensions_have_no_factors():
+    with pytest.raises(ConfigurationError, match="N >= d"):
+        factor_(nn.Embedding(3, 8))
+
+
+def test_a_mixture_has_no_plain_form(transformers):
+    model = build(transformers)
+    mixture_(model, 2)
+    with pytest.raises(UnsupportedError, match="mixture"):
+        plain_(model)
+
+
+def test_a_table_and_a_fused_loss_come_off_in_one_call(transformers):
+    for first, second in ((weight_norm_, fused_loss_), (fused_loss_, weight_norm_)):
+        model = build(transformers)
+        before = traces(model)
+        first(model)
+        second(model)
+        model(**inputs(model)).logits.features.sum().backward()
+        assert model.transformer.wte.table.g.grad is not None
+        plain_(model)
+        assert traces(model) == before
