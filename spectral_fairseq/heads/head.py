@@ -229,7 +229,7 @@ class SigSoftmaxHead(SoftmaxHead):
     kind = "sigsoftmax"
     summary = "one sigsoftmax"
     adversarial = False
-    cross_entropy = staticmethod(sigsoftmax_cross_entropy)
+    cross_entropy = staticmethod(sigsoftmax_cross_entropy)  # type: ignore[assignment]
     own_loss = True  # so that no loss for linear scores is taken
 
     def forward(self, features: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.training.models import IDS, build
+
 ROOT = Path(__file__).parents[2]
 MARK = "<!-- not run: tests/training/test_documents.py runs it -->\n"
 BLOCK = re.compile(re.escape(MARK) + r"```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -22,7 +24,23 @@ def test_a_program_runs_as_it_stands(name, index, text, transformers, tmp_path, 
     for package in ("accelerate", *(["lightning"] if "lightning" in text else [])):
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
-    exec(compile(text, f"{name}, block {index}", "exec"), {"__name__": "__main__"})
+    names = {"__name__": "__main__"}
+    trainer = None
+    if " = Trainer(" not in text:  # lines for the script of a user, who has a trainer
+        trainer = names["trainer"] = users_trainer(transformers)
+    exec(compile(text, f"{name}, block {index}", "exec"), names)
+    if trainer is not None:
+        trainer.train()
+        (control,) = [
+            one.control for one in trainer.callback_handler.callbacks if hasattr(one, "control")
+        ]
+        assert control.updates == trainer.state.global_step == 4
+
+
+def users_trainer(transformers):
+    arguments = transformers.TrainingArguments("out", max_steps=4, report_to=[], use_cpu=True)
+    data = [{"input_ids": IDS[0], "labels": IDS[0]}] * 16
+    return transformers.Trainer(build(transformers), arguments, train_dataset=data)
 
 
 def test_both_frameworks_are_there():
