@@ -43,7 +43,7 @@ setup(
         "export": ["ctranslate2", "sacremoses", "safetensors", "transformers"],
         "examples": ["sentencepiece", "matplotlib", "filelock"],
         "test": [
-            *("pytest", "pytest-xdist", "filelock", "jsonschema"),
+            *("pytest", "pytest-xdist", "filelock"),
             *("sentencepiece", "matplotlib", "ctranslate2", "build", "sacremoses"),
             *("pandas", "safetensors", "transformers", "ipykernel", "nbclient"),
         ],

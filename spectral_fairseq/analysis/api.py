@@ -171,7 +171,7 @@ class Report:
             result["signature"] += f"|nbest:{Path(nbest['file']).name}:{nbest['signature']}"
 
     def to_dict(self) -> Dict[str, Any]:
-        """The document that ``--format json`` prints; its schema is ``analysis/schema.py``."""
+        """The document that ``--format json`` prints."""
         return document(self.command, self.analysed, self.options, self.methods)
 
     def scalars(self) -> Dict[str, float]:

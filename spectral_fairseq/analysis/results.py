@@ -228,7 +228,7 @@ def document(
     options: Options,
     methods: Optional[Sequence[str]] = None,
 ) -> Dict[str, Any]:
-    """Return the document, whose JSON schema is :mod:`analysis.schema`.
+    """Return the document: versions, options, and one entry for each checkpoint.
 
     Args:
         command: ``analyze`` or ``compare``.

