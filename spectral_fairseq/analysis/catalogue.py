@@ -213,25 +213,6 @@ GROUPS: Dict[str, List[Measure]] = {
             lambda t: t.isotropy.means.get("i2_centred"),
             better="low",
         ),
-        Measure(
-            "hubness",
-            "hubness",
-            "hubness",
-            "skewness of the number of words that have a word among their 10 nearest neighbours by "
-            "cosine (Radovanovic et al. 2010), among the sampled words",
-            lambda t: t.hubness,
-            random=lambda t: t.random_hubness,
-            better="low",
-        ),
-        Measure(
-            "hubness_centred",
-            "hubness, centred",
-            "hubness, centred",
-            "the same after the mean of all rows is subtracted",
-            lambda t: t.centred_hubness,
-            random=lambda t: t.random_hubness,
-            better="low",
-        ),
     ],
     "Cosines": [
         Measure(
@@ -575,14 +556,6 @@ GROUPS: Dict[str, List[Measure]] = {
             lambda t: _aligned(t, "procrustes"),
             random=lambda t: random_procrustes(t.count, t.dim, t.counterpart_dim),
         ),
-        Measure(
-            "input_output_cosine",
-            "mean cosine of a word's two vectors",
-            "cosine, input and output",
-            "in the same coordinates, mean rows subtracted",
-            lambda t: _aligned(t, "cosine"),
-            random=0.0,
-        ),
     ],
     "Distance from the first checkpoint": [
         Measure(
@@ -685,15 +658,6 @@ GROUPS: Dict[str, List[Measure]] = {
             "words that follow some of these contexts, but have the highest score for none",
             None,
             digits=7,
-        ),
-        Measure(
-            "gradient_lost",
-            "share of the logits' gradient that is lost",
-            "lost gradient",
-            "1 - ||P g||^2 / ||g||^2, with g the gradient of the cross-entropy by the logits and P "
-            "the projector on the column space of W, which is all that the hidden state "
-            "receives (after Godey and Artzi 2026)",
-            None,
         ),
         Measure(
             "hidden_mean_cosine",

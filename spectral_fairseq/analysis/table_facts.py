@@ -18,7 +18,6 @@ from spectral_fairseq.functional.cosines import (
     histogram_quantiles,
     mean_cosine,
     mean_cosines,
-    paired_cosine,
     positive_share,
 )
 from spectral_fairseq.functional.isotropy import (
@@ -26,7 +25,6 @@ from spectral_fairseq.functional.isotropy import (
     RowMoments,
     centred_log_partition,
     covariance_from_gram,
-    hubness,
     is_worth_sampling,
     isotropy_i1,
     isotropy_i2,
@@ -128,12 +126,10 @@ class Alignment(NamedTuple):
     Attributes:
         cka: linear CKA.
         procrustes: residual of the best rotation and scale.
-        cosine: mean cosine of a word's two vectors; None for tables of different widths.
     """
 
     cka: float
     procrustes: float
-    cosine: Optional[float]
 
 
 class TableFacts:
@@ -319,22 +315,6 @@ class TableFacts:
         return wide - self.mean.to(wide.dtype)
 
     @cached_property
-    def hubness(self) -> float:
-        """Skewness of the k-occurrences among the sampled words."""
-        return hubness(self.cosine_sample)
-
-    @cached_property
-    def centred_hubness(self) -> float:
-        """The same after the mean of all rows is subtracted."""
-        return hubness(self._centred_sample)
-
-    @cached_property
-    def random_hubness(self) -> float:
-        """The same of as many random vectors."""
-        generator = torch.Generator().manual_seed(self.options.seed)
-        return hubness(torch.randn(self.cosine_sample.shape, generator=generator))
-
-    @cached_property
     def untrained(self) -> Tensor:
         """Rows of ``weight`` that look never trained, ascending; ``untrained_rows.py`` says how."""
         return untrained_rows(self.weight, self.norms)
@@ -426,8 +406,7 @@ def align(other: Tensor, weight: Tensor) -> Alignment:
         weight: shape (N, d).
     """
     products = centred_products(other, weight)
-    cosine = paired_cosine(other, weight) if other.shape == weight.shape else None
-    return Alignment(linear_cka(products), procrustes_residual(products), cosine)
+    return Alignment(linear_cka(products), procrustes_residual(products))
 
 
 def _mean(weight: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
 """Measures of a model's predictions and hidden states on data.
 
 The measures are defined in :mod:`functional.measures`: rank and spectrum of log P, pairwise KL,
-words that are never predicted, the lost share of the logits' gradient, and the geometry of the
-hidden states. Here fairseq builds and runs the model, and what it computes is passed on block by
-block.
+words that are never predicted, and the geometry of the hidden states. Here fairseq builds and runs
+the model, and what it computes is passed on block by block.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.predictions import (
     ArgmaxWords,
     ExpectedPairwiseKL,
-    GradientBottleneck,
     StateStatistics,
     hull_probability,
     separate,
@@ -32,10 +30,9 @@ from spectral_fairseq.functional.predictions import (
 from spectral_fairseq.functional.products import sample_rows
 from spectral_fairseq.functional.ranks import cumulative_share, empirical_rank, roundoff_threshold
 from spectral_fairseq.functional.spectra import BlockwiseSpectrum
-from spectral_fairseq.heads import Head, SoftmaxHead
 from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.lm.evaluation import ContiguousStreams
-from spectral_fairseq.plugin.models.output_table import decoder_of, head_of, output_table
+from spectral_fairseq.plugin.models.output_table import decoder_of
 from spectral_fairseq.plugin.models.tables import uncounted_rows
 from spectral_fairseq.plugin.tasks.corpus import Corpus
 
@@ -83,14 +80,12 @@ class Predictions:
         tokens: an upper bound of the number of rows to come.
         blocks: of these rows.
         no_words: rows of the dictionary that stand for no word, shape (m,).
-        weight: W, shape (n, d), of a model whose output layer is one linear one; else None.
     """
 
     words: int
     tokens: int
     blocks: Iterator[Rows]
     no_words: Tensor
-    weight: Optional[Tensor]
 
 
 def spectrum_bytes(tokens: int, words: int) -> int:
@@ -130,16 +125,12 @@ def measure_outputs(
     spectrum = BlockwiseSpectrum(predictions.tokens, predictions.words)
     divergence = ExpectedPairwiseKL(predictions.words)
     predicted = ArgmaxWords(predictions.words, predictions.no_words)
-    weight = predictions.weight
-    bottleneck = None if weight is None else GradientBottleneck(weight)
     hidden = HiddenStates(predictions.tokens)
     for block in predictions.blocks:
         spectrum.add(block.log_probabilities)
         divergence.add(block.log_probabilities)
         predicted.add(block.log_probabilities, block.targets)
         hidden.add(block.states)
-        if bottleneck is not None:
-            bottleneck.add(block.log_probabilities, block.targets)
         progress(len(block.targets))
     sigma = spectrum.singular_values()
     size = (spectrum.rows, spectrum.columns)
@@ -148,7 +139,6 @@ def measure_outputs(
         "expected_pairwise_kl": divergence.value(),
         "never_predicted": float(predicted.never()),
         "missed_targets": float(predicted.missed_targets()),
-        "gradient_lost": None if bottleneck is None else bottleneck.lost(),
     }
     of_states, hull = hidden.measures()
     measures.update(of_states)
@@ -295,19 +285,7 @@ def predict(
         tokens,
         _blocks(rows, tokens, words),
         torch.tensor(uncounted_rows(task.target_dictionary)),
-        _linear_output(model, words),
     )
-
-
-def _linear_output(model: Any, words: int) -> Optional[Tensor]:
-    """W of a softmax over one linear layer; None for every other output layer."""
-    head = head_of(model)
-    if isinstance(head, Head) and type(head) is not SoftmaxHead:  # sigsoftmax is a subclass
-        return None
-    try:
-        return output_table(model, words).detach()
-    except ConfigurationError:
-        return None
 
 
 def _blocks(rows: Iterator[Rows], tokens: int, words: int) -> Iterator[Rows]:

@@ -21,7 +21,6 @@ from spectral_fairseq.functional.cosines import (
     mean_cosine,
     mean_cosines,
     nearest_neighbours,
-    paired_cosine,
     positive_share,
 )
 from spectral_fairseq.functional.dropout import locked_dropout, word_dropout
@@ -30,7 +29,6 @@ from spectral_fairseq.functional.isotropy import (
     RowMoments,
     centred_log_partition,
     covariance_from_gram,
-    hubness,
     isoscore,
     isotropy_i1,
     isotropy_i2,
@@ -49,7 +47,6 @@ from spectral_fairseq.functional.mixture_loss import (
 from spectral_fairseq.functional.predictions import (
     ArgmaxWords,
     ExpectedPairwiseKL,
-    GradientBottleneck,
     StateStatistics,
     hull_probability,
     separate,
@@ -139,7 +136,6 @@ __all__ = [
     "BlockwiseSpectrum",
     "DynamicRates",
     "ExpectedPairwiseKL",
-    "GradientBottleneck",
     "NARROW_ROW_NORM",
     "PRIORS",
     "RowMoments",
@@ -174,7 +170,6 @@ __all__ = [
     "frobenius_defect",
     "gram",
     "histogram_quantiles",
-    "hubness",
     "hull_probability",
     "identity_residual",
     "interpolate",
@@ -198,7 +193,6 @@ __all__ = [
     "nearest_neighbours",
     "normalized_d_optimal_penalty",
     "orthogonality_penalty",
-    "paired_cosine",
     "pearson",
     "plan_change",
     "positive_share",

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from spectral_fairseq.errors import DataError
 from spectral_fairseq.functional.products import (
-    BLOCK_ROWS,
     SMALLEST_NORM,
     cached_rows,
     checked_table,
@@ -182,44 +181,6 @@ def positive_share(edges: Sequence[float], counts: Sequence[int]) -> float:
         counts: one for each bin, not all zero.
     """
     return sum(count for edge, count in zip(edges, counts) if edge > -1e-9) / sum(counts)
-
-
-# The mean cosine between the two vectors that a word has in two tables, such as input and output.
-#
-#     1/N sum_i <a_i - mean(a), b_i - mean(b)> / (||a_i - mean(a)|| ||b_i - mean(b)||)
-#
-# It is 0 for tables that have nothing to do with each other, 1 for tied ones, and depends on the
-# coordinates, unlike the measures of ``table_drift.py``.
-
-
-@torch.no_grad()
-def paired_cosine(left: Tensor, right: Tensor, *, block_rows: int = BLOCK_ROWS) -> float:
-    """Return the mean over the rows; the cosine of a zero row is taken as 0.
-
-    Args:
-        left: a, shape (N, d).
-        right: b, shape (N, d).
-        block_rows: rows that are converted at a time.
-
-    Raises:
-        DataError: different shapes.
-    """
-    left, right = checked_table(left), checked_table(right)
-    if left.shape != right.shape:
-        raise DataError(
-            "two tables of one shape",
-            f"{tuple(left.shape)}, {tuple(right.shape)}",
-            "Choose others.",
-        )
-    means = [
-        sum(block.double().sum(0) for block in table.split(block_rows)) / len(table)
-        for table in (left, right)
-    ]
-    total = 0.0
-    for one, other in zip(left.split(block_rows), right.split(block_rows)):
-        units = [unit_rows(b.double() - m) for b, m in zip((one, other), means)]
-        total += float((units[0] * units[1]).sum())
-    return total / len(left)
 
 
 # Nearest neighbours of words by cosine.

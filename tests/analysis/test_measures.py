@@ -144,7 +144,7 @@ def test_every_measure_is_in_the_catalogue(tmp_path):
     found = measure_table(table, Options(), words, prior).measures
     elsewhere = {m.key for m in ALL if m.compute is None}
     assert set(found) == {m.key for m in ALL} - elsewhere
-    assert {"bleu_4_recall", "gradient_lost", "drift_cka"} < elsewhere and len(elsewhere) < 22
+    assert {"bleu_4_recall", "drift_cka"} < elsewhere and len(elsewhere) < 22
     assert len({m.key for m in ALL}) == len(ALL)
     assert found["stored_sigma_error"] < 1e-4 and found["prior_error"] > 0.01
 
@@ -156,7 +156,7 @@ def test_centred_measures_are_those_of_the_centred_table(options):
     sample = rows[sample_rows(80, 50, 1)] if options else rows
     centred = measured(rows - rows.mean(0)).measures
     isotropy = measured(sample - sample.mean(0)).measures
-    of_same = ("mean_cosine", "positive_cosines", "effective_rank", "stable_rank", "hubness")
+    of_same = ("mean_cosine", "positive_cosines", "effective_rank", "stable_rank")
     for key in (*of_same, "share_of_first", "sigma_over_edge"):
         assert found[f"{key}_centred"] == pytest.approx(centred[key], rel=1e-6, abs=1e-9), key
     for key in ("i1", "i2"):
@@ -172,13 +172,13 @@ def test_a_random_table_measures_what_is_expected_of_one(tmp_path):
     table = extract_table(entries(with_padding(3 * torch.randn(n, d))), "x.pt")
     found = measure_table(table, Options(), words, counterpart=table_of(torch.randn(n, d)))
     random = found.details["random"]
-    slack = {"effective_rank": 0.01, "positive_cosines": 0.01, "isoscore": 0.02, "hubness": 0.5}
+    slack = {"effective_rank": 0.01, "positive_cosines": 0.01, "isoscore": 0.02}
     for key, expected in random.items():
         if key in found.measures:
             rel = slack.get(key.replace("_centred", ""), 0.1)
             loose = 1.0 if key == "above_edge_centred" else 0.03
             assert found.measures[key] == pytest.approx(expected, rel=rel, abs=loose), key
-    assert len(random) > 30
+    assert len(random) > 25
 
 
 def test_frequency_groups(tmp_path):
@@ -226,11 +226,8 @@ def test_input_against_output_table():
     ).measures
     assert found["input_output_cka"] == pytest.approx(1, abs=1e-5)
     assert found["input_output_procrustes"] == pytest.approx(0, abs=2e-3)
-    assert abs(found["input_output_cosine"]) < 0.9
-    same = measure_table(table_of(rows), Options(), counterpart=table_of(rows)).measures
-    assert same["input_output_cosine"] == pytest.approx(1)
     narrow = measure_table(table_of(rows), Options(), counterpart=table_of(rows[:, :4])).measures
-    assert narrow["input_output_cosine"] is None and 0 < narrow["input_output_cka"] < 1
+    assert 0 < narrow["input_output_cka"] < 1
     assert measured(rows).measures["input_output_cka"] is None
 
 
