@@ -1,8 +1,7 @@
 """Every measure of a report: its key, title, unit, meaning, which direction is good, its source.
 
-Tables in text, LaTeX and HTML, the JSON schema and the measuring itself all follow from this list,
-so a new measure is a function in :mod:`spectral_fairseq.functional.measures`, an entry here, and a
-test.
+Tables in text and HTML and the measuring itself follow from this list, so a new measure is a
+function in :mod:`spectral_fairseq.functional`, an entry here, and a test.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ class Measure:
     Attributes:
         key: in ``measures`` of the JSON.
         title: for readers.
-        latex: the title in LaTeX.
         meaning: definition, convention and range.
         compute: the value for one table, None where it does not apply; None for a measure of
             predictions or translations, which :mod:`tools` adds under this key.
@@ -48,7 +46,6 @@ class Measure:
 
     key: str
     title: str
-    latex: str
     meaning: str
     compute: Optional[Callable[[TableFacts], Optional[float]]]
     random: Union[float, Callable[[TableFacts], Optional[float]], None] = None
@@ -99,7 +96,6 @@ def _group_measures(group: str) -> List[Measure]:
         Measure(
             f"mean_cosine_{group}",
             f"mean cosine, {group} words",
-            f"mean cosine, {group}",
             f"mean over all pairs of {which}",
             lambda t: _of_group(t, group, "mean_cosine"),
             random=0.0,
@@ -108,7 +104,6 @@ def _group_measures(group: str) -> List[Measure]:
         Measure(
             f"mean_cosine_{group}_centred",
             f"mean cosine, {group} words, centred",
-            f"mean cosine, {group}, centred",
             f"mean over all pairs of {which}, after the mean of all rows is subtracted",
             lambda t: _of_group(t, group, "centred_mean_cosine"),
             random=0.0,
@@ -117,14 +112,12 @@ def _group_measures(group: str) -> List[Measure]:
         Measure(
             f"norm_mean_{group}",
             f"row norm, {group} words",
-            f"$\\|w\\|$, {group}",
             f"mean of ||w_i|| over {which}",
             lambda t: _of_group(t, group, "norm"),
         ),
         Measure(
             f"mean_share_{group}",
             f"norm of the mean vector, {group} words",
-            f"$\\|\\bar w\\|$, relative, {group}",
             f"norm of the mean of {which}, divided by the root mean square of their norms",
             lambda t: _of_group(t, group, "mean_share"),
             random=lambda t: random_mean_share(max(t.count // len(FREQUENCIES), 1)),
@@ -138,7 +131,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "i1",
             "I1",
-            "$I_1$",
             "min Z(a) / max Z(a), where Z(a) = sum_i exp(<w_i, a>) and a runs over both "
             "signs of every eigenvector of W'W, at W's own scale; 1 is isotropic",
             lambda t: t.isotropy.means["i1"],
@@ -147,7 +139,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "i2",
             "I2",
-            "$I_2$",
             "standard deviation of Z(a) / mean of Z(a), over the same directions; 0 is isotropic",
             lambda t: t.isotropy.means["i2"],
             better="low",
@@ -155,7 +146,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "i1_one_sign",
             "I1, one sign",
-            "$I_1$, one sign",
             "I1 over one direction for each eigenvector, the one along the mean of the rows",
             lambda t: t.isotropy.means["i1_one_sign"],
             better="high",
@@ -163,7 +153,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "i2_one_sign",
             "I2, one sign",
-            "$I_2$, one sign",
             "I2 over one direction for each eigenvector, the one along the mean of the rows",
             lambda t: t.isotropy.means["i2_one_sign"],
             better="low",
@@ -171,7 +160,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "i1_unit_scale",
             "I1, unit scale",
-            "$I_1$, unit scale",
             "I1 of W divided by the root mean square of its row norms, which makes tables"
             " of different scale comparable",
             lambda t: t.isotropy.means["i1_unit_scale"],
@@ -181,14 +169,12 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "i2_unit_scale",
             "I2, unit scale",
-            "$I_2$, unit scale",
             "I2 of W divided by the root mean square of its row norms",
             lambda t: t.isotropy.means["i2_unit_scale"],
             better="low",
         ),
         Measure(
             "isoscore",
-            "IsoScore",
             "IsoScore",
             "uniformity of the eigenvalues of the covariance (Rudman et al. 2022), mean "
             "subtracted; 1 is isotropic, 0 a line",
@@ -199,7 +185,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "i1_centred",
             "I1, centred",
-            "$I_1$, centred",
             "I1 of W minus its mean row, at unit scale, over the eigenvectors of that matrix",
             lambda t: t.isotropy.means.get("i1_centred"),
             random=lambda t: _random_i1(t.random_sigma),
@@ -208,7 +193,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "i2_centred",
             "I2, centred",
-            "$I_2$, centred",
             "I2 of the same matrix",
             lambda t: t.isotropy.means.get("i2_centred"),
             better="low",
@@ -217,7 +201,6 @@ GROUPS: Dict[str, List[Measure]] = {
     "Cosines": [
         Measure(
             "mean_cosine",
-            "mean cosine",
             "mean cosine",
             "mean over all pairs of different words, exact; 0 if the words share no "
             "direction, 1 if they all point the same way",
@@ -229,7 +212,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "mean_cosine_centred",
             "mean cosine, centred",
-            "mean cosine, centred",
             "the same after the mean of all rows is subtracted, which changes no probability if W "
             "is an output table",
             lambda t: t.centred_mean_cosine,
@@ -239,7 +221,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "positive_cosines",
             "share of cosines that are not negative",
-            "cosines $\\geq 0$",
             "over the pairs of the sampled words; nearly 1 in a degenerate table (Gao et al. 2019)",
             lambda t: t.cosines.positive,
             random=0.5,
@@ -248,7 +229,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "positive_cosines_centred",
             "share of cosines that are not negative, centred",
-            "cosines $\\geq 0$, centred",
             "the same after the mean of all rows is subtracted",
             lambda t: t.centred_cosines.positive,
             random=0.5,
@@ -256,7 +236,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "cosine_std",
             "cosine, standard deviation",
-            "cosine, std.",
             "standard deviation over the pairs of the sampled words",
             lambda t: t.cosines.std,
             random=lambda t: t.dim**-0.5,
@@ -264,13 +243,11 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "cosine_p05",
             "cosine, 5th percentile",
-            "cosine, 5\\,\\%",
             "5th percentile over the pairs of the sampled words",
             lambda t: t.cosines.quantiles(0.05)[0],
         ),
         Measure(
             "cosine_p50",
-            "cosine, median",
             "cosine, median",
             "median over the pairs of the sampled words",
             lambda t: t.cosines.quantiles(0.5)[0],
@@ -278,14 +255,12 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "cosine_p95",
             "cosine, 95th percentile",
-            "cosine, 95\\,\\%",
             "95th percentile over the pairs of the sampled words",
             lambda t: t.cosines.quantiles(0.95)[0],
         ),
         Measure(
             "mean_share",
             "norm of the mean vector",
-            "$\\|\\bar w\\|$, relative",
             "norm of the mean of all rows, divided by the root mean square of the row norms; 0 to "
             "1. A vector added to all rows of an output table changes no probability",
             lambda t: float(t.mean.norm()) / t.rms_norm,
@@ -298,7 +273,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "sigma_max",
             "sigma_1",
-            "$\\sigma_1$",
             "largest singular value of W",
             lambda t: float(t.sigma[0]),
             random=lambda t: t.edge,
@@ -306,7 +280,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "sigma_2",
             "sigma_2",
-            "$\\sigma_2$",
             "second largest singular value of W",
             lambda t: float(t.sigma[1]) if t.dim > 1 else 0.0,
             random=lambda t: float(t.random_sigma[1]) if t.dim > 1 else 0.0,
@@ -314,7 +287,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "sigma_median",
             "sigma, median",
-            "$\\sigma$, median",
             "median singular value of W (the lower of the two middle ones)",
             lambda t: float(t.sigma.median()),
             random=lambda t: float(t.random_sigma.median()),
@@ -322,7 +294,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "sigma_min",
             "sigma_d",
-            "$\\sigma_d$",
             "smallest singular value of W; 0 if it cannot be told from roundoff",
             lambda t: float(t.sigma[-1]),
             random=lambda t: float(t.random_sigma[-1]),
@@ -330,14 +301,12 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "frobenius_norm",
             "Frobenius norm",
-            "$\\|W\\|_F$",
             "sqrt(sum_k sigma_k^2)",
             lambda t: float(t.sigma.norm()),
         ),
         Measure(
             "share_of_first",
             "share of sigma_1",
-            "$\\sigma_1/\\sum\\sigma_k$",
             "sigma_1 / sum_k sigma_k; 1/d for a flat spectrum",
             lambda t: share_of_first(t.sigma),
             random=lambda t: share_of_first(t.random_sigma),
@@ -345,7 +314,6 @@ GROUPS: Dict[str, List[Measure]] = {
         ),
         Measure(
             "effective_rank",
-            "effective rank",
             "effective rank",
             "exp of the entropy of sigma_k / sum sigma (Roy and Vetterli 2007), between 1 and d",
             lambda t: effective_rank(t.sigma),
@@ -355,7 +323,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "stable_rank",
             "stable rank",
-            "stable rank",
             "sum_k sigma_k^2 / sigma_1^2, between 1 and d",
             lambda t: stable_rank(t.sigma),
             random=lambda t: stable_rank(t.random_sigma),
@@ -364,7 +331,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "sigma_over_edge",
             "sigma_1 over the random edge",
-            "$\\sigma_1$ / edge",
             "sigma_1 divided by the Marchenko-Pastur edge, the largest singular value of a random "
             "table of this shape and root mean square row norm",
             lambda t: float(t.sigma[0]) / t.edge,
@@ -374,7 +340,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "sigma_over_edge_centred",
             "sigma_1 over the random edge, centred",
-            "$\\sigma_1$ / edge, centred",
             "largest singular value of W minus its mean row, divided by the Marchenko-Pastur edge, "
             "that of a random table of this shape and row length",
             lambda t: float(t.centred_sigma[0]) / t.centred_edge if t.centred_edge > 0 else None,
@@ -385,7 +350,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "above_edge_centred",
             "singular values above the edge, centred",
-            "$\\sigma_k$ > edge, centred",
             "number of singular values of W minus its mean row above the Marchenko-Pastur edge: "
             "directions that stand out of noise",
             lambda t: float((t.centred_sigma > t.centred_edge).sum()),
@@ -394,7 +358,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "share_of_first_centred",
             "share of sigma_1, centred",
-            "$\\sigma_1/\\sum\\sigma_k$, centred",
             "share of sigma_1 of W minus its mean row",
             lambda t: share_of_first(t.centred_sigma),
             random=lambda t: share_of_first(t.random_sigma),
@@ -402,7 +365,6 @@ GROUPS: Dict[str, List[Measure]] = {
         ),
         Measure(
             "effective_rank_centred",
-            "effective rank, centred",
             "effective rank, centred",
             "effective rank (Roy and Vetterli 2007) of W minus its mean row: over how many of the "
             "d directions its singular values are spread",
@@ -414,7 +376,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "stable_rank_centred",
             "stable rank, centred",
-            "stable rank, centred",
             "stable rank of W minus its mean row",
             lambda t: stable_rank(t.centred_sigma),
             random=lambda t: stable_rank(t.random_sigma),
@@ -425,28 +386,24 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "exponential_c1",
             "exponential, c1",
-            "exp., $c_1$",
             "c1 of c1 exp(-c2 k^gamma), fitted to sigma_k by least squares",
             lambda t: _fitted(t, "exponential", "c1"),
         ),
         Measure(
             "exponential_c2",
             "exponential, c2",
-            "exp., $c_2$",
             "c2 of that fit",
             lambda t: _fitted(t, "exponential", "c2"),
         ),
         Measure(
             "exponential_gamma",
             "exponential, gamma",
-            "exp., $\\gamma$",
             "gamma of that fit; 0.1 is its lower bound, where a spectrum decays polynomially",
             lambda t: _fitted(t, "exponential", "gamma"),
         ),
         Measure(
             "exponential_error",
             "exponential, relative error",
-            "exp., rel.\\ error",
             "||sigma - fit|| / ||sigma||",
             lambda t: _fitted(t, "exponential", "relative_error"),
             better="low",
@@ -454,21 +411,18 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "polynomial_c1",
             "polynomial, c1",
-            "pol., $c_1$",
             "c1 of c1 k^-gamma, fitted to sigma_k by least squares",
             lambda t: _fitted(t, "polynomial", "c1"),
         ),
         Measure(
             "polynomial_gamma",
             "polynomial, gamma",
-            "pol., $\\gamma$",
             "gamma of that fit",
             lambda t: _fitted(t, "polynomial", "gamma"),
         ),
         Measure(
             "polynomial_error",
             "polynomial, relative error",
-            "pol., rel.\\ error",
             "||sigma - fit|| / ||sigma||",
             lambda t: _fitted(t, "polynomial", "relative_error"),
             better="low",
@@ -478,35 +432,30 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "norm_mean",
             "row norm, mean",
-            "$\\|w\\|$, mean",
             "mean of ||w_i||",
             lambda t: float(t.norms.mean()),
         ),
         Measure(
             "norm_std",
             "row norm, standard deviation",
-            "$\\|w\\|$, std.",
             "standard deviation of ||w_i||",
             lambda t: float(t.norms.std(unbiased=False)),
         ),
         Measure(
             "norm_min",
             "row norm, smallest",
-            "$\\|w\\|$, min",
             "smallest ||w_i||",
             lambda t: float(t.norms.min()),
         ),
         Measure(
             "norm_max",
             "row norm, largest",
-            "$\\|w\\|$, max",
             "largest ||w_i||",
             lambda t: float(t.norms.max()),
         ),
         Measure(
             "norm_count_pearson",
             "norm and log count, Pearson",
-            "norm/log count, $r$",
             "Pearson correlation of ||w_i|| with the smoothed log count of word i in the "
             "dictionary",
             lambda t: _with_counts(t, pearson),
@@ -514,21 +463,18 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "norm_count_spearman",
             "norm and log count, Spearman",
-            "norm/log count, $\\rho$",
             "Spearman correlation of the same two",
             lambda t: _with_counts(t, spearman),
         ),
         Measure(
             "norm_count_slope",
             "norm over log count, slope",
-            "norm/log count, slope",
             "slope of the least-squares line of ||w_i|| over the smoothed log count",
             lambda t: _with_counts(t, slope),
         ),
         Measure(
             "untrained_rows",
             "rows that look never trained",
-            "untrained rows",
             "number of rows that are zero, equal to another row bit for bit, or whose log norm "
             "lies 5 robust standard deviations below the median",
             lambda t: float(len(t.untrained)),
@@ -541,7 +487,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "input_output_cka",
             "linear CKA",
-            "linear CKA, input and output",
             "similarity of the two tables (Kornblith et al. 2019), whatever their coordinates; 1 "
             "is equal up to rotation and scale",
             lambda t: _aligned(t, "cka"),
@@ -550,7 +495,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "input_output_procrustes",
             "Procrustes residual",
-            "Procrustes residual, input and output",
             "relative distance of the two tables after the best rotation and scale, mean rows "
             "subtracted; 0 is equal",
             lambda t: _aligned(t, "procrustes"),
@@ -561,7 +505,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "drift_cka",
             "linear CKA",
-            "linear CKA with the first",
             "similarity of the table with that of the first checkpoint, over the words of both "
             "(Kornblith et al. 2019); 1 is equal up to rotation and scale",
             None,
@@ -569,7 +512,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "drift_procrustes",
             "Procrustes residual",
-            "Procrustes residual with the first",
             "relative distance from the first checkpoint's table after the best rotation and scale",
             None,
         ),
@@ -578,7 +520,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "u_frobenius",
             "||U'U - I||_F",
-            "$\\|U'U-I\\|_F$",
             "distance of the stored U from orthonormal columns, Frobenius norm",
             lambda t: t.table.orthogonality.get("u_frobenius"),
             better="low",
@@ -586,7 +527,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "u_spectral",
             "||U'U - I||_2",
-            "$\\|U'U-I\\|_2$",
             "distance of the stored U from orthonormal columns, spectral norm",
             lambda t: t.table.orthogonality.get("u_spectral"),
             better="low",
@@ -594,7 +534,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "v_frobenius",
             "||V'V - I||_F",
-            "$\\|V'V-I\\|_F$",
             "distance of the stored V from orthonormal columns, Frobenius norm",
             lambda t: t.table.orthogonality.get("v_frobenius"),
             better="low",
@@ -602,7 +541,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "v_spectral",
             "||V'V - I||_2",
-            "$\\|V'V-I\\|_2$",
             "distance of the stored V from orthonormal columns, spectral norm",
             lambda t: t.table.orthogonality.get("v_spectral"),
             better="low",
@@ -610,7 +548,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "stored_sigma_error",
             "stored sigma, relative error",
-            "stored $\\sigma$, error",
             "||learned sigma - true singular values|| / ||true||; 0 while U and V are orthonormal",
             _stored_sigma_error,
             better="low",
@@ -618,7 +555,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "prior_error",
             "distance from the prior",
-            "prior, rel.\\ error",
             "||true singular values - prior of the training|| / ||prior||",
             _prior_error,
             better="low",
@@ -628,7 +564,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "log_probability_rank",
             "rank of log P",
-            "rank of $\\log P$",
             "number of singular values of the contexts x words log-probability matrix "
             "above the expected roundoff, 1/2 sqrt(m + n + 1) sigma_1 eps",
             None,
@@ -637,14 +572,12 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "expected_pairwise_kl",
             "expected pairwise KL",
-            "expected pairwise KL",
             "mean KL(P(.|c) || P(.|c')) over all pairs of different contexts",
             None,
             unit="nats",
         ),
         Measure(
             "never_predicted",
-            "words never predicted",
             "words never predicted",
             "words that have the highest score for none of these contexts: exact for this sample, "
             "an upper bound for the model; at most one word a context is predicted",
@@ -654,14 +587,12 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "missed_targets",
             "target words never predicted",
-            "targets never predicted",
             "words that follow some of these contexts, but have the highest score for none",
             None,
             digits=7,
         ),
         Measure(
             "hidden_mean_cosine",
-            "hidden states, mean cosine",
             "hidden states, mean cosine",
             "over all pairs of inputs of the output layer",
             None,
@@ -671,7 +602,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "hidden_isoscore",
             "hidden states, IsoScore",
-            "hidden states, IsoScore",
             "of the inputs of the output layer",
             None,
             better="high",
@@ -679,7 +609,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "hidden_outlier_dimensions",
             "hidden states, outlier dimensions",
-            "hidden states, outlier dim.",
             "dimensions of the inputs of the output layer whose root mean square lies 5 robust "
             "standard deviations above the median dimension",
             None,
@@ -689,7 +618,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "origin_in_hull",
             "origin in the hull of the hidden states",
-            "origin in hull",
             "1 if the convex hull of a sample of hidden states contains the origin, 0 if all of "
             "them have a negative product with one direction, along which the vectors of words "
             "that never occur drift away (Gao et al. 2019, theorem 2)",
@@ -699,7 +627,6 @@ GROUPS: Dict[str, List[Measure]] = {
     "Sentence-level BLEU of the n best": [
         Measure(
             f"bleu_{order}_{side}",
-            f"BLEU-{order} {side}",
             f"BLEU-{order} {side}",
             f"mean over {each} of the best smoothed sentence BLEU against any {other}, then over "
             "sentences, between 0 and 1",

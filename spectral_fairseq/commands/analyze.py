@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=("text", "json", "latex"),
+        choices=("text", "json"),
         default="text",
         help="format of the printed figures (default: %(default)s)",
     )
@@ -189,7 +189,7 @@ def report(args: argparse.Namespace, paths: Sequence[Path], command: str) -> int
     if args.format == "json":
         print(json.dumps(report.to_dict()))
     else:
-        print(report.to_latex() if args.format == "latex" else report)
+        print(report)
     if page is not None:
         print(f"Report: {page}", file=sys.stderr)
     return 0

@@ -255,6 +255,7 @@ def add_no_verify(parser: argparse.ArgumentParser) -> None:
 RETIRED: Dict[str, Dict[str, str]] = {
     "analyze": {
         "--schema": "docs/measures.md lists the keys of the measures in the JSON.",
+        "--format latex": "Give --format json, or call to_frame().to_latex() in Python.",
     },
 }
 RETIRED["compare"] = RETIRED["analyze"]
