@@ -144,36 +144,6 @@ GROUPS: Dict[str, List[Measure]] = {
             better="low",
         ),
         Measure(
-            "i1_one_sign",
-            "I1, one sign",
-            "I1 over one direction for each eigenvector, the one along the mean of the rows",
-            lambda t: t.isotropy.means["i1_one_sign"],
-            better="high",
-        ),
-        Measure(
-            "i2_one_sign",
-            "I2, one sign",
-            "I2 over one direction for each eigenvector, the one along the mean of the rows",
-            lambda t: t.isotropy.means["i2_one_sign"],
-            better="low",
-        ),
-        Measure(
-            "i1_unit_scale",
-            "I1, unit scale",
-            "I1 of W divided by the root mean square of its row norms, which makes tables"
-            " of different scale comparable",
-            lambda t: t.isotropy.means["i1_unit_scale"],
-            random=lambda t: _random_i1(t.random_sigma),
-            better="high",
-        ),
-        Measure(
-            "i2_unit_scale",
-            "I2, unit scale",
-            "I2 of W divided by the root mean square of its row norms",
-            lambda t: t.isotropy.means["i2_unit_scale"],
-            better="low",
-        ),
-        Measure(
             "isoscore",
             "IsoScore",
             "uniformity of the eigenvalues of the covariance (Rudman et al. 2022), mean "
@@ -185,7 +155,8 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "i1_centred",
             "I1, centred",
-            "I1 of W minus its mean row, at unit scale, over the eigenvectors of that matrix",
+            "I1 of W minus its mean row, divided by the root mean square of its row norms, over "
+            "the eigenvectors of that matrix, which makes tables of different scale comparable",
             lambda t: t.isotropy.means.get("i1_centred"),
             random=lambda t: _random_i1(t.random_sigma),
             better="high",

@@ -72,13 +72,13 @@ def measure_table(
     measures = measure_all(facts)
     facts.progress.begin("norms and neighbours")
     sampled = len(facts.cosine_sample)
-    samples = facts.isotropy.samples
+    isotropy = facts.isotropy
     prior_sigma = facts.prior_sigma
     details: Dict[str, Any] = {
         "singular_values": sigma.tolist(),
         "prior": None if prior_sigma is None else prior_sigma.tolist(),
         "fits": facts.fits,
-        "isotropy_runs": {"words": options.isotropy_words, "values": samples} if samples else None,
+        "isotropy_runs": isotropy.words and {"words": isotropy.words, "values": isotropy.samples},
         "random": random_values(facts),
         "random_singular_values": facts.random_sigma.tolist(),
         "centred": {

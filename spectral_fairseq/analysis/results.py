@@ -267,7 +267,7 @@ def signature_of(
             "kind": table["kind"],
             "words": f"{table['words']}of{table['rows']}",
             "dim": table["dimensions"],
-            "isotropy": f"{samples['words']}x{options.isotropy_runs}" if samples else "all",
+            "isotropy": f"{samples['words']}x{len(samples['values']['i1'])}" if samples else "all",
             "cosines": result["cosines"]["words"],
             "seed": options.seed,
             "dict": dictionary_hash[:12] if dictionary_hash else "none",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -22,14 +22,11 @@ from spectral_fairseq.functional.cosines import (
 )
 from spectral_fairseq.functional.isotropy import (
     NARROW_ROW_NORM,
-    RowMoments,
     centred_log_partition,
     covariance_from_gram,
-    is_worth_sampling,
     isotropy_i1,
     isotropy_i2,
-    log_partitions,
-    sampled_log_partitions,
+    log_partition,
 )
 from spectral_fairseq.functional.products import cached_rows, row_blocks, sample_rows
 from spectral_fairseq.functional.ranks import (
@@ -50,20 +47,26 @@ from spectral_fairseq.functional.spectrum_penalties import prior_spectrum
 
 COSINE_BINS = 100
 _FINE_BINS = 20_000
+# Of a table with more products of a row and a direction than that, I1 and I2 are sampled: one core
+# does so many in some ten seconds in float32.
+MOST_PRODUCTS = 1 << 39
+SAMPLED_WORDS = 40_000
 GROUPS = ("frequent", "medium", "rare")
 """Thirds of the words in the order of their counts."""
 
 
 class Isotropy(NamedTuple):
-    """I1 and I2 by each convention of the signs and the scale.
+    """I1 and I2, as they are and centred at unit scale.
 
     Attributes:
-        means: such as ``i1_unit_scale`` -> its value, or its mean over the samples.
-        samples: the same -> one value for each sample; None where all words were taken at once.
+        means: such as ``i1_centred`` -> its value, or its mean over the samples.
+        words: in a sample; None where all words were taken at once.
+        samples: such as ``i1_centred`` -> one value for each sample.
     """
 
     means: Dict[str, float]
-    samples: Optional[Dict[str, List[float]]]
+    words: Optional[int]
+    samples: Dict[str, List[float]]
 
 
 class GroupFacts(NamedTuple):
@@ -254,32 +257,43 @@ class TableFacts:
 
     @cached_property
     def isotropy(self) -> Isotropy:
-        """I1 and I2 of all words, or averaged over random samples."""
+        """I1 and I2 of all words, or of random samples.
+
+        What would take more than :data:`MOST_PRODUCTS` is measured on :data:`SAMPLED_WORDS` words,
+        as many as the papers sample, along the directions of the whole table.
+        """
         count, wanted, progress = self.count, self.options.isotropy_words, self.progress
-        everything = not wanted or wanted >= count
         # See functional/isotropy.py, Note [Z in float32]. All words of a float32
         # table are worth float64; numbers of 16 bits have fewer digits than float32 keeps.
         short = float(self.norms.max()) <= NARROW_ROW_NORM
         narrowest = torch.float32 if short and self.weight.element_size() <= 4 else torch.float64
-        if everything:
-            sigma, directions = self._singular_system
-            progress.begin("partition function", 2 * count)
-            system = (sigma, directions, self.mean, self._centred_system)
-            dtypes = (narrowest if self.weight.element_size() <= 2 else torch.float64, narrowest)
-            return Isotropy(_isotropy(self.weight, self.norms, *system, dtypes, progress), None)
-        progress.begin("partition function", 3 * wanted * self.options.isotropy_runs)
-        runs = []
-        for run in range(self.options.isotropy_runs):
-            rows = sample_rows(count, wanted, self.options.seed + run)
-            sample = self.weight[rows]
-            gram = table_gram(sample, progress=progress.advance)
-            sigma, directions = right_singular_system_of_gram(gram, len(sample))
-            mean = _mean(sample)
-            system = (sigma, directions, mean, _centred(gram, sigma, mean, len(sample)))
-            dtypes = (narrowest, narrowest)
-            runs.append(_isotropy(sample, self.norms[rows], *system, dtypes, progress))
+        if not wanted or wanted >= count:
+            directions, centred = self.directions, self._centred_system
+            costly = count > SAMPLED_WORDS and count * self.dim**2 > MOST_PRODUCTS
+            weight, mean = self.weight, self.mean
+            if costly:
+                weight = weight[sample_rows(count, SAMPLED_WORDS, self.options.seed)]
+                mean = _mean(weight)
+            progress.begin("partition function", 2 * len(weight))
+            whole = narrowest if costly or weight.element_size() <= 2 else torch.float64
+            runs = [
+                _isotropy(weight, mean, directions, centred, count, (whole, narrowest), progress)
+            ]
+            words = len(weight) if costly else None
+        else:
+            progress.begin("partition function", 3 * wanted * self.options.isotropy_runs)
+            words, runs = wanted, []
+            for run in range(self.options.isotropy_runs):
+                sample = self.weight[sample_rows(count, wanted, self.options.seed + run)]
+                gram = table_gram(sample, progress=progress.advance)
+                sigma, directions = right_singular_system_of_gram(gram, len(sample))
+                mean = _mean(sample)
+                centred = _centred(gram, sigma, mean, len(sample))
+                dtypes = (narrowest, narrowest)
+                runs.append(_isotropy(sample, mean, directions, centred, wanted, dtypes, progress))
         samples = {key: [run[key] for run in runs] for key in runs[0]}
-        return Isotropy({key: sum(v) / len(v) for key, v in samples.items()}, samples)
+        means = {key: sum(values) / len(values) for key, values in samples.items()}
+        return Isotropy(means, words, samples)
 
     @cached_property
     def mean_cosine(self) -> float:
@@ -431,41 +445,25 @@ def _centred(gram: Tensor, sigma: Tensor, mean: Tensor, count: int) -> Tuple[Ten
 
 def _isotropy(
     weight: Tensor,
-    norms: Tensor,
-    sigma: Tensor,
-    directions: Tensor,
     mean: Tensor,
+    directions: Tensor,
     centred: Tuple[Tensor, Tensor],
+    count: int,
     dtypes: Tuple[torch.dtype, torch.dtype],
     progress: StepCallback,
 ) -> Dict[str, float]:
-    """I1 and I2 by each convention of partition_function.py, Note [Sign and scale of I1 and I2].
+    """I1 and I2 as they are, and of the rows minus ``mean`` at unit scale.
 
-    The first dtype is for the rows as they are, the second for the centred ones at unit scale.
+    ``count`` is the number of rows that ``centred``, their singular system, belongs to. The first
+    dtype is for the rows as they are, the second for the centred ones.
     """
-    count = weight.size(0)
-    root = math.sqrt(count)
-
-    def partitions(
-        axes: Tensor, lengths: Tensor, scales: Sequence[float], dtype: torch.dtype
-    ) -> Tensor:
-        if not is_worth_sampling(*weight.shape):
-            return log_partitions(weight, axes, scales, dtype=dtype, progress=progress.advance)
-        moments = RowMoments(mean, lengths, norms)
-        return sampled_log_partitions(
-            weight, axes, scales, moments, dtype=dtype, progress=progress.advance
-        )
-
-    scales = (1.0, root / float(sigma.norm()))
-    as_is, unit = partitions(directions, sigma, scales, dtypes[0])
-    variants = {"": as_is, "_one_sign": as_is[0], "_unit_scale": unit}
-    length = float(centred[0].norm())
+    step = progress.advance
+    found = {"": log_partition(weight, directions, dtype=dtypes[0], progress=step)}
+    length, axes = float(centred[0].norm()), centred[1]
     if length > 0:
-        scale = root / length
-        # |Wa|^2 is the sum of the squares of the centred products and of N squares of the mean's.
-        lengths = (centred[0].square() + count * (mean @ centred[1]).square()).sqrt()
-        (moved,) = partitions(centred[1], lengths, (scale,), dtypes[1])
-        variants["_centred"] = centred_log_partition(moved, mean, centred[1], scale)
-    found = {f"i1{suffix}": float(isotropy_i1(log_z)) for suffix, log_z in variants.items()}
-    found.update({f"i2{suffix}": float(isotropy_i2(z)) for suffix, z in variants.items()})
-    return found
+        scale = math.sqrt(count) / length
+        log_z = log_partition(weight, axes, scale=scale, dtype=dtypes[1], progress=step)
+        found["_centred"] = centred_log_partition(log_z, mean, axes, scale)
+    measures = {f"i1{suffix}": float(isotropy_i1(log_z)) for suffix, log_z in found.items()}
+    measures.update({f"i2{suffix}": float(isotropy_i2(z)) for suffix, z in found.items()})
+    return measures

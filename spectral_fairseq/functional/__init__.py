@@ -26,15 +26,12 @@ from spectral_fairseq.functional.cosines import (
 from spectral_fairseq.functional.dropout import locked_dropout, word_dropout
 from spectral_fairseq.functional.isotropy import (
     NARROW_ROW_NORM,
-    RowMoments,
     centred_log_partition,
     covariance_from_gram,
     isoscore,
     isotropy_i1,
     isotropy_i2,
     log_partition,
-    log_partitions,
-    sampled_log_partitions,
 )
 from spectral_fairseq.functional.mixture_loss import (
     adversarial_mixture_cross_entropy,
@@ -138,7 +135,6 @@ __all__ = [
     "ExpectedPairwiseKL",
     "NARROW_ROW_NORM",
     "PRIORS",
-    "RowMoments",
     "StateStatistics",
     "TableChange",
     "accumulate_gram",
@@ -182,7 +178,6 @@ __all__ = [
     "log_mixture",
     "log_mixture_scripted",
     "log_partition",
-    "log_partitions",
     "matmul_transposed",
     "mean_cosine",
     "mean_cosines",
@@ -206,7 +201,6 @@ __all__ = [
     "robust_scores",
     "roundoff_threshold",
     "row_norms",
-    "sampled_log_partitions",
     "separate",
     "share_of_first",
     "sigsoftmax_cross_entropy",

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from spectral_fairseq.analysis import table_facts
 from spectral_fairseq.analysis.catalogue import ALL
 from spectral_fairseq.analysis.measures import measure_table
 from spectral_fairseq.analysis.options import SHARES, Options, StepCallback
@@ -38,7 +39,7 @@ def test_signed_identity_blocks_are_isotropic():
     eye = torch.eye(5, dtype=torch.float64)
     found = measured(torch.cat([2 * eye, -2 * eye])).measures
     assert found["i1"] == pytest.approx(1) and found["i2"] == pytest.approx(0, abs=1e-9)
-    assert (found["i1_one_sign"], found["i1_unit_scale"]) == pytest.approx((1, 1))
+    assert found["i1_centred"] == pytest.approx(1)
     assert found["mean_cosine"] == pytest.approx(-1 / 9)
     assert found["mean_share"] == pytest.approx(0)
     assert found["isoscore"] == pytest.approx(1)
@@ -50,11 +51,11 @@ def test_signed_identity_blocks_are_isotropic():
 
 
 def test_a_cone_is_not():
-    narrow = measured(cone(300, 8, spread=0.05)).measures
-    wide = measured(cone(300, 8, spread=3.0)).measures
+    tables = (cone(300, 8, spread=spread) for spread in (0.05, 3.0))
+    narrow, wide = (measured(t / t.square().sum(1).mean().sqrt()).measures for t in tables)
     assert narrow["mean_cosine"] > 0.95 > 0.3 > wide["mean_cosine"]
     assert narrow["share_of_first"] > 0.7 > 0.3 > wide["share_of_first"]
-    assert narrow["i1_unit_scale"] < 0.3 < 0.5 < wide["i1_unit_scale"]
+    assert narrow["i1"] < 0.3 < 0.5 < wide["i1"]
     assert narrow["stable_rank"] < 1.1 and wide["effective_rank"] > 7.5
 
 
@@ -104,15 +105,9 @@ def test_naive_forms_and_numpy():
     found = result.measures
     z = naive.partitions_both_signs(rows)
     assert (found["i1"], found["i2"]) == pytest.approx((naive.i1(z), naive.i2(z)))
-    unit = rows / rows.square().sum(1).mean().sqrt()
-    z = naive.partitions_both_signs(unit)
-    assert (found["i1_unit_scale"], found["i2_unit_scale"]) == pytest.approx(
-        (naive.i1(z), naive.i2(z))
-    )
-    # One sign: along the rows' mean.
-    _, _, axes = torch.linalg.svd(rows)
-    z = [naive.partition(rows, a if rows.sum(0) @ a >= 0 else -a) for a in axes]
-    assert (found["i1_one_sign"], found["i2_one_sign"]) == pytest.approx((naive.i1(z), naive.i2(z)))
+    moved = rows - rows.mean(0)
+    z = naive.partitions_both_signs(moved / moved.square().sum(1).mean().sqrt())
+    assert (found["i1_centred"], found["i2_centred"]) == pytest.approx((naive.i1(z), naive.i2(z)))
     assert found["isoscore"] == pytest.approx(naive_isoscore.isoscore(rows))
     assert found["mean_cosine"] == pytest.approx(naive.mean_cosine(rows))
     mean = rows.mean(0).norm() / rows.square().sum(1).mean().sqrt()
@@ -155,12 +150,13 @@ def test_centred_measures_are_those_of_the_centred_table(options):
     found = measured(rows, **options).measures
     sample = rows[sample_rows(80, 50, 1)] if options else rows
     centred = measured(rows - rows.mean(0)).measures
-    isotropy = measured(sample - sample.mean(0)).measures
+    moved = sample - sample.mean(0)
+    isotropy = measured(moved / moved.square().sum(1).mean().sqrt()).measures
     of_same = ("mean_cosine", "positive_cosines", "effective_rank", "stable_rank")
     for key in (*of_same, "share_of_first", "sigma_over_edge"):
         assert found[f"{key}_centred"] == pytest.approx(centred[key], rel=1e-6, abs=1e-9), key
     for key in ("i1", "i2"):
-        assert found[f"{key}_centred"] == pytest.approx(isotropy[f"{key}_unit_scale"], rel=1e-6)
+        assert found[f"{key}_centred"] == pytest.approx(isotropy[key], rel=1e-6)
     assert found["mean_share"] > 0.5 and centred["mean_share"] == pytest.approx(0, abs=1e-9)
 
 
@@ -236,6 +232,22 @@ def test_a_narrow_table_is_measured_without_a_wide_copy():
     narrow, wide = measured(rows).measures, measured(rows.float()).measures
     for key, value in wide.items():
         assert narrow[key] == (None if value is None else pytest.approx(value, rel=1e-3)), key
+
+
+def test_a_table_that_is_too_wide_to_be_read_whole_is_sampled(monkeypatch):
+    rows = cone(3000, 6)
+    exact = measured(rows)
+    monkeypatch.setattr(table_facts, "SAMPLED_WORDS", 2000)
+    assert measured(rows).measures == exact.measures  # few products
+    monkeypatch.setattr(table_facts, "MOST_PRODUCTS", 3000 * 6**2 - 1)
+    found = measured(rows)
+    assert found.details["isotropy_runs"]["words"] == 2000
+    for key, value in exact.measures.items():
+        if key[:2] in ("i1", "i2"):
+            assert found.measures[key] != value, key
+            assert found.measures[key] == pytest.approx(value, rel=0.05), key
+        else:
+            assert found.measures[key] == value, key
 
 
 def test_samples_average_seeded_runs():

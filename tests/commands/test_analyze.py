@@ -29,7 +29,7 @@ def analyze(capsys, *argv, rc=0):
 def test_text_and_json(checkpoint, tmp_path, capsys):
     shared = (checkpoint, "--dict", tmp_path, "--words", "w3", "--isotropy-words", 30)
     text = analyze(capsys, *shared)
-    assert "I1, unit scale" in text and "Neighbours of w3" in text and "isotropy:30x10" in text
+    assert "I1, centred" in text and "Neighbours of w3" in text and "isotropy:30x10" in text
     found = json.loads(analyze(capsys, *shared, "--format", "json", "--labels", "a"))
     assert found["command"] == "analyze"
     assert found["checkpoints"][0]["label"] == "a"
