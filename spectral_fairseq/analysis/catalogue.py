@@ -17,13 +17,10 @@ from spectral_fairseq.analysis.table_facts import TableFacts
 from spectral_fairseq.functional.isotropy import isoscore_of_variances
 from spectral_fairseq.functional.ranks import (
     effective_rank,
-    random_cka,
     random_mean_share,
-    random_procrustes,
-    share_of_first,
     stable_rank,
 )
-from spectral_fairseq.functional.rows import pearson, slope, spearman
+from spectral_fairseq.functional.rows import pearson, slope
 
 
 @dataclass(frozen=True)
@@ -61,10 +58,6 @@ def _with_counts(
     return None if facts.log_counts is None else statistic(facts.log_counts, facts.norms)
 
 
-def _fitted(facts: TableFacts, kind: str, parameter: str) -> Optional[float]:
-    return facts.fits.get(kind, {}).get(parameter)
-
-
 def _stored_sigma_error(facts: TableFacts) -> Optional[float]:
     stored = facts.table.stored_sigma
     return None if stored is None else float((stored - facts.sigma).norm() / facts.sigma.norm())
@@ -75,55 +68,14 @@ def _prior_error(facts: TableFacts) -> Optional[float]:
     return None if prior is None else float((facts.sigma - prior).norm() / prior.norm())
 
 
-def _of_group(facts: TableFacts, group: str, name: str) -> Optional[float]:
-    found = facts.groups.get(group)
-    return None if found is None else getattr(found, name)
-
-
-def _aligned(facts: TableFacts, name: str) -> Optional[float]:
-    return None if facts.alignment is None else getattr(facts.alignment, name)
+def _of_group(group: str) -> Callable[[TableFacts], Optional[float]]:
+    return lambda facts: facts.group_cosines.get(group)
 
 
 def _random_i1(sigma: Tensor) -> float:
     """I1 of a random table: log Z(a_k) - log N is half the variance of the rows along a_k."""
     variance = sigma.square() / float(sigma.square().sum())
     return math.exp(float(variance[-1] - variance[0]) / 2)
-
-
-def _group_measures(group: str) -> List[Measure]:
-    which = f"the {group} third of the words"
-    return [
-        Measure(
-            f"mean_cosine_{group}",
-            f"mean cosine, {group} words",
-            f"mean over all pairs of {which}",
-            lambda t: _of_group(t, group, "mean_cosine"),
-            random=0.0,
-            better="low",
-        ),
-        Measure(
-            f"mean_cosine_{group}_centred",
-            f"mean cosine, {group} words, centred",
-            f"mean over all pairs of {which}, after the mean of all rows is subtracted",
-            lambda t: _of_group(t, group, "centred_mean_cosine"),
-            random=0.0,
-            better="low",
-        ),
-        Measure(
-            f"norm_mean_{group}",
-            f"row norm, {group} words",
-            f"mean of ||w_i|| over {which}",
-            lambda t: _of_group(t, group, "norm"),
-        ),
-        Measure(
-            f"mean_share_{group}",
-            f"norm of the mean vector, {group} words",
-            f"norm of the mean of {which}, divided by the root mean square of their norms",
-            lambda t: _of_group(t, group, "mean_share"),
-            random=lambda t: random_mean_share(max(t.count // len(FREQUENCIES), 1)),
-            better="low",
-        ),
-    ]
 
 
 GROUPS: Dict[str, List[Measure]] = {
@@ -198,38 +150,6 @@ GROUPS: Dict[str, List[Measure]] = {
             better="low",
         ),
         Measure(
-            "positive_cosines_centred",
-            "share of cosines that are not negative, centred",
-            "the same after the mean of all rows is subtracted",
-            lambda t: t.centred_cosines.positive,
-            random=0.5,
-        ),
-        Measure(
-            "cosine_std",
-            "cosine, standard deviation",
-            "standard deviation over the pairs of the sampled words",
-            lambda t: t.cosines.std,
-            random=lambda t: t.dim**-0.5,
-        ),
-        Measure(
-            "cosine_p05",
-            "cosine, 5th percentile",
-            "5th percentile over the pairs of the sampled words",
-            lambda t: t.cosines.quantiles(0.05)[0],
-        ),
-        Measure(
-            "cosine_p50",
-            "cosine, median",
-            "median over the pairs of the sampled words",
-            lambda t: t.cosines.quantiles(0.5)[0],
-        ),
-        Measure(
-            "cosine_p95",
-            "cosine, 95th percentile",
-            "95th percentile over the pairs of the sampled words",
-            lambda t: t.cosines.quantiles(0.95)[0],
-        ),
-        Measure(
             "mean_share",
             "norm of the mean vector",
             "norm of the mean of all rows, divided by the root mean square of the row norms; 0 to "
@@ -249,39 +169,11 @@ GROUPS: Dict[str, List[Measure]] = {
             random=lambda t: t.edge,
         ),
         Measure(
-            "sigma_2",
-            "sigma_2",
-            "second largest singular value of W",
-            lambda t: float(t.sigma[1]) if t.dim > 1 else 0.0,
-            random=lambda t: float(t.random_sigma[1]) if t.dim > 1 else 0.0,
-        ),
-        Measure(
-            "sigma_median",
-            "sigma, median",
-            "median singular value of W (the lower of the two middle ones)",
-            lambda t: float(t.sigma.median()),
-            random=lambda t: float(t.random_sigma.median()),
-        ),
-        Measure(
             "sigma_min",
             "sigma_d",
             "smallest singular value of W; 0 if it cannot be told from roundoff",
             lambda t: float(t.sigma[-1]),
             random=lambda t: float(t.random_sigma[-1]),
-        ),
-        Measure(
-            "frobenius_norm",
-            "Frobenius norm",
-            "sqrt(sum_k sigma_k^2)",
-            lambda t: float(t.sigma.norm()),
-        ),
-        Measure(
-            "share_of_first",
-            "share of sigma_1",
-            "sigma_1 / sum_k sigma_k; 1/d for a flat spectrum",
-            lambda t: share_of_first(t.sigma),
-            random=lambda t: share_of_first(t.random_sigma),
-            better="low",
         ),
         Measure(
             "effective_rank",
@@ -292,23 +184,6 @@ GROUPS: Dict[str, List[Measure]] = {
             better="high",
         ),
         Measure(
-            "stable_rank",
-            "stable rank",
-            "sum_k sigma_k^2 / sigma_1^2, between 1 and d",
-            lambda t: stable_rank(t.sigma),
-            random=lambda t: stable_rank(t.random_sigma),
-            better="high",
-        ),
-        Measure(
-            "sigma_over_edge",
-            "sigma_1 over the random edge",
-            "sigma_1 divided by the Marchenko-Pastur edge, the largest singular value of a random "
-            "table of this shape and root mean square row norm",
-            lambda t: float(t.sigma[0]) / t.edge,
-            random=1.0,
-            better="low",
-        ),
-        Measure(
             "sigma_over_edge_centred",
             "sigma_1 over the random edge, centred",
             "largest singular value of W minus its mean row, divided by the Marchenko-Pastur edge, "
@@ -317,22 +192,6 @@ GROUPS: Dict[str, List[Measure]] = {
             random=1.0,
             better="low",
             headline=True,
-        ),
-        Measure(
-            "above_edge_centred",
-            "singular values above the edge, centred",
-            "number of singular values of W minus its mean row above the Marchenko-Pastur edge: "
-            "directions that stand out of noise",
-            lambda t: float((t.centred_sigma > t.centred_edge).sum()),
-            random=0.0,
-        ),
-        Measure(
-            "share_of_first_centred",
-            "share of sigma_1, centred",
-            "share of sigma_1 of W minus its mean row",
-            lambda t: share_of_first(t.centred_sigma),
-            random=lambda t: share_of_first(t.random_sigma),
-            better="low",
         ),
         Measure(
             "effective_rank_centred",
@@ -353,52 +212,6 @@ GROUPS: Dict[str, List[Measure]] = {
             better="high",
         ),
     ],
-    "Decay fitted to the spectrum": [
-        Measure(
-            "exponential_c1",
-            "exponential, c1",
-            "c1 of c1 exp(-c2 k^gamma), fitted to sigma_k by least squares",
-            lambda t: _fitted(t, "exponential", "c1"),
-        ),
-        Measure(
-            "exponential_c2",
-            "exponential, c2",
-            "c2 of that fit",
-            lambda t: _fitted(t, "exponential", "c2"),
-        ),
-        Measure(
-            "exponential_gamma",
-            "exponential, gamma",
-            "gamma of that fit; 0.1 is its lower bound, where a spectrum decays polynomially",
-            lambda t: _fitted(t, "exponential", "gamma"),
-        ),
-        Measure(
-            "exponential_error",
-            "exponential, relative error",
-            "||sigma - fit|| / ||sigma||",
-            lambda t: _fitted(t, "exponential", "relative_error"),
-            better="low",
-        ),
-        Measure(
-            "polynomial_c1",
-            "polynomial, c1",
-            "c1 of c1 k^-gamma, fitted to sigma_k by least squares",
-            lambda t: _fitted(t, "polynomial", "c1"),
-        ),
-        Measure(
-            "polynomial_gamma",
-            "polynomial, gamma",
-            "gamma of that fit",
-            lambda t: _fitted(t, "polynomial", "gamma"),
-        ),
-        Measure(
-            "polynomial_error",
-            "polynomial, relative error",
-            "||sigma - fit|| / ||sigma||",
-            lambda t: _fitted(t, "polynomial", "relative_error"),
-            better="low",
-        ),
-    ],
     "Row norms": [
         Measure(
             "norm_mean",
@@ -407,35 +220,11 @@ GROUPS: Dict[str, List[Measure]] = {
             lambda t: float(t.norms.mean()),
         ),
         Measure(
-            "norm_std",
-            "row norm, standard deviation",
-            "standard deviation of ||w_i||",
-            lambda t: float(t.norms.std(unbiased=False)),
-        ),
-        Measure(
-            "norm_min",
-            "row norm, smallest",
-            "smallest ||w_i||",
-            lambda t: float(t.norms.min()),
-        ),
-        Measure(
-            "norm_max",
-            "row norm, largest",
-            "largest ||w_i||",
-            lambda t: float(t.norms.max()),
-        ),
-        Measure(
             "norm_count_pearson",
             "norm and log count, Pearson",
             "Pearson correlation of ||w_i|| with the smoothed log count of word i in the "
             "dictionary",
             lambda t: _with_counts(t, pearson),
-        ),
-        Measure(
-            "norm_count_spearman",
-            "norm and log count, Spearman",
-            "Spearman correlation of the same two",
-            lambda t: _with_counts(t, spearman),
         ),
         Measure(
             "norm_count_slope",
@@ -453,24 +242,16 @@ GROUPS: Dict[str, List[Measure]] = {
             digits=6,
         ),
     ],
-    "By frequency": [measure for group in FREQUENCIES for measure in _group_measures(group)],
-    "Input against output table": [
+    "By frequency": [
         Measure(
-            "input_output_cka",
-            "linear CKA",
-            "similarity of the two tables (Kornblith et al. 2019), whatever their coordinates; 1 "
-            "is equal up to rotation and scale",
-            lambda t: _aligned(t, "cka"),
-            random=lambda t: random_cka(t.count, t.dim, t.counterpart_dim),
-        ),
-        Measure(
-            "input_output_procrustes",
-            "Procrustes residual",
-            "relative distance of the two tables after the best rotation and scale, mean rows "
-            "subtracted; 0 is equal",
-            lambda t: _aligned(t, "procrustes"),
-            random=lambda t: random_procrustes(t.count, t.dim, t.counterpart_dim),
-        ),
+            f"mean_cosine_{group}",
+            f"mean cosine, {group} words",
+            f"mean over all pairs of the {group} third of the words",
+            _of_group(group),
+            random=0.0,
+            better="low",
+        )
+        for group in FREQUENCIES
     ],
     "Distance from the first checkpoint": [
         Measure(
@@ -496,24 +277,10 @@ GROUPS: Dict[str, List[Measure]] = {
             better="low",
         ),
         Measure(
-            "u_spectral",
-            "||U'U - I||_2",
-            "distance of the stored U from orthonormal columns, spectral norm",
-            lambda t: t.table.orthogonality.get("u_spectral"),
-            better="low",
-        ),
-        Measure(
             "v_frobenius",
             "||V'V - I||_F",
             "distance of the stored V from orthonormal columns, Frobenius norm",
             lambda t: t.table.orthogonality.get("v_frobenius"),
-            better="low",
-        ),
-        Measure(
-            "v_spectral",
-            "||V'V - I||_2",
-            "distance of the stored V from orthonormal columns, spectral norm",
-            lambda t: t.table.orthogonality.get("v_spectral"),
             better="low",
         ),
         Measure(
@@ -548,40 +315,9 @@ GROUPS: Dict[str, List[Measure]] = {
             unit="nats",
         ),
         Measure(
-            "never_predicted",
-            "words never predicted",
-            "words that have the highest score for none of these contexts: exact for this sample, "
-            "an upper bound for the model; at most one word a context is predicted",
-            None,
-            digits=7,
-        ),
-        Measure(
-            "missed_targets",
-            "target words never predicted",
-            "words that follow some of these contexts, but have the highest score for none",
-            None,
-            digits=7,
-        ),
-        Measure(
             "hidden_mean_cosine",
             "hidden states, mean cosine",
             "over all pairs of inputs of the output layer",
-            None,
-            random=0.0,
-            better="low",
-        ),
-        Measure(
-            "hidden_isoscore",
-            "hidden states, IsoScore",
-            "of the inputs of the output layer",
-            None,
-            better="high",
-        ),
-        Measure(
-            "hidden_outlier_dimensions",
-            "hidden states, outlier dimensions",
-            "dimensions of the inputs of the output layer whose root mean square lies 5 robust "
-            "standard deviations above the median dimension",
             None,
             random=0.0,
             better="low",

@@ -48,7 +48,6 @@ def measure_table(
     words: Optional[WordList] = None,
     prior: Optional[Mapping[str, Any]] = None,
     progress: Optional[StepCallback] = None,
-    counterpart: Optional[StoredTable] = None,
 ) -> Measured:
     """Measure one table.
 
@@ -58,7 +57,6 @@ def measure_table(
         words: the dictionary of the table's rows.
         prior: arguments of the prior that the table was trained with, for ``prior_spectrum``.
         progress: called at each step.
-        counterpart: the input table of an output table, or the reverse, where they differ.
 
     Raises:
         DataError: a table that cannot be measured, or words that are not in the dictionary.
@@ -66,7 +64,7 @@ def measure_table(
     """
     options.check()
     queries = _query_rows(table, options, words)
-    facts = TableFacts(table, options, words, prior, progress, counterpart)
+    facts = TableFacts(table, options, words, prior, progress)
     # First what refuses tables: vectors that are too long for everything else, or all zero.
     _, sigma = facts.norms, facts.sigma
     measures = measure_all(facts)
@@ -77,7 +75,6 @@ def measure_table(
     details: Dict[str, Any] = {
         "singular_values": sigma.tolist(),
         "prior": None if prior_sigma is None else prior_sigma.tolist(),
-        "fits": facts.fits,
         "isotropy_runs": isotropy.words and {"words": isotropy.words, "values": isotropy.samples},
         "random": random_values(facts),
         "random_singular_values": facts.random_sigma.tolist(),
@@ -89,7 +86,6 @@ def measure_table(
         "counts": _counts(facts),
         "untrained": _named(facts, facts.untrained[:NAMED_ROWS]),
         "dominant_row": _dominant_row(facts),
-        "counterpart": None if counterpart is None else counterpart.name,
         "frequency_order": "rows" if facts.log_counts is None else "counts",
         "neighbours": _neighbours(table, words, queries, options),
     }

@@ -89,7 +89,7 @@ OPENING = 2
 # Drawn only where the results have data for them.
 OCCASIONAL = ("projection", "norms_by_count", "log_probabilities", "layers", "history")
 
-HISTORY = ("i1", "i2", "mean_cosine", "share_of_first", "effective_rank", "isoscore")
+HISTORY = ("i1", "i2", "mean_cosine", "sigma_over_edge_centred", "effective_rank", "isoscore")
 
 
 @dataclass

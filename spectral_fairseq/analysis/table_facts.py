@@ -15,7 +15,6 @@ from spectral_fairseq.checkpoints.tables import StoredTable
 from spectral_fairseq.errors import DataError
 from spectral_fairseq.functional.cosines import (
     cosine_histogram,
-    histogram_quantiles,
     mean_cosine,
     mean_cosines,
     positive_share,
@@ -30,16 +29,11 @@ from spectral_fairseq.functional.isotropy import (
 )
 from spectral_fairseq.functional.products import cached_rows, row_blocks, sample_rows
 from spectral_fairseq.functional.ranks import (
-    fit_exponential,
-    fit_polynomial,
     random_spectrum,
     upper_edge,
 )
 from spectral_fairseq.functional.row_penalties import smoothed_log_counts
 from spectral_fairseq.functional.rows import (
-    centred_products,
-    linear_cka,
-    procrustes_residual,
     untrained_rows,
 )
 from spectral_fairseq.functional.spectra import right_singular_system_of_gram, roundoff, table_gram
@@ -69,22 +63,6 @@ class Isotropy(NamedTuple):
     samples: Dict[str, List[float]]
 
 
-class GroupFacts(NamedTuple):
-    """Measures of the words of one frequency group.
-
-    Attributes:
-        mean_cosine: over all pairs of them.
-        centred_mean_cosine: the same after the mean of all rows, not only theirs, is subtracted.
-        norm: mean norm.
-        mean_share: norm of their mean row over the root mean square of their norms.
-    """
-
-    mean_cosine: float
-    centred_mean_cosine: float
-    norm: float
-    mean_share: float
-
-
 class Histogram(NamedTuple):
     """The distribution of cosines, in bins that are narrow even for a narrow cone.
 
@@ -105,34 +83,10 @@ class Histogram(NamedTuple):
             "counts": [sum(self.counts[start : start + width]) for start in starts],
         }
 
-    def quantiles(self, *shares: float) -> List[float]:
-        """The values below which these shares of the pairs lie."""
-        return histogram_quantiles(self.edges, self.counts, shares)
-
-    @property
-    def std(self) -> float:
-        """Standard deviation, each pair taken at the middle of its bin."""
-        centres = torch.tensor(self.edges, dtype=torch.float64).unfold(0, 2, 1).mean(1)
-        share = torch.tensor(self.counts, dtype=torch.float64) / sum(self.counts)
-        mean = float((share * centres).sum())
-        return math.sqrt(float((share * (centres - mean).square()).sum()))
-
     @property
     def positive(self) -> float:
         """Share of the pairs whose cosine is not negative."""
         return positive_share(self.edges, self.counts)
-
-
-class Alignment(NamedTuple):
-    """How the table lies to another one over the same words.
-
-    Attributes:
-        cka: linear CKA.
-        procrustes: residual of the best rotation and scale.
-    """
-
-    cka: float
-    procrustes: float
 
 
 class TableFacts:
@@ -144,8 +98,6 @@ class TableFacts:
         words: the dictionary of the table's rows.
         prior: arguments of the prior that the table was trained with, for ``prior_spectrum``.
         progress: called at each step.
-        counterpart: the input table of an output table, or the reverse, where they differ; of the
-            same rows.
 
     Raises:
         DataError: by any attribute, if the table cannot be measured.
@@ -158,7 +110,6 @@ class TableFacts:
         words: Optional[WordList] = None,
         prior: Optional[Mapping[str, Any]] = None,
         progress: Optional[StepCallback] = None,
-        counterpart: Optional[StoredTable] = None,
     ) -> None:
         self.table = table
         self.options = options
@@ -166,7 +117,6 @@ class TableFacts:
         self.weight = table.weight  # [N, d]
         self.count, self.dim = table.weight.shape
         self._prior = prior
-        self._counterpart = counterpart
         self.progress = progress or StepCallback()
 
     @cached_property
@@ -333,27 +283,6 @@ class TableFacts:
         """Rows of ``weight`` that look never trained, ascending; ``untrained_rows.py`` says how."""
         return untrained_rows(self.weight, self.norms)
 
-    @property
-    def counterpart_dim(self) -> int:
-        """Width of the counterpart; of the table itself without one."""
-        return (self.weight if self._counterpart is None else self._counterpart.weight).size(1)
-
-    @cached_property
-    def alignment(self) -> Optional[Alignment]:
-        """How the table lies to its counterpart; None without one."""
-        return None if self._counterpart is None else align(self._counterpart.weight, self.weight)
-
-    @cached_property
-    def fits(self) -> Dict[str, Dict[str, float]]:
-        """Exponential and polynomial decay fitted to the spectrum; empty in one dimension."""
-        self.progress.begin("decay fits")
-        if self.dim == 1:
-            return {}
-        return {
-            "exponential": fit_exponential(self.sigma),
-            "polynomial": fit_polynomial(self.sigma),
-        }
-
     @cached_property
     def log_counts(self) -> Optional[Tensor]:
         """Smoothed log count of each word, shape (N,); None without counts."""
@@ -373,35 +302,13 @@ class TableFacts:
         return torch.sort(counts, descending=True, stable=True).indices
 
     @cached_property
-    def frequency_groups(self) -> Optional[Tensor]:
-        """Place of each row's group in :data:`GROUPS`, shape (N,); None without counts."""
+    def group_cosines(self) -> Dict[str, float]:
+        """Mean cosine within each group of :data:`GROUPS`; empty without counts."""
         if self.log_counts is None:
-            return None
-        group = torch.empty(self.count, dtype=torch.long)
-        group[self.frequency_order] = torch.arange(self.count) * len(GROUPS) // self.count
-        return group
-
-    @cached_property
-    def groups(self) -> Dict[str, GroupFacts]:
-        """What is measured of each group of :data:`GROUPS`; empty without counts."""
-        place = self.frequency_groups
-        if place is None:
             return {}
-        size = place.bincount(minlength=len(GROUPS)).double()
-        total = torch.zeros(len(GROUPS), self.dim, dtype=torch.float64)
-        rows = cached_rows(self.dim)
-        for block, part in zip(row_blocks(self.weight, rows), place.split(rows)):
-            total.index_add_(0, part, block)
-        zeros = torch.zeros(len(GROUPS), dtype=torch.float64)
-        norm = zeros.index_add(0, place, self.norms) / size
-        squared = zeros.index_add(0, place, self.norms.square()) / size
-        columns = (
-            mean_cosines(self.weight, place, len(GROUPS)),
-            mean_cosines(self.weight, place, len(GROUPS), centre=self.mean),
-            norm.tolist(),
-            ((total / size.unsqueeze(1)).norm(dim=1) / squared.sqrt()).tolist(),
-        )
-        return {group: GroupFacts(*row) for group, row in zip(GROUPS, zip(*columns))}
+        place = torch.empty(self.count, dtype=torch.long)
+        place[self.frequency_order] = torch.arange(self.count) * len(GROUPS) // self.count
+        return dict(zip(GROUPS, mean_cosines(self.weight, place, len(GROUPS))))
 
     @cached_property
     def prior_sigma(self) -> Optional[Tensor]:
@@ -410,17 +317,6 @@ class TableFacts:
         if self._prior is None or (self._prior.get("c1") is None and norm is None):
             return None
         return prior_spectrum(dim=self.dim, frobenius_norm=norm, dtype=torch.float64, **self._prior)
-
-
-def align(other: Tensor, weight: Tensor) -> Alignment:
-    """How two tables over the same words lie to each other.
-
-    Args:
-        other: shape (N, e).
-        weight: shape (N, d).
-    """
-    products = centred_products(other, weight)
-    return Alignment(linear_cka(products), procrustes_residual(products))
 
 
 def _mean(weight: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Measures of a model's predictions and hidden states on data.
 
 The measures are defined in :mod:`functional.measures`: rank and spectrum of log P, pairwise KL,
-words that are never predicted, and the geometry of the hidden states. Here fairseq builds and runs
+and the geometry of the hidden states. Here fairseq builds and runs
 the model, and what it computes is passed on block by block.
 """
 
@@ -21,7 +21,6 @@ import spectral_fairseq.plugin  # noqa: F401  registers the architectures that a
 from spectral_fairseq.commands.models import build_model
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.predictions import (
-    ArgmaxWords,
     ExpectedPairwiseKL,
     StateStatistics,
     hull_probability,
@@ -33,7 +32,6 @@ from spectral_fairseq.functional.spectra import BlockwiseSpectrum
 from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.lm.evaluation import ContiguousStreams
 from spectral_fairseq.plugin.models.output_table import decoder_of
-from spectral_fairseq.plugin.models.tables import uncounted_rows
 from spectral_fairseq.plugin.tasks.corpus import Corpus
 
 MEMORY_LIMIT = 8 * 2**30
@@ -79,13 +77,11 @@ class Predictions:
         words: n, the columns: all rows of the target dictionary.
         tokens: an upper bound of the number of rows to come.
         blocks: of these rows.
-        no_words: rows of the dictionary that stand for no word, shape (m,).
     """
 
     words: int
     tokens: int
     blocks: Iterator[Rows]
-    no_words: Tensor
 
 
 def spectrum_bytes(tokens: int, words: int) -> int:
@@ -124,12 +120,10 @@ def measure_outputs(
     check_memory(predictions.tokens, predictions.words)
     spectrum = BlockwiseSpectrum(predictions.tokens, predictions.words)
     divergence = ExpectedPairwiseKL(predictions.words)
-    predicted = ArgmaxWords(predictions.words, predictions.no_words)
     hidden = HiddenStates(predictions.tokens)
     for block in predictions.blocks:
         spectrum.add(block.log_probabilities)
         divergence.add(block.log_probabilities)
-        predicted.add(block.log_probabilities, block.targets)
         hidden.add(block.states)
         progress(len(block.targets))
     sigma = spectrum.singular_values()
@@ -137,8 +131,6 @@ def measure_outputs(
     measures: Dict[str, Optional[float]] = {
         "log_probability_rank": float(empirical_rank(sigma, *size)),
         "expected_pairwise_kl": divergence.value(),
-        "never_predicted": float(predicted.never()),
-        "missed_targets": float(predicted.missed_targets()),
     }
     of_states, hull = hidden.measures()
     measures.update(of_states)
@@ -190,8 +182,6 @@ class HiddenStates:
             {
                 "mean_cosine": layer.mean_cosine(),
                 "isoscore": layer.isoscore(),
-                "rms_norm": layer.rms_norm(),
-                "outlier_dimensions": layer.outlier_dimensions(),
             }
             for layer in self._layers
         ]
@@ -210,8 +200,6 @@ class HiddenStates:
         known = inside or (inside is False and probability >= _ENOUGH)
         return {
             "hidden_mean_cosine": last.mean_cosine(),
-            "hidden_isoscore": last.isoscore(),
-            "hidden_outlier_dimensions": float(len(last.outlier_dimensions())),
             "origin_in_hull": float(bool(inside)) if known else None,
         }, {"states": count, "dimensions": dim, "inside": inside, "random": probability}
 
@@ -284,7 +272,6 @@ def predict(
         words,
         tokens,
         _blocks(rows, tokens, words),
-        torch.tensor(uncounted_rows(task.target_dictionary)),
     )
 
 

@@ -17,7 +17,6 @@ from spectral_fairseq.functional.consistency_loss import (
 )
 from spectral_fairseq.functional.cosines import (
     cosine_histogram,
-    histogram_quantiles,
     mean_cosine,
     mean_cosines,
     nearest_neighbours,
@@ -42,7 +41,6 @@ from spectral_fairseq.functional.mixture_loss import (
     posterior,
 )
 from spectral_fairseq.functional.predictions import (
-    ArgmaxWords,
     ExpectedPairwiseKL,
     StateStatistics,
     hull_probability,
@@ -58,8 +56,6 @@ from spectral_fairseq.functional.ranks import (
     cumulative_share,
     effective_rank,
     empirical_rank,
-    fit_exponential,
-    fit_polynomial,
     random_spectrum,
     roundoff_threshold,
     share_of_first,
@@ -83,7 +79,6 @@ from spectral_fairseq.functional.rows import (
     procrustes_residual,
     robust_scores,
     slope,
-    spearman,
     untrained_rows,
 )
 from spectral_fairseq.functional.softmax_loss import (
@@ -129,7 +124,6 @@ from spectral_fairseq.functional.table_control import (
 
 __all__ = [
     "AdversarialLoss",
-    "ArgmaxWords",
     "BlockwiseSpectrum",
     "DynamicRates",
     "ExpectedPairwiseKL",
@@ -161,11 +155,8 @@ __all__ = [
     "dynamic_update_",
     "effective_rank",
     "empirical_rank",
-    "fit_exponential",
-    "fit_polynomial",
     "frobenius_defect",
     "gram",
-    "histogram_quantiles",
     "hull_probability",
     "identity_residual",
     "interpolate",
@@ -210,7 +201,6 @@ __all__ = [
     "slope",
     "smoothed_log_counts",
     "smoothing_weights",
-    "spearman",
     "spectral_defect",
     "spectral_normalization_penalty",
     "spectrum_measures",

@@ -148,28 +148,6 @@ def cosine_histogram(
     return edges.tolist(), [int(count) for count in counts.tolist()]
 
 
-def histogram_quantiles(
-    edges: Sequence[float], counts: Sequence[int], shares: Sequence[float]
-) -> List[float]:
-    """Return quantiles of a histogram, interpolated linearly within its bins.
-
-    Args:
-        edges: the bins + 1 edges, increasing.
-        counts: one for each bin, not all zero.
-        shares: the share of the mass below each quantile, between 0 and 1.
-    """
-    below = torch.tensor([0, *counts], dtype=torch.float64).cumsum(0)
-    below /= below[-1].clone()
-    wanted = []
-    for share in shares:
-        at = int(torch.searchsorted(below, torch.tensor(share, dtype=torch.float64)))
-        at = min(max(at, 1), len(counts))
-        width = float(below[at] - below[at - 1])
-        part = (share - float(below[at - 1])) / width if width > 0 else 0.0
-        wanted.append(edges[at - 1] + part * (edges[at] - edges[at - 1]))
-    return wanted
-
-
 def positive_share(edges: Sequence[float], counts: Sequence[int]) -> float:
     """Return the share of the pairs whose cosine is not negative.
 

@@ -1,15 +1,9 @@
-"""Words that a model never predicts: those that have the highest score for no state of a sample.
-
-The count is exact for the sample. Other states may predict some of these words, so it is an upper
-bound for the model. Demeter, Kimmel, Downey: "Stolen Probability", ACL 2020,
-https://aclanthology.org/2020.acl-main.198/, show that a word whose output vector lies inside the
-convex hull of the others cannot be predicted from any state.
-"""
+"""How a model predicts and what its hidden states are like: divergence, cosines, IsoScore, hull."""
 
 from __future__ import annotations
 
 import math
-from typing import List, NamedTuple, Optional
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,42 +11,6 @@ from torch import Tensor
 from spectral_fairseq.errors import DataError, UnsupportedError
 from spectral_fairseq.functional.isotropy import covariance_from_gram, isoscore
 from spectral_fairseq.functional.products import SMALLEST_NORM, unit_rows
-from spectral_fairseq.functional.rows import OUTLYING, robust_scores
-
-
-class ArgmaxWords:
-    """Accumulates which words are predicted, and which ones should have been.
-
-    Args:
-        words: N.
-        excluded: rows that stand for no word, shape (m,).
-    """
-
-    def __init__(self, words: int, excluded: Optional[Tensor] = None) -> None:
-        self._counted = torch.ones(words, dtype=torch.bool)
-        if excluded is not None:
-            self._counted[excluded.cpu()] = False
-        self._predicted = torch.zeros(words, dtype=torch.bool)
-        self._targets = torch.zeros(words, dtype=torch.bool)
-
-    def add(self, scores: Tensor, targets: Tensor) -> None:
-        """Add states.
-
-        Args:
-            scores: any increasing function of the logits, shape (b, N).
-            targets: the words that follow, shape (b,).
-        """
-        self._predicted[scores.argmax(1).cpu()] = True
-        self._targets[targets.cpu()] = True
-
-    def never(self) -> int:
-        """Return the number of words that are the argmax for no state."""
-        return int((self._counted & ~self._predicted).sum())
-
-    def missed_targets(self) -> int:
-        """Return the number of words that are a target, but the argmax for no state."""
-        return int((self._counted & self._targets & ~self._predicted).sum())
-
 
 # Expected pairwise Kullback-Leibler divergence of next-word distributions.
 #
@@ -119,12 +77,6 @@ class ExpectedPairwiseKL:
 # Ethayarajh: "How Contextual are Contextualized Word Representations?", EMNLP 2019,
 # https://aclanthology.org/D19-1006/, measures their mean cosine; IsoScore is that of
 # ``isoscore.py``.
-#
-# An outlier dimension (Kovaleva, Kulshreshtha, Rogers, Rumshisky: "BERT Busters", Findings of ACL
-# 2021, https://aclanthology.org/2021.findings-acl.300/, and Timkey, van Schijndel: "All Bark and No
-# Bite", EMNLP 2021, https://aclanthology.org/2021.emnlp-main.372/) is one whose root mean square
-# over the states lies 5 robust standard deviations (``robust_outliers.py``) above the median of all
-# dimensions. A few of them can decide every cosine.
 
 
 class StateStatistics:
@@ -169,19 +121,6 @@ class StateStatistics:
             DataError: fewer than two states or dimensions.
         """
         return isoscore(covariance_from_gram(self._gram, self._sum, self.count))
-
-    def outlier_dimensions(self) -> List[int]:
-        """Return the outlier dimensions, the largest first."""
-        scores = robust_scores(self._root_mean_squares())
-        order = scores.argsort(descending=True)
-        return order[scores[order] > OUTLYING].tolist()
-
-    def rms_norm(self) -> float:
-        """Return the root mean square of the norms of the states."""
-        return float(self._root_mean_squares().norm())
-
-    def _root_mean_squares(self) -> Tensor:
-        return (self._gram.diagonal() / max(self.count, 1)).sqrt()
 
 
 # Whether a vector lies inside the convex hull of hidden states.

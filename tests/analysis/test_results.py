@@ -105,21 +105,6 @@ def test_a_prior_that_cannot_be(changed):
         prior_of({"cfg": {"model": {**SC, **changed}}}, table)
 
 
-def test_an_untied_output_table_is_compared_with_the_input_table(tmp_path):
-    tables = {
-        **entries(with_padding(cone())),
-        **entries(with_padding(cone(seed=1)), name="decoder.output_projection"),
-    }
-    found = analyse_model(save(tmp_path / "untied.pt", tables), Options()).result
-    assert found["table"]["name"] == "decoder.output_projection"
-    assert found["counterpart"] == "decoder.embed_tokens"
-    assert 0 < found["measures"]["input_output_cka"] < 1
-    other = tables["decoder.output_projection.weight"][:-1]
-    smaller = {**tables, "decoder.embed_tokens.weight": other.clone()}
-    found = analyse_model(save(tmp_path / "other.pt", smaller), Options()).result
-    assert found["counterpart"] is None and found["measures"]["input_output_cka"] is None
-
-
 def test_what_has_no_end_is_not_hashed(tmp_path):
     os.mkfifo(tmp_path / "pipe.pt")
     for endless in (tmp_path / "pipe.pt", "/dev/zero"):

@@ -1,4 +1,4 @@
-"""Words that are never predicted, and the hull of hidden states."""
+"""The hull of hidden states."""
 
 import math
 from itertools import product
@@ -7,18 +7,9 @@ import pytest
 import torch
 
 from spectral_fairseq.functional.predictions import (
-    ArgmaxWords,
     hull_probability,
     separate,
 )
-
-
-def test_words_that_are_never_predicted():
-    words = ArgmaxWords(6, torch.tensor([0]))
-    words.add(torch.eye(6)[[1, 2, 2]], torch.tensor([1, 3, 4]))
-    words.add(torch.eye(6)[[4]], torch.tensor([0]))
-    assert words.never() == 2  # 3 and 5: row 0 stands for no word
-    assert words.missed_targets() == 1  # 3
 
 
 def test_the_hull_of_a_cube():
