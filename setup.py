@@ -44,7 +44,7 @@ setup(
         "training": ["accelerate", "lightning", "safetensors", "transformers"],
         "examples": ["sentencepiece", "matplotlib", "filelock"],
         "test": [
-            *("pytest", "pytest-xdist", "filelock", "jsonschema"),
+            *("pytest", "pytest-xdist", "filelock"),
             *("sentencepiece", "matplotlib", "ctranslate2", "build", "sacremoses"),
             *("pandas", "safetensors", "transformers", "ipykernel", "nbclient"),
             *(f"{name}; python_version >= '3.11'" for name in ("accelerate", "lightning")),

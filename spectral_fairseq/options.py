@@ -1,4 +1,4 @@
-"""Options declared once: a dataclass whose fields give flags, range checks and a JSON schema.
+"""Options declared once: a dataclass whose fields give flags and range checks.
 
     @dataclass
     class SearchOptions:
@@ -25,7 +25,6 @@ from spectral_fairseq.errors import ConfigurationError
 
 T = TypeVar("T")
 _KEY = "option"
-_JSON_TYPES = {int: "integer", float: "number", str: "string", bool: "boolean"}
 
 
 @dataclass(frozen=True)
@@ -194,18 +193,3 @@ def check_ranges(options: Any, prefix: str = "") -> None:
             raise ConfigurationError(
                 f"{one.flag} to be below {declared.below}", str(value), "Correct it."
             )
-
-
-def json_properties(options: Type[Any]) -> Dict[str, Any]:
-    """The JSON schema of each field of a dataclass without groups."""
-    found: Dict[str, Any] = {}
-    for one in _fields(options, ""):
-        if typing.get_origin(one.kind) is tuple:
-            item = _JSON_TYPES[typing.get_args(one.kind)[0]]
-            found[one.name] = {"type": "array", "items": {"type": item}}
-        else:
-            found[one.name] = {"type": _JSON_TYPES[one.kind]}
-        found[one.name]["description"] = one.declared.help
-        if one.declared.choices:
-            found[one.name]["enum"] = list(one.declared.choices)
-    return found

@@ -47,8 +47,6 @@ def format_table(results: Dict[str, Dict[str, Any]], labels: Sequence[str], on_g
         ("validation perplexity", lambda r: f"{r['valid_ppl']:.2f}"),
         ("I1, both signs (1 = isotropic)", lambda r: f"{r[isotropy]['I1_both_signs']:.4f}"),
         ("I2, both signs (0 = isotropic)", lambda r: f"{r[isotropy]['I2_both_signs']:.4f}"),
-        ("I1, one sign", lambda r: f"{r[isotropy]['I1_one_sign']:.4f}"),
-        ("I2, one sign", lambda r: f"{r[isotropy]['I2_one_sign']:.4f}"),
         ("sigma_d / sigma_1", lambda r: f"{r['sigma_last_to_first']:.4f}"),
         ("mean cosine", lambda r: f"{r['mean_cosine']:.4f}"),
         ("time per update", lambda r: f"{1000 * r['seconds_per_update']:.0f} ms"),

@@ -149,12 +149,6 @@ def table_figures(log: Path) -> Dict[str, Any]:
         "isotropy_as_is": {
             "I1_both_signs": measures["i1"],
             "I2_both_signs": measures["i2"],
-            "I1_one_sign": measures["i1_one_sign"],
-            "I2_one_sign": measures["i2_one_sign"],
-        },
-        "isotropy_unit_rms_rows": {
-            "I1_both_signs": measures["i1_unit_scale"],
-            "I2_both_signs": measures["i2_unit_scale"],
         },
     }
     if found.get("prior"):

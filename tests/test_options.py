@@ -1,4 +1,4 @@
-"""Options declared once: flags, ranges and schema follow from a dataclass."""
+"""Options declared once: flags and ranges follow from a dataclass."""
 
 import argparse
 from dataclasses import dataclass
@@ -11,7 +11,6 @@ from spectral_fairseq.options import (
     add_flags,
     check_ranges,
     from_arguments,
-    json_properties,
     option,
 )
 
@@ -91,10 +90,3 @@ def test_help_shows_defaults_and_percent_signs():
     assert "--cache-window W words (default: 9)" in text
     assert "share of 50 % (default: 0.5)" in text
     assert "--cpu no GPU" in text
-
-
-def test_the_schema_of_each_field():
-    assert json_properties(Cache) == {
-        "window": {"type": "integer", "description": "words"},
-        "weight": {"type": "number", "description": "share of 50 %"},
-    }

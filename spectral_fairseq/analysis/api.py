@@ -27,7 +27,7 @@ from typing import (
 from spectral_fairseq.analysis.comparison import check_methods
 from spectral_fairseq.analysis.options import Options, StepCallback
 from spectral_fairseq.analysis.plots import Picture, draw_all, import_matplotlib
-from spectral_fairseq.analysis.render import as_latex, as_text
+from spectral_fairseq.analysis.render import as_text
 from spectral_fairseq.analysis.report import PAGE, as_html, check_folder, write_results
 from spectral_fairseq.analysis.results import Analysed, analyse_model, document, labels_for
 from spectral_fairseq.checkpoints.dictionary import Counts
@@ -171,7 +171,7 @@ class Report:
             result["signature"] += f"|nbest:{Path(nbest['file']).name}:{nbest['signature']}"
 
     def to_dict(self) -> Dict[str, Any]:
-        """The document that ``--format json`` prints; its schema is ``analysis/schema.py``."""
+        """The document that ``--format json`` prints."""
         return document(self.command, self.analysed, self.options, self.methods)
 
     def scalars(self) -> Dict[str, float]:
@@ -213,7 +213,7 @@ class Report:
         Raises:
             ConfigurationError: matplotlib is not installed.
         """
-        return {picture.name: picture.files.figure() for picture in self.pictures()}
+        return {picture.name: picture.figure() for picture in self.pictures()}
 
     def pictures(self) -> List[Picture]:
         """The pictures as they stand in the HTML report.
@@ -223,10 +223,6 @@ class Report:
         """
         import_matplotlib()
         return draw_all(self.to_dict(), self.analysed)
-
-    def to_latex(self) -> str:
-        """The measures as a LaTeX table."""
-        return as_latex(self.to_dict())
 
     def to_html(self) -> str:
         """The page that ``--out`` writes: one document that needs no network."""

@@ -1,8 +1,7 @@
 """Every measure of a report: its key, title, unit, meaning, which direction is good, its source.
 
-Tables in text, LaTeX and HTML, the JSON schema and the measuring itself all follow from this list,
-so a new measure is a function in :mod:`spectral_fairseq.functional.measures`, an entry here, and a
-test.
+Tables in text and HTML and the measuring itself follow from this list, so a new measure is a
+function in :mod:`spectral_fairseq.functional`, an entry here, and a test.
 """
 
 from __future__ import annotations
@@ -18,13 +17,10 @@ from spectral_fairseq.analysis.table_facts import TableFacts
 from spectral_fairseq.functional.isotropy import isoscore_of_variances
 from spectral_fairseq.functional.ranks import (
     effective_rank,
-    random_cka,
     random_mean_share,
-    random_procrustes,
-    share_of_first,
     stable_rank,
 )
-from spectral_fairseq.functional.rows import pearson, slope, spearman
+from spectral_fairseq.functional.rows import pearson, slope
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,6 @@ class Measure:
     Attributes:
         key: in ``measures`` of the JSON.
         title: for readers.
-        latex: the title in LaTeX.
         meaning: definition, convention and range.
         compute: the value for one table, None where it does not apply; None for a measure of
             predictions or translations, which :mod:`tools` adds under this key.
@@ -48,7 +43,6 @@ class Measure:
 
     key: str
     title: str
-    latex: str
     meaning: str
     compute: Optional[Callable[[TableFacts], Optional[float]]]
     random: Union[float, Callable[[TableFacts], Optional[float]], None] = None
@@ -64,10 +58,6 @@ def _with_counts(
     return None if facts.log_counts is None else statistic(facts.log_counts, facts.norms)
 
 
-def _fitted(facts: TableFacts, kind: str, parameter: str) -> Optional[float]:
-    return facts.fits.get(kind, {}).get(parameter)
-
-
 def _stored_sigma_error(facts: TableFacts) -> Optional[float]:
     stored = facts.table.stored_sigma
     return None if stored is None else float((stored - facts.sigma).norm() / facts.sigma.norm())
@@ -78,13 +68,8 @@ def _prior_error(facts: TableFacts) -> Optional[float]:
     return None if prior is None else float((facts.sigma - prior).norm() / prior.norm())
 
 
-def _of_group(facts: TableFacts, group: str, name: str) -> Optional[float]:
-    found = facts.groups.get(group)
-    return None if found is None else getattr(found, name)
-
-
-def _aligned(facts: TableFacts, name: str) -> Optional[float]:
-    return None if facts.alignment is None else getattr(facts.alignment, name)
+def _of_group(group: str) -> Callable[[TableFacts], Optional[float]]:
+    return lambda facts: facts.group_cosines.get(group)
 
 
 def _random_i1(sigma: Tensor) -> float:
@@ -93,52 +78,11 @@ def _random_i1(sigma: Tensor) -> float:
     return math.exp(float(variance[-1] - variance[0]) / 2)
 
 
-def _group_measures(group: str) -> List[Measure]:
-    which = f"the {group} third of the words"
-    return [
-        Measure(
-            f"mean_cosine_{group}",
-            f"mean cosine, {group} words",
-            f"mean cosine, {group}",
-            f"mean over all pairs of {which}",
-            lambda t: _of_group(t, group, "mean_cosine"),
-            random=0.0,
-            better="low",
-        ),
-        Measure(
-            f"mean_cosine_{group}_centred",
-            f"mean cosine, {group} words, centred",
-            f"mean cosine, {group}, centred",
-            f"mean over all pairs of {which}, after the mean of all rows is subtracted",
-            lambda t: _of_group(t, group, "centred_mean_cosine"),
-            random=0.0,
-            better="low",
-        ),
-        Measure(
-            f"norm_mean_{group}",
-            f"row norm, {group} words",
-            f"$\\|w\\|$, {group}",
-            f"mean of ||w_i|| over {which}",
-            lambda t: _of_group(t, group, "norm"),
-        ),
-        Measure(
-            f"mean_share_{group}",
-            f"norm of the mean vector, {group} words",
-            f"$\\|\\bar w\\|$, relative, {group}",
-            f"norm of the mean of {which}, divided by the root mean square of their norms",
-            lambda t: _of_group(t, group, "mean_share"),
-            random=lambda t: random_mean_share(max(t.count // len(FREQUENCIES), 1)),
-            better="low",
-        ),
-    ]
-
-
 GROUPS: Dict[str, List[Measure]] = {
     "Isotropy": [
         Measure(
             "i1",
             "I1",
-            "$I_1$",
             "min Z(a) / max Z(a), where Z(a) = sum_i exp(<w_i, a>) and a runs over both "
             "signs of every eigenvector of W'W, at W's own scale; 1 is isotropic",
             lambda t: t.isotropy.means["i1"],
@@ -147,48 +91,12 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "i2",
             "I2",
-            "$I_2$",
             "standard deviation of Z(a) / mean of Z(a), over the same directions; 0 is isotropic",
             lambda t: t.isotropy.means["i2"],
             better="low",
         ),
         Measure(
-            "i1_one_sign",
-            "I1, one sign",
-            "$I_1$, one sign",
-            "I1 over one direction for each eigenvector, the one along the mean of the rows",
-            lambda t: t.isotropy.means["i1_one_sign"],
-            better="high",
-        ),
-        Measure(
-            "i2_one_sign",
-            "I2, one sign",
-            "$I_2$, one sign",
-            "I2 over one direction for each eigenvector, the one along the mean of the rows",
-            lambda t: t.isotropy.means["i2_one_sign"],
-            better="low",
-        ),
-        Measure(
-            "i1_unit_scale",
-            "I1, unit scale",
-            "$I_1$, unit scale",
-            "I1 of W divided by the root mean square of its row norms, which makes tables"
-            " of different scale comparable",
-            lambda t: t.isotropy.means["i1_unit_scale"],
-            random=lambda t: _random_i1(t.random_sigma),
-            better="high",
-        ),
-        Measure(
-            "i2_unit_scale",
-            "I2, unit scale",
-            "$I_2$, unit scale",
-            "I2 of W divided by the root mean square of its row norms",
-            lambda t: t.isotropy.means["i2_unit_scale"],
-            better="low",
-        ),
-        Measure(
             "isoscore",
-            "IsoScore",
             "IsoScore",
             "uniformity of the eigenvalues of the covariance (Rudman et al. 2022), mean "
             "subtracted; 1 is isotropic, 0 a line",
@@ -199,8 +107,8 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "i1_centred",
             "I1, centred",
-            "$I_1$, centred",
-            "I1 of W minus its mean row, at unit scale, over the eigenvectors of that matrix",
+            "I1 of W minus its mean row, divided by the root mean square of its row norms, over "
+            "the eigenvectors of that matrix, which makes tables of different scale comparable",
             lambda t: t.isotropy.means.get("i1_centred"),
             random=lambda t: _random_i1(t.random_sigma),
             better="high",
@@ -208,35 +116,14 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "i2_centred",
             "I2, centred",
-            "$I_2$, centred",
             "I2 of the same matrix",
             lambda t: t.isotropy.means.get("i2_centred"),
-            better="low",
-        ),
-        Measure(
-            "hubness",
-            "hubness",
-            "hubness",
-            "skewness of the number of words that have a word among their 10 nearest neighbours by "
-            "cosine (Radovanovic et al. 2010), among the sampled words",
-            lambda t: t.hubness,
-            random=lambda t: t.random_hubness,
-            better="low",
-        ),
-        Measure(
-            "hubness_centred",
-            "hubness, centred",
-            "hubness, centred",
-            "the same after the mean of all rows is subtracted",
-            lambda t: t.centred_hubness,
-            random=lambda t: t.random_hubness,
             better="low",
         ),
     ],
     "Cosines": [
         Measure(
             "mean_cosine",
-            "mean cosine",
             "mean cosine",
             "mean over all pairs of different words, exact; 0 if the words share no "
             "direction, 1 if they all point the same way",
@@ -248,7 +135,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "mean_cosine_centred",
             "mean cosine, centred",
-            "mean cosine, centred",
             "the same after the mean of all rows is subtracted, which changes no probability if W "
             "is an output table",
             lambda t: t.centred_mean_cosine,
@@ -258,53 +144,14 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "positive_cosines",
             "share of cosines that are not negative",
-            "cosines $\\geq 0$",
             "over the pairs of the sampled words; nearly 1 in a degenerate table (Gao et al. 2019)",
             lambda t: t.cosines.positive,
             random=0.5,
             better="low",
         ),
         Measure(
-            "positive_cosines_centred",
-            "share of cosines that are not negative, centred",
-            "cosines $\\geq 0$, centred",
-            "the same after the mean of all rows is subtracted",
-            lambda t: t.centred_cosines.positive,
-            random=0.5,
-        ),
-        Measure(
-            "cosine_std",
-            "cosine, standard deviation",
-            "cosine, std.",
-            "standard deviation over the pairs of the sampled words",
-            lambda t: t.cosines.std,
-            random=lambda t: t.dim**-0.5,
-        ),
-        Measure(
-            "cosine_p05",
-            "cosine, 5th percentile",
-            "cosine, 5\\,\\%",
-            "5th percentile over the pairs of the sampled words",
-            lambda t: t.cosines.quantiles(0.05)[0],
-        ),
-        Measure(
-            "cosine_p50",
-            "cosine, median",
-            "cosine, median",
-            "median over the pairs of the sampled words",
-            lambda t: t.cosines.quantiles(0.5)[0],
-        ),
-        Measure(
-            "cosine_p95",
-            "cosine, 95th percentile",
-            "cosine, 95\\,\\%",
-            "95th percentile over the pairs of the sampled words",
-            lambda t: t.cosines.quantiles(0.95)[0],
-        ),
-        Measure(
             "mean_share",
             "norm of the mean vector",
-            "$\\|\\bar w\\|$, relative",
             "norm of the mean of all rows, divided by the root mean square of the row norms; 0 to "
             "1. A vector added to all rows of an output table changes no probability",
             lambda t: float(t.mean.norm()) / t.rms_norm,
@@ -317,54 +164,19 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "sigma_max",
             "sigma_1",
-            "$\\sigma_1$",
             "largest singular value of W",
             lambda t: float(t.sigma[0]),
             random=lambda t: t.edge,
         ),
         Measure(
-            "sigma_2",
-            "sigma_2",
-            "$\\sigma_2$",
-            "second largest singular value of W",
-            lambda t: float(t.sigma[1]) if t.dim > 1 else 0.0,
-            random=lambda t: float(t.random_sigma[1]) if t.dim > 1 else 0.0,
-        ),
-        Measure(
-            "sigma_median",
-            "sigma, median",
-            "$\\sigma$, median",
-            "median singular value of W (the lower of the two middle ones)",
-            lambda t: float(t.sigma.median()),
-            random=lambda t: float(t.random_sigma.median()),
-        ),
-        Measure(
             "sigma_min",
             "sigma_d",
-            "$\\sigma_d$",
             "smallest singular value of W; 0 if it cannot be told from roundoff",
             lambda t: float(t.sigma[-1]),
             random=lambda t: float(t.random_sigma[-1]),
         ),
         Measure(
-            "frobenius_norm",
-            "Frobenius norm",
-            "$\\|W\\|_F$",
-            "sqrt(sum_k sigma_k^2)",
-            lambda t: float(t.sigma.norm()),
-        ),
-        Measure(
-            "share_of_first",
-            "share of sigma_1",
-            "$\\sigma_1/\\sum\\sigma_k$",
-            "sigma_1 / sum_k sigma_k; 1/d for a flat spectrum",
-            lambda t: share_of_first(t.sigma),
-            random=lambda t: share_of_first(t.random_sigma),
-            better="low",
-        ),
-        Measure(
             "effective_rank",
-            "effective rank",
             "effective rank",
             "exp of the entropy of sigma_k / sum sigma (Roy and Vetterli 2007), between 1 and d",
             lambda t: effective_rank(t.sigma),
@@ -372,28 +184,8 @@ GROUPS: Dict[str, List[Measure]] = {
             better="high",
         ),
         Measure(
-            "stable_rank",
-            "stable rank",
-            "stable rank",
-            "sum_k sigma_k^2 / sigma_1^2, between 1 and d",
-            lambda t: stable_rank(t.sigma),
-            random=lambda t: stable_rank(t.random_sigma),
-            better="high",
-        ),
-        Measure(
-            "sigma_over_edge",
-            "sigma_1 over the random edge",
-            "$\\sigma_1$ / edge",
-            "sigma_1 divided by the Marchenko-Pastur edge, the largest singular value of a random "
-            "table of this shape and root mean square row norm",
-            lambda t: float(t.sigma[0]) / t.edge,
-            random=1.0,
-            better="low",
-        ),
-        Measure(
             "sigma_over_edge_centred",
             "sigma_1 over the random edge, centred",
-            "$\\sigma_1$ / edge, centred",
             "largest singular value of W minus its mean row, divided by the Marchenko-Pastur edge, "
             "that of a random table of this shape and row length",
             lambda t: float(t.centred_sigma[0]) / t.centred_edge if t.centred_edge > 0 else None,
@@ -402,26 +194,7 @@ GROUPS: Dict[str, List[Measure]] = {
             headline=True,
         ),
         Measure(
-            "above_edge_centred",
-            "singular values above the edge, centred",
-            "$\\sigma_k$ > edge, centred",
-            "number of singular values of W minus its mean row above the Marchenko-Pastur edge: "
-            "directions that stand out of noise",
-            lambda t: float((t.centred_sigma > t.centred_edge).sum()),
-            random=0.0,
-        ),
-        Measure(
-            "share_of_first_centred",
-            "share of sigma_1, centred",
-            "$\\sigma_1/\\sum\\sigma_k$, centred",
-            "share of sigma_1 of W minus its mean row",
-            lambda t: share_of_first(t.centred_sigma),
-            random=lambda t: share_of_first(t.random_sigma),
-            better="low",
-        ),
-        Measure(
             "effective_rank_centred",
-            "effective rank, centred",
             "effective rank, centred",
             "effective rank (Roy and Vetterli 2007) of W minus its mean row: over how many of the "
             "d directions its singular values are spread",
@@ -433,121 +206,35 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "stable_rank_centred",
             "stable rank, centred",
-            "stable rank, centred",
             "stable rank of W minus its mean row",
             lambda t: stable_rank(t.centred_sigma),
             random=lambda t: stable_rank(t.random_sigma),
             better="high",
         ),
     ],
-    "Decay fitted to the spectrum": [
-        Measure(
-            "exponential_c1",
-            "exponential, c1",
-            "exp., $c_1$",
-            "c1 of c1 exp(-c2 k^gamma), fitted to sigma_k by least squares",
-            lambda t: _fitted(t, "exponential", "c1"),
-        ),
-        Measure(
-            "exponential_c2",
-            "exponential, c2",
-            "exp., $c_2$",
-            "c2 of that fit",
-            lambda t: _fitted(t, "exponential", "c2"),
-        ),
-        Measure(
-            "exponential_gamma",
-            "exponential, gamma",
-            "exp., $\\gamma$",
-            "gamma of that fit; 0.1 is its lower bound, where a spectrum decays polynomially",
-            lambda t: _fitted(t, "exponential", "gamma"),
-        ),
-        Measure(
-            "exponential_error",
-            "exponential, relative error",
-            "exp., rel.\\ error",
-            "||sigma - fit|| / ||sigma||",
-            lambda t: _fitted(t, "exponential", "relative_error"),
-            better="low",
-        ),
-        Measure(
-            "polynomial_c1",
-            "polynomial, c1",
-            "pol., $c_1$",
-            "c1 of c1 k^-gamma, fitted to sigma_k by least squares",
-            lambda t: _fitted(t, "polynomial", "c1"),
-        ),
-        Measure(
-            "polynomial_gamma",
-            "polynomial, gamma",
-            "pol., $\\gamma$",
-            "gamma of that fit",
-            lambda t: _fitted(t, "polynomial", "gamma"),
-        ),
-        Measure(
-            "polynomial_error",
-            "polynomial, relative error",
-            "pol., rel.\\ error",
-            "||sigma - fit|| / ||sigma||",
-            lambda t: _fitted(t, "polynomial", "relative_error"),
-            better="low",
-        ),
-    ],
     "Row norms": [
         Measure(
             "norm_mean",
             "row norm, mean",
-            "$\\|w\\|$, mean",
             "mean of ||w_i||",
             lambda t: float(t.norms.mean()),
         ),
         Measure(
-            "norm_std",
-            "row norm, standard deviation",
-            "$\\|w\\|$, std.",
-            "standard deviation of ||w_i||",
-            lambda t: float(t.norms.std(unbiased=False)),
-        ),
-        Measure(
-            "norm_min",
-            "row norm, smallest",
-            "$\\|w\\|$, min",
-            "smallest ||w_i||",
-            lambda t: float(t.norms.min()),
-        ),
-        Measure(
-            "norm_max",
-            "row norm, largest",
-            "$\\|w\\|$, max",
-            "largest ||w_i||",
-            lambda t: float(t.norms.max()),
-        ),
-        Measure(
             "norm_count_pearson",
             "norm and log count, Pearson",
-            "norm/log count, $r$",
             "Pearson correlation of ||w_i|| with the smoothed log count of word i in the "
             "dictionary",
             lambda t: _with_counts(t, pearson),
         ),
         Measure(
-            "norm_count_spearman",
-            "norm and log count, Spearman",
-            "norm/log count, $\\rho$",
-            "Spearman correlation of the same two",
-            lambda t: _with_counts(t, spearman),
-        ),
-        Measure(
             "norm_count_slope",
             "norm over log count, slope",
-            "norm/log count, slope",
             "slope of the least-squares line of ||w_i|| over the smoothed log count",
             lambda t: _with_counts(t, slope),
         ),
         Measure(
             "untrained_rows",
             "rows that look never trained",
-            "untrained rows",
             "number of rows that are zero, equal to another row bit for bit, or whose log norm "
             "lies 5 robust standard deviations below the median",
             lambda t: float(len(t.untrained)),
@@ -555,40 +242,21 @@ GROUPS: Dict[str, List[Measure]] = {
             digits=6,
         ),
     ],
-    "By frequency": [measure for group in FREQUENCIES for measure in _group_measures(group)],
-    "Input against output table": [
+    "By frequency": [
         Measure(
-            "input_output_cka",
-            "linear CKA",
-            "linear CKA, input and output",
-            "similarity of the two tables (Kornblith et al. 2019), whatever their coordinates; 1 "
-            "is equal up to rotation and scale",
-            lambda t: _aligned(t, "cka"),
-            random=lambda t: random_cka(t.count, t.dim, t.counterpart_dim),
-        ),
-        Measure(
-            "input_output_procrustes",
-            "Procrustes residual",
-            "Procrustes residual, input and output",
-            "relative distance of the two tables after the best rotation and scale, mean rows "
-            "subtracted; 0 is equal",
-            lambda t: _aligned(t, "procrustes"),
-            random=lambda t: random_procrustes(t.count, t.dim, t.counterpart_dim),
-        ),
-        Measure(
-            "input_output_cosine",
-            "mean cosine of a word's two vectors",
-            "cosine, input and output",
-            "in the same coordinates, mean rows subtracted",
-            lambda t: _aligned(t, "cosine"),
+            f"mean_cosine_{group}",
+            f"mean cosine, {group} words",
+            f"mean over all pairs of the {group} third of the words",
+            _of_group(group),
             random=0.0,
-        ),
+            better="low",
+        )
+        for group in FREQUENCIES
     ],
     "Distance from the first checkpoint": [
         Measure(
             "drift_cka",
             "linear CKA",
-            "linear CKA with the first",
             "similarity of the table with that of the first checkpoint, over the words of both "
             "(Kornblith et al. 2019); 1 is equal up to rotation and scale",
             None,
@@ -596,7 +264,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "drift_procrustes",
             "Procrustes residual",
-            "Procrustes residual with the first",
             "relative distance from the first checkpoint's table after the best rotation and scale",
             None,
         ),
@@ -605,39 +272,20 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "u_frobenius",
             "||U'U - I||_F",
-            "$\\|U'U-I\\|_F$",
             "distance of the stored U from orthonormal columns, Frobenius norm",
             lambda t: t.table.orthogonality.get("u_frobenius"),
             better="low",
         ),
         Measure(
-            "u_spectral",
-            "||U'U - I||_2",
-            "$\\|U'U-I\\|_2$",
-            "distance of the stored U from orthonormal columns, spectral norm",
-            lambda t: t.table.orthogonality.get("u_spectral"),
-            better="low",
-        ),
-        Measure(
             "v_frobenius",
             "||V'V - I||_F",
-            "$\\|V'V-I\\|_F$",
             "distance of the stored V from orthonormal columns, Frobenius norm",
             lambda t: t.table.orthogonality.get("v_frobenius"),
             better="low",
         ),
         Measure(
-            "v_spectral",
-            "||V'V - I||_2",
-            "$\\|V'V-I\\|_2$",
-            "distance of the stored V from orthonormal columns, spectral norm",
-            lambda t: t.table.orthogonality.get("v_spectral"),
-            better="low",
-        ),
-        Measure(
             "stored_sigma_error",
             "stored sigma, relative error",
-            "stored $\\sigma$, error",
             "||learned sigma - true singular values|| / ||true||; 0 while U and V are orthonormal",
             _stored_sigma_error,
             better="low",
@@ -645,7 +293,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "prior_error",
             "distance from the prior",
-            "prior, rel.\\ error",
             "||true singular values - prior of the training|| / ||prior||",
             _prior_error,
             better="low",
@@ -655,7 +302,6 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "log_probability_rank",
             "rank of log P",
-            "rank of $\\log P$",
             "number of singular values of the contexts x words log-probability matrix "
             "above the expected roundoff, 1/2 sqrt(m + n + 1) sigma_1 eps",
             None,
@@ -664,40 +310,12 @@ GROUPS: Dict[str, List[Measure]] = {
         Measure(
             "expected_pairwise_kl",
             "expected pairwise KL",
-            "expected pairwise KL",
             "mean KL(P(.|c) || P(.|c')) over all pairs of different contexts",
             None,
             unit="nats",
         ),
         Measure(
-            "never_predicted",
-            "words never predicted",
-            "words never predicted",
-            "words that have the highest score for none of these contexts: exact for this sample, "
-            "an upper bound for the model; at most one word a context is predicted",
-            None,
-            digits=7,
-        ),
-        Measure(
-            "missed_targets",
-            "target words never predicted",
-            "targets never predicted",
-            "words that follow some of these contexts, but have the highest score for none",
-            None,
-            digits=7,
-        ),
-        Measure(
-            "gradient_lost",
-            "share of the logits' gradient that is lost",
-            "lost gradient",
-            "1 - ||P g||^2 / ||g||^2, with g the gradient of the cross-entropy by the logits and P "
-            "the projector on the column space of W, which is all that the hidden state "
-            "receives (after Godey and Artzi 2026)",
-            None,
-        ),
-        Measure(
             "hidden_mean_cosine",
-            "hidden states, mean cosine",
             "hidden states, mean cosine",
             "over all pairs of inputs of the output layer",
             None,
@@ -705,27 +323,8 @@ GROUPS: Dict[str, List[Measure]] = {
             better="low",
         ),
         Measure(
-            "hidden_isoscore",
-            "hidden states, IsoScore",
-            "hidden states, IsoScore",
-            "of the inputs of the output layer",
-            None,
-            better="high",
-        ),
-        Measure(
-            "hidden_outlier_dimensions",
-            "hidden states, outlier dimensions",
-            "hidden states, outlier dim.",
-            "dimensions of the inputs of the output layer whose root mean square lies 5 robust "
-            "standard deviations above the median dimension",
-            None,
-            random=0.0,
-            better="low",
-        ),
-        Measure(
             "origin_in_hull",
             "origin in the hull of the hidden states",
-            "origin in hull",
             "1 if the convex hull of a sample of hidden states contains the origin, 0 if all of "
             "them have a negative product with one direction, along which the vectors of words "
             "that never occur drift away (Gao et al. 2019, theorem 2)",
@@ -735,7 +334,6 @@ GROUPS: Dict[str, List[Measure]] = {
     "Sentence-level BLEU of the n best": [
         Measure(
             f"bleu_{order}_{side}",
-            f"BLEU-{order} {side}",
             f"BLEU-{order} {side}",
             f"mean over {each} of the best smoothed sentence BLEU against any {other}, then over "
             "sentences, between 0 and 1",

@@ -18,7 +18,6 @@ from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.cosines import nearest_neighbours
 from spectral_fairseq.functional.products import sample_rows
 
-NORM_BINS = 60
 # Points of the pictures of counts, which draw each of them.
 COUNT_POINTS = 1000
 NAMED_ROWS = 50
@@ -49,7 +48,6 @@ def measure_table(
     words: Optional[WordList] = None,
     prior: Optional[Mapping[str, Any]] = None,
     progress: Optional[StepCallback] = None,
-    counterpart: Optional[StoredTable] = None,
 ) -> Measured:
     """Measure one table.
 
@@ -59,7 +57,6 @@ def measure_table(
         words: the dictionary of the table's rows.
         prior: arguments of the prior that the table was trained with, for ``prior_spectrum``.
         progress: called at each step.
-        counterpart: the input table of an output table, or the reverse, where they differ.
 
     Raises:
         DataError: a table that cannot be measured, or words that are not in the dictionary.
@@ -67,19 +64,18 @@ def measure_table(
     """
     options.check()
     queries = _query_rows(table, options, words)
-    facts = TableFacts(table, options, words, prior, progress, counterpart)
+    facts = TableFacts(table, options, words, prior, progress)
     # First what refuses tables: vectors that are too long for everything else, or all zero.
-    norms, sigma = facts.norms, facts.sigma
+    _, sigma = facts.norms, facts.sigma
     measures = measure_all(facts)
     facts.progress.begin("norms and neighbours")
     sampled = len(facts.cosine_sample)
-    samples = facts.isotropy.samples
+    isotropy = facts.isotropy
     prior_sigma = facts.prior_sigma
     details: Dict[str, Any] = {
         "singular_values": sigma.tolist(),
         "prior": None if prior_sigma is None else prior_sigma.tolist(),
-        "fits": facts.fits,
-        "isotropy_runs": {"words": options.isotropy_words, "values": samples} if samples else None,
+        "isotropy_runs": isotropy.words and {"words": isotropy.words, "values": isotropy.samples},
         "random": random_values(facts),
         "random_singular_values": facts.random_sigma.tolist(),
         "centred": {
@@ -87,39 +83,13 @@ def measure_table(
             "cosines": {**facts.centred_cosines.coarse(), "words": sampled},
         },
         "cosines": {**facts.cosines.coarse(), "words": sampled},
-        "norms": _norm_curve(norms[facts.frequency_order]),
-        "norm_histogram": _norm_histogram(norms),
         "counts": _counts(facts),
         "untrained": _named(facts, facts.untrained[:NAMED_ROWS]),
         "dominant_row": _dominant_row(facts),
-        "counterpart": None if counterpart is None else counterpart.name,
         "frequency_order": "rows" if facts.log_counts is None else "counts",
         "neighbours": _neighbours(table, words, queries, options),
     }
     return Measured(measures, details, *_projection(facts))
-
-
-def _norm_curve(ordered: Tensor) -> Dict[str, List[float]]:
-    """Row norms in bins of frequency rank, which are equally wide in its logarithm if possible."""
-    count = len(ordered)
-    cuts = torch.logspace(0, math.log10(count + 1), NORM_BINS + 1, dtype=torch.float64)
-    bounds = sorted({min(int(round(cut)), count + 1) for cut in cuts.tolist()})
-    rank, mean, low, high = [], [], [], []
-    for start, end in zip(bounds, bounds[1:]):
-        part = ordered[start - 1 : end - 1]
-        rank.append(math.sqrt(start * (end - 1)))
-        mean.append(float(part.mean()))
-        low.append(float(part.quantile(0.1)))
-        high.append(float(part.quantile(0.9)))
-    return {"rank": rank, "mean": mean, "p10": low, "p90": high}
-
-
-def _norm_histogram(norms: Tensor) -> Dict[str, List[float]]:
-    """Words in equal bins of the norm, from 0 to the largest."""
-    last = float(norms.max())
-    counts = torch.histc(norms, NORM_BINS, 0, last)
-    edges = torch.linspace(0, last, NORM_BINS + 1, dtype=torch.float64)
-    return {"edges": edges.tolist(), "counts": counts.long().tolist()}
 
 
 def _counts(facts: TableFacts) -> Optional[Dict[str, List[float]]]:

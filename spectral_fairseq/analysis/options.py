@@ -63,7 +63,6 @@ SHARES: Dict[str, float] = {
     "singular values": 6,
     "partition function": 8,
     "cosines": 0.5,
-    "decay fits": 0.5,
     "norms and neighbours": 1,
     "drift": 2,
     "predictions": 20,

@@ -1,4 +1,4 @@
-"""Pictures of a document of results, as in the papers; PNG and SVG, for light and dark pages.
+"""Pictures of a document of results, as in the papers; PNG and SVG.
 
 The colours are those of Okabe and Ito, which colour-blind readers can tell apart. Every curve has
 its own dash pattern, so that a grey print can be read too. The pictures are narrow and their
@@ -10,42 +10,42 @@ from __future__ import annotations
 import base64
 import io
 import logging
-from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from spectral_fairseq.analysis.catalogue import ALL, shown
 from spectral_fairseq.analysis.options import follows_one_run, spread
 from spectral_fairseq.analysis.results import Analysed
 from spectral_fairseq.errors import ConfigurationError
 
-# One picture as a figure of matplotlib, and as files for light and dark pages.
-#
 # pyplot is not imported, so that the backend and the open figures of a notebook stay as they are.
 
-
-Draw = Callable[[Any, Dict[str, Any]], Any]
-"""Takes what makes figures by ``subplots``, and a palette; returns the figure."""
+Draw = Callable[[Any], Any]
+"""Takes what makes figures by ``subplots``; returns the figure."""
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-DARK_COLOURS = ("#56B4E9", "#E69F00", "#1FC79B", "#E79BC4", "#6FA8FF", "#F0E442", "#FFFFFF")
-# ``words`` are the ends of cividis between which words are coloured, frequent ones first.
-THEMES: Dict[str, Dict[str, Any]] = {
-    "light": {
-        "ink": "#1a1a1a",
-        "ground": "#ffffff",
-        "grid": "#d0d0d0",
-        "origin": "#C0392B",
-        "words": (0.85, 0.0),
-    },
-    "dark": {
-        "ink": "#e8e8e8",
-        "ground": "#16191d",
-        "grid": "#3a4048",
-        "origin": "#FF6B57",
-        "words": (1.0, 0.35),
-    },
+INK, GROUND, ORIGIN = "#1a1a1a", "#ffffff", "#C0392B"
+STYLE: Dict[str, Any] = {
+    "figure.facecolor": GROUND,
+    "axes.facecolor": GROUND,
+    "savefig.facecolor": GROUND,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": "#d0d0d0",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "font.size": 11,
+    "legend.frameon": True,
+    "legend.facecolor": GROUND,
+    "legend.edgecolor": GROUND,
+    "svg.hashsalt": "spectral-fairseq",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
 }
-FILES = ("light.svg", "light.png", "dark.svg")
+FILES = ("svg", "png")
 
 
 def import_matplotlib() -> Any:
@@ -68,59 +68,6 @@ def import_matplotlib() -> Any:
     return matplotlib
 
 
-class Drawing(Mapping[str, bytes]):
-    """The files of a picture by their names, :data:`FILES`, drawn when one is first needed.
-
-    Args:
-        draw: makes the figure.
-    """
-
-    def __init__(self, draw: Draw) -> None:
-        self._draw = draw
-        self._files: Dict[str, bytes] = {}
-
-    def figure(self, theme: str = "light") -> Any:
-        """The picture as a ``matplotlib.figure.Figure``.
-
-        Args:
-            theme: of :data:`THEMES`.
-        """
-        colours = THEMES[theme]
-        palette = {**colours, "curves": COLOURS if theme == "light" else DARK_COLOURS}
-        with import_matplotlib().rc_context(_style(colours)):
-            return self._draw(_Figures, palette)
-
-    def __getitem__(self, name: str) -> bytes:
-        if not self._files:
-            for theme in dict.fromkeys(file.split(".")[0] for file in FILES):
-                self._files.update(self._rendered(theme))
-        return self._files[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(FILES)
-
-    def __len__(self) -> int:
-        return len(FILES)
-
-    def _rendered(self, theme: str) -> Dict[str, bytes]:
-        found = {}
-        figure = self.figure(theme)
-        with import_matplotlib().rc_context(_style(THEMES[theme])):
-            for name in (file for file in FILES if file.startswith(theme)):
-                kind = name.split(".")[1]
-                buffer = io.BytesIO()
-                # No date, so that the same results give the same file.
-                figure.savefig(
-                    buffer,
-                    format=kind,
-                    dpi=160,
-                    bbox_inches="tight",
-                    metadata={"Date": None} if kind == "svg" else None,
-                )
-                found[name] = buffer.getvalue()
-        return found
-
-
 class _Figures:
     """Makes figures as pyplot does, without a window for them."""
 
@@ -128,30 +75,6 @@ class _Figures:
     def subplots(*grid: int, figsize: Any, layout: Any = None, **settings: Any) -> Any:
         figure = import_matplotlib().figure.Figure(figsize=figsize, layout=layout)
         return figure, figure.subplots(*grid, **settings)
-
-
-def _style(colours: Mapping[str, Any]) -> Dict[str, Any]:
-    ink, ground = colours["ink"], colours["ground"]
-    return {
-        "figure.facecolor": ground,
-        "axes.facecolor": ground,
-        "savefig.facecolor": ground,
-        "text.color": ink,
-        "axes.labelcolor": ink,
-        "axes.edgecolor": ink,
-        "xtick.color": ink,
-        "ytick.color": ink,
-        "grid.color": colours["grid"],
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "font.size": 11,
-        "legend.frameon": True,
-        "legend.facecolor": ground,
-        "legend.edgecolor": ground,
-        "svg.hashsalt": "spectral-fairseq",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-    }
 
 
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 3)))
@@ -164,11 +87,9 @@ SIZE = (5.2, 3.8)
 OPENING = 2
 
 # Drawn only where the results have data for them.
-OCCASIONAL = (
-    *("projection", "norms_by_count", "frequencies", "log_probabilities", "layers", "history"),
-)
+OCCASIONAL = ("projection", "norms_by_count", "log_probabilities", "layers", "history")
 
-HISTORY = ("i1", "i2", "mean_cosine", "share_of_first", "effective_rank", "isoscore")
+HISTORY = ("i1", "i2", "mean_cosine", "sigma_over_edge_centred", "effective_rank", "isoscore")
 
 
 @dataclass
@@ -179,17 +100,37 @@ class Picture:
         name: of its files.
         title: for readers.
         alt: what it shows, with its main figures, for those who cannot see it.
-        files: ``light.png``, ``light.svg``, ``dark.svg``, ... -> bytes.
+        draw: makes the figure.
     """
 
     name: str
     title: str
     alt: str
-    files: Drawing
+    draw: Draw
+    _files: Dict[str, bytes] = field(default_factory=dict, repr=False)
 
-    def url(self, theme: str) -> str:
-        """The SVG of a theme as a data: URL."""
-        return f"data:image/svg+xml;base64,{base64.b64encode(self.files[f'{theme}.svg']).decode()}"
+    def figure(self) -> Any:
+        """The picture as a ``matplotlib.figure.Figure``."""
+        with import_matplotlib().rc_context(STYLE):
+            return self.draw(_Figures)
+
+    def file(self, kind: str) -> bytes:
+        """The picture as a file of a kind of :data:`FILES`, drawn when it is first needed."""
+        if not self._files:
+            figure = self.figure()
+            with import_matplotlib().rc_context(STYLE):
+                for one in FILES:
+                    buffer = io.BytesIO()
+                    # No date, so that the same results give the same file.
+                    date = {"Date": None} if one == "svg" else None
+                    figure.savefig(buffer, format=one, dpi=160, bbox_inches="tight", metadata=date)
+                    self._files[one] = buffer.getvalue()
+        return self._files[kind]
+
+    @property
+    def url(self) -> str:
+        """The SVG as a data: URL."""
+        return f"data:image/svg+xml;base64,{base64.b64encode(self.file('svg')).decode()}"
 
 
 def draw_all(document: Mapping[str, Any], analysed: Sequence[Analysed] = ()) -> List[Picture]:
@@ -206,8 +147,6 @@ def draw_all(document: Mapping[str, Any], analysed: Sequence[Analysed] = ()) -> 
         _absolute_spectra(drawn),
         _cosines(drawn),
         _spectra(drawn),
-        _norms(drawn),
-        _norm_histograms(drawn),
     ]
     if analysed:
         kind = document["options"]["projection"]
@@ -218,7 +157,7 @@ def draw_all(document: Mapping[str, Any], analysed: Sequence[Analysed] = ()) -> 
         )
     counted = [one for one in drawn if one["counts"]]
     if counted:
-        pictures += [_norms_by_count(counted), _frequencies(counted)]
+        pictures.append(_norms_by_count(counted))
     run = [one for one in drawn if one["outputs"]]
     if run:
         pictures.append(log_probability_spectra(run))
@@ -233,12 +172,8 @@ def draw_all(document: Mapping[str, Any], analysed: Sequence[Analysed] = ()) -> 
     return pictures
 
 
-def _render(draw: Draw) -> Drawing:
-    return Drawing(draw)
-
-
-def _curve(palette: Dict[str, Any], index: int) -> Dict[str, Any]:
-    return {"color": palette["curves"][index], "linestyle": DASHES[index], "linewidth": 1.8}
+def _curve(index: int) -> Dict[str, Any]:
+    return {"color": COLOURS[index], "linestyle": DASHES[index], "linewidth": 1.8}
 
 
 def _literal(label: str) -> str:
@@ -276,7 +211,7 @@ def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def _spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
-    def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
+    def draw(pyplot: Any) -> Any:
         figure, axes = pyplot.subplots(figsize=SIZE)
         for index, one in enumerate(checkpoints):
             sigma = one["singular_values"]
@@ -285,14 +220,14 @@ def _spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
                 k,
                 [s / sigma[0] for s in sigma],
                 label=_literal(one["label"]),
-                **_curve(palette, index),
+                **_curve(index),
             )
         for index, label, values in _priors(checkpoints):
             axes.plot(
                 range(1, len(values) + 1),
                 values,
                 label=_literal(label),
-                color=palette["curves"][index],
+                color=COLOURS[index],
                 linewidth=0.9,
                 marker="o",
                 markersize=3,
@@ -310,14 +245,14 @@ def _spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
         for one in checkpoints
     )
     alt = f"Singular values divided by the largest, over their rank k. {shares}."
-    return Picture("singular_values", "Normalised singular values", alt, _render(draw))
+    return Picture("singular_values", "Normalised singular values", alt, draw)
 
 
 def _absolute_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
     alone = len(checkpoints) == 1
     random_label = "random table of this shape" if alone else "random tables of these shapes"
 
-    def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
+    def draw(pyplot: Any) -> Any:
         figure, axes = pyplot.subplots(figsize=SIZE)
         for index, one in enumerate(checkpoints):
             sigma = one["singular_values"]
@@ -325,7 +260,7 @@ def _absolute_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
                 range(1, len(sigma) + 1),
                 sigma,
                 label=_literal(one["label"]),
-                **_curve(palette, index),
+                **_curve(index),
             )
             if alone:
                 centred = one["centred"]["singular_values"]
@@ -333,7 +268,7 @@ def _absolute_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
                     range(1, len(centred) + 1),
                     centred,
                     label="minus the mean row",
-                    **_curve(palette, 1),
+                    **_curve(1),
                 )
         for one in checkpoints:
             random = one["random_singular_values"]
@@ -341,7 +276,7 @@ def _absolute_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
                 range(1, len(random) + 1),
                 random,
                 label=random_label if one is checkpoints[0] else None,
-                color=palette["ink"],
+                color=INK,
                 linewidth=0.9,
                 linestyle=":",
             )
@@ -360,7 +295,7 @@ def _absolute_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
         "Singular values on a logarithmic scale over their rank k, and dotted those of a random "
         f"table of the same shape and row length. {ends}."
     )
-    return Picture("singular_values_absolute", "Singular values", alt, _render(draw))
+    return Picture("singular_values_absolute", "Singular values", alt, draw)
 
 
 def _ratio(sigma: Sequence[float], at: int) -> float:
@@ -372,18 +307,16 @@ def _cosines(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
     if len(checkpoints) == 1:
         curves.append(("minus the mean row", checkpoints[0]["centred"]["cosines"]))
 
-    def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
+    def draw(pyplot: Any) -> Any:
         figure, axes = pyplot.subplots(figsize=SIZE)
         seen = []
         for index, (label, histogram) in enumerate(curves):
             edges, counts = histogram["edges"], histogram["counts"]
             width, total = edges[1] - edges[0], sum(counts)
             density = [count / total / width for count in counts]
-            axes.stairs(
-                density, edges, label=_literal(label), baseline=None, **_curve(palette, index)
-            )
+            axes.stairs(density, edges, label=_literal(label), baseline=None, **_curve(index))
             seen += [edge for edge, d in zip(edges, density) if d > 1e-3 * max(density)]
-        axes.axvline(0, color=palette["ink"], linewidth=0.8)
+        axes.axvline(0, color=INK, linewidth=0.8)
         axes.set(
             xlabel="cosine between two words",
             ylabel="density",
@@ -400,75 +333,18 @@ def _cosines(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
         for one in checkpoints
     )
     alt = f"Distribution of the cosine between pairs of different words. {means}."
-    return Picture("cosines", "Cosines between words", alt, _render(draw))
-
-
-def _norms(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
-    places = _ordered_by(checkpoints)
-
-    def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
-        figure, axes = pyplot.subplots(figsize=SIZE)
-        for index, one in enumerate(checkpoints):
-            norms = one["norms"]
-            style = _curve(palette, index)
-            axes.plot(norms["rank"], norms["mean"], label=_literal(one["label"]), **style)
-            axes.fill_between(
-                norms["rank"],
-                norms["p10"],
-                norms["p90"],
-                alpha=0.18,
-                color=style["color"],
-                linewidth=0,
-            )
-        axes.set(
-            xscale="log",
-            ylabel=r"$\|w\|$: mean, 10th to 90th percentile",
-            ylim=(0, None),
-            xlabel=places,
-        )
-        _legend(axes)
-        return figure
-
-    ends = "; ".join(
-        f"{one['label']}: from {shown(one['norms']['mean'][0], 3)} for the first to "
-        f"{shown(one['norms']['mean'][-1], 3)} for the last"
-        for one in checkpoints
-    )
-    alt = f"Length of word vectors over their {places}, on a logarithmic scale. {ends}."
-    return Picture("norms", f"Row norms by {places}", alt, _render(draw))
-
-
-def _norm_histograms(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
-    def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
-        figure, axes = pyplot.subplots(figsize=SIZE)
-        for index, one in enumerate(checkpoints):
-            edges, counts = one["norm_histogram"]["edges"], one["norm_histogram"]["counts"]
-            share = [100 * count / sum(counts) for count in counts]
-            axes.stairs(
-                share, edges, label=_literal(one["label"]), baseline=None, **_curve(palette, index)
-            )
-        axes.set(xlabel=r"$\|w\|$", ylabel="words, %", xlim=(0, None), ylim=(0, None))
-        _legend(axes)
-        return figure
-
-    ranges = "; ".join(
-        f"{one['label']}: {shown(one['measures']['norm_min'], 3)} to "
-        f"{shown(one['measures']['norm_max'], 3)}, mean {shown(one['measures']['norm_mean'], 3)}"
-        for one in checkpoints
-    )
-    alt = f"Histogram of the lengths of the word vectors. {ranges}."
-    return Picture("norm_histogram", "Histogram of row norms", alt, _render(draw))
+    return Picture("cosines", "Cosines between words", alt, draw)
 
 
 def _norms_by_count(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
-    def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
+    def draw(pyplot: Any) -> Any:
         figure, axes = pyplot.subplots(figsize=SIZE)
         for index, one in enumerate(checkpoints):
             axes.plot(
                 one["counts"]["log_count"],
                 one["counts"]["norm"],
                 "o^sDv<>"[index],
-                color=palette["curves"][index],
+                color=COLOURS[index],
                 markersize=2.5,
                 linestyle="none",
                 alpha=0.7,
@@ -488,44 +364,18 @@ def _norms_by_count(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
         "Length of word vectors over the logarithm of the word's count, for up to 1,000 words "
         f"evenly spaced in log rank; the figures are over all words. {slopes}."
     )
-    return Picture("norms_by_count", "Row norms by log count", alt, _render(draw))
-
-
-def _frequencies(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
-    """One curve for each different dictionary."""
-    by_dictionary = {one["dictionary"]["sha256"]: one for one in reversed(checkpoints)}
-    kept = [one for one in checkpoints if one in by_dictionary.values()]
-    curves = [
-        [(r, c) for r, c in zip(one["counts"]["rank"], one["counts"]["count"]) if c > 0]
-        for one in kept
-    ]
-
-    def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
-        figure, axes = pyplot.subplots(figsize=SIZE)
-        for index, (one, curve) in enumerate(zip(kept, curves)):
-            axes.plot(*zip(*curve), label=_literal(one["label"]), **_curve(palette, index))
-        axes.set(xscale="log", yscale="log", xlabel="frequency rank", ylabel="count")
-        _legend(axes)
-        return figure
-
-    ends = "; ".join(
-        f"{one['label']}: {curve[0][1]:,} times for the most frequent, {curve[-1][1]:,} for the "
-        f"rarest of {curve[-1][0]:,}"
-        for one, curve in zip(kept, curves)
-    )
-    alt = f"How often words occur, over their rank, both on logarithmic scales. {ends}."
-    return Picture("frequencies", "Word frequency by rank", alt, _render(draw))
+    return Picture("norms_by_count", "Row norms by log count", alt, draw)
 
 
 def _layers(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
     panels = (("mean_cosine", "mean cosine"), ("isoscore", "IsoScore"))
 
-    def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
+    def draw(pyplot: Any) -> Any:
         figure, grid = pyplot.subplots(2, 1, figsize=(SIZE[0], 5.4), sharex=True)
         for axes, (key, title) in zip(grid, panels):
             for index, one in enumerate(checkpoints):
                 values = [layer[key] for layer in one["outputs"]["layers"]]
-                style = _curve(palette, index)
+                style = _curve(index)
                 axes.plot(values, marker="o", markersize=4, label=_literal(one["label"]), **style)
             axes.set(ylabel=title)
         grid[-1].xaxis.get_major_locator().set_params(integer=True)
@@ -542,7 +392,7 @@ def _layers(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
         "Mean cosine and IsoScore of the decoder's hidden states, layer by layer from the "
         f"embeddings to the input of the output layer. {ends}."
     )
-    return Picture("layers", "Hidden states by layer", alt, _render(draw))
+    return Picture("layers", "Hidden states by layer", alt, draw)
 
 
 def _projections(
@@ -553,7 +403,7 @@ def _projections(
     places = _ordered_by(checkpoints)
     direction = {"svd": "singular direction", "pca": "principal component"}[kind]
 
-    def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
+    def draw(pyplot: Any) -> Any:
         figure, grid = pyplot.subplots(
             lines,
             columns,
@@ -563,7 +413,7 @@ def _projections(
         )
         for axes in grid.flat[len(checkpoints) :]:
             axes.remove()
-        colours = _word_colours(palette)
+        colours = _word_colours()
         limit = 1.05 * max(float(one.measured.projection.abs().max()) for one in analysed)
         last = max(int(one.measured.projection_rank.max()) for one in analysed)
         drawn = None
@@ -583,7 +433,7 @@ def _projections(
                 rasterized=True,
                 norm=_rank_scale(last),
             )
-            for size, colour in ((5, palette["ground"]), (2, palette["origin"])):
+            for size, colour in ((5, GROUND), (2, ORIGIN)):
                 axes.plot(0, 0, "+", color=colour, markersize=14, markeredgewidth=size)
             axes.set(
                 title=_literal(one["label"]),
@@ -608,7 +458,7 @@ def _projections(
         f"{one['label']}: centre at {_centre(found)}" for one, found in zip(checkpoints, analysed)
     )
     alt = f"Words projected on {how}, coloured by {places}; a cross marks the origin. {centres}."
-    return Picture("projection", "Words in two dimensions", alt, _render(draw))
+    return Picture("projection", "Words in two dimensions", alt, draw)
 
 
 def _rank_scale(last: int) -> Any:
@@ -623,14 +473,14 @@ def _rank_scale(last: int) -> Any:
     return PowerNorm(0.4, vmin=1, vmax=max(last, 2))
 
 
-def _word_colours(palette: Dict[str, Any]) -> Any:
+def _word_colours() -> Any:
     """cividis, which the colour-blind read as others do, without its end next to the ground."""
     import_matplotlib()
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 
-    low, high = palette["words"]
-    return ListedColormap([colormaps["cividis"](low + (high - low) * k / 255) for k in range(256)])
+    # From light, for frequent words, to dark.
+    return ListedColormap([colormaps["cividis"](0.85 - 0.85 * k / 255) for k in range(256)])
 
 
 def _centre(found: Analysed) -> str:
@@ -645,17 +495,17 @@ def log_probability_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture
         checkpoints: each with the entries ``label``, ``outputs`` and ``measures`` of a report.
     """
 
-    def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
+    def draw(pyplot: Any) -> Any:
         figure, axes = pyplot.subplots(figsize=SIZE)
         for index, one in enumerate(checkpoints):
             axes.plot(
                 one["outputs"]["points"],
                 [100 * share for share in one["outputs"]["cumulative_share"]],
                 label=_literal(one["label"]),
-                **_curve(palette, index),
+                **_curve(index),
             )
         for index, one in enumerate(checkpoints):
-            axes.axvline(one["outputs"]["threshold"], color=palette["curves"][index], linewidth=0.8)
+            axes.axvline(one["outputs"]["threshold"], color=COLOURS[index], linewidth=0.8)
         axes.set(
             xscale="log",
             xlabel=r"$\sigma / \sigma_1$ of the log-probability matrix",
@@ -674,15 +524,13 @@ def log_probability_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture
         "Share of singular values below a multiple of the largest, for the matrix of "
         f"log-probabilities; thin vertical lines mark the threshold of the rank. {ranks}."
     )
-    return Picture(
-        "log_probabilities", "Singular values of the log-probability matrix", alt, _render(draw)
-    )
+    return Picture("log_probabilities", "Singular values of the log-probability matrix", alt, draw)
 
 
 def _history(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
     titles = {measure.key: measure.title for measure in ALL}
 
-    def draw(pyplot: Any, palette: Dict[str, Any]) -> Any:
+    def draw(pyplot: Any) -> Any:
         figure, grid = pyplot.subplots(2, 3, figsize=(10, 5.4), layout="constrained", sharex=True)
         updates = [one["progress"]["updates"] for one in checkpoints]
         for axes, key in zip(grid.flat, HISTORY):
@@ -692,7 +540,7 @@ def _history(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
                 [float("nan") if v is None else v for v in values],
                 marker="o",
                 markersize=4,
-                **_curve(palette, 0),
+                **_curve(0),
             )
             axes.set(title=titles[key])
         for axes in grid[-1]:
@@ -706,4 +554,4 @@ def _history(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
         for key in HISTORY
     )
     alt = f"Measures over the updates of one run, {first['label']} to {last['label']}: {changes}."
-    return Picture("history", "One run over its checkpoints", alt, _render(draw))
+    return Picture("history", "One run over its checkpoints", alt, draw)

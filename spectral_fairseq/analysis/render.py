@@ -1,8 +1,7 @@
-"""Tables of measures as text and as LaTeX, one column a checkpoint."""
+"""Tables of measures as text, one column a checkpoint."""
 
 from __future__ import annotations
 
-import re
 import textwrap
 from typing import Any, Dict, List, Mapping
 
@@ -12,21 +11,6 @@ from spectral_fairseq.analysis.catalogue import Measure, groups_in_use, shown
 from spectral_fairseq.analysis.options import spread
 from spectral_fairseq.analysis.verdict import MOST_VERDICTS, verdict, warnings
 from spectral_fairseq.errors import printable
-
-# U+2581, with which SentencePiece begins words, is in no LaTeX font by default.
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "\u2581": r"\textvisiblespace{}",
-}
 
 
 def as_text(document: Dict[str, Any]) -> str:
@@ -115,42 +99,6 @@ def _wrapped(text: str, indent: str) -> str:
         break_on_hyphens=False,
         break_long_words=False,
     )
-
-
-def as_latex(document: Dict[str, Any]) -> str:
-    """The document as a LaTeX table (package booktabs), signatures in comments above it.
-
-    Its columns are the methods, if there are any, and else the checkpoints.
-    """
-    checkpoints = document["checkpoints"]
-    # A line break would end the comment, and what follows would be run by LaTeX.
-    lines = [printable(f"% {one['label']}: {one['signature']}", keep="") for one in checkpoints]
-    methods = document["methods"]
-    heads = [one["name"] for one in methods] or [one["label"] for one in checkpoints]
-    lines += [r"\begin{tabular}{l" + "r" * len(heads) + "}", r"\toprule"]
-    lines.append(" & ".join(["", *map(escaped, heads)]) + r" \\")
-    for group, measures in _groups(document).items():
-        lines.append(r"\midrule")
-        lines.append(rf"\multicolumn{{{len(heads) + 1}}}{{l}}{{\emph{{{group}}}}} \\")
-        for m in measures:
-            cells = [spread_of(one, m) for one in methods] or _values(checkpoints, m)
-            lines.append(" & ".join([m.latex, *map(_latex_cell, cells)]) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
-
-
-def escaped(text: str) -> str:
-    """``text`` with LaTeX's special characters escaped, on one line."""
-    return "".join(_LATEX.get(character, character) for character in printable(text, keep=""))
-
-
-def _latex_cell(cell: str) -> str:
-    return r"$\pm$".join(map(_latex_number, cell.split(" ± ")))
-
-
-def _latex_number(number: str) -> str:
-    if number == "–":
-        return "--"
-    return "$" + re.sub(r"e([+-])0*(\d+)", r"\\cdot10^{\g<1>\g<2>}", number).replace("+", "") + "$"
 
 
 def _groups(document: Dict[str, Any]) -> Dict[str, List[Measure]]:

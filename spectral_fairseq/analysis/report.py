@@ -21,8 +21,8 @@ from markupsafe import Markup, escape
 
 from spectral_fairseq.analysis.catalogue import ALL, groups_in_use, shown
 from spectral_fairseq.analysis.options import spread
-from spectral_fairseq.analysis.plots import OCCASIONAL, OPENING, Picture
-from spectral_fairseq.analysis.render import as_latex, as_text, spread_of
+from spectral_fairseq.analysis.plots import FILES, OCCASIONAL, OPENING, Picture
+from spectral_fairseq.analysis.render import as_text, spread_of
 from spectral_fairseq.analysis.verdict import MOST_VERDICTS, verdict, warnings
 from spectral_fairseq.errors import ConfigurationError, OutputError
 from spectral_fairseq.files import replacing
@@ -73,7 +73,7 @@ def _with_flags(text: str) -> Markup:
 
 
 PAGE = "report.html"
-TEXT, LATEX, DOCUMENT = "measures.txt", "measures.tex", "analysis.json"
+TEXT, DOCUMENT = "measures.txt", "analysis.json"
 
 
 def check_folder(out: Union[str, Path], overwrite: bool) -> Path:
@@ -124,7 +124,7 @@ def check_inputs_stay(folder: Path, inputs: Iterable[Union[str, Path]]) -> None:
     Raises:
         ConfigurationError: one of them is a file of the report.
     """
-    written = {(folder / name).resolve() for name in (PAGE, TEXT, LATEX, DOCUMENT)}
+    written = {(folder / name).resolve() for name in (PAGE, TEXT, DOCUMENT)}
     for path in map(Path, inputs):
         if path.resolve() in written:
             raise ConfigurationError(
@@ -153,13 +153,12 @@ def write_results(
     """
     files: Dict[str, bytes] = {}
     for picture in pictures:
-        for kind in ("png", "svg"):
-            files[f"{picture.name}.{kind}"] = picture.files[f"light.{kind}"]
+        for kind in FILES:
+            files[f"{picture.name}.{kind}"] = picture.file(kind)
     files[DOCUMENT] = (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode()
     files[TEXT] = (as_text(dict(document)) + "\n").encode()
-    files[LATEX] = (as_latex(dict(document)) + "\n").encode()
     files[PAGE] = as_html(document, pictures).encode()
-    earlier = {f"{name}.{kind}" for name in OCCASIONAL for kind in ("png", "svg")}
+    earlier = {f"{name}.{kind}" for name in OCCASIONAL for kind in FILES}
     replaced = earlier - {*files} if os.path.isfile(out / PAGE) else ()
     try:
         _write_all(out, files)

@@ -26,7 +26,6 @@ from spectral_fairseq.checkpoints.opened import OpenedModel, check_readable, che
 from spectral_fairseq.checkpoints.tables import (
     StoredTable,
     choose_table,
-    counterpart,
     describe_choice,
     extract_table,
     find_tables,
@@ -35,7 +34,7 @@ from spectral_fairseq.checkpoints.tables import (
     table_shape,
 )
 from spectral_fairseq.checkpoints.vocabulary import words_of
-from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError
+from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.functional.spectrum_penalties import DEFAULT_GAMMA
 from spectral_fairseq.provenance import finite, sha256, signature, tensor_sha256, versions
 
@@ -116,8 +115,7 @@ def analyse_model(
     chosen = extract_table(opened.tensors, opened.name, names[0], uncounted)
     table_hash = _table_hash(opened, chosen, progress, verify)
     prior = prior_of(opened.checkpoint, chosen)
-    other = _counterpart(opened, chosen, tables, uncounted)
-    measured = measure_table(chosen, options, words, prior, progress, other)
+    measured = measure_table(chosen, options, words, prior, progress)
     reference = Reference(label or label_of(model), chosen, words, table_hash)
     moved = None
     if first is not None:
@@ -173,21 +171,6 @@ def _origin(opened: OpenedModel, names: Sequence[str], tables: Sequence[List[str
     return "model" if known or opened.arch is not None else "vectors"
 
 
-def _counterpart(
-    opened: OpenedModel,
-    chosen: StoredTable,
-    tables: Sequence[List[str]],
-    uncounted: Optional[Sequence[int]],
-) -> Optional[StoredTable]:
-    name = counterpart(chosen.names, tables)
-    if name is None or table_shape(opened.tensors, name)[0] != chosen.stored_rows:
-        return None
-    try:
-        return extract_table(opened.tensors, opened.name, name, uncounted)
-    except DataError:  # one that cannot be measured is no reason to refuse the chosen one
-        return None
-
-
 def _table_hash(
     opened: OpenedModel, table: StoredTable, progress: StepCallback, verify: bool
 ) -> str:
@@ -228,7 +211,7 @@ def document(
     options: Options,
     methods: Optional[Sequence[str]] = None,
 ) -> Dict[str, Any]:
-    """Return the document, whose JSON schema is :mod:`analysis.schema`.
+    """Return the document: versions, options, and one entry for each checkpoint.
 
     Args:
         command: ``analyze`` or ``compare``.
@@ -267,7 +250,7 @@ def signature_of(
             "kind": table["kind"],
             "words": f"{table['words']}of{table['rows']}",
             "dim": table["dimensions"],
-            "isotropy": f"{samples['words']}x{options.isotropy_runs}" if samples else "all",
+            "isotropy": f"{samples['words']}x{len(samples['values']['i1'])}" if samples else "all",
             "cosines": result["cosines"]["words"],
             "seed": options.seed,
             "dict": dictionary_hash[:12] if dictionary_hash else "none",

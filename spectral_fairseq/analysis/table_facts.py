@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -15,36 +15,25 @@ from spectral_fairseq.checkpoints.tables import StoredTable
 from spectral_fairseq.errors import DataError
 from spectral_fairseq.functional.cosines import (
     cosine_histogram,
-    histogram_quantiles,
     mean_cosine,
     mean_cosines,
-    paired_cosine,
     positive_share,
 )
 from spectral_fairseq.functional.isotropy import (
     NARROW_ROW_NORM,
-    RowMoments,
     centred_log_partition,
     covariance_from_gram,
-    hubness,
-    is_worth_sampling,
     isotropy_i1,
     isotropy_i2,
-    log_partitions,
-    sampled_log_partitions,
+    log_partition,
 )
 from spectral_fairseq.functional.products import cached_rows, row_blocks, sample_rows
 from spectral_fairseq.functional.ranks import (
-    fit_exponential,
-    fit_polynomial,
     random_spectrum,
     upper_edge,
 )
 from spectral_fairseq.functional.row_penalties import smoothed_log_counts
 from spectral_fairseq.functional.rows import (
-    centred_products,
-    linear_cka,
-    procrustes_residual,
     untrained_rows,
 )
 from spectral_fairseq.functional.spectra import right_singular_system_of_gram, roundoff, table_gram
@@ -52,36 +41,26 @@ from spectral_fairseq.functional.spectrum_penalties import prior_spectrum
 
 COSINE_BINS = 100
 _FINE_BINS = 20_000
+# Of a table with more products of a row and a direction than that, I1 and I2 are sampled: one core
+# does so many in some ten seconds in float32.
+MOST_PRODUCTS = 1 << 39
+SAMPLED_WORDS = 40_000
 GROUPS = ("frequent", "medium", "rare")
 """Thirds of the words in the order of their counts."""
 
 
 class Isotropy(NamedTuple):
-    """I1 and I2 by each convention of the signs and the scale.
+    """I1 and I2, as they are and centred at unit scale.
 
     Attributes:
-        means: such as ``i1_unit_scale`` -> its value, or its mean over the samples.
-        samples: the same -> one value for each sample; None where all words were taken at once.
+        means: such as ``i1_centred`` -> its value, or its mean over the samples.
+        words: in a sample; None where all words were taken at once.
+        samples: such as ``i1_centred`` -> one value for each sample.
     """
 
     means: Dict[str, float]
-    samples: Optional[Dict[str, List[float]]]
-
-
-class GroupFacts(NamedTuple):
-    """Measures of the words of one frequency group.
-
-    Attributes:
-        mean_cosine: over all pairs of them.
-        centred_mean_cosine: the same after the mean of all rows, not only theirs, is subtracted.
-        norm: mean norm.
-        mean_share: norm of their mean row over the root mean square of their norms.
-    """
-
-    mean_cosine: float
-    centred_mean_cosine: float
-    norm: float
-    mean_share: float
+    words: Optional[int]
+    samples: Dict[str, List[float]]
 
 
 class Histogram(NamedTuple):
@@ -104,36 +83,10 @@ class Histogram(NamedTuple):
             "counts": [sum(self.counts[start : start + width]) for start in starts],
         }
 
-    def quantiles(self, *shares: float) -> List[float]:
-        """The values below which these shares of the pairs lie."""
-        return histogram_quantiles(self.edges, self.counts, shares)
-
-    @property
-    def std(self) -> float:
-        """Standard deviation, each pair taken at the middle of its bin."""
-        centres = torch.tensor(self.edges, dtype=torch.float64).unfold(0, 2, 1).mean(1)
-        share = torch.tensor(self.counts, dtype=torch.float64) / sum(self.counts)
-        mean = float((share * centres).sum())
-        return math.sqrt(float((share * (centres - mean).square()).sum()))
-
     @property
     def positive(self) -> float:
         """Share of the pairs whose cosine is not negative."""
         return positive_share(self.edges, self.counts)
-
-
-class Alignment(NamedTuple):
-    """How the table lies to another one over the same words.
-
-    Attributes:
-        cka: linear CKA.
-        procrustes: residual of the best rotation and scale.
-        cosine: mean cosine of a word's two vectors; None for tables of different widths.
-    """
-
-    cka: float
-    procrustes: float
-    cosine: Optional[float]
 
 
 class TableFacts:
@@ -145,8 +98,6 @@ class TableFacts:
         words: the dictionary of the table's rows.
         prior: arguments of the prior that the table was trained with, for ``prior_spectrum``.
         progress: called at each step.
-        counterpart: the input table of an output table, or the reverse, where they differ; of the
-            same rows.
 
     Raises:
         DataError: by any attribute, if the table cannot be measured.
@@ -159,7 +110,6 @@ class TableFacts:
         words: Optional[WordList] = None,
         prior: Optional[Mapping[str, Any]] = None,
         progress: Optional[StepCallback] = None,
-        counterpart: Optional[StoredTable] = None,
     ) -> None:
         self.table = table
         self.options = options
@@ -167,7 +117,6 @@ class TableFacts:
         self.weight = table.weight  # [N, d]
         self.count, self.dim = table.weight.shape
         self._prior = prior
-        self._counterpart = counterpart
         self.progress = progress or StepCallback()
 
     @cached_property
@@ -258,32 +207,43 @@ class TableFacts:
 
     @cached_property
     def isotropy(self) -> Isotropy:
-        """I1 and I2 of all words, or averaged over random samples."""
+        """I1 and I2 of all words, or of random samples.
+
+        What would take more than :data:`MOST_PRODUCTS` is measured on :data:`SAMPLED_WORDS` words,
+        as many as the papers sample, along the directions of the whole table.
+        """
         count, wanted, progress = self.count, self.options.isotropy_words, self.progress
-        everything = not wanted or wanted >= count
         # See functional/isotropy.py, Note [Z in float32]. All words of a float32
         # table are worth float64; numbers of 16 bits have fewer digits than float32 keeps.
         short = float(self.norms.max()) <= NARROW_ROW_NORM
         narrowest = torch.float32 if short and self.weight.element_size() <= 4 else torch.float64
-        if everything:
-            sigma, directions = self._singular_system
-            progress.begin("partition function", 2 * count)
-            system = (sigma, directions, self.mean, self._centred_system)
-            dtypes = (narrowest if self.weight.element_size() <= 2 else torch.float64, narrowest)
-            return Isotropy(_isotropy(self.weight, self.norms, *system, dtypes, progress), None)
-        progress.begin("partition function", 3 * wanted * self.options.isotropy_runs)
-        runs = []
-        for run in range(self.options.isotropy_runs):
-            rows = sample_rows(count, wanted, self.options.seed + run)
-            sample = self.weight[rows]
-            gram = table_gram(sample, progress=progress.advance)
-            sigma, directions = right_singular_system_of_gram(gram, len(sample))
-            mean = _mean(sample)
-            system = (sigma, directions, mean, _centred(gram, sigma, mean, len(sample)))
-            dtypes = (narrowest, narrowest)
-            runs.append(_isotropy(sample, self.norms[rows], *system, dtypes, progress))
+        if not wanted or wanted >= count:
+            directions, centred = self.directions, self._centred_system
+            costly = count > SAMPLED_WORDS and count * self.dim**2 > MOST_PRODUCTS
+            weight, mean = self.weight, self.mean
+            if costly:
+                weight = weight[sample_rows(count, SAMPLED_WORDS, self.options.seed)]
+                mean = _mean(weight)
+            progress.begin("partition function", 2 * len(weight))
+            whole = narrowest if costly or weight.element_size() <= 2 else torch.float64
+            runs = [
+                _isotropy(weight, mean, directions, centred, count, (whole, narrowest), progress)
+            ]
+            words = len(weight) if costly else None
+        else:
+            progress.begin("partition function", 3 * wanted * self.options.isotropy_runs)
+            words, runs = wanted, []
+            for run in range(self.options.isotropy_runs):
+                sample = self.weight[sample_rows(count, wanted, self.options.seed + run)]
+                gram = table_gram(sample, progress=progress.advance)
+                sigma, directions = right_singular_system_of_gram(gram, len(sample))
+                mean = _mean(sample)
+                centred = _centred(gram, sigma, mean, len(sample))
+                dtypes = (narrowest, narrowest)
+                runs.append(_isotropy(sample, mean, directions, centred, wanted, dtypes, progress))
         samples = {key: [run[key] for run in runs] for key in runs[0]}
-        return Isotropy({key: sum(v) / len(v) for key, v in samples.items()}, samples)
+        means = {key: sum(values) / len(values) for key, values in samples.items()}
+        return Isotropy(means, words, samples)
 
     @cached_property
     def mean_cosine(self) -> float:
@@ -319,46 +279,9 @@ class TableFacts:
         return wide - self.mean.to(wide.dtype)
 
     @cached_property
-    def hubness(self) -> float:
-        """Skewness of the k-occurrences among the sampled words."""
-        return hubness(self.cosine_sample)
-
-    @cached_property
-    def centred_hubness(self) -> float:
-        """The same after the mean of all rows is subtracted."""
-        return hubness(self._centred_sample)
-
-    @cached_property
-    def random_hubness(self) -> float:
-        """The same of as many random vectors."""
-        generator = torch.Generator().manual_seed(self.options.seed)
-        return hubness(torch.randn(self.cosine_sample.shape, generator=generator))
-
-    @cached_property
     def untrained(self) -> Tensor:
         """Rows of ``weight`` that look never trained, ascending; ``untrained_rows.py`` says how."""
         return untrained_rows(self.weight, self.norms)
-
-    @property
-    def counterpart_dim(self) -> int:
-        """Width of the counterpart; of the table itself without one."""
-        return (self.weight if self._counterpart is None else self._counterpart.weight).size(1)
-
-    @cached_property
-    def alignment(self) -> Optional[Alignment]:
-        """How the table lies to its counterpart; None without one."""
-        return None if self._counterpart is None else align(self._counterpart.weight, self.weight)
-
-    @cached_property
-    def fits(self) -> Dict[str, Dict[str, float]]:
-        """Exponential and polynomial decay fitted to the spectrum; empty in one dimension."""
-        self.progress.begin("decay fits")
-        if self.dim == 1:
-            return {}
-        return {
-            "exponential": fit_exponential(self.sigma),
-            "polynomial": fit_polynomial(self.sigma),
-        }
 
     @cached_property
     def log_counts(self) -> Optional[Tensor]:
@@ -379,35 +302,13 @@ class TableFacts:
         return torch.sort(counts, descending=True, stable=True).indices
 
     @cached_property
-    def frequency_groups(self) -> Optional[Tensor]:
-        """Place of each row's group in :data:`GROUPS`, shape (N,); None without counts."""
+    def group_cosines(self) -> Dict[str, float]:
+        """Mean cosine within each group of :data:`GROUPS`; empty without counts."""
         if self.log_counts is None:
-            return None
-        group = torch.empty(self.count, dtype=torch.long)
-        group[self.frequency_order] = torch.arange(self.count) * len(GROUPS) // self.count
-        return group
-
-    @cached_property
-    def groups(self) -> Dict[str, GroupFacts]:
-        """What is measured of each group of :data:`GROUPS`; empty without counts."""
-        place = self.frequency_groups
-        if place is None:
             return {}
-        size = place.bincount(minlength=len(GROUPS)).double()
-        total = torch.zeros(len(GROUPS), self.dim, dtype=torch.float64)
-        rows = cached_rows(self.dim)
-        for block, part in zip(row_blocks(self.weight, rows), place.split(rows)):
-            total.index_add_(0, part, block)
-        zeros = torch.zeros(len(GROUPS), dtype=torch.float64)
-        norm = zeros.index_add(0, place, self.norms) / size
-        squared = zeros.index_add(0, place, self.norms.square()) / size
-        columns = (
-            mean_cosines(self.weight, place, len(GROUPS)),
-            mean_cosines(self.weight, place, len(GROUPS), centre=self.mean),
-            norm.tolist(),
-            ((total / size.unsqueeze(1)).norm(dim=1) / squared.sqrt()).tolist(),
-        )
-        return {group: GroupFacts(*row) for group, row in zip(GROUPS, zip(*columns))}
+        place = torch.empty(self.count, dtype=torch.long)
+        place[self.frequency_order] = torch.arange(self.count) * len(GROUPS) // self.count
+        return dict(zip(GROUPS, mean_cosines(self.weight, place, len(GROUPS))))
 
     @cached_property
     def prior_sigma(self) -> Optional[Tensor]:
@@ -416,18 +317,6 @@ class TableFacts:
         if self._prior is None or (self._prior.get("c1") is None and norm is None):
             return None
         return prior_spectrum(dim=self.dim, frobenius_norm=norm, dtype=torch.float64, **self._prior)
-
-
-def align(other: Tensor, weight: Tensor) -> Alignment:
-    """How two tables over the same words lie to each other.
-
-    Args:
-        other: shape (N, e).
-        weight: shape (N, d).
-    """
-    products = centred_products(other, weight)
-    cosine = paired_cosine(other, weight) if other.shape == weight.shape else None
-    return Alignment(linear_cka(products), procrustes_residual(products), cosine)
 
 
 def _mean(weight: Tensor) -> Tensor:
@@ -452,41 +341,25 @@ def _centred(gram: Tensor, sigma: Tensor, mean: Tensor, count: int) -> Tuple[Ten
 
 def _isotropy(
     weight: Tensor,
-    norms: Tensor,
-    sigma: Tensor,
-    directions: Tensor,
     mean: Tensor,
+    directions: Tensor,
     centred: Tuple[Tensor, Tensor],
+    count: int,
     dtypes: Tuple[torch.dtype, torch.dtype],
     progress: StepCallback,
 ) -> Dict[str, float]:
-    """I1 and I2 by each convention of partition_function.py, Note [Sign and scale of I1 and I2].
+    """I1 and I2 as they are, and of the rows minus ``mean`` at unit scale.
 
-    The first dtype is for the rows as they are, the second for the centred ones at unit scale.
+    ``count`` is the number of rows that ``centred``, their singular system, belongs to. The first
+    dtype is for the rows as they are, the second for the centred ones.
     """
-    count = weight.size(0)
-    root = math.sqrt(count)
-
-    def partitions(
-        axes: Tensor, lengths: Tensor, scales: Sequence[float], dtype: torch.dtype
-    ) -> Tensor:
-        if not is_worth_sampling(*weight.shape):
-            return log_partitions(weight, axes, scales, dtype=dtype, progress=progress.advance)
-        moments = RowMoments(mean, lengths, norms)
-        return sampled_log_partitions(
-            weight, axes, scales, moments, dtype=dtype, progress=progress.advance
-        )
-
-    scales = (1.0, root / float(sigma.norm()))
-    as_is, unit = partitions(directions, sigma, scales, dtypes[0])
-    variants = {"": as_is, "_one_sign": as_is[0], "_unit_scale": unit}
-    length = float(centred[0].norm())
+    step = progress.advance
+    found = {"": log_partition(weight, directions, dtype=dtypes[0], progress=step)}
+    length, axes = float(centred[0].norm()), centred[1]
     if length > 0:
-        scale = root / length
-        # |Wa|^2 is the sum of the squares of the centred products and of N squares of the mean's.
-        lengths = (centred[0].square() + count * (mean @ centred[1]).square()).sqrt()
-        (moved,) = partitions(centred[1], lengths, (scale,), dtypes[1])
-        variants["_centred"] = centred_log_partition(moved, mean, centred[1], scale)
-    found = {f"i1{suffix}": float(isotropy_i1(log_z)) for suffix, log_z in variants.items()}
-    found.update({f"i2{suffix}": float(isotropy_i2(z)) for suffix, z in variants.items()})
-    return found
+        scale = math.sqrt(count) / length
+        log_z = log_partition(weight, axes, scale=scale, dtype=dtypes[1], progress=step)
+        found["_centred"] = centred_log_partition(log_z, mean, axes, scale)
+    measures = {f"i1{suffix}": float(isotropy_i1(log_z)) for suffix, log_z in found.items()}
+    measures.update({f"i2{suffix}": float(isotropy_i2(z)) for suffix, z in found.items()})
+    return measures

@@ -186,21 +186,6 @@ def known_name_first(names: Sequence[str]) -> List[str]:
     return sorted(names, key=lambda name: name != _DECODER_INPUT)
 
 
-def counterpart(names: Sequence[str], tables: Sequence[List[str]]) -> Optional[str]:
-    """The decoder's input table for an output table, or the reverse; None if they are one table.
-
-    Args:
-        names: modules that hold the chosen table.
-        tables: for each table of the checkpoint, the modules that hold it.
-    """
-    uses = {_use(name) for name in names} & set(_USES[1:])
-    wanted = set(_USES[1:]) - uses
-    if len(uses) != 1 or not any(names[0] in known for known in tables):
-        return None
-    found = [other[0] for other in tables if {_use(name) for name in other} & wanted]
-    return found[0] if len(found) == 1 and found[0] not in names else None
-
-
 def describe_choice(
     names: Sequence[str],
     tables: Sequence[List[str]],

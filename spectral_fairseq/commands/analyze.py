@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Sequence
 
 from spectral_fairseq.analysis.options import SHARES, Options
 from spectral_fairseq.checkpoints.saved import model_path
@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=("text", "json", "latex"),
+        choices=("text", "json"),
         default="text",
         help="format of the printed figures (default: %(default)s)",
     )
@@ -123,16 +123,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_no_verify(parser)
 
 
-class _PrintSchema(argparse.Action):
-    """Print the schema and exit, whatever else is on the command line."""
-
-    def __call__(self, parser: Any, *_: Any) -> None:
-        from spectral_fairseq.analysis.schema import DOCUMENT
-
-        print(json.dumps(DOCUMENT, indent=2), flush=True)
-        parser.exit()
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``analyze``.
 
@@ -143,9 +133,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "checkpoints", metavar="MODEL", nargs="+", help="file or folder of a model or a table"
     )
     add_options(parser)
-    parser.add_argument(
-        "--schema", action=_PrintSchema, nargs=0, help="print the JSON's schema and exit"
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -202,7 +189,7 @@ def report(args: argparse.Namespace, paths: Sequence[Path], command: str) -> int
     if args.format == "json":
         print(json.dumps(report.to_dict()))
     else:
-        print(report.to_latex() if args.format == "latex" else report)
+        print(report)
     if page is not None:
         print(f"Report: {page}", file=sys.stderr)
     return 0

@@ -1,9 +1,8 @@
 """Measures of a model's predictions and hidden states on data.
 
 The measures are defined in :mod:`functional.measures`: rank and spectrum of log P, pairwise KL,
-words that are never predicted, the lost share of the logits' gradient, and the geometry of the
-hidden states. Here fairseq builds and runs the model, and what it computes is passed on block by
-block.
+and the geometry of the hidden states. Here fairseq builds and runs
+the model, and what it computes is passed on block by block.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ import spectral_fairseq.plugin  # noqa: F401  registers the architectures that a
 from spectral_fairseq.commands.models import build_model
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.predictions import (
-    ArgmaxWords,
     ExpectedPairwiseKL,
-    GradientBottleneck,
     StateStatistics,
     hull_probability,
     separate,
@@ -32,11 +29,9 @@ from spectral_fairseq.functional.predictions import (
 from spectral_fairseq.functional.products import sample_rows
 from spectral_fairseq.functional.ranks import cumulative_share, empirical_rank, roundoff_threshold
 from spectral_fairseq.functional.spectra import BlockwiseSpectrum
-from spectral_fairseq.heads import Head, SoftmaxHead
 from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.lm.evaluation import ContiguousStreams
-from spectral_fairseq.plugin.models.find import decoder_of, head_of, output_table
-from spectral_fairseq.plugin.models.tables import uncounted_rows
+from spectral_fairseq.plugin.models.find import decoder_of
 from spectral_fairseq.plugin.task.streams import Corpus
 
 MEMORY_LIMIT = 8 * 2**30
@@ -82,15 +77,11 @@ class Predictions:
         words: n, the columns: all rows of the target dictionary.
         tokens: an upper bound of the number of rows to come.
         blocks: of these rows.
-        no_words: rows of the dictionary that stand for no word, shape (m,).
-        weight: W, shape (n, d), of a model whose output layer is one linear one; else None.
     """
 
     words: int
     tokens: int
     blocks: Iterator[Rows]
-    no_words: Tensor
-    weight: Optional[Tensor]
 
 
 def spectrum_bytes(tokens: int, words: int) -> int:
@@ -129,26 +120,17 @@ def measure_outputs(
     check_memory(predictions.tokens, predictions.words)
     spectrum = BlockwiseSpectrum(predictions.tokens, predictions.words)
     divergence = ExpectedPairwiseKL(predictions.words)
-    predicted = ArgmaxWords(predictions.words, predictions.no_words)
-    weight = predictions.weight
-    bottleneck = None if weight is None else GradientBottleneck(weight)
     hidden = HiddenStates(predictions.tokens)
     for block in predictions.blocks:
         spectrum.add(block.log_probabilities)
         divergence.add(block.log_probabilities)
-        predicted.add(block.log_probabilities, block.targets)
         hidden.add(block.states)
-        if bottleneck is not None:
-            bottleneck.add(block.log_probabilities, block.targets)
         progress(len(block.targets))
     sigma = spectrum.singular_values()
     size = (spectrum.rows, spectrum.columns)
     measures: Dict[str, Optional[float]] = {
         "log_probability_rank": float(empirical_rank(sigma, *size)),
         "expected_pairwise_kl": divergence.value(),
-        "never_predicted": float(predicted.never()),
-        "missed_targets": float(predicted.missed_targets()),
-        "gradient_lost": None if bottleneck is None else bottleneck.lost(),
     }
     of_states, hull = hidden.measures()
     measures.update(of_states)
@@ -200,8 +182,6 @@ class HiddenStates:
             {
                 "mean_cosine": layer.mean_cosine(),
                 "isoscore": layer.isoscore(),
-                "rms_norm": layer.rms_norm(),
-                "outlier_dimensions": layer.outlier_dimensions(),
             }
             for layer in self._layers
         ]
@@ -220,8 +200,6 @@ class HiddenStates:
         known = inside or (inside is False and probability >= _ENOUGH)
         return {
             "hidden_mean_cosine": last.mean_cosine(),
-            "hidden_isoscore": last.isoscore(),
-            "hidden_outlier_dimensions": float(len(last.outlier_dimensions())),
             "origin_in_hull": float(bool(inside)) if known else None,
         }, {"states": count, "dimensions": dim, "inside": inside, "random": probability}
 
@@ -294,20 +272,7 @@ def predict(
         words,
         tokens,
         _blocks(rows, tokens, words),
-        torch.tensor(uncounted_rows(task.target_dictionary)),
-        _linear_output(model, words),
     )
-
-
-def _linear_output(model: Any, words: int) -> Optional[Tensor]:
-    """W of a softmax over one linear layer; None for every other output layer."""
-    head = head_of(model)
-    if isinstance(head, Head) and type(head) is not SoftmaxHead:  # sigsoftmax is a subclass
-        return None
-    try:
-        return output_table(model, words).detach()
-    except ConfigurationError:
-        return None
 
 
 def _blocks(rows: Iterator[Rows], tokens: int, words: int) -> Iterator[Rows]:

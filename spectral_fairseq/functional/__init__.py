@@ -17,26 +17,20 @@ from spectral_fairseq.functional.consistency_loss import (
 )
 from spectral_fairseq.functional.cosines import (
     cosine_histogram,
-    histogram_quantiles,
     mean_cosine,
     mean_cosines,
     nearest_neighbours,
-    paired_cosine,
     positive_share,
 )
 from spectral_fairseq.functional.dropout import locked_dropout, word_dropout
 from spectral_fairseq.functional.isotropy import (
     NARROW_ROW_NORM,
-    RowMoments,
     centred_log_partition,
     covariance_from_gram,
-    hubness,
     isoscore,
     isotropy_i1,
     isotropy_i2,
     log_partition,
-    log_partitions,
-    sampled_log_partitions,
 )
 from spectral_fairseq.functional.mixture_loss import (
     adversarial_mixture_cross_entropy,
@@ -47,9 +41,7 @@ from spectral_fairseq.functional.mixture_loss import (
     posterior,
 )
 from spectral_fairseq.functional.predictions import (
-    ArgmaxWords,
     ExpectedPairwiseKL,
-    GradientBottleneck,
     StateStatistics,
     hull_probability,
     separate,
@@ -64,8 +56,6 @@ from spectral_fairseq.functional.ranks import (
     cumulative_share,
     effective_rank,
     empirical_rank,
-    fit_exponential,
-    fit_polynomial,
     random_spectrum,
     roundoff_threshold,
     share_of_first,
@@ -89,7 +79,6 @@ from spectral_fairseq.functional.rows import (
     procrustes_residual,
     robust_scores,
     slope,
-    spearman,
     untrained_rows,
 )
 from spectral_fairseq.functional.softmax_loss import (
@@ -135,14 +124,11 @@ from spectral_fairseq.functional.table_control import (
 
 __all__ = [
     "AdversarialLoss",
-    "ArgmaxWords",
     "BlockwiseSpectrum",
     "DynamicRates",
     "ExpectedPairwiseKL",
-    "GradientBottleneck",
     "NARROW_ROW_NORM",
     "PRIORS",
-    "RowMoments",
     "StateStatistics",
     "TableChange",
     "accumulate_gram",
@@ -169,12 +155,8 @@ __all__ = [
     "dynamic_update_",
     "effective_rank",
     "empirical_rank",
-    "fit_exponential",
-    "fit_polynomial",
     "frobenius_defect",
     "gram",
-    "histogram_quantiles",
-    "hubness",
     "hull_probability",
     "identity_residual",
     "interpolate",
@@ -187,7 +169,6 @@ __all__ = [
     "log_mixture",
     "log_mixture_scripted",
     "log_partition",
-    "log_partitions",
     "matmul_transposed",
     "mean_cosine",
     "mean_cosines",
@@ -198,7 +179,6 @@ __all__ = [
     "nearest_neighbours",
     "normalized_d_optimal_penalty",
     "orthogonality_penalty",
-    "paired_cosine",
     "pearson",
     "plan_change",
     "positive_share",
@@ -212,7 +192,6 @@ __all__ = [
     "robust_scores",
     "roundoff_threshold",
     "row_norms",
-    "sampled_log_partitions",
     "separate",
     "share_of_first",
     "sigsoftmax_cross_entropy",
@@ -222,7 +201,6 @@ __all__ = [
     "slope",
     "smoothed_log_counts",
     "smoothing_weights",
-    "spearman",
     "spectral_defect",
     "spectral_normalization_penalty",
     "spectrum_measures",

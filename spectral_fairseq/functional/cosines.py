@@ -19,7 +19,6 @@ from torch import Tensor
 
 from spectral_fairseq.errors import DataError
 from spectral_fairseq.functional.products import (
-    BLOCK_ROWS,
     SMALLEST_NORM,
     cached_rows,
     checked_table,
@@ -149,28 +148,6 @@ def cosine_histogram(
     return edges.tolist(), [int(count) for count in counts.tolist()]
 
 
-def histogram_quantiles(
-    edges: Sequence[float], counts: Sequence[int], shares: Sequence[float]
-) -> List[float]:
-    """Return quantiles of a histogram, interpolated linearly within its bins.
-
-    Args:
-        edges: the bins + 1 edges, increasing.
-        counts: one for each bin, not all zero.
-        shares: the share of the mass below each quantile, between 0 and 1.
-    """
-    below = torch.tensor([0, *counts], dtype=torch.float64).cumsum(0)
-    below /= below[-1].clone()
-    wanted = []
-    for share in shares:
-        at = int(torch.searchsorted(below, torch.tensor(share, dtype=torch.float64)))
-        at = min(max(at, 1), len(counts))
-        width = float(below[at] - below[at - 1])
-        part = (share - float(below[at - 1])) / width if width > 0 else 0.0
-        wanted.append(edges[at - 1] + part * (edges[at] - edges[at - 1]))
-    return wanted
-
-
 def positive_share(edges: Sequence[float], counts: Sequence[int]) -> float:
     """Return the share of the pairs whose cosine is not negative.
 
@@ -182,44 +159,6 @@ def positive_share(edges: Sequence[float], counts: Sequence[int]) -> float:
         counts: one for each bin, not all zero.
     """
     return sum(count for edge, count in zip(edges, counts) if edge > -1e-9) / sum(counts)
-
-
-# The mean cosine between the two vectors that a word has in two tables, such as input and output.
-#
-#     1/N sum_i <a_i - mean(a), b_i - mean(b)> / (||a_i - mean(a)|| ||b_i - mean(b)||)
-#
-# It is 0 for tables that have nothing to do with each other, 1 for tied ones, and depends on the
-# coordinates, unlike the measures of ``table_drift.py``.
-
-
-@torch.no_grad()
-def paired_cosine(left: Tensor, right: Tensor, *, block_rows: int = BLOCK_ROWS) -> float:
-    """Return the mean over the rows; the cosine of a zero row is taken as 0.
-
-    Args:
-        left: a, shape (N, d).
-        right: b, shape (N, d).
-        block_rows: rows that are converted at a time.
-
-    Raises:
-        DataError: different shapes.
-    """
-    left, right = checked_table(left), checked_table(right)
-    if left.shape != right.shape:
-        raise DataError(
-            "two tables of one shape",
-            f"{tuple(left.shape)}, {tuple(right.shape)}",
-            "Choose others.",
-        )
-    means = [
-        sum(block.double().sum(0) for block in table.split(block_rows)) / len(table)
-        for table in (left, right)
-    ]
-    total = 0.0
-    for one, other in zip(left.split(block_rows), right.split(block_rows)):
-        units = [unit_rows(b.double() - m) for b, m in zip((one, other), means)]
-        total += float((units[0] * units[1]).sum())
-    return total / len(left)
 
 
 # Nearest neighbours of words by cosine.

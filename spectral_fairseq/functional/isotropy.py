@@ -18,9 +18,8 @@ rows: without a convention I1 and I2 are not defined. This package uses:
 * Scale: W as it is, as in the paper. A table at half the scale has a larger I1, so only tables of
   similar row length can be compared; the other natural choice is ``scale = 1 / rms_row_norm(W)``.
 
-:func:`log_partition` returns the two signs as two rows, the first along the mean of the rows. The
-other sign convention, one direction for each eigenvector, uses the first row alone. A repeated
-eigenvalue leaves its eigenvectors undetermined within their plane; the definition has that gap.
+A repeated eigenvalue leaves its eigenvectors undetermined within their plane; the definition has
+that gap.
 
 The caller leaves out rows that stand for no word (padding, ``madeupword``). These are measures,
 not penalties: they are computed in float64 over blocks of rows, so that no second copy of a large
@@ -28,7 +27,7 @@ table is made, and they have no gradient.
 
 Note [Z in float32]
 -------------------
-:func:`log_partitions` can form its products and exponentials in float32, four times as fast, and
+:func:`log_partition` can form its products and exponentials in float32, four times as fast, and
 sum the blocks in float64. The rounding of an exponent is at most ||w_i|| eps, has either sign and
 averages out over the rows: with rows no longer than :data:`NARROW_ROW_NORM`, I1 and I2 keep five
 digits in the worst case and usually seven. This is meant for samples, whose own scatter is far
@@ -38,14 +37,10 @@ eigenvalues.
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple, Sequence, Tuple
-
 import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.cosines import nearest_neighbours
 from spectral_fairseq.functional.products import (
     BLOCK_ROWS,
     ProgressCallback,
@@ -54,7 +49,6 @@ from spectral_fairseq.functional.products import (
     ignore_progress,
     matmul_transposed,
     row_blocks,
-    sample_rows,
 )
 from spectral_fairseq.functional.spectra import require_finite
 
@@ -67,7 +61,13 @@ _SAFE_EXPONENT = {torch.float64: 300.0, torch.float32: 70.0}
 
 @torch.no_grad()
 def log_partition(
-    matrix: Tensor, directions: Tensor, *, scale: float = 1.0, block_rows: int = BLOCK_ROWS
+    matrix: Tensor,
+    directions: Tensor,
+    *,
+    scale: float = 1.0,
+    block_rows: int = BLOCK_ROWS,
+    dtype: torch.dtype = torch.float64,
+    progress: ProgressCallback = ignore_progress,
 ) -> Tensor:
     """Return log Z(a) and log Z(-a) for each direction, in logarithms to avoid overflow.
 
@@ -76,7 +76,9 @@ def log_partition(
         directions: a, unit vectors as columns, shape (d, m), such as V of
             :func:`~spectral_fairseq.functional.spectra.right_singular_system`.
         scale: factor on W; see Note [Sign and scale of I1 and I2].
-        block_rows: number of rows that are converted to float64 at a time.
+        block_rows: number of rows that are converted to ``dtype`` at a time.
+        dtype: of products and exponentials, float64 or float32; see Note [Z in float32].
+        progress: called after each block with its number of rows.
 
     Returns:
         Shape (2, m), float64. Row 0 belongs to the sign of each direction for which
@@ -85,63 +87,31 @@ def log_partition(
     Raises:
         DataError: ``matrix`` is not a table.
     """
-    return log_partitions(matrix, directions, (scale,), block_rows=block_rows)[0]
-
-
-@torch.no_grad()
-def log_partitions(
-    matrix: Tensor,
-    directions: Tensor,
-    scales: Sequence[float],
-    *,
-    block_rows: int = BLOCK_ROWS,
-    dtype: torch.dtype = torch.float64,
-    progress: ProgressCallback = ignore_progress,
-) -> Tensor:
-    """Return :func:`log_partition` at several scales of W, from one product with the directions.
-
-    Args:
-        matrix: W, shape (N, d).
-        directions: unit vectors as columns, shape (d, m).
-        scales: s factors on W.
-        block_rows: number of rows that are converted to ``dtype`` at a time.
-        dtype: of products and exponentials, float64 or float32; see Note [Z in float32].
-        progress: called after each block with its number of rows.
-
-    Returns:
-        Shape (s, 2, m), float64, with the rows of :func:`log_partition`.
-
-    Raises:
-        DataError: ``matrix`` is not a table.
-    """
     matrix = checked_table(matrix)
     axes = directions.to(dtype).t().contiguous()  # [m, d]
     total = axes.new_zeros(axes.size(0), dtype=torch.float64)  # [m], sum_i <w_i, a>
-    log_z = total.new_full((len(scales), 2, axes.size(0)), float("-inf"))
+    log_z = total.new_full((2, axes.size(0)), float("-inf"))
     part_rows = min(cached_rows(axes.size(0)), block_rows)
     powers = axes.new_empty((part_rows, axes.size(0)))
-    sums = total.new_empty((len(scales), 2, axes.size(0)))
     for block in row_blocks(matrix, block_rows, dtype):
         products = matmul_transposed(block, axes)  # [b, m]
         largest = max(float(bound.abs()) for bound in torch.aminmax(products))
-        safe = [largest * abs(scale) < _SAFE_EXPONENT[dtype] for scale in scales]
-        sums.zero_()
+        is_safe = largest * abs(scale) < _SAFE_EXPONENT[dtype]
+        both = torch.zeros_like(log_z)
         for part in products.split(part_rows):
             total += part.sum(0)
-            for both, scale, is_safe in zip(sums, scales, safe):
-                if is_safe:  # both signs from one exponential
-                    z = torch.mul(part, scale, out=powers[: len(part)]).exp_()  # [p, m]
-                    both[0] += z.sum(0)
-                    both[1] += z.reciprocal_().sum(0)
-        for found, both, scale, is_safe in zip(log_z, sums, scales, safe):
-            if is_safe:
-                both.log_()
-            else:
-                scaled = scale * products.double()
-                both = torch.stack([torch.logsumexp(scaled, 0), torch.logsumexp(-scaled, 0)])
-            torch.logaddexp(found, both, out=found)
+            if is_safe:  # both signs from one exponential
+                z = torch.mul(part, scale, out=powers[: len(part)]).exp_()  # [p, m]
+                both[0] += z.sum(0)
+                both[1] += z.reciprocal_().sum(0)
+        if is_safe:
+            both.log_()
+        else:
+            scaled = scale * products.double()
+            both = torch.stack([torch.logsumexp(scaled, 0), torch.logsumexp(-scaled, 0)])
+        torch.logaddexp(log_z, both, out=log_z)
         progress(block.size(0))
-    return torch.where(total >= 0, log_z, log_z.flip(1))
+    return torch.where(total >= 0, log_z, log_z.flip(0))
 
 
 def centred_log_partition(log_z: Tensor, mean: Tensor, directions: Tensor, scale: float) -> Tensor:
@@ -171,127 +141,6 @@ def isotropy_i2(log_z: Tensor) -> Tensor:
     """
     z = (log_z - log_z.max()).exp()  # the common factor cancels in the ratio
     return z.std(unbiased=False) / z.mean()
-
-
-# log Z of a very large table from a part of its rows, to a stated accuracy.
-#
-# Z(a) / N is a mean over the rows. Its expansion to the second order needs the mean m of the rows
-# and the length |Wa| alone:
-#
-#     Z(a) / N = 1 + <m, a> + |Wa|^2 / 2N + mean_i r(<w_i, a>),    r(x) = exp(x) - 1 - x - x^2 / 2.
-#
-# The remainder r is small and varies little wherever no direction dominates, so that a part of the
-# rows determines its mean: the longest rows, each of which may matter by itself, and a random
-# sample of the others. Directions in which the standard error of log Z is above :data:`TOLERANCE`
-# are computed from all rows after all.
-
-
-SAMPLED_ROWS = 1 << 15
-TOLERANCE = 1e-6
-# One core does so many in some ten seconds in float32.
-_CHEAP_PRODUCTS = 1 << 39
-
-
-class RowMoments(NamedTuple):
-    """What is known of all rows of W.
-
-    Attributes:
-        mean: m, shape (d,).
-        lengths: |Wa| of each direction, shape (k,).
-        norms: of the rows, shape (N,).
-    """
-
-    mean: Tensor
-    lengths: Tensor
-    norms: Tensor
-
-
-def is_worth_sampling(rows: int, dim: int) -> bool:
-    """Whether reading all rows of a table of this shape, for d directions, would take long."""
-    return rows >= 2 * SAMPLED_ROWS and rows * dim * dim > _CHEAP_PRODUCTS
-
-
-@torch.no_grad()
-def sampled_log_partitions(
-    matrix: Tensor,
-    directions: Tensor,
-    scales: Sequence[float],
-    moments: RowMoments,
-    *,
-    rows: int = SAMPLED_ROWS,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float64,
-    progress: ProgressCallback = ignore_progress,
-) -> Tensor:
-    """Return :func:`~.partition_function.log_partitions`, of which most is estimated.
-
-    Args:
-        matrix: W, shape (N, d).
-        directions: unit vectors as columns, shape (d, k).
-        scales: s factors on W.
-        moments: of W.
-        rows: that are read for the estimate, at least 8 and fewer than N.
-        seed: of the sample.
-        dtype: of the products, and of the exponentials of directions that need all rows.
-        progress: called after each block with the share of N that it stands for.
-
-    Returns:
-        Shape (s, 2, k), float64, with the rows of :func:`~.partition_function.log_partition`.
-
-    Raises:
-        DataError: ``matrix`` is not a table.
-    """
-    matrix = checked_table(matrix)
-    count = matrix.size(0)
-    longest = moments.norms.topk(rows // 4).indices
-    is_other = longest.new_ones(count, dtype=torch.bool)
-    is_other[longest] = False
-    others = is_other.nonzero().squeeze(1)
-    drawn = others[sample_rows(len(others), rows - len(longest), seed)]
-    axes = directions.to(dtype).t().contiguous()  # [k, d]
-
-    def step(done: int) -> None:
-        progress(done * count // rows)
-
-    exact, _ = _remainder_sums(matrix[longest], axes, scales, step)
-    total, squares = _remainder_sums(matrix[drawn], axes, scales, step)
-    estimate = total / len(drawn)
-    variance = (squares / len(drawn) - estimate.square()).clamp(min=0)
-    share = len(others) / count
-    error = share * (variance / (len(drawn) - 1)).sqrt()
-
-    scale = axes.new_tensor(scales, dtype=torch.float64).view(-1, 1, 1)
-    along = moments.mean.double() @ directions.double()  # [k]
-    first = scale * torch.stack([along, -along])  # [s, 2, k]
-    second = (scale * moments.lengths).square() / (2 * count)
-    z = 1 + first + second + exact / count + share * estimate
-    log_z = z.log() + math.log(count)
-    log_z = torch.where(along >= 0, log_z, log_z.flip(1))
-    # Written so that what is not a number counts as inexact.
-    inexact = ~(error <= TOLERANCE * z).all(0).all(0)
-    if inexact.any():
-        log_z[..., inexact] = log_partitions(matrix, directions[:, inexact], scales, dtype=dtype)
-    return log_z
-
-
-def _remainder_sums(
-    matrix: Tensor, axes: Tensor, scales: Sequence[float], progress: ProgressCallback
-) -> Tuple[Tensor, Tensor]:
-    """Sums over the rows of r and of its square, for either sign; each of shape (s, 2, k)."""
-    sums = axes.new_zeros((len(scales), 2, axes.size(0)), dtype=torch.float64)
-    squares = torch.zeros_like(sums)
-    for block in row_blocks(matrix, dtype=axes.dtype):
-        for part in matmul_transposed(block, axes).split(cached_rows(axes.size(0))):
-            for index, scale in enumerate(scales):
-                x = part.double() * scale  # [p, k]
-                power = x.exp()
-                even = x.square().mul_(0.5).add_(1)
-                for sign, z in enumerate((power, power.reciprocal())):
-                    r = z.sub_(even).add_(x, alpha=2 * sign - 1)
-                    sums[index, sign] += r.sum(0)
-                    squares[index, sign] += r.square_().sum(0)
-        progress(block.size(0))
-    return sums, squares
 
 
 # IsoScore: how uniformly a cloud of points uses the dimensions of its space.
@@ -359,43 +208,3 @@ def isoscore_of_variances(values: Tensor) -> float:
     squared_defect = float((root * values / length - 1).square().sum()) / (2 * (dim - root))
     used = (dim - squared_defect * (dim - root)) ** 2 / dim**2
     return min(max((dim * used - 1) / (dim - 1), 0.0), 1.0)
-
-
-# Hubness: whether a few words are among the nearest neighbours of very many others.
-#
-# Radovanovic, Nanopoulos, Ivanovic: "Hubs in Space: Popular Nearest Neighbors in High-Dimensional
-# Data", JMLR 11, 2010, https://jmlr.org/papers/v11/radovanovic10a.html. With N_k(i) the number of
-# words that have word i among their k nearest neighbours by cosine:
-#
-#     hubness = E[(N_k - k)^3] / std(N_k)^3
-#
-# the skewness of the k-occurrences, whose mean is k. It is positive for random vectors too, and
-# grows with d, so it is compared with that of a random table. All pairs are needed: callers pass a
-# sample.
-
-
-NEIGHBOURS = 10
-_QUERIES = 1024  # each takes some 16,000 products at a time
-
-
-@torch.no_grad()
-def hubness(matrix: Tensor, neighbours: int = NEIGHBOURS) -> float:
-    """Return the skewness of the k-occurrences; 0 where all words occur equally often.
-
-    Args:
-        matrix: a sample of the rows of W, shape (n, d).
-        neighbours: k; n - 1 in a smaller table.
-
-    Raises:
-        DataError: fewer than two rows.
-    """
-    count = matrix.size(0)
-    if count < 2:
-        raise DataError("at least two rows for hubness", str(count), "Pass the whole table.")
-    times = matrix.new_zeros(count, dtype=torch.float64)
-    for rows in torch.arange(count, device=matrix.device).split(_QUERIES):
-        _, found = nearest_neighbours(matrix, rows, neighbours)
-        times += found.flatten().bincount(minlength=count)
-    away = times - times.mean()
-    spread = float(away.square().mean().sqrt())
-    return float((away / spread).pow(3).mean()) if spread > 0 else 0.0

@@ -1,15 +1,9 @@
-"""Words that a model never predicts: those that have the highest score for no state of a sample.
-
-The count is exact for the sample. Other states may predict some of these words, so it is an upper
-bound for the model. Demeter, Kimmel, Downey: "Stolen Probability", ACL 2020,
-https://aclanthology.org/2020.acl-main.198/, show that a word whose output vector lies inside the
-convex hull of the others cannot be predicted from any state.
-"""
+"""How a model predicts and what its hidden states are like: divergence, cosines, IsoScore, hull."""
 
 from __future__ import annotations
 
 import math
-from typing import List, NamedTuple, Optional
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,43 +11,6 @@ from torch import Tensor
 from spectral_fairseq.errors import DataError, UnsupportedError
 from spectral_fairseq.functional.isotropy import covariance_from_gram, isoscore
 from spectral_fairseq.functional.products import SMALLEST_NORM, unit_rows
-from spectral_fairseq.functional.rows import OUTLYING, robust_scores
-from spectral_fairseq.functional.spectra import right_singular_system
-
-
-class ArgmaxWords:
-    """Accumulates which words are predicted, and which ones should have been.
-
-    Args:
-        words: N.
-        excluded: rows that stand for no word, shape (m,).
-    """
-
-    def __init__(self, words: int, excluded: Optional[Tensor] = None) -> None:
-        self._counted = torch.ones(words, dtype=torch.bool)
-        if excluded is not None:
-            self._counted[excluded.cpu()] = False
-        self._predicted = torch.zeros(words, dtype=torch.bool)
-        self._targets = torch.zeros(words, dtype=torch.bool)
-
-    def add(self, scores: Tensor, targets: Tensor) -> None:
-        """Add states.
-
-        Args:
-            scores: any increasing function of the logits, shape (b, N).
-            targets: the words that follow, shape (b,).
-        """
-        self._predicted[scores.argmax(1).cpu()] = True
-        self._targets[targets.cpu()] = True
-
-    def never(self) -> int:
-        """Return the number of words that are the argmax for no state."""
-        return int((self._counted & ~self._predicted).sum())
-
-    def missed_targets(self) -> int:
-        """Return the number of words that are a target, but the argmax for no state."""
-        return int((self._counted & self._targets & ~self._predicted).sum())
-
 
 # Expected pairwise Kullback-Leibler divergence of next-word distributions.
 #
@@ -115,74 +72,11 @@ class ExpectedPairwiseKL:
         return max((self._negative_entropy / count - cross) * count / (count - 1), 0.0)
 
 
-# The share of the logits' gradient that a linear output layer cannot pass on.
-#
-# Godey, Artzi: "Lost in Backpropagation: The LM Head is a Gradient Bottleneck", 2026,
-# https://arxiv.org/abs/2603.10145. The gradient of the cross-entropy by the logits is g = p - e_y,
-# of N numbers. The hidden state receives W'g, of d numbers: the part of g that is orthogonal to the
-# columns of W is lost. The measure here is defined as
-#
-#     lost = 1 - sum_t ||P g_t||^2 / sum_t ||g_t||^2,      P = W (W'W)^+ W'
-#
-# over the states t of a sample, P being the projector on the column space of W. It is a share of
-# the squared norm, and the paper's abstract speaks of 95 to 99 % of the norm. A g of random
-# direction would lose 1 - d / N.
-#
-# With W'W = V diag(sigma^2) V', ||P g||^2 = sum_k (v_k'W'g)^2 / sigma_k^2, so neither P nor a
-# second matrix of the size of W is built.
-
-
-class GradientBottleneck:
-    """Accumulates the lost share over blocks of states.
-
-    Args:
-        weight: W, shape (N, d), of one linear output layer with a softmax.
-    """
-
-    def __init__(self, weight: Tensor) -> None:
-        self._weight = weight.detach()
-        sigma, directions = right_singular_system(self._weight)
-        resolved = sigma > 0
-        self._whitening = directions[:, resolved] / sigma[resolved]  # [d, rank]
-        self._passed = 0.0
-        self._total = 0.0
-
-    def add(self, log_probabilities: Tensor, targets: Tensor) -> None:
-        """Add states.
-
-        Args:
-            log_probabilities: log p, shape (b, N).
-            targets: y, shape (b,).
-        """
-        p = log_probabilities.exp()
-        of_target = p.gather(1, targets.unsqueeze(1)).squeeze(1).double()  # [b]
-        reached = (p.to(self._weight) @ self._weight - self._weight[targets]).double()  # [b, d]
-        self._passed += float((reached @ self._whitening).square().sum())
-        # ||p - e_y||^2
-        self._total += float((p.double().square().sum(1) - 2 * of_target + 1).sum())
-
-    def lost(self) -> float:
-        """Return the lost share, between 0 and 1.
-
-        Raises:
-            DataError: no states, or every prediction is certain and right.
-        """
-        if self._total <= 0:
-            raise DataError("a gradient that is not zero", "none", "Use more data.")
-        return min(max(1 - self._passed / self._total, 0.0), 1.0)
-
-
 # Measures of the hidden states of one layer, from one pass over blocks of states.
 #
 # Ethayarajh: "How Contextual are Contextualized Word Representations?", EMNLP 2019,
 # https://aclanthology.org/D19-1006/, measures their mean cosine; IsoScore is that of
 # ``isoscore.py``.
-#
-# An outlier dimension (Kovaleva, Kulshreshtha, Rogers, Rumshisky: "BERT Busters", Findings of ACL
-# 2021, https://aclanthology.org/2021.findings-acl.300/, and Timkey, van Schijndel: "All Bark and No
-# Bite", EMNLP 2021, https://aclanthology.org/2021.emnlp-main.372/) is one whose root mean square
-# over the states lies 5 robust standard deviations (``robust_outliers.py``) above the median of all
-# dimensions. A few of them can decide every cosine.
 
 
 class StateStatistics:
@@ -227,19 +121,6 @@ class StateStatistics:
             DataError: fewer than two states or dimensions.
         """
         return isoscore(covariance_from_gram(self._gram, self._sum, self.count))
-
-    def outlier_dimensions(self) -> List[int]:
-        """Return the outlier dimensions, the largest first."""
-        scores = robust_scores(self._root_mean_squares())
-        order = scores.argsort(descending=True)
-        return order[scores[order] > OUTLYING].tolist()
-
-    def rms_norm(self) -> float:
-        """Return the root mean square of the norms of the states."""
-        return float(self._root_mean_squares().norm())
-
-    def _root_mean_squares(self) -> Tensor:
-        return (self._gram.diagonal() / max(self.count, 1)).sqrt()
 
 
 # Whether a vector lies inside the convex hull of hidden states.

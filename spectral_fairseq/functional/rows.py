@@ -214,18 +214,6 @@ def pearson(x: Tensor, y: Tensor) -> float:
     return float(x @ y) / scale if scale > 0 else float("nan")
 
 
-def spearman(x: Tensor, y: Tensor) -> float:
-    """Return Spearman's rho: Pearson's r of the ranks, where equal values share their mean rank."""
-    return pearson(mean_ranks(x), mean_ranks(y))
-
-
-def mean_ranks(x: Tensor) -> Tensor:
-    """Return ranks from 0 on, shape (n,), float64; equal values share the mean of their ranks."""
-    _, group, size = torch.unique(x, sorted=True, return_inverse=True, return_counts=True)
-    after = size.double().cumsum(0)
-    return (after - (size.double() + 1) / 2)[group]
-
-
 def slope(x: Tensor, y: Tensor) -> float:
     """Return the slope of the least-squares line of y over x; NaN where x is constant."""
     x, y = _centred(x), _centred(y)

@@ -2,11 +2,13 @@
 
 import dataclasses
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from spectral_fairseq.analysis import table_facts
 from spectral_fairseq.analysis.catalogue import ALL
 from spectral_fairseq.analysis.measures import measure_table
 from spectral_fairseq.analysis.options import SHARES, Options, StepCallback
@@ -18,9 +20,6 @@ from spectral_fairseq.functional.products import sample_rows
 from tests.checkpoints.made import cone, entries, save_dictionary, with_padding
 from tests.reference import isoscore as naive_isoscore
 from tests.reference import isotropy as naive
-
-# The histogram's statistics move by up to a bin where a cosine lies on an edge.
-BINNED = {"cosine_std", "cosine_p05", "cosine_p50", "cosine_p95"}
 
 
 def table_of(rows):
@@ -38,35 +37,20 @@ def test_signed_identity_blocks_are_isotropic():
     eye = torch.eye(5, dtype=torch.float64)
     found = measured(torch.cat([2 * eye, -2 * eye])).measures
     assert found["i1"] == pytest.approx(1) and found["i2"] == pytest.approx(0, abs=1e-9)
-    assert (found["i1_one_sign"], found["i1_unit_scale"]) == pytest.approx((1, 1))
+    assert found["i1_centred"] == pytest.approx(1)
     assert found["mean_cosine"] == pytest.approx(-1 / 9)
     assert found["mean_share"] == pytest.approx(0)
     assert found["isoscore"] == pytest.approx(1)
-    assert (found["effective_rank"], found["stable_rank"]) == pytest.approx((5, 5))
-    assert found["share_of_first"] == pytest.approx(1 / 5)
+    assert (found["effective_rank"], found["stable_rank_centred"]) == pytest.approx((5, 5))
     assert (found["sigma_max"], found["sigma_min"]) == pytest.approx((8**0.5, 8**0.5))
-    assert found["norm_std"] == pytest.approx(0, abs=1e-12)
-    assert found["exponential_c2"] == 0 and found["exponential_c1"] == pytest.approx(8**0.5)
 
 
 def test_a_cone_is_not():
-    narrow = measured(cone(300, 8, spread=0.05)).measures
-    wide = measured(cone(300, 8, spread=3.0)).measures
+    tables = (cone(300, 8, spread=spread) for spread in (0.05, 3.0))
+    narrow, wide = (measured(t / t.square().sum(1).mean().sqrt()).measures for t in tables)
     assert narrow["mean_cosine"] > 0.95 > 0.3 > wide["mean_cosine"]
-    assert narrow["share_of_first"] > 0.7 > 0.3 > wide["share_of_first"]
-    assert narrow["i1_unit_scale"] < 0.3 < 0.5 < wide["i1_unit_scale"]
-    assert narrow["stable_rank"] < 1.1 and wide["effective_rank"] > 7.5
-
-
-def test_the_spread_of_the_cosines_of_a_narrow_cone():
-    """All of them lie within one bin of the picture."""
-    generator = torch.Generator().manual_seed(0)
-    rows = 1 + 0.05 * torch.randn(400, 512, generator=generator)
-    found, units = measured(rows).measures, torch.nn.functional.normalize(rows.double(), dim=1)
-    cosines = (units @ units.t())[tuple(torch.triu_indices(400, 400, 1))]
-    assert found["cosine_std"] == pytest.approx(float(cosines.std(unbiased=False)), rel=0.05)
-    for share, name in ((0.05, "cosine_p05"), (0.95, "cosine_p95")):
-        assert found[name] == pytest.approx(float(cosines.quantile(share)), abs=1e-4)
+    assert narrow["i1"] < 0.3 < 0.5 < wide["i1"]
+    assert wide["effective_rank"] > 7.5
 
 
 @pytest.mark.slow
@@ -75,7 +59,6 @@ def test_a_gaussian_table():
     n, d = 4000, 16
     found = measured(torch.randn(n, d) / d**0.5).measures
     assert abs(found["mean_cosine"]) < 1e-3
-    assert found["cosine_std"] == pytest.approx(d**-0.5, rel=0.05)
     assert found["isoscore"] > 0.98 and found["effective_rank"] > 15.9
     assert found["i1"] > 0.95 and found["i2"] < 0.02
     assert found["sigma_max"] == pytest.approx((n / d) ** 0.5, rel=0.1)
@@ -85,7 +68,6 @@ def test_one_zero_row():
     rows = cone().double()
     rows[7] = 0
     found = measured(rows).measures
-    assert found["norm_min"] == 0
     assert found["mean_cosine"] == pytest.approx(naive.mean_cosine(rows))
     assert all(value is None or math.isfinite(value) for value in found.values())
 
@@ -95,7 +77,7 @@ def test_vectors_too_long_to_be_measured():
     rows[7, 1] = 1e30
     with pytest.raises(DataError, match=r"1 of 60 that are too long, with entries up to 1e\+30"):
         measured(rows)
-    assert measured(rows.double()).measures["norm_max"] == pytest.approx(1e30)
+    assert measured(rows.double()).measures["sigma_max"] == pytest.approx(1e30)
 
 
 def test_naive_forms_and_numpy():
@@ -104,15 +86,9 @@ def test_naive_forms_and_numpy():
     found = result.measures
     z = naive.partitions_both_signs(rows)
     assert (found["i1"], found["i2"]) == pytest.approx((naive.i1(z), naive.i2(z)))
-    unit = rows / rows.square().sum(1).mean().sqrt()
-    z = naive.partitions_both_signs(unit)
-    assert (found["i1_unit_scale"], found["i2_unit_scale"]) == pytest.approx(
-        (naive.i1(z), naive.i2(z))
-    )
-    # One sign: along the rows' mean.
-    _, _, axes = torch.linalg.svd(rows)
-    z = [naive.partition(rows, a if rows.sum(0) @ a >= 0 else -a) for a in axes]
-    assert (found["i1_one_sign"], found["i2_one_sign"]) == pytest.approx((naive.i1(z), naive.i2(z)))
+    moved = rows - rows.mean(0)
+    z = naive.partitions_both_signs(moved / moved.square().sum(1).mean().sqrt())
+    assert (found["i1_centred"], found["i2_centred"]) == pytest.approx((naive.i1(z), naive.i2(z)))
     assert found["isoscore"] == pytest.approx(naive_isoscore.isoscore(rows))
     assert found["mean_cosine"] == pytest.approx(naive.mean_cosine(rows))
     mean = rows.mean(0).norm() / rows.square().sum(1).mean().sqrt()
@@ -132,9 +108,17 @@ def test_rotation_and_permutation_change_nothing(n, d):
         found = measured(other).measures
         assert found.keys() == plain.keys()
         for key, value in plain.items():
-            slack = {"abs": 0.02} if key in BINNED else {"rel": 1e-6, "abs": 1e-9}
-            expected = None if value is None else pytest.approx(value, **slack)
+            expected = None if value is None else pytest.approx(value, rel=1e-6, abs=1e-9)
             assert found[key] == expected, key
+
+
+def test_every_measure_has_its_reason_in_the_documents():
+    page = Path(__file__).parents[2] / "docs" / "measures.md"
+    if not page.exists():
+        pytest.skip("the documents are not beside these tests")
+    text = page.read_text("utf-8")
+    assert len(ALL) <= 40
+    assert [m.key for m in ALL if f"`{m.key}`" not in text and not m.key.startswith("bleu")] == []
 
 
 def test_every_measure_is_in_the_catalogue(tmp_path):
@@ -144,7 +128,7 @@ def test_every_measure_is_in_the_catalogue(tmp_path):
     found = measure_table(table, Options(), words, prior).measures
     elsewhere = {m.key for m in ALL if m.compute is None}
     assert set(found) == {m.key for m in ALL} - elsewhere
-    assert {"bleu_4_recall", "gradient_lost", "drift_cka"} < elsewhere and len(elsewhere) < 22
+    assert {"bleu_4_recall", "drift_cka"} < elsewhere and len(elsewhere) < 22
     assert len({m.key for m in ALL}) == len(ALL)
     assert found["stored_sigma_error"] < 1e-4 and found["prior_error"] > 0.01
 
@@ -155,12 +139,12 @@ def test_centred_measures_are_those_of_the_centred_table(options):
     found = measured(rows, **options).measures
     sample = rows[sample_rows(80, 50, 1)] if options else rows
     centred = measured(rows - rows.mean(0)).measures
-    isotropy = measured(sample - sample.mean(0)).measures
-    of_same = ("mean_cosine", "positive_cosines", "effective_rank", "stable_rank", "hubness")
-    for key in (*of_same, "share_of_first", "sigma_over_edge"):
+    moved = sample - sample.mean(0)
+    isotropy = measured(moved / moved.square().sum(1).mean().sqrt()).measures
+    for key in ("mean_cosine", "effective_rank"):
         assert found[f"{key}_centred"] == pytest.approx(centred[key], rel=1e-6, abs=1e-9), key
     for key in ("i1", "i2"):
-        assert found[f"{key}_centred"] == pytest.approx(isotropy[f"{key}_unit_scale"], rel=1e-6)
+        assert found[f"{key}_centred"] == pytest.approx(isotropy[key], rel=1e-6)
     assert found["mean_share"] > 0.5 and centred["mean_share"] == pytest.approx(0, abs=1e-9)
 
 
@@ -170,15 +154,14 @@ def test_a_random_table_measures_what_is_expected_of_one(tmp_path):
     n, d = 2996, 32
     words = read_dictionary(save_dictionary(tmp_path / "dict.txt", n - 3))
     table = extract_table(entries(with_padding(3 * torch.randn(n, d))), "x.pt")
-    found = measure_table(table, Options(), words, counterpart=table_of(torch.randn(n, d)))
+    found = measure_table(table, Options(), words)
     random = found.details["random"]
-    slack = {"effective_rank": 0.01, "positive_cosines": 0.01, "isoscore": 0.02, "hubness": 0.5}
+    slack = {"effective_rank": 0.01, "positive_cosines": 0.01, "isoscore": 0.02}
     for key, expected in random.items():
         if key in found.measures:
             rel = slack.get(key.replace("_centred", ""), 0.1)
-            loose = 1.0 if key == "above_edge_centred" else 0.03
-            assert found.measures[key] == pytest.approx(expected, rel=rel, abs=loose), key
-    assert len(random) > 30
+            assert found.measures[key] == pytest.approx(expected, rel=rel, abs=0.03), key
+    assert len(random) > 15
 
 
 def test_frequency_groups(tmp_path):
@@ -186,14 +169,11 @@ def test_frequency_groups(tmp_path):
     table = extract_table(entries(with_padding(cone(60))), "x.pt")
     result = measure_table(table, Options(), words)
     order = sorted(range(60), key=lambda at: (-words.counts[int(table.rows[at])], at))
-    rows, mean = table.weight.double(), table.weight.double().mean(0)
+    rows = table.weight.double()
     for at, group in enumerate(("frequent", "medium", "rare")):
         part = rows[order[20 * at : 20 * at + 20]]
         expected = {
             f"mean_cosine_{group}": naive.mean_cosine(part),
-            f"mean_cosine_{group}_centred": naive.mean_cosine(part - mean),
-            f"norm_mean_{group}": float(part.norm(dim=1).mean()),
-            f"mean_share_{group}": float(part.mean(0).norm() / part.square().sum(1).mean().sqrt()),
         }
         for key, value in expected.items():
             assert result.measures[key] == pytest.approx(value, rel=1e-5), key
@@ -205,7 +185,7 @@ def test_frequency_groups(tmp_path):
 def test_rows_that_are_all_equal():
     found = measured(torch.ones(9, 3).double() / 3).measures
     assert found["mean_cosine"] == pytest.approx(1) and found["mean_share"] == pytest.approx(1)
-    assert found["effective_rank_centred"] == 0 and found["above_edge_centred"] == 0
+    assert found["effective_rank_centred"] == 0
     assert found["i1_centred"] is None and found["untrained_rows"] == 9
 
 
@@ -218,27 +198,27 @@ def test_untrained_rows_are_named(tmp_path):
     assert found.details["untrained"] == [{"row": 9, "word": "w5"}, {"row": 30, "word": "w26"}]
 
 
-def test_input_against_output_table():
-    rows = cone(60, 6)
-    rotation, _ = torch.linalg.qr(torch.randn(6, 6))
-    found = measure_table(
-        table_of(rows), Options(), counterpart=table_of(2 * rows @ rotation + 1)
-    ).measures
-    assert found["input_output_cka"] == pytest.approx(1, abs=1e-5)
-    assert found["input_output_procrustes"] == pytest.approx(0, abs=2e-3)
-    assert abs(found["input_output_cosine"]) < 0.9
-    same = measure_table(table_of(rows), Options(), counterpart=table_of(rows)).measures
-    assert same["input_output_cosine"] == pytest.approx(1)
-    narrow = measure_table(table_of(rows), Options(), counterpart=table_of(rows[:, :4])).measures
-    assert narrow["input_output_cosine"] is None and 0 < narrow["input_output_cka"] < 1
-    assert measured(rows).measures["input_output_cka"] is None
-
-
 def test_a_narrow_table_is_measured_without_a_wide_copy():
     rows = cone(300, 8).bfloat16()
     narrow, wide = measured(rows).measures, measured(rows.float()).measures
     for key, value in wide.items():
         assert narrow[key] == (None if value is None else pytest.approx(value, rel=1e-3)), key
+
+
+def test_a_table_that_is_too_wide_to_be_read_whole_is_sampled(monkeypatch):
+    rows = cone(3000, 6)
+    exact = measured(rows)
+    monkeypatch.setattr(table_facts, "SAMPLED_WORDS", 2000)
+    assert measured(rows).measures == exact.measures  # few products
+    monkeypatch.setattr(table_facts, "MOST_PRODUCTS", 3000 * 6**2 - 1)
+    found = measured(rows)
+    assert found.details["isotropy_runs"]["words"] == 2000
+    for key, value in exact.measures.items():
+        if key[:2] in ("i1", "i2"):
+            assert found.measures[key] != value, key
+            assert found.measures[key] == pytest.approx(value, rel=0.05), key
+        else:
+            assert found.measures[key] == value, key
 
 
 def test_samples_average_seeded_runs():
@@ -275,11 +255,7 @@ def test_norms_follow_frequency(tmp_path):
     table = extract_table(entries(weight), "x.pt")
     found = measure_table(table, Options(), words)
     assert found.measures["norm_count_pearson"] == pytest.approx(1)
-    # Rounding makes unequal norms of equal counts.
-    assert found.measures["norm_count_spearman"] == pytest.approx(1, abs=1e-2)
     assert found.measures["norm_count_slope"] == pytest.approx(0.5)
-    curve = found.details["norms"]
-    assert curve["mean"] == sorted(curve["mean"], reverse=True)
     assert found.details["frequency_order"] == "counts"
     order = TableFacts(table, Options(), words).frequency_order
     assert table.rows[order[0]] == 4 and len(order.unique()) == 60
@@ -338,7 +314,7 @@ class Recorded(StepCallback):
 def test_progress_goes_by_rows(sampled):
     heard = Recorded()
     measure_table(table_of(cone()), Options(**sampled), progress=heard)
-    assert list(heard.units) == list(SHARES)[2:7]
+    assert list(heard.units) == list(SHARES)[2:6]
     for step in ("singular values", "partition function"):
         assert heard.done[step] == heard.units[step] > 1
 

@@ -1,8 +1,7 @@
-"""The JSON document: its schema, its signatures, what stands in a checkpoint beside the table."""
+"""The JSON document: its signatures, what stands in a checkpoint beside the table."""
 
 import json
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,11 @@ from spectral_fairseq.analysis.results import (
     labels_for,
     prior_of,
 )
-from spectral_fairseq.analysis.schema import DOCUMENT
 from spectral_fairseq.checkpoints.tables import extract_table
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.functional.spectrum_penalties import DEFAULT_GAMMA
 from spectral_fairseq.provenance import finite, sha256
-from tests.analysis.schema_violations import violations
 from tests.checkpoints.made import cone, entries, save, save_dictionary, with_padding
 
 SC = {
@@ -46,51 +43,19 @@ def svd_checkpoint(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_document_follows_its_schema(svd_checkpoint, tmp_path):
+def test_the_document_is_json(svd_checkpoint, tmp_path):
     other = save(tmp_path / "plain.pt", entries(with_padding(cone())))
     options = Options(words=("w3",), isotropy_words=20, isotropy_runs=2)
     analysed = [analyse_model(svd_checkpoint, options)]
     analysed.append(analyse_model(other, options, dictionary=tmp_path, label="other"))
     found = document("analyze", analysed, options)
     again = json.loads(json.dumps(found, allow_nan=False))
-    assert again == found and violations(again) == []
+    assert again == found
     one = found["checkpoints"][0]
     assert one["arch"] == "transformer_sc" and one["progress"] == {"epoch": 2, "updates": 1200}
     assert one["dictionary"]["remark"] == "found in the folder of the training data"
     assert one["sha256"] == sha256(svd_checkpoint) and one["label"] == "checkpoint_best"
     assert len(one["prior"]) == 6 and found["checkpoints"][1]["prior"] is None
-
-
-@pytest.mark.parametrize(
-    "spoil, where",
-    [
-        (lambda d: d.pop("versions"), "'versions' is a required property"),
-        (lambda d: d.update(extra=1), "'extra' was unexpected"),
-        (lambda d: d.update(schema="other"), "'spectral-fairseq/analysis/1' was expected"),
-        (lambda d: d.update(checkpoints=[]), "should be non-empty"),
-        (lambda d: d["options"].update(seed="1"), "'1' is not of type 'integer'"),
-        (lambda d: d["options"].update(seed=True), "True is not of type 'integer'"),
-        (lambda d: d["checkpoints"][0]["table"].update(kind="other"), "is not one of"),
-        (lambda d: d["checkpoints"][0]["measures"].update(i9=1.0), "'i9' was unexpected"),
-        (lambda d: d["checkpoints"][0]["singular_values"].append(None), r"singular_values\[6\]"),
-    ],
-)
-def test_the_schema_finds_departures(svd_checkpoint, spoil, where):
-    found = document("analyze", [analyse_model(svd_checkpoint, Options())], Options())
-    spoil(found)
-    (message,) = violations(found)
-    assert re.search(where, message)
-
-
-def test_everything_in_the_schema_is_described():
-    def walk(node, where):
-        for key, inner in node.get("properties", {}).items():
-            assert inner.get("description"), f"{where}.{key}"
-            walk(inner, f"{where}.{key}")
-        if "items" in node:
-            walk(node["items"], f"{where}[]")
-
-    walk(DOCUMENT, "$")
 
 
 def test_signatures_name_what_decides_the_numbers(svd_checkpoint, tmp_path):
@@ -138,21 +103,6 @@ def test_a_prior_that_cannot_be(changed):
     table = extract_table(entries(with_padding(cone()), "svd"), "x.pt")
     with pytest.raises(CheckpointError, match="prior in the checkpoint's settings"):
         prior_of({"cfg": {"model": {**SC, **changed}}}, table)
-
-
-def test_an_untied_output_table_is_compared_with_the_input_table(tmp_path):
-    tables = {
-        **entries(with_padding(cone())),
-        **entries(with_padding(cone(seed=1)), name="decoder.output_projection"),
-    }
-    found = analyse_model(save(tmp_path / "untied.pt", tables), Options()).result
-    assert found["table"]["name"] == "decoder.output_projection"
-    assert found["counterpart"] == "decoder.embed_tokens"
-    assert 0 < found["measures"]["input_output_cka"] < 1
-    other = tables["decoder.output_projection.weight"][:-1]
-    smaller = {**tables, "decoder.embed_tokens.weight": other.clone()}
-    found = analyse_model(save(tmp_path / "other.pt", smaller), Options()).result
-    assert found["counterpart"] is None and found["measures"]["input_output_cka"] is None
 
 
 def test_what_has_no_end_is_not_hashed(tmp_path):

@@ -3,7 +3,6 @@
 import pytest
 
 from spectral_fairseq.checkpoints.tables import (
-    counterpart,
     describe_choice,
     is_output,
     may_be_table,
@@ -69,13 +68,3 @@ def test_the_choice_is_described():
 )
 def test_names_of_tables(name, shape, expected):
     assert may_be_table(name, *shape) is expected
-
-
-def test_the_input_table_of_an_output_table():
-    untied = [[ENCODER], [DECODER], [OUTPUT]]
-    assert counterpart([OUTPUT], untied) == DECODER
-    assert counterpart([DECODER], untied) == OUTPUT
-    assert counterpart([ENCODER], untied) is None
-    assert counterpart([ENCODER, DECODER], [[ENCODER, DECODER], [OUTPUT]]) == OUTPUT
-    assert counterpart([DECODER, OUTPUT], [[ENCODER], [DECODER, OUTPUT]]) is None
-    assert counterpart([DECODER], [[ENCODER], [DECODER]]) is None

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from spectral_fairseq.commands.main import main
-from tests.analysis.schema_violations import violations
 from tests.checkpoints.made import cone, entries, save, with_padding
 
 
@@ -27,7 +26,7 @@ def test_a_run_over_its_epochs(run_folder, tmp_path, capsys):
     out = tmp_path / "report"
     assert main(["compare", str(run_folder), "--out", str(out), "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert violations(found) == [] and found["command"] == "compare"
+    assert found["command"] == "compare"
     assert [one["label"] for one in found["checkpoints"]] == [
         "checkpoint1",
         "checkpoint2",
@@ -53,7 +52,6 @@ def test_drift_and_seeds_of_a_method(run_folder, capsys):
     paths = [str(run_folder / f"checkpoint{epoch}.pt") for epoch in (1, 2, 10)]
     assert main(["compare", *paths, "--methods", "a,b,b", "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert violations(found) == []
     first, second, _ = found["checkpoints"]
     assert first["drift"] is None and first["measures"].get("drift_cka") is None
     assert second["drift"] == {"from": "checkpoint1", "words": 60}
@@ -68,8 +66,6 @@ def test_drift_and_seeds_of_a_method(run_folder, capsys):
         line for line in text.splitlines() if line.startswith("mean cosine ") and "±" in line
     ]
     assert f"{seeds['mean']:.4g} ± {seeds['std']:.2g}" in line
-    assert main(["compare", *paths, "--methods", "a,b,b", "--format", "latex"]) == 0
-    assert r"$\pm$" in capsys.readouterr().out
     assert main(["compare", *paths, "--methods", "a,b"]) == 2
     assert "--methods" in capsys.readouterr().err
 

@@ -142,7 +142,7 @@ def test_user_dir_alone_on_stdout_from_another_folder(run_cli, tmp_path):
 @pytest.mark.parametrize(
     "argv, redirection, status",
     [
-        ("analyze --schema", "| true; exit ${PIPESTATUS[0]}", 141),
+        ("flags", "| true; exit ${PIPESTATUS[0]}", 141),
         ("user-dir", "> /dev/full", 2),
         ("user-dir", ">&-", 0),
     ],

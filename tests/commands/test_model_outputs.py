@@ -7,6 +7,7 @@ import torch
 from fairseq import checkpoint_utils
 
 from spectral_fairseq.commands import predictions as model_outputs
+from spectral_fairseq.commands.models import build_model
 from spectral_fairseq.commands.predictions import (
     check_memory,
     measure_outputs,
@@ -14,12 +15,12 @@ from spectral_fairseq.commands.predictions import (
     spectrum_bytes,
 )
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
+from spectral_fairseq.plugin.models.output_table import output_table
 from tests.conftest import TINY_LANGUAGE_MODEL
 from tests.language_models import stateful_checkpoint, tokens_of
 from tests.reference import isoscore as naive_isoscore
 from tests.reference import isotropy as naive_isotropy
 from tests.reference.divergence import expected_pairwise_kl
-from tests.reference.gradient_bottleneck import lost_gradient
 
 FLAGS = ("transformer", "cross_entropy", "--share-all-embeddings")
 
@@ -96,19 +97,21 @@ def test_tokens_are_the_first_ones(path, tiny_translation_data):
         torch.testing.assert_close(found, expected[:count], rtol=1e-4, atol=1e-4)
 
 
-def assert_states_belong_to_predictions(predictions):
+def assert_states_belong_to_predictions(path, data, tokens):
     """The last states times W give the log-probabilities, but for a bias and a normaliser."""
+    predictions = predict(path, data, "valid", tokens)
+    weight = output_table(build_model(path, data, {})[0], predictions.words).detach()
     rows = list(predictions.blocks)
     states = torch.cat([block.states[-1] for block in rows])
     log_probabilities = torch.cat([block.log_probabilities for block in rows])
-    rest = log_probabilities - states @ predictions.weight.t()
+    rest = log_probabilities - states @ weight.t()
     bias = rest - rest.mean(1, keepdim=True)
     torch.testing.assert_close(bias, bias[:1].expand_as(bias), rtol=0, atol=1e-4)
     return rows
 
 
 def test_hidden_states_by_layer(path, tiny_translation_data):
-    rows = assert_states_belong_to_predictions(predict(path, tiny_translation_data, "valid", 100))
+    rows = assert_states_belong_to_predictions(path, tiny_translation_data, 100)
     # One decoder layer, after which nothing is normalised: the embeddings and the layer.
     states = [torch.cat([block.states[layer] for block in rows]) for layer in range(2)]
     measures, details = measure_outputs(path, tiny_translation_data, tokens=100)
@@ -118,22 +121,6 @@ def test_hidden_states_by_layer(path, tiny_translation_data):
         assert layer["isoscore"] == pytest.approx(naive_isoscore.isoscore(seen), abs=1e-5)
     assert measures["hidden_mean_cosine"] == details["layers"][1]["mean_cosine"]
     assert details["hull"]["states"] == min(100, 4 * states[1].size(1))
-    targets = torch.cat([block.targets for block in rows])
-    logits = torch.cat([block.log_probabilities for block in rows])
-    weight = predict(path, tiny_translation_data, "valid", 100).weight
-    assert measures["gradient_lost"] == pytest.approx(
-        lost_gradient(weight, logits, targets), abs=1e-4
-    )
-    no_words = set(predict(path, tiny_translation_data, "valid", 1).no_words.tolist())
-    predicted = set(logits.argmax(1).tolist())
-    assert measures["never_predicted"] == weight.size(0) - len(predicted | no_words)
-    assert measures["missed_targets"] == len(set(targets.tolist()) - predicted)
-
-
-def test_a_mixture_has_no_projector(train, tiny_translation_data):
-    mixture = train("transformer_mos", "cross_entropy", "--share-all-embeddings")
-    measures, details = measure_outputs(mixture / "checkpoint_last.pt", tiny_translation_data)
-    assert measures["gradient_lost"] is None and details["layers"]
 
 
 def test_memory_is_asked_for_beforehand():
@@ -181,7 +168,7 @@ def test_a_model_with_a_state_reads_one_stream(train, tiny_lm_data):
         rtol=1e-4,
         atol=1e-5,
     )
-    assert_states_belong_to_predictions(predict(path, tiny_lm_data, "valid", 40))
+    assert_states_belong_to_predictions(path, tiny_lm_data, 40)
     measures, details = measure_outputs(path, tiny_lm_data, tokens=37)
     assert details["tokens"] == 37
     assert measures["expected_pairwise_kl"] == pytest.approx(

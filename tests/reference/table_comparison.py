@@ -1,4 +1,4 @@
-"""Linear CKA, the Procrustes residual and paired cosines, written out on whole float64 matrices."""
+"""Linear CKA and the Procrustes residual, written out on whole float64 matrices."""
 
 import torch
 
@@ -20,8 +20,3 @@ def procrustes_residual(left, right):
     rotated = a @ u @ vh
     scale = float((rotated * b).sum() / rotated.square().sum())
     return float((scale * rotated - b).norm() / b.norm())
-
-
-def paired_cosine(left, right):
-    a, b = centred(left), centred(right)
-    return sum(float(x @ y / (x.norm() * y.norm())) for x, y in zip(a, b)) / len(a)

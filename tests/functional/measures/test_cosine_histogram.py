@@ -4,7 +4,6 @@ import torch
 from spectral_fairseq.errors import DataError
 from spectral_fairseq.functional.cosines import (
     cosine_histogram,
-    histogram_quantiles,
     positive_share,
 )
 
@@ -27,20 +26,6 @@ def test_every_pair_is_counted_once(block_rows):
 def test_ends_belong_to_the_outer_bins_and_zero_rows_to_the_middle():
     _, counts = cosine_histogram(torch.tensor([[1.0, 0], [2.0, 0], [-1.0, 0], [0, 0]]), bins=3)
     assert counts == [2, 3, 1]
-
-
-def test_quantiles():
-    edges, counts = [0.0, 1.0, 2.0, 3.0], [2, 0, 2]
-    assert histogram_quantiles(edges, counts, (0.0, 0.25, 0.5, 0.75, 1.0)) == pytest.approx(
-        [0.0, 0.5, 1.0, 2.5, 3.0]
-    )
-    torch.manual_seed(1)
-    matrix = torch.randn(200, 6) + 0.5
-    found = histogram_quantiles(*cosine_histogram(matrix, bins=2000), (0.05, 0.5, 0.95))
-    unit = torch.nn.functional.normalize(matrix)
-    cosines = (unit @ unit.t())[torch.ones(200, 200).triu(1).bool()]
-    expected = cosines.quantile(torch.tensor([0.05, 0.5, 0.95])).tolist()
-    assert found == pytest.approx(expected, abs=2e-3)
 
 
 def test_one_row():

@@ -16,19 +16,5 @@ def test_against_the_naive_forms():
         statistics.add(block)
     assert statistics.mean_cosine() == pytest.approx(naive.mean_cosine(states))
     assert statistics.isoscore() == pytest.approx(naive_isoscore.isoscore(states.double()))
-    assert statistics.rms_norm() == pytest.approx(float(states.square().sum(1).mean().sqrt()))
-
-
-def test_outlier_dimensions():
-    torch.manual_seed(0)
-    states = torch.randn(200, 64)
-    statistics = StateStatistics(64)
-    statistics.add(states)
-    assert statistics.outlier_dimensions() == []
-    states[:, 5] += 8
-    states[:, 60] *= 20
-    statistics = StateStatistics(64)
-    statistics.add(states)
-    assert statistics.outlier_dimensions() == [60, 5]
     with pytest.raises(DataError):
         StateStatistics(3).mean_cosine()

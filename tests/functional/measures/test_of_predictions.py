@@ -1,4 +1,4 @@
-"""Words that are never predicted, the lost gradient, and the hull of hidden states."""
+"""The hull of hidden states."""
 
 import math
 from itertools import product
@@ -7,38 +7,9 @@ import pytest
 import torch
 
 from spectral_fairseq.functional.predictions import (
-    ArgmaxWords,
-    GradientBottleneck,
     hull_probability,
     separate,
 )
-from tests.reference.gradient_bottleneck import lost_gradient
-
-
-def test_words_that_are_never_predicted():
-    words = ArgmaxWords(6, torch.tensor([0]))
-    words.add(torch.eye(6)[[1, 2, 2]], torch.tensor([1, 3, 4]))
-    words.add(torch.eye(6)[[4]], torch.tensor([0]))
-    assert words.never() == 2  # 3 and 5: row 0 stands for no word
-    assert words.missed_targets() == 1  # 3
-
-
-@pytest.mark.parametrize("rank", [5, 3])
-def test_lost_gradient_against_the_projector(rank):
-    torch.manual_seed(0)
-    weight = torch.randn(31, rank).double() @ torch.randn(rank, 5).double()
-    logits, targets = 2 * torch.randn(40, 31).double(), torch.randint(31, (40,))
-    measure = GradientBottleneck(weight)
-    for some, y in zip(logits.split(7), targets.split(7)):
-        measure.add(some.log_softmax(1), y)
-    assert measure.lost() == pytest.approx(lost_gradient(weight, logits, targets))
-
-
-def test_a_square_head_loses_only_what_no_state_can_reach():
-    torch.manual_seed(0)
-    measure = GradientBottleneck(torch.randn(6, 6).double())
-    measure.add(torch.randn(9, 6).double().log_softmax(1), torch.randint(6, (9,)))
-    assert measure.lost() == pytest.approx(0, abs=1e-9)
 
 
 def test_the_hull_of_a_cube():

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.cosines import paired_cosine
 from spectral_fairseq.functional.rows import centred_products, linear_cka, procrustes_residual
 from tests.reference import table_comparison as naive
 
@@ -24,9 +23,6 @@ def test_against_whole_matrices(block_rows, e):
     if e == 7:
         expected = naive.procrustes_residual(left, right)
         assert procrustes_residual(products) == pytest.approx(expected)
-        assert paired_cosine(left, right, block_rows=block_rows) == pytest.approx(
-            naive.paired_cosine(left, right)
-        )
 
 
 def test_rotation_scale_shift_and_choice_of_rows():
@@ -44,8 +40,6 @@ def test_what_cannot_be_compared():
     left, right = pair()
     with pytest.raises(DataError, match="53 and 52 rows"):
         centred_products(left, right[1:])
-    with pytest.raises(DataError):
-        paired_cosine(left, right[1:])
     for rows in (9, 300):  # the mean of many equal rows is rounded
         same = centred_products(torch.randn(1, 8).expand(rows, 8), torch.randn(rows, 8))
         assert math.isnan(linear_cka(same)) and math.isnan(procrustes_residual(same))
