@@ -191,7 +191,7 @@ def picture(found: Mapping[str, Mapping[str, Any]]) -> bytes:
         rank = {"log_probability_rank": found[place]["log_probability_rank"]}
         outputs = found[place]["outputs"]
         layers.setdefault(name, {"label": name, "outputs": outputs, "measures": rank})
-    return plots.log_probability_spectra(list(layers.values())).files["light.png"]
+    return plots.log_probability_spectra(list(layers.values())).file("png")
 
 
 def _kind_and_size(place: str) -> Tuple[int, int, int]:

@@ -15,7 +15,7 @@ from spectral_fairseq.commands.predictions import (
     spectrum_bytes,
 )
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
-from spectral_fairseq.plugin.models.output_table import output_table
+from spectral_fairseq.plugin.models.find import output_table
 from tests.conftest import TINY_LANGUAGE_MODEL
 from tests.language_models import stateful_checkpoint, tokens_of
 from tests.reference import isoscore as naive_isoscore
