@@ -27,7 +27,7 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--text", type=Path, help="any text file; its last twentieth is the test")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--steps", type=int, default=600, help="updates of each training")
+    parser.add_argument("--steps", type=int, default=300, help="updates of each training")
     parser.add_argument("--words", type=int, default=8000, help="size of the vocabulary")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=2)
