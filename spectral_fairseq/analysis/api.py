@@ -27,7 +27,7 @@ from typing import (
 from spectral_fairseq.analysis.comparison import check_methods
 from spectral_fairseq.analysis.options import Options, StepCallback
 from spectral_fairseq.analysis.plots import Picture, draw_all, import_matplotlib
-from spectral_fairseq.analysis.render import as_text
+from spectral_fairseq.analysis.render import as_summary, as_text
 from spectral_fairseq.analysis.report import PAGE, as_html, check_folder, write_results
 from spectral_fairseq.analysis.results import Analysed, analyse_model, document, labels_for
 from spectral_fairseq.checkpoints.dictionary import Counts
@@ -246,5 +246,9 @@ class Report:
         write_results(out, self.to_dict(), self.pictures())
         return out / PAGE
 
-    def __str__(self) -> str:
+    def to_text(self) -> str:
+        """All measures, as ``--all`` prints them."""
         return as_text(self.to_dict())
+
+    def __str__(self) -> str:
+        return self.to_text() if self.command == "compare" else as_summary(self.to_dict())

@@ -7,38 +7,61 @@ from typing import Any, Dict, List, Mapping
 
 from tabulate import SEPARATING_LINE, tabulate
 
-from spectral_fairseq.analysis.catalogue import Measure, groups_in_use, shown
+from spectral_fairseq.analysis.catalogue import ALL, Measure, groups_in_use, shown
 from spectral_fairseq.analysis.options import spread
 from spectral_fairseq.analysis.verdict import MOST_VERDICTS, verdict, warnings
 from spectral_fairseq.errors import printable
 
+# What a terminal shows of a table, beside the values of a random one.
+SIX = (
+    *("mean_cosine", "mean_share", "sigma_over_edge_centred"),
+    *("effective_rank_centred", "isoscore", "i1_centred"),
+)
 
-def as_text(document: Dict[str, Any]) -> str:
-    """The document as aligned plain text."""
+
+def as_summary(document: Dict[str, Any]) -> str:
+    """What was measured, the verdict, and six figures: at most 25 lines for one model."""
     checkpoints = document["checkpoints"]
     parts = [_wrapped(f"Warning: {text}", "") for text in warnings(checkpoints)]
     parts += [_opening(one) for one in spread(checkpoints, MOST_VERDICTS)]
-    parts.append(_measures(document))
+    parts.append(_measures(document, {"": [m for m in ALL if m.key in SIX]}))
+    parts += _neighbours(checkpoints)
+    parts[-1] += "\nAll measures: --all. The full report: --out DIR. For programs: --format json."
+    return printable("\n\n".join(parts))
+
+
+def as_text(document: Dict[str, Any]) -> str:
+    """All measures of the document as aligned plain text."""
+    checkpoints = document["checkpoints"]
+    parts = [_wrapped(f"Warning: {text}", "") for text in warnings(checkpoints)]
+    parts += [_opening(one) for one in spread(checkpoints, MOST_VERDICTS)]
+    parts.append(_measures(document, _groups(document)))
     if document["methods"]:
         parts.append(_over_seeds(document))
-    for one in checkpoints:
-        for word, neighbours in one["neighbours"].items():
-            near = ", ".join(f"{n['word']} {shown(n['cosine'], 3)}" for n in neighbours)
-            parts.append(f"Neighbours of {word} in {one['label']}: {near}")
+    parts += _neighbours(checkpoints)
     parts.append("\n".join(f"{one['label']}: {one['signature']}" for one in checkpoints))
     return printable("\n\n".join(parts))
 
 
-def _measures(document: Dict[str, Any]) -> str:
-    """All measures, one column a checkpoint; beside a single one what a random table has."""
+def _neighbours(checkpoints: List[Dict[str, Any]]) -> List[str]:
+    return [
+        f"Neighbours of {word} in {one['label']}: "
+        + ", ".join(f"{n['word']} {shown(n['cosine'], 3)}" for n in neighbours)
+        for one in checkpoints
+        for word, neighbours in one["neighbours"].items()
+    ]
+
+
+def _measures(document: Dict[str, Any], groups: Dict[str, List[Measure]]) -> str:
+    """Measures in groups, one column a checkpoint; beside a single one what a random table has."""
     checkpoints = document["checkpoints"]
     random = checkpoints[0]["random"] if len(checkpoints) == 1 else None
     headers = ["", *(one["label"] for one in checkpoints)]
     headers += [] if random is None else ["random table"]
     rows: List[Any] = []
-    for group, measures in _groups(document).items():
+    for group, measures in groups.items():
         rows += [SEPARATING_LINE] if rows else []
-        rows.append([group, *("" for _ in headers[1:])])
+        rows += [[group, *("" for _ in headers[1:])]] if group else []
         for m in measures:
             cells = _values(checkpoints, m)
             if random is not None:

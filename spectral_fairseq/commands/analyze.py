@@ -132,6 +132,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "checkpoints", metavar="MODEL", nargs="+", help="file or folder of a model or a table"
     )
+    parser.add_argument(
+        "--all", action="store_true", help="print every measure, not only six beside the verdict"
+    )
     add_options(parser)
 
 
@@ -189,7 +192,7 @@ def report(args: argparse.Namespace, paths: Sequence[Path], command: str) -> int
     if args.format == "json":
         print(json.dumps(report.to_dict()))
     else:
-        print(report)
+        print(report.to_text() if getattr(args, "all", False) else report)
     if page is not None:
         print(f"Report: {page}", file=sys.stderr)
     return 0

@@ -28,7 +28,10 @@ def analyze(capsys, *argv, rc=0):
 @pytest.mark.slow
 def test_text_and_json(checkpoint, tmp_path, capsys):
     shared = (checkpoint, "--dict", tmp_path, "--words", "w3", "--isotropy-words", 30)
-    text = analyze(capsys, *shared)
+    short, text = analyze(capsys, *shared), analyze(capsys, *shared, "--all")
+    assert len(short.splitlines()) <= 25 and "Neighbours of w3" in short and "--all" in short
+    assert short.index("The word vectors") < short.index("mean cosine  ")
+    assert len(analyze(capsys, checkpoint, "--dict", tmp_path).splitlines()) <= 25
     assert "I1, centred" in text and "Neighbours of w3" in text and "isotropy:30x10" in text
     found = json.loads(analyze(capsys, *shared, "--format", "json", "--labels", "a"))
     assert found["command"] == "analyze"
@@ -103,7 +106,7 @@ def test_a_table_of_another_framework(tmp_path, capsys):
     (tmp_path / "counts.txt").write_text("".join(f"{1000 // (n + 1)}\n" for n in range(60)))
     (tmp_path / "vocab.txt").write_text("".join(f"w{n}\n" for n in range(60)))
     flags = ("--counts", tmp_path / "counts.txt", "--dict", tmp_path / "vocab.txt", "--words", "w3")
-    text = analyze(capsys, tmp_path / "model.npz", *flags)
+    text = analyze(capsys, tmp_path / "model.npz", *flags, "--all")
     assert "Warning" not in text and "Measured: Wemb, the table of the input" in text
     assert "norm and log count" in text and "Neighbours of w3 in model: w" in text
     chosen = analyze(capsys, tmp_path / "model.npz", "--tensor", "W", "--format", "json")
