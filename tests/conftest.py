@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 import pytest
+import setuptools  # noqa: F401  (before distutils, or torch.compile refuses Python's own copy)
 from filelock import FileLock
 
 import spectral_fairseq

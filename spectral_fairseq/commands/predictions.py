@@ -1,6 +1,6 @@
 """Measures of a model's predictions and hidden states on data.
 
-The measures are defined in :mod:`functional.measures`: rank and spectrum of log P, pairwise KL,
+The measures are defined in :mod:`functional`: rank and spectrum of log P, pairwise KL,
 and the geometry of the hidden states. Here fairseq builds and runs
 the model, and what it computes is passed on block by block.
 """

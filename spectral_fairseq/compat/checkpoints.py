@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
 
 import torch
-from omegaconf import OmegaConf, open_dict
 
 from spectral_fairseq.checkpoints import reading
 from spectral_fairseq.checkpoints.reading import (
@@ -454,6 +453,8 @@ def _kept(settings: Any, side: str) -> Optional[List[int]]:
 def _say_what_is_kept(settings: Any, side: str, number: int) -> None:
     """Make the settings those of a model that has ``number`` layers and keeps all of them."""
     values = vars(settings) if isinstance(settings, Namespace) else settings
+    from omegaconf import OmegaConf, open_dict  # doctor reads this file without fairseq
+
     with open_dict(values) if OmegaConf.is_config(values) else contextlib.nullcontext():
         values[f"{side}_layers"] = number
         values[f"{side}_layers_to_keep"] = None

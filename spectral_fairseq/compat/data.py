@@ -12,7 +12,7 @@ import numpy as np
 from spectral_fairseq.checkpoints.dictionary import MAX_COUNT
 from spectral_fairseq.compat.indexed_files import check_indexed_files
 from spectral_fairseq.compat.patching import Patch, replaces
-from spectral_fairseq.errors import DataError
+from spectral_fairseq.errors import DataError, MissingDataError
 from spectral_fairseq.files import why_not_readable
 
 # The last batch is kept whatever its size, so that no sentence is dropped.
@@ -105,7 +105,7 @@ TAIL_BATCH = Patch(
 # on a GPU with an assertion that names neither the file nor the token.
 
 
-_DICTIONARY_REMEDY = "Make the dictionary again with fairseq-preprocess."
+_DICTIONARY_REMEDY = "Check the path, or make the dictionary with fairseq-preprocess."
 
 
 def check_first(load_indexed_dataset: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,8 +150,12 @@ def check_dictionary(add_from_file: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(add_from_file)
     def check_and_add(self: Any, f: Any) -> None:
-        if not isinstance(f, str) or not os.path.lexists(f):
+        if not isinstance(f, str):
             return add_from_file(self, f)
+        if not os.path.lexists(f):
+            folder = os.path.dirname(f) or "."
+            missing = "no such file" if os.path.isdir(folder) else f"no such folder as {folder}"
+            raise MissingDataError(f"a dictionary at {f}", missing, _DICTIONARY_REMEDY)
         obstacle = why_not_readable(f)
         if obstacle is not None:
             raise DataError(f"a dictionary at {f}", obstacle, _DICTIONARY_REMEDY)

@@ -59,7 +59,7 @@ def test_factored_tables_without_float32_copies(task, precision, dtype):
         {},
         {"cosreg_weight": 1.0, "spectrum_weight": 0.01},
         {"adversarial_epsilon": 0.1, "blockwise_loss": True},
-        {"gradient_gating": 1.5, "input_gradient_scale": 2.0},
+        {"gradient_gating": 1.5},
     ],
 )
 def test_watching_a_training_changes_nothing(kind, flags, tmp_path):
