@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "examples" / "data" / "opendocs_de_en" / "opendocs-libreoffice-de-en.tar.xz"
 METHODS = ("plain", "weight-norm start", "control")
 FIGURES = (
-    *("mean_cosine", "mean_share", "share_of_first", "effective_rank"),
+    *("mean_cosine", "mean_share", "isoscore", "effective_rank"),
     *("sigma_over_edge_centred", "effective_rank_centred"),
 )
 UNKNOWN, END = "<unk>", "<end>"

@@ -396,7 +396,7 @@ def _expanded(centres: Tensor, mapping: Tensor, weights: Optional[Tensor]) -> Op
     whole = not (mapping.is_floating_point() or mapping.is_complex()) and mapping.dim() == 1
     if not whole or centres.dim() != 2 or not mapping.numel():
         return None
-    mapping = mapping.long()
+    mapping = mapping.long().clone()  # torch 1.12 faults on numbers that are not aligned
     if int(mapping.min()) < 0 or int(mapping.max()) >= len(centres):
         return None
     rows = centres[mapping]

@@ -393,7 +393,7 @@ def forget_files(load_checkpoint_to_cpu: Callable[..., Any]) -> Callable[..., An
         for settings in nodes:
             values = vars(settings) if isinstance(settings, Namespace) else settings
             for name in EMBEDDING_FILES:
-                if values is not None and values.get(name) is not None:
+                if values is not None and name in values and values[name] is not None:
                     values[name] = None
         return state
 
@@ -434,7 +434,7 @@ def _kept(settings: Any, side: str) -> Optional[List[int]]:
     """The layers to keep in ascending order; None stands for all."""
     values = vars(settings) if isinstance(settings, Namespace) else settings
     name = f"{side}_layers_to_keep"
-    given = values.get(name)
+    given = values[name] if name in values else None  # omegaconf 2.0 has no default here
     if given is None or given == "":
         return None
     try:

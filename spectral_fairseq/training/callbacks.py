@@ -15,9 +15,14 @@ from spectral_fairseq.training.control import SpectrumControl
 from spectral_fairseq.training.losses import plain_
 from spectral_fairseq.training.modules import output_layer
 
-_Trainer: Any = object
+
+class _Missing:
+    """Stands for the base class of a framework that is not installed."""
+
+
+_Trainer: Any = _Missing
 _Exportable: Any = type("_Exportable", (), {})
-_Lightning: Any = object
+_Lightning: Any = _Missing
 try:
     from transformers.trainer_callback import ExportableState, TrainerCallback
 
@@ -33,7 +38,7 @@ except ImportError:
 
 
 def _check(base: Any, package: str, measure_every: int) -> None:
-    if base is object:
+    if base is _Missing:
         raise ConfigurationError(
             f"{package} to be installed, for its callback",
             "no such package, or a version without callbacks",

@@ -313,7 +313,8 @@ class TokenLoss:
         chosen: Any = {"label_smoothing": self.label_smoothing, "ignore_index": self.ignore_index}
         autocast = dtype in (torch.float16, torch.bfloat16) and features.dtype != dtype
         device = features.device.type
-        with torch.autocast(device, dtype=dtype if autocast else None, enabled=autocast):
+        half = {"dtype": dtype} if autocast else {"enabled": False}
+        with torch.autocast(device, **half):
             if not isinstance(layer, Mixes):
                 rows, matrix = _operands(layer, features)
                 chosen.update(_blocks(targets, matrix))

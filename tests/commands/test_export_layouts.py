@@ -1,5 +1,6 @@
 """Small random Transformers of fairseq of every kind: the layout, and that its logits are equal."""
 
+import inspect
 from types import SimpleNamespace
 
 import pytest
@@ -177,6 +178,8 @@ def as_trained(checkpoint, ours):
 def test_every_recommended_target_takes_the_model(refused, ours, tmp_path):
     """And where none is recommended, none does."""
     pytest.importorskip("ctranslate2")
+    if "weights_only" not in inspect.signature(torch.load).parameters:
+        pytest.skip("ctranslate2 reads fairseq's checkpoints with torch 1.13 or newer")
     checkpoint = as_trained(PROPERTIES[refused](), ours)
     takes, recommended = {"fairseq": ours}, {}
     if ours:

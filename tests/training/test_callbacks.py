@@ -222,8 +222,8 @@ def test_new_callbacks_without_a_trainer_are_refused(transformers):
 
 
 def test_a_missing_framework_and_a_wrong_interval_are_named(monkeypatch):
-    monkeypatch.setattr(module, "_Trainer", object)
-    monkeypatch.setattr(module, "_Lightning", object)
+    monkeypatch.setattr(module, "_Trainer", module._Missing)
+    monkeypatch.setattr(module, "_Lightning", module._Missing)
     with pytest.raises(ConfigurationError, match="pip install transformers"):
         SpectralTrainerCallback(None)
     with pytest.raises(ConfigurationError, match="pip install lightning"):

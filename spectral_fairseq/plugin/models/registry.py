@@ -132,7 +132,7 @@ def warn_of_idle_options(model: Any, config: Any) -> None:
         return
     defaults = preset()
     given = vars(config) if isinstance(config, Namespace) else config
-    settings = {name: given.get(name) for name in vars(defaults)}
+    settings = {name: given[name] if name in given else None for name in vars(defaults)}
     options = Namespace(
         **{
             name: getattr(defaults, name) if value is None else value

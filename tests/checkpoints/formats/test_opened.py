@@ -55,6 +55,8 @@ def packed(*shape):
     return torch.randint(0, 99, shape, dtype=torch.int32)
 
 
+# What torch 1.12 makes of some layers is no tensor at all, and is refused as such.
+OLD_TORCH = "" if hasattr(torch, "float8_e4m3fn") else "the object|"
 BYTES = torch.zeros(600, 1, dtype=torch.uint8)
 QUANTIZED = {
     "GPTQ": {"lm_head.qweight": packed(1, 200), "lm_head.scales": torch.ones(1, 200)},
@@ -66,7 +68,7 @@ QUANTIZED = {
     },
     "quanto": {"output.weight._data": packed(200, 6).to(torch.int8)},
     "compressed-tensors": {"lm_head.weight_packed": packed(200, 1)},
-    "eight bits": {"lm_head.weight": OUTPUT.to(torch.float8_e4m3fn)},
+    "eight bits": {"lm_head.weight": OUTPUT.to(getattr(torch, "float8_e4m3fn", torch.complex64))},
     "weight normalisation": {
         "output.parametrizations.weight.original0": torch.ones(200, 1),
         "output.parametrizations.weight.original1": OUTPUT,
@@ -88,6 +90,8 @@ def test_an_output_layer_that_cannot_be_read_is_named(where, form, tmp_path):
             pytest.skip("safetensors has no sparse tensors")
         pytest.importorskip("safetensors.torch").save_file(model, path)
     elif where == "file":
+        if form == "sparse" and OLD_TORCH:
+            pytest.skip("this torch stores no sparse tensor that is read safely")
         torch.save(model, path)
     model = model if where == "memory" else path
     with pytest.raises((CheckpointError, DataError), match=name):
@@ -149,7 +153,7 @@ def test_an_output_layer_in_memory_that_cannot_be_read_is_named(form, tmp_path):
     model = nn.ModuleDict({"wte": nn.Embedding(200, 6), "lm_head": form(nn.Linear(6, 200))})
     torch.save(model.state_dict(), tmp_path / "file.pt")
     for one in (model, tmp_path / "file.pt"):
-        with pytest.raises(CheckpointError, match="found lm_head"):
+        with pytest.raises(CheckpointError, match=f"found ({OLD_TORCH}lm_head)"):
             analyze(one)
 
 
