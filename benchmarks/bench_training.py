@@ -131,9 +131,9 @@ def control_figures(args: argparse.Namespace) -> Dict[str, Any]:
 
     def step() -> None:
         optimizer.zero_grad()
-        with torch.autocast(
-            args.device, PRECISIONS[args.precision], enabled=args.precision != "fp32"
-        ):
+        half = args.precision != "fp32"  # torch 1.12 refuses any other dtype, enabled or not
+        dtype = PRECISIONS[args.precision] if half else torch.bfloat16
+        with torch.autocast(args.device, dtype, enabled=half):
             outputs = model(tokens)
         loss(outputs, tokens).backward()
         optimizer.step()

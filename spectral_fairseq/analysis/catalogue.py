@@ -32,7 +32,7 @@ class Measure:
         title: for readers.
         meaning: definition, convention and range.
         compute: the value for one table, None where it does not apply; None for a measure of
-            predictions or translations, which :mod:`tools` adds under this key.
+            predictions or translations, which :mod:`commands` adds under this key.
         random: the value to be expected of a random table of the same shape and row length
             (:mod:`spectral_fairseq.functional.ranks`); None where it is unknown.
         better: ``high`` or ``low`` values are nearer to isotropy; empty for neither.

@@ -246,7 +246,7 @@ def load_checkpoint(path: Union[str, os.PathLike[str]], verify: bool = True) -> 
     Returns:
         The checkpoint as saved: ``model`` (name -> tensor, but for the ``_extra_state`` of
         modules; see :func:`tensors_of`), ``args`` (a Namespace or None) and, in newer ones,
-        ``cfg``. :mod:`checkpoints.structure` says what was checked.
+        ``cfg``. :mod:`checkpoints.settings` says what was checked.
 
     Raises:
         CheckpointError: the file is missing, damaged, names objects outside the allow-list, is

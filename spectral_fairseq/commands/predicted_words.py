@@ -42,7 +42,7 @@ def predict(model: LanguageModel, sentence: Sentence, top: int) -> Predictions:
     are read as ``<unk>``.
 
     Args:
-        model: from :func:`~.language_models.loading.load_language_model`.
+        model: from :func:`~.models.load_language_model`.
         sentence: n words; ``</s>`` stands for the end of a sentence.
         top: k.
 

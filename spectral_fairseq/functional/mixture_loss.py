@@ -485,7 +485,7 @@ def mixture_cross_entropy(
             ``token_blocks.elements_for`` the device.
 
     Returns:
-        loss_sum and nll_sum as of :func:`~.blockwise.blockwise_cross_entropy`.
+        loss_sum and nll_sum as of :func:`~.softmax_loss.blockwise_cross_entropy`.
 
     Raises:
         ConfigurationError: shapes that do not fit together, or eps outside its range.
@@ -520,7 +520,7 @@ def adversarial_mixture_cross_entropy(
         log_prior: log pi, shape (T, K).
         targets: shape (T,).
         matrix: W, shape (N, d).
-        margin: m_k = eps ||w_y|| ||h_k|| from :func:`~.adversarial.adversarial_margin`, shape
+        margin: m_k = eps ||w_y|| ||h_k|| from :func:`~.softmax_loss.adversarial_margin`, shape
             (T, K); it has a gradient.
         bias: b, shape (N,).
         label_smoothing: eps in [0, 1), spread over the words of the mixture.

@@ -164,7 +164,7 @@ def unperturbed_loss(
         nll: -log p of the targets under the same logits, shape (*).
         margin: m, shape (*).
         smoothing: weights of the target's -log p and of every word's, from
-            :func:`~.blockwise.smoothing_weights`.
+            :func:`~.softmax_loss.smoothing_weights`.
         vocabulary: N.
 
     Returns:
@@ -357,13 +357,13 @@ def adversarial_blockwise_cross_entropy(
     """Return :func:`blockwise_cross_entropy` with the target's score lowered, and without.
 
     It equals ``tests/reference/mixture.py: smoothed_nll`` of the log-softmax of
-    :func:`~.adversarial.adversarial_logits`.
+    :func:`~.softmax_loss.adversarial_logits`.
 
     Args:
         contexts: h, shape (T, d).
         targets: shape (T,).
         matrix: W, shape (N, d).
-        margin: eps ||w_y|| ||h|| from :func:`~.adversarial.adversarial_margin`, shape (T,); it has
+        margin: eps ||w_y|| ||h|| from :func:`~.softmax_loss.adversarial_margin`, shape (T,); it has
             a gradient.
         bias: b, shape (N,).
         label_smoothing: eps in [0, 1).

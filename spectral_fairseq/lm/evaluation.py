@@ -278,7 +278,7 @@ class StreamReader(Reader):
         self.segment = segment
 
     def segments(self, corpus: Corpus) -> Iterator[Segment]:
-        """Yield the segments of all streams side by side; see :mod:`lm.streams`."""
+        """Yield the segments of all streams side by side; see :mod:`lm.evaluation`."""
         streams = ContiguousStreams(corpus, self.streams, self.padding, self.start)
         for begin in range(0, streams.length, self.segment):
             size = min(self.segment, streams.length - begin)

@@ -2,7 +2,7 @@
 
 Dai, Yang, Yang, Carbonell, Le, Salakhutdinov: "Transformer-XL: Attentive Language Models beyond a
 Fixed-Length Context", ACL 2019, https://aclanthology.org/P19-1285/. Each layer consists of relative
-attention (:mod:`relative_attention`) and a feed-forward part, each followed by its residual sum and
+attention (:class:`RelativeAttention`) and a feed-forward part, each followed by its residual sum and
 layer normalisation. A layer attends over the segment and over the M positions before it, whose
 inputs to this layer were stored without a gradient when they were computed (section 3.2).
 
