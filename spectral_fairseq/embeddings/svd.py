@@ -2,8 +2,8 @@
 
 Wang, Huang, Huang, Hu, Wang, Gu: "Improving Neural Language Generation with Spectrum Control",
 ICLR 2020, equation 4.1, https://openreview.net/forum?id=ByxY8CNtvr. The penalties of
-:mod:`spectral_fairseq.functional.spectrum_penalties` keep U and V near orthonormal and sigma near its
-prior. This module stores the factors and multiplies by them.
+:mod:`spectral_fairseq.functional.spectrum_penalties` keep U and V near orthonormal and sigma near
+its prior. This module stores the factors and multiplies by them.
 """
 
 # No "from __future__ import annotations" here: TorchScript reads the annotations of the buffers.

@@ -2,8 +2,8 @@
 
 Dai, Yang, Yang, Carbonell, Le, Salakhutdinov: "Transformer-XL: Attentive Language Models beyond a
 Fixed-Length Context", ACL 2019, https://aclanthology.org/P19-1285/. Each layer consists of relative
-attention (:class:`RelativeAttention`) and a feed-forward part, each followed by its residual sum and
-layer normalisation. A layer attends over the segment and over the M positions before it, whose
+attention (:class:`RelativeAttention`) and a feed-forward part, each followed by its residual sum
+and layer normalisation. A layer attends over the segment and over the M positions before it, whose
 inputs to this layer were stored without a gradient when they were computed (section 3.2).
 
 Note [Reach of a memory]
