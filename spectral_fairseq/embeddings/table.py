@@ -270,9 +270,6 @@ class Table(nn.Module):
 # Base class of embedding tables whose matrix is computed from other parameters.
 
 
-# No "from __future__ import annotations" here: TorchScript reads the annotations.
-
-
 def hook(parameter: nn.Parameter, change: Callable[[Tensor], Tensor]) -> None:
     """Let ``change`` transform every gradient of ``parameter``, even if it is frozen now."""
     trained = parameter.requires_grad
@@ -363,9 +360,6 @@ class FactoredEmbedding(Table):
 
 
 # The plain embedding table: a matrix, as in fairseq.
-
-
-# No "from __future__ import annotations" here: TorchScript reads the annotations.
 
 
 class PlainEmbedding(nn.Embedding, Table):

@@ -134,9 +134,6 @@ class Head(nn.Module):
 # The single softmax, p(y | h) = softmax(W h + b)_y, over a table of any kind.
 
 
-# No "from __future__ import annotations" here: TorchScript reads the annotations.
-
-
 class SoftmaxHead(Head):
     """Logits of hidden states.
 
@@ -213,9 +210,6 @@ class SoftmaxHead(Head):
 # The sigsoftmax over a table of any kind: a softmax whose log-probabilities have any rank.
 #
 # Kanai et al., NeurIPS 2018, https://arxiv.org/abs/1805.10829
-
-
-# No "from __future__ import annotations" here: TorchScript reads the annotations.
 
 
 class SigSoftmaxHead(SoftmaxHead):
