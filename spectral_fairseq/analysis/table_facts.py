@@ -280,7 +280,7 @@ class TableFacts:
 
     @cached_property
     def untrained(self) -> Tensor:
-        """Rows of ``weight`` that look never trained, ascending; ``untrained_rows.py`` says how."""
+        """Rows of ``weight`` that look never trained, ascending; ``rows.py`` says how."""
         return untrained_rows(self.weight, self.norms)
 
     @cached_property

@@ -41,7 +41,7 @@ _BLOCK_NUMBERS = 8 * 2**20
 # which log-probabilities are computed, it shows roundoff.
 POINTS = [10 ** (-7 + step / 10) for step in range(71)]
 # The linear program of the convex hull takes this many states for each dimension, twice as many as
-# decide for random states (convex_hull.py); its time grows with the third power of the dimensions,
+# decide for random states (functional/predictions.py); its time grows with the third power of the dimensions,
 # to 10 s at this number.
 _HULL_STATES = 4
 _HULL_DIMENSIONS = 512

@@ -139,7 +139,7 @@ def _tokens_of_pieces(targets: Tensor, cutoffs: Tuple[int, ...]) -> Tuple[Tensor
 
 
 class _AdaptiveCrossEntropy(torch.autograd.Function):
-    """Sum of -log P; see ``gradient_sums.py``, Note [Gradients in the forward pass]."""
+    """Sum of -log P; see ``blocks.py``, Note [Gradients in the forward pass]."""
 
     @staticmethod
     def forward(

@@ -118,7 +118,7 @@ def product_dtype(contexts: Tensor, matrix: Tensor, bounded: bool = True) -> tor
     Args:
         contexts: h.
         matrix: W.
-        bounded: whether no gradient of a score is above 1, as ``gradient_sums.py``, Note [Half
+        bounded: whether no gradient of a score is above 1, as Note [Half
             precision] needs it in float16.
     """
     common = torch.promote_types(contexts.dtype, matrix.dtype)

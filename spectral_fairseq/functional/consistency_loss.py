@@ -86,7 +86,7 @@ def _never_predicted(bias: Optional[Tensor]) -> Optional[Tensor]:
 class _ConsistencyCrossEntropy(torch.autograd.Function):
     """The sums of :class:`ConsistencyLoss`, with gradients of the first one only.
 
-    See ``gradient_sums.py``, Note [Gradients in the forward pass].
+    See ``blocks.py``, Note [Gradients in the forward pass].
     """
 
     @staticmethod

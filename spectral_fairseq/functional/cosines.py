@@ -107,7 +107,7 @@ def mean_cosines(
 
 # The distribution of the cosines between different words.
 #
-# Their mean over all words takes only time O(N d) (``mean_cosine.py``). The distribution needs all
+# Their mean over all words takes only time O(N d) (see above). The distribution needs all
 # N^2 pairs, so callers pass a sample of the words of a large table.
 
 

@@ -356,7 +356,7 @@ class _MixtureCrossEntropy(torch.autograd.Function):
     """(loss_sum, nll_sum), with gradients of loss_sum only, computed in the forward pass.
 
     With a margin and without label smoothing nll_sum is that of the scores as they are. See
-    Note [Gradients of a mixture], and ``gradient_sums.py``, Note [Gradients in the forward pass].
+    Note [Gradients of a mixture], and ``blocks.py``, Note [Gradients in the forward pass].
     """
 
     @staticmethod

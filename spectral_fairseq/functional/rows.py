@@ -137,7 +137,7 @@ def robust_scores(values: Tensor) -> Tensor:
 # 1. it is zero; or
 # 2. it equals another row bit for bit, which two gradients never bring about; or
 # 3. its norm is unusually small: log ||w_i|| lies 5 robust standard deviations
-#    (``robust_outliers.py``) below the median.
+#    (see above) below the median.
 #
 # The third rule is blind where half of the rows or more are untrained, and where the initialisation
 # is as long as trained rows. A row that a tied softmax only pushed away counts as trained.

@@ -207,7 +207,7 @@ def smoothing_weights(label_smoothing: float, vocabulary: int) -> Tuple[float, f
 class _BlockwiseCrossEntropy(torch.autograd.Function):
     """(loss_sum, plain_loss_sum, plain_nll_sum), with gradients of loss_sum only.
 
-    The last two are those of the scores without a margin. See ``gradient_sums.py``,
+    The last two are those of the scores without a margin. See ``blocks.py``,
     Note [Gradients in the forward pass].
     """
 

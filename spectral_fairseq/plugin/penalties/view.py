@@ -167,7 +167,7 @@ class Penalty:
         name: key of R in the training logs.
         weight: flag of the weight; a weight of 0 costs nothing. A flag that parses to several
             numbers weighs the parts of R, which then enters the objective as it is.
-        needs: what R is computed from, one of :mod:`needs`; it refuses models that lack it.
+        needs: what R is computed from, one of the functions above; it refuses models that lack it.
         value: R, a scalar, from what ``needs`` found and the options: the parsed values of all
             flags of this penalty, by name. Called in float32, outside autocast.
         settings: further flags.
