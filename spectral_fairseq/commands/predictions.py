@@ -41,8 +41,8 @@ _BLOCK_NUMBERS = 8 * 2**20
 # which log-probabilities are computed, it shows roundoff.
 POINTS = [10 ** (-7 + step / 10) for step in range(71)]
 # The linear program of the convex hull takes this many states for each dimension, twice as many as
-# decide for random states (functional/predictions.py); its time grows with the third power of the dimensions,
-# to 10 s at this number.
+# decide for random states (functional/predictions.py); its time grows with the third power of the
+# dimensions, to 10 s at this number.
 _HULL_STATES = 4
 _HULL_DIMENSIONS = 512
 # With so great a probability random states would contain the origin; otherwise they are too few.

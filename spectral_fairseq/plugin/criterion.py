@@ -392,7 +392,8 @@ PRESETS = (
         {name: None for name in flags.NAMES},
         "Cross entropy with the spectrum and orthogonality penalties of an SVD table, or the "
         "decoupled control of any other.\n\n"
-        "Wang et al., ICLR 2020, https://openreview.net/forum?id=ByxY8CNtvr; see spectrum_control/flags.py.",
+        "Wang et al., ICLR 2020, https://openreview.net/forum?id=ByxY8CNtvr; see "
+        "spectrum_control/flags.py.",
     ),
     Preset(
         "weight_norm",
