@@ -64,7 +64,8 @@ class Study:
         pairs: for translation, those of the training text.
         words: for a language model, about those of the training text. On two cores one cannot be
             trained to its end on all 1.8 million.
-        plain_of: a study with the same flags and recipe, whose trainings of plain are this one's.
+        plain_of: a study with the same flags and recipe.
+        shared: the methods whose trainings there are this study's as well.
         tuned: false where an earlier study has chosen the recipe and a setting for each method.
     """
 
@@ -82,6 +83,7 @@ class Study:
     pairs: int = 10_000
     words: int = 450_000
     plain_of: str = ""
+    shared: Tuple[str, ...] = ("plain",)
     tuned: bool = True
 
 
@@ -381,6 +383,65 @@ TRANSLATION_DECAY_SMALL = replace(
     plain_of="",
 )
 
+# Does weight-norm initialisation gain by its table, or by the short vectors with which it starts?
+# The trainings with the rows of TRANSLATION_DECAY_SMALL are those of that study.
+_OWN_DECAYS = ("0.05", "0.1")
+TRANSLATION_START_SMALL = replace(
+    TRANSLATION_DECAY_SMALL,
+    model="translation, d = 64, the start of the table",
+    recipe={**TRANSLATION_DECAY_SMALL.recipe, "lr": "0.0056", "weight-decay": "0.1"},
+    rounds=(),
+    methods={
+        "plain": PLAIN,
+        "short_start": Method(
+            "plain, scaled start",
+            "plain",
+            _OURS,
+            _settings(
+                *(
+                    f"--encoder-embed-path {{start:{scale}}} --weight-decay {decay}"
+                    for scale in (0.125, 0.25, 0.5)
+                    for decay in _OWN_DECAYS
+                )
+            ),
+            on_table=True,
+        ),
+        "count_start": Method(
+            "plain, the weight-norm table's start",
+            "plain",
+            _OURS,
+            _settings(
+                *(
+                    f"--encoder-embed-path {{start:counts}} --weight-decay {decay}"
+                    for decay in _OWN_DECAYS
+                )
+            ),
+            on_table=True,
+        ),
+        "weight_norm_init": _with_settings(TABLE_METHODS["weight_norm_init"], 0),
+    },
+    plain_of="translation_decay_small",
+    shared=("plain", "weight_norm_init"),
+)
+
+# Does the gain last with four times the updates? The settings are those chosen above.
+TRANSLATION_START_LONG = replace(
+    TRANSLATION_START_SMALL,
+    model="translation, d = 64, the start of the table, 20,000 updates",
+    flags=_translation(dim=64, layers=2, heads=2, schedule=_annealed(20_000)),
+    methods={
+        "plain": PLAIN,
+        "short_start": replace(
+            TRANSLATION_START_SMALL.methods["short_start"],
+            settings=_settings("--encoder-embed-path {start:0.25} --weight-decay 0.1"),
+        ),
+        "weight_norm_init": _with_settings(TABLE_METHODS["weight_norm_init"], 0),
+    },
+    tuned=False,
+    guessed_updates=20_000,
+    plain_of="",
+)
+
 # Does the gain last with three times the text and twice the width?
 TRANSLATION_MEDIUM = replace(
     TRANSLATION_SMALL,
@@ -658,6 +719,8 @@ STUDIES: Dict[str, Study] = {
     "translation_small": TRANSLATION_SMALL,
     "translation_methods_small": TRANSLATION_METHODS_SMALL,
     "translation_decay_small": TRANSLATION_DECAY_SMALL,
+    "translation_start_small": TRANSLATION_START_SMALL,
+    "translation_start_long": TRANSLATION_START_LONG,
     "translation_medium": TRANSLATION_MEDIUM,
     "awd_lstm": AWD_LSTM,
     "awd_lstm_small": AWD_LSTM_SMALL,

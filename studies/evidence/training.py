@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import List
 
+import torch
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+
+from spectral_fairseq.embeddings.weight_norm import WeightNormEmbedding
+from spectral_fairseq.plugin.counts import training_counts
 from studies.evidence.corpora import EvaluationSet
 from studies.evidence.grid import Study
 from studies.evidence.plan import Cell
-from studies.running import Job, WorkDir
+from studies.running import Job, WorkDir, write_text
 from studies.training import TrainingRun, log_records
 from studies.translation import USER_DIR, TranslationProgress, read_translations
 
@@ -37,6 +43,43 @@ def train_command(
     return command + (["--cpu"] if device == "cpu" else [])
 
 
+_START = re.compile(r"\{start:(.+)\}")
+
+
+def with_start(command: List[str], cell: Cell, binary: Path, folder: Path) -> List[str]:
+    """The command with a file of initial vectors, drawn anew for each seed, in its place.
+
+    Args:
+        command: may hold ``{start:SCALE}``, for fairseq's own initial table times that number, or
+            ``{start:counts}``, for that of a weight-norm table of sigma .07.
+        cell: the training.
+        binary: fairseq's data folder.
+        folder: receives ``start.vec``.
+    """
+    found = [match.group(1) for match in map(_START.fullmatch, command) if match]
+    if not found:
+        return command
+    path, dim = folder / "start.vec", int(command[command.index("--encoder-embed-dim") + 1])
+    if not path.exists():
+        task = TranslationTask.setup_task(
+            TranslationConfig(data=str(binary), source_lang="de", target_lang="en")
+        )
+        words = task.target_dictionary
+        with torch.no_grad(), torch.random.fork_rng(devices=()):
+            torch.manual_seed(cell.seed)
+            if found[0] == "counts":
+                counts = training_counts(task, words)
+                rows = WeightNormEmbedding(len(words), dim, counts=counts, sigma=0.07).dense()
+            else:
+                rows = torch.randn(len(words), dim) * dim**-0.5 * float(found[0])
+        rows[words.pad()] = 0
+        text = [f"{len(words)} {dim}"]
+        for word, row in zip(words.symbols, rows.tolist()):
+            text.append(" ".join([word, *(f"{value:.6f}" for value in row)]))
+        write_text(path, "".join(f"{line}\n" for line in text))
+    return [str(path) if _START.fullmatch(part) else part for part in command]
+
+
 class StudyRun(TrainingRun):
     """One training and its translations, in a folder of its own.
 
@@ -53,6 +96,7 @@ class StudyRun(TrainingRun):
     def __init__(self, study: Study, cell: Cell, work: WorkDir, binary: Path, device: str) -> None:
         folder, flags = work.root / "runs" / cell.name, flags_of(study, cell)
         command = train_command(study, cell, binary, folder / "checkpoints", device)
+        command = with_start(command, cell, binary, folder)
         guess = study.guessed_updates
         super().__init__(cell.name, work, folder, command, binary, guess, 0, flags)
         self.cell, self.device = cell, device
