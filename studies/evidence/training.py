@@ -76,6 +76,7 @@ def with_start(command: List[str], cell: Cell, binary: Path, folder: Path) -> Li
         text = [f"{len(words)} {dim}"]
         for word, row in zip(words.symbols, rows.tolist()):
             text.append(" ".join([word, *(f"{value:.6f}" for value in row)]))
+        folder.mkdir(parents=True, exist_ok=True)
         write_text(path, "".join(f"{line}\n" for line in text))
     return [str(path) if _START.fullmatch(part) else part for part in command]
 
