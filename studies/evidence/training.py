@@ -69,7 +69,9 @@ def with_start(command: List[str], cell: Cell, binary: Path, folder: Path) -> Li
             torch.manual_seed(cell.seed)
             if found[0] == "counts":
                 counts = training_counts(task, words)
-                rows = WeightNormEmbedding(len(words), dim, counts=counts, sigma=0.07).dense()
+                rows = WeightNormEmbedding(
+                    len(words), dim, words.pad(), counts=counts, sigma=0.07
+                ).dense()
             else:
                 rows = torch.randn(len(words), dim) * dim**-0.5 * float(found[0])
         rows[words.pad()] = 0
