@@ -62,7 +62,13 @@ def with_start(command: List[str], cell: Cell, binary: Path, folder: Path) -> Li
     path, dim = folder / "start.vec", int(command[command.index("--encoder-embed-dim") + 1])
     if not path.exists():
         task = TranslationTask.setup_task(
-            TranslationConfig(data=str(binary), source_lang="de", target_lang="en")
+            TranslationConfig(
+                data=str(binary),
+                source_lang="de",
+                target_lang="en",
+                train_subset="train",
+                dataset_impl=None,
+            )
         )
         words = task.target_dictionary
         with torch.no_grad(), torch.random.fork_rng(devices=()):
