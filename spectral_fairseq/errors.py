@@ -55,8 +55,8 @@ class ConfigurationError(SpectralFairseqError, ValueError):
     """An argument, or a combination of arguments, that cannot be used."""
 
 
-class UnsupportedError(SpectralFairseqError, ValueError):
-    """A feature of fairseq that does not work together with the one that was asked for."""
+class UnsupportedError(ConfigurationError):
+    """Features that do not work together; ``refusals.py`` has the table of them."""
 
 
 class CheckpointError(SpectralFairseqError, ValueError):

@@ -1,4 +1,4 @@
-"""Write the tables of docs/flags.md from the declarations of the flags.
+"""Write the tables of docs/flags.md, and the one of refusals in docs/compatibility.md.
 
 Usage, from the root of the repository: python docs/generator/flags_page.py
 
@@ -15,8 +15,10 @@ from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 
 from spectral_fairseq.commands.plugin_flags import ListedFlag, default_text, flag_sections
+from spectral_fairseq.refusals import REFUSALS
 
 PAGE = Path(__file__).resolve().parents[1] / "flags.md"
+COMPATIBILITY = PAGE.with_name("compatibility.md")
 
 PRESETS = {**CRITERION_DATACLASS_REGISTRY, **MODEL_DATACLASS_REGISTRY}
 FLAG_ROWS = re.compile(r"(?:^\| `--.*\n)+", re.MULTILINE)
@@ -62,5 +64,19 @@ def rewritten(page: str) -> str:
     return head + "".join(found)
 
 
+REFUSED = "| refused | with | which needs | what to do |\n|---|---|---|---|\n"
+
+
+def with_refusals(page: str) -> str:
+    """The page with its table of refusals as :mod:`spectral_fairseq.refusals` has it."""
+    rows = "".join(
+        f"| {one.refused} | {one.ours} | {one.needs} | {one.remedy} |\n" for one in REFUSALS
+    )
+    page, tables = re.subn(re.escape(REFUSED) + r"(?:\|.*\n)*", lambda _: REFUSED + rows, page)
+    assert tables == 1, f"{tables} tables of refusals"
+    return page
+
+
 if __name__ == "__main__":
+    COMPATIBILITY.write_text(with_refusals(COMPATIBILITY.read_text("utf-8")), "utf-8")
     PAGE.write_text(rewritten(PAGE.read_text("utf-8")), "utf-8")

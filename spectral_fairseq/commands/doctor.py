@@ -11,6 +11,7 @@ from typing import Any, Dict, List
 import spectral_fairseq
 from spectral_fairseq.compat import Applied, Status, patch_fairseq, why_not_importable
 from spectral_fairseq.provenance import cuda_devices, resolve_user_dir, versions
+from spectral_fairseq.refusals import REFUSALS, Refusal, unquoted
 
 DESCRIPTION = """\
 Show what is installed, which patches of fairseq were applied and why, and what is not supported.
@@ -19,16 +20,6 @@ The exit status is 1 if something cannot work.
 
 USER_DIR = "spectral_fairseq"
 
-UNSUPPORTED = {
-    "--ddp-backend fully_sharded": "FSDP shards parameters outside of the forward pass, where the "
-    "penalties need whole tables.",
-    "--memory-efficient-fp16, --memory-efficient-bf16": "With an SVD table: half precision rounds "
-    "the steps of its singular values to nothing.",
-    "--quant-noise-pq, --quant-noise-scalar": "Quantization noise expects a plain embedding table.",
-    "--adaptive-input, --adaptive-softmax-cutoff": "They split the table into several. "
-    "transformer_xl_* has its own adaptive softmax, which is supported.",
-    "--character-embeddings": "They compute word vectors instead of looking them up.",
-}
 _TITLES = {
     "defects": "Defects of fairseq",
     "features": "Features that patch fairseq",
@@ -40,7 +31,8 @@ def diagnose() -> Dict[str, Any]:
 
     Returns:
         ``versions``, ``cuda_devices``, ``patches`` (of ``defects`` of fairseq, and for
-        ``features`` of this package), ``unsupported``, ``user_dir`` (what fairseq would import
+        ``features`` of this package), ``unsupported`` (what is refused, ``with`` what, what that
+        needs, and the remedy), ``user_dir`` (what fairseq would import
         for ``--user-dir spectral_fairseq`` from the working directory, and whether that is this
         package) and ``problems``, empty when everything works.
     """
@@ -62,7 +54,7 @@ def diagnose() -> Dict[str, Any]:
         "versions": found,
         "cuda_devices": cuda_devices(),
         "patches": {group: [_as_json(one) for one in all_] for group, all_ in patches.items()},
-        "unsupported": UNSUPPORTED,
+        "unsupported": [_refusal_as_json(one) for one in REFUSALS],
         "user_dir": {
             "package": package,
             "resolves_to": resolved,
@@ -88,6 +80,11 @@ def _as_json(applied: Applied) -> Dict[str, str]:
     }
 
 
+def _refusal_as_json(one: Refusal) -> Dict[str, str]:
+    found = {"refused": one.refused, "with": one.ours, "needs": one.needs, "remedy": one.remedy}
+    return {name: unquoted(text) for name, text in found.items()}
+
+
 def report() -> str:
     """The findings of :func:`diagnose` as text, for reading or for a problem report."""
     return _as_text(diagnose())
@@ -104,9 +101,10 @@ def _as_text(found: Dict[str, Any]) -> str:
         for patch in patches:
             lines.append(f"  [{patch['status']}] {patch['name']}")
             lines += [_indented(patch["reason"]), _indented(patch["detail"])]
-    lines += ["", "Not supported with tables and heads of this package (refused before training)"]
-    for flag, why in found["unsupported"].items():
-        lines += [f"  {flag}", _indented(why)]
+    lines += ["", "Not supported (refused before training)"]
+    for one in found["unsupported"]:
+        lines += [_indented(one["refused"], " " * 2)]
+        lines += [_indented(f"with {one['with']}, which needs {one['needs']}. {one['remedy']}")]
     lines += ["", f"--user-dir {USER_DIR}, from this folder"]
     user_dir = found["user_dir"]
     if user_dir["is_this_package"]:
@@ -121,12 +119,12 @@ def _as_text(found: Dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _indented(sentence: str) -> str:
+def _indented(sentence: str, indent: str = " " * 6) -> str:
     return textwrap.fill(
         sentence,
         96,
-        initial_indent=" " * 6,
-        subsequent_indent=" " * 6,
+        initial_indent=indent,
+        subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
     )

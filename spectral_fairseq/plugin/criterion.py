@@ -17,6 +17,7 @@ from fairseq.logging import metrics
 from fairseq.models import FairseqMultiModel
 from torch import Tensor, nn
 
+from spectral_fairseq import refusals
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.cosines import mean_cosine
 from spectral_fairseq.functional.ranks import spectrum_measures
@@ -136,12 +137,8 @@ class SpectrumLog:
                 "Choose one of them.",
             )
         if name.startswith(_PREFIX) and self.interval != 1:
-            raise ConfigurationError(
-                f"{LOG_SPECTRUM_INTERVAL.option} 1 beside --best-checkpoint-metric {name}, which "
-                "has to be there in every validation",
-                str(self.interval),
-                f"Set {LOG_SPECTRUM_INTERVAL.option} 1.",
-            )
+            found = f"{LOG_SPECTRUM_INTERVAL.option} {self.interval}"
+            raise refusals.CHECKPOINT_METRIC.error(found, f"--best-checkpoint-metric {name}")
 
     @torch.no_grad()
     def __call__(self, view: ModelView) -> Dict[str, float]:
@@ -352,11 +349,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
 
 def _refuse_fairseqs_adaptive_softmax(model: nn.Module) -> None:
     if getattr(decoder_of(model), "adaptive_softmax", None) is not None:
-        raise ConfigurationError(
-            "an output layer whose log-probabilities have a gradient",
-            "fairseq's adaptive softmax, which is trained by a loss of its own",
-            "Drop --adaptive-softmax-cutoff, or use --criterion adaptive_loss.",
-        )
+        raise refusals.ADAPTIVE_SOFTMAX.error("fairseq's adaptive softmax")
 
 
 # The names of ``--criterion``: each is the same criterion with other default flags.

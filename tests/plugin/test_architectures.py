@@ -1,6 +1,5 @@
 """Architectures built in the process: presets, sharing, restoring plain checkpoints, refusals."""
 
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -160,15 +159,6 @@ def test_torchscript_compiles_and_agrees(task):
 def test_what_a_factored_table_cannot_take_is_refused(task, options, flag):
     with pytest.raises(UnsupportedError, match=flag):
         build_model(task, **options)
-
-
-def test_sharded_parameters_are_refused(task, monkeypatch):
-    context = SimpleNamespace(ConfigAutoWrap=SimpleNamespace(in_autowrap_context=True))
-    for name in ("fairscale", "fairscale.nn", "fairscale.nn.wrap"):
-        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "fairscale.nn.wrap.auto_wrap", context)
-    with pytest.raises(UnsupportedError, match="fully_sharded"):
-        build_model(task)
 
 
 def test_a_separate_dictionary_cannot_be_shared(task):

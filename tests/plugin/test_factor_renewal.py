@@ -225,7 +225,6 @@ def test_factors_with_nan_are_refused_unwritten():
         ("optimizer.fp16_adam_stats=true", "--fp16-adam-stats"),
         ("distributed_training.zero_sharding=os", "--zero-sharding os"),
         ("ema.store_ema=true", "--store-ema"),
-        ("distributed_training.ddp_backend=fully_sharded", "fully_sharded"),
     ],
 )
 def test_states_that_cannot_be_carried_over_are_refused(override, message, caplog):

@@ -26,6 +26,11 @@ def test_the_page_is_as_generated(generator):
     assert page == generator.rewritten(page), "run: python docs/generator/flags_page.py"
 
 
+def test_the_table_of_refusals_is_as_generated(generator):
+    page = generator.COMPATIBILITY.read_text("utf-8")
+    assert page == generator.with_refusals(page), "run: python docs/generator/flags_page.py"
+
+
 def test_the_page_has_every_section_and_criterion(generator):
     page = generator.PAGE.read_text("utf-8")
     for heading in flag_sections():

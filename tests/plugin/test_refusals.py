@@ -110,7 +110,7 @@ def test_a_cutoff_that_was_not_given_is_not_blamed(task):
 def test_checkpoints_are_not_chosen_by_a_measure_that_is_missing_at_times(interval):
     """The second validation ended in ``KeyError: 'table_mean_cosine'``."""
     metric = "checkpoint.best_checkpoint_metric=table_mean_cosine"
-    with pytest.raises(ConfigurationError, match="--log-spectrum-interval 1 beside"):
+    with pytest.raises(ConfigurationError, match="for --best-checkpoint-metric table_mean_cosine"):
         build_trainer(metric, log_spectrum_interval=interval)
     build_trainer(metric, log_spectrum_interval=1)
     with pytest.raises(ConfigurationError, match="table_mean_cosine.* found table_cosine"):

@@ -223,7 +223,6 @@ def test_a_table_with_nan_is_refused_unwritten():
     [
         (("distributed_training.ddp_backend=slowmo",), "--ddp-backend slowmo"),
         (("optimization.use_bmuf=true",), "--use-bmuf"),
-        (("distributed_training.ddp_backend=fully_sharded",), "fully_sharded"),
         (("common.model_parallel_size=2",), "--model-parallel-size"),
         (("common.tpu=true",), "--tpu"),
         (("optimizer._name=composite",), "--optimizer composite"),

@@ -37,13 +37,20 @@ def test_sharded_parameters_with_a_criterion_of_ours(task, name):
     check(configuration(), model, criterion)
 
 
+@pytest.mark.parametrize("options", [{}, {"embedding_type": "plain", "output_head": "mos"}])
+def test_sharded_parameters_with_a_table_or_a_head_of_ours(task, options):
+    criterion = build_criterion(task, "label_smoothed_cross_entropy")
+    with pytest.raises(UnsupportedError, match="fully_sharded"):
+        check(configuration(ddp_backend="fully_sharded"), build_model(task, **options), criterion)
+
+
 @pytest.mark.parametrize("precision, dtype", [("fp16", torch.float16), ("bf16", torch.bfloat16)])
 def test_factored_tables_without_float32_copies(task, precision, dtype):
     criterion = build_criterion(task, "spectrum_control")
     efficient = configuration(**{f"memory_efficient_{precision}": True})
     model = build_model(task)
     for kind in ("svd", "weight-norm"):
-        with pytest.raises(UnsupportedError, match=f"--{precision} or --amp"):
+        with pytest.raises(UnsupportedError, match=f"--memory-efficient-{precision}.*--amp"):
             check(efficient, build_model(task, embedding_type=kind), criterion)
     check(efficient, build_model(task, embedding_type="plain"), criterion)
     # The reason: a step of Adam leaves the diagonal of the stored V where it is.

@@ -6,7 +6,7 @@ from typing import Any, Dict
 
 from torch import nn
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq import refusals
 from spectral_fairseq.plugin.flags import given, read_flags
 from spectral_fairseq.plugin.likelihood.adversarial import (
     ADVERSARIAL_EPSILON,
@@ -53,13 +53,9 @@ def read_options(cfg: Any) -> Any:
     options = read_flags(FLAGS, cfg)
     used = [flag.option for flag in EXCLUSIVE if getattr(options, flag.name)]
     if len(used) > 1:
-        raise ConfigurationError(
-            "at most one method that changes the likelihood", " and ".join(used), "Keep one."
-        )
+        raise refusals.SEVERAL_METHODS.error(" and ".join(used))
     if options.gradient_gating and options.blockwise_loss:
-        raise ConfigurationError(
-            "the scores of all words for --gradient-gating", "--blockwise-loss", "Drop one of them."
-        )
+        raise refusals.GATING.error("--blockwise-loss")
     return options
 
 

@@ -11,8 +11,9 @@ import torch
 from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
 from torch import Tensor, nn
 
+from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import Table
-from spectral_fairseq.errors import ConfigurationError, UnsupportedError, arguments_as_flags
+from spectral_fairseq.errors import UnsupportedError, arguments_as_flags
 from spectral_fairseq.functional.products import row_norms
 from spectral_fairseq.functional.softmax_loss import (
     AdversarialLoss,
@@ -64,11 +65,8 @@ class Adversarial(LikelihoodTerm):
         """
         head = head_of(model)
         if isinstance(head, Head) and not head.adversarial:
-            raise ConfigurationError(
-                "a softmax or a mixture for --adversarial-epsilon",
-                f"{type(head).__name__}, in which a target's score is no single logit w'h + b",
-                "Use another --output-head, of a Transformer-XL --adaptive-softmax-cutoff ''; or "
-                "drop --adversarial-epsilon.",
+            raise refusals.ADVERSARIAL.error(
+                f"{type(head).__name__}, in which a target's score is no single logit w'h + b"
             )
         check_output_layer(model)
         self._table(model)

@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterator, NamedTuple, Tuple
 from fairseq.models import FairseqDecoder
 from torch import Tensor, nn
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq import refusals
 from spectral_fairseq.plugin.models.find import decoder_of
 from spectral_fairseq.plugin.penalties.view import Term
 
@@ -113,9 +113,4 @@ def check_output_layer(model: nn.Module) -> None:
         ConfigurationError: the decoder does not end in an ``output_layer``.
     """
     if not calls_output_layer(model):
-        raise ConfigurationError(
-            "a decoder with an output_layer for --adversarial-epsilon, --blockwise-loss or "
-            "--gradient-gating",
-            f"{type(decoder_of(model)).__name__}, which has none",
-            "Use a transformer, transformer_lm or lstm arch, or drop the flag.",
-        )
+        raise refusals.NO_OUTPUT_LAYER.error(f"{type(decoder_of(model)).__name__}, which has none")

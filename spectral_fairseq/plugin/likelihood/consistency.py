@@ -20,7 +20,8 @@ from typing import Any, Dict, Iterator, List
 import torch
 from torch import Tensor, nn
 
-from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq import refusals
+from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.consistency_loss import (
     consistency_cross_entropy,
     dense_consistency,
@@ -128,11 +129,8 @@ class Consistency(LikelihoodTerm):
         """
         decoder = decoder_of(model)
         if getattr(decoder, "stateful", False):
-            raise UnsupportedError(
-                f"a model that reads each batch on its own, for {self.flag}",
-                f"{type(decoder).__name__}, whose streams would be read twice",
-                f"Drop {self.flag}, or use a Transformer.",
-            )
+            found = f"{type(decoder).__name__}, whose streams would be read twice"
+            raise refusals.CONSISTENCY.error(found, self.flag)
         if not self.symmetric and not look_ups(model):
             raise ConfigurationError(
                 f"an encoder or a decoder with embed_tokens for {self.flag}",

@@ -13,7 +13,7 @@ import torch
 from fairseq.distributed import utils as distributed
 from torch import Tensor, nn
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq import refusals
 from spectral_fairseq.functional.gradients import Gates, gated_scores, gates_of_counts
 from spectral_fairseq.plugin.flags import Flag, checked, finite_nonnegative
 from spectral_fairseq.plugin.likelihood.base import (
@@ -73,10 +73,10 @@ class WordMemory:
         targets = targets[:0] if self.ignored else targets
         counts = torch.bincount(targets.flatten(), minlength=self._rows)
         if len(counts) > self._rows:
-            raise ConfigurationError(
-                f"one target dictionary, of {self._rows} words, for --gradient-gating",
-                f"a target with the index {len(counts) - 1}: the task has several dictionaries",
-                "Binarise the data of all languages with one dictionary (--joined-dictionary).",
+            raise refusals.SEVERAL_DICTIONARIES.error(
+                f"a target with the index {len(counts) - 1} beside a dictionary of {self._rows} "
+                "words: the task has several",
+                GRADIENT_GATING.option,
             )
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             distributed.all_reduce(counts, group=distributed.get_data_parallel_group())
@@ -159,11 +159,7 @@ class GradientGating(FullScores):
         """
         head = head_of(model)
         if getattr(head, "own_loss", False):
-            raise ConfigurationError(
-                "a single softmax for --gradient-gating",
-                f"{type(head).__name__}, in which a word has no single score",
-                "Use --output-head softmax, or drop --gradient-gating.",
-            )
+            raise refusals.GATING.error(type(head).__name__)
         check_output_layer(model)
         num_words = self.criterion.penalties.view(model).words.rows
         check_trained(model, num_words, GRADIENT_GATING.option)

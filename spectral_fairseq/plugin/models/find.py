@@ -9,6 +9,7 @@ from typing import Any, List, Optional, Tuple
 
 from torch import Tensor, nn
 
+from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding, Table
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 
@@ -95,13 +96,6 @@ def is_trained(model: nn.Module, num_words: int) -> bool:
     return any(weight.requires_grad for weight in weights)
 
 
-def frozen(flag: str) -> ConfigurationError:
-    """The error of a flag that acts on a table which is not trained."""
-    return ConfigurationError(
-        f"a table that is trained, for {flag}", "a frozen one", f"Train it, or drop {flag}."
-    )
-
-
 def check_trained(model: nn.Module, num_words: int, flag: str) -> None:
     """Refuse a flag that would have no effect, since the output table is not trained.
 
@@ -116,7 +110,7 @@ def check_trained(model: nn.Module, num_words: int, flag: str) -> None:
     with arguments_as_flags(weight=flag):
         trained = is_trained(model, num_words)
     if not trained:
-        raise frozen(flag)
+        raise refusals.FROZEN.error("a frozen one", flag)
 
 
 def has_svd_table(model: nn.Module) -> bool:

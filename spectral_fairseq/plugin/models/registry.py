@@ -14,9 +14,10 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, register_model, register_model_
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import II, DictConfig, OmegaConf, open_dict
 
+from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import TABLES, PlainEmbedding, SVDEmbedding, Table
 from spectral_fairseq.embeddings.option import Option
-from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.heads import HEADS, Head, SoftmaxHead
 
 logger = logging.getLogger(__name__)
@@ -165,42 +166,11 @@ def refuse_unsupported(options: Any) -> None:
     """Refuse what this package's tables and heads cannot be combined with.
 
     Raises:
-        UnsupportedError: sharded parameters, quantisation noise, adaptive input or softmax, or
-            character embeddings.
+        UnsupportedError: quantisation noise, adaptive input or softmax, or character embeddings.
     """
-    if not has_own_output(options):
-        return
-    chosen = f"--embedding-type {options.embedding_type} --output-head {options.output_head}"
-    if _wrapped_by_fsdp():
-        raise UnsupportedError(
-            f"no fully sharded parameters together with {chosen}",
-            "--ddp-backend fully_sharded",
-            "The penalties need the whole table outside forward: use --ddp-backend pytorch_ddp "
-            "or legacy_ddp.",
-        )
-    unsupported = {
-        "--quant-noise-pq": getattr(options, "quant_noise_pq", 0),
-        "--quant-noise-scalar": getattr(options, "quant_noise_scalar", 0),
-        "--adaptive-input": getattr(options, "adaptive_input", False),
-        "--character-embeddings": getattr(options, "character_embeddings", False),
-        "--adaptive-softmax-cutoff": getattr(options, "adaptive_softmax_cutoff", None),
-    }
-    for flag, value in unsupported.items():
-        if value:
-            raise UnsupportedError(
-                f"no {flag} together with {chosen}",
-                f"{flag} {value}",
-                f"Drop {flag}, or use --embedding-type plain --output-head softmax.",
-            )
-
-
-def _wrapped_by_fsdp() -> bool:
-    """Whether fairseq builds the model inside fairscale's sharding context."""
-    try:
-        from fairscale.nn.wrap.auto_wrap import ConfigAutoWrap
-    except ImportError:  # then fairseq itself refuses the backend
-        return False
-    return bool(ConfigAutoWrap.in_autowrap_context)
+    if has_own_output(options):
+        chosen = f"--embedding-type {options.embedding_type} --output-head {options.output_head}"
+        refusals.OTHER_TABLES.check(Namespace(model=options), chosen)
 
 
 # The one way in which this package registers architectures with fairseq.

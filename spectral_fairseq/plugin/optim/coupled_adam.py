@@ -13,9 +13,10 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
 from torch import Tensor, nn
 
+from spectral_fairseq import refusals
 from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.embeddings import Table
-from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.lm.coupled_adam import CoupledAdam
 from spectral_fairseq.plugin.models.find import OUTPUT_LAYERS
 
@@ -134,12 +135,7 @@ def couple_tables(optimizer: FairseqOptimizer, model: nn.Module) -> None:
             "Train it, or use --optimizer adam.",
         )
     if not all(id(table) in stepped for table in tables):
-        raise UnsupportedError(
-            "tables that are parameters of their own, for --optimizer coupled_adam",
-            "flattened or sharded parameters, which have no rows",
-            "Add --fp16-no-flatten-grads to --fp16; use --ddp-backend legacy_ddp or pytorch_ddp, "
-            "without --zero-sharding.",
-        )
+        raise refusals.COUPLED_ADAM.error("flattened or sharded parameters, which have no rows")
     inner.couple(stepped[id(table)] for table in tables)
 
 
@@ -155,17 +151,11 @@ def _telling_tables(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(inner, CoupledAdam):
             couple_tables(self.optimizer, self.get_model())
         if isinstance(getattr(inner, "optim", None), CoupledAdam):
-            raise UnsupportedError(
-                "coupled_adam to hold whole tables",
-                "--zero-sharding os, which splits its state",
-                "Drop --zero-sharding, or use --optimizer adam.",
-            )
+            raise refusals.COUPLED_ADAM.error("--zero-sharding os, which splits its state")
         parts = getattr(inner, "optimizers", {})
         if any(isinstance(part.optimizer, CoupledAdam) for part in parts.values()):
-            raise UnsupportedError(
-                "coupled_adam for all parameters",
-                "--optimizer composite with coupled_adam among its groups",
-                "Use --optimizer coupled_adam, or adam in that group.",
+            raise refusals.COUPLED_ADAM_ALONE.error(
+                "--optimizer composite with one among its groups"
             )
         return begin_epoch(self, epoch)
 

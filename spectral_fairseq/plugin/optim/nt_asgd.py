@@ -11,11 +11,11 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 from omegaconf import II
 
+from spectral_fairseq import refusals
 from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.errors import (
     CheckpointError,
     ConfigurationError,
-    UnsupportedError,
     arguments_as_flags,
 )
 from spectral_fairseq.lm.averaged_sgd import AveragedSGD, NonMonotonicTrigger
@@ -291,34 +291,10 @@ def check_configuration(cfg: Any) -> None:
             "Give both flags, or neither.",
         )
     stop = cfg.lr_scheduler.nt_asgd_stop
-    if cfg.dataset.disable_validation and (stop or not cfg.optimizer.nt_asgd_from_start):
-        raise ConfigurationError(
-            "a validation loss, which decides when nt_asgd averages or stops",
-            "--disable-validation",
-            "Remove it; or average at once and never stop, by --nt-asgd-from-start without "
-            "--nt-asgd-stop.",
-        )
-    if cfg.checkpoint.maximize_best_checkpoint_metric:
-        raise ConfigurationError(
-            "a validation measure that improves downwards",
-            f"--maximize-best-checkpoint-metric with {cfg.checkpoint.best_checkpoint_metric}",
-            "Remove it, and --best-checkpoint-metric too unless that is a loss.",
-        )
-    for asked, flag in (
-        (cfg.optimization.use_bmuf, "--use-bmuf"),
-        (
-            cfg.distributed_training.ddp_backend in ("fully_sharded", "slowmo"),
-            f"--ddp-backend {cfg.distributed_training.ddp_backend}",
-        ),
-        (cfg.distributed_training.zero_sharding != "none", "--zero-sharding"),
-        (cfg.common.tpu, "--tpu"),
-    ):
-        if asked:
-            raise UnsupportedError(
-                "every worker to hold and step all weights, for --optimizer nt_asgd",
-                flag,
-                "Remove it; --ddp-backend legacy_ddp and pytorch_ddp work.",
-            )
+    if stop or not cfg.optimizer.nt_asgd_from_start:
+        refusals.NT_ASGD_VALIDATION.check(cfg)
+    refusals.NT_ASGD_DOWNWARDS.check(cfg)
+    refusals.NT_ASGD.check(cfg)
     if stop and cfg.optimization.stop_min_lr < 0:
         cfg.optimization.stop_min_lr = 0.0
 

@@ -21,10 +21,11 @@ import torch
 from fairseq.logging import metrics
 from torch import nn
 
+from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.plugin.flags import Flag, given, read_flags
-from spectral_fairseq.plugin.models.find import decoder_of, frozen
+from spectral_fairseq.plugin.models.find import decoder_of
 from spectral_fairseq.plugin.penalties.catalogue import ACTIVATION_NAMES, PENALTIES
 from spectral_fairseq.plugin.penalties.view import ModelView, Term, Words, updates_of
 
@@ -134,7 +135,7 @@ class Penalties:
         depends = {term.name: term.value.requires_grad for term in terms}
         for penalty in self._active:
             if not depends[penalty.name]:
-                raise frozen(penalty.weight.option)
+                raise refusals.FROZEN.error("a frozen one", penalty.weight.option)
         self.last(model)
 
     @torch.no_grad()

@@ -15,11 +15,12 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 from fairseq.dataclass import ChoiceEnum
 from torch import Tensor, nn
 
+from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.table_control import SCALES, SIDES, TableChange, plan_change
 from spectral_fairseq.plugin.flags import Flag, checked, given, read_flags
-from spectral_fairseq.plugin.models.find import decoder_of, frozen, output_table, svd_tables
+from spectral_fairseq.plugin.models.find import decoder_of, output_table, svd_tables
 from spectral_fairseq.plugin.penalties.catalogue import check_rank
 from spectral_fairseq.plugin.penalties.view import ModelView
 from spectral_fairseq.plugin.spectrum_control import prior as table_prior
@@ -206,7 +207,7 @@ class TableControl:
         """
         for table in self.renewed(view):
             if not all(factor.requires_grad for factor in (table.U, table.sigma, table.V)):
-                raise frozen(SVD_INTERVAL.option)
+                raise refusals.FROZEN.error("a frozen one", SVD_INTERVAL.option)
         for one in self.controlled(view):
             weight = one.parameter
             if not isinstance(weight, nn.Parameter):
@@ -219,7 +220,7 @@ class TableControl:
                     "label_smoothed_cross_entropy.",
                 )
             if not weight.requires_grad:
-                raise frozen(one.flag)
+                raise refusals.FROZEN.error("a frozen one", one.flag)
             with arguments_as_flags(weight=one.flag):
                 check_rank(weight, one.excluded)
             one.prior(weight)

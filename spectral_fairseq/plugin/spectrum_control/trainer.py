@@ -11,6 +11,7 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.models import FairseqMultiModel
 from torch import Tensor
 
+from spectral_fairseq import refusals
 from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import UnsupportedError
@@ -39,59 +40,6 @@ from spectral_fairseq.plugin.trainer.state import kept_in_checkpoints, moments, 
 _GRADIENTS = frozenset({"exp_avg", "momentum_buffer"})
 _SQUARES = frozenset({"exp_avg_sq", "max_exp_avg_sq", "exp_avg_sq_col", "sum"})
 _OF_ROWS = frozenset({"exp_avg_sq_row"})
-# Through U, a plain gradient step changes W by a gradient times V sigma^2 V': large directions grow
-# fastest, and factors that are renewed follow them. An AWD-LSTM trained by SGD at a rate of 3 ends
-# with a table of rank one, and 0.98 bits behind one whose factors are left alone.
-_LOSES_RANK = ("nag", "sgd")
-OPTIMIZERS = ("adafactor", "adagrad", "adam", "coupled_adam", "lamb", "nag", "sgd")
-
-
-def check_optimizer(cfg: Any) -> None:
-    """Refuse optimisers whose state cannot be carried over, and averages of the weights.
-
-    Args:
-        cfg: fairseq's configuration.
-
-    Raises:
-        UnsupportedError: the message says which flag is in the way.
-    """
-    expected = f"an optimiser whose state can be carried over, for {SVD_INTERVAL.option}"
-    name = cfg.optimizer._name
-    if name not in OPTIMIZERS:
-        raise UnsupportedError(
-            expected, f"--optimizer {name}", f"Use one of {', '.join(OPTIMIZERS)}."
-        )
-    if getattr(cfg.optimizer, "fp16_adam_stats", False):
-        raise UnsupportedError(expected, "--fp16-adam-stats, which scales it", "Remove it.")
-    if cfg.distributed_training.zero_sharding != "none":
-        raise UnsupportedError(
-            expected,
-            f"--zero-sharding {cfg.distributed_training.zero_sharding}, which splits it",
-            "Remove it.",
-        )
-    if getattr(getattr(cfg, "ema", None), "store_ema", False):
-        raise UnsupportedError(
-            f"no averages of the weights, for {SVD_INTERVAL.option}",
-            "--store-ema, which would average factors of different decompositions",
-            "Remove it; `spectral-fairseq average` averages tables instead.",
-        )
-
-
-def check_steps(cfg: Any) -> None:
-    """Refuse optimisers under which renewed factors lose their rank.
-
-    Args:
-        cfg: fairseq's configuration.
-
-    Raises:
-        UnsupportedError: the message says which optimiser it is.
-    """
-    if cfg.optimizer._name in _LOSES_RANK:
-        raise UnsupportedError(
-            f"an optimiser that scales its steps, for {SVD_INTERVAL.option}",
-            f"--optimizer {cfg.optimizer._name}",
-            "Use Adam, or a plain table.",
-        )
 
 
 @torch.no_grad()
@@ -148,11 +96,7 @@ def _carry_over(name: str, moment: Tensor, gradient: Tensor) -> None:
     elif name in _SQUARES:
         multiply_(moment.view(-1, gradient.size(0)), gradient.square())
     elif name not in _OF_ROWS:
-        raise UnsupportedError(
-            f"an optimiser whose state can be carried over, for {SVD_INTERVAL.option}",
-            f"one that keeps {name}",
-            f"Set {SVD_INTERVAL.option} to 0.",
-        )
+        raise refusals.RENEWAL.error(f"an optimiser that keeps {name}")
 
 
 def _of_sigma_alone(
@@ -216,10 +160,10 @@ def check_configuration(trainer: Any) -> None:
         return
     try:
         if control.renews_factors:
-            check_optimizer(trainer.cfg)
+            refusals.RENEWAL.check(trainer.cfg)
             if not criterion.renewal_is_asked_for:
-                check_steps(trainer.cfg)
-        _check_whole_tables(trainer.cfg)
+                refusals.RENEWAL_STEPS.check(trainer.cfg)
+        refusals.CONTROL.check(trainer.cfg)
     except UnsupportedError as error:
         if criterion.renewal_is_asked_for or not control.renews_factors:
             raise
@@ -228,32 +172,6 @@ def check_configuration(trainer: Any) -> None:
             "%s is 0: the factors of the SVD table are not renewed, because of %s",
             SVD_INTERVAL.option,
             error.found,
-        )
-
-
-def _check_whole_tables(cfg: Any) -> None:
-    distributed = cfg.distributed_training
-    for asked, flag in (
-        (cfg.optimization.use_bmuf, "--use-bmuf"),
-        (
-            distributed.ddp_backend in ("fully_sharded", "slowmo"),
-            f"--ddp-backend {distributed.ddp_backend}",
-        ),
-        (cfg.common.model_parallel_size > 1, "--model-parallel-size"),
-        (distributed.pipeline_model_parallel, "--pipeline-model-parallel"),
-        (cfg.common.tpu, "--tpu"),
-    ):
-        if asked:
-            raise UnsupportedError(
-                "every worker to hold the whole table, for control outside the optimiser",
-                flag,
-                "Remove it; --ddp-backend legacy_ddp and pytorch_ddp work.",
-            )
-    if cfg.optimizer._name == "composite":
-        raise UnsupportedError(
-            "one learning rate, by which the control outside the optimiser is scaled",
-            "--optimizer composite",
-            "Use one optimiser for all parameters.",
         )
 
 

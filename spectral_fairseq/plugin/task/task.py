@@ -23,7 +23,8 @@ from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import II
 
-from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq import refusals
+from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.plugin.task.iterator import SlotCarries, StreamIterator
 from spectral_fairseq.plugin.task.streams import (
@@ -89,12 +90,7 @@ def check_options(options: Any) -> None:
             str(options.tokens_per_sample),
             "Raise it; 70 is usual.",
         )
-    if options.add_bos_token or options.max_target_positions is not None:
-        raise UnsupportedError(
-            "streams of whole sentences, each ending in </s>",
-            "--add-bos-token or --max-target-positions",
-            "Leave the flag out, or use --task language_modeling.",
-        )
+    refusals.STREAMS.check(argparse.Namespace(task=options))
     if not options.data:
         raise ConfigurationError(
             "a data folder", "none", "Name the folder that fairseq-preprocess wrote."
@@ -430,12 +426,7 @@ class StatefulLanguageModelingTask(LanguageModelingTask):
             UnsupportedError: a batch of a split of this task.
         """
         if "segment" in sample:
-            raise UnsupportedError(
-                "sentences to continue, for fairseq-generate",
-                "pieces of streams, which --task stateful_language_modeling makes of a split",
-                "Give --task language_modeling --sample-break-mode eos, which takes the same "
-                "checkpoints; fairseq-interactive works with either task.",
-            )
+            raise refusals.GENERATE.error("pieces of streams, for fairseq-generate")
         return super().inference_step(generator, models, sample, *more, **kwargs)
 
     def eval_lm_dataloader(self, *_: Any, **__: Any) -> Any:
@@ -444,12 +435,7 @@ class StatefulLanguageModelingTask(LanguageModelingTask):
         Raises:
             UnsupportedError: always.
         """
-        raise UnsupportedError(
-            "a task without carried state in fairseq-eval-lm",
-            "--task stateful_language_modeling",
-            "Leave --task out to score blocks of --tokens-per-sample tokens apart; for "
-            "perplexity with carried state use spectral-fairseq evaluate-lm or fairseq-validate.",
-        )
+        raise refusals.EVAL_LM.error("fairseq-eval-lm")
 
 
 def _with_carry(sample: Dict[str, Any], carry: Carry) -> Dict[str, Any]:

@@ -11,17 +11,21 @@ from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.models import BaseFairseqModel
 from torch import Tensor, nn
 
+from spectral_fairseq import refusals
 from spectral_fairseq.checkpoints.rewriting import entries_by_module, factored_kind
 from spectral_fairseq.compat.patching import Patch, replaces
-from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
+from spectral_fairseq.embeddings import (
+    PlainEmbedding,
+    SVDEmbedding,
+    Table,
+    WeightNormEmbedding,
+)
 from spectral_fairseq.embeddings.svd import V_SCALE
 from spectral_fairseq.errors import (
     CheckpointError,
-    ConfigurationError,
     SpectralFairseqError,
-    UnsupportedError,
 )
-from spectral_fairseq.heads import Head
+from spectral_fairseq.heads import Head, SoftmaxHead
 from spectral_fairseq.plugin.counts import building_for
 from spectral_fairseq.plugin.criterion import PenalisedCrossEntropy
 from spectral_fairseq.plugin.models.awd_lstm import AWDLSTMLanguageModel
@@ -44,12 +48,7 @@ _CHECKED = "_spectral_fairseq_checked"
 def _check(trainer: Any) -> None:
     model, criterion = trainer.get_model(), trainer.get_criterion()
     if isinstance(criterion, AdaptiveLoss) and isinstance(head_of(model), Head):
-        raise ConfigurationError(
-            "a criterion that asks no more of the model than probabilities",
-            "--criterion adaptive_loss, which asks for fairseq's own adaptive softmax",
-            "Use --criterion mle_cosreg --cosreg-weight 0: cross entropy, which with an adaptive "
-            "softmax of this package computes only the clusters of the targets.",
-        )
+        raise refusals.ADAPTIVE_LOSS.error("--criterion adaptive_loss")
     warn_of_idle_options(model, trainer.cfg.model)
     if isinstance(criterion, PenalisedCrossEntropy):
         criterion.check_model(model)
@@ -109,18 +108,6 @@ TRAINING_PROGRESS = Patch(
 
 
 # Refuse ways of training that would run, and would train something else or nothing.
-#
-# - FSDP keeps a share of every parameter on each worker, so that a penalty, or a loss that
-# multiplies
-#   by the table itself, would find a flat piece in place of the table. Models of this package
-#   refuse
-#   it when they are built; those of fairseq do not know what they will be trained with.
-# - Memory-efficient half precision has no float32 copies of the parameters. An SVD table's sigma
-#   starts near 1 and the diagonal of its stored V at 16, whose neighbours in bfloat16 are 0.008 and
-#   0.125 away, in float16 0.001 and 0.016. A step of Adam is as large as the learning rate: added
-#   to
-#   such a number it rounds to nothing, and the spectrum never moves. Neither do the lengths of a
-#   weight-norm table, which lie between 1 and 6.
 
 
 def check_ways(trainer: Any) -> None:
@@ -130,26 +117,18 @@ def check_ways(trainer: Any) -> None:
         trainer: fairseq's.
 
     Raises:
-        UnsupportedError: see the module.
+        UnsupportedError: sharded tables, or tables that half precision keeps from moving.
     """
-    if isinstance(trainer.get_criterion(), PenalisedCrossEntropy):
-        if trainer.cfg.distributed_training.ddp_backend == "fully_sharded":
-            raise UnsupportedError(
-                "every worker to hold the whole table, for a criterion of this package",
-                "--ddp-backend fully_sharded",
-                "Use --ddp-backend pytorch_ddp or legacy_ddp.",
-            )
-    rounded = (SVDEmbedding, WeightNormEmbedding)
-    if not any(isinstance(module, rounded) for module in trainer.get_model().modules()):
-        return
-    for precision in ("fp16", "bf16"):
-        if getattr(trainer.cfg.common, f"memory_efficient_{precision}", False):
-            raise UnsupportedError(
-                "float32 copies of an SVD or weight-norm table's parameters, whose steps half "
-                "precision rounds to nothing",
-                f"--memory-efficient-{precision}",
-                f"Use --{precision} or --amp, or a table of another --embedding-type.",
-            )
+    modules = list(trainer.get_model().modules())
+    if isinstance(trainer.get_criterion(), PenalisedCrossEntropy) or any(map(_is_own, modules)):
+        refusals.SHARDED.check(trainer.cfg)
+    if any(isinstance(module, (SVDEmbedding, WeightNormEmbedding)) for module in modules):
+        refusals.ROUNDED.check(trainer.cfg)
+
+
+def _is_own(module: nn.Module) -> bool:
+    plain = isinstance(module, (PlainEmbedding, SoftmaxHead))
+    return isinstance(module, (Table, Head)) and not plain
 
 
 def _checking_the_way(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,317 @@
+"""What cannot be combined, what is needed instead, and the remedy: the one table of refusals.
+
+The checks before training raise its entries, ``spectral-fairseq doctor`` lists them, and the table
+in docs/compatibility.md is generated from them (docs/generator/flags_page.py). The texts quote
+flags with backquotes, which only that page keeps. Nothing here imports torch or fairseq.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Callable, Tuple
+
+from spectral_fairseq.errors import SpectralFairseqError, UnsupportedError
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of fairseq with which something of this package cannot be used.
+
+    Attributes:
+        flag: as users type it, with its value if only that one is refused.
+        path: where fairseq's configuration has it, such as ``common.tpu``.
+        refused: whether a value of it is refused.
+        after: what the errors say behind the flag, such as ", which scales it".
+    """
+
+    flag: str
+    path: str
+    refused: Callable[[Any], Any] = bool
+    after: str = ""
+
+    def found(self, cfg: Any) -> str:
+        """The flag and its value if it is refused in a configuration, else nothing."""
+        # An older fairseq does not have all of them.
+        value = reduce(lambda part, name: getattr(part, name, None), self.path.split("."), cfg)
+        if value is None or not self.refused(value):
+            return ""
+        shown = self.flag if value is True or " " in self.flag else f"{self.flag} {value}"
+        return shown + self.after
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One row of the table.
+
+    Attributes:
+        ours: what of this package.
+        needs: what it needs, behind "expected".
+        remedy: what the user should do, as an imperative sentence.
+        settings: of fairseq, with which it is refused.
+        theirs: what is refused where that cannot be read off a configuration, in words.
+    """
+
+    ours: str
+    needs: str
+    remedy: str
+    settings: Tuple[Setting, ...] = ()
+    theirs: str = ""
+
+    @property
+    def refused(self) -> str:
+        """Everything that is refused, for a list."""
+        flags = [f"`{one.flag}`" for one in self.settings]
+        return ", ".join(flags + [self.theirs] * bool(self.theirs))
+
+    def error(self, found: str, ours: str = "") -> SpectralFairseqError:
+        """The error that names what was found.
+
+        Args:
+            found: the flag, or what the model has.
+            ours: the one flag that is concerned, where :attr:`ours` has several.
+        """
+        expected = f"{self.needs}, for {ours or self.ours}"
+        return UnsupportedError(unquoted(expected), found, unquoted(self.remedy))
+
+    def check(self, cfg: Any, ours: str = "") -> None:
+        """Refuse a configuration that has any of the settings.
+
+        Args:
+            cfg: fairseq's.
+            ours: see :meth:`error`.
+
+        Raises:
+            UnsupportedError: it has one.
+        """
+        for setting in self.settings:
+            found = setting.found(cfg)
+            if found:
+                raise self.error(found, ours)
+
+
+def unquoted(text: str) -> str:
+    """A text of the table as a terminal shows it."""
+    return text.replace("`", "")
+
+
+def _is(*values: Any) -> Callable[[Any], bool]:
+    return lambda value: value in values
+
+
+FULLY_SHARDED = Setting(
+    "--ddp-backend fully_sharded", "distributed_training.ddp_backend", _is("fully_sharded")
+)
+SLOWMO = Setting("--ddp-backend slowmo", "distributed_training.ddp_backend", _is("slowmo"))
+BMUF = Setting("--use-bmuf", "optimization.use_bmuf")
+TPU = Setting("--tpu", "common.tpu")
+COMPOSITE = Setting("--optimizer composite", "optimizer._name", _is("composite"))
+
+
+def _zero_sharding(after: str = "") -> Setting:
+    path = "distributed_training.zero_sharding"
+    return Setting("--zero-sharding", path, lambda value: value != "none", after)
+
+
+SHARDED = Refusal(
+    "a table, head or criterion of this package",
+    "every worker to hold the whole table",
+    "Use `--ddp-backend pytorch_ddp` or `legacy_ddp`.",
+    (FULLY_SHARDED,),
+)
+# Memory-efficient half precision has no float32 copies of the parameters. An SVD table's sigma
+# starts near 1 and the diagonal of its stored V at 16, whose neighbours in bfloat16 are 0.008 and
+# 0.125 away, in float16 0.001 and 0.016. A step of Adam is as large as the learning rate: added to
+# such a number it rounds to nothing, and the spectrum never moves. Neither do the lengths of a
+# weight-norm table, which lie between 1 and 6.
+ROUNDED = Refusal(
+    "an SVD or weight-norm table",
+    "float32 copies of the parameters, whose small steps half precision rounds to nothing",
+    "Use `--fp16`, `--bf16` or `--amp`, or another `--embedding-type`.",
+    (
+        Setting("--memory-efficient-fp16", "common.memory_efficient_fp16"),
+        Setting("--memory-efficient-bf16", "common.memory_efficient_bf16"),
+    ),
+)
+OTHER_TABLES = Refusal(
+    "a table or head of this package",
+    "one table, whose rows are looked up as they are",
+    "Drop it, or use `--embedding-type plain --output-head softmax`; `transformer_xl_*` has an "
+    "`--adaptive-softmax-cutoff` of its own.",
+    (
+        Setting("--quant-noise-pq", "model.quant_noise_pq"),
+        Setting("--quant-noise-scalar", "model.quant_noise_scalar"),
+        Setting("--adaptive-input", "model.adaptive_input"),
+        Setting("--character-embeddings", "model.character_embeddings"),
+        Setting("--adaptive-softmax-cutoff", "model.adaptive_softmax_cutoff"),
+    ),
+)
+FROZEN = Refusal(
+    "a penalty, `--spectrum-decay`, `--table-centering`, `--svd-interval`, `--gradient-gating` or "
+    "`--optimizer coupled_adam`",
+    "a table that is trained",
+    "Train the table, or drop the flag.",
+    theirs="a frozen table, as with `--decoder-freeze-embed` of `lstm`",
+)
+ADAPTIVE_SOFTMAX = Refusal(
+    "a criterion of this package",
+    "an output layer whose log-probabilities have a gradient",
+    "Drop `--adaptive-softmax-cutoff`, or use `--criterion adaptive_loss`.",
+    theirs="fairseq's adaptive softmax, which is trained by a loss of its own",
+)
+ADAPTIVE_LOSS = Refusal(
+    "a table or head of this package, `transformer_xl_*` or `awd_lstm_*`",
+    "a criterion that asks no more of the model than probabilities",
+    "Use `--criterion mle_cosreg --cosreg-weight 0`: cross entropy, which with an adaptive softmax "
+    "of this package computes only the clusters of the targets.",
+    theirs="`--criterion adaptive_loss`, which asks for fairseq's own adaptive softmax",
+)
+SEVERAL_METHODS = Refusal(
+    "`--adversarial-epsilon`, `--rdrop-weight`, `--simcut-weight` or `--gradient-gating`",
+    "at most one method that changes the likelihood",
+    "Keep one.",
+    theirs="another method that changes the likelihood",
+)
+ADVERSARIAL = Refusal(
+    "`--adversarial-epsilon`",
+    "a softmax or a mixture over all words",
+    "Use another `--output-head`, of a Transformer-XL `--adaptive-softmax-cutoff ''`; or drop the "
+    "flag.",
+    theirs="a sigsoftmax, or an adaptive softmax, in which a target's score is no single logit "
+    "w'h + b",
+)
+CONSISTENCY = Refusal(
+    "`--rdrop-weight` or `--simcut-weight`",
+    "a model that reads each batch on its own",
+    "Use a Transformer, or drop the flag.",
+    theirs="`awd_lstm_*` or `transformer_xl_*`, whose streams would be read twice",
+)
+GATING = Refusal(
+    "`--gradient-gating`",
+    "a single softmax with the scores of all words",
+    "Use `--output-head softmax` without `--blockwise-loss`, or drop the flag.",
+    theirs="`--blockwise-loss`; a mixture, or the adaptive softmax of `transformer_xl_*`, in which "
+    "a word has no single score",
+)
+NO_OUTPUT_LAYER = Refusal(
+    "`--adversarial-epsilon`, `--blockwise-loss` or `--gradient-gating`",
+    "a decoder with an output_layer",
+    "Use a `transformer`, `transformer_lm` or `lstm` arch, or drop the flag.",
+    theirs="a decoder that calls none, such as fairseq's `fconv` and `lightconv`",
+)
+SEVERAL_DICTIONARIES = Refusal(
+    "a penalty on the table, control outside the optimiser or `--gradient-gating`",
+    "one target dictionary",
+    "Binarise the data of all languages with one dictionary (`--joined-dictionary`).",
+    theirs="`multilingual_translation` with target dictionaries of different sizes",
+)
+CONTROL = Refusal(
+    "`--spectrum-decay`, `--table-centering` or `--svd-interval`",
+    "every worker to hold the whole table, and one learning rate",
+    "Remove it; `--ddp-backend legacy_ddp` and `pytorch_ddp` work, and one optimiser.",
+    (
+        SLOWMO,
+        BMUF,
+        Setting("--model-parallel-size", "common.model_parallel_size", lambda size: size > 1),
+        Setting("--pipeline-model-parallel", "distributed_training.pipeline_model_parallel"),
+        TPU,
+        COMPOSITE,
+    ),
+)
+RENEWAL_OPTIMIZERS = ("adafactor", "adagrad", "adam", "coupled_adam", "lamb", "nag", "sgd")
+RENEWAL = Refusal(
+    "`--svd-interval` if it is given (by default it is 0 then)",
+    f"one of the optimisers {', '.join(RENEWAL_OPTIMIZERS)}, whose state can be carried over to "
+    "other factors, and no averages of factors",
+    "Remove it; `spectral-fairseq average` averages tables.",
+    (
+        Setting("--optimizer", "optimizer._name", lambda name: name not in RENEWAL_OPTIMIZERS),
+        Setting("--fp16-adam-stats", "optimizer.fp16_adam_stats", after=", which scales it"),
+        _zero_sharding(", which splits it"),
+        Setting("--store-ema", "ema.store_ema", after=", which averages factors"),
+    ),
+)
+# Through U, a plain gradient step changes W by a gradient times V sigma^2 V': large directions grow
+# fastest, and factors that are renewed follow them. An AWD-LSTM trained by SGD at a rate of 3 ends
+# with a table of rank one, and 0.98 bits behind one whose factors are left alone.
+RENEWAL_STEPS = Refusal(
+    "`--svd-interval` if it is given (by default it is 0 then)",
+    "an optimiser that scales its steps, without which the table loses its rank",
+    "Use Adam, or a plain table.",
+    (
+        Setting("--optimizer nag", "optimizer._name", _is("nag")),
+        Setting("--optimizer sgd", "optimizer._name", _is("sgd")),
+    ),
+)
+NT_ASGD = Refusal(
+    "`--optimizer nt_asgd`",
+    "every worker to hold and step all weights",
+    "Remove it; `--ddp-backend legacy_ddp` and `pytorch_ddp` work.",
+    (BMUF, FULLY_SHARDED, SLOWMO, _zero_sharding(), TPU),
+)
+NT_ASGD_DOWNWARDS = Refusal(
+    "`--optimizer nt_asgd`",
+    "a validation measure that improves downwards",
+    "Remove it, and `--best-checkpoint-metric` too unless that is a loss.",
+    (Setting("--maximize-best-checkpoint-metric", "checkpoint.maximize_best_checkpoint_metric"),),
+)
+NT_ASGD_VALIDATION = Refusal(
+    "`--optimizer nt_asgd`",
+    "a validation loss, which decides when it averages or stops",
+    "Remove it; or average at once and never stop, by `--nt-asgd-from-start` without "
+    "`--nt-asgd-stop`.",
+    (Setting("--disable-validation", "dataset.disable_validation"),),
+)
+COUPLED_ADAM = Refusal(
+    "`--optimizer coupled_adam`",
+    "whole tables that are parameters of their own",
+    "Add `--fp16-no-flatten-grads` to `--fp16`; use `--ddp-backend legacy_ddp` or `pytorch_ddp`, "
+    "without `--zero-sharding`.",
+    theirs="`--fp16` with flattened parameters, `--zero-sharding` or sharded parameters, which "
+    "have no rows",
+)
+COUPLED_ADAM_ALONE = Refusal(
+    "`--optimizer coupled_adam`",
+    "one optimiser for all parameters",
+    "Use `--optimizer coupled_adam`, or adam in that group.",
+    theirs="`--optimizer composite` with coupled_adam among its groups",
+)
+LABEL_SMOOTHING = Refusal(  # raised by heads/adaptive.py, which knows arguments and no flags
+    "the adaptive softmax of `transformer_xl_*` with a criterion of this package",
+    "no smoothing, which needs the probability of every word",
+    "Drop it, or use a full softmax: `--adaptive-softmax-cutoff ''`.",
+    theirs="`--label-smoothing`",
+)
+CHECKPOINT_METRIC = Refusal(
+    "`--best-checkpoint-metric table_...`",
+    "`--log-spectrum-interval 1`, with which every validation has the measure",
+    "Set `--log-spectrum-interval 1`.",
+    theirs="another `--log-spectrum-interval`",
+)
+STREAMS = Refusal(
+    "`--task stateful_language_modeling`",
+    "streams of whole sentences, each ending in </s>",
+    "Leave the flag out, or use `--task language_modeling`.",
+    (
+        Setting("--add-bos-token", "task.add_bos_token"),
+        Setting("--max-target-positions", "task.max_target_positions"),
+    ),
+)
+GENERATE = Refusal(
+    "`--task stateful_language_modeling`, which makes pieces of streams",
+    "sentences to continue",
+    "Give `--task language_modeling --sample-break-mode eos`, which takes the same checkpoints; "
+    "`fairseq-interactive` works with either task.",
+    theirs="`fairseq-generate`",
+)
+EVAL_LM = Refusal(
+    "`--task stateful_language_modeling`",
+    "a program that carries state",
+    "Leave `--task` out to score blocks of `--tokens-per-sample` tokens apart; for perplexity with "
+    "carried state use `spectral-fairseq evaluate-lm` or `fairseq-validate`.",
+    theirs="`fairseq-eval-lm`",
+)
+
+REFUSALS: Tuple[Refusal, ...] = tuple(
+    value for value in list(vars().values()) if isinstance(value, Refusal)
+)
