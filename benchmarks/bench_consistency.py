@@ -31,7 +31,7 @@ from spectral_fairseq.plugin.optim.coupled_adam import table_parameters
 
 BUDGET = {"time": 2.05, "memory": 1.3}
 PLAIN: Dict[str, Any] = {"_name": "label_smoothed_cross_entropy", "label_smoothing": 0.1}
-OURS: Dict[str, Any] = {"_name": "mle_cosreg", "cosreg_weight": 0.0, "label_smoothing": 0.1}
+OURS: Dict[str, Any] = {"_name": "regularized_cross_entropy", "label_smoothing": 0.1}
 BETAS = (0.9, 0.98)
 
 

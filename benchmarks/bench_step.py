@@ -103,7 +103,7 @@ SHAPES: Dict[str, Dict[str, Any]] = {
         "archs": ("transformer_xl_wt103_small", "transformer_xl_wt103_small"),
         "tables": ("plain", "svd"),
         "criterions": (
-            {"_name": "mle_cosreg", "cosreg_weight": 0.0},
+            {"_name": "regularized_cross_entropy"},
             {"_name": "spectrum_control", "orthogonality_weights": "0.001,0.001,0.001,0.001"},
         ),
         "model": {"spectrum_prior": "polynomial"},
@@ -121,7 +121,7 @@ SHAPES["weight-norm"] = {
     "tables": ("plain", "weight-norm"),
     "criterions": (
         CRITERIONS[0],
-        {"_name": "mle_cosreg", "cosreg_weight": 0.0, "label_smoothing": 0.1},
+        {"_name": "regularized_cross_entropy", "label_smoothing": 0.1},
     ),
 }
 SHAPES["weight-norm-small"] = {

@@ -162,8 +162,8 @@ ADAPTIVE_SOFTMAX = Refusal(
 ADAPTIVE_LOSS = Refusal(
     "a table or head of this package, `transformer_xl_*` or `awd_lstm_*`",
     "a criterion that asks no more of the model than probabilities",
-    "Use `--criterion mle_cosreg --cosreg-weight 0`: cross entropy, which with an adaptive softmax "
-    "of this package computes only the clusters of the targets.",
+    "Use `--criterion regularized_cross_entropy`, which with an adaptive softmax of this package "
+    "computes only the clusters of the targets.",
     theirs="`--criterion adaptive_loss`, which asks for fairseq's own adaptive softmax",
 )
 SEVERAL_METHODS = Refusal(

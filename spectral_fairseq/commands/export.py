@@ -26,10 +26,10 @@ from spectral_fairseq.errors import (
 from spectral_fairseq.files import making_folder, why_not_readable
 
 DESCRIPTION = """\
-Collapse the factored tables of a transformer_sc* or transformer_lm_sc* checkpoint to a plain
-transformer or transformer_lm checkpoint, which fairseq loads without --user-dir and which
-decodes at plain fairseq's speed. Both models are run on the same random input first, and
-nothing is written unless their logits agree within 1e-4 of the largest one.
+Collapse the tables of a checkpoint of transformer_sc*, transformer_wn*, transformer_lm_sc* or
+transformer_lm_wn* to a plain transformer or transformer_lm checkpoint, which fairseq loads without
+--user-dir and which decodes at plain fairseq's speed. Both models are run on the same random input
+first, and nothing is written unless their logits agree within 1e-4 of the largest one.
 
 The result holds no optimiser state: it serves fairseq-generate, fairseq-interactive,
 fairseq-eval-lm, --finetune-from-model and converters.

@@ -373,6 +373,13 @@ class Preset(NamedTuple):
 
 PRESETS = (
     Preset(
+        "regularized_cross_entropy",
+        "RegularizedCrossEntropy",
+        {},
+        "Cross entropy with the penalties whose flags are given, and without them none.\n\n"
+        "It is then fairseq's ``label_smoothed_cross_entropy``.",
+    ),
+    Preset(
         "mle_cosreg",
         "MLECosReg",
         {"cosreg_weight": 1.0},

@@ -1,5 +1,6 @@
 """Architectures built in the process: presets, sharing, restoring plain checkpoints, refusals."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -13,17 +14,16 @@ from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.plugin.models.find import svd_tables
 from tests.plugin.conftest import SCRIPTS, build_model, make_sample, parameters_in_use, words
 
-TRANSLATION = {
-    "transformer_sc": "transformer",
-    "transformer_sc_iwslt_de_en": "transformer_iwslt_de_en",
-    "transformer_sc_wmt_en_de": "transformer_wmt_en_de",
-    "transformer_sc_vaswani_wmt_en_de_big": "transformer_vaswani_wmt_en_de_big",
-    "transformer_sc_wmt_en_de_big_t2t": "transformer_wmt_en_de_big_t2t",
-}
-LANGUAGE = {"transformer_lm_sc": "transformer_lm", "transformer_lm_sc_gpt": "transformer_lm_gpt"}
+KINDS = {"sc": "svd", "wn": "weight-norm"}
+LM_SIZES = ("", "_gpt")
+SIZES = ("", "_iwslt_de_en", "_wmt_en_de", "_vaswani_wmt_en_de_big", "_wmt_en_de_big_t2t")
+SAME_SIZES = [
+    *((f"transformer_{kind}{size}", f"transformer{size}") for kind in KINDS for size in SIZES),
+    *((f"transformer_lm_{k}{size}", f"transformer_lm{size}") for k in KINDS for size in LM_SIZES),
+]
 
 
-@pytest.mark.parametrize("ours, theirs", [*TRANSLATION.items(), *LANGUAGE.items()])
+@pytest.mark.parametrize("ours, theirs", SAME_SIZES)
 def test_presets_have_the_sizes_of_the_hosts(ours, theirs):
     filled = {}
     for arch in (ours, theirs):
@@ -38,7 +38,9 @@ def test_presets_have_the_sizes_of_the_hosts(ours, theirs):
         base_lm_architecture(args)
         filled[theirs] = vars(args)
     assert shared == filled[theirs]
-    assert ARCH_MODEL_NAME_REGISTRY[ours] in ("transformer_sc", "transformer_lm_sc")
+    model = ARCH_MODEL_NAME_REGISTRY[ours]
+    assert model == re.match("transformer(_lm)?_(sc|wn)", ours).group()
+    assert ARCH_MODEL_REGISTRY[ours].config().embedding_type == KINDS[model[-2:]]
 
 
 @pytest.mark.parametrize(

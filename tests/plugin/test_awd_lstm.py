@@ -131,7 +131,7 @@ def test_the_criterion_adds_activation_regularisation_in_training_only(task, arc
         weight_drop=0.0,
         mixture_dropout=0.0,
     )
-    criterion = build_criterion(task, "mle_cosreg", cosreg_weight=0.0, blockwise_loss=blockwise)
+    criterion = build_criterion(task, "regularized_cross_entropy", blockwise_loss=blockwise)
     batch = segments(task, pad=2)
     loss, size, log = criterion(model.train(), batch)
     pure, _, valid_log = criterion(model.eval(), batch)
@@ -180,7 +180,7 @@ def test_a_stock_criterion_is_told_what_it_leaves_out(task, caplog):
         assert not caplog.records
         build(task).warn_of_other_criterion("CrossEntropyCriterion")
     assert "--criterion CrossEntropyCriterion trains without" in caplog.text
-    assert "--criterion mle_cosreg" in caplog.text
+    assert "--criterion regularized_cross_entropy" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ TRANSLATION = [
     "transformer_sc_wmt_en_de_big_t2t",
 ]
 LANGUAGE = ["transformer_lm_sc", "transformer_lm_sc_gpt"]
+WEIGHT_NORM = [arch.replace("_sc", "_wn") for arch in (*TRANSLATION, *LANGUAGE)]
 MIXTURES = [arch.replace("_sc", "_mos") for arch in TRANSLATION]
 SHARED = "--share-all-embeddings"
 SHARED_LM = "--share-decoder-input-output-embed"
@@ -150,6 +151,25 @@ def test_file_of_vectors_is_needed_once(
     assert len(expected) == 7
 
 
+@pytest.mark.parametrize("arch", WEIGHT_NORM)
+def test_weight_norm_arch(arch, train, run_cli, tiny_translation_data, tiny_lm_data, tmp_path):
+    language = arch.startswith("transformer_lm")
+    sharing = SHARED_LM if language else SHARED
+    best = train(arch, "regularized_cross_entropy", sharing) / "checkpoint_best.pt"
+    assert "decoder.embed_tokens.g" in load_checkpoint(best)["model"]
+    plain = tmp_path / "plain.pt"
+    run_cli("spectral-fairseq", "export", best, plain)
+    if language:
+        ours = perplexity(run_cli, tiny_lm_data, best, *USER_DIR)
+        exported = perplexity(run_cli, tiny_lm_data, plain, *USER_DIR)
+        assert exported == pytest.approx(ours, rel=1e-3)
+    else:
+        ours = generate(run_cli, tiny_translation_data, best, *USER_DIR)
+        assert len(ours) == 7
+        exported = generate(run_cli, tiny_translation_data, plain, *USER_DIR)
+        assert {k: t for k, (_, t) in exported.items()} == {k: t for k, (_, t) in ours.items()}
+
+
 @pytest.mark.parametrize("arch", [*MIXTURES, "lstm_mos"])
 def test_mixture_arch(arch, train, run_cli, tiny_translation_data, tmp_path):
     more = ("--mixture-components", "3", "--mixture-dropout", "0.1")
@@ -190,7 +210,7 @@ def test_weight_norm_schedule_resumes_in_the_middle(train):
     fairseq composes batches anew for the epoch in which it resumes, and only for that one, so
     that a run over several batches an epoch does not repeat itself even with its own archs.
     """
-    run = ("transformer_sc", "weight_norm", SHARED, "--embedding-type", "weight-norm")
+    run = ("transformer_wn", "weight_norm", SHARED)
     run += ("--weight-norm-gradient-epochs", "4", "--dropout", "0", "--max-tokens", "10000")
     run += ("--optimizer", "sgd", "--lr", "0.5", "--max-update", "9")
     through, half = train(*run, "--max-epoch", 4), train(*run, "--max-epoch", 2)
@@ -360,7 +380,7 @@ def test_a_plain_checkpoint_is_continued_with_a_mixture(train):
 @pytest.mark.parametrize(
     "arch, how, message",
     [
-        ("transformer_sc", "--finetune-from-model", "a weight-norm or plain table in"),
+        ("transformer_wn", "--finetune-from-model", "a weight-norm or plain table in"),
         ("transformer", "--finetune-from-model", "a plain table in"),
         ("transformer", "--restore-file", "a plain table in"),
     ],
@@ -369,8 +389,7 @@ def test_a_table_of_another_kind_is_refused_with_the_remedy(
     arch, how, message, run_cli, train, tiny_translation_data, tmp_path
 ):
     factored = train("transformer_sc", "spectrum_control", SHARED) / "checkpoint_last.pt"
-    more = ("--embedding-type", "weight-norm") if arch == "transformer_sc" else ()
-    argv = ("--arch", arch, "--criterion", "mle_cosreg", SHARED, *more, how, factored)
+    argv = ("--arch", arch, "--criterion", "mle_cosreg", SHARED, how, factored)
     output = failing(run_cli, tiny_translation_data, tmp_path / "saved", *argv)
     last = output.strip().splitlines()[-1]
     assert "CheckpointError" in last and message in last and "--embedding-type svd" in last

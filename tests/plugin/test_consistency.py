@@ -34,7 +34,7 @@ ALL_CUT = 1 - 1e-9
 
 
 def criterion_of(task, **options):
-    return build_criterion(task, "mle_cosreg", cosreg_weight=0.0, **options)
+    return build_criterion(task, "regularized_cross_entropy", **options)
 
 
 def gradients(model, loss):

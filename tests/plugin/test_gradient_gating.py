@@ -29,8 +29,8 @@ LONGEST_FIRST = ((6, 2), (5, 4), (3, 7))
 
 
 def criterion_of(task, alpha=ALPHA, **options):
-    options = {"cosreg_weight": 0.0, "label_smoothing": 0.1, **options}
-    return build_criterion(task, "mle_cosreg", gradient_gating=alpha, **options)
+    options = {"label_smoothing": 0.1, **options}
+    return build_criterion(task, "regularized_cross_entropy", gradient_gating=alpha, **options)
 
 
 def gradients(model, loss):

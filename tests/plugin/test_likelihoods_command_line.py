@@ -6,14 +6,7 @@ import torch
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from tests.conftest import PACKAGE, TINY_TRANSLATION
 
-COMMON = (
-    "mle_cosreg",
-    "--share-all-embeddings",
-    "--cosreg-weight",
-    "0",
-    "--label-smoothing",
-    "0.1",
-)
+COMMON = ("regularized_cross_entropy", "--share-all-embeddings", "--label-smoothing", "0.1")
 GATING = ("--gradient-gating", "1.5", "--gradient-gating-memory", "2")
 # A large eps, because Adam would otherwise turn rounding into steps of full length.
 COUPLED = ("--optimizer", "coupled_adam", "--weight-decay", "0.1", "--adam-eps", "0.001")

@@ -10,6 +10,7 @@ from fairseq.logging import metrics
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.cosines import mean_cosine
+from spectral_fairseq.plugin.criterion import PRESETS
 from spectral_fairseq.plugin.flags import finite_nonnegative
 from spectral_fairseq.plugin.models.find import output_table
 from spectral_fairseq.plugin.models.tables import uncounted_rows
@@ -144,7 +145,7 @@ def test_the_scale_is_that_of_the_sample(task, sentence_avg):
     assert math.isclose(float(loss.detach() - log["loss"]), added, rel_tol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["mle_cosreg", "weight_norm", "spectrum_control"])
+@pytest.mark.parametrize("name", [preset.name for preset in PRESETS])
 def test_zero_weight_equals_the_plain_criterion_bit_for_bit(task, name):
     model, sample = build_host_model(task, "transformer", share_all_embeddings=True), None
     sample = make_sample(task)
@@ -337,7 +338,7 @@ def test_adaptive_softmax_is_refused_with_what_to_do(task):
 def test_the_plain_likelihood_of_an_adaptive_softmax_is_refused(task, flags):
     """It ended in "modified by an inplace operation" in the first backward pass."""
     model = build_host_model(task, "transformer", adaptive_softmax_cutoff="20,30").train()
-    criterion = build_criterion(task, "mle_cosreg", cosreg_weight=0.0, **flags)
+    criterion = build_criterion(task, "regularized_cross_entropy", **flags)
     with pytest.raises(ConfigurationError, match="or use --criterion adaptive_loss"):
         criterion.check_model(model)
 
@@ -393,7 +394,7 @@ def test_tables_of_this_package_are_found_under_a_shared_name(task):
 
 def test_the_log_of_an_adaptive_softmaxs_spectrum_is_refused_before_training(task):
     model = build_host_model(task, "transformer", adaptive_softmax_cutoff="20,30").train()
-    criterion = build_criterion(task, "mle_cosreg", cosreg_weight=0.0, log_spectrum_interval=10)
+    criterion = build_criterion(task, "regularized_cross_entropy", log_spectrum_interval=10)
     with pytest.raises(ConfigurationError, match="a single output table for --log-spectrum-inter"):
         criterion.check_model(model)
 
@@ -411,7 +412,7 @@ def test_the_spectrum_of_a_narrow_cone_is_logged_exactly(task):
 
 def test_a_table_that_has_diverged_ends_no_training_by_its_log(task, caplog):
     model, sample = build_host_model(task, "transformer").eval(), make_sample(task)
-    criterion = build_criterion(task, "mle_cosreg", cosreg_weight=0.0, log_spectrum_interval=1)
+    criterion = build_criterion(task, "regularized_cross_entropy", log_spectrum_interval=1)
     with torch.no_grad():
         output_table(model, len(task.target_dictionary))[5] = math.nan
     for update in range(2):

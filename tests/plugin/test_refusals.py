@@ -85,7 +85,7 @@ def test_the_criterion_of_fairseqs_adaptive_softmax_is_refused(task, arch):
     options = {"adaptive_softmax_cutoff": ""} if arch.startswith("transformer_xl") else {}
     trainer._model = build_model(task, arch, embedding_type=table, **options)
     trainer._criterion = AdaptiveLoss(task, sentence_avg=False)
-    with pytest.raises(ConfigurationError, match="Use --criterion mle_cosreg"):
+    with pytest.raises(ConfigurationError, match="Use --criterion regularized_cross_entropy"):
         trainer.begin_epoch(1)
 
 
@@ -136,7 +136,7 @@ TABLE_FLAGS = [
     {"mean_vector_weight": 0.1},
     {"gradient_gating": 0.02},
 ]
-OFF = {"name": "mle_cosreg", "cosreg_weight": 0.0}
+OFF = {"name": "regularized_cross_entropy"}
 
 
 def flag_of(flags):

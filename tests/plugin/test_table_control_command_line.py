@@ -6,7 +6,7 @@ import torch
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from tests.conftest import PACKAGE, TINY_TRANSLATION
 
-NO_PENALTY = ("--cosreg-weight", "0")
+PLAIN = "regularized_cross_entropy"
 SHARED = "--share-all-embeddings"
 CONTROL = ("--spectrum-decay", "0.3", "--spectrum-decay-interval", "2", "--table-centering", "0.1")
 FIXED = (*CONTROL, "--spectrum-side", "both", "--spectrum-scale", "fixed", "--spectrum-c2", "0.05")
@@ -56,7 +56,7 @@ def same_models(first, second):
 )
 def test_resumed_equals_uninterrupted(arch, flags, train):
     """In the middle of an epoch, with a prior that refers to the norm of the start."""
-    run = (arch, "mle_cosreg", SHARED, *NO_PENALTY, *flags)
+    run = (arch, PLAIN, SHARED, *flags)
     run += ("--max-epoch", 3)
     through = train(*run, "--max-update", 7)
     half = train(*run, "--max-update", 3)
@@ -68,7 +68,7 @@ def test_resumed_equals_uninterrupted(arch, flags, train):
 def test_flags_of_the_prior_reach_criterion_and_arch(train):
     """The archs of this package and the criterions share their names on the command line."""
     for arch, defaults in (("transformer_sc", ("--embedding-type", "plain")), ("transformer", ())):
-        folder = train(arch, "mle_cosreg", SHARED, *NO_PENALTY, *FIXED, *defaults)
+        folder = train(arch, PLAIN, SHARED, *FIXED, *defaults)
         cfg = load_checkpoint(folder / "checkpoint_last.pt")["cfg"]
         assert cfg["criterion"]["spectrum_c2"] == 0.05
         assert cfg["criterion"]["spectrum_prior"] == "exponential"
@@ -79,9 +79,9 @@ def test_flags_of_the_prior_reach_criterion_and_arch(train):
 
 def test_zero_equals_fairseq_bit_for_bit(train):
     plain = train("transformer", "cross_entropy", SHARED)
-    zero = train("transformer", "mle_cosreg", SHARED, *NO_PENALTY, "--spectrum-decay", "0")
+    zero = train("transformer", PLAIN, SHARED, "--spectrum-decay", "0")
     assert same_models(plain, zero)
-    assert not same_models(plain, train("transformer", "mle_cosreg", SHARED, *NO_PENALTY, *CONTROL))
+    assert not same_models(plain, train("transformer", PLAIN, SHARED, *CONTROL))
 
 
 @pytest.mark.parametrize(
@@ -95,15 +95,15 @@ def test_two_workers_equal_one_with_update_freq_two(
     arch, flags, run_on_two_workers, train, tiny_translation_data, tmp_path
 ):
     more = ("--batch-size", "6", "--max-tokens", "1000", "--max-update", "3", "--dropout", "0")
-    more += ("--optimizer", "sgd", "--lr", "0.1", "--no-epoch-checkpoints", SHARED, *NO_PENALTY)
+    more += ("--optimizer", "sgd", "--lr", "0.1", "--no-epoch-checkpoints", SHARED)
     more += flags
-    one = train(arch, "mle_cosreg", "--update-freq", "2", *more)
+    one = train(arch, PLAIN, "--update-freq", "2", *more)
     two, watching = tmp_path / "two", tmp_path / "watching"
     watching.mkdir()
     (watching / "__init__.py").write_text(WATCHING)
     run_on_two_workers(
         *(tiny_translation_data, "--user-dir", watching, "--save-dir", two, "--arch", arch),
-        *("--criterion", "mle_cosreg", "--task", "translation", "--source-lang", "de"),
+        *("--criterion", PLAIN, "--task", "translation", "--source-lang", "de"),
         *("--target-lang", "en", *TINY_TRANSLATION, "--seed", "1", "--max-epoch", "1", *more),
     )
     first, second = model_of(one), model_of(two)
@@ -117,22 +117,22 @@ def test_two_workers_equal_one_with_update_freq_two(
     "more", [("--memory-efficient-fp16", "--fp16"), ("--fp16", "--fp16-no-flatten-grads")]
 )
 def test_half_precision_on_a_cpu(more, train):
-    folder = train("transformer", "mle_cosreg", SHARED, *NO_PENALTY, *CONTROL, "--cpu", *more)
+    folder = train("transformer", PLAIN, SHARED, *CONTROL, "--cpu", *more)
     assert all(torch.isfinite(value).all() for value in model_of(folder).values())
 
 
 @pytest.mark.parametrize("flags", [CONTROL, ("--spectrum-weight", "0.1")])
 def test_a_transformer_xl_with_an_adaptive_softmax(flags, train):
     arch = "transformer_xl_wt103_small"
-    folder = train(arch, "mle_cosreg", *XL, *NO_PENALTY, *flags, "--log-spectrum-interval", "1")
-    plain = train(arch, "mle_cosreg", *XL, *NO_PENALTY, "--log-spectrum-interval", "1")
+    folder = train(arch, PLAIN, *XL, *flags, "--log-spectrum-interval", "1")
+    plain = train(arch, PLAIN, *XL, "--log-spectrum-interval", "1")
     assert not same_models(folder, plain)
     log = (folder / "log.txt").read_text("utf-8")
     assert ("| spectrum " in log) is (flags != CONTROL)
 
 
 def test_an_untied_language_model_controls_its_output_table_alone(train):
-    flags = ("mle_cosreg", *NO_PENALTY, "--max-update", "2", "--lr", "0")
+    flags = (PLAIN, "--max-update", "2", "--lr", "0")
     plain = model_of(train("transformer_lm", *flags))
     control = model_of(train("transformer_lm", *flags, *FIXED, "--spectrum-decay-interval", "1"))
     changed = [key for key in plain if not torch.equal(plain[key], control[key])]
@@ -146,7 +146,7 @@ def test_an_untied_language_model_controls_its_output_table_alone(train):
 def test_bad_input_stops_before_training(run_cli, tiny_translation_data, tmp_path):
     done = run_cli(
         *("fairseq-train", tiny_translation_data, "--user-dir", PACKAGE, "--save-dir", tmp_path),
-        *("--arch", "transformer", "--criterion", "mle_cosreg", *NO_PENALTY, SHARED),
+        *("--arch", "transformer", "--criterion", PLAIN, SHARED),
         *("--encoder-embed-dim", "64", "--decoder-embed-dim", "64", "--max-update", "2"),
         *("--optimizer", "adam", "--lr", "0.001", "--max-tokens", "96", *CONTROL),
         rc=None,

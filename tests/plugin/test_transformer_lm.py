@@ -12,7 +12,10 @@ from omegaconf import OmegaConf
 from tests.conftest import PACKAGE
 from tests.plugin.conftest import build_criterion
 
-ARCHS = ("transformer_lm_sc", "transformer_lm_sc_gpt", "transformer_lm_mos")
+ARCHS = (
+    *("transformer_lm_sc", "transformer_lm_sc_gpt", "transformer_lm_mos"),
+    *("transformer_lm_wn", "transformer_lm_wn_gpt"),
+)
 SIZES = {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_embed_dim": 24}
 USER_DIR = ("--user-dir", PACKAGE)
 
@@ -48,7 +51,7 @@ def from_node(task, arch, **flags):
 def test_decoder_embed_dim_alone_sets_the_tables_width(task, arch, shared):
     flags = ("--share-decoder-input-output-embed",) if shared else ()
     assert widths(from_command_line(task, arch, "--decoder-embed-dim", "12", *flags)) == (12, 12)
-    if arch != "transformer_lm_sc_gpt":  # hydra knows no named archs
+    if not arch.endswith("_gpt"):  # hydra knows no named archs
         options = {"share_decoder_input_output_embed": shared}
         assert widths(from_node(task, arch, decoder_embed_dim=12, **options)) == (12, 12)
 

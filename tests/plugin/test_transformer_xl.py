@@ -109,7 +109,7 @@ def test_our_criterions_compute_what_the_stock_one_does(task, table, training):
     model = build(task, embedding_type=table, dropout=0.0).train(training)
     batch = segments(task, pad=2)
     results = []
-    for name, options in (("cross_entropy", {}), ("mle_cosreg", {"cosreg_weight": 0.0})):
+    for name, options in (("cross_entropy", {}), ("regularized_cross_entropy", {})):
         model.zero_grad()
         loss, size, log = build_criterion(task, name, **options)(model, batch)
         loss.backward() if training else None
@@ -168,7 +168,7 @@ def test_a_stock_criterion_is_told_what_it_costs(task, caplog):
         assert not caplog.records
         build(task).warn_of_other_criterion("CrossEntropyCriterion")
     assert "--criterion CrossEntropyCriterion computes" in caplog.text
-    assert "--criterion mle_cosreg" in caplog.text
+    assert "--criterion regularized_cross_entropy" in caplog.text
 
 
 def test_a_dictionary_in_another_order_is_warned_of(task, caplog):

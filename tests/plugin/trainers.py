@@ -17,7 +17,7 @@ from spectral_fairseq.compat.checkpoints import DEAD
 from tests.capabilities import HALF_ON_CPU
 from tests.plugin.conftest import build_criterion, build_model, make_sample, words
 
-PLAIN = {"name": "mle_cosreg", "cosreg_weight": 0.0}
+PLAIN = {"name": "regularized_cross_entropy"}
 OPTIMIZERS = {
     "sgd": ("--optimizer", "sgd", "--lr", "0.5"),
     "averaged sgd": ("--optimizer", "nt_asgd", "--lr-scheduler", "nt_asgd", "--lr", "0.5"),

@@ -203,7 +203,7 @@ class AWDLSTMLanguageModel(FairseqLanguageModel):
             logger.warning(
                 "--criterion %s trains without --activation-regularization %g and "
                 "--temporal-activation-regularization %g, which only this package's criterions "
-                "apply: use --criterion mle_cosreg --cosreg-weight 0 for them alone",
+                "apply: use --criterion regularized_cross_entropy for them alone",
                 name,
                 self.decoder.alpha,
                 self.decoder.beta,

@@ -116,6 +116,7 @@ class SpectralTransformer(TransformerModelBase):
 
 for _name, _preset in (
     ("transformer_sc", {"embedding_type": "svd", **IN_A_TRANSFORMER}),
+    ("transformer_wn", {"embedding_type": "weight-norm", **IN_A_TRANSFORMER}),
     ("transformer_mos", {"output_head": "mos", **IN_A_TRANSFORMER}),
 ):
     register(_name, SpectralTransformer, SpectralTransformerConfig, _preset, SIZES)
@@ -125,6 +126,7 @@ for _name, _preset in (
 
 
 BASE: Dict[str, FillSizes] = {"": transformer_lm.base_lm_architecture}
+BASE_AND_GPT: Dict[str, FillSizes] = {**BASE, "_gpt": transformer_lm.transformer_lm_gpt}
 
 
 @dataclass
@@ -186,11 +188,8 @@ class SpectralTransformerLM(transformer_lm.TransformerLanguageModel):
 
 
 for _name, _preset, _sizes in (
-    (
-        "transformer_lm_sc",
-        {"embedding_type": "svd", **IN_A_TRANSFORMER},
-        {**BASE, "_gpt": transformer_lm.transformer_lm_gpt},
-    ),
+    ("transformer_lm_sc", {"embedding_type": "svd", **IN_A_TRANSFORMER}, BASE_AND_GPT),
+    ("transformer_lm_wn", {"embedding_type": "weight-norm", **IN_A_TRANSFORMER}, BASE_AND_GPT),
     ("transformer_lm_mos", {"output_head": "mos", **IN_A_TRANSFORMER}, BASE),
 ):
     register(_name, SpectralTransformerLM, SpectralTransformerLMConfig, _preset, _sizes)

@@ -157,7 +157,7 @@ class TransformerXLLanguageModel(FairseqLanguageModel):
             logger.warning(
                 "--criterion %s computes the probability of all %d words for every token; this "
                 "package's criterions compute only the clusters of the targets: use --criterion "
-                "mle_cosreg --cosreg-weight 0 for the same loss",
+                "regularized_cross_entropy for the same loss",
                 name,
                 head.table.num_embeddings,
             )
