@@ -28,6 +28,24 @@ def tiny_dialogue_data(tiny_translation_data, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session")
+def tiny_multi30k_data(tiny_translation_data, tmp_path_factory):
+    """The same data, with the names of Multi30k's three test sets for its test split."""
+    folder = tmp_path_factory.mktemp("multi30k")
+    for path in tiny_translation_data.glob("*.*"):
+        split, _, rest = path.name.partition(".")
+        names = [path.name]
+        if split == "test":
+            text = rest in ("de", "en")
+            names += [
+                f"{x}.{rest}"
+                for x in (("test.2016", "test.2017", "test.coco") if text else ("test1", "test2"))
+            ]
+        for name in names:
+            shutil.copy(path, folder / name)
+    return folder
+
+
 @pytest.fixture
 def forked_commands(fork_server, tmp_path_factory, monkeypatch):
     """The commands that the examples start run in forks of the server."""

@@ -16,6 +16,8 @@ DATA = {
     "data-bin/iwslt14.tokenized.de-en": "tiny_translation_data",
     "data-bin/iwslt14.joined.de-en": "tiny_translation_data",
     "data-bin/wmt14_en_de": "tiny_translation_data",
+    "data-bin/multi30k.en-de": "tiny_multi30k_data",
+    "fairseq_mmt/data/multi30k-en-de": "tiny_multi30k_data",
     "data-bin/dialogue": "tiny_dialogue_data",
     "data-bin/wikitext-2": "tiny_lm_data",
     "data-bin/wikitext-103": "tiny_lm_data",
