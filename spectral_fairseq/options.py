@@ -1,4 +1,12 @@
-"""Options declared once: a dataclass whose fields give flags and range checks.
+"""Options declared once: from an :class:`Option` follow flag, field, check, help and documentation.
+
+fairseq reads dataclasses, whose metadata know the help of a field and no more of what an option is.
+So the declaration is an object of its own, which the metadata carry along. It is written where the
+option is used: in a tuple of a table, an output head or a penalty, as
+
+    Option("spectrum_c2", 0.0005, "c2 of an SVD table's exponential prior", argument="c2")
+
+or as the field of a dataclass, which gives it its name and its type:
 
     @dataclass
     class SearchOptions:
@@ -10,46 +18,140 @@
 
 A field that holds another such dataclass, or None, is a group: ``cache: Optional[CacheOptions]``
 gives ``--cache`` and one flag ``--cache-...`` for each field of ``CacheOptions``. Nothing here
-imports torch, so that a command line can be parsed without it.
+imports torch or fairseq, so that a command line can be parsed without them.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
+import operator
 import typing
 from dataclasses import dataclass, is_dataclass
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
+from types import SimpleNamespace
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Type,
+    TypeVar,
+)
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 
 T = TypeVar("T")
 _KEY = "option"
 
 
 @dataclass(frozen=True)
-class Declaration:
-    """What is known of one option beside its type and default.
+class Option:
+    """One option.
 
     Attributes:
-        help: its line in ``--help``.
-        flag: name of the flag without dashes, where it is not the field's.
-        metavar: stands for the value in ``--help``.
-        choices: the values allowed; all where empty.
-        at_least: the least value allowed.
+        name: the field of the configuration, such as ``cosreg_weight``.
+        default: the value if it is not given; its type is that of the option.
+        help: its line in ``--help`` and in the documentation, readable by itself.
+        type: if it is not that of the default.
+        choices: the values allowed, if they are few texts.
+        at_least: the least value allowed. With any of these bounds, a number has to be finite.
+        above: the value must be larger.
+        at_most: the largest value allowed.
         below: the value must be smaller.
+        parse: turns the value given into the value used. Errors that it raises may call the value
+            ```value```, which is replaced by the flag.
+        argument: of the constructor of a table or a head that takes it.
+        named: the flag's name, where it is not the field's.
+        alias: another flag for the same.
+        metavar: stands for the value in ``--help``.
         title: of a group, its heading in ``--help``.
         implied: of a group, whether any of its flags switches it on.
     """
 
+    name: str
+    default: Any
     help: str
-    flag: Optional[str] = None
-    metavar: Optional[str] = None
+    type: Any = None
     choices: Sequence[str] = ()
-    at_least: Optional[int] = None
-    below: Optional[int] = None
+    at_least: Optional[float] = None
+    above: Optional[float] = None
+    at_most: Optional[float] = None
+    below: Optional[float] = None
+    parse: Optional[Callable[[Any], Any]] = None
+    argument: str = ""
+    named: str = ""
+    alias: str = ""
+    metavar: Optional[str] = None
     title: str = ""
     implied: bool = True
+
+    @property
+    def flag(self) -> str:
+        """The option as users type it, such as ``--cosreg-weight``."""
+        return "--" + (self.named or self.name).replace("_", "-")
+
+    @property
+    def field(self) -> Any:
+        """The dataclass field, with the metadata that fairseq reads."""
+        metadata = {"help": self.help, _KEY: self}
+        if self.alias:
+            metadata["argparse_alias"] = self.alias
+        return dataclasses.field(default=self.default, metadata=metadata)
+
+    @property
+    def _bounds(self) -> List[Tuple[str, Callable[[Any, Any], bool], float]]:
+        bounds = (
+            (">=", operator.ge, self.at_least),
+            (">", operator.gt, self.above),
+            ("<=", operator.le, self.at_most),
+            ("<", operator.lt, self.below),
+        )
+        return [(sign, holds, bound) for sign, holds, bound in bounds if bound is not None]
+
+    def check(self, value: Any) -> None:
+        """Refuse a value outside the range; None is in every one.
+
+        Raises:
+            ConfigurationError: the message calls it ```value```.
+        """
+        bounds = self._bounds
+        if bounds and value is not None:
+            # NaN is on no side of a bound.
+            if not (math.isfinite(value) and all(holds(value, by) for _, holds, by in bounds)):
+                whole = int in (self.type or type(self.default), *typing.get_args(self.type))
+                wanted = " and ".join(f"{sign} {bound:g}" for sign, _, bound in bounds)
+                raise ConfigurationError(
+                    f"`value` to be a {'whole' if whole else 'finite'} number {wanted}",
+                    repr(value),
+                    "Correct it.",
+                )
+
+    def parsed(self, value: Any) -> Any:
+        """The value used for a value given.
+
+        Raises:
+            ConfigurationError: it is outside the range, or ``parse`` refuses it.
+        """
+        if self.choices:
+            return str(value)  # fairseq makes it a member of an enumeration
+        self.check(value)
+        return value if self.parse is None else self.parse(value)
+
+    def read(self, cfg: Any) -> Any:
+        """The checked value in a configuration.
+
+        Raises:
+            ConfigurationError: see :meth:`parsed`.
+        """
+        with arguments_as_flags(value=self.flag):
+            return self.parsed(getattr(cfg, self.name))
 
 
 def option(default: Any, help: str, **more: Any) -> Any:
@@ -58,16 +160,84 @@ def option(default: Any, help: str, **more: Any) -> Any:
     Args:
         default: its value where it is not given.
         help: its line in ``--help``.
-        more: further attributes of :class:`Declaration`.
+        more: further attributes of :class:`Option`.
     """
-    return dataclasses.field(default=default, metadata={_KEY: Declaration(help, **more)})
+    return Option("", default, help, **more).field
+
+
+def weight_option(name: str, help: str) -> Option:
+    """The option of a weight that is 0, which turns its penalty off, unless given."""
+    return Option(name, 0.0, help, at_least=0)
+
+
+def retired(name: str, default: Any, why: str) -> Option:
+    """An option that is gone: hidden, harmless at its old default, refused with another value.
+
+    Args:
+        name: its field in saved settings.
+        default: the value with which it did nothing.
+        why: it is gone, as the end of a sentence.
+    """
+
+    def parse(value: Any) -> Any:
+        if value != default:
+            raise ConfigurationError(
+                "`value` to be absent, since it was removed", repr(value), f"Drop it: {why}."
+            )
+        return value
+
+    return Option(name, default, argparse.SUPPRESS, parse=parse)
+
+
+# Options in tuples: of tables, heads, penalties and likelihoods.
+
+
+def read_options(options: Iterable[Option], cfg: Any) -> SimpleNamespace:
+    """The checked values of options in a configuration, by the names of their fields.
+
+    Raises:
+        ConfigurationError: a value outside its option's range.
+    """
+    return SimpleNamespace(**{one.name: one.read(cfg) for one in options})
+
+
+def given(options: Iterable[Option], values: Any) -> List[str]:
+    """The flags of those options whose values differ from the defaults.
+
+    Args:
+        options: to look at.
+        values: their checked values, by the names of their fields.
+    """
+    return [
+        one.flag
+        for one in options
+        if str(getattr(values, one.name)) != str(one.parsed(one.default))
+    ]
+
+
+def flags_by_argument(options: Iterable[Option]) -> Dict[str, str]:
+    """The flag of each argument, for :func:`spectral_fairseq.errors.arguments_as_flags`."""
+    return {one.argument: one.flag for one in options}
+
+
+def arguments(options: Iterable[Option], cfg: Any) -> Dict[str, Any]:
+    """The keyword arguments that a configuration gives for options of a table or a head.
+
+    Args:
+        options: declared by the table or the head.
+        cfg: object whose attributes are the options' fields.
+    """
+    return {one.argument: one.parsed(getattr(cfg, one.name)) for one in options}
+
+
+# Options as fields of a dataclass: of subcommands and of language models' evaluation.
 
 
 class _Field(NamedTuple):
     name: str
     kind: Any  # int, float, str, bool, a dataclass, or a tuple type
     default: Any
-    declared: Declaration
+    declared: Option
     flag: str  # as typed, with prefix and dashes
     dest: str  # in the parsed arguments
 
@@ -75,11 +245,13 @@ class _Field(NamedTuple):
 def _fields(options: Type[Any], prefix: str) -> Iterator[_Field]:
     kinds = typing.get_type_hints(options)
     for one in dataclasses.fields(options):
-        declared: Declaration = one.metadata[_KEY]
+        if _KEY not in one.metadata:  # of fairseq
+            continue
+        declared: Option = one.metadata[_KEY]
         kind = kinds[one.name]
         if type(None) in typing.get_args(kind):
             (kind,) = [part for part in typing.get_args(kind) if part is not type(None)]
-        flag = "--" + (prefix + (declared.flag or one.name)).replace("_", "-")
+        flag = "--" + (prefix + (declared.named or one.name)).replace("_", "-")
         yield _Field(one.name, kind, one.default, declared, flag, prefix + one.name)
 
 
@@ -173,23 +345,23 @@ def _given(options: Type[Any], arguments: argparse.Namespace, prefix: str) -> Li
     ]
 
 
-def check_ranges(options: Any, prefix: str = "") -> None:
+def check_ranges(options: Any, prefix: str = "", config: Optional[Type[Any]] = None) -> None:
     """Refuse values outside the declared ranges, in groups too.
+
+    Args:
+        options: the values.
+        prefix: of the flags' names.
+        config: the dataclass that declares them, if ``options`` is a namespace.
 
     Raises:
         ConfigurationError: the first such value.
     """
-    for one in _fields(type(options), prefix):
-        value, declared = getattr(options, one.name), one.declared
+    for one in _fields(config or type(options), prefix):
+        value = getattr(options, one.name)
         if value is None:
             continue
         if is_dataclass(one.kind):
             check_ranges(value, f"{one.dest}_")
-        if declared.at_least is not None and value < declared.at_least:
-            raise ConfigurationError(
-                f"{one.flag} to be at least {declared.at_least}", str(value), "Correct it."
-            )
-        if declared.below is not None and value >= declared.below:
-            raise ConfigurationError(
-                f"{one.flag} to be below {declared.below}", str(value), "Correct it."
-            )
+            continue
+        with arguments_as_flags(value=one.flag):
+            dataclasses.replace(one.declared, type=one.kind).check(value)

@@ -18,7 +18,7 @@ from spectral_fairseq.options import (
 @dataclass
 class Cache:
     window: int = option(9, "words", metavar="W", at_least=1)
-    weight: float = option(0.5, "share of 50 %", flag="lambda")
+    weight: float = option(0.5, "share of 50 %", named="lambda")
 
 
 @dataclass
@@ -72,9 +72,9 @@ def test_values_of_another_type(argv, capsys):
 @pytest.mark.parametrize(
     "argv, message",
     [
-        (("--seed", "-1"), "--seed to be at least 0; found -1"),
-        (("--seed", "100"), "below 100"),
-        (("--cache-window", "0"), "--cache-window to be at least 1"),
+        (("--seed", "-1"), "--seed to be a whole number >= 0 and < 100; found -1"),
+        (("--seed", "100"), "< 100; found 100"),
+        (("--cache-window", "0"), "--cache-window to be a whole number >= 1"),
     ],
 )
 def test_ranges(argv, message):

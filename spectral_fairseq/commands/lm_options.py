@@ -40,7 +40,7 @@ class CacheOptions:
     weight: Optional[float] = option(
         None,
         f"weight of the cache in the mixture, in [0, 1) (default: {PUBLISHED_CACHE[1]:g})",
-        flag="lambda",
+        named="lambda",
         metavar="LAMBDA",
     )
 
@@ -115,27 +115,27 @@ class TuneOptions:
     cache_thetas: Optional[Tuple[float, ...]] = option(
         None,
         "grid of theta (default: --cache-theta where given, otherwise 0.1 to 1.3)",
-        flag="cache_theta",
+        named="cache_theta",
         metavar="A,B,...",
     )
     cache_weights: Optional[Tuple[float, ...]] = option(
         None,
         "grid of lambda (default: --cache-lambda where given, otherwise 0.02 to 0.4)",
-        flag="cache_lambda",
+        named="cache_lambda",
         metavar="A,B,...",
     )
     dynamic_rates: Optional[Tuple[float, ...]] = option(
         None,
         "grid of eta (default: --dynamic-rate where given, otherwise the authors' 6 values, "
         "scaled by SEGMENT/5)",
-        flag="dynamic_rate",
+        named="dynamic_rate",
         metavar="A,B,...",
     )
     dynamic_decays: Optional[Tuple[float, ...]] = option(
         None,
         "grid of lambda (default: --dynamic-decay where given, otherwise the authors' 4 values, "
         "scaled by SEGMENT/5)",
-        flag="dynamic_decay",
+        named="dynamic_decay",
         metavar="A,B,...",
     )
 
@@ -144,7 +144,7 @@ class TuneOptions:
 class Options:
     """What decides the figures; part of every signature."""
 
-    subset: str = option(VALIDATION, "split to evaluate", flag="gen_subset", metavar="NAME")
+    subset: str = option(VALIDATION, "split to evaluate", named="gen_subset", metavar="NAME")
     streams: int = option(
         1, "contiguous parts that a stateful model reads side by side", metavar="B", at_least=1
     )
@@ -163,7 +163,7 @@ class Options:
     overrides: str = option(
         "{}",
         "settings of the checkpoint to replace, such as \"{'mem_len': 640}\"",
-        flag="model_overrides",
+        named="model_overrides",
         metavar="DICT",
     )
     cpu: bool = option(False, "do not use a GPU")

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.option import Option
 from spectral_fairseq.embeddings.table import FactoredEmbedding, TableSpec, hook
 from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.options import Option
 
 # Lower bound on sigma_max, to avoid division by zero.
 TINY = 1e-20
@@ -51,10 +51,10 @@ class SpectralNormEmbedding(FactoredEmbedding):
     numbers = ("largest",)
     options = (
         Option(
-            "scale",
             "spectral_norm_scale",
             1.0,
             "c: the largest singular value of a spectral-norm table; 1 in the paper",
+            argument="scale",
         ),
     )
 

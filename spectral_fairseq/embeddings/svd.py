@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.option import Option
 from spectral_fairseq.embeddings.table import FactoredEmbedding, FactorMeasures, TableSpec, hook
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.products import full_float32
@@ -27,6 +26,7 @@ from spectral_fairseq.functional.spectrum_penalties import (
     prior_spectrum,
     spectral_defect,
 )
+from spectral_fairseq.options import Option
 
 # Note [Scales of the factors]
 # ----------------------------
@@ -94,32 +94,32 @@ class SVDEmbedding(FactoredEmbedding):
     undecayed = ("U", "V")
     options = (
         Option(
-            "prior",
             "spectrum_prior",
             "exponential",
             "decay of the prior singular values of an SVD table",
             choices=PRIORS,
+            argument="prior",
         ),
         Option(
-            "c1",
             "spectrum_c1",
             "auto",
             "c1: scale of an SVD table's prior, a positive number, or 'auto' to keep the Frobenius "
             "norm that the table starts with",
             parse=parse_c1,
+            argument="c1",
         ),
         Option(
-            "c2",
             "spectrum_c2",
             0.0005,
             "c2 of an SVD table's exponential prior c1 exp(-c2 k^gamma)",
+            argument="c2",
         ),
         Option(
-            "gamma",
             "spectrum_gamma",
             None,
             "gamma of an SVD table's prior; 1 for exponential and 0.5 for polynomial if unset",
             type=Optional[float],
+            argument="gamma",
         ),
     )
 

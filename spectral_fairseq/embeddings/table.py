@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.option import Option
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.functional.products import row_norms
 from spectral_fairseq.functional.spectra import gram, singular_values
+from spectral_fairseq.options import Option
 
 # No "from __future__ import annotations" here: TorchScript reads the annotations.
 

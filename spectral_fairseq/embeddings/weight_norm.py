@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.option import Option
 from spectral_fairseq.embeddings.table import FactoredEmbedding, TableSpec, hook
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.row_penalties import smoothed_log_counts
+from spectral_fairseq.options import Option
 
 # Lower bound on ||v||, to avoid division by zero.
 MIN_LENGTH = 1e-12
@@ -68,30 +68,30 @@ class WeightNormEmbedding(FactoredEmbedding):
     starts_from_counts = True
     options = (
         Option(
-            "sigma",
             "weight_norm_init_sigma",
             0.5,
             "sigma: a weight-norm table's vectors start with length sigma log(count); 0.1 unless "
             "given in a Transformer and a Transformer-XL, and the paper's 0.5 elsewhere",
+            argument="sigma",
         ),
         Option(
-            "init_range",
             "weight_norm_init_range",
             0.1,
             "r: initial directions of a weight-norm table are drawn uniformly from [-r, r]",
+            argument="init_range",
         ),
         Option(
-            "gamma",
             "weight_norm_gradient_scale",
             0.1,
             "gamma: factor that the gradient of a weight-norm table's lengths has fallen to after "
             "tau epochs; Adam divides such a factor out again unless it is 0",
+            argument="gamma",
         ),
         Option(
-            "tau",
             "weight_norm_gradient_epochs",
             100.0,
             "tau: epochs over which the gradient of a weight-norm table's lengths falls linearly",
+            argument="tau",
         ),
     )
 

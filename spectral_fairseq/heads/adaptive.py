@@ -12,7 +12,6 @@ from typing import Any, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.option import Option
 from spectral_fairseq.embeddings.table import Table
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.adaptive_loss import (
@@ -22,6 +21,7 @@ from spectral_fairseq.functional.adaptive_loss import (
 )
 from spectral_fairseq.functional.blocks import without_ignored
 from spectral_fairseq.heads.head import Head, HeadSpec
+from spectral_fairseq.options import Option
 
 # Of Transformer-XL on WikiText-103.
 PUBLISHED_CUTOFFS = "20000,40000,200000"
@@ -64,13 +64,13 @@ class AdaptiveSoftmaxHead(Head):
     summary = "an adaptive softmax"
     options = (
         Option(
-            "cutoffs",
             "adaptive_softmax_cutoff",
             None,
             "first word of each cluster of the adaptive softmax, comma separated; "
             f"{PUBLISHED_CUTOFFS} for a softmax head if unset, '' for a full softmax",
             type=Optional[str],
             parse=parse_cutoffs,
+            argument="cutoffs",
         ),
     )
     # The clusters exist so that nobody computes the scores of all words for all tokens.

@@ -5,7 +5,6 @@ from typing import Any, ClassVar, Dict, NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.option import Option
 from spectral_fairseq.embeddings.table import Table
 from spectral_fairseq.functional.products import row_norms
 from spectral_fairseq.functional.softmax_loss import (
@@ -16,6 +15,7 @@ from spectral_fairseq.functional.softmax_loss import (
     sigsoftmax_cross_entropy,
     sigsoftmax_scores,
 )
+from spectral_fairseq.options import Option
 
 # No "from __future__ import annotations" here: TorchScript reads the annotations.
 

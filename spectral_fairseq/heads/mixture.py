@@ -25,7 +25,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.jit import Final
 
-from spectral_fairseq.embeddings.option import Option
 from spectral_fairseq.embeddings.table import Table
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.blocks import without_ignored
@@ -45,6 +44,7 @@ from spectral_fairseq.functional.softmax_loss import (
     blockwise_cross_entropy,
 )
 from spectral_fairseq.heads.head import Head, HeadSpec
+from spectral_fairseq.options import Option
 
 logger = logging.getLogger(__name__)
 
@@ -71,23 +71,23 @@ class MixtureHead(Head):
 
     options = (
         Option(
-            "components",
             "mixture_components",
             15,
             "K: number of experts of a mixture output head",
+            argument="components",
         ),
         Option(
-            "dropout",
             "mixture_dropout",
             0.0,
             "dropout of a mixture's contexts, with a mask for each expert",
+            argument="dropout",
         ),
         Option(
-            "context_scale",
             "mixture_context_scale",
             1.0,
             "s of a mixture's contexts s tanh(.); the paper's is 1, and a Transformer learns much "
             "faster with 4",
+            argument="context_scale",
         ),
     )
     any_width = True

@@ -23,11 +23,11 @@ from spectral_fairseq.functional.cosines import mean_cosine
 from spectral_fairseq.functional.ranks import spectrum_measures
 from spectral_fairseq.functional.softmax_loss import smoothing_weights
 from spectral_fairseq.functional.spectra import singular_values_of_gram, table_gram
+from spectral_fairseq.options import Option, read_options, retired
 from spectral_fairseq.plugin import likelihood
-from spectral_fairseq.plugin.flags import Flag, finite_nonnegative, read_flags, retired, with_flags
 from spectral_fairseq.plugin.likelihood.gradients import WordMemory
 from spectral_fairseq.plugin.models.find import decoder_of, has_svd_table, head_of, is_trained
-from spectral_fairseq.plugin.models.registry import with_defaults
+from spectral_fairseq.plugin.models.registry import with_defaults, with_options
 from spectral_fairseq.plugin.penalties import objective
 from spectral_fairseq.plugin.penalties.catalogue import reported_terms
 from spectral_fairseq.plugin.penalties.objective import log_terms, reduce_terms
@@ -72,12 +72,12 @@ class IgnoredPrefix:
 # Measures of the output table's spectrum in the validation logs.
 
 
-LOG_SPECTRUM_INTERVAL = Flag(
+LOG_SPECTRUM_INTERVAL = Option(
     "log_spectrum_interval",
     0,
     "log measures of the output table's spectrum in validation, whenever that many updates have "
     "passed since the last time; 0 for never",
-    finite_nonnegative,
+    at_least=0,
 )
 
 # The number of workers that measured their table. All tables are equal, so sums are divided by it.
@@ -111,12 +111,12 @@ class SpectrumLog:
             ConfigurationError: there is nothing to measure.
         """
         if self.interval:
-            with arguments_as_flags(weight=LOG_SPECTRUM_INTERVAL.option):
+            with arguments_as_flags(weight=LOG_SPECTRUM_INTERVAL.flag):
                 view.get(output_table)
             if not is_trained(view.module, view.words.rows):
                 logger.warning(
                     "%s measures an output table that is not trained: its measures stay the same",
-                    LOG_SPECTRUM_INTERVAL.option,
+                    LOG_SPECTRUM_INTERVAL.flag,
                 )
 
     def check_metric(self, name: str) -> None:
@@ -131,13 +131,13 @@ class SpectrumLog:
         """
         if name.startswith(_PREFIX) and name not in _NAMES:
             raise ConfigurationError(
-                f"a measure of {LOG_SPECTRUM_INTERVAL.option} for --best-checkpoint-metric: "
+                f"a measure of {LOG_SPECTRUM_INTERVAL.flag} for --best-checkpoint-metric: "
                 + ", ".join(_NAMES),
                 name,
                 "Choose one of them.",
             )
         if name.startswith(_PREFIX) and self.interval != 1:
-            found = f"{LOG_SPECTRUM_INTERVAL.option} {self.interval}"
+            found = f"{LOG_SPECTRUM_INTERVAL.flag} {self.interval}"
             raise refusals.CHECKPOINT_METRIC.error(found, f"--best-checkpoint-metric {name}")
 
     @torch.no_grad()
@@ -187,7 +187,7 @@ RETIRED = (
     retired("input_gradient_scale", 1.0, "scaling the gradient of the look-ups showed no gain"),
 )
 
-PenalisedCriterionConfig = with_flags(
+PenalisedCriterionConfig = with_options(
     LabelSmoothedCrossEntropyCriterionConfig,
     "PenalisedCriterionConfig",
     (
@@ -225,7 +225,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         self._renewable = True
         self._complete(has_svd=True)
         self._likelihood_options = likelihood.read_options(cfg)
-        read_flags(RETIRED, cfg)
+        read_options(RETIRED, cfg)
         self.word_memory = WordMemory(
             len(task.target_dictionary),
             self._likelihood_options.gradient_gating_memory,
@@ -284,7 +284,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         }
         if has_svd_table(model) or self.table_control.reads_prior:
             for flag in prior.FLAGS:  # which a penalty is not alone to read
-                idle.pop(flag.option, None)
+                idle.pop(flag.flag, None)
         for option, needed in idle.items():
             logger.warning("%s has no effect without %s", option, needed)
         for one in model.models.values() if isinstance(model, FairseqMultiModel) else (model,):

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from spectral_fairseq.embeddings import TABLES, FactoredEmbedding, TableSpec
-from spectral_fairseq.embeddings.option import arguments
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.heads.head import SoftmaxHead
+from spectral_fairseq.options import arguments
 
 PAD, FILLERS = 1, (35, 36)
 COUNTS = [1, 1, 1, 1] + [3000 // k for k in range(1, 32)] + [0, 0]
@@ -55,7 +55,7 @@ def test_the_declared_entries_are_what_is_stored(kind):
 @every_kind
 def test_the_declared_options_are_arguments_with_the_same_defaults(kind):
     parameters = inspect.signature(kind).parameters
-    given = arguments(kind.options, type("Config", (), {o.field: o.default for o in kind.options}))
+    given = arguments(kind.options, type("Config", (), {o.name: o.default for o in kind.options}))
     for option in kind.options:
         assert parameters[option.argument].default == given[option.argument]
         assert not option.choices or option.default in option.choices

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from spectral_fairseq import embeddings, heads
-from spectral_fairseq.embeddings.option import Option
+from spectral_fairseq.options import Option
 
 
 class ScaledEmbedding(embeddings.FactoredEmbedding):

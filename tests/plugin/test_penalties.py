@@ -11,7 +11,6 @@ from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.cosines import mean_cosine
 from spectral_fairseq.plugin.criterion import PRESETS
-from spectral_fairseq.plugin.flags import finite_nonnegative
 from spectral_fairseq.plugin.models.find import output_table
 from spectral_fairseq.plugin.models.tables import uncounted_rows
 from spectral_fairseq.plugin.penalties.catalogue import PENALTIES, WEIGHT_NORM
@@ -317,7 +316,7 @@ def test_half_precision_parameters_give_float32_penalties(task):
 @pytest.mark.parametrize(
     "flag",
     [
-        *(flag.name for flag in FLAGS if flag.parse is finite_nonnegative),
+        *(flag.name for flag in FLAGS if flag.at_least == 0),
         "adversarial_epsilon",
         "label_smoothing",
     ],

@@ -120,10 +120,10 @@ def test_checkpoints_are_not_chosen_by_a_measure_that_is_missing_at_times(interv
 @pytest.mark.parametrize("flag", RETIRED, ids=lambda flag: flag.name)
 def test_a_flag_that_is_gone_does_nothing_at_its_old_default_and_is_refused_otherwise(task, flag):
     build_criterion(task, **{flag.name: flag.default})
-    with pytest.raises(ConfigurationError, match=f"{flag.option} to be absent.*removed"):
+    with pytest.raises(ConfigurationError, match=f"{flag.flag} to be absent.*removed"):
         build_criterion(task, **{flag.name: 0.5})
     listed = [one.name for flags in flag_sections().values() for one in flags]
-    assert "--cosreg-weight" in listed and flag.option not in listed
+    assert "--cosreg-weight" in listed and flag.flag not in listed
 
 
 TABLE_FLAGS = [

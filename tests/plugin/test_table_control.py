@@ -272,7 +272,7 @@ def test_the_preset_does_what_suits_the_table(task):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ({"spectrum_decay": 1.5}, "--spectrum-decay to be a number from 0 to 1"),
+        ({"spectrum_decay": 1.5}, "--spectrum-decay to be a finite number >= 0 and <= 1"),
         ({"spectrum_decay": -0.1}, "--spectrum-decay"),
         ({"spectrum_decay": float("nan")}, "--spectrum-decay"),
         ({"table_centering": 2.0}, "--table-centering"),

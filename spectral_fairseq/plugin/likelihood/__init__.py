@@ -6,8 +6,8 @@ from typing import Any, Dict
 
 from torch import nn
 
+from spectral_fairseq import options as declared
 from spectral_fairseq import refusals
-from spectral_fairseq.plugin.flags import given, read_flags
 from spectral_fairseq.plugin.likelihood.adversarial import (
     ADVERSARIAL_EPSILON,
     Adversarial,
@@ -50,8 +50,8 @@ def read_options(cfg: Any) -> Any:
     Raises:
         ConfigurationError: a value outside its range, or flags that exclude each other.
     """
-    options = read_flags(FLAGS, cfg)
-    used = [flag.option for flag in EXCLUSIVE if getattr(options, flag.name)]
+    options = declared.read_options(FLAGS, cfg)
+    used = [one.flag for one in EXCLUSIVE if getattr(options, one.name)]
     if len(used) > 1:
         raise refusals.SEVERAL_METHODS.error(" and ".join(used))
     if options.gradient_gating and options.blockwise_loss:
@@ -63,10 +63,10 @@ def idle_flags(options: Any, model: nn.Module) -> Dict[str, str]:
     """Flags that were given and have no effect -> what they would need."""
     idle = {}
     if options.rdrop_weight and not _drops(model):
-        idle[RDROP_WEIGHT.option] = "dropout, by which its two passes differ"
+        idle[RDROP_WEIGHT.flag] = "dropout, by which its two passes differ"
     for flag, needed in ((SIMCUT_CUTOFF, SIMCUT_WEIGHT), (GRADIENT_GATING_MEMORY, GRADIENT_GATING)):
         if not getattr(options, needed.name):
-            idle.update(dict.fromkeys(given([flag], options), needed.option))
+            idle.update(dict.fromkeys(declared.given([flag], options), needed.flag))
     return idle
 
 

@@ -24,7 +24,7 @@ from spectral_fairseq.functional.softmax_loss import (
     unperturbed_loss,
 )
 from spectral_fairseq.heads.head import Head
-from spectral_fairseq.plugin.flags import weight_flag
+from spectral_fairseq.options import weight_option
 from spectral_fairseq.plugin.likelihood.base import (
     Likelihood,
     LikelihoodTerm,
@@ -39,7 +39,7 @@ from spectral_fairseq.plugin.models.find import (
     table_module,
 )
 
-ADVERSARIAL_EPSILON = weight_flag(
+ADVERSARIAL_EPSILON = weight_option(
     "adversarial_epsilon", "in training a target's logit loses epsilon ||w_y|| ||h||"
 )
 
@@ -124,7 +124,7 @@ class Adversarial(LikelihoodTerm):
         table = table_module(model)
         if table is not None:
             return table
-        with arguments_as_flags(weight=ADVERSARIAL_EPSILON.option):
+        with arguments_as_flags(weight=ADVERSARIAL_EPSILON.flag):
             return output_table(model, self.criterion.penalties.view(model).words.rows)
 
 

@@ -12,7 +12,7 @@ from spectral_fairseq.errors import arguments_as_flags
 from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy
 from spectral_fairseq.heads import SoftmaxHead
 from spectral_fairseq.heads.head import Head
-from spectral_fairseq.plugin.flags import Flag
+from spectral_fairseq.options import Option
 from spectral_fairseq.plugin.likelihood.base import (
     FullScores,
     Likelihood,
@@ -24,7 +24,7 @@ from spectral_fairseq.plugin.models.find import head_of, output_table, softmax_o
 
 logger = logging.getLogger(__name__)
 
-BLOCKWISE_LOSS = Flag(
+BLOCKWISE_LOSS = Option(
     "blockwise_loss",
     False,
     "in training compute a softmax's loss block by block, without holding tokens x words; equal "
@@ -94,7 +94,7 @@ class Blockwise(FullScores):
         if getattr(head, "own_loss", False) or isinstance(head, SoftmaxHead):
             return head.loss
         num_words = self.criterion.penalties.view(model).words.rows
-        with arguments_as_flags(weight=BLOCKWISE_LOSS.option):
+        with arguments_as_flags(weight=BLOCKWISE_LOSS.flag):
             output_table(model, num_words)
 
         def loss(features: Tensor, targets: Tensor, eps: float, ignore_index: int) -> Any:

@@ -26,7 +26,7 @@ from spectral_fairseq.functional.consistency_loss import (
     consistency_cross_entropy,
     dense_consistency,
 )
-from spectral_fairseq.plugin.flags import Flag, checked, finite_nonnegative
+from spectral_fairseq.options import Option
 from spectral_fairseq.plugin.likelihood.base import (
     Likelihood,
     LikelihoodTerm,
@@ -80,25 +80,26 @@ def every_second_row_cut(model: nn.Module, probability: float, padding_idx: int)
             hook.remove()
 
 
-RDROP_WEIGHT = Flag(
+RDROP_WEIGHT = Option(
     "rdrop_weight",
     0.0,
     "alpha of R-Drop: in training run each sentence twice, and penalise the divergence of the two "
     "distributions",
-    finite_nonnegative,
+    at_least=0,
 )
-SIMCUT_WEIGHT = Flag(
+SIMCUT_WEIGHT = Option(
     "simcut_weight",
     0.0,
     "alpha of SimCut: in training run each sentence a second time with some embeddings set to "
     "zero, and penalise the divergence of the two distributions",
-    finite_nonnegative,
+    at_least=0,
 )
-SIMCUT_CUTOFF = Flag(
+SIMCUT_CUTOFF = Option(
     "simcut_cutoff",
     0.05,
     "probability of SimCut that the embedding of a position is set to zero",
-    checked("between 0 and 1", lambda value: 0 < value < 1),
+    above=0,
+    below=1,
 )
 
 
@@ -118,7 +119,7 @@ class Consistency(LikelihoodTerm):
         self.symmetric = options.rdrop_weight > 0
         self.weight = options.rdrop_weight / 2 if self.symmetric else options.simcut_weight
         self.cutoff = options.simcut_cutoff
-        self.flag = (RDROP_WEIGHT if self.symmetric else SIMCUT_WEIGHT).option
+        self.flag = (RDROP_WEIGHT if self.symmetric else SIMCUT_WEIGHT).flag
 
     def check(self, model: nn.Module) -> None:
         """See the base class.

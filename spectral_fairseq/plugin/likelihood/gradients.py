@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq import refusals
 from spectral_fairseq.functional.gradients import Gates, gated_scores, gates_of_counts
-from spectral_fairseq.plugin.flags import Flag, checked, finite_nonnegative
+from spectral_fairseq.options import Option
 from spectral_fairseq.plugin.likelihood.base import (
     FullScores,
     Likelihood,
@@ -76,7 +76,7 @@ class WordMemory:
             raise refusals.SEVERAL_DICTIONARIES.error(
                 f"a target with the index {len(counts) - 1} beside a dictionary of {self._rows} "
                 "words: the task has several",
-                GRADIENT_GATING.option,
+                GRADIENT_GATING.flag,
             )
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             distributed.all_reduce(counts, group=distributed.get_data_parallel_group())
@@ -121,20 +121,20 @@ class WordMemory:
             self.total[words.long()] += counts
 
 
-GRADIENT_GATING = Flag(
+GRADIENT_GATING = Option(
     "gradient_gating",
     0.0,
     "alpha of adaptive gradient gating: words with fewer targets than this in an update are rare, "
     "and the gradients that push their output vectors away are scaled down; the paper has 0.02 "
     "and 0.03",
-    finite_nonnegative,
+    at_least=0,
 )
-GRADIENT_GATING_MEMORY = Flag(
+GRADIENT_GATING_MEMORY = Option(
     "gradient_gating_memory",
     1000,
     "K of adaptive gradient gating: number of updates over which words are counted; the paper "
     "counts over the updates of an epoch",
-    checked("of at least 1", lambda value: value >= 1),
+    at_least=1,
 )
 
 
@@ -162,7 +162,7 @@ class GradientGating(FullScores):
             raise refusals.GATING.error(type(head).__name__)
         check_output_layer(model)
         num_words = self.criterion.penalties.view(model).words.rows
-        check_trained(model, num_words, GRADIENT_GATING.option)
+        check_trained(model, num_words, GRADIENT_GATING.flag)
 
     def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
         """See the base class."""

@@ -9,7 +9,7 @@ examples/lm_wikitext2.
 
 # No "from __future__ import annotations" here: fairseq and omegaconf read the field types.
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Dict, Optional, Tuple
 
 import torch
@@ -24,7 +24,7 @@ from spectral_fairseq.functional.row_penalties import (
 )
 from spectral_fairseq.heads import Head, HeadSpec
 from spectral_fairseq.lm.awd_lstm import AWDLSTM, TIME, Carry, detached
-from spectral_fairseq.plugin.flags import finite_nonnegative
+from spectral_fairseq.options import check_ranges, option
 from spectral_fairseq.plugin.models.registry import (
     SpectralOptions,
     flags_of,
@@ -53,43 +53,23 @@ ARGUMENT_FLAGS = {
 class AWDLSTMConfig(SpectralOptions):
     """Sizes, dropouts and activation regularisation of an AWD-LSTM; defaults as for WikiText-2."""
 
-    decoder_embed_dim: int = field(default=400, metadata={"help": "d: width of the tables"})
-    decoder_hidden_size: int = field(
-        default=1150, metadata={"help": "width of every LSTM layer but the last"}
+    decoder_embed_dim: int = option(400, "d: width of the tables")
+    decoder_hidden_size: int = option(1150, "width of every LSTM layer but the last")
+    decoder_last_hidden_size: Optional[int] = option(
+        None, "width of the last LSTM layer; a softmax needs d, which is used if unset"
     )
-    decoder_last_hidden_size: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "width of the last LSTM layer; a softmax needs d, which is used if unset"
-        },
+    decoder_layers: int = option(3, "number of LSTM layers")
+    untied_output: bool = option(False, "give the output layer a table of its own")
+    dropout: float = option(0.4, "dropout on the last layer's outputs, with one mask for all times")
+    input_dropout: float = option(0.65, "dropout on embedded words, with one mask for all times")
+    hidden_dropout: float = option(0.2, "dropout between layers, with one mask for all times")
+    word_dropout: float = option(0.1, "probability that a word type is dropped from the look-up")
+    weight_drop: float = option(0.5, "dropout on the hidden-to-hidden matrices (DropConnect)")
+    activation_regularization: float = option(
+        2.0, "alpha: weight of the mean square of the outputs after dropout (AR)", at_least=0
     )
-    decoder_layers: int = field(default=3, metadata={"help": "number of LSTM layers"})
-    untied_output: bool = field(
-        default=False, metadata={"help": "give the output layer a table of its own"}
-    )
-    dropout: float = field(
-        default=0.4,
-        metadata={"help": "dropout on the last layer's outputs, with one mask for all times"},
-    )
-    input_dropout: float = field(
-        default=0.65, metadata={"help": "dropout on embedded words, with one mask for all times"}
-    )
-    hidden_dropout: float = field(
-        default=0.2, metadata={"help": "dropout between layers, with one mask for all times"}
-    )
-    word_dropout: float = field(
-        default=0.1, metadata={"help": "probability that a word type is dropped from the look-up"}
-    )
-    weight_drop: float = field(
-        default=0.5, metadata={"help": "dropout on the hidden-to-hidden matrices (DropConnect)"}
-    )
-    activation_regularization: float = field(
-        default=2.0,
-        metadata={"help": "alpha: weight of the mean square of the outputs after dropout (AR)"},
-    )
-    temporal_activation_regularization: float = field(
-        default=1.0,
-        metadata={"help": "beta: weight of the mean square of the outputs' changes in time (TAR)"},
+    temporal_activation_regularization: float = option(
+        1.0, "beta: weight of the mean square of the outputs' changes in time (TAR)", at_least=0
     )
 
 
@@ -187,10 +167,9 @@ class AWDLSTMLanguageModel(FairseqLanguageModel):
         if not shared:
             table = build_table(options, dictionary, dim, init_range=INIT_RANGE)
         head = build_head(options, dictionary, HeadSpec(last, bias=True, locked_dim=TIME), table)
-        with arguments_as_flags(value="--activation-regularization"):
-            alpha = finite_nonnegative(options.activation_regularization)
-        with arguments_as_flags(value="--temporal-activation-regularization"):
-            beta = finite_nonnegative(options.temporal_activation_regularization)
+        check_ranges(options, config=AWDLSTMConfig)
+        alpha = options.activation_regularization
+        beta = options.temporal_activation_regularization
         return cls(AWDLSTMDecoder(dictionary, network, head, alpha, beta))
 
     def warn_of_other_criterion(self, name: str) -> None:

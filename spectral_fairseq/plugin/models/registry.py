@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from argparse import Namespace
 from types import MappingProxyType
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Sequence, Tuple, Type, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Tuple, Type, Union
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass, merge_with_parent
@@ -16,39 +16,40 @@ from omegaconf import II, DictConfig, OmegaConf, open_dict
 
 from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import TABLES, PlainEmbedding, SVDEmbedding, Table
-from spectral_fairseq.embeddings.option import Option
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.heads import HEADS, Head, SoftmaxHead
+from spectral_fairseq.options import Option
 
 logger = logging.getLogger(__name__)
 
 EMBEDDING_TABLES = ("output", "all")
 
-NamedField = Tuple[str, Any, Any]
-"""Name, type and default of a field, as ``dataclasses.make_dataclass`` takes them."""
+
+def _options_of(kinds: Iterable[Union[Type[Table], Type[Head]]]) -> List[Option]:
+    """The options of any of the kinds, each once if several kinds share it."""
+    return list({one.name: one for kind in kinds for one in kind.options}.values())
 
 
-def option_field(option: Option) -> Any:
-    """The default of a dataclass field for an option."""
-    return dataclasses.field(default=option.default, metadata={"help": option.help})
+def with_options(
+    config: Type[FairseqDataclass], name: str, options: Iterable[Option], doc: str
+) -> Any:
+    """A subclass of a configuration that has a field for each option.
 
-
-def _choice_field(name: str, choices: Sequence[str], text: str) -> NamedField:
-    field = dataclasses.field(default=choices[0], metadata={"help": text})
-    return name, ChoiceEnum(choices), field
-
-
-def _option_fields(kinds: Iterable[Union[Type[Table], Type[Head]]]) -> List[NamedField]:
-    """A field for each option of any of the kinds, once if several kinds share it."""
-    options = {option.field: option for kind in kinds for option in kind.options}
-    return [(name, field_type(option), option_field(option)) for name, option in options.items()]
-
-
-def field_type(option: Option) -> Any:
-    """The type of a dataclass field for an option."""
-    if option.choices:
-        return ChoiceEnum(option.choices)
-    return option.type or type(option.default)
+    Args:
+        config: the dataclass to extend.
+        name: the name of the new class.
+        options: become fields in this order.
+        doc: docstring of the new class.
+    """
+    fields = [
+        (
+            one.name,
+            ChoiceEnum(one.choices) if one.choices else one.type or type(one.default),
+            one.field,
+        )
+        for one in options
+    ]
+    return dataclasses.make_dataclass(name, fields, bases=(config,), namespace={"__doc__": doc})
 
 
 def _one_of(kinds: Iterable[Union[Type[Table], Type[Head]]]) -> str:
@@ -56,33 +57,33 @@ def _one_of(kinds: Iterable[Union[Type[Table], Type[Head]]]) -> str:
     return f"{', '.join(others)}, or {last}"
 
 
-SpectralOptions: Any = dataclasses.make_dataclass(
+SpectralOptions: Any = with_options(
+    FairseqDataclass,
     "SpectralOptions",
     [
-        _choice_field(
+        Option(
             "embedding_type",
-            [kind.kind for kind in TABLES],
+            TABLES[0].kind,
             f"parameterisation of the embedding table: {_one_of(TABLES)}",
+            choices=[kind.kind for kind in TABLES],
         ),
-        _choice_field(
+        Option(
             "embedding_tables",
-            EMBEDDING_TABLES,
+            EMBEDDING_TABLES[0],
             "which tables --embedding-type applies to: the one that the softmax uses, with "
             "whatever shares it, or all of them",
+            choices=EMBEDDING_TABLES,
         ),
-        *_option_fields(TABLES),
-        _choice_field(
+        *_options_of(TABLES),
+        Option(
             "output_head",
-            [kind.kind for kind in HEADS],
+            HEADS[0].kind,
             f"output layer of the decoder: {_one_of(HEADS)}",
+            choices=[kind.kind for kind in HEADS],
         ),
-        *_option_fields(HEADS),
+        *_options_of(HEADS),
     ],
-    bases=(FairseqDataclass,),
-    namespace={
-        "__doc__": "The options of all tables and heads; an architecture is a preset of them.",
-        "__module__": __name__,
-    },
+    "The options of all tables and heads; an architecture is a preset of them.",
 )
 
 
@@ -141,15 +142,15 @@ def warn_of_idle_options(model: Any, config: Any) -> None:
         }
     )
     chosen = (table_kind(options), head_kind(options))
-    used = {option.field for kind in chosen for option in kind.options}
+    used = {option.name for kind in chosen for option in kind.options}
     # The criterions read the prior of a table that is no SVD table.
-    used |= {option.field for option in SVDEmbedding.options}
+    used |= {option.name for option in SVDEmbedding.options}
     idle = {
         option.flag
         for options_of_kind in (kind.options for kinds in (TABLES, HEADS) for kind in kinds)
         for option in options_of_kind
-        if option.field not in used
-        and str(getattr(options, option.field)) != str(getattr(defaults, option.field))
+        if option.name not in used
+        and str(getattr(options, option.name)) != str(getattr(defaults, option.name))
     }
     if table_kind(options) is PlainEmbedding and str(options.embedding_tables) == "all":
         idle.add("--embedding-tables")

@@ -9,9 +9,9 @@ from torch import nn
 
 from spectral_fairseq.checkpoints.dictionary import FILLER
 from spectral_fairseq.embeddings import Table, TableSpec
-from spectral_fairseq.embeddings.option import arguments, flags_by_argument
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.heads import Head, HeadSpec
+from spectral_fairseq.options import arguments, flags_by_argument
 from spectral_fairseq.plugin.counts import counts_for_new_table
 from spectral_fairseq.plugin.models.registry import head_kind, table_kind
 

@@ -1,7 +1,7 @@
 """Translation architectures: fairseq's Transformer with controlled embeddings."""
 
 # No "from __future__ import annotations" here: fairseq and omegaconf read the field types.
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Dict, Optional
 
 from fairseq.models import transformer_lm
@@ -17,6 +17,7 @@ from torch import nn
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.heads import HeadSpec
+from spectral_fairseq.options import option
 from spectral_fairseq.plugin.models.registry import (
     IN_A_TRANSFORMER,
     FillSizes,
@@ -137,13 +138,13 @@ class SpectralTransformerLMConfig(SpectralOptions, transformer_lm.TransformerLan
     512 dimensions whatever ``decoder_embed_dim`` is, except under a named ``--arch``.
     """
 
-    decoder_input_dim: int = field(
-        default=II("model.decoder_embed_dim"),
-        metadata={"help": "width of the table of look-ups; --decoder-embed-dim if unset"},
+    decoder_input_dim: int = option(
+        II("model.decoder_embed_dim"),
+        "width of the table of look-ups; --decoder-embed-dim if unset",
     )
-    decoder_output_dim: int = field(
-        default=II("model.decoder_embed_dim"),
-        metadata={"help": "width of the output layer's table; --decoder-embed-dim if unset"},
+    decoder_output_dim: int = option(
+        II("model.decoder_embed_dim"),
+        "width of the output layer's table; --decoder-embed-dim if unset",
     )
 
 

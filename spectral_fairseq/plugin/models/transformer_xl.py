@@ -11,7 +11,7 @@ segment lengths belong to a recipe: see examples/lm_wikitext103.
 import logging
 import math
 from argparse import Namespace
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Dict, Optional, Tuple, Type
 
 from fairseq.models import FairseqLanguageModel
@@ -22,12 +22,12 @@ from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.heads import AdaptiveSoftmaxHead, Head, HeadSpec, SoftmaxHead
 from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.lm.transformer_xl import TransformerXL
+from spectral_fairseq.options import option
 from spectral_fairseq.plugin.models.registry import (
     IN_A_TRANSFORMER,
     SpectralOptions,
     flags_of,
     head_kind,
-    option_field,
     refuse_unsupported,
     register,
     to_namespace,
@@ -53,35 +53,21 @@ ARGUMENT_FLAGS = {
 class TransformerXLConfig(SpectralOptions):
     """Sizes, dropouts and memory of a Transformer-XL; defaults as for WikiText-103."""
 
-    decoder_embed_dim: int = field(
-        default=410, metadata={"help": "d: width of the table and of every layer"}
+    decoder_embed_dim: int = option(410, "d: width of the table and of every layer")
+    decoder_layers: int = option(16, "number of layers")
+    decoder_attention_heads: int = option(10, "number of attention heads")
+    decoder_head_dim: Optional[int] = option(None, "width of an attention head; d / heads if unset")
+    decoder_ffn_embed_dim: int = option(2100, "width of the feed-forward parts")
+    dropout: float = option(0.1, "dropout on embeddings, positions, layers and the output")
+    attention_dropout: float = option(0.0, "dropout on attention probabilities")
+    mem_len: int = option(150, "number of positions before a segment that are remembered")
+    clamp_len: int = option(
+        0, "encode greater distances between positions as this one; 0 for no limit"
     )
-    decoder_layers: int = field(default=16, metadata={"help": "number of layers"})
-    decoder_attention_heads: int = field(default=10, metadata={"help": "number of attention heads"})
-    decoder_head_dim: Optional[int] = field(
-        default=None, metadata={"help": "width of an attention head; d / heads if unset"}
+    same_length: bool = option(
+        False, "let every position see exactly --mem-len positions, itself included"
     )
-    decoder_ffn_embed_dim: int = field(
-        default=2100, metadata={"help": "width of the feed-forward parts"}
-    )
-    dropout: float = field(
-        default=0.1, metadata={"help": "dropout on embeddings, positions, layers and the output"}
-    )
-    attention_dropout: float = field(
-        default=0.0, metadata={"help": "dropout on attention probabilities"}
-    )
-    mem_len: int = field(
-        default=150, metadata={"help": "number of positions before a segment that are remembered"}
-    )
-    clamp_len: int = field(
-        default=0,
-        metadata={"help": "encode greater distances between positions as this one; 0 for no limit"},
-    )
-    same_length: bool = field(
-        default=False,
-        metadata={"help": "let every position see exactly --mem-len positions, itself included"},
-    )
-    adaptive_softmax_cutoff: Optional[str] = option_field(AdaptiveSoftmaxHead.options[0])
+    adaptive_softmax_cutoff: Optional[str] = AdaptiveSoftmaxHead.options[0].field
 
 
 class TransformerXLDecoder(StatefulDecoder):

@@ -3,7 +3,7 @@
 # No "from __future__ import annotations" here: fairseq and omegaconf read the field types.
 import ast
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Tuple
 
 from fairseq.dataclass import FairseqDataclass
@@ -18,6 +18,7 @@ from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.lm.coupled_adam import CoupledAdam
+from spectral_fairseq.options import option
 from spectral_fairseq.plugin.models.find import OUTPUT_LAYERS
 
 
@@ -25,15 +26,9 @@ from spectral_fairseq.plugin.models.find import OUTPUT_LAYERS
 class CoupledAdamConfig(FairseqDataclass):
     """Flags of the optimiser: those of fairseq's ``adam`` that apply."""
 
-    adam_betas: Any = field(
-        default="(0.9, 0.999)", metadata={"help": "decay rates of the two moments"}
-    )
-    adam_eps: float = field(
-        default=1e-8, metadata={"help": "added to the root of the second moment"}
-    )
-    weight_decay: float = field(
-        default=0.0, metadata={"help": "weight decay, decoupled from the gradient"}
-    )
+    adam_betas: Any = option("(0.9, 0.999)", "decay rates of the two moments")
+    adam_eps: float = option(1e-8, "added to the root of the second moment")
+    weight_decay: float = option(0.0, "weight decay, decoupled from the gradient")
     lr: List[float] = II("optimization.lr")
 
 

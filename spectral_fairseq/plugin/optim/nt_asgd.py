@@ -3,7 +3,7 @@
 # No "from __future__ import annotations" here: fairseq and omegaconf read the field types.
 import functools
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional
 
 from fairseq.dataclass import FairseqDataclass
@@ -19,21 +19,18 @@ from spectral_fairseq.errors import (
     arguments_as_flags,
 )
 from spectral_fairseq.lm.averaged_sgd import AveragedSGD, NonMonotonicTrigger
+from spectral_fairseq.options import option
 
 
 @dataclass
 class NTASGDConfig(FairseqDataclass):
     """Flags of the optimiser; the paper trains with --lr 30 --weight-decay 1.2e-6."""
 
-    weight_decay: float = field(
-        default=0.0, metadata={"help": "weight decay (L2)", "argparse_alias": "--wd"}
-    )
-    nt_asgd_from_start: bool = field(
-        default=False,
-        metadata={
-            "help": "average from the first update on, without waiting for the validation loss "
-            "to stop improving: fine-tuning, with --finetune-from-model"
-        },
+    weight_decay: float = option(0.0, "weight decay (L2)", alias="--wd")
+    nt_asgd_from_start: bool = option(
+        False,
+        "average from the first update on, without waiting for the validation loss "
+        "to stop improving: fine-tuning, with --finetune-from-model",
     )
     lr: List[float] = II("optimization.lr")
 
@@ -132,24 +129,17 @@ logger = logging.getLogger(__name__)
 class NTASGDScheduleConfig(FairseqDataclass):
     """Flags of the schedule, with the paper's interval."""
 
-    nt_asgd_interval: int = field(
-        default=5,
-        metadata={
-            "help": "start to average when the validation loss exceeds the lowest one from more "
-            "than this number of epochs ago"
-        },
+    nt_asgd_interval: int = option(
+        5,
+        "start to average when the validation loss exceeds the lowest one from more "
+        "than this number of epochs ago",
     )
-    nt_asgd_stop: bool = field(
-        default=False,
-        metadata={
-            "help": "once averaging, end training when the averages' validation loss exceeds "
-            "the lowest one from more than --nt-asgd-interval epochs ago"
-        },
+    nt_asgd_stop: bool = option(
+        False,
+        "once averaging, end training when the averages' validation loss exceeds "
+        "the lowest one from more than --nt-asgd-interval epochs ago",
     )
-    warmup_updates: int = field(
-        default=0,
-        metadata={"help": "warm up the learning rate linearly for the first N updates"},
-    )
+    warmup_updates: int = option(0, "warm up the learning rate linearly for the first N updates")
     lr: List[float] = II("optimization.lr")
 
 

@@ -26,7 +26,7 @@ from spectral_fairseq.functional.spectrum_penalties import (
     spectral_normalization_penalty,
     spectrum_penalty,
 )
-from spectral_fairseq.plugin.flags import Flag, finite_nonnegative, weight_flag
+from spectral_fairseq.options import Option, weight_option
 from spectral_fairseq.plugin.models.find import decoder_of, has_svd_table
 from spectral_fairseq.plugin.penalties.view import (
     ModelView,
@@ -49,7 +49,9 @@ from spectral_fairseq.plugin.spectrum_control.prior import FLAGS, TablePrior
 
 COSINE = Penalty(
     name="cosine",
-    weight=weight_flag("cosreg_weight", "gamma: weight of the mean cosine between different words"),
+    weight=weight_option(
+        "cosreg_weight", "gamma: weight of the mean cosine between different words"
+    ),
     needs=output_table,
     value=lambda table, _: cosine_penalty(table.weight, table.excluded),
 )
@@ -114,13 +116,13 @@ def _spectrum_value(found: List[Spectrum], options: Any) -> Tensor:
 
 SPECTRUM = Penalty(
     name="spectrum",
-    weight=Flag(
+    weight=Option(
         "spectrum_weight",
         0.0,
         "lambda_e or lambda_p: weight of sum_k (sigma_k - prior_k)^2, of an SVD table's sigma or "
         "of the true singular values of any other output table",
-        finite_nonnegative,
-        Optional[float],
+        at_least=0,
+        type=Optional[float],
     ),
     settings=FLAGS,
     for_words=_with_prior,
@@ -151,7 +153,7 @@ def four_weights(text: str) -> Tuple[float, float, float, float]:
             "For example: `value` 0.01,0.01,0,0.",
         ) from None
     for weight in (l1, l2, l3, l4):
-        finite_nonnegative(weight)
+        Option("", 0.0, "", at_least=0).check(weight)
     return l1, l2, l3, l4
 
 
@@ -165,13 +167,13 @@ def _orthogonality_value(tables: List[SVDEmbedding], options: Any) -> Tensor:
 
 ORTHOGONALITY = Penalty(
     name="orthogonality",
-    weight=Flag(
+    weight=Option(
         "orthogonality_weights",
         "0,0,0,0",
         "l1,l2,l3,l4: weights of ||U'U-I||_F^2, ||V'V-I||_F^2, ||U'U-I||_2^2 and ||V'V-I||_2^2 of "
         "an SVD table",
-        four_weights,
-        Optional[str],
+        parse=four_weights,
+        type=Optional[str],
     ),
     needs=svd_tables,
     value=_orthogonality_value,
@@ -186,7 +188,9 @@ ORTHOGONALITY = Penalty(
 
 SPECTRAL_NORMALIZATION = Penalty(
     name="spectral_normalization",
-    weight=weight_flag("spectral_normalization_weight", "weight of sum_k (1 - sigma_k/sigma_1)^2"),
+    weight=weight_option(
+        "spectral_normalization_weight", "weight of sum_k (1 - sigma_k/sigma_1)^2"
+    ),
     needs=singular_values,
     value=lambda sigma, _: spectral_normalization_penalty(sigma),
 )
@@ -200,14 +204,14 @@ SPECTRAL_NORMALIZATION = Penalty(
 
 D_OPTIMAL = Penalty(
     name="d_optimal",
-    weight=weight_flag("d_optimal_weight", "weight of -sum_k log sigma_k, which has no minimum"),
+    weight=weight_option("d_optimal_weight", "weight of -sum_k log sigma_k, which has no minimum"),
     needs=singular_values,
     value=lambda sigma, _: d_optimal_penalty(sigma),
 )
 
 NORMALIZED_D_OPTIMAL = Penalty(
     name="normalized_d_optimal",
-    weight=weight_flag("normalized_d_optimal_weight", "weight of -sum_k log(sigma_k/sigma_1)"),
+    weight=weight_option("normalized_d_optimal_weight", "weight of -sum_k log(sigma_k/sigma_1)"),
     needs=singular_values,
     value=lambda sigma, _: normalized_d_optimal_penalty(sigma),
 )
@@ -233,15 +237,15 @@ def _weight_norm_value(rows: RowNorms, options: Any) -> Tensor:
 
 WEIGHT_NORM = Penalty(
     name="weight_norm",
-    weight=weight_flag("weight_norm_weight", "rho: weight of sqrt(sum_j (||W_j|| - nu)^2)"),
+    weight=weight_option("weight_norm_weight", "rho: weight of sqrt(sum_j (||W_j|| - nu)^2)"),
     settings=(
-        Flag(
+        Option(
             "weight_norm_target",
             2.0,
             "nu: the norm to which word vectors are pulled",
-            finite_nonnegative,
+            at_least=0,
         ),
-        Flag(
+        Option(
             "weight_norm_target_by_count",
             False,
             "give each word a target of its own, proportional to its smoothed log count, with "
@@ -261,7 +265,7 @@ WEIGHT_NORM = Penalty(
 
 MEAN_VECTOR = Penalty(
     name="mean_vector",
-    weight=weight_flag(
+    weight=weight_option(
         "mean_vector_weight",
         "lambda of mu-loss: weight of the squared length of the mean of all output vectors",
     ),

@@ -24,7 +24,7 @@ from torch import nn
 from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
-from spectral_fairseq.plugin.flags import Flag, given, read_flags
+from spectral_fairseq.options import Option, given, read_options
 from spectral_fairseq.plugin.models.find import decoder_of
 from spectral_fairseq.plugin.penalties.catalogue import ACTIVATION_NAMES, PENALTIES
 from spectral_fairseq.plugin.penalties.view import ModelView, Term, Words, updates_of
@@ -65,12 +65,12 @@ def interval_for(num_words: int) -> int:
     return 1 if num_words < LARGE_DICTIONARY else num_words // WORDS_PER_INTERVAL_STEP
 
 
-PENALTY_INTERVAL = Flag(
+PENALTY_INTERVAL = Option(
     "penalty_interval",
     "auto",
     "compute the penalties on whole tables every k-th update, k times as strong; 'auto' is 1 up "
     "to 65,535 words and grows with the dictionary",
-    parse_interval,
+    parse=parse_interval,
 )
 
 
@@ -91,7 +91,7 @@ class Penalties:
     """
 
     def __init__(self, cfg: Any, task: Any) -> None:
-        self._options = read_flags(FLAGS, cfg)
+        self._options = read_options(FLAGS, cfg)
         self._active = [penalty for penalty in PENALTIES if penalty.factor(self._options)]
         self._task, self._dictionary = task, task.target_dictionary
         self._words: Dict[int, Words] = {}
@@ -135,7 +135,7 @@ class Penalties:
         depends = {term.name: term.value.requires_grad for term in terms}
         for penalty in self._active:
             if not depends[penalty.name]:
-                raise refusals.FROZEN.error("a frozen one", penalty.weight.option)
+                raise refusals.FROZEN.error("a frozen one", penalty.weight.flag)
         self.last(model)
 
     @torch.no_grad()
@@ -155,7 +155,7 @@ class Penalties:
     def idle_flags(self) -> Dict[str, str]:
         """Flags that were given although no penalty reads them -> the flags that they belong to."""
         idle = {
-            option: penalty.weight.option
+            option: penalty.weight.flag
             for penalty in PENALTIES
             if penalty not in self._active
             for option in given(penalty.settings, self._options)
@@ -194,7 +194,7 @@ class Penalties:
             for penalty in self._active:
                 if penalty.lazy(view) is not lazy:
                     continue
-                with arguments_as_flags(weight=penalty.weight.option):
+                with arguments_as_flags(weight=penalty.weight.flag):
                     value = penalty.value(view.get(penalty.needs), options[penalty.name])
                 terms.append(Term(penalty.name, penalty.factor(self._options), value))
         return terms

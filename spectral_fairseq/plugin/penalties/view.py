@@ -18,8 +18,8 @@ from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
 from spectral_fairseq.functional.products import row_norms as row_norms_of
 from spectral_fairseq.functional.row_penalties import smoothed_log_counts
 from spectral_fairseq.functional.spectra import singular_values as singular_values_of
+from spectral_fairseq.options import Option
 from spectral_fairseq.plugin.counts import training_counts
-from spectral_fairseq.plugin.flags import Flag
 from spectral_fairseq.plugin.models import find
 from spectral_fairseq.plugin.models.tables import uncounted_rows
 
@@ -176,15 +176,15 @@ class Penalty:
     """
 
     name: str
-    weight: Flag
+    weight: Option
     needs: Need
     value: Callable[[Any, Any], Tensor]
-    settings: Tuple[Flag, ...] = ()
+    settings: Tuple[Option, ...] = ()
     for_words: Callable[[Any, Words], Any] = lambda options, _: options
     lazy: Callable[[ModelView], bool] = lambda _: True
 
     @property
-    def flags(self) -> Tuple[Flag, ...]:
+    def flags(self) -> Tuple[Option, ...]:
         """All flags of this penalty."""
         return (self.weight, *self.settings)
 

@@ -9,84 +9,80 @@ that is due after an update. The trainer carries it out: see
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
-from fairseq.dataclass import ChoiceEnum
 from torch import Tensor, nn
 
 from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.table_control import SCALES, SIDES, TableChange, plan_change
-from spectral_fairseq.plugin.flags import Flag, checked, given, read_flags
+from spectral_fairseq.options import Option, given, read_options
 from spectral_fairseq.plugin.models.find import decoder_of, output_table, svd_tables
 from spectral_fairseq.plugin.penalties.catalogue import check_rank
 from spectral_fairseq.plugin.penalties.view import ModelView
 from spectral_fairseq.plugin.spectrum_control import prior as table_prior
 
-share = checked("to be a number from 0 to 1", lambda value: 0 <= value <= 1)
-
-DECAY = Flag(
+DECAY = Option(
     "spectrum_decay",
     0.0,
     "eta: after every k-th update move the true singular values of the plain output table "
     "min(1, eta k lr/lr_max) of the way to their target, outside the optimiser",
-    share,
-    Optional[float],
+    at_least=0,
+    at_most=1,
+    type=Optional[float],
 )
-CENTERING = Flag(
+CENTERING = Option(
     "table_centering",
     0.0,
     "eta: after every k-th update take min(1, eta k lr/lr_max) of the mean word vector out of "
     "the plain output table",
-    share,
-    Optional[float],
+    at_least=0,
+    at_most=1,
+    type=Optional[float],
 )
-SVD_INTERVAL = Flag(
+SVD_INTERVAL = Option(
     "svd_interval",
     0,
     "after every k-th update make the factors of an SVD table the singular value decomposition of "
     "the same table, and carry the optimiser's moments over to them; 0 is never",
-    checked("to be a whole number of at least 0", lambda value: value >= 0),
-    Optional[int],
+    at_least=0,
+    type=Optional[int],
 )
 FLAGS = (
     DECAY,
-    Flag(
+    Option(
         "spectrum_side",
         "above",
         "with --spectrum-decay move every singular value to the prior, or only what exceeds "
         "--spectrum-slack times the prior back to that bound",
-        str,
-        ChoiceEnum(SIDES),
+        choices=SIDES,
     ),
-    Flag(
+    Option(
         "spectrum_slack",
         3.0,
         "factor on the prior of --spectrum-side above",
-        checked("to be a finite number >= 1", lambda value: 1 <= value < math.inf),
+        at_least=1,
     ),
-    Flag(
+    Option(
         "spectrum_scale",
         "free",
         "with --spectrum-decay take the prior as it is, or scale it to the norm that the table "
         "has: 'both' then keeps that norm, while 'above' shortens the table by what it cuts",
-        str,
-        ChoiceEnum(SCALES),
+        choices=SCALES,
     ),
     CENTERING,
-    Flag(
+    Option(
         "spectrum_decay_interval",
         10,
         "k of --spectrum-decay and --table-centering",
-        checked("to be a whole number of at least 1", lambda value: value >= 1),
+        at_least=1,
     ),
-    Flag(
+    Option(
         "spectrum_decay_start",
         0,
         "updates before --spectrum-decay and --table-centering begin",
-        checked("to be a whole number of at least 0", lambda value: value >= 0),
+        at_least=0,
     ),
     SVD_INTERVAL,
 )
@@ -124,8 +120,8 @@ class TableControl:
     """
 
     def __init__(self, cfg: Any) -> None:
-        self._options = read_flags(FLAGS, cfg)
-        self._prior = table_prior.TablePrior(read_flags(table_prior.FLAGS, cfg))
+        self._options = read_options(FLAGS, cfg)
+        self._prior = table_prior.TablePrior(read_options(table_prior.FLAGS, cfg))
 
     @property
     def active(self) -> bool:
@@ -152,9 +148,9 @@ class TableControl:
         """Flags that were given and have no effect -> the flags that they belong to."""
         needs = {}
         if not self._options.spectrum_decay:
-            needs.update(dict.fromkeys(_OF_DECAY, DECAY.option))
+            needs.update(dict.fromkeys(_OF_DECAY, DECAY.flag))
         if not self._controls_table:
-            needs.update(dict.fromkeys(_OF_BOTH, f"{DECAY.option} or {CENTERING.option}"))
+            needs.update(dict.fromkeys(_OF_BOTH, f"{DECAY.flag} or {CENTERING.flag}"))
         return {
             option: needs[flag.name]
             for flag in FLAGS
@@ -195,7 +191,7 @@ class TableControl:
         """
         if not self.renews_factors:
             return []
-        with arguments_as_flags(weight=SVD_INTERVAL.option):
+        with arguments_as_flags(weight=SVD_INTERVAL.flag):
             return svd_tables(view.module)
 
     def check(self, view: ModelView) -> None:
@@ -207,7 +203,7 @@ class TableControl:
         """
         for table in self.renewed(view):
             if not all(factor.requires_grad for factor in (table.U, table.sigma, table.V)):
-                raise refusals.FROZEN.error("a frozen one", SVD_INTERVAL.option)
+                raise refusals.FROZEN.error("a frozen one", SVD_INTERVAL.flag)
         for one in self.controlled(view):
             weight = one.parameter
             if not isinstance(weight, nn.Parameter):
@@ -253,7 +249,7 @@ class TableControl:
 
     @property
     def _table_flag(self) -> str:
-        return (DECAY if self._options.spectrum_decay else CENTERING).option
+        return (DECAY if self._options.spectrum_decay else CENTERING).flag
 
 
 # What ``--criterion spectrum_control`` does depends on the table, where its flags are not given.

@@ -11,6 +11,7 @@ update, and kept in the extra state of checkpoints, so that a resumed run goes o
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Dict
 from weakref import WeakKeyDictionary
 
@@ -18,24 +19,17 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings import SVDEmbedding
-from spectral_fairseq.embeddings.option import arguments, flags_by_argument
 from spectral_fairseq.errors import arguments_as_flags
 from spectral_fairseq.functional.spectrum_penalties import DEFAULT_GAMMA, prior_spectrum
 from spectral_fairseq.functional.table_control import counted_moments
-from spectral_fairseq.plugin.flags import Flag
-from spectral_fairseq.plugin.models.registry import field_type
+from spectral_fairseq.options import arguments, flags_by_argument
 
 PRIOR_OPTIONS = tuple(
-    option for option in SVDEmbedding.options if option.argument in ("prior", "c1", "c2", "gamma")
+    one for one in SVDEmbedding.options if one.argument in ("prior", "c1", "c2", "gamma")
 )
 FLAGS = tuple(
-    Flag(
-        option.field,
-        option.default,
-        option.help.replace("an SVD table", "a plain table"),
-        type=field_type(option),
-    )
-    for option in PRIOR_OPTIONS
+    replace(one, help=one.help.replace("an SVD table", "a plain table"), parse=None)
+    for one in PRIOR_OPTIONS
 )
 
 # Decoder -> Frobenius norm of its output table when it was first asked for, or as restored.

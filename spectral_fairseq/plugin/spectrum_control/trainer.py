@@ -170,7 +170,7 @@ def check_configuration(trainer: Any) -> None:
         criterion.do_without_renewal()
         logger.info(
             "%s is 0: the factors of the SVD table are not renewed, because of %s",
-            SVD_INTERVAL.option,
+            SVD_INTERVAL.flag,
             error.found,
         )
 

@@ -10,7 +10,7 @@ import argparse
 import contextlib
 import logging
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Dict, Iterator, List, Optional, Set
 
 import numpy as np
@@ -26,6 +26,7 @@ from omegaconf import II
 from spectral_fairseq import refusals
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.lm.awd_lstm import Carry
+from spectral_fairseq.options import option
 from spectral_fairseq.plugin.task.iterator import SlotCarries, StreamIterator
 from spectral_fairseq.plugin.task.streams import (
     SHORTEST,
@@ -43,28 +44,22 @@ from spectral_fairseq.plugin.task.streams import (
 class StatefulLanguageModelingConfig(FairseqDataclass):
     """Flags of the task; the number of streams is ``--batch-size``."""
 
-    data: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "folder written by fairseq-preprocess --only-source; several, separated by "
-            "':', are gone through one an epoch, and validated on the first"
-        },
+    data: Optional[str] = option(
+        None,
+        "folder written by fairseq-preprocess --only-source; several, separated by "
+        "':', are gone through one an epoch, and validated on the first",
     )
-    tokens_per_sample: int = field(
-        default=70, metadata={"help": "L, tokens of a segment: the reach of back-propagation"}
-    )
-    variable_bptt: bool = field(
-        default=False,
-        metadata={
-            "help": "draw the length of every training segment: normal around L with deviation 5, "
-            "at least 5, and L/2 in place of L with probability 0.05; the learning rate of the "
-            "update is multiplied by length/L"
-        },
+    tokens_per_sample: int = option(70, "L, tokens of a segment: the reach of back-propagation")
+    variable_bptt: bool = option(
+        False,
+        "draw the length of every training segment: normal around L with deviation 5, "
+        "at least 5, and L/2 in place of L with probability 0.05; the learning rate of the "
+        "update is multiplied by length/L",
     )
     # fairseq's language models read these two from their task. Without them the configuration of
     # such a model would fail to resolve, before the task can say that it is not stateful.
-    add_bos_token: bool = field(default=False, metadata={"help": argparse.SUPPRESS})
-    max_target_positions: Optional[int] = field(default=None, metadata={"help": argparse.SUPPRESS})
+    add_bos_token: bool = option(False, argparse.SUPPRESS)
+    max_target_positions: Optional[int] = option(None, argparse.SUPPRESS)
     update_freq: Any = II("optimization.update_freq")
     train_subset: str = II("dataset.train_subset")
     dataset_impl: Optional[ChoiceEnum(get_available_dataset_impl())] = II(  # type: ignore
