@@ -16,9 +16,6 @@ import re
 from pathlib import Path
 from typing import Any, Dict, Iterable, Mapping, Sequence, Union
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
-
 from spectral_fairseq.analysis.catalogue import ALL, groups_in_use, shown
 from spectral_fairseq.analysis.options import spread
 from spectral_fairseq.analysis.plots import FILES, OCCASIONAL, OPENING, Picture
@@ -35,6 +32,8 @@ def as_html(document: Mapping[str, Any], pictures: Sequence[Picture]) -> str:
         document: of :func:`analysis.results.document`.
         pictures: of :func:`analysis.plots.draw_all`.
     """
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # only a page needs it
+
     checkpoints = document["checkpoints"]
     title = ", ".join(one["label"] for one in checkpoints[:3])
     if len(checkpoints) > 3:
@@ -64,8 +63,10 @@ def as_html(document: Mapping[str, Any], pictures: Sequence[Picture]) -> str:
     )
 
 
-def _with_flags(text: str) -> Markup:
+def _with_flags(text: str) -> Any:
     """``text`` as HTML, with flags of the command line as code that is not broken into lines."""
+    from markupsafe import Markup, escape
+
     return Markup(re.sub(r"--[a-z-]+", r'<code class="flag">\g<0></code>', str(escape(text))))
 
 

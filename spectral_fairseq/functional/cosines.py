@@ -141,9 +141,10 @@ def cosine_histogram(
     for start in range(0, units.size(0), block_rows):
         block = units[start : start + block_rows]  # [b, d]
         products = (block @ units[start:].t()).clamp_(-1, 1)  # [b, N - start]
-        # Each pair once, and no row with itself.
-        above = torch.ones_like(products, dtype=torch.bool).triu_(1)
-        counts += torch.histc(products[above].float(), bins, -1, 1).double().cpu()
+        # Each pair once, and no row with itself: histc leaves out what is greater than 1.
+        within = products[:, : len(block)]
+        within.masked_fill_(torch.ones_like(within, dtype=torch.bool).tril_(), 2)
+        counts += torch.histc(products.float(), bins, -1, 1).double().cpu()
     edges = torch.linspace(-1, 1, bins + 1, dtype=torch.float64)
     return edges.tolist(), [int(count) for count in counts.tolist()]
 
