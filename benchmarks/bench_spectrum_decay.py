@@ -33,7 +33,7 @@ from spectral_fairseq.functional.table_control import apply_change_
 from spectral_fairseq.plugin.models.find import svd_tables
 from spectral_fairseq.plugin.spectrum_control.trainer import renew_factors
 
-INTERVAL = 10  # the default of --spectrum-decay, and what docs/spectrum.md has for --svd-interval
+INTERVAL = 10  # the default of --spectrum-decay, and what studies/spectrum has for --svd-interval
 
 
 class ControlledStep(Step):

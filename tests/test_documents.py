@@ -19,6 +19,7 @@ DOCUMENTS = [
     *sorted((ROOT / ".github").rglob("*.md")),
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "examples").rglob("*.md")),
+    *sorted((ROOT / "studies").rglob("*.md")),
     ROOT / "benchmarks" / "README.md",
 ]
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -104,14 +105,14 @@ def test_the_readme_and_the_library_page_have_python():
     assert {"README.md", "library.md"} <= {path.name for path, *_ in PYTHON}
 
 
-def test_the_diff_of_the_readme_gives_the_command_of_the_usage_page():
+def test_the_diff_of_the_readme_gives_the_command_of_the_page_on_training():
     """The latter is run, by tests/examples/test_readme_commands.py."""
     blocks = FENCED.findall((ROOT / "README.md").read_text("utf-8"))
     (diff,) = [text for language, text in blocks if language == "diff"]
     added = [line[1:] for line in diff.splitlines() if not line.startswith("-")]
     removed = [line[1:] for line in diff.splitlines() if line.startswith("-")]
     assert len(removed) == 1
-    assert "\n".join(added) in (ROOT / "docs" / "usage.md").read_text("utf-8")
+    assert "\n".join(added) in (ROOT / "docs" / "train.md").read_text("utf-8")
 
 
 def test_the_paths_of_the_page_on_papers_exist():

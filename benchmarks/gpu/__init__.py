@@ -5,6 +5,6 @@
     python -m benchmarks.gpu train --minutes 30 --data data-bin/iwslt14.tokenized.de-en
 
 Each stage runs unattended, stays inside its minutes, writes its JSON after every row, and never
-stops for an error: what failed is a row with its error. ``--tables`` prints the tables of
-docs/gpu.md from what was written. ``--device cpu --tiny`` shows without a GPU that a stage runs.
+stops for an error: what failed is a row with its error. ``--tables`` prints what was
+written as tables. ``--device cpu --tiny`` shows without a GPU that a stage runs.
 """

@@ -30,7 +30,9 @@ def sources() -> Dict[str, Path]:
     outside = [
         *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
         ROOT / "benchmarks" / "README.md",
+        ROOT / "tests" / "fuzz" / "README.md",
         *sorted((ROOT / "examples").rglob("*.md")),
+        *sorted((ROOT / "studies").rglob("*.md")),
     ]
     found = {path.relative_to(ROOT).as_posix(): path for path in outside}
     found["index.md"] = found.pop("README.md")

@@ -21,7 +21,7 @@ says a fact about the table itself; none is taken from other models.
 Note [Origins]
 --------------
 What is normal, and what one might try, depends on where a table comes from (``origin`` in the
-document). For fairseq checkpoints, docs/results.md has figures, and flags change the training.
+document). For fairseq checkpoints, docs/evidence.md has figures, and flags change the training.
 For models of other frameworks, Biś, Podkorytov, Liu (NAACL 2021,
 https://aclanthology.org/2021.naacl-main.403/) found in GPT-2, BERT, RoBERTa and others that the
 vectors drift in a common direction, without which they are far more isotropic; the same methods

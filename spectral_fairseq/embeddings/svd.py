@@ -40,7 +40,7 @@ from spectral_fairseq.options import Option
 # so that W = U' diag(sigma') (V'/v)', the entries of U' are as large as those of a plain table, and
 # sigma' is near 1. All words share V: a step on V rotates every vector at once, about as far as a
 # step on a plain table moves the vectors one by one, but coherently. Dividing by v slows that down.
-# docs/spectrum.md has the training curves from which the default v was chosen.
+# studies/spectrum has the training curves from which the default v was chosen.
 #
 # v is part of the checkpoint format, since V' is what is saved.
 V_SCALE = 16.0

@@ -12,7 +12,7 @@ embedding:
 
 The scale s is 1 in the paper, whose features come from an LSTM and are bounded by 1, as tanh is.
 The features of a Transformer are larger, and with a larger s it learns much faster: see
-``docs/mixtures.md``.
+``studies/mixtures.md``.
 """
 
 # No "from __future__ import annotations" here: TorchScript reads the attributes' types.

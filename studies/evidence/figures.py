@@ -1,4 +1,4 @@
-"""The figures of docs/evidence*.md: learning curves of a study, and all comparisons at a glance."""
+"""The figures of the pages of this folder: learning curves of a study, and all comparisons."""
 
 from __future__ import annotations
 

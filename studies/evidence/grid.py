@@ -1,4 +1,4 @@
-"""What is trained, as data. docs/evidence_protocol.md explains the choices, which stay as they are.
+"""What is trained, as data. protocol.md explains the choices, which stay as they are.
 
 A training is a recipe, shared by all methods of a study, and one setting of one method.
 """

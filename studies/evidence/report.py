@@ -1,4 +1,4 @@
-"""The tables and figures of docs/evidence*.md, from the records of the studies alone."""
+"""The tables and figures of the pages of this folder, from the records of the studies alone."""
 
 from __future__ import annotations
 
@@ -27,12 +27,10 @@ from studies.evidence.results import (
 from studies.pages import with_generated
 from studies.running import write_text
 from studies.training import text_table
-from studies.training_data import ROOT
 
-PAGES = tuple(
-    ROOT / "docs" / f"{name}.md" for name in ("evidence", "evidence_studies", "evidence_protocol")
-)
-IMAGES = ROOT / "docs" / "images"
+FOLDER = Path(__file__).parent
+PAGES = tuple(FOLDER / f"{name}.md" for name in ("README", "studies", "protocol"))
+IMAGES = FOLDER / "images"
 STAGES = {
     "recipe": "tuning of the recipe",
     "tuning": "tuning of the methods",

@@ -1,4 +1,4 @@
-"""The study behind docs/spectrum.md: what each form of spectrum control costs in learning.
+"""The study behind studies/spectrum: what each form of spectrum control costs in learning.
 
 =============== =================================================================================
 ``grid``        what is trained, as data: the models, and the forms of control

@@ -6,7 +6,7 @@ Validation loss over training and the table's spectrum come from fairseq's logs.
 is not done again, and a training that was interrupted goes on: give the same command.
 
     python -m studies.spectrum --sotu FOLDER    # made by examples/lm_sotu/sotu.py
-    python -m studies.spectrum --page           # only write the table of docs/spectrum.md
+    python -m studies.spectrum --page           # only write the table of studies/spectrum
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
     add("--updates", type=positive, help="of every run; each task's own number if unset")
     add("--at-once", type=positive, default=2)
     add("--results", type=Path, default=RESULTS, help="JSON; what it has is not trained again")
-    add("--page", action="store_true", help="train nothing; write the table of docs/spectrum.md")
+    add("--page", action="store_true", help="train nothing; write the table of studies/spectrum")
     args = parser.parse_args()
     records = Records(args.results)
     if args.page:

@@ -1,4 +1,4 @@
-"""The picture of docs/spectrum.md: what each form costs, over how much it leaves to stand out."""
+"""The picture of studies/spectrum: what each form costs, over how much it leaves to stand out."""
 
 from __future__ import annotations
 

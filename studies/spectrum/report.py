@@ -1,4 +1,4 @@
-"""The tables and the picture of docs/spectrum.md, from the records alone."""
+"""The tables and the picture of README.md in this folder, from the records alone."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from studies.spectrum.figure import draw
 from studies.spectrum.grid import NO_PENALTY, TASKS, VARIANTS
 from studies.spectrum.records import Record
 from studies.training import text_table
-from studies.training_data import ROOT
 
-PAGE = ROOT / "docs" / "spectrum.md"
-IMAGES = ROOT / "docs" / "images"
-RESULTS = ROOT / "studies" / "spectrum" / "results.json"
+FOLDER = Path(__file__).parent
+PAGE = FOLDER / "README.md"
+IMAGES = FOLDER / "images"
+RESULTS = FOLDER / "results.json"
 # Of a table; the last one of an SVD table only.
 MEASURES = ("mean_cosine", "sigma_1_to_rms", "sigma_d_to_sigma_1", "largest_relative_error")
 

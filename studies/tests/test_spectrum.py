@@ -1,4 +1,4 @@
-"""The study of docs/spectrum.md at a tiny size, and its page."""
+"""The study of spectrum control at a tiny size, and its page."""
 
 import json
 import shutil

@@ -24,6 +24,7 @@ READMES = [
     ROOT / "README.md",
     *sorted(set((ROOT / "docs").glob("*.md")) - {FOLLOWED_ELSEWHERE}),
     *sorted((ROOT / "examples").rglob("*.md")),
+    *sorted((ROOT / "studies").rglob("*.md")),
 ]
 # Programs that a block may name besides those that the server runs.
 STAND_INS = {

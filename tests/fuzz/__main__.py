@@ -25,7 +25,7 @@ from tests.conftest import PACKAGE, ROOT
 from tests.fork_server import ForkServer
 from tests.fuzz import data, forks, hostile, kills, training
 
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = Path(__file__).with_name("README.md")
 RECORD = ROOT / "tests" / "fuzz" / "record.jsonl"
 # Raise it where a number comes to mean another case: with new options, values or damages.
 GENERATOR = 2
@@ -159,7 +159,7 @@ def summary(lines: List[Dict[str, Any]]) -> str:
 
 
 def write_page(lines: List[Dict[str, Any]]) -> None:
-    """Put the counts between the markers of docs/reliability.md."""
+    """Put the counts between the markers of README.md."""
     text = PAGE.read_text("utf-8")
     block = f"<!-- counts -->\n{summary(lines)}\n<!-- /counts -->"
     new = re.sub(r"<!-- counts -->.*<!-- /counts -->", lambda _: block, text, flags=re.DOTALL)

@@ -263,7 +263,7 @@ class TableControl:
 _NO_CONTROL = {"spectrum_decay": 0.0, "table_centering": 0.0}
 _NO_RENEWAL = {"svd_interval": 0}
 SVD: Dict[str, Any] = {
-    # The paper gives grids and no values; these are the ones docs/spectrum.md arrives at.
+    # The paper gives grids and no values; these are the ones studies/spectrum arrives at.
     "spectrum_weight": 0.0001,
     "orthogonality_weights": "0.001,0.001,0,0",
     "svd_interval": 10,
@@ -272,7 +272,7 @@ SVD: Dict[str, Any] = {
 PLAIN: Dict[str, Any] = {
     "spectrum_weight": 0.0,
     "orthogonality_weights": "0,0,0,0",
-    # The gentlest values that hold the bound: docs/spectrum.md. With an interval of ten updates
+    # The gentlest values that hold the bound: studies/spectrum. With an interval of ten updates
     # they go a tenth of the way at the full learning rate.
     "spectrum_decay": 0.01,
     "table_centering": 0.01,
