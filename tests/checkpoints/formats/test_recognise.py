@@ -87,7 +87,7 @@ def test_every_format_gives_the_same_table(form, name, tmp_path):
     assert opened.uncounted == ([1] if form.startswith("fairseq") else [])
 
 
-@pytest.mark.parametrize("form", ["safetensors", "npy", "npz"])
+@pytest.mark.parametrize("form", ["safetensors", "npy"])
 def test_tensors_are_mapped_from_the_file(form, tmp_path):
     path = tmp_path / "file"
     WRITERS[form](path)
