@@ -14,7 +14,6 @@ from spectral_fairseq.checkpoints.dictionary import checkpoint_settings
 from spectral_fairseq.commands.export_plain import (
     ANOTHER_TARGET,
     plain_checkpoint,
-    recommending_others,
     task_like,
 )
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
@@ -41,29 +40,6 @@ def write_ctranslate2(
         ConfigurationError: CTranslate2 is not installed, or the type is none of its own.
         UnsupportedError: CTranslate2 has no such model.
     """
-    with recommending_others(checkpoint, "ctranslate2"):
-        _write(checkpoint, folder, data, languages, quantization)
-
-
-def try_out(checkpoint: Mapping[str, Any], folder: Path) -> None:
-    """The same with dictionaries that are made up, whose refusals name no other target."""
-    task = task_like(plain_checkpoint(checkpoint)["model"])
-    translates = any(key.startswith("encoder.") for key in checkpoint["model"])
-    data, languages = folder / "data", ("source", "target") if translates else None
-    data.mkdir()
-    task.source_dictionary.save(str(data / ("dict.source.txt" if translates else "dict.txt")))
-    task.target_dictionary.save(str(data / "dict.target.txt"))
-    (folder / "model").mkdir()
-    _write(checkpoint, folder / "model", data, languages)
-
-
-def _write(
-    checkpoint: Mapping[str, Any],
-    folder: Path,
-    data: Path,
-    languages: Optional[Tuple[str, str]],
-    quantization: Optional[str] = None,
-) -> None:
     try:
         from ctranslate2.converters import FairseqConverter
         from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES
@@ -106,6 +82,18 @@ def _write(
                 " ".join(str(error).split()),
                 ANOTHER_TARGET,
             ) from error
+
+
+def try_out(checkpoint: Mapping[str, Any], folder: Path) -> None:
+    """The same with dictionaries that are made up, to see whether CTranslate2 takes the model."""
+    task = task_like(plain_checkpoint(checkpoint)["model"])
+    translates = any(key.startswith("encoder.") for key in checkpoint["model"])
+    data, languages = folder / "data", ("source", "target") if translates else None
+    data.mkdir()
+    task.source_dictionary.save(str(data / ("dict.source.txt" if translates else "dict.txt")))
+    task.target_dictionary.save(str(data / "dict.target.txt"))
+    (folder / "model").mkdir()
+    write_ctranslate2(checkpoint, folder / "model", data, languages)
 
 
 def _namespaces_allowed() -> ContextManager[None]:

@@ -21,7 +21,6 @@ from spectral_fairseq.commands.export_plain import (
     different_logits,
     plain_checkpoint,
     random_batch,
-    recommending_others,
     task_like,
 )
 from spectral_fairseq.compat.checkpoints import DEAD
@@ -324,12 +323,6 @@ def write_huggingface(checkpoint: Mapping[str, Any], folder: Path) -> Tuple[str,
         CheckpointError: the logits differ.
         UnsupportedError: no layout of transformers represents this model.
     """
-    with recommending_others(checkpoint, "huggingface"):
-        return try_out(checkpoint, folder)
-
-
-def try_out(checkpoint: Mapping[str, Any], folder: Path) -> Tuple[str, LogitCheck]:
-    """The same, whose refusals name no other target."""
     transformers = import_transformers()
     transformers.utils.logging.disable_progress_bar()
     check_flags(checkpoint_settings(checkpoint, "model"))

@@ -10,14 +10,11 @@ has to be a ``dict`` itself: of any subclass omegaconf makes one opaque value, w
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import tempfile
 import warnings
 from argparse import Namespace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, Iterator, Mapping, Tuple
+from typing import Any, Dict, Mapping, Tuple
 
 import torch
 from fairseq import models
@@ -31,12 +28,10 @@ from fairseq.models.transformer_lm import (
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from spectral_fairseq.checkpoints.dictionary import checkpoint_settings
 from spectral_fairseq.checkpoints.rewriting import collapse_tables
 from spectral_fairseq.compat.checkpoints import EMBEDDING_FILES
 from spectral_fairseq.errors import (
     CheckpointError,
-    ConfigurationError,
     SpectralFairseqError,
     UnsupportedError,
 )
@@ -201,59 +196,8 @@ def random_batch(
     }
 
 
-# The remedy of a converter for a model that it does not take; see :func:`recommending_others`.
+# The remedy of a converter for a model that it does not take; export.py names the other.
 ANOTHER_TARGET = "Export it to another target."
-
-
-@contextlib.contextmanager
-def recommending_others(checkpoint: Mapping[str, Any], refusing: str) -> Iterator[None]:
-    """Let a converter's refusals name the targets that take the model; each of them is tried.
-
-    Args:
-        checkpoint: what is converted.
-        refusing: the converter's own name, as of ``--to``.
-
-    Raises:
-        UnsupportedError: of the block, with the remedy completed.
-    """
-    try:
-        yield
-    except UnsupportedError as error:
-        if ANOTHER_TARGET not in error.remedy:
-            raise
-        others = _other_targets(checkpoint, refusing)
-        remedy = error.remedy.replace(ANOTHER_TARGET, others)
-        raise UnsupportedError(error.expected, error.found, remedy) from error
-
-
-def _other_targets(checkpoint: Mapping[str, Any], refusing: str) -> str:
-    from spectral_fairseq.commands import export_ctranslate2, export_huggingface
-
-    taken, untried = [], []
-    trials = {"huggingface": export_huggingface.try_out, "ctranslate2": export_ctranslate2.try_out}
-    for target, try_out in trials.items():
-        if target == refusing or checkpoint_settings(checkpoint, "task").get("lang_pairs"):
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                try_out(checkpoint, Path(folder))
-                taken.append(f"with --to {target}")
-            except ConfigurationError:  # it is not installed
-                untried.append(target)
-            except Exception:  # the tools behind it raise whatever they like
-                continue
-    needs_export = False
-    with contextlib.suppress(CheckpointError, UnsupportedError):
-        needs_export = _plain_form(checkpoint)[1]
-    if needs_export:
-        taken.append("to plain fairseq")
-    if taken:
-        remedy = f"Export it {' or '.join(taken)}."
-    else:
-        remedy = "No other target takes it either: keep using this checkpoint with fairseq."
-    for target in untried:
-        remedy += f" Whether --to {target} takes it was not tried: it is not installed."
-    return remedy
 
 
 def export_checkpoint(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], LogitCheck]:
@@ -273,7 +217,7 @@ def export_checkpoint(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], Lo
         CheckpointError: already plain, not of this package, or the logits differ.
         UnsupportedError: an architecture without a plain equivalent.
     """
-    plain, needed = _plain_form(checkpoint)
+    plain, needed = plain_form(checkpoint)
     if not needed:
         raise CheckpointError(
             "a checkpoint that needs this package, such as one of transformer_sc",
@@ -293,13 +237,13 @@ def plain_checkpoint(checkpoint: Mapping[str, Any]) -> Dict[str, Any]:
         CheckpointError: not a checkpoint of a registered architecture, or the logits differ.
         UnsupportedError: an architecture without a plain equivalent.
     """
-    plain, needed = _plain_form(checkpoint)
+    plain, needed = plain_form(checkpoint)
     if needed:
         _checked(checkpoint, plain)
     return plain
 
 
-def _plain_form(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], bool]:
+def plain_form(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], bool]:
     """The plain checkpoint, and whether the model of ``checkpoint`` needs this package."""
     cfg = checkpoint.get("cfg") or {}
     _require_node(cfg, "model")

@@ -10,8 +10,9 @@ from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from omegaconf import OmegaConf
 
 from spectral_fairseq.commands import export_ctranslate2, export_huggingface
+from spectral_fairseq.commands.export import recommending_others
 from spectral_fairseq.commands.export_huggingface import write_huggingface
-from spectral_fairseq.commands.export_plain import export_checkpoint, recommending_others, task_like
+from spectral_fairseq.commands.export_plain import export_checkpoint, task_like
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.plugin.models.registry import FlatTransformerConfig
 from spectral_fairseq.provenance import distribution_version
@@ -157,7 +158,10 @@ PROPERTIES = {
     "language model's tanh": lambda: language_model({"activation_fn": "tanh"}),
 }
 HEADS = {"encoder_attention_heads": 2}
-TARGETS = {"huggingface": export_huggingface, "ctranslate2": export_ctranslate2}
+TARGETS = {
+    "huggingface": export_huggingface.write_huggingface,
+    "ctranslate2": export_ctranslate2.try_out,
+}
 
 
 def as_trained(checkpoint, ours):
@@ -188,7 +192,7 @@ def test_every_recommended_target_takes_the_model(refused, ours, tmp_path):
         folder = tmp_path / target
         folder.mkdir()
         try:
-            converter.try_out(checkpoint, folder)
+            converter(checkpoint, folder)
             takes[target] = True
         except UnsupportedError as error:
             takes[target] = False
