@@ -2,7 +2,8 @@
 
 A cell that is in the record is not repeated, so that an interrupted matrix goes on. At the end,
 each cell reads the checkpoints of all others; for this the environments stay in the folder, some
-gigabytes each, unless ``--discard`` is given.
+gigabytes each, unless ``--discard`` is given. Two cells also have an environment that exists before
+this package comes (existing.py); with ``--upstream`` fairseq's own tests run in it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Tuple
 
 from tests.conftest import ROOT
-from tests.matrix.cells import CELLS
+from tests.matrix.cells import CELLS, EXISTING
+from tests.matrix.existing import Existing
 from tests.matrix.page import read_record, write_record
 from tests.matrix.steps import SELECTIONS, Failure, Installation
 
@@ -61,6 +63,18 @@ def read_others(
                 yield name, other, str(failure)
 
 
+def run_existing(environment: Existing, host_tests: bool) -> Dict[str, Any]:
+    """What is recorded of an environment that exists; ``error`` says what went wrong, if it did."""
+    found: Dict[str, Any] = {"date": datetime.date.today().isoformat()}
+    try:
+        found.update(environment.check())
+        if host_tests:
+            found["host_tests"] = environment.host_tests()
+    except Failure as failure:
+        found["error"] = str(failure)
+    return found
+
+
 def forget(record: Dict[str, Any], name: str) -> None:
     """Remove a cell from the record, and what others found in its checkpoint."""
     record.pop(name, None)
@@ -79,6 +93,9 @@ def main() -> int:
         "--upstream", type=Path, help="clone of fairseq's repository, for the cells built from it"
     )
     parser.add_argument("--tests", choices=SELECTIONS, default="fast")
+    parser.add_argument(
+        "--existing", action="store_true", help="only the environments that exist, anew"
+    )
     parser.add_argument("--again", action="store_true", help="repeat cells that are in the record")
     parser.add_argument(
         "--discard", action="store_true", help="remove each environment when its cell is done"
@@ -97,7 +114,7 @@ def main() -> int:
     }
     record = read_record()
     for name in chosen:
-        if name in record and not args.again:
+        if args.existing or (name in record and not args.again):
             continue
         print(f"[{name}]", flush=True)
         forget(record, name)
@@ -107,6 +124,14 @@ def main() -> int:
         _cross(installations, record)
         if args.discard:
             installations[name].remove()
+    for name in set(chosen) & set(EXISTING) & set(record):
+        if args.existing or "existing" not in record[name]:
+            environment = Existing(CELLS[name], folder / name, upstream)
+            record[name]["existing"] = run_existing(environment, upstream is not None)
+            print(f"[{name}] existing: {record[name]['existing']}", flush=True)
+            write_record(record)
+            if args.discard:
+                environment.remove()
     _cross(installations, record)
     return int(any(_failed(record[name]) for name in chosen))
 
@@ -120,7 +145,8 @@ def _cross(installations: Dict[str, Installation], record: Dict[str, Any]) -> No
 
 def _failed(cell: Dict[str, Any]) -> bool:
     reads = cell.get("reads", {}).values()
-    return bool(cell.get("error") or cell.get("tests", {}).get("failed") or any(reads))
+    existing = cell.get("existing", {}).get("error")
+    return bool(cell.get("error") or existing or cell.get("tests", {}).get("failed") or any(reads))
 
 
 if __name__ == "__main__":

@@ -72,3 +72,5 @@ _ALL = (
     Cell("3.12", "2.6.0", "2.6.0", "1.26.4", "1.13.1", "fairseq-fixed==0.12.3.1"),
 )
 CELLS: Dict[str, Cell] = {cell.name: cell for cell in _ALL}
+# Those whose torch and ve-fairseq somebody may already have, of 2024 and of today: existing.py.
+EXISTING = ("py3.11-torch2.2.2-numpy1.26.4", "py3.11-torch2.13.0-numpy2.4.6")

@@ -37,9 +37,36 @@ def block(record: Record) -> str:
         "|---|---|---|---|---|---|---|---|---|",
         *(_row(name, record) for name in names),
     ]
+    rows += _existing_rows({name: record[name] for name in names if "existing" in record[name]})
     failures = [line for name in names for line in _failures(name, record[name])]
     below = ["", "What failed:", "", *failures] if failures else []
     return "\n".join(["<!-- matrix -->", *rows, *below, "<!-- /matrix -->"])
+
+
+def _existing_rows(record: Record) -> List[str]:
+    """What pip added to environments that existed, and what fairseq's own tests say there."""
+    if not record:
+        return []
+    rows = [
+        "",
+        "Into an environment that exists, with this torch and fairseq, pip added:",
+        "",
+        "| fairseq | torch | pip added | fairseq's own tests | passed without the plugin |"
+        " with it | newly failed |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for cell in record.values():
+        found = cell["existing"]
+        added = ", ".join(found.get("added", ())) or found.get("error", "")
+        head = [str(cell["versions"].get(key) or "") for key in ("fairseq", "torch")]
+        for part, counts in (found.get("host_tests") or {"": {}}).items():
+            texts = [
+                f"{one['passed']} of {one['passed'] + one['failed']}" if one else ""
+                for one in (counts.get("without"), counts.get("with"))
+            ]
+            newly = str(len(counts["newly_failed"])) if counts else ""
+            rows.append(f"| {' | '.join([*head, added, part, *texts, newly])} |")
+    return rows
 
 
 def _order(name: str) -> List[int]:
@@ -66,5 +93,6 @@ def _readable(name: str, record: Record) -> str:
 def _failures(name: str, cell: Dict[str, Any]) -> List[str]:
     tests = [f"the test `{failed}`" for failed in cell.get("tests", {}).get("failures", ())]
     reads = [f"{other}: {error}" for other, error in cell.get("reads", {}).items() if error]
-    errors = [cell["error"]] if cell.get("error") else []
+    of = (cell, cell.get("existing", {}))
+    errors = [one["error"] for one in of if one.get("error")]
     return [f"- {name}: {what}" for what in (*errors, *tests, *reads)]

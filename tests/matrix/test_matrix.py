@@ -6,8 +6,8 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.matrix import __main__ as matrix
-from tests.matrix import page, steps
-from tests.matrix.cells import CELLS, UPSTREAM, Cell
+from tests.matrix import existing, page, steps
+from tests.matrix.cells import CELLS, EXISTING, UPSTREAM, Cell
 
 if not (ROOT / "docs").exists():
     pytest.skip("the documents are not beside these tests", allow_module_level=True)
@@ -172,3 +172,42 @@ def test_upstream_needs_a_clone(tmp_path, monkeypatch):
     (one,) = (one for one in OTHERS if one.fairseq == UPSTREAM)
     with pytest.raises(steps.Failure, match="--upstream FOLDER"):
         steps.Installation(one, tmp_path / "cell").install()
+
+
+FROZEN = "numpy==2.4.6\ntorch==2.13.0+cpu\n"
+WHEEL = "spectral-fairseq @ file:///wheels/spectral_fairseq-0.1.0-py3-none-any.whl\n"
+
+
+def test_what_pip_added_to_an_environment_and_what_it_changed():
+    before = existing.packages_of(FROZEN)
+    assert set(before) == {"numpy", "torch"}
+    assert existing.added_packages(before, existing.packages_of(FROZEN + WHEEL)) == [
+        "spectral-fairseq"
+    ]
+    with pytest.raises(steps.Failure, match="numpy 2.4.6 became 1.26.4"):
+        existing.added_packages(before, existing.packages_of(FROZEN.replace("2.4.6", "1.26.4")))
+    with pytest.raises(steps.Failure, match="numpy 2.4.6 became nothing"):
+        existing.added_packages(before, {"torch": "2.13.0+cpu"})
+
+
+def test_environments_that_exist_are_on_the_page():
+    assert set(EXISTING) <= set(CELLS)
+    counts = {"passed": 3, "skipped": 0, "failed": 1, "failures": ["a"]}
+    host = {"units": {"without": counts, "with": {**counts, "passed": 4}, "newly_failed": []}}
+    found = {"date": "2026-01-01", "added": ["spectral-fairseq"], "host_tests": host}
+    text = page.block({FIRST: cell("3.10", existing=found), SECOND: cell("3.12")})
+    assert "| ve-fairseq 0.12.3 | 2 | spectral-fairseq | units | 3 of 4 | 4 of 5 | 0 |" in text
+    broken = {FIRST: cell("3.10", existing={"date": "2026-01-01", "error": "no"})}
+    assert f"- {FIRST}: no" in page.block(broken)
+
+
+def test_an_environment_that_fails_is_recorded():
+    class Environment:
+        def check(self):
+            return {"added": ["spectral-fairseq"]}
+
+        def host_tests(self):
+            raise steps.Failure("no clone")
+
+    assert matrix.run_existing(Environment(), False)["added"] == ["spectral-fairseq"]
+    assert matrix.run_existing(Environment(), True)["error"] == "no clone"

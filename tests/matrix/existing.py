@@ -1,0 +1,175 @@
+"""The wheel in an environment that somebody already has, and fairseq's own tests in it.
+
+Such an environment has torch and fairseq, installed with pip and not with this project's Makefile.
+pip adds the wheel. Then one recipe is trained, translated with and exported there; nothing that was
+installed before may have changed.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any, Dict, List
+
+from tests.conftest import ROOT, TINY_TRANSLATION
+from tests.fuzz import data
+from tests.matrix.steps import Failure, Installation, add_counts, find_python
+
+_IN_THE_WHEEL = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
+_PIP = ("-m", "pip", "--disable-pip-version-check", "-q")
+_RECIPE = (
+    *("--arch", "transformer_wn_iwslt_de_en", "--criterion", "label_smoothed_cross_entropy"),
+    *("--share-all-embeddings", *TINY_TRANSLATION, "--optimizer", "adam", "--lr", "0.005"),
+    *("--weight-decay", "0.1", "--max-tokens", "96", "--max-update", "4", "--seed", "1", "--cpu"),
+    *("--num-workers", "0", "--data-buffer-size", "0", "--no-epoch-checkpoints"),
+)
+_TRANSLATION = ("--cpu", "--num-workers", "0", "--max-len-b", "8")
+# Files of fairseq's repository below tests/; the second runs all others.
+HOST_TESTS = {
+    "command lines": ("tests/test_binaries.py",),
+    "units": ("tests", "--ignore=tests/test_binaries.py", "--ignore=tests/gpu"),
+}
+_RUN_PYTEST = (
+    "import os, sys; os.chdir(sys.argv.pop(1)); sys.path.append(sys.argv.pop(1)); "
+    "import pytest; sys.exit(pytest.main())"
+)
+
+
+class Existing(Installation):
+    """Torch and fairseq of a cell, and then the wheel.
+
+    Args:
+        cell: the versions.
+        folder: of the cell; this environment is in its folder ``existing``.
+        upstream: clone of fairseq's repository, which has its tests.
+    """
+
+    def __init__(self, cell: Any, folder: Path, upstream: Any = None) -> None:
+        super().__init__(cell, folder / "existing", upstream)
+
+    def check(self) -> Dict[str, List[str]]:
+        """Install the wheel and use it; returns the packages that pip added.
+
+        Raises:
+            Failure: if a command fails, the exported model translates differently, or a package
+                that was installed before has changed.
+        """
+        before = self.make()
+        source, wheels = self.folder / "source", self.folder / "wheels"
+        for path in (source, wheels):
+            shutil.rmtree(path, ignore_errors=True)
+        shutil.copytree(ROOT / "spectral_fairseq", source / "spectral_fairseq")
+        for name in _IN_THE_WHEEL:
+            shutil.copy(ROOT / name, source / name)
+        alone = ("--no-deps", "--no-build-isolation")
+        self._run("python", *_PIP, "wheel", *alone, "-w", wheels, source)
+        (wheel,) = wheels.glob("*.whl")
+        self._run("python", *_PIP, "install", wheel)
+        added = added_packages(before, self._packages())
+        self.use()
+        if added_packages(before, self._packages()) != added:
+            raise Failure("the use of the package installed another one")
+        return {"added": added}
+
+    def make(self) -> Dict[str, str]:
+        """Install torch and fairseq in a new environment; returns the versions of its packages."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.remove()
+        wanted = self.cell.constraints((ROOT / "constraints.txt").read_text("utf-8"))
+        self._constraints.write_text(wanted, "utf-8")
+        self._call([find_python(self.cell.python), "-m", "venv", str(self.environment)])
+        pins = ("-c", self._constraints)
+        self._run("python", *_PIP, "install", *pins, "setuptools", "wheel")
+        self._run("python", *_PIP, "install", *pins, "torch", "numpy")
+        self._run("python", *_PIP, "install", *pins, "--no-build-isolation", "ve-fairseq")
+        return self._packages()
+
+    def use(self) -> None:
+        """Train a recipe, translate with it, export it, and translate without the plugin."""
+        for name in ("data", "checkpoint"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        self._data.parent.mkdir()
+        data.write(self._data.parent, lambda argv: self._run(*argv))
+        plugin = ("--user-dir", self._run("spectral-fairseq", "user-dir").strip())
+        save = ("--save-dir", self.checkpoint.parent)
+        self._run("fairseq-train", self._data, *plugin, *_RECIPE, *save)
+        plain = self.checkpoint.with_name("plain.pt")
+        self._run("spectral-fairseq", "export", self.checkpoint, plain)
+        ours = self._translations(self.checkpoint, *plugin)
+        theirs = self._translations(plain, "--required-batch-size-multiple", "1")
+        if not ours or ours != theirs:
+            raise Failure(f"{len(ours)} translations, and others from the exported model")
+
+    def host_tests(self) -> Dict[str, Any]:
+        """Run fairseq's own tests without and with the plugin.
+
+        Returns:
+            For each part of :data:`HOST_TESTS` the counts of both, and which tests fail with the
+            plugin only.
+
+        Raises:
+            Failure: if there is no clone of fairseq's repository.
+        """
+        if self._upstream is None:
+            raise Failure("expected --upstream FOLDER with a clone of fairseq; found none")
+        tests, runner = self.folder / "host", self.folder / "pytest"
+        shutil.rmtree(tests, ignore_errors=True)
+        for name in ("tests", "examples"):
+            shutil.copytree(self._upstream / name, tests / name)
+        # Beside the environment, which stays as it is.
+        self._run("python", *_PIP, "install", "--upgrade", "--target", runner, "pytest")
+        found: Dict[str, Any] = {}
+        for part, selected in HOST_TESTS.items():
+            counts = {}
+            for name, plugin in (("without", ()), ("with", ("-p", "spectral_fairseq.plugin"))):
+                report = self.folder / f"{part.replace(' ', '_')}-{name}.xml"
+                report.unlink(missing_ok=True)
+                counts[name] = self._pytest(runner, tests, report, *plugin, *selected)
+            broken = set(counts["with"]["failures"]) - set(counts["without"]["failures"])
+            found[part] = {**counts, "newly_failed": sorted(broken)}
+        return found
+
+    def _pytest(self, runner: Path, tests: Path, report: Path, *flags: str) -> Dict[str, Any]:
+        common = ("-q", "-p", "no:cacheprovider", f"--rootdir={tests}", f"--junitxml={report}")
+        try:
+            self._run("python", "-c", _RUN_PYTEST, tests, runner, *common, *flags)
+        except Failure:
+            if not report.exists():
+                raise
+        found: Dict[str, Any] = {"passed": 0, "skipped": 0, "failed": 0, "failures": []}
+        add_counts(found, report)
+        return found
+
+    def _packages(self) -> Dict[str, str]:
+        return packages_of(self._run("python", *_PIP, "freeze", "--all"))
+
+    def _translations(self, model: Path, *flags: Any) -> Dict[str, str]:
+        printed = self._run("fairseq-generate", self._data, "--path", model, *_TRANSLATION, *flags)
+        return dict(re.findall(r"^(H-\d+)\t\S+\t(.*)$", printed, re.MULTILINE))
+
+
+def packages_of(frozen: str) -> Dict[str, str]:
+    """Name -> version, or where it came from, of what ``pip freeze`` printed."""
+    found = {}
+    for line in frozen.splitlines():
+        name, _, version = line.replace(" @ ", "==").partition("==")
+        if version:
+            found[name] = version
+    return found
+
+
+def added_packages(before: Dict[str, str], after: Dict[str, str]) -> List[str]:
+    """The names of the packages that are new.
+
+    Raises:
+        Failure: if a package that was there is gone or has another version.
+    """
+    changed = [
+        f"{name} {version} became {after.get(name, 'nothing')}"
+        for name, version in before.items()
+        if after.get(name) != version
+    ]
+    if changed:
+        raise Failure(f"the installation changed packages: {', '.join(changed)}")
+    return sorted(set(after) - set(before))
