@@ -17,8 +17,9 @@ or as the field of a dataclass, which gives it its name and its type:
     check_ranges(options)
 
 A field that holds another such dataclass, or None, is a group: ``cache: Optional[CacheOptions]``
-gives ``--cache`` and one flag ``--cache-...`` for each field of ``CacheOptions``. Nothing here
-imports torch or fairseq, so that a command line can be parsed without them.
+gives ``--cache`` and one flag ``--cache-...`` for each field of ``CacheOptions``. One that always
+holds another is a :func:`part`, whose flags stand among the others. Nothing here imports torch or
+fairseq, so that a command line can be parsed without them.
 """
 
 from __future__ import annotations
@@ -71,7 +72,11 @@ class Option:
         named: the flag's name, where it is not the field's.
         alias: another flag for the same.
         metavar: stands for the value in ``--help``.
-        title: of a group, its heading in ``--help``.
+        positional: whether it is given by its place, without a flag.
+        nargs: how many values there may be, as for argparse.
+        required: whether it has to be given.
+        one_of: a name; of the options that share it at most one may be given.
+        title: of a group or a part, its heading in ``--help``.
         implied: of a group, whether any of its flags switches it on.
     """
 
@@ -89,6 +94,10 @@ class Option:
     named: str = ""
     alias: str = ""
     metavar: Optional[str] = None
+    positional: bool = False
+    nargs: Optional[str] = None
+    required: bool = False
+    one_of: str = ""
     title: str = ""
     implied: bool = True
 
@@ -163,6 +172,18 @@ def option(default: Any, help: str, **more: Any) -> Any:
         more: further attributes of :class:`Option`.
     """
     return Option("", default, help, **more).field
+
+
+def part(options: Type[Any], title: str = "", help: str = "") -> Any:
+    """A dataclass field that holds further options, with flags of their own names.
+
+    Args:
+        options: the dataclass.
+        title: their heading in ``--help``; they stand among the others if there is none.
+        help: the line below it.
+    """
+    declared = Option("", None, help, title=title)
+    return dataclasses.field(default_factory=options, metadata={_KEY: declared})
 
 
 def weight_option(name: str, help: str) -> Option:
@@ -240,6 +261,8 @@ class _Field(NamedTuple):
     declared: Option
     flag: str  # as typed, with prefix and dashes
     dest: str  # in the parsed arguments
+    is_group: bool  # a dataclass or None
+    is_part: bool  # a dataclass always
 
 
 def _fields(options: Type[Any], prefix: str) -> Iterator[_Field]:
@@ -249,10 +272,12 @@ def _fields(options: Type[Any], prefix: str) -> Iterator[_Field]:
             continue
         declared: Option = one.metadata[_KEY]
         kind = kinds[one.name]
-        if type(None) in typing.get_args(kind):
+        optional = type(None) in typing.get_args(kind)
+        if optional:
             (kind,) = [part for part in typing.get_args(kind) if part is not type(None)]
         flag = "--" + (prefix + (declared.named or one.name)).replace("_", "-")
-        yield _Field(one.name, kind, one.default, declared, flag, prefix + one.name)
+        groups = (optional and is_dataclass(kind), not optional and is_dataclass(kind))
+        yield _Field(one.name, kind, one.default, declared, flag, prefix + one.name, *groups)
 
 
 def add_flags(parser: Any, options: Type[Any], prefix: str = "") -> None:
@@ -263,23 +288,38 @@ def add_flags(parser: Any, options: Type[Any], prefix: str = "") -> None:
         options: the dataclass.
         prefix: of the flags' names, such as ``tune_``.
     """
+    exclusive: Dict[str, Any] = {}
     for one in _fields(options, prefix):
         declared = one.declared
-        if is_dataclass(one.kind):
+        if one.is_part:
+            title = (declared.title, declared.help or None)
+            add_flags(parser.add_argument_group(*title) if declared.title else parser, one.kind)
+            continue
+        if one.is_group:
             group = parser.add_argument_group(declared.title)
             group.add_argument(
                 one.flag, dest=one.dest, action="store_true", default=None, help=declared.help
             )
-            add_flags(group, typing.cast(Type[Any], one.kind), f"{one.dest}_")
+            add_flags(group, one.kind, f"{one.dest}_")
             continue
-        settings: Dict[str, Any] = {"dest": one.dest, "default": None, "help": _help(one)}
+        settings: Dict[str, Any] = {"default": None, "help": _help(one)}
         if one.kind is bool:
-            settings["action"] = "store_true"
+            settings["action"] = "store_false" if one.default else "store_true"
         else:
             settings.update(metavar=declared.metavar, **_reading(one.kind))
             if declared.choices:
                 settings["choices"] = tuple(declared.choices)
-        parser.add_argument(one.flag, **settings)
+        if declared.nargs:
+            settings["nargs"] = declared.nargs
+        if declared.positional:
+            parser.add_argument(one.dest, **settings)
+            continue
+        if declared.one_of and declared.one_of not in exclusive:
+            exclusive[declared.one_of] = parser.add_mutually_exclusive_group()
+        flags = [one.flag, declared.alias] if declared.alias else [one.flag]
+        exclusive.get(declared.one_of, parser).add_argument(
+            *flags, dest=one.dest, required=declared.required, **settings
+        )
 
 
 def _reading(kind: Any) -> Dict[str, Any]:
@@ -304,8 +344,10 @@ def numbers(text: str) -> Tuple[float, ...]:
 
 
 def _help(one: _Field) -> str:
-    unset = one.default is None or one.default is False or one.default == ()
-    text = one.declared.help if unset else f"{one.declared.help} (default: {one.default})"
+    text, default = one.declared.help, one.default
+    shown = not isinstance(default, bool) and default not in (None, "", ())
+    if shown and "(default:" not in text and not one.declared.required:
+        text += f" (default: {default})"
     return text.replace("%", "%%")  # argparse fills in what follows a single one
 
 
@@ -322,9 +364,12 @@ def from_arguments(options: Type[T], arguments: argparse.Namespace, prefix: str 
     """
     given: Dict[str, Any] = {}
     for one in _fields(options, prefix):
+        if one.is_part:
+            given[one.name] = from_arguments(one.kind, arguments)
+            continue
         value = getattr(arguments, one.dest)
-        if is_dataclass(one.kind):
-            group = typing.cast(Type[Any], one.kind)
+        if one.is_group:
+            group = one.kind
             parts = _given(group, arguments, f"{one.dest}_")
             if parts and not value and not one.declared.implied:
                 raise ConfigurationError(
@@ -360,8 +405,8 @@ def check_ranges(options: Any, prefix: str = "", config: Optional[Type[Any]] = N
         value = getattr(options, one.name)
         if value is None:
             continue
-        if is_dataclass(one.kind):
-            check_ranges(value, f"{one.dest}_")
+        if one.is_group or one.is_part:
+            check_ranges(value, f"{one.dest}_" if one.is_group else "")
             continue
         with arguments_as_flags(value=one.flag):
             dataclasses.replace(one.declared, type=one.kind).check(value)

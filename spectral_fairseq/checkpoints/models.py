@@ -190,11 +190,7 @@ def _state_dict(
 
 
 def _check_whole(state: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse what FSDP and DeepSpeed save of one process, in which no table is whole.
-
-    Raises:
-        CheckpointError: it is such a part.
-    """
+    """Refuse what FSDP and DeepSpeed save of one process, in which no table is whole."""
     optimizer = state.get("optimizer_state_dict")
     of_zero = isinstance(optimizer, Mapping) and "zero_stage" in optimizer
     empty = bool(tensors) and not any(one.numel() for one in tensors.values() if one.dim())

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Sequence
+from typing import TYPE_CHECKING, Optional, Sequence, Tuple
 
 from spectral_fairseq.analysis.options import SHARES, Options
 from spectral_fairseq.checkpoints.saved import model_path
 from spectral_fairseq.commands.shared import (
     CheckpointBar,
-    add_no_verify,
     checkpoints_bar,
     import_plugin,
+    no_verify,
 )
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, MissingDataError
-from spectral_fairseq.options import add_flags, from_arguments
+from spectral_fairseq.options import option, part
 
 if TYPE_CHECKING:
     from spectral_fairseq.analysis.api import Report
 
 
-TOKENS = 4096
 # Flags that do nothing without another one.
 _NEEDS = {
     "--overwrite": "--out",
@@ -44,119 +43,110 @@ pictures (PNG, SVG), the raw JSON and report.html, one page that needs no networ
 """
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that ``analyze`` and ``compare`` share.
+@dataclass
+class Predictions:
+    """What is measured on data."""
 
-    Args:
-        parser: of either.
-    """
-    parser.add_argument(
-        "--out", metavar="DIR", help="write report.html, pictures and JSON to this folder"
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace a report that is already in DIR"
-    )
-    parser.add_argument(
-        "--format",
-        choices=("text", "json"),
-        default="text",
-        help="format of the printed figures (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--table",
-        "--tensor",
-        metavar="NAME",
-        help="measure this table or matrix, given by its name or a part of it, instead of the "
-        "output table",
-    )
-    parser.add_argument(
-        "--dict",
-        metavar="PATH",
-        dest="dictionary",
-        help="read words from this dict.txt, tokenizer.json, vocab.json, vocab.txt or "
-        "sentencepiece model, or from a folder with one (default: look where the checkpoint was "
-        "trained, or beside the model)",
-    )
-    parser.add_argument(
-        "--counts",
-        metavar="FILE",
-        help="read word frequencies from lines '<word> <count>', from a JSON object, or from one "
-        "number for each row (text or .npy); dict.txt has its own",
-    )
-    parser.add_argument(
-        "--labels", metavar="A,B,...", help="names of the checkpoints, separated by commas"
-    )
-    add_flags(parser, Options)
-    data = parser.add_argument_group("predictions", "fairseq builds the model and runs it on data")
-    data.add_argument(
-        "--data",
+    data: Optional[str] = option(
+        None,
+        "folder of binarised data, on which rank and pairwise KL of log P are measured",
         metavar="DIR",
-        help="folder of binarised data, on which rank and pairwise KL of log P are measured",
     )
-    data.add_argument(
-        "--gen-subset", metavar="NAME", help="subset of DIR to run the model on (default: valid)"
-    )
-    data.add_argument(
-        "--tokens",
+    gen_subset: str = option("valid", "subset of DIR to run the model on", metavar="NAME")
+    tokens: int = option(
+        4096,
+        "use the first N target tokens of the subset; the paper on mixtures of softmaxes uses the "
+        "whole test set of Penn Treebank",
         metavar="N",
-        type=int,
-        help="use the first N target tokens of the subset; the paper on mixtures of softmaxes uses "
-        f"the whole test set of Penn Treebank (default: {TOKENS})",
+        at_least=1,
     )
-    data.add_argument(
-        "--nbest",
+    nbest: Tuple[str, ...] = option(
+        (),
+        "measure precision and recall of sentence-level BLEU on the output of fairseq-generate "
+        "--nbest, one file for each checkpoint",
         metavar="FILE",
-        nargs="+",
-        default=[],
-        help="measure precision and recall of sentence-level BLEU on the output of "
-        "fairseq-generate --nbest, one file for each checkpoint",
     )
-    data.add_argument(
-        "--nbest-tokenize",
-        metavar="NAME",
-        help="tokenise --nbest with this tokeniser of sacrebleu (default: none, for text that is "
+    nbest_tokenize: str = option(
+        "none",
+        "tokenise --nbest with this tokeniser of sacrebleu (default: none, for text that is "
         "tokenised already)",
+        metavar="NAME",
     )
-    parser.add_argument(
-        "--no-progress", action="store_true", help="show no progress bar (terminals only)"
+
+
+@dataclass
+class ReportArguments:
+    """The arguments that ``analyze`` and ``compare`` share."""
+
+    out: Optional[str] = option(
+        None, "write report.html, pictures and JSON to this folder", metavar="DIR"
     )
-    add_no_verify(parser)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``analyze``.
-
-    Args:
-        parser: of the subcommand.
-    """
-    parser.add_argument(
-        "checkpoints", metavar="MODEL", nargs="+", help="file or folder of a model or a table"
+    overwrite: bool = option(False, "replace a report that is already in DIR")
+    format: str = option("text", "format of the printed figures", choices=("text", "json"))
+    table: Optional[str] = option(
+        None,
+        "measure this table or matrix, given by its name or a part of it, instead of the output "
+        "table",
+        alias="--tensor",
+        metavar="NAME",
     )
-    parser.add_argument(
-        "--all", action="store_true", help="print every measure, not only six beside the verdict"
+    dictionary: Optional[str] = option(
+        None,
+        "read words from this dict.txt, tokenizer.json, vocab.json, vocab.txt or sentencepiece "
+        "model, or from a folder with one (default: look where the checkpoint was trained, or "
+        "beside the model)",
+        named="dict",
+        metavar="PATH",
     )
-    add_options(parser)
+    counts: Optional[str] = option(
+        None,
+        "read word frequencies from lines '<word> <count>', from a JSON object, or from one "
+        "number for each row (text or .npy); dict.txt has its own",
+        metavar="FILE",
+    )
+    labels: Optional[str] = option(
+        None, "names of the checkpoints, separated by commas", metavar="A,B,..."
+    )
+    measuring: Options = part(Options)
+    predictions: Predictions = part(
+        Predictions, "predictions", "fairseq builds the model and runs it on data"
+    )
+    no_progress: bool = option(False, "show no progress bar (terminals only)")
+    verify: bool = no_verify()
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure the named checkpoints.
+@dataclass
+class Arguments:
+    """The arguments of ``analyze``."""
 
-    Args:
-        args: parsed arguments.
-
-    Returns:
-        Exit status 0; every failure is an error, and then nothing is written.
-    """
-    return report(args, [Path(name) for name in args.checkpoints], "analyze")
+    checkpoints: Tuple[str, ...] = option(
+        (), "file or folder of a model or a table", metavar="MODEL", positional=True
+    )
+    all: bool = option(False, "print every measure, not only six beside the verdict")
+    report: ReportArguments = part(ReportArguments)
 
 
-def report(args: argparse.Namespace, paths: Sequence[Path], command: str) -> int:
+def run(args: Arguments) -> int:
+    """Measure the named checkpoints; returns the exit status 0."""
+    paths = [Path(name) for name in args.checkpoints]
+    return report(args.report, paths, "analyze", whole=args.all)
+
+
+def report(
+    args: ReportArguments,
+    paths: Sequence[Path],
+    command: str,
+    whole: bool = False,
+    methods: Optional[str] = None,
+) -> int:
     """Measure, print, and write the folder if asked.
 
     Args:
-        args: parsed arguments, with the options of :func:`add_options`.
+        args: what to measure and to write.
         paths: the checkpoints.
         command: the subcommand's name.
+        whole: whether every measure is printed.
+        methods: of each checkpoint, separated by commas.
 
     Returns:
         Exit status 0.
@@ -164,19 +154,17 @@ def report(args: argparse.Namespace, paths: Sequence[Path], command: str) -> int
     Raises:
         ConfigurationError: options that contradict each other.
     """
-    if args.nbest and len(args.nbest) != len(paths):
+    if args.predictions.nbest and len(args.predictions.nbest) != len(paths):
         raise ConfigurationError(
             f"one --nbest file for each of {len(paths)} checkpoints",
-            str(len(args.nbest)),
+            str(len(args.predictions.nbest)),
             "Give them in the order of the checkpoints.",
         )
     _check_flags(args)
-    options = from_arguments(Options, args)
-    options.check()
     for path in paths:
         model_path(path)
-    if args.data:
-        _check_data(args, paths)
+    if args.predictions.data:
+        _check_data(args.predictions.data, paths)
         import_plugin()
     from spectral_fairseq.analysis.plots import import_matplotlib
     from spectral_fairseq.analysis.report import check_folder, check_inputs_stay
@@ -184,48 +172,41 @@ def report(args: argparse.Namespace, paths: Sequence[Path], command: str) -> int
     if args.out is not None:
         folder = check_folder(args.out, args.overwrite)
         beside = [name for name in (args.dictionary, args.counts) if name]
-        check_inputs_stay(folder, [*paths, *beside, *args.nbest])
+        check_inputs_stay(folder, [*paths, *beside, *args.predictions.nbest])
         import_matplotlib()
-    report = _analyse(args, paths, options)
-    report.command = command
-    page = None if args.out is None else report.write(args.out, args.overwrite)
+    found = _analyse(args, paths, methods)
+    found.command = command
+    page = None if args.out is None else found.write(args.out, args.overwrite)
     if args.format == "json":
-        print(json.dumps(report.to_dict()))
+        print(json.dumps(found.to_dict()))
     else:
-        print(report.to_text() if getattr(args, "all", False) else report)
+        print(found.to_text() if whole else found)
     if page is not None:
         print(f"Report: {page}", file=sys.stderr)
     return 0
 
 
-def _check_flags(args: argparse.Namespace) -> None:
-    """Refuse flags that would do nothing, and fill in what was not given."""
+def _check_flags(args: ReportArguments) -> None:
+    """Refuse flags that would do nothing."""
+    given = {**vars(args), **vars(args.predictions)}
+    defaults = {**vars(ReportArguments()), **vars(Predictions())}
     for flag, needed in _NEEDS.items():
         name, other = (one[2:].replace("-", "_") for one in (flag, needed))
-        if getattr(args, name) not in (None, False) and not getattr(args, other):
+        if given[name] != defaults[name] and not given[other]:
             raise ConfigurationError(
                 f"{needed} together with {flag}", "no such flag", f"Add {needed}, or remove {flag}."
             )
-    args.gen_subset = args.gen_subset or "valid"
-    args.nbest_tokenize = args.nbest_tokenize or "none"
-    args.tokens = TOKENS if args.tokens is None else args.tokens
 
 
-def _check_data(args: argparse.Namespace, paths: Sequence[Path]) -> None:
-    """Refuse what fairseq could not run, before the tables are measured.
-
-    Raises:
-        ConfigurationError: a number of tokens below one.
-        MissingDataError: no such folder.
-        CheckpointError: a model that is not a checkpoint of fairseq.
-    """
+def _check_data(data: str, paths: Sequence[Path]) -> None:
+    """Refuse what fairseq could not run, before the tables are measured."""
     from spectral_fairseq.checkpoints.models import may_be_torch_file
 
-    if args.tokens < 1:
-        raise ConfigurationError("--tokens of 1 or more", str(args.tokens), "Give more tokens.")
-    if not os.path.isdir(args.data):
+    if not os.path.isdir(data):
         raise MissingDataError(
-            f"a folder at {args.data}", "none", "Name a folder of binarised data with --data."
+            f"a folder at {data}",
+            "none",
+            "Name a folder of binarised data with --data.",
         )
     for path in paths:
         if not may_be_torch_file(path):
@@ -236,7 +217,7 @@ def _check_data(args: argparse.Namespace, paths: Sequence[Path]) -> None:
             )
 
 
-def _analyse(args: argparse.Namespace, paths: Sequence[Path], options: Options) -> Report:
+def _analyse(args: ReportArguments, paths: Sequence[Path], methods: Optional[str]) -> Report:
     from spectral_fairseq.analysis import analyze
     from spectral_fairseq.analysis.results import labels_for
     from spectral_fairseq.commands.nbest import (
@@ -247,14 +228,14 @@ def _analyse(args: argparse.Namespace, paths: Sequence[Path], options: Options) 
         read_generated,
     )
 
+    asked = args.predictions
     labels = labels_for(paths, None if args.labels is None else args.labels.split(","))
-    methods = getattr(args, "methods", None)
     # What can fail does so before any long work.
-    nbest = [read_generated(name) for name in args.nbest]
+    nbest = [read_generated(name) for name in asked.nbest]
     if nbest:
-        check_tokenizer(args.nbest_tokenize)
+        check_tokenizer(asked.nbest_tokenize)
     unused = {
-        "predictions": not args.data,
+        "predictions": not asked.data,
         "BLEU of the n best": not nbest,
         "drift": len(paths) == 1,
     }
@@ -274,23 +255,27 @@ def _analyse(args: argparse.Namespace, paths: Sequence[Path], options: Options) 
             verify=args.verify,
             progress=progress,
             methods=methods.split(",") if methods else None,
-            **vars(options),
+            **vars(args.measuring),
         )
         for index, path in enumerate(paths):
             steps = progress(index)
-            if args.data:
+            if asked.data:
                 from spectral_fairseq.commands.predictions import measure_outputs
 
                 # The spectrum of the collected rows comes after the last of them.
-                steps.begin("predictions", 1.3 * args.tokens)
+                steps.begin("predictions", 1.3 * asked.tokens)
                 measures, details = measure_outputs(
-                    path, args.data, args.gen_subset, args.tokens, steps.advance
+                    path,
+                    asked.data,
+                    asked.gen_subset,
+                    asked.tokens,
+                    steps.advance,
                 )
                 report.extend(index, measures, outputs=details)
             if nbest:
                 steps.begin("BLEU of the n best", len(ORDERS) * len(nbest[index]))
-                scores, signature = nbest_bleu(nbest[index], args.nbest_tokenize, progress=steps)
-                details = bleu_details(nbest[index], signature, args.nbest[index])
+                scores, signature = nbest_bleu(nbest[index], asked.nbest_tokenize, progress=steps)
+                details = bleu_details(nbest[index], signature, asked.nbest[index])
                 report.extend(index, scores, nbest=details)
             steps.end()
     return report

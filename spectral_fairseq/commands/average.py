@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Optional
+from typing import List, Optional, Tuple
 
 from spectral_fairseq.checkpoints.saved import EPOCH_FILE, UPDATE_FILE, checkpoint_file
-from spectral_fairseq.commands.shared import add_no_verify, check_output, save_atomically
+from spectral_fairseq.commands.shared import check_output, no_verify, save_atomically
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.options import option
 
 DESCRIPTION = """\
 Average checkpoints of one training run, of this package or plain. A factored table is averaged
@@ -20,55 +21,45 @@ state is left out.
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``average``.
+@dataclass
+class Arguments:
+    """The arguments of ``average``."""
 
-    Args:
-        parser: of the subcommand.
-    """
-    parser.add_argument(
-        "checkpoints",
+    checkpoints: Tuple[str, ...] = option(
+        (),
+        "checkpoints, or one folder together with one of the --num options",
         metavar="CKPT",
+        positional=True,
         nargs="*",
-        help="checkpoints, or one folder together with one of the --num options",
     )
-    parser.add_argument(
-        "--inputs", metavar="CKPT", nargs="+", default=[], help="the same, under fairseq's name"
-    )
-    parser.add_argument("--output", metavar="OUT", required=True, help="file to write")
-    last = parser.add_mutually_exclusive_group()
-    last.add_argument(
-        "--num-epoch-checkpoints",
-        "--last",
+    inputs: Tuple[str, ...] = option((), "the same, under fairseq's name", metavar="CKPT")
+    output: str = option("", "file to write", metavar="OUT", required=True)
+    num_epoch_checkpoints: Optional[int] = option(
+        None,
+        "the last N checkpoints of the folder saved at the end of an epoch",
+        alias="--last",
         metavar="N",
-        type=int,
-        help="the last N checkpoints of the folder saved at the end of an epoch",
+        at_least=1,
+        one_of="numbers",
     )
-    last.add_argument(
-        "--num-update-checkpoints",
+    num_update_checkpoints: Optional[int] = option(
+        None,
+        "the last N checkpoints of the folder saved after a number of updates",
         metavar="N",
-        type=int,
-        help="the last N checkpoints of the folder saved after a number of updates",
+        at_least=1,
+        one_of="numbers",
     )
-    parser.add_argument(
-        "--checkpoint-upper-bound",
+    checkpoint_upper_bound: Optional[int] = option(
+        None,
+        "leave out checkpoints of a later epoch, or after more updates, than this",
         metavar="N",
-        type=int,
-        help="leave out checkpoints of a later epoch, or after more updates, than this",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
-    add_no_verify(parser)
+    overwrite: bool = option(False, "replace OUT if it exists")
+    verify: bool = no_verify()
 
 
-def run(args: argparse.Namespace) -> int:
-    """Average the chosen checkpoints.
-
-    Args:
-        args: parsed arguments.
-
-    Returns:
-        Exit status 0; every failure is an error.
-    """
+def run(args: Arguments) -> int:
+    """Average the chosen checkpoints; returns the exit status 0."""
     paths = chosen_checkpoints(args)
     for path in paths:
         checkpoint_file(path)
@@ -80,11 +71,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def chosen_checkpoints(args: argparse.Namespace) -> List[Path]:
+def chosen_checkpoints(args: Arguments) -> List[Path]:
     """The files that the arguments name, of a folder's the newest first.
 
     Args:
-        args: parsed arguments.
+        args: the arguments.
 
     Raises:
         ConfigurationError: arguments that contradict each other or name nothing.
@@ -108,8 +99,6 @@ def chosen_checkpoints(args: argparse.Namespace) -> List[Path]:
                 "Name files, or one folder and --num-epoch-checkpoints N.",
             )
         return inputs
-    if count < 1:
-        raise ConfigurationError("a number of checkpoints >= 1", str(count), "Correct it.")
     if len(inputs) != 1 or not os.path.isdir(inputs[0]):
         raise ConfigurationError(
             "one existing folder together with --num-epoch-checkpoints, --last or "

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import List
+from typing import List, Optional, Tuple
 
 from spectral_fairseq.checkpoints.saved import STEP_FOLDER, saved_epochs, weights_file
-from spectral_fairseq.commands.analyze import add_options, report
+from spectral_fairseq.commands.analyze import ReportArguments, report
 from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.options import option, part
 
 DESCRIPTION = """\
 Measure several models and put them side by side: one table, their curves on common axes, how far
@@ -22,35 +23,27 @@ is the only one, and for the model beside others.
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``compare``.
+@dataclass
+class Arguments:
+    """The arguments of ``compare``."""
 
-    Args:
-        parser: of the subcommand.
-    """
-    parser.add_argument(
-        "checkpoints",
+    checkpoints: Tuple[str, ...] = option(
+        (),
+        "file or folder of a model, or the folder of a training run",
         metavar="MODEL_OR_RUN",
-        nargs="+",
-        help="file or folder of a model, or the folder of a training run",
+        positional=True,
     )
-    parser.add_argument(
-        "--methods",
+    methods: Optional[str] = option(
+        None,
+        "the method of each checkpoint, separated by commas; mean and standard deviation are shown "
+        "over the checkpoints of one name, its seeds",
         metavar="A,A,B,...",
-        help="the method of each checkpoint, separated by commas; mean and standard deviation are "
-        "shown over the checkpoints of one name, its seeds",
     )
-    add_options(parser)
+    report: ReportArguments = part(ReportArguments)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure the named checkpoints and those of named folders.
-
-    Args:
-        args: parsed arguments.
-
-    Returns:
-        Exit status 0.
+def run(args: Arguments) -> int:
+    """Measure the named checkpoints and those of named folders; returns the exit status 0.
 
     Raises:
         ConfigurationError: fewer than two checkpoints.
@@ -65,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
             "one",
             "Name another, or a folder of several; for one alone use spectral-fairseq analyze.",
         )
-    return report(args, paths, "compare")
+    return report(args.report, paths, "compare", methods=args.methods)
 
 
 def _is_run(path: Path, alone: bool) -> bool:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import textwrap
+from dataclasses import dataclass
 from typing import Any, Dict, List
 
 import spectral_fairseq
 from spectral_fairseq.compat import Applied, Status, patch_fairseq, why_not_importable
+from spectral_fairseq.options import option
 from spectral_fairseq.provenance import cuda_devices, resolve_user_dir, versions
 from spectral_fairseq.refusals import REFUSALS, Refusal, unquoted
 
@@ -130,24 +131,15 @@ def _indented(sentence: str, indent: str = " " * 6) -> str:
     )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``doctor``.
+@dataclass
+class Arguments:
+    """The arguments of ``doctor``."""
 
-    Args:
-        parser: of the subcommand.
-    """
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="output format")
+    format: str = option("text", "output format", choices=("text", "json"))
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the findings.
-
-    Args:
-        args: parsed arguments, with ``format``.
-
-    Returns:
-        Exit status: 1 if something cannot work, else 0.
-    """
+def run(args: Arguments) -> int:
+    """Print the findings; returns the exit status 1 if something cannot work, else 0."""
     found = diagnose()
     print(json.dumps(found, indent=2) if args.format == "json" else _as_text(found))
     return 1 if found["problems"] else 0

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
+from dataclasses import dataclass
 from typing import Any, Dict, List, Optional
 
 from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.commands.lm_options import Options
-from spectral_fairseq.commands.shared import StageBars, add_no_verify, import_plugin
-from spectral_fairseq.options import add_flags, from_arguments
+from spectral_fairseq.commands.shared import StageBars, import_plugin, no_verify
+from spectral_fairseq.options import option, part
 
 DESCRIPTION = """\
 Perplexity of a language model on a split that fairseq-preprocess --only-source binarised: every
@@ -31,40 +31,30 @@ of fairseq-eval-lm --tokens-per-sample SEGMENT --context-window C.
 _SYMBOLS = {"rate": "eta", "decay": "lambda"}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``evaluate-lm``.
+@dataclass
+class Arguments:
+    """The arguments of ``evaluate-lm``."""
 
-    Args:
-        parser: of the subcommand.
-    """
-    parser.add_argument("checkpoint", metavar="CKPT", help="checkpoint saved by fairseq-train")
-    parser.add_argument("data", metavar="DATA", help="folder of binarised data")
-    parser.add_argument(
-        "--format", choices=("text", "json"), default="text", help="format of the printed figures"
+    checkpoint: str = option(
+        "", "checkpoint saved by fairseq-train", metavar="CKPT", positional=True
     )
-    parser.add_argument(
-        "--no-progress", action="store_true", help="show no progress bar (terminals only)"
-    )
-    add_no_verify(parser)
-    add_flags(parser, Options)
+    data: str = option("", "folder of binarised data", metavar="DATA", positional=True)
+    format: str = option("text", "format of the printed figures", choices=("text", "json"))
+    no_progress: bool = option(False, "show no progress bar (terminals only)")
+    verify: bool = no_verify()
+    options: Options = part(Options)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Evaluate one checkpoint.
-
-    Args:
-        args: parsed arguments.
-
-    Returns:
-        Exit status 0; every failure is an error.
-    """
-    options = from_arguments(Options, args)
+def run(args: Arguments) -> int:
+    """Evaluate one checkpoint; returns the exit status 0."""
     checkpoint_file(args.checkpoint)
     import_plugin()
     from spectral_fairseq.commands.lm_evaluation import evaluate_checkpoint
 
     with StageBars(args.no_progress) as bars:
-        found = evaluate_checkpoint(args.checkpoint, args.data, options, bars.begin, args.verify)
+        found = evaluate_checkpoint(
+            args.checkpoint, args.data, args.options, bars.begin, args.verify
+        )
     if found["data"]["remark"]:
         print(f"warning: {found['data']['remark']}", file=sys.stderr)
     print(json.dumps(found) if args.format == "json" else as_text(found))

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
 
 from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.commands.shared import (
-    add_no_verify,
     check_output,
     check_output_folder,
     import_plugin,
+    no_verify,
     save_atomically,
 )
 from spectral_fairseq.errors import (
@@ -27,6 +27,7 @@ from spectral_fairseq.errors import (
     arguments_as_flags,
 )
 from spectral_fairseq.files import making_folder, why_not_readable
+from spectral_fairseq.options import option
 
 DESCRIPTION = """\
 Collapse the tables of a checkpoint of transformer_sc*, transformer_wn*, transformer_lm_sc* or
@@ -67,55 +68,42 @@ _ONLY = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``export``.
+@dataclass
+class Arguments:
+    """The arguments of ``export``."""
 
-    Args:
-        parser: of the subcommand.
-    """
-    parser.add_argument("checkpoint", metavar="CKPT", help="checkpoint saved by fairseq-train")
-    parser.add_argument(
-        "output", metavar="OUT", help="file to write, or folder to make for another format"
+    checkpoint: str = option(
+        "", "checkpoint saved by fairseq-train", metavar="CKPT", positional=True
     )
-    parser.add_argument(
-        "--to", choices=_FORMATS, default="fairseq", help="format (default: %(default)s)"
+    output: str = option(
+        "", "file to write, or folder to make for another format", metavar="OUT", positional=True
     )
-    parser.add_argument(
-        "--data",
+    to: str = option("fairseq", "format", choices=_FORMATS)
+    data: Optional[str] = option(
+        None,
+        "folder of the dictionaries (default: the one that the checkpoint was trained on)",
         metavar="DIR",
-        help="folder of the dictionaries (default: the one that the checkpoint was trained on)",
     )
-    parser.add_argument(
-        "--bpe-codes",
+    bpe_codes: Optional[str] = option(
+        None,
+        "codes of subword-nmt, with which the tokenizer cuts words (huggingface)",
         metavar="FILE",
-        help="codes of subword-nmt, with which the tokenizer cuts words (huggingface)",
     )
-    parser.add_argument(
-        "--sentencepiece-model",
+    sentencepiece_model: Optional[str] = option(
+        None,
+        "model of sentencepiece, with which the tokenizer cuts text (huggingface)",
         metavar="FILE",
-        help="model of sentencepiece, with which the tokenizer cuts text (huggingface)",
     )
-    parser.add_argument(
-        "--quantization", metavar="TYPE", help="type of the weights, such as int8 (ctranslate2)"
+    quantization: Optional[str] = option(
+        None, "type of the weights, such as int8 (ctranslate2)", metavar="TYPE"
     )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace OUT if it exists in that format"
-    )
-    parser.add_argument(
-        "--format", choices=("text", "json"), default="text", help="format of what is printed"
-    )
-    add_no_verify(parser)
+    overwrite: bool = option(False, "replace OUT if it exists in that format")
+    format: str = option("text", "format of what is printed", choices=("text", "json"))
+    verify: bool = no_verify()
 
 
-def run(args: argparse.Namespace) -> int:
-    """Export one checkpoint.
-
-    Args:
-        args: parsed arguments of :func:`add_arguments`.
-
-    Returns:
-        Exit status 0; every failure is an error.
-    """
+def run(args: Arguments) -> int:
+    """Export one checkpoint; returns the exit status 0."""
     checkpoint_file(args.checkpoint)
     _check_flags(args)
     text, figures = _to_file(args) if args.to == "fairseq" else _to_folder(args)
@@ -123,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_flags(args: argparse.Namespace) -> None:
+def _check_flags(args: Arguments) -> None:
     for name, formats in _ONLY.items():
         if getattr(args, name) is not None and args.to not in formats:
             flag = "--" + name.replace("_", "-")
@@ -142,13 +130,13 @@ def _check_flags(args: argparse.Namespace) -> None:
         raise MissingDataError(
             f"a folder at {args.data}", "none", "Name the folder of the dictionaries with --data."
         )
-    for name in (args.bpe_codes, args.sentencepiece_model):
-        problem = name and why_not_readable(name)
+    for file in (args.bpe_codes, args.sentencepiece_model):
+        problem = file and why_not_readable(file)
         if problem:
-            raise MissingDataError(f"a file at {name}", problem, "Correct its name.")
+            raise MissingDataError(f"a file at {file}", problem, "Correct its name.")
 
 
-def _to_file(args: argparse.Namespace) -> Printed:
+def _to_file(args: Arguments) -> Printed:
     out = check_output(args.output, [args.checkpoint], args.overwrite)
     import_plugin()
     from spectral_fairseq.checkpoints.reading import load_checkpoint
@@ -164,7 +152,7 @@ def _to_file(args: argparse.Namespace) -> Printed:
     return text, {"output": str(out), "arch": arch, **_figures(check)}
 
 
-def _to_folder(args: argparse.Namespace) -> Printed:
+def _to_folder(args: Arguments) -> Printed:
     given = (args.checkpoint, args.data, args.bpe_codes, args.sentencepiece_model)
     inputs = [path for path in given if path]
     out = check_output_folder(args.output, inputs, _NAMES[args.to], args.overwrite)
@@ -259,7 +247,7 @@ def _refuse_language_pairs(checkpoint: Dict[str, Any], target: str) -> None:
 
 
 def _fill_huggingface(
-    args: argparse.Namespace, checkpoint: Dict[str, Any], folder: Path, out: Path
+    args: Arguments, checkpoint: Dict[str, Any], folder: Path, out: Path
 ) -> Printed:
     from spectral_fairseq.commands.export_huggingface import write_huggingface
     from spectral_fairseq.commands.export_tokenizer import write_tokenizer
@@ -271,8 +259,8 @@ def _fill_huggingface(
         source.symbols,
         target.symbols,
         languages,
-        args.bpe_codes and Path(args.bpe_codes),
-        args.sentencepiece_model and Path(args.sentencepiece_model),
+        Path(args.bpe_codes) if args.bpe_codes else None,
+        Path(args.sentencepiece_model) if args.sentencepiece_model else None,
     )
     text = (
         f"{out}: a model of class {name}; its logits differ from fairseq's by at most "
@@ -282,7 +270,7 @@ def _fill_huggingface(
 
 
 def _fill_ctranslate2(
-    args: argparse.Namespace, checkpoint: Dict[str, Any], folder: Path, out: Path
+    args: Arguments, checkpoint: Dict[str, Any], folder: Path, out: Path
 ) -> Printed:
     from spectral_fairseq.commands.export_ctranslate2 import write_ctranslate2
 
@@ -293,7 +281,7 @@ def _fill_ctranslate2(
 
 
 def _dictionaries(
-    args: argparse.Namespace, checkpoint: Dict[str, Any]
+    args: Arguments, checkpoint: Dict[str, Any]
 ) -> Tuple[Any, Any, Optional[Tuple[str, str]]]:
     """Dictionaries of source and target, and their languages; None for a language model."""
     from spectral_fairseq.checkpoints.dictionary import (

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import textwrap
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spectral_fairseq.commands.shared import import_plugin
+from spectral_fairseq.options import option
 
 if TYPE_CHECKING:
     from spectral_fairseq.commands.plugin_flags import ListedFlag
@@ -21,18 +22,16 @@ fairseq-train --help exits before it looks at plugins, so it shows none of them.
 INDENT = " " * 6
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``flags``.
+@dataclass
+class Arguments:
+    """The arguments of ``flags``."""
 
-    Args:
-        parser: of the subcommand.
-    """
-    parser.add_argument(
-        "pattern",
+    pattern: str = option(
+        "",
+        "list only flags whose name or meaning contains this text",
         metavar="TEXT",
+        positional=True,
         nargs="?",
-        default="",
-        help="list only flags whose name or meaning contains this text",
     )
 
 
@@ -40,15 +39,8 @@ def _searched(flag: ListedFlag) -> str:
     return f"{flag.name} {flag.meaning}".lower().replace("_", "-")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the flags.
-
-    Args:
-        args: parsed arguments, with ``pattern``.
-
-    Returns:
-        Exit status: 0, or 1 if no flag contains the pattern.
-    """
+def run(args: Arguments) -> int:
+    """Print the flags; returns the exit status 1 if no flag contains the pattern, else 0."""
     import_plugin()
     from spectral_fairseq.commands.plugin_flags import flag_sections
 

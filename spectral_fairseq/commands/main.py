@@ -11,6 +11,7 @@ from typing import Any, Dict, Optional, Sequence
 import spectral_fairseq
 from spectral_fairseq.commands.shared import NO_VERIFY, check_retired, print_anywhere
 from spectral_fairseq.errors import SpectralFairseqError, arguments_as_flags
+from spectral_fairseq.options import add_flags, check_ranges, from_arguments
 
 SUBCOMMANDS: Dict[str, str] = {
     "analyze": "measure and draw the embedding space of checkpoints",
@@ -24,7 +25,7 @@ SUBCOMMANDS: Dict[str, str] = {
     "doctor": "show versions, how fairseq is patched, and what is not supported",
 }
 """Name -> its line in the help. Its code is in ``commands/<name>.py``: ``DESCRIPTION``,
-``add_arguments(parser)`` and ``run(arguments) -> exit status``."""
+the dataclass ``Arguments``, and ``run(arguments) -> exit status``."""
 
 _DEBUG_HELP = "show the traceback of an error as well"
 
@@ -40,17 +41,17 @@ class _Subcommand(argparse.ArgumentParser):
         module = importlib.import_module(f"spectral_fairseq.commands.{name}")
         self.description = module.DESCRIPTION
         check_retired(name, sys.argv[1:] if args is None else args)
-        module.add_arguments(self)
+        add_flags(self, module.Arguments)
         # Without a default, so that one given before the subcommand stays.
         self.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help=_DEBUG_HELP
         )
-        self.set_defaults(run=module.run)
+        self.set_defaults(module=module)
         return super().parse_known_args(args, namespace)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command; it sets ``run`` to the subcommand's function."""
+    """The parser of the whole command; it sets ``module`` to the subcommand's."""
     parser = argparse.ArgumentParser(
         prog="spectral-fairseq",
         description="Measure, compare, average, export and evaluate fairseq checkpoints, plain or "
@@ -84,7 +85,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     try:
         build_parser().parse_args(argv, args)
         with arguments_as_flags(verify=NO_VERIFY):
-            status = int(args.run(args))
+            arguments = from_arguments(args.module.Arguments, args)
+            check_ranges(arguments)
+            status = int(args.module.run(arguments))
         if sys.stdout is not None:
             sys.stdout.flush()  # here, where a closed pipe can still be handled
         return status

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from spectral_fairseq.checkpoints.saved import checkpoint_file
-from spectral_fairseq.commands.shared import add_no_verify, import_plugin
+from spectral_fairseq.commands.shared import import_plugin, no_verify
 from spectral_fairseq.errors import DataError, arguments_as_flags, printable
 from spectral_fairseq.files import why_not_readable
+from spectral_fairseq.options import option
 
 DESCRIPTION = """\
 The most probable next words of one or several language models after each of your sentences, side
@@ -22,44 +23,33 @@ models gives the true next word the highest probability in comparison with the s
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``next-words``.
+@dataclass
+class Arguments:
+    """The arguments of ``next-words``."""
 
-    Args:
-        parser: of the subcommand.
-    """
-    add = parser.add_argument
-    add("checkpoints", metavar="CKPT", nargs="+", help="language models saved by fairseq-train")
-    add("--data", metavar="DIR", required=True, help="folder of binarised data, with dict.txt")
-    add(
-        "--sentences",
-        metavar="FILE",
-        default="-",
-        help="text with a sentence on each line (default: standard input)",
+    checkpoints: Tuple[str, ...] = option(
+        (), "language models saved by fairseq-train", metavar="CKPT", positional=True
     )
-    add("--top", metavar="N", type=int, default=5, help="words to list (default: %(default)s)")
-    add(
-        "--largest-gaps",
-        metavar="N",
-        type=int,
-        default=0,
-        help="list N positions at which the first of two models is ahead of the second most "
+    data: str = option("", "folder of binarised data, with dict.txt", metavar="DIR", required=True)
+    sentences: str = option(
+        "-", "text with a sentence on each line (default: standard input)", metavar="FILE"
+    )
+    top: int = option(5, "words to list", metavar="N")
+    largest_gaps: int = option(
+        0,
+        "list N positions at which the first of two models is ahead of the second most "
         "(default: the end of each sentence)",
+        metavar="N",
     )
-    add("--labels", metavar="A,B,...", help="names of the checkpoints, separated by commas")
-    add("--format", choices=("text", "json"), default="text", help="format of the output")
-    add_no_verify(parser)
+    labels: Optional[str] = option(
+        None, "names of the checkpoints, separated by commas", metavar="A,B,..."
+    )
+    format: str = option("text", "format of the output", choices=("text", "json"))
+    verify: bool = no_verify()
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the next words.
-
-    Args:
-        args: parsed arguments.
-
-    Returns:
-        Exit status 0; every failure is an error.
-    """
+def run(args: Arguments) -> int:
+    """Print the next words; returns the exit status 0."""
     paths = [checkpoint_file(path) for path in args.checkpoints]
     sentences = _read(args.sentences)
     import_plugin()

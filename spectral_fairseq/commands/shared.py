@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import logging
 import os
@@ -14,6 +13,7 @@ from typing import Any, Callable, Dict, Sequence, Union
 from spectral_fairseq.analysis.options import SHARES, StepCallback
 from spectral_fairseq.errors import ConfigurationError, OutputError, UnsupportedError
 from spectral_fairseq.files import replacing
+from spectral_fairseq.options import option
 
 # Output of the subcommands: files written whole or not at all, and text for any terminal.
 
@@ -234,18 +234,12 @@ class CheckpointBar(StepCallback):
 NO_VERIFY = "--no-verify"
 
 
-def add_no_verify(parser: argparse.ArgumentParser) -> None:
-    """Add the flag, which makes ``verify`` false.
-
-    Args:
-        parser: of a subcommand.
-    """
-    parser.add_argument(
-        NO_VERIFY,
-        dest="verify",
-        action="store_false",
-        help="do not compare checkpoints with the checksums in them, which reads a huge file once "
-        "more",
+def no_verify() -> Any:
+    """The option, which makes ``verify`` false."""
+    return option(
+        True,
+        "do not compare checkpoints with the checksums in them, which reads a huge file once more",
+        named="no_verify",
     )
 
 

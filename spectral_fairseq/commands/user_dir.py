@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 import spectral_fairseq
@@ -13,22 +13,12 @@ fairseq-train DATA --user-dir "$(spectral-fairseq user-dir)" ...
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: the subcommand has no arguments.
-
-    Args:
-        parser: of the subcommand.
-    """
+@dataclass
+class Arguments:
+    """There are none."""
 
 
-def run(_: argparse.Namespace) -> int:
-    """Print the folder.
-
-    Args:
-        _: parsed arguments, of which there are none.
-
-    Returns:
-        Exit status 0.
-    """
+def run(_: Arguments) -> int:
+    """Print the folder; returns the exit status 0."""
     print(Path(spectral_fairseq.__file__).resolve().parent)
     return 0

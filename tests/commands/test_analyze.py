@@ -198,7 +198,7 @@ def test_the_working_folder_is_no_checkpoint(folder, capsys):
         (("--out", "empty/report"), "found a file"),
         (("--table", "x.y"), "a table 'x.y'"),
         (("--data", "absent"), "binarised data"),
-        (("--data", ".", "--tokens", "0"), "--tokens of 1 or more; found 0"),
+        (("--data", ".", "--tokens", "0"), "--tokens to be a whole number >= 1; found 0"),
         (("--tokens", "5"), "--data together with --tokens"),
         (("--gen-subset", "test"), "--data together with --gen-subset"),
         (("--nbest-tokenize", "13a"), "--nbest together with --nbest-tokenize"),

@@ -1,14 +1,13 @@
 """Averaged checkpoints: the mean of the tables, in an architecture that trains and generates."""
 
-import argparse
-
 import pytest
 import torch
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
-from spectral_fairseq.commands.average import chosen_checkpoints
+from spectral_fairseq.commands.average import Arguments, chosen_checkpoints
 from spectral_fairseq.commands.main import main
 from spectral_fairseq.embeddings.svd import SVDEmbedding
+from spectral_fairseq.options import check_ranges
 from tests.checkpoints.made import NAME, entries
 from tests.conftest import PACKAGE
 
@@ -228,15 +227,14 @@ def test_output_is_no_input_and_not_replaced_unasked(tmp_path, capsys):
 
 
 def choose(inputs, epochs=None, updates=None, bound=None):
-    return chosen_checkpoints(
-        argparse.Namespace(
-            checkpoints=[str(path) for path in inputs],
-            inputs=[],
-            num_epoch_checkpoints=epochs,
-            num_update_checkpoints=updates,
-            checkpoint_upper_bound=bound,
-        )
+    arguments = Arguments(
+        checkpoints=tuple(str(path) for path in inputs),
+        num_epoch_checkpoints=epochs,
+        num_update_checkpoints=updates,
+        checkpoint_upper_bound=bound,
     )
+    check_ranges(arguments)
+    return chosen_checkpoints(arguments)
 
 
 @pytest.fixture
