@@ -199,6 +199,12 @@ NO_OUTPUT_LAYER = Refusal(
     "Use a `transformer`, `transformer_lm` or `lstm` arch, or drop the flag.",
     theirs="a decoder that calls none, such as fairseq's `fconv` and `lightconv`",
 )
+NO_LAYERS = Refusal(
+    "`--dispersion-weight`",
+    "a decoder that tells the states of its layers",
+    "Use a `transformer`, `transformer_lm` or `transformer_xl_*` arch, or drop the flag.",
+    theirs="LSTMs, and fairseq's `fconv`",
+)
 SEVERAL_DICTIONARIES = Refusal(
     "a penalty on the table, control outside the optimiser or `--gradient-gating`",
     "one target dictionary",

@@ -368,10 +368,14 @@ def _norms_by_count(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
 
 
 def _layers(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
-    panels = (("mean_cosine", "mean cosine"), ("isoscore", "IsoScore"))
+    panels = (
+        ("mean_cosine", "mean cosine"),
+        ("sequence_cosine", "within a sequence"),
+        ("isoscore", "IsoScore"),
+    )
 
     def draw(pyplot: Any) -> Any:
-        figure, grid = pyplot.subplots(2, 1, figsize=(SIZE[0], 5.4), sharex=True)
+        figure, grid = pyplot.subplots(3, 1, figsize=(SIZE[0], 7.6), sharex=True)
         for axes, (key, title) in zip(grid, panels):
             for index, one in enumerate(checkpoints):
                 values = [layer[key] for layer in one["outputs"]["layers"]]
@@ -389,8 +393,8 @@ def _layers(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
         for one in checkpoints
     )
     alt = (
-        "Mean cosine and IsoScore of the decoder's hidden states, layer by layer from the "
-        f"embeddings to the input of the output layer. {ends}."
+        "Mean cosine, over all and within a sequence, and IsoScore of the decoder's hidden states, "
+        f"layer by layer from the embeddings to the input of the output layer. {ends}."
     )
     return Picture("layers", "Hidden states by layer", alt, draw)
 

@@ -20,6 +20,7 @@ from torch import Tensor
 import spectral_fairseq.plugin  # noqa: F401  registers the architectures that a checkpoint names
 from spectral_fairseq.commands.models import build_model
 from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.functional.dispersion import SequenceCosine
 from spectral_fairseq.functional.predictions import (
     ExpectedPairwiseKL,
     StateStatistics,
@@ -57,16 +58,23 @@ class Rows(NamedTuple):
         targets: shape (b,).
         states: the decoder's hidden states, shape (b, d_l) each: the embeddings and the output of
             each layer, where the model tells them, and last the input of the output layer.
+        sequences: the number of the sequence that each token belongs to, shape (b,).
     """
 
     log_probabilities: Tensor
     targets: Tensor
     states: List[Tensor]
+    sequences: Tensor
 
     def part(self, start: int, end: int) -> Rows:
         """Rows ``start`` to ``end``."""
         states = [layer[start:end] for layer in self.states]
-        return Rows(self.log_probabilities[start:end], self.targets[start:end], states)
+        return Rows(
+            self.log_probabilities[start:end],
+            self.targets[start:end],
+            states,
+            self.sequences[start:end],
+        )
 
 
 @dataclass
@@ -124,7 +132,7 @@ def measure_outputs(
     for block in predictions.blocks:
         spectrum.add(block.log_probabilities)
         divergence.add(block.log_probabilities)
-        hidden.add(block.states)
+        hidden.add(block.states, block.sequences)
         progress(len(block.targets))
     sigma = spectrum.singular_values()
     size = (spectrum.rows, spectrum.columns)
@@ -158,20 +166,28 @@ class HiddenStates:
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
         self._layers: List[StateStatistics] = []
+        self._within: List[SequenceCosine] = []
         self._sampled = torch.zeros(0, dtype=torch.bool)
         self._kept: List[Tensor] = []
         self._seen = 0
 
-    def add(self, states: List[Tensor]) -> None:
-        """Add states, one tensor of shape (b, d_l) for each layer; none where they are unknown."""
+    def add(self, states: List[Tensor], sequences: Tensor) -> None:
+        """Add states, one tensor of shape (b, d_l) for each layer; none where they are unknown.
+
+        Args:
+            states: of each layer.
+            sequences: the number of the sequence of each state, shape (b,).
+        """
         if not states:
             return
         if not self._layers:
             self._layers = [StateStatistics(layer.size(1)) for layer in states]
+            self._within = [SequenceCosine() for _ in states]
             self._sampled = torch.zeros(self._tokens, dtype=torch.bool)
             self._sampled[sample_rows(self._tokens, _HULL_STATES * states[-1].size(1), 1)] = True
-        for statistics, layer in zip(self._layers, states):
+        for statistics, within, layer in zip(self._layers, self._within, states):
             statistics.add(layer)
+            within.add(layer, sequences)
         end = self._seen + len(states[-1])
         self._kept.append(states[-1][self._sampled[self._seen : end]])
         self._seen = end
@@ -181,9 +197,10 @@ class HiddenStates:
         return [
             {
                 "mean_cosine": layer.mean_cosine(),
+                "sequence_cosine": within.value(),
                 "isoscore": layer.isoscore(),
             }
-            for layer in self._layers
+            for layer, within in zip(self._layers, self._within)
         ]
 
     def measures(self) -> Tuple[Dict[str, Optional[float]], Optional[Dict[str, Any]]]:
@@ -329,7 +346,7 @@ def _batches(model: Any, dataset: Any, tokens: int, padding: int) -> Iterator[Ro
 
     fairseq's own iterator would begin with the shortest sentences.
     """
-    seen = _OutputLayerInput(model)
+    seen, before = _OutputLayerInput(model), 0
     batches = data_utils.batch_by_size(
         np.arange(len(dataset)),
         dataset.num_tokens,
@@ -347,7 +364,9 @@ def _batches(model: Any, dataset: Any, tokens: int, padding: int) -> Iterator[Ro
             log_probabilities[kept][place].float(),
             sample["target"][kept][place],
             [states[place] for states in seen.states(net_output[1], kept)],
+            before + kept[order].nonzero()[:, 0],
         )
+        before += len(kept)
 
 
 @torch.no_grad()
@@ -366,4 +385,5 @@ def _stream(model: Any, task: Any, corpus: Corpus) -> Iterator[Rows]:
         )  # [1, b, n]
         kept = torch.ones_like(segment.targets, dtype=torch.bool)
         states = seen.states(net_output[1], kept)
-        yield Rows(log_probabilities[0].float(), segment.targets[0], states)
+        number = torch.full_like(segment.targets[0], begin // size)
+        yield Rows(log_probabilities[0].float(), segment.targets[0], states, number)

@@ -22,6 +22,7 @@ from spectral_fairseq.functional.cosines import (
     nearest_neighbours,
     positive_share,
 )
+from spectral_fairseq.functional.dispersion import SequenceCosine, dispersion_penalty
 from spectral_fairseq.functional.dropout import locked_dropout, word_dropout
 from spectral_fairseq.functional.isotropy import (
     NARROW_ROW_NORM,
@@ -129,6 +130,7 @@ __all__ = [
     "ExpectedPairwiseKL",
     "NARROW_ROW_NORM",
     "PRIORS",
+    "SequenceCosine",
     "StateStatistics",
     "TableChange",
     "accumulate_gram",
@@ -152,6 +154,7 @@ __all__ = [
     "cumulative_share",
     "d_optimal_penalty",
     "dense_consistency",
+    "dispersion_penalty",
     "dynamic_update_",
     "effective_rank",
     "empirical_rank",

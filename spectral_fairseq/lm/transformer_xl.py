@@ -206,11 +206,13 @@ class Features(NamedTuple):
             layer.
         raw: the same before dropout.
         state: the memory after the segment, detached.
+        layers: the input of the first layer and the output of each, shape (B, T, d) each.
     """
 
     dropped: Tensor
     raw: Tensor
     state: State
+    layers: List[Tensor]
 
 
 class TransformerXLLayer(nn.Module):
@@ -346,6 +348,7 @@ class TransformerXL(nn.Module):
         past = 0 if state is None else min(state[0].size(1), self.mem_len)
         relative = self._relative(tokens.size(1), past + tokens.size(1), x)
         after: State = []
+        layers = [x]
         for index, layer in enumerate(self.layers):
             context = x
             if state is not None and past > 0:
@@ -354,7 +357,8 @@ class TransformerXL(nn.Module):
             # A view of a few rows would keep all of them in memory until the next segment.
             after.append(kept.clone() if kept.size(1) < context.size(1) else kept)
             x = self._layer(layer, x, context, relative)
-        return Features(self._dropped(x), x, after)
+            layers.append(x)
+        return Features(self._dropped(x), x, after, layers)
 
     def step(
         self, tokens: Tensor, cache: Optional[Sequence[KeysValues]] = None

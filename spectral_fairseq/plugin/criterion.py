@@ -31,7 +31,7 @@ from spectral_fairseq.plugin.models.registry import with_defaults, with_options
 from spectral_fairseq.plugin.penalties import objective
 from spectral_fairseq.plugin.penalties.catalogue import reported_terms
 from spectral_fairseq.plugin.penalties.objective import log_terms, reduce_terms
-from spectral_fairseq.plugin.penalties.view import ModelView, output_table, updates_of
+from spectral_fairseq.plugin.penalties.view import Batch, ModelView, output_table, updates_of
 from spectral_fairseq.plugin.spectrum_control import flags, prior
 
 # ``--ignore-prefix-size``, under which a batch of short sentences has no loss.
@@ -303,7 +303,8 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         found = self._likelihood(model)(model, sample, reduce)
         log = self._logging_output(found, model, sample)
         loss, sample_size = found.loss, log["sample_size"]
-        due = self.penalties(model) + reported_terms(found.net_output)
+        due = self.penalties(model, Batch(found.net_output, sample["target"]))
+        due.extend(reported_terms(found.net_output))
         for term in due:
             # See Note [The scale of a penalty].
             loss = loss + term.weight * term.value * sample_size

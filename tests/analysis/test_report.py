@@ -121,8 +121,8 @@ def results(tmp_path_factory):
         "points": [1e-6, 1e-3, 1.0],
         "cumulative_share": [0.2, 0.6, 1.0],
         "layers": [
-            {"mean_cosine": 0.1, "isoscore": 0.5},
-            {"mean_cosine": 0.3, "isoscore": 0.2},
+            {"mean_cosine": 0.1, "sequence_cosine": None, "isoscore": 0.5},
+            {"mean_cosine": 0.3, "sequence_cosine": 0.4, "isoscore": 0.2},
         ],
         "hull": {"states": 24, "dimensions": 6, "inside": True, "random": 0.999},
     }

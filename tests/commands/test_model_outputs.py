@@ -1,5 +1,6 @@
 """Rank and divergence of a trained model's predictions, against the whole matrix at once."""
 
+import itertools
 import shutil
 
 import pytest
@@ -18,6 +19,7 @@ from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedEr
 from spectral_fairseq.plugin.models.find import output_table
 from tests.conftest import TINY_LANGUAGE_MODEL
 from tests.language_models import stateful_checkpoint, tokens_of
+from tests.reference import dispersion as naive_dispersion
 from tests.reference import isoscore as naive_isoscore
 from tests.reference import isotropy as naive_isotropy
 from tests.reference.divergence import expected_pairwise_kl
@@ -112,6 +114,12 @@ def assert_states_belong_to_predictions(path, data, tokens):
 
 def test_hidden_states_by_layer(path, tiny_translation_data):
     rows = assert_states_belong_to_predictions(path, tiny_translation_data, 100)
+    task = build_model(path, tiny_translation_data, {})[1]
+    task.load_dataset("valid")
+    lengths = task.dataset("valid").tgt_sizes.tolist()  # in the order of the corpus
+    whole = [end for end in itertools.accumulate(lengths) if end <= 100]
+    lengths = [*lengths[: len(whole)], 100 - whole[-1]] if whole[-1] < sum(lengths) else lengths
+    lengths = [length for length in lengths if length]
     # One decoder layer, after which nothing is normalised: the embeddings and the layer.
     states = [torch.cat([block.states[layer] for block in rows]) for layer in range(2)]
     measures, details = measure_outputs(path, tiny_translation_data, tokens=100)
@@ -119,6 +127,9 @@ def test_hidden_states_by_layer(path, tiny_translation_data):
     for seen, layer in zip(states, details["layers"]):
         assert layer["mean_cosine"] == pytest.approx(naive_isotropy.mean_cosine(seen), abs=1e-5)
         assert layer["isoscore"] == pytest.approx(naive_isoscore.isoscore(seen), abs=1e-5)
+        several = [part for part in seen.split(lengths) if len(part) > 1]
+        within = naive_dispersion.sequence_cosine(several)
+        assert layer["sequence_cosine"] == pytest.approx(within, abs=1e-5)
     assert measures["hidden_mean_cosine"] == details["layers"][1]["mean_cosine"]
     assert details["hull"]["states"] == min(100, 4 * states[1].size(1))
 

@@ -25,6 +25,7 @@ from tests.plugin.conftest import (
     split,
     words,
 )
+from tests.reference import dispersion as naive_dispersion
 
 NAMES = [penalty.name for penalty in PENALTIES]
 NOTHING = {penalty.weight.name: penalty.weight.default for penalty in PENALTIES}
@@ -155,6 +156,60 @@ def test_zero_weight_equals_the_plain_criterion_bit_for_bit(task, name):
     assert torch.equal(results[0][0], results[1][0]) and results[0][1:] == results[1][1:]
     first, second = (gradients(model, r[0]) for r in results)
     assert all(torch.equal(first[key], second[key]) for key in second)
+
+
+def layer_states(model, sample):
+    """The outputs of the decoder's layers, asked for layer by layer."""
+    seen, layers = [], getattr(model.decoder, "network", model.decoder).layers
+    hooks = [
+        layer.register_forward_hook(
+            lambda *args: seen.append(args[2][0] if isinstance(args[2], tuple) else args[2])
+        )
+        for layer in layers
+    ]
+    model(**sample["net_input"])
+    for hook in hooks:
+        hook.remove()
+    is_xl = hasattr(model.decoder, "network")
+    return [one.detach() if is_xl else one.detach().transpose(0, 1) for one in seen]
+
+
+@pytest.mark.parametrize("options", [{}, {"blockwise_loss": True}, {"rdrop_weight": 1.0}])
+@pytest.mark.parametrize("arch", ["transformer_sc", "transformer_lm_sc", "transformer_xl_wt103"])
+def test_dispersion_of_the_layers_without_padding(task, arch, options):
+    if "xl" in arch and "rdrop_weight" in options:
+        pytest.skip("R-Drop refuses streams")
+    sizes = {"decoder_layers": 2, "encoder_layers": 1, "adaptive_softmax_cutoff": ""}
+    sizes = sizes if "xl" in arch else {**sizes, "adaptive_softmax_cutoff": None}
+    model = build_model(task, arch, **sizes).train()
+    for module in model.modules():
+        if isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.0
+    sample = make_sample(task)
+    if "encoder" not in model._modules:
+        tokens = sample["net_input"]["prev_output_tokens"]
+        sample["net_input"] = {"src_tokens": tokens, "src_lengths": tokens.ne(1).sum(1)}
+    states = layer_states(model, sample)
+    assert len(states) == 2
+    criterion = build_criterion(
+        task, "mle_cosreg", **{**NOTHING, "dispersion_weight": 0.7, **options}
+    )
+    criterion.check_model(model)
+    loss, size, log = criterion(model, sample)
+    expected = naive_dispersion.penalty(states, sample["target"].ne(1))
+    assert math.isclose(float(log["dispersion"]) / size, expected, rel_tol=1e-5)
+    added = float((loss - log["loss"]).detach()) / size
+    if "rdrop_weight" not in options:  # whose divergence is in the loss, but not in the logs
+        assert math.isclose(added, 0.7 * expected, rel_tol=1e-3)
+    assert all(torch.isfinite(g).all() for g in gradients(model, loss).values())
+
+
+@pytest.mark.parametrize("name", ["lstm shared", "fconv"])
+def test_models_that_do_not_tell_their_layers_are_refused(encoder_task, name):
+    model = host_model(encoder_task, name).train()
+    criterion = build_criterion(encoder_task, "mle_cosreg", **{**NOTHING, "dispersion_weight": 1.0})
+    with pytest.raises(ConfigurationError, match="for --dispersion-weight; found .*Decoder"):
+        criterion(model, make_sample(encoder_task, sizes=LONGEST_FIRST))
 
 
 ALL = {

@@ -75,10 +75,10 @@ class TransformerXLDecoder(StatefulDecoder):
 
     def read(self, tokens: Tensor, carry: Optional[Carry]) -> Tuple[Tensor, Dict[str, Any]]:
         """Read a segment with the memory of the segments before it."""
-        features, raw, after = self.network(tokens, None if carry is None else carry.state)
+        features, raw, after, layers = self.network(tokens, None if carry is None else carry.state)
         if carry is not None:
             carry.state = after
-        return features, {"features": raw}
+        return features, {"features": raw, "inner_states": [x.transpose(0, 1) for x in layers]}
 
     def step(self, tokens: Tensor, incremental_state: Any) -> Tuple[Tensor, Dict[str, Any]]:
         """Read the tokens that the search does not hold yet; it forgets none of them."""

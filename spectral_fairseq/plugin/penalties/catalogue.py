@@ -13,6 +13,7 @@ from torch import Tensor
 
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.dispersion import dispersion_penalty
 from spectral_fairseq.functional.row_penalties import (
     cosine_penalty,
     log_count_target,
@@ -35,6 +36,7 @@ from spectral_fairseq.plugin.penalties.view import (
     RowNorms,
     Term,
     Words,
+    layer_states,
     output_table,
     row_norms,
     singular_values,
@@ -274,6 +276,24 @@ MEAN_VECTOR = Penalty(
 )
 
 
+# The dispersion of the hidden states of a sequence: Liu et al., ICML 2026.
+#
+# https://arxiv.org/abs/2602.00217, whose weight is 1.
+
+
+DISPERSION = Penalty(
+    name="dispersion",
+    weight=weight_option(
+        "dispersion_weight",
+        "weight of log mean exp(-angle/pi) between the hidden states of a sequence, in each layer "
+        "of a Transformer's decoder; the paper has 1",
+    ),
+    needs=layer_states,
+    value=lambda states, _: dispersion_penalty(states.layers, states.counted),
+    lazy=lambda _: False,
+)
+
+
 # In the order of the training logs and of docs/flags.md.
 PENALTIES = (
     COSINE,
@@ -284,6 +304,7 @@ PENALTIES = (
     NORMALIZED_D_OPTIMAL,
     D_OPTIMAL,
     MEAN_VECTOR,
+    DISPERSION,
 )
 
 

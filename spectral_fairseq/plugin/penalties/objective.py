@@ -27,7 +27,7 @@ from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.options import Option, given, read_options
 from spectral_fairseq.plugin.models.find import decoder_of
 from spectral_fairseq.plugin.penalties.catalogue import ACTIVATION_NAMES, PENALTIES
-from spectral_fairseq.plugin.penalties.view import ModelView, Term, Words, updates_of
+from spectral_fairseq.plugin.penalties.view import Batch, ModelView, Term, Words, updates_of
 
 # How often the penalties on whole tables are computed.
 #
@@ -99,13 +99,17 @@ class Penalties:
         self._options_for(self._words_of(self._dictionary))  # raises now rather than in an update
         self._last: WeakKeyDictionary[nn.Module, List[Term]] = WeakKeyDictionary()
 
-    def __call__(self, model: nn.Module) -> List[Term]:
+    def __call__(self, model: nn.Module, batch: Optional[Batch] = None) -> List[Term]:
         """The terms that are due at this update.
+
+        Args:
+            model: to be penalised.
+            batch: of the update, for the penalties on hidden states.
 
         Raises:
             ConfigurationError: the model lacks what a penalty needs.
         """
-        view = self.view(model)
+        view = self.view(model, batch)
         due = self._terms(view, lazy=False)
         interval = self._options.penalty_interval or interval_for(view.words.rows)
         if updates_of(model) % interval:
@@ -116,6 +120,8 @@ class Penalties:
 
     def check(self, model: nn.Module) -> None:
         """Refuse a model that lacks what the penalties need, due or not, or does not train it.
+
+        A penalty on hidden states meets them in the first update.
 
         Raises:
             ConfigurationError: the model lacks what a penalty needs, or R depends on nothing that
@@ -134,7 +140,7 @@ class Penalties:
                 table.train(was)
         depends = {term.name: term.value.requires_grad for term in terms}
         for penalty in self._active:
-            if not depends[penalty.name]:
+            if not depends.get(penalty.name, True):
                 raise refusals.FROZEN.error("a frozen one", penalty.weight.flag)
         self.last(model)
 
@@ -165,14 +171,14 @@ class Penalties:
             idle.update(dict.fromkeys(given([PENALTY_INTERVAL], self._options), needed))
         return idle
 
-    def view(self, model: nn.Module) -> ModelView:
+    def view(self, model: nn.Module, batch: Optional[Batch] = None) -> ModelView:
         """The model with the dictionary of its decoder.
 
         A task for several target languages has a dictionary for each, of which it shows the
         criterion only the first.
         """
         own = getattr(decoder_of(model), "dictionary", None)
-        return ModelView(model, self._words_of(self._dictionary if own is None else own))
+        return ModelView(model, self._words_of(self._dictionary if own is None else own), batch)
 
     def _words_of(self, dictionary: Any) -> Words:
         if id(dictionary) not in self._words:
@@ -195,7 +201,10 @@ class Penalties:
                 if penalty.lazy(view) is not lazy:
                     continue
                 with arguments_as_flags(weight=penalty.weight.flag):
-                    value = penalty.value(view.get(penalty.needs), options[penalty.name])
+                    found = view.get(penalty.needs)
+                    if found is None:
+                        continue
+                    value = penalty.value(found, options[penalty.name])
                 terms.append(Term(penalty.name, penalty.factor(self._options), value))
         return terms
 

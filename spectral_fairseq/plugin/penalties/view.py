@@ -1,6 +1,6 @@
-"""What penalties can be computed from, each a function of a model.
+"""What penalties can be computed from, each a function of a model or of what it made of a batch.
 
-All are float32, and padding and ``madeupword`` rows are marked as excluded. A need raises
+Tables are float32, and padding and ``madeupword`` rows are marked as excluded. A need raises
 :class:`ConfigurationError` if the model lacks it; ```weight``` in the message stands for the flag
 of the penalty that asked.
 """
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
+from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
 from spectral_fairseq.functional.products import row_norms as row_norms_of
 from spectral_fairseq.functional.row_penalties import smoothed_log_counts
@@ -76,17 +77,31 @@ class Words:
         return smoothed_log_counts(training_counts(self._task, self.dictionary))
 
 
+class Batch(NamedTuple):
+    """A batch of an update.
+
+    Args:
+        net_output: of the model.
+        targets: words, shape (B, T).
+    """
+
+    net_output: Any
+    targets: Tensor
+
+
 class ModelView:
     """A model at one update; what several penalties need of it is computed once.
 
     Args:
         module: the model, wrapped for data parallelism or not.
         words: of its target dictionary.
+        batch: what the model has just computed, and for what; ``None`` outside of an update.
     """
 
-    def __init__(self, module: nn.Module, words: Words) -> None:
+    def __init__(self, module: nn.Module, words: Words, batch: Optional[Batch] = None) -> None:
         self.module = module
         self.words = words
+        self.batch = batch
         self._found: Dict[Need, Any] = {}
 
     @property
@@ -156,6 +171,34 @@ def svd_tables(view: ModelView) -> List[SVDEmbedding]:
     return find.svd_tables(view.module)
 
 
+class LayerStates(NamedTuple):
+    """The decoder's hidden states of a batch.
+
+    Args:
+        layers: the output of each layer, shape (B, T, d) each.
+        counted: shape (B, T), false at padding.
+    """
+
+    layers: List[Tensor]
+    counted: Tensor
+
+
+def layer_states(view: ModelView) -> Optional[LayerStates]:
+    """The outputs of the decoder's layers; ``None`` outside of an update."""
+    if view.batch is None:
+        return None
+    net_output, targets = view.batch
+    extra = net_output[1] if len(net_output) > 1 else None
+    states = extra.get("inner_states") if isinstance(extra, dict) else None
+    if not states or len(states) < 2:
+        name = type(find.decoder_of(view.module)).__name__
+        raise refusals.NO_LAYERS.error(f"{name}, which does not")
+    layers = [layer.transpose(0, 1) for layer in states[1:]]  # without the embeddings
+    counted = targets.ne(view.words.dictionary.pad())
+    # Some likelihoods run each sentence several times, one after the other.
+    return LayerStates(layers, counted.repeat_interleave(layers[0].size(0) // len(counted), 0))
+
+
 # What a penalty is: one declaration, from which its flags, checks, values and logs follow.
 
 
@@ -167,7 +210,8 @@ class Penalty:
         name: key of R in the training logs.
         weight: flag of the weight; a weight of 0 costs nothing. A flag that parses to several
             numbers weighs the parts of R, which then enters the objective as it is.
-        needs: what R is computed from, one of the functions above; it refuses models that lack it.
+        needs: what R is computed from, one of the functions above; it refuses models that lack it,
+            and finds ``None`` where it is a matter of a batch and there is none.
         value: R, a scalar, from what ``needs`` found and the options: the parsed values of all
             flags of this penalty, by name. Called in float32, outside autocast.
         settings: further flags.

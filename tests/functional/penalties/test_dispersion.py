@@ -1,0 +1,99 @@
+import math
+
+import pytest
+import torch
+
+from spectral_fairseq.functional.dispersion import dispersion_penalty
+from tests.reference import dispersion as naive
+
+COUNTED = torch.tensor([[1, 1, 1, 1, 1], [0, 1, 1, 1, 0], [1, 0, 0, 0, 0]]).bool()
+
+
+def states(count=2, dtype=torch.float64, shift=0.0):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(3, 5, 7, generator=generator, dtype=dtype) + shift for _ in range(count)]
+
+
+@pytest.mark.parametrize("tau", [1.0, 0.3])
+@pytest.mark.parametrize("shift", [0.0, 0.5, 3.0])
+def test_it_equals_the_naive_form(shift, tau):
+    layers = states(shift=shift)
+    expected = naive.penalty(layers, COUNTED, tau)
+    found = dispersion_penalty(layers, COUNTED, tau=tau)
+    assert float(found) == pytest.approx(expected, rel=1e-12)
+    halves = [layer.half() for layer in layers]
+    found = dispersion_penalty(halves, COUNTED, tau=tau)
+    assert found.dtype == torch.float32
+    assert float(found) == pytest.approx(naive.penalty(halves, COUNTED, tau), rel=1e-5)
+
+
+def test_gradient_within_the_bounds():
+    layers = [layer.requires_grad_() for layer in states()]
+    for layer in layers:
+        unit = torch.nn.functional.normalize(layer.detach(), dim=-1)
+        cosines = (unit @ unit.transpose(1, 2)).abs()
+        cosines.diagonal(dim1=1, dim2=2).zero_()
+        assert cosines.max() < 0.73  # beyond .75 the gradient is not that of the value
+    assert torch.autograd.gradcheck(lambda *all: dispersion_penalty(all, COUNTED), layers)
+
+
+def test_aligned_states_are_pushed_apart_with_the_slope_at_the_bound():
+    z = torch.tensor([[[3.0, 4.0], [3.0, 4.1]]], dtype=torch.float64, requires_grad=True)
+    dispersion_penalty([z], torch.ones(1, 2).bool()).backward()
+    # R = -arccos(c)/pi of the one pair: dR/dc = 1 / (pi sqrt(1 - .75^2)).
+    other = z.detach().clone().requires_grad_()
+    left, right = other[0]
+    cosine = left @ right / ((left.norm() + 0.01) * (right.norm() + 0.01))
+    (cosine / (math.pi * math.sqrt(1 - 0.75**2))).backward()
+    torch.testing.assert_close(z.grad, other.grad)
+    moved = z.detach() - 0.1 * z.grad
+    assert torch.cosine_similarity(*moved[0], dim=0) < torch.cosine_similarity(*z[0], dim=0)
+
+
+def test_padding_counts_for_nothing():
+    layers = [layer.requires_grad_() for layer in states()]
+    dispersion_penalty(layers, COUNTED).backward()
+    for layer in layers:
+        assert not layer.grad[~COUNTED].any() and layer.grad[0].all()
+        assert not layer.grad[2].any()  # a single state has no pair
+    changed = [layer.detach().masked_fill(~COUNTED.unsqueeze(-1), math.nan) for layer in layers]
+    expected = dispersion_penalty(layers, COUNTED).detach()
+    assert torch.equal(dispersion_penalty(changed, COUNTED), expected)
+    nothing = dispersion_penalty(layers, torch.zeros(3, 5).bool())
+    nothing.backward()
+    assert nothing.item() == 0
+
+
+def test_a_batch_may_be_cut_in_any_way():
+    layers = states()
+    parts = [slice(0, 1), slice(1, 3)]
+    sums = [
+        dispersion_penalty([z[p] for z in layers], COUNTED[p]) * COUNTED[p].sum() for p in parts
+    ]
+    torch.testing.assert_close(sum(sums) / COUNTED.sum(), dispersion_penalty(layers, COUNTED))
+
+
+def test_of_long_sequences_counted_states_are_drawn():
+    # Two opposite directions; only if padding were drawn would there be others.
+    z = torch.tensor([[1.0, 0.0], [-1.0, 0.0]]).repeat(20, 1)[None].double()
+    counted = torch.ones(1, 40).bool()
+    counted[0, 10:] = False
+    z[~counted] = torch.tensor([0.0, 1.0]).double()
+    torch.manual_seed(1)
+    found = {round(float(dispersion_penalty([z], counted, positions=4)), 9) for _ in range(40)}
+    bound = math.acos(0.75) / math.pi
+    near, far = math.exp(-bound), math.exp(bound - 1)
+    # 4, 3 or 2 of the 4 states on one side: 6, 3 or 2 of the 6 pairs are aligned.
+    expected = {round(math.log((a * near + (6 - a) * far) / 6), 9) for a in (6, 3, 2)}
+    assert found == expected
+    # As many as there are: nothing is left to chance, and all of them count.
+    few = dispersion_penalty([z], counted, positions=10)
+    torch.testing.assert_close(few, dispersion_penalty([z], counted))
+    both = dispersion_penalty([z, z], counted, positions=4)
+    assert round(float(both), 9) in expected  # the same ones in all layers
+
+
+def test_zero_states_have_a_gradient():
+    z = torch.zeros(1, 3, 4, requires_grad=True)
+    dispersion_penalty([z], torch.ones(1, 3).bool()).backward()
+    assert torch.isfinite(z.grad).all()
