@@ -18,6 +18,7 @@ from benchmarks import (
     bench_decoding,
     bench_mixture,
     bench_penalties,
+    bench_processes,
     bench_spectrum_decay,
     bench_step,
     bench_training,
@@ -59,6 +60,7 @@ def figures(monkeypatch, capsys):
         (bench_spectrum_decay, "--pairs"),
         (bench_consistency, "--pairs"),
         (bench_training, "--pairs"),
+        (bench_processes, "--updates"),
     ],
 )
 def test_numbers_that_measure_nothing_are_refused_at_once(module, flag, monkeypatch, capsys):
@@ -125,6 +127,20 @@ def test_allocator(figures, monkeypatch):
     flags = ("--shape", "tiny", "--steps", 1, "--pairs", 1)
     usual, kept = figures(bench_allocator, *flags)["results"]
     assert usual["seconds_ratio"] == 1 and {"seconds_ratio", "mib"} <= set(kept)
+
+
+@pytest.mark.slow
+def test_processes(figures, tmp_path, monkeypatch):
+    monkeypatch.chdir(Path(harness.__file__).parents[1])
+    command = ["--shape", "tiny", "--pairs", 1, "--methods", "cosine", "--work-dir", tmp_path]
+    plain, cosine = figures(bench_processes, *command)["results"]["tiny"]
+    assert plain["seconds_ratio"] == 1 and cosine["turns"] == 1 and cosine["mib"] > 0
+
+    def not_again(*_):
+        raise AssertionError("a finished run was repeated")
+
+    monkeypatch.setattr(bench_processes, "measure", not_again)
+    assert figures(bench_processes, *command)["results"]["tiny"] == [plain, cosine]
 
 
 def test_step(figures):

@@ -8,6 +8,11 @@ AVX-512 Zen 5, where the oneDNN that is compiled into the same torch reaches 220
 calls it through the operator below; a direct call needs no compiler. The operator is not part of
 torch's stable interface, so its presence is checked once, and ``torch.mm`` is the fallback.
 
+The operator copies its first factor if that is a transposed view, such as the scores in the product
+for the gradient of the table: a tenth of an update of a narrow model. It reads a transposed second
+factor in place. ``add_matmul_transposed_`` therefore computes the transposed product; adding that
+is slower, so it needs as many rows as would outweigh the width of the table.
+
 Note [Products with wide results]
 ---------------------------------
 The tensor cores of a GPU multiply float16 and bfloat16 numbers and add in float32. Later versions
@@ -70,6 +75,16 @@ def _tried_wide_products(dtype: torch.dtype, device: torch.device) -> bool:
     return bool((product.eq(8 * 128**2) & total.eq(8 * 128**2 + 1)).all())
 
 
+def _takes_onednn(left: Tensor) -> bool:
+    return (
+        _ONEDNN_LINEAR is not None
+        and left.dtype == torch.float32
+        and left.device.type == "cpu"
+        and left.numel() > 0
+        and bool(torch.backends.mkldnn.enabled)
+    )
+
+
 def matmul_transposed(left: Tensor, right: Tensor) -> Tensor:
     """Return left @ right.t(), computed outside autograd.
 
@@ -80,14 +95,8 @@ def matmul_transposed(left: Tensor, right: Tensor) -> Tensor:
     Returns:
         Shape (m, n), float32 where there are such products of half precision.
     """
-    if (
-        _ONEDNN_LINEAR is not None
-        and left.dtype == torch.float32
-        and left.device.type == "cpu"
-        and left.numel() > 0
-        and torch.backends.mkldnn.enabled
-    ):
-        return _ONEDNN_LINEAR(left, right, None, "none", [], "")
+    if _takes_onednn(left):
+        return _ONEDNN_LINEAR(left, right, None, "none", [], "")  # type: ignore[misc]
     if has_wide_products(left.dtype, left.device):
         return torch.mm(left, right.t(), out_dtype=torch.float32)
     return torch.mm(left, right.t())
@@ -109,6 +118,8 @@ def add_matmul_transposed_(
         torch.addmm(total, left, right.t(), out_dtype=torch.float32, alpha=alpha, out=total)
     elif (in_place or left.is_cuda) and left.dtype == total.dtype:
         total.addmm_(left, right.t(), alpha=alpha)
+    elif _takes_onednn(left) and left.stride(0) == 1 and 1 < right.size(0) <= 2 * left.size(1):
+        total.add_(matmul_transposed(right, left).t(), alpha=alpha)
     else:
         total.add_(matmul_transposed(left, right), alpha=alpha)
 

@@ -165,6 +165,15 @@ def test_product_with_transposed_views(rows):
         torch.testing.assert_close(found, left @ right.t(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("tokens", [3, 40])  # fewer than half of the width, and more
+def test_product_that_is_added_with_transposed_factors(tokens):
+    torch.manual_seed(0)
+    scores, rows, total = torch.randn(tokens, 30), torch.randn(tokens, 12), torch.randn(30, 12)
+    expected = total.double() + 0.5 * (scores.double().t() @ rows.double())
+    products.add_matmul_transposed_(total, scores.t(), rows.t(), alpha=0.5)
+    torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_the_loss_does_without_the_onednn_operator(monkeypatch):
     contexts, targets, matrix, bias = inputs()
     monkeypatch.setattr(products, "_ONEDNN_LINEAR", None)
