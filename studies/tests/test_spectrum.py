@@ -7,6 +7,7 @@ import sys
 import pytest
 from fairseq import options
 
+import spectral_fairseq.plugin  # noqa: F401 (registers what the commands name)
 from studies.spectrum import __main__ as spectrum_study
 from studies.spectrum import report as spectrum_report
 from studies.spectrum import training as spectrum_training
