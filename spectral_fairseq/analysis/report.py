@@ -67,7 +67,8 @@ def _with_flags(text: str) -> Any:
     """``text`` as HTML, with flags of the command line as code that is not broken into lines."""
     from markupsafe import Markup, escape
 
-    return Markup(re.sub(r"--[a-z-]+", r'<code class="flag">\g<0></code>', str(escape(text))))
+    flag = r"--[a-z-]+(?: \w+_\w+)?"  # with the name of a criterion behind it
+    return Markup(re.sub(flag, r'<code class="flag">\g<0></code>', str(escape(text))))
 
 
 # Writes a folder of results whole or not at all: pictures, JSON and, last, the page.

@@ -45,28 +45,25 @@ def block(record: Record) -> str:
 
 def _existing_rows(record: Record) -> List[str]:
     """What pip added to environments that existed, and what fairseq's own tests say there."""
-    if not record:
-        return []
-    rows = [
-        "",
-        "Into an environment that exists, with this torch and fairseq, pip added:",
-        "",
-        "| fairseq | torch | pip added | fairseq's own tests | passed without the plugin |"
-        " with it | newly failed |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = ["", "Environments that had fairseq and torch before pip installed the wheel:", ""]
+    rows += ["| fairseq | torch | pip added | pip changed | date |", "|---|---|---|---|---|"]
+    tests = ["", "fairseq's own tests in them, without and with the plugin:", ""]
+    tests += ["| fairseq | torch | tests | passed without | passed with | newly failed |"]
+    tests += ["|---|---|---|---|---|---|"]
+    several = len(tests)
     for cell in record.values():
         found = cell["existing"]
-        added = ", ".join(found.get("added", ())) or found.get("error", "")
-        head = [str(cell["versions"].get(key) or "") for key in ("fairseq", "torch")]
-        for part, counts in (found.get("host_tests") or {"": {}}).items():
-            texts = [
-                f"{one['passed']} of {one['passed'] + one['failed']}" if one else ""
-                for one in (counts.get("without"), counts.get("with"))
+        head = " | ".join(str(cell["versions"].get(key) or "") for key in ("fairseq", "torch"))
+        if "added" in found:
+            rows.append(f"| {head} | {', '.join(found['added'])} | nothing | {found['date']} |")
+        for part, counts in found.get("host_tests", {}).items():
+            passed = [
+                f"{one['passed']} of {one['passed'] + one['failed']}"
+                for one in (counts["without"], counts["with"])
             ]
-            newly = str(len(counts["newly_failed"])) if counts else ""
-            rows.append(f"| {' | '.join([*head, added, part, *texts, newly])} |")
-    return rows
+            newly = len(counts["newly_failed"])
+            tests.append(f"| {head} | {part} | {' | '.join(passed)} | {newly} |")
+    return (rows if record else []) + (tests if len(tests) > several else [])
 
 
 def _order(name: str) -> List[int]:

@@ -196,7 +196,8 @@ def test_environments_that_exist_are_on_the_page():
     host = {"units": {"without": counts, "with": {**counts, "passed": 4}, "newly_failed": []}}
     found = {"date": "2026-01-01", "added": ["spectral-fairseq"], "host_tests": host}
     text = page.block({FIRST: cell("3.10", existing=found), SECOND: cell("3.12")})
-    assert "| ve-fairseq 0.12.3 | 2 | spectral-fairseq | units | 3 of 4 | 4 of 5 | 0 |" in text
+    assert "| ve-fairseq 0.12.3 | 2 | spectral-fairseq | nothing | 2026-01-01 |" in text
+    assert "| ve-fairseq 0.12.3 | 2 | units | 3 of 4 | 4 of 5 | 0 |" in text
     broken = {FIRST: cell("3.10", existing={"date": "2026-01-01", "error": "no"})}
     assert f"- {FIRST}: no" in page.block(broken)
 
