@@ -6,8 +6,9 @@
 
 Every training is a process of its own on random words, and validates once. A turn runs plain
 fairseq, without the plugin, and then each method; the next turn runs them backwards. Ratios are
-formed turn by turn, from the mean time of the updates after the first. Finished runs lie in DIR,
-and the same command goes on from there.
+formed turn by turn, from the mean time of the updates between the first and the last, on the clock
+and of the processor: on a shared machine, with one thread, the latter scatters less. Finished runs
+lie in DIR, and the same command goes on from there.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def write_data(folder: Path, shape: Shape) -> None:
     names = [f".de-en.{side}" for side in ("de", "en")] if translates else [""]
     for name in ("dict.de.txt", "dict.en.txt") if translates else ("dict.txt",):
         dictionary.save(str(folder / name))
-    batches = {"train": (shape.updates + 1) * shape.update_freq, "valid": 1}
+    batches = {"train": (shape.updates + 2) * shape.update_freq, "valid": 1}
     generator = torch.Generator().manual_seed(2)
     for split, count in batches.items():
         size = (count * shape.sentences, shape.length)
@@ -134,7 +135,7 @@ def write_data(folder: Path, shape: Shape) -> None:
 def command(shape: Shape, method: str, data: Path, ours: str) -> List[str]:
     """The training of a method, as arguments of Python."""
     flags = f"--max-tokens {shape.sentences * shape.length} --update-freq {shape.update_freq}"
-    flags = f"{COMMON} {flags} --max-update {shape.updates + 1} {shape.flags}"
+    flags = f"{COMMON} {flags} --max-update {shape.updates + 2} {shape.flags}"
     if method == PLAIN:
         smoothed = "label_smoothed_cross_entropy"
         criterion = smoothed if "label-smoothing" in shape.flags else "cross_entropy"
@@ -167,6 +168,10 @@ def measure(arguments: List[str], keep_freed_memory: bool) -> Dict[str, Any]:
     return found
 
 
+def _listed(found: Any) -> List[float]:
+    return found if isinstance(found, list) else [found]
+
+
 def summary(runs: List[Dict[str, Any]], methods: List[str]) -> List[Dict[str, Any]]:
     """Median and range, over the turns, of each method's time and memory over plain's."""
     rows = []
@@ -175,12 +180,10 @@ def summary(runs: List[Dict[str, Any]], methods: List[str]) -> List[Dict[str, An
     for method in (PLAIN, *methods):
         mine = [(of[method, turn], of[PLAIN, turn]) for turn in turns if (method, turn) in of]
         row: Dict[str, Any] = {"method": method, "turns": len(mine)}
-        for key, value in (
-            ("seconds", lambda run: statistics.mean(run["seconds"])),
-            ("mib", lambda run: run["mib"]),
-        ):
-            ratios = [value(one) / value(plain) for one, plain in mine]
-            row[key] = statistics.median(value(one) for one, _ in mine)
+        for key in ("seconds", "processor_seconds", "mib"):
+            values = [[statistics.mean(_listed(run[key])) for run in pair] for pair in mine]
+            ratios = [value / plain for value, plain in values]
+            row[key] = statistics.median(value for value, _ in values)
             row[f"{key}_ratio"] = statistics.median(ratios)
             row[f"{key}_range"] = f"{min(ratios):.3f} to {max(ratios):.3f}"
         rows.append(row)
@@ -192,7 +195,7 @@ def main() -> None:
     parser.add_argument("--shape", nargs="+", choices=list(SHAPES), default=list(SHAPES)[:3])
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--pairs", type=positive, default=5)
-    parser.add_argument("--updates", type=positive, help="timed ones of a process, after a first")
+    parser.add_argument("--updates", type=positive, help="timed ones of each process")
     parser.add_argument("--ours", default="", help="more flags of this package's methods")
     parser.add_argument("--keep-freed-memory", action="store_true", help="docs/speed.md")
     parser.add_argument("--work-dir", type=Path, default=Path("build/bench_processes"))
@@ -220,7 +223,19 @@ def main() -> None:
                 with log.open("a") as file:
                     file.write(json.dumps(runs[-1]) + "\n")
         results[name] = summary(runs, args.methods)
-        print_table(results[name])
+        print_table(
+            [
+                {
+                    "method": row["method"],
+                    "turns": row["turns"],
+                    **{
+                        key: f"{row[key]:.4g}; {row[f'{key}_ratio']:.3f} ({row[f'{key}_range']})"
+                        for key in ("seconds", "processor_seconds", "mib")
+                    },
+                }
+                for row in results[name]
+            ]
+        )
     print_result(
         "processes", ours=args.ours, kept=args.keep_freed_memory, commit=commit(), results=results
     )

@@ -1,4 +1,4 @@
-"""fairseq-train with the flags that follow; its last line of output has the seconds of each update.
+"""fairseq-train with the flags that follow; its last line of output has the seconds of its updates.
 
 Nothing of this package is imported here: without ``--user-dir`` this is bare fairseq.
 """
@@ -9,27 +9,30 @@ import json
 import re
 import time
 from pathlib import Path
-from typing import Any, List
+from typing import Any, List, Tuple
 
 from fairseq.trainer import Trainer
 from fairseq_cli.train import cli_main
 
-begun: List[float] = []
+begun: List[Tuple[float, float]] = []
 _train_step = Trainer.train_step
 
 
 def _timed(self: Trainer, *args: Any, **kwargs: Any) -> Any:
-    begun.append(time.perf_counter())
+    begun.append((time.perf_counter(), time.process_time()))
     return _train_step(self, *args, **kwargs)
 
 
 def main() -> None:
     Trainer.train_step = _timed
     cli_main()
-    # From the beginning of one update to that of the next: data, logging and all.
-    seconds = [after - before for before, after in zip(begun, begun[1:])]
+    # From the beginning of one update to that of the next: data, logging and all. The first is
+    # left out, and the last has no next one.
+    passed = [[b - a for a, b in zip(*both)] for both in zip(begun[1:], begun[2:])]
+    seconds, processor_seconds = zip(*passed)
     (peak,) = re.findall(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
-    print(json.dumps({"seconds": seconds, "mib": int(peak) / 2**10}), flush=True)
+    found = {"seconds": seconds, "processor_seconds": processor_seconds, "mib": int(peak) / 2**10}
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

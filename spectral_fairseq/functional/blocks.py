@@ -64,12 +64,20 @@ def elements_for(device: torch.device) -> int:
 
 
 def tokens_per_block(
-    scores_per_token: int, device: torch.device, block_elements: Optional[int] = None
+    scores_per_token: int,
+    device: torch.device,
+    block_elements: Optional[int] = None,
+    dim: int = 0,
 ) -> int:
     """Return how many tokens fit into a block of ``block_elements`` scores, at least one.
 
-    ``None`` takes :func:`elements_for` the device.
+    ``None`` takes :func:`elements_for` the device, and on a CPU at least ``dim`` / 2 tokens. The
+    scores of these take half the memory of the table's gradient, and the passes over it, one for
+    each block, would otherwise be most of the time: with 267,735 words and ``dim`` 410, blocks of
+    15 tokens take 2.4 times as long as the dense loss, and blocks of 128 take 0.87 times as long.
     """
+    if block_elements is None and device.type == "cpu":
+        return max(1, BLOCK_ELEMENTS // scores_per_token, dim // 2)
     return max(1, (block_elements or elements_for(device)) // scores_per_token)
 
 

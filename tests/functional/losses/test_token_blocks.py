@@ -19,6 +19,14 @@ def test_every_token_is_in_one_block(tokens, block):
     assert all(rows == block for _, rows in parts[:-1])
 
 
+def test_a_block_of_a_large_dictionary_has_tokens_for_half_the_width():
+    cpu, words = torch.device("cpu"), 267_735
+    assert blocks.tokens_per_block(words, cpu) == blocks.BLOCK_ELEMENTS // words
+    assert blocks.tokens_per_block(words, cpu, dim=410) == 205
+    assert blocks.tokens_per_block(1000, cpu, dim=410) == blocks.BLOCK_ELEMENTS // 1000
+    assert blocks.tokens_per_block(words, cpu, block_elements=words, dim=410) == 1
+
+
 def test_sizes_are_few_and_near():
     sizes = {rows_for(tokens, 1000) for tokens in range(1, 1001)}
     assert len(sizes) <= 4 * 10
