@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, Optional, Tuple, Type
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Type
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +31,7 @@ from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.embeddings.table import Table
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.functional.blocks import outside_graphs
+from spectral_fairseq.functional.dispersion import dispersion_penalty
 from spectral_fairseq.functional.products import row_norms
 from spectral_fairseq.functional.row_penalties import (
     cosine_penalty,
@@ -246,6 +248,9 @@ class TokenLoss:
         label_smoothing: eps in [0, 1), as fairseq's ``label_smoothed_cross_entropy`` spreads it.
         penalty: called without arguments, returns the weighted sum of penalties; such as a
             :class:`TablePenalty`. It is added in training only, see Note [One scale].
+        dispersion: weight of :func:`~spectral_fairseq.functional.dispersion.dispersion_penalty`
+            of the (decoder's) layers, over the positions that have a target; likewise. The model
+            has to return its hidden states: ``model.config.output_hidden_states = True``.
         shift: whether the target of a position is the label of the next one. ``None`` does as the
             own loss of a model of transformers does.
         ignore_index: label of what is no target.
@@ -257,11 +262,16 @@ class TokenLoss:
         *,
         label_smoothing: float = 0.0,
         penalty: Optional[Callable[[], Tensor]] = None,
+        dispersion: float = 0.0,
         shift: Optional[bool] = None,
         ignore_index: int = IGNORED,
     ) -> None:
         smoothing_weights(label_smoothing, vocabulary=2)
-        self.label_smoothing, self.penalty = label_smoothing, penalty
+        if not 0 <= dispersion < math.inf:
+            raise ConfigurationError(
+                "`dispersion` to be a finite number >= 0", f"{dispersion}", "Correct it."
+            )
+        self.label_smoothing, self.penalty, self.dispersion = label_smoothing, penalty, dispersion
         self.shift = _shifts(model) if shift is None else shift
         self.ignore_index = ignore_index
 
@@ -299,6 +309,9 @@ class TokenLoss:
         loss = loss / total
         if self.penalty is not None and isinstance(logits, HiddenStates):
             loss = loss + self.penalty() * (counted / total)
+        if self.dispersion and isinstance(logits, HiddenStates):
+            spread = dispersion_penalty(_layers(outputs), labels.ne(self.ignore_index))
+            loss = loss + self.dispersion * spread * (counted / total)
         return loss
 
     def _of_hidden_states(self, handed: HiddenStates, targets: Tensor) -> Tensor:
@@ -367,6 +380,19 @@ def _logits(outputs: Any) -> Any:
     if hasattr(outputs, "logits"):
         return outputs.logits
     return outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+
+
+def _layers(outputs: Any) -> Sequence[Tensor]:
+    """The outputs of the layers, without the embeddings."""
+    for name in ("decoder_hidden_states", "hidden_states"):
+        states = getattr(outputs, name, None)
+        if states is not None:
+            return states[1:]  # type: ignore[no-any-return]
+    raise ConfigurationError(
+        "outputs with the hidden states of the layers, for `dispersion`",
+        "none",
+        "Set model.config.output_hidden_states = True.",
+    )
 
 
 def _shifts(model: nn.Module) -> bool:

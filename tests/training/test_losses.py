@@ -1,6 +1,7 @@
 """Losses from hidden states equal the models' own, token by token and step by step."""
 
 import math
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ from spectral_fairseq.training import (
     plain_,
     weight_norm_,
 )
+from tests.reference import dispersion as naive_dispersion
 from tests.training.models import DIM, IDS, LAYOUTS, WORDS, build, inputs
 
 LABELS = IDS.clone()
@@ -110,6 +112,80 @@ def naive_cosine(weight):
     unit = F.normalize(weight.detach().double(), dim=1)
     pairs = [float(unit[i] @ unit[j]) for i in range(len(unit)) for j in range(len(unit)) if i != j]
     return sum(pairs) / len(unit) ** 2
+
+
+@pytest.mark.parametrize("layout", ["gpt2", "t5"])
+def test_dispersion_of_the_layers(transformers, layout):
+    model = build(transformers, layout)
+    plain, loss = fused_loss_(model), fused_loss_(model, dispersion=0.7)
+    given = inputs(model, labels=LABELS)
+    with pytest.raises(ConfigurationError, match="output_hidden_states = True"):
+        loss(model(**given), LABELS)
+    given["output_hidden_states"] = True
+    outputs = model(**given)
+    states = getattr(outputs, "decoder_hidden_states" if layout == "t5" else "hidden_states")
+    targets = F.pad(LABELS, (0, 1), value=-100)[:, 1:] if loss.shift else LABELS
+    spread = naive_dispersion.penalty([one.detach() for one in states[1:]], targets.ne(-100))
+    whole = loss(outputs, LABELS)
+    torch.testing.assert_close(whole.item(), plain(outputs, LABELS).item() + 0.7 * spread)
+    # Two batches of a step are one, whose sequences count by their targets.
+    total = targets.ne(-100).sum()
+    parts = []
+    for row in (slice(0, 1), slice(1, 2)):
+        part = model(**{**inputs(model, IDS[row], LABELS[row]), "output_hidden_states": True})
+        parts.append(loss(part, LABELS[row], num_items_in_batch=total))
+    torch.testing.assert_close(sum(parts), whole, rtol=1e-5, atol=1e-5)
+    with torch.no_grad():  # in evaluation there is no penalty
+        evaluated = model.eval()(**given)
+        assert torch.equal(loss(evaluated, LABELS), plain(evaluated, LABELS))
+    with pytest.raises(ConfigurationError, match="dispersion"):
+        TokenLoss(model, dispersion=-1.0)
+
+
+def _one_worker(rank, port, folder, half, table):
+    torch.set_num_threads(1)
+    distributed = torch.distributed
+    distributed.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
+    )
+    model, loss = _joint(table)
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    # DistributedDataParallel takes the mean over workers: each counts half of the tokens.
+    loss(wrapped(IDS[half[rank]]), LABELS[half[rank]], TARGETS / 2).backward()
+    torch.save(gradients(model), f"{folder}/{rank}.pt")
+    distributed.destroy_process_group()
+
+
+TARGETS = int(LABELS.ne(-100).sum())
+TABLES = {"plain": None, "weight norm": weight_norm_, "factors": factor_}
+
+
+def _joint(table):
+    model = Scores(_unchanged, True)
+    if TABLES[table] is not None:
+        TABLES[table](model)
+    penalty = TablePenalty(model, cosine=0.5)
+    return model, fused_loss_(model, penalty=penalty, label_smoothing=0.1)
+
+
+def _unchanged(scores):
+    return scores
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", TABLES)
+def test_two_workers_have_the_gradients_of_one_with_the_joint_batch(tmp_path, table):
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    half = (slice(0, 1), slice(1, 2))  # of unequal numbers of targets
+    arguments = (port, str(tmp_path), half, table)
+    torch.multiprocessing.spawn(_one_worker, arguments, nprocs=2)
+    model, loss = _joint(table)
+    loss(model(IDS), LABELS).backward()
+    expected = gradients(model)
+    for rank in (0, 1):
+        same(torch.load(tmp_path / f"{rank}.pt"), expected)
 
 
 def test_an_integer_counts_too(transformers):
