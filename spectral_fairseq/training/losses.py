@@ -52,6 +52,8 @@ from spectral_fairseq.heads.mixture import MixtureHead
 from spectral_fairseq.training.modules import (
     Changed,
     check_whole,
+    keep_size,
+    let_resize,
     output_layer,
     put_on,
     take_off,
@@ -437,6 +439,7 @@ def fused_loss_(model: nn.Module, **options: Any) -> TokenLoss:
     layer = _linear(model, "fused_loss_")
     if not isinstance(layer, HandsOn):
         put_on(layer, HandsOn)
+    keep_size(model)
     return loss
 
 
@@ -487,6 +490,7 @@ def mixture_(
     put_on(layer, Mixes)
     if not isinstance(layer, HandsOn):
         put_on(layer, HandsOn)
+    keep_size(model)
     return loss
 
 
@@ -523,6 +527,7 @@ def plain_(model: nn.Module) -> None:
     for layer in model.modules():
         if isinstance(layer, HandsOn):
             take_off(layer, HandsOn)
+    let_resize(model)
 
 
 def _of_spectrum(penalty: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:

@@ -87,6 +87,34 @@ def take_off(layer: nn.Module, mixin: Type[Changed]) -> None:
     layer.__class__ = _changed_class(base, mixins) if mixins else base
 
 
+class _KeepsSize:
+    """Stands for ``resize_token_embeddings`` while a method is on a layer of the model.
+
+    transformers makes a new, plain layer for a table that is not tied. The method would be lost in
+    silence, and its optimiser would go on with parameters that nothing uses.
+    """
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise UnsupportedError(
+            "a table that keeps its size while a method of spectral_fairseq.training is on it",
+            "resize_token_embeddings",
+            "Resize it before the method is put on, or take that off first, with plain_(model).",
+        )
+
+
+def keep_size(model: nn.Module) -> None:
+    """Refuse ``resize_token_embeddings`` of a model of transformers, and of those in it."""
+    for part in model.modules():
+        if callable(getattr(type(part), "resize_token_embeddings", None)):
+            part.__dict__["resize_token_embeddings"] = _KeepsSize()
+
+
+def let_resize(model: nn.Module) -> None:
+    """Undo :func:`keep_size`."""
+    for part in model.modules():
+        part.__dict__.pop("resize_token_embeddings", None)
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside ``DistributedDataParallel``, ``torch.compile`` and the like.
 

@@ -18,7 +18,14 @@ from torch import Tensor, nn
 from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
 from spectral_fairseq.embeddings.table import FactoredEmbedding
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.training.modules import Changed, Uses, put_on, take_off, uses_of_table
+from spectral_fairseq.training.modules import (
+    Changed,
+    Uses,
+    keep_size,
+    put_on,
+    take_off,
+    uses_of_table,
+)
 
 AnyTable = TypeVar("AnyTable", bound=FactoredEmbedding)
 
@@ -168,6 +175,7 @@ def _put_table_on(model: nn.Module, make: Callable[[Uses], AnyTable], use: str) 
         layer.__dict__["_used_table"] = (table,)
         put_on(layer, _kind_of_use(layer))
     table.__dict__["uses"] = len(uses.layers)
+    keep_size(model)
     return table
 
 

@@ -274,6 +274,24 @@ def test_what_would_break_the_tie_is_refused(transformers):
     assert model.lm_head.used_table is table
 
 
+@pytest.mark.parametrize("put_on", [weight_norm_, factor_, fused_loss_])
+@pytest.mark.parametrize("layout", ["gpt2", "llama", "llama, tied", "t5"])
+def test_a_table_is_not_resized_in_silence(transformers, layout, put_on):
+    """An untied output layer became a plain one, and the method was gone."""
+    model = build(transformers, layout)
+    before = traces(model)
+    put_on(model)
+    for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with pytest.raises(UnsupportedError, match=r"keeps its size.*plain_\(model\)"):
+            one.resize_token_embeddings(WORDS + 5)
+        assert one.get_output_embeddings().weight.size(0) == WORDS
+    plain_(model)
+    assert traces(model) == before
+    model.resize_token_embeddings(WORDS + 5)
+    put_on(model)
+    assert model(**inputs(model)).logits.shape[-1] == WORDS + 5
+
+
 def test_fewer_words_than_dimensions_have_no_factors():
     with pytest.raises(ConfigurationError, match="N >= d"):
         factor_(nn.Embedding(3, 8))
