@@ -14,7 +14,7 @@ from typing import List
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 
-from spectral_fairseq.commands.plugin_flags import ListedFlag, default_text, flag_sections
+from spectral_fairseq.commands.flags import ListedFlag, default_text, flag_sections
 from spectral_fairseq.refusals import REFUSALS
 
 PAGE = Path(__file__).resolve().parents[1] / "flags.md"

@@ -23,13 +23,12 @@ from spectral_fairseq.checkpoints.dictionary import (
 )
 from spectral_fairseq.checkpoints.models import open_memory, open_model
 from spectral_fairseq.checkpoints.opened import OpenedModel, check_readable, check_whole
+from spectral_fairseq.checkpoints.table_names import describe_choice, is_output
 from spectral_fairseq.checkpoints.tables import (
     StoredTable,
     choose_table,
-    describe_choice,
     extract_table,
     find_tables,
-    is_output,
     only_matrix,
     table_shape,
 )

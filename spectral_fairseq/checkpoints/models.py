@@ -34,7 +34,8 @@ from spectral_fairseq.checkpoints.rewriting import PADDING_ROW
 from spectral_fairseq.checkpoints.saved import PART, WEIGHTS, model_path, weights_file
 from spectral_fairseq.checkpoints.settings import check_model
 from spectral_fairseq.checkpoints.state_dict import state_dict_of
-from spectral_fairseq.checkpoints.tables import Unread, may_be_table
+from spectral_fairseq.checkpoints.table_names import may_be_table
+from spectral_fairseq.checkpoints.tables import Unread
 from spectral_fairseq.checkpoints.vectors import (
     looks_like_word_vectors,
     read_npy,

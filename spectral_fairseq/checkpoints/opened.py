@@ -12,13 +12,15 @@ from torch import Tensor
 
 from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.reading import read_json_object
-from spectral_fairseq.checkpoints.tables import (
-    Unread,
+from spectral_fairseq.checkpoints.table_names import (
     adapted,
     has_output,
     is_in_pieces,
     is_output_entry,
     may_be_table,
+)
+from spectral_fairseq.checkpoints.tables import (
+    Unread,
     only_matrix,
     parts_of_outputs,
     unread_outputs,

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spectral_fairseq.checkpoints.tables import Unread, may_be_table
+from spectral_fairseq.checkpoints.table_names import may_be_table
+from spectral_fairseq.checkpoints.tables import Unread
 from spectral_fairseq.checkpoints.vectors import tensor_of
 from spectral_fairseq.errors import DataError
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import textwrap
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Type
 
 from spectral_fairseq.commands.shared import import_plugin
 from spectral_fairseq.options import option
-
-if TYPE_CHECKING:
-    from spectral_fairseq.commands.plugin_flags import ListedFlag
-
 
 DESCRIPTION = """\
 List every flag that this package adds to fairseq-train, with its default and its meaning.
@@ -35,6 +32,73 @@ class Arguments:
     )
 
 
+class ListedFlag(NamedTuple):
+    """One flag.
+
+    Attributes:
+        name: as typed, such as ``--spectrum-c2``.
+        default: as text; empty if unset.
+        meaning: its help line, with the choices where there are some.
+    """
+
+    name: str
+    default: str
+    meaning: str
+
+
+def flag_sections() -> Dict[str, List[ListedFlag]]:
+    """Heading -> its flags as they are registered, in the order of docs/flags.md."""
+    from fairseq.criterions.label_smoothed_cross_entropy import (
+        LabelSmoothedCrossEntropyCriterionConfig,
+    )
+
+    from spectral_fairseq.plugin.criterion import PenalisedCriterionConfig
+    from spectral_fairseq.plugin.models.awd_lstm import AWDLSTMConfig
+    from spectral_fairseq.plugin.models.registry import SpectralOptions
+    from spectral_fairseq.plugin.models.transformer_xl import TransformerXLConfig
+    from spectral_fairseq.plugin.optim.coupled_adam import CoupledAdamConfig
+    from spectral_fairseq.plugin.optim.nt_asgd import NTASGDConfig, NTASGDScheduleConfig
+    from spectral_fairseq.plugin.task.task import StatefulLanguageModelingConfig
+
+    # The dataclass of the flags, and the one whose flags are listed elsewhere.
+    sections: Dict[str, Tuple[Type[Any], Optional[Type[Any]]]] = {
+        "Tables and output heads": (SpectralOptions, None),
+        "Criterions": (PenalisedCriterionConfig, LabelSmoothedCrossEntropyCriterionConfig),
+        "AWD-LSTM": (AWDLSTMConfig, SpectralOptions),
+        "Transformer-XL": (TransformerXLConfig, SpectralOptions),
+        "The task `stateful_language_modeling`": (StatefulLanguageModelingConfig, None),
+        "The optimiser `coupled_adam`": (CoupledAdamConfig, None),
+        "The optimiser `nt_asgd`": (NTASGDConfig, None),
+        "The schedule `nt_asgd`": (NTASGDScheduleConfig, None),
+    }
+    return {heading: _flags(*configs) for heading, configs in sections.items()}
+
+
+def default_text(value: Any) -> str:
+    """A default as the lists of flags show it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(getattr(value, "value", value))
+
+
+def _flags(config: Type[Any], elsewhere: Optional[Type[Any]]) -> List[ListedFlag]:
+    left_out = {field.name for field in fields(elsewhere)} if elsewhere else {"data"}
+    found = []
+    for field in fields(config):
+        text = field.metadata.get("help")
+        if field.name in left_out or not text or text == argparse.SUPPRESS:
+            continue
+        choices: Any = getattr(field.type, "__members__", {}).values()
+        if choices:
+            text += ": " + ", ".join(f"`{choice.value}`" for choice in choices)
+        found.append(
+            ListedFlag("--" + field.name.replace("_", "-"), default_text(field.default), text)
+        )
+    return found
+
+
 def _searched(flag: ListedFlag) -> str:
     return f"{flag.name} {flag.meaning}".lower().replace("_", "-")
 
@@ -42,8 +106,6 @@ def _searched(flag: ListedFlag) -> str:
 def run(args: Arguments) -> int:
     """Print the flags; returns the exit status 1 if no flag contains the pattern, else 0."""
     import_plugin()
-    from spectral_fairseq.commands.plugin_flags import flag_sections
-
     # Fields of hydra are flags with underscores.
     wanted = args.pattern.lower().replace("_", "-")
     width = min(shutil.get_terminal_size().columns, 100)

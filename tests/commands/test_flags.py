@@ -2,8 +2,8 @@
 
 import re
 
+from spectral_fairseq.commands.flags import flag_sections
 from spectral_fairseq.commands.main import main
-from spectral_fairseq.commands.plugin_flags import flag_sections
 
 
 def test_every_flag_is_listed_with_its_meaning(capsys):

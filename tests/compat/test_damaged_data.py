@@ -123,7 +123,7 @@ OLDER_DAMAGES: Dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("damage", OLDER_DAMAGES)
 def test_the_older_format(damage: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    from spectral_fairseq.compat.indexed_files import check_indexed_files
+    from spectral_fairseq.compat.data import check_indexed_files
     from spectral_fairseq.errors import DataError
 
     prefix = tmp_path / "train"

@@ -238,7 +238,7 @@ def _model(arch: str) -> Any:
 
 @functools.cache
 def _our_flags() -> frozenset:
-    from spectral_fairseq.commands.plugin_flags import flag_sections
+    from spectral_fairseq.commands.flags import flag_sections
 
     return frozenset(flag.name for flags in flag_sections().values() for flag in flags)
 

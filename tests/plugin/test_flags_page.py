@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from spectral_fairseq.commands.plugin_flags import flag_sections
+from spectral_fairseq.commands.flags import flag_sections
 from spectral_fairseq.plugin.criterion import PRESETS, PenalisedCriterionConfig
 
 GENERATOR = Path(__file__).resolve().parents[2] / "docs" / "generator" / "flags_page.py"

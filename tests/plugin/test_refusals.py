@@ -9,7 +9,7 @@ import torch
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 
-from spectral_fairseq.commands.plugin_flags import flag_sections
+from spectral_fairseq.commands.flags import flag_sections
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.lm.coupled_adam import CoupledAdam
 from spectral_fairseq.plugin.criterion import RETIRED
