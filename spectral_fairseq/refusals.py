@@ -189,12 +189,12 @@ CONSISTENCY = Refusal(
 GATING = Refusal(
     "`--gradient-gating`",
     "a single softmax with the scores of all words",
-    "Use `--output-head softmax` without `--blockwise-loss`, or drop the flag.",
-    theirs="`--blockwise-loss`; a mixture, or the adaptive softmax of `transformer_xl_*`, in which "
-    "a word has no single score",
+    "Use `--output-head softmax` without `--loss-form blockwise`, or drop the flag.",
+    theirs="`--loss-form blockwise`; a mixture, or the adaptive softmax of `transformer_xl_*`, in "
+    "which a word has no single score",
 )
 NO_OUTPUT_LAYER = Refusal(
-    "`--adversarial-epsilon`, `--blockwise-loss` or `--gradient-gating`",
+    "`--adversarial-epsilon`, `--loss-form blockwise` or `--gradient-gating`",
     "a decoder with an output_layer",
     "Use a `transformer`, `transformer_lm` or `lstm` arch, or drop the flag.",
     theirs="a decoder that calls none, such as fairseq's `fconv` and `lightconv`",
@@ -204,6 +204,12 @@ NO_LAYERS = Refusal(
     "a decoder that tells the states of its layers",
     "Use a `transformer`, `transformer_lm` or `transformer_xl_*` arch, or drop the flag.",
     theirs="LSTMs, and fairseq's `fconv`",
+)
+DENSE_MIXTURE = Refusal(
+    "`--adversarial-epsilon` with a mixture",
+    "the loss of the mixture itself, in which each expert has a logit that is lowered",
+    "Drop one of them.",
+    theirs="`--loss-form dense`",
 )
 SEVERAL_DICTIONARIES = Refusal(
     "a penalty on the table, control outside the optimiser or `--gradient-gating`",

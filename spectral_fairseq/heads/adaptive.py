@@ -75,7 +75,6 @@ class AdaptiveSoftmaxHead(Head):
     )
     # The clusters exist so that nobody computes the scores of all words for all tokens.
     own_loss = True
-    own_loss_in_evaluation = True
 
     def __init__(self, table: Table, cutoffs: Sequence[int], init_std: float = 0.02) -> None:
         super().__init__(table)

@@ -48,9 +48,7 @@ class Head(nn.Module):
         summary: the kind in a few words.
         options: arguments that users choose.
         any_width: whether the features may be wider or narrower than the table.
-        own_loss: whether criterions take :meth:`loss` in training without being told to.
-        own_loss_in_evaluation: whether they take it in validation too, because the scores of all
-            words for a batch would not fit into memory.
+        own_loss: whether criterions take :meth:`loss` unless they are told to use the scores.
         adversarial: whether it has :meth:`adversarial_loss`.
     """
 
@@ -59,7 +57,6 @@ class Head(nn.Module):
     options: ClassVar[Tuple[Option, ...]] = ()
     any_width: ClassVar[bool] = False
     own_loss: ClassVar[bool] = False
-    own_loss_in_evaluation: ClassVar[bool] = False
     adversarial: ClassVar[bool] = False
 
     def __init__(self, table: Table) -> None:

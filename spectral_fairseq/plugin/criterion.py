@@ -26,7 +26,7 @@ from spectral_fairseq.functional.spectra import singular_values_of_gram, table_g
 from spectral_fairseq.options import Option, read_options, retired
 from spectral_fairseq.plugin import likelihood
 from spectral_fairseq.plugin.likelihood.gradients import WordMemory
-from spectral_fairseq.plugin.models.find import decoder_of, has_svd_table, head_of, is_trained
+from spectral_fairseq.plugin.models.find import decoder_of, has_svd_table, is_trained
 from spectral_fairseq.plugin.models.registry import with_defaults, with_options
 from spectral_fairseq.plugin.penalties import objective
 from spectral_fairseq.plugin.penalties.catalogue import reported_terms
@@ -292,7 +292,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             self.table_control.check(self.penalties.view(one))
             self.log_spectrum.check(self.penalties.view(one))
             _refuse_fairseqs_adaptive_softmax(one)
-        self._likelihood(model).check(model)
+            self._likelihood(one).check(one)
 
     def forward(self, model: nn.Module, sample: Any, reduce: bool = True) -> Tuple[Any, Any, Any]:
         """As ``label_smoothed_cross_entropy``, with the penalties added to the loss in training."""
@@ -313,13 +313,11 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         return loss, sample_size, log
 
     def _evaluate(self, model: nn.Module, sample: Any, reduce: bool) -> Tuple[Any, Any, Any]:
-        if getattr(head_of(model), "own_loss_in_evaluation", False):
-            found = self._likelihood(model)(model, sample, reduce)
-            loss, log = found.loss, self._logging_output(found, model, sample)
-        else:
-            loss, _, log = super().forward(model, sample, reduce=reduce)
+        plain = likelihood.plain_likelihood(self, self.loss_form(model))
+        found = plain(model, sample, reduce)
+        log = self._logging_output(found, model, sample)
         log.update(self.log_spectrum(self.penalties.view(model)))
-        return loss, log["sample_size"], log
+        return found.loss, log["sample_size"], log
 
     def _logging_output(
         self, found: likelihood.Likelihood, model: nn.Module, sample: Any
@@ -338,7 +336,13 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         return log
 
     def _likelihood(self, model: nn.Module) -> likelihood.LikelihoodTerm:
-        return likelihood.likelihood_term(self, self._likelihood_options, model)
+        options = self._likelihood_options
+        return likelihood.likelihood_term(self, options, self.loss_form(model))
+
+    def loss_form(self, model: nn.Module) -> likelihood.LossForm:
+        """How the loss of a model is computed, and why so."""
+        num_words = self.penalties.view(model).words.rows
+        return likelihood.form_for(self, self._likelihood_options, model, num_words)
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: List[Dict[str, Any]]) -> None:

@@ -97,15 +97,15 @@ def test_blockwise_training_loss_equals_the_plain_criterions(
         torch.testing.assert_close(first[name], second[name], rtol=1e-6, atol=1e-6)
 
 
-def test_training_never_makes_the_scores(task, monkeypatch):
+def test_neither_training_nor_evaluation_makes_the_scores(task, monkeypatch):
     model = mos(task).train()
     monkeypatch.setattr(
         type(model.decoder.output_projection), "forward", lambda *_: pytest.fail("scores made")
     )
-    build_criterion(task, **NOTHING)(model, make_sample(task))
-    model.eval()
-    with pytest.raises(pytest.fail.Exception):
-        build_criterion(task, **NOTHING)(model, make_sample(task))
+    for training in (True, False):
+        build_criterion(task, **NOTHING)(model.train(training), make_sample(task))
+        with pytest.raises(pytest.fail.Exception):
+            build_criterion(task, loss_form="dense", **NOTHING)(model, make_sample(task))
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_blockwise_softmax_on_ours_and_on_the_hosts(task, label_smoothing):
     for model in models:
         model.double().train()
         options = {"label_smoothing": label_smoothing, **NOTHING}
-        dense = build_criterion(task, **options)
+        dense = build_criterion(task, loss_form="dense", **options)
         blockwise = build_criterion(task, blockwise_loss=True, **options)
         sample = make_sample(task, sizes=((6, 2), (5, 4), (3, 7)))  # sorted, as the LSTM asks
         first, second = (gradients(model, c(model, sample)[0]) for c in (dense, blockwise))

@@ -150,7 +150,7 @@ def test_zero_weight_equals_the_plain_criterion_bit_for_bit(task, name):
     model, sample = build_host_model(task, "transformer", share_all_embeddings=True), None
     sample = make_sample(task)
     model.train()
-    ours = build_criterion(task, name, label_smoothing=0.1, **NOTHING)
+    ours = build_criterion(task, name, label_smoothing=0.1, loss_form="dense", **NOTHING)
     plain = build_criterion(task, "label_smoothed_cross_entropy", label_smoothing=0.1)
     results = [criterion(model, sample) for criterion in (ours, plain)]
     assert torch.equal(results[0][0], results[1][0]) and results[0][1:] == results[1][1:]
@@ -276,7 +276,8 @@ def test_adversarial_softmax_logs_the_plain_loss_of_a_certain_target(task):
     hidden = torch.nn.functional.one_hot(sample["target"], len(task.target_dictionary)).float()
     model.decoder.output_projection.forward = lambda _: 300.0 * hidden
     options = {"label_smoothing": 0.1}
-    ours = build_criterion(task, "mle_cosreg", **{**NOTHING, "adversarial_epsilon": 0.1, **options})
+    adversarial = {**NOTHING, "adversarial_epsilon": 0.1, "loss_form": "dense"}
+    ours = build_criterion(task, "mle_cosreg", **adversarial, **options)
     plain = build_criterion(task, "label_smoothed_cross_entropy", **options)
     log, plain_log = ours(model, sample)[2], plain(model, sample)[2]
     assert float(log["nll_loss"]) == 0

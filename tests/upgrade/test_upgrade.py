@@ -18,6 +18,7 @@ from tests.conftest import PACKAGE
 HERE = Path(__file__).parent
 CASES = json.loads((HERE / "cases.json").read_text("utf-8"))
 TASKS = {"awd": "stateful_language_modeling", "xl": "stateful_language_modeling"}
+OWN_LOSS = ("mos", "xl")  # the others had the dense form, which rounds in its own way
 TASKS["lmsc"] = "language_modeling"
 pytestmark = pytest.mark.slow
 
@@ -57,6 +58,7 @@ def resumed(data, tmp_path_factory, run_cli):
                 *("--arch", case["arch"], "--criterion", case["criterion"], *case["flags"]),
                 *("--seed", "7", "--max-epoch", "2", "--max-update", "100", "--num-workers", "0"),
                 *("--data-buffer-size", "0", "--cpu", "--distributed-world-size", "1"),
+                *(() if name in OWN_LOSS else ("--loss-form", "dense")),
                 cwd=folder,
             )
             folders[name] = folder

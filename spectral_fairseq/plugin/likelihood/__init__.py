@@ -14,21 +14,37 @@ from spectral_fairseq.plugin.likelihood.adversarial import (
     AdversarialBlocks,
 )
 from spectral_fairseq.plugin.likelihood.base import FullScores, Likelihood, LikelihoodTerm
-from spectral_fairseq.plugin.likelihood.blockwise import BLOCKWISE_LOSS, Blockwise
+from spectral_fairseq.plugin.likelihood.blockwise import Blockwise
 from spectral_fairseq.plugin.likelihood.consistency import (
     RDROP_WEIGHT,
     SIMCUT_CUTOFF,
     SIMCUT_WEIGHT,
     Consistency,
 )
+from spectral_fairseq.plugin.likelihood.form import (
+    BLOCKWISE_LOSS,
+    LOSS_FORM,
+    LossForm,
+    asked_form,
+    form_for,
+)
 from spectral_fairseq.plugin.likelihood.gradients import (
     GRADIENT_GATING,
     GRADIENT_GATING_MEMORY,
     GradientGating,
 )
-from spectral_fairseq.plugin.models.find import head_of
 
-__all__ = ["FLAGS", "Likelihood", "LikelihoodTerm", "idle_flags", "likelihood_term", "read_options"]
+__all__ = [
+    "FLAGS",
+    "Likelihood",
+    "LikelihoodTerm",
+    "LossForm",
+    "form_for",
+    "idle_flags",
+    "likelihood_term",
+    "plain_likelihood",
+    "read_options",
+]
 
 
 FLAGS = (
@@ -38,6 +54,7 @@ FLAGS = (
     SIMCUT_CUTOFF,
     GRADIENT_GATING,
     GRADIENT_GATING_MEMORY,
+    LOSS_FORM,
     BLOCKWISE_LOSS,
 )
 # Each changes the likelihood, or its gradient, in a way of its own.
@@ -54,8 +71,9 @@ def read_options(cfg: Any) -> Any:
     used = [one.flag for one in EXCLUSIVE if getattr(options, one.name)]
     if len(used) > 1:
         raise refusals.SEVERAL_METHODS.error(" and ".join(used))
-    if options.gradient_gating and options.blockwise_loss:
-        raise refusals.GATING.error("--blockwise-loss")
+    if asked_form(options) == "blockwise" and options.gradient_gating:
+        asked = "--blockwise-loss" if options.blockwise_loss else "--loss-form blockwise"
+        raise refusals.GATING.error(asked)
     return options
 
 
@@ -79,22 +97,25 @@ def _drops(model: nn.Module) -> bool:
     )
 
 
-def likelihood_term(criterion: Any, options: Any, model: nn.Module) -> LikelihoodTerm:
-    """The way that the flags and the model's output layer ask for.
+def likelihood_term(criterion: Any, options: Any, form: LossForm) -> LikelihoodTerm:
+    """The way that the flags and the model's output layer ask for, in training.
 
     Args:
         criterion: the criterion that takes it.
         options: the parsed values of :data:`FLAGS`.
-        model: what is trained.
+        form: of the model's loss.
     """
-    blockwise = options.blockwise_loss or getattr(head_of(model), "own_loss", False)
     if options.adversarial_epsilon:
-        adversarial = AdversarialBlocks if blockwise else Adversarial
-        return adversarial(criterion, options.adversarial_epsilon)
+        if form.blockwise:
+            return AdversarialBlocks(criterion, options.adversarial_epsilon, form.dense_up_to)
+        return Adversarial(criterion, options.adversarial_epsilon)
     if options.rdrop_weight or options.simcut_weight:
-        return Consistency(criterion, options)
+        return Consistency(criterion, options, asked_form(options) != "dense")
     if options.gradient_gating:
         return GradientGating(criterion, options.gradient_gating)
-    if blockwise:
-        return Blockwise(criterion)
-    return FullScores(criterion)
+    return plain_likelihood(criterion, form)
+
+
+def plain_likelihood(criterion: Any, form: LossForm) -> LikelihoodTerm:
+    """The likelihood that is reported in evaluation, and trained where no method changes it."""
+    return Blockwise(criterion, form.dense_up_to) if form.blockwise else FullScores(criterion)

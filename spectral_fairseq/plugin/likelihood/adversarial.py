@@ -52,6 +52,8 @@ class Adversarial(LikelihoodTerm):
         epsilon: radius of the perturbation as a share of ||w_y||.
     """
 
+    blockwise = False
+
     def __init__(self, criterion: Any, epsilon: float) -> None:
         super().__init__(criterion)
         self.epsilon = epsilon
@@ -60,10 +62,13 @@ class Adversarial(LikelihoodTerm):
         """See the base class.
 
         Raises:
-            ConfigurationError: an adaptive softmax, a sigsoftmax, or an output layer that cannot be
-                replaced.
+            ConfigurationError: an adaptive softmax, a sigsoftmax, an output layer that cannot be
+                replaced, or a mixture without its blockwise loss.
         """
         head = head_of(model)
+        if getattr(head, "own_loss", False) and getattr(head, "adversarial", False):
+            if not self.blockwise:
+                raise refusals.DENSE_MIXTURE.error("--loss-form dense")
         if isinstance(head, Head) and not head.adversarial:
             raise refusals.ADVERSARIAL.error(
                 f"{type(head).__name__}, in which a target's score is no single logit w'h + b"
@@ -139,7 +144,18 @@ class AdversarialBlocks(Adversarial):
 
     Full scores are used where a caller asks for single tokens or for the accuracy of a softmax. The
     accuracy of a mixture is that of a second dropout mask on its contexts.
+
+    Args:
+        criterion: the criterion that takes it.
+        epsilon: radius of the perturbation as a share of ||w_y||.
+        dense_up_to: number of tokens up to which a batch of a softmax takes full scores too.
     """
+
+    blockwise = True
+
+    def __init__(self, criterion: Any, epsilon: float, dense_up_to: float = 0) -> None:
+        super().__init__(criterion, epsilon)
+        self.dense_up_to = dense_up_to
 
     def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
         """See the base class.
@@ -149,7 +165,8 @@ class AdversarialBlocks(Adversarial):
         """
         self.check(model)
         own_loss = getattr(head_of(model), "own_loss", False)
-        if not own_loss and (not reduce or self.criterion.report_accuracy):
+        small = sample["target"].numel() <= self.dense_up_to
+        if not own_loss and (small or not reduce or self.criterion.report_accuracy):
             return super().__call__(model, sample, reduce)
         if not reduce:
             raise UnsupportedError(

@@ -12,7 +12,6 @@ from spectral_fairseq.errors import arguments_as_flags
 from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy
 from spectral_fairseq.heads import SoftmaxHead
 from spectral_fairseq.heads.head import Head
-from spectral_fairseq.options import Option
 from spectral_fairseq.plugin.likelihood.base import (
     FullScores,
     Likelihood,
@@ -20,16 +19,10 @@ from spectral_fairseq.plugin.likelihood.base import (
     check_output_layer,
     output_layer_replaced,
 )
+from spectral_fairseq.plugin.likelihood.form import LOSS_FORM
 from spectral_fairseq.plugin.models.find import head_of, output_table, softmax_operands
 
 logger = logging.getLogger(__name__)
-
-BLOCKWISE_LOSS = Option(
-    "blockwise_loss",
-    False,
-    "in training compute a softmax's loss block by block, without holding tokens x words; equal "
-    "up to rounding. Mixtures always do",
-)
 
 # The arguments that an output layer's own loss may refuse.
 HEAD_FLAGS = {"label_smoothing": "--label-smoothing", "cutoffs": "--adaptive-softmax-cutoff"}
@@ -41,8 +34,17 @@ HeadLoss = Callable[[Tensor, Tensor, float, int], Tuple[Tensor, Tensor]]
 class Blockwise(FullScores):
     """The loss of the output layer itself, taken where the scores would be made.
 
-    Full scores are used where a caller asks for single tokens or for the accuracy.
+    Full scores are used where a caller asks for single tokens or for the accuracy, and for small
+    batches where that is said to be faster.
+
+    Args:
+        criterion: the criterion that takes it.
+        dense_up_to: number of tokens up to which a batch is small.
     """
+
+    def __init__(self, criterion: Any, dense_up_to: float = 0) -> None:
+        super().__init__(criterion)
+        self.dense_up_to = dense_up_to
 
     def check(self, model: nn.Module) -> None:
         """See the base class.
@@ -65,10 +67,11 @@ class Blockwise(FullScores):
 
     def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
         """See the base class."""
-        if not reduce or self.criterion.report_accuracy:
+        targets = sample["target"]
+        small = targets.numel() <= self.dense_up_to
+        if small or not reduce or self.criterion.report_accuracy:
             return super().__call__(model, sample, reduce)
         head_loss = self._loss_of(model)
-        targets = sample["target"]
         skip = self.criterion.ignore_prefix_size
 
         def loss_instead(_: OutputLayer) -> OutputLayer:
@@ -94,7 +97,7 @@ class Blockwise(FullScores):
         if getattr(head, "own_loss", False) or isinstance(head, SoftmaxHead):
             return head.loss
         num_words = self.criterion.penalties.view(model).words.rows
-        with arguments_as_flags(weight=BLOCKWISE_LOSS.flag):
+        with arguments_as_flags(weight=LOSS_FORM.flag):
             output_table(model, num_words)
 
         def loss(features: Tensor, targets: Tensor, eps: float, ignore_index: int) -> Any:

@@ -112,10 +112,12 @@ class Consistency(LikelihoodTerm):
     Args:
         criterion: the criterion that takes it.
         options: the parsed values of the flags; the weight of one method is above 0.
+        blockwise: take blocks of scores wherever the model allows it.
     """
 
-    def __init__(self, criterion: Any, options: Any) -> None:
+    def __init__(self, criterion: Any, options: Any, blockwise: bool = True) -> None:
         super().__init__(criterion)
+        self.blockwise = blockwise
         self.symmetric = options.rdrop_weight > 0
         self.weight = options.rdrop_weight / 2 if self.symmetric else options.simcut_weight
         self.cutoff = options.simcut_cutoff
@@ -144,7 +146,8 @@ class Consistency(LikelihoodTerm):
         self.check(model)
         padding_idx = self.criterion.padding_idx
         blockwise = (
-            reduce
+            self.blockwise
+            and reduce
             and not self.criterion.report_accuracy
             and calls_output_layer(model)
             and not getattr(head_of(model), "own_loss", False)

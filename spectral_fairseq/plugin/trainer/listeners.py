@@ -8,7 +8,7 @@ from typing import Any, Callable, Mapping
 
 import torch
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
-from fairseq.models import BaseFairseqModel
+from fairseq.models import BaseFairseqModel, FairseqMultiModel
 from torch import Tensor, nn
 
 from spectral_fairseq import refusals
@@ -53,6 +53,9 @@ def _check(trainer: Any) -> None:
     if isinstance(criterion, PenalisedCrossEntropy):
         criterion.check_model(model)
         criterion.log_spectrum.check_metric(trainer.cfg.checkpoint.best_checkpoint_metric)
+        models = model.models.values() if isinstance(model, FairseqMultiModel) else (model,)
+        for form in {str(criterion.loss_form(one)) for one in models}:
+            logger.info("the form of the loss is %s", form)
     elif isinstance(model, (AWDLSTMLanguageModel, TransformerXLLanguageModel)):
         model.warn_of_other_criterion(type(criterion).__name__)
 
