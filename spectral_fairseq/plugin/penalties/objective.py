@@ -121,8 +121,6 @@ class Penalties:
     def check(self, model: nn.Module) -> None:
         """Refuse a model that lacks what the penalties need, due or not, or does not train it.
 
-        A penalty on hidden states meets them in the first update.
-
         Raises:
             ConfigurationError: the model lacks what a penalty needs, or R depends on nothing that
                 is trained.

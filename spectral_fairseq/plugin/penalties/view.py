@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
+from fairseq.models.fconv import FConvDecoder
 from torch import Tensor, nn
 
 from spectral_fairseq import refusals
@@ -184,15 +185,23 @@ class LayerStates(NamedTuple):
 
 
 def layer_states(view: ModelView) -> Optional[LayerStates]:
-    """The outputs of the decoder's layers; ``None`` outside of an update."""
+    """The outputs of the decoder's layers; ``None`` outside of an update.
+
+    What a decoder tells is known when it has run; those that are known to tell nothing are refused
+    before training.
+    """
+    decoder = find.decoder_of(view.module)
     if view.batch is None:
+        if isinstance(decoder, FConvDecoder) or any(
+            isinstance(module, (nn.RNNBase, nn.RNNCellBase)) for module in decoder.modules()
+        ):
+            raise refusals.NO_LAYERS.error(f"{type(decoder).__name__}, which does not")
         return None
     net_output, targets = view.batch
     extra = net_output[1] if len(net_output) > 1 else None
     states = extra.get("inner_states") if isinstance(extra, dict) else None
     if not states or len(states) < 2:
-        name = type(find.decoder_of(view.module)).__name__
-        raise refusals.NO_LAYERS.error(f"{name}, which does not")
+        raise refusals.NO_LAYERS.error(f"{type(decoder).__name__}, which does not")
     layers = [layer.transpose(0, 1) for layer in states[1:]]  # without the embeddings
     counted = targets.ne(view.words.dictionary.pad())
     # Some likelihoods run each sentence several times, one after the other.
