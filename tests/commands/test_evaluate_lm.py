@@ -269,8 +269,8 @@ def test_overrides_show_in_the_signature(stateful, run):
 
 
 REFUSED = {
-    "--streams to be at least 1": ("--streams", 0),
-    "--segment to be at least 1": ("--segment", 0),
+    "--streams to be a whole number >= 1": ("--streams", 0),
+    "--segment to be a whole number >= 1": ("--segment", 0),
     "cache window": ("--cache-window", 0),
     r"lambda in \[0, 1\)": ("--cache-lambda", 1),
     "theta to be 0 or more": ("--cache-theta", -1),

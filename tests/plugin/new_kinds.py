@@ -18,7 +18,7 @@ class ScaledEmbedding(embeddings.FactoredEmbedding):
     kind = "scaled"
     summary = "a matrix with one factor"
     entries = ("M", "f")
-    options = (Option("start", "scaled_start", 1.0, "f at the start of training"),)
+    options = (Option("scaled_start", 1.0, "f at the start of training", argument="start"),)
 
     def __init__(self, num_embeddings, embedding_dim, padding_idx, excluded_rows=(), start=1.0):
         super().__init__(num_embeddings, embedding_dim, padding_idx, excluded_rows)
@@ -51,7 +51,7 @@ class TemperedHead(heads.SoftmaxHead):
 
     kind = "tempered"
     summary = "a softmax with a temperature"
-    options = (Option("temperature", "temperature", 1.0, "what logits are divided by"),)
+    options = (Option("temperature", 1.0, "what logits are divided by", argument="temperature"),)
 
     def __init__(self, table, *, bias=False, temperature=1.0):
         super().__init__(table, bias=bias)
