@@ -65,7 +65,6 @@ class Study:
         words: for a language model, about those of the training text. On two cores one cannot be
             trained to its end on all 1.8 million.
         plain_of: a study with the same flags and recipe.
-        shared: the methods whose trainings there are this study's as well.
         tuned: false where an earlier study has chosen the recipe and a setting for each method.
     """
 
@@ -83,7 +82,6 @@ class Study:
     pairs: int = 10_000
     words: int = 450_000
     plain_of: str = ""
-    shared: Tuple[str, ...] = ("plain",)
     tuned: bool = True
 
 
@@ -384,7 +382,7 @@ TRANSLATION_DECAY_SMALL = replace(
 )
 
 # Does weight-norm initialisation gain by its table, or by the short vectors with which it starts?
-# The trainings with the rows of TRANSLATION_DECAY_SMALL are those of that study.
+# It has the recipe, the seeds and the plain trainings of TRANSLATION_DECAY_SMALL.
 _OWN_DECAYS = ("0.05", "0.1")
 TRANSLATION_START_SMALL = replace(
     TRANSLATION_DECAY_SMALL,
@@ -406,40 +404,8 @@ TRANSLATION_START_SMALL = replace(
             ),
             on_table=True,
         ),
-        "count_start": Method(
-            "plain, the weight-norm table's start",
-            "plain",
-            _OURS,
-            _settings(
-                *(
-                    f"--encoder-embed-path {{start:counts}} --weight-decay {decay}"
-                    for decay in _OWN_DECAYS
-                )
-            ),
-            on_table=True,
-        ),
-        "weight_norm_init": _with_settings(TABLE_METHODS["weight_norm_init"], 0),
     },
     plain_of="translation_decay_small",
-    shared=("plain", "weight_norm_init"),
-)
-
-# Does the gain last with four times the updates? The settings are those chosen above.
-TRANSLATION_START_LONG = replace(
-    TRANSLATION_START_SMALL,
-    model="translation, d = 64, the start of the table, 20,000 updates",
-    flags=_translation(dim=64, layers=2, heads=2, schedule=_annealed(20_000)),
-    methods={
-        "plain": PLAIN,
-        "short_start": replace(
-            TRANSLATION_START_SMALL.methods["short_start"],
-            settings=_settings("--encoder-embed-path {start:0.25} --weight-decay 0.1"),
-        ),
-        "weight_norm_init": _with_settings(TABLE_METHODS["weight_norm_init"], 0),
-    },
-    tuned=False,
-    guessed_updates=20_000,
-    plain_of="",
 )
 
 # Does the gain last with three times the text and twice the width?
@@ -720,7 +686,6 @@ STUDIES: Dict[str, Study] = {
     "translation_methods_small": TRANSLATION_METHODS_SMALL,
     "translation_decay_small": TRANSLATION_DECAY_SMALL,
     "translation_start_small": TRANSLATION_START_SMALL,
-    "translation_start_long": TRANSLATION_START_LONG,
     "translation_medium": TRANSLATION_MEDIUM,
     "awd_lstm": AWD_LSTM,
     "awd_lstm_small": AWD_LSTM_SMALL,

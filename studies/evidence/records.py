@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 from spectral_fairseq.files import replacing
 from studies.corpus import split_lines
@@ -19,24 +19,16 @@ class Records(Mapping[str, Record]):
 
     Args:
         folder: receives ``NAME.json`` and ``NAME.en.xz``.
-        plain_of: the folder of another study.
-        shared: the methods whose records there are read as well.
+        plain_of: the folder of another study, whose records of plain are read as well.
     """
 
-    def __init__(
-        self, folder: Path, plain_of: Optional[Path] = None, shared: Sequence[str] = ("plain",)
-    ) -> None:
+    def __init__(self, folder: Path, plain_of: Optional[Path] = None) -> None:
         self.folder = folder
         self.plain_of = plain_of
-        others = [
-            path
-            for method in shared
-            if plain_of
-            for path in sorted(plain_of.glob(f"{method}-*.json"))
-        ]
+        shared = sorted(plain_of.glob("plain-*.json")) if plain_of else []
         self._records: Dict[str, Record] = {
             path.stem: json.loads(path.read_text("utf-8"))
-            for path in (*others, *sorted(folder.glob("*-*.json")))
+            for path in (*shared, *sorted(folder.glob("*-*.json")))
         }
 
     def __getitem__(self, name: str) -> Record:
@@ -78,6 +70,5 @@ class Records(Mapping[str, Record]):
 
 
 def records_of(results: Path, name: str, study: Study) -> Records:
-    """The records of a study, and those of another that it shares."""
-    other = results / study.plain_of if study.plain_of else None
-    return Records(results / name, other, study.shared)
+    """The records of a study, and those of plain that it shares."""
+    return Records(results / name, results / study.plain_of if study.plain_of else None)

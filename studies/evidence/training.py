@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import List
 
 import torch
-from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from fairseq.data import Dictionary
 
-from spectral_fairseq.embeddings.weight_norm import WeightNormEmbedding
-from spectral_fairseq.plugin.counts import training_counts
 from studies.evidence.corpora import EvaluationSet
 from studies.evidence.grid import Study
 from studies.evidence.plan import Cell
@@ -50,8 +48,7 @@ def with_start(command: List[str], cell: Cell, binary: Path, folder: Path) -> Li
     """The command with a file of initial vectors, drawn anew for each seed, in its place.
 
     Args:
-        command: may hold ``{start:SCALE}``, for fairseq's own initial table times that number, or
-            ``{start:counts}``, for that of a weight-norm table of sigma .07.
+        command: may hold ``{start:SCALE}``, for fairseq's own initial table times that number.
         cell: the training.
         binary: fairseq's data folder.
         folder: receives ``start.vec``.
@@ -61,25 +58,10 @@ def with_start(command: List[str], cell: Cell, binary: Path, folder: Path) -> Li
         return command
     path, dim = folder / "start.vec", int(command[command.index("--encoder-embed-dim") + 1])
     if not path.exists():
-        task = TranslationTask.setup_task(
-            TranslationConfig(
-                data=str(binary),
-                source_lang="de",
-                target_lang="en",
-                train_subset="train",
-                dataset_impl=None,
-            )
-        )
-        words = task.target_dictionary
-        with torch.no_grad(), torch.random.fork_rng(devices=()):
+        words = Dictionary.load(str(binary / "dict.en.txt"))
+        with torch.random.fork_rng(devices=()):
             torch.manual_seed(cell.seed)
-            if found[0] == "counts":
-                counts = training_counts(task, words)
-                rows = WeightNormEmbedding(
-                    len(words), dim, words.pad(), counts=counts, sigma=0.07
-                ).dense()
-            else:
-                rows = torch.randn(len(words), dim) * dim**-0.5 * float(found[0])
+            rows = torch.randn(len(words), dim) * dim**-0.5 * float(found[0])
         rows[words.pad()] = 0
         text = [f"{len(words)} {dim}"]
         for word, row in zip(words.symbols, rows.tolist()):

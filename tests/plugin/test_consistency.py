@@ -187,7 +187,9 @@ def test_validation_is_that_of_the_plain_criterion(task):
     plain = build_criterion(task, "label_smoothed_cross_entropy")
     for flag, value in METHODS.items():
         loss, _, log = criterion_of(task, **{flag: value})(model, sample)
-        assert torch.equal(loss, plain(model, sample)[0]) and "r_drop" not in log
+        # By blocks, so up to rounding.
+        assert torch.allclose(loss, plain(model, sample)[0], rtol=1e-6, atol=0.0)
+        assert "r_drop" not in log
 
 
 def test_the_divergence_is_shown_for_each_token(task):
