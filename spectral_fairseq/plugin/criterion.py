@@ -34,10 +34,10 @@ from spectral_fairseq.plugin.penalties.objective import log_terms, reduce_terms
 from spectral_fairseq.plugin.penalties.view import Batch, ModelView, output_table, updates_of
 from spectral_fairseq.plugin.spectrum_control import flags, prior
 
-# ``--ignore-prefix-size``, under which a batch of short sentences has no loss.
-
-
 logger = logging.getLogger(__name__)
+
+
+# ``--ignore-prefix-size``, under which a batch of short sentences has no loss.
 
 
 class IgnoredPrefix:
@@ -83,7 +83,6 @@ LOG_SPECTRUM_INTERVAL = Option(
 # The number of workers that measured their table. All tables are equal, so sums are divided by it.
 TABLES = "tables_measured"
 _PREFIX = "table_"
-_log = logging.getLogger(__name__)
 _NAMES = [f"{_PREFIX}{name}" for name in ("mean_cosine", *spectrum_measures(torch.ones(1)))]
 
 
@@ -157,7 +156,7 @@ class SpectrumLog:
         except Exception as error:  # what is only logged ends no training
             if not self._warned:
                 name = type(view.module).__name__
-                _log.warning("the spectrum of the output table of %s is nan: %s", name, error)
+                logger.warning("the spectrum of the output table of %s is nan: %s", name, error)
             self._warned = True
         entries[TABLES] = 1
         self._latest[view.module] = now, entries

@@ -33,16 +33,13 @@ def tiny_multi30k_data(tiny_translation_data, tmp_path_factory):
     """The same data, with the names of Multi30k's three test sets for its test split."""
     folder = tmp_path_factory.mktemp("multi30k")
     for path in tiny_translation_data.glob("*.*"):
-        split, _, rest = path.name.partition(".")
-        names = [path.name]
-        if split == "test":
-            text = rest in ("de", "en")
-            names += [
-                f"{x}.{rest}"
-                for x in (("test.2016", "test.2017", "test.coco") if text else ("test1", "test2"))
-            ]
-        for name in names:
-            shutil.copy(path, folder / name)
+        shutil.copy(path, folder / path.name)
+    for name in ("test.2016", "test.2017", "test.coco"):  # text
+        for language in ("de", "en"):
+            shutil.copy(folder / f"test.{language}", folder / f"{name}.{language}")
+    for path in sorted(folder.glob("test.de-en.*")):  # binary
+        for name in ("test1", "test2"):
+            shutil.copy(path, folder / path.name.replace("test", name, 1))
     return folder
 
 

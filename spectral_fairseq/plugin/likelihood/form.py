@@ -126,7 +126,8 @@ def obstacle_to_blocks(model: nn.Module, num_words: int) -> Optional[str]:
     name = type(decoder).__name__
     if not calls_output_layer(model):
         return f"{name} calls no output_layer"
-    if isinstance(head_of(model), Head):
+    head = head_of(model)
+    if isinstance(head, Head):
         return None
     if getattr(type(decoder), "output_layer", None) not in _OUTPUT_LAYERS:
         return f"{name} has an output_layer of its own"
@@ -138,7 +139,6 @@ def obstacle_to_blocks(model: nn.Module, num_words: int) -> Optional[str]:
         table = output_table(model, num_words)
     except ConfigurationError:
         return f"{name} has no single output table"
-    head = head_of(model)
     plain = head is None or type(head) is nn.Linear
     if not plain or not isinstance(table, nn.Parameter):
         return f"the output layer of {name} is no plain one"
