@@ -7,11 +7,15 @@ import math
 import os
 import platform
 import re
+import sys
 from importlib import metadata, util
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
+
+from spectral_fairseq.errors import ConfigurationError
 
 _FAIRSEQ_DISTRIBUTIONS = ("fairseq", "ve-fairseq", "fairseq-fixed")
 _REPORTED = ("numpy", "omegaconf", "hydra-core", "sacrebleu", "sentencepiece")
@@ -52,6 +56,47 @@ def versions() -> Dict[str, Optional[str]]:
     }
     found.update({name: distribution_version(name) for name in _REPORTED})
     return found
+
+
+def skip_broken_torchaudio() -> None:
+    """Let transformers be imported beside a torchaudio that cannot be loaded.
+
+    transformers imports torchaudio where that is installed. fairseq requires it, so that pip brings
+    one that may belong to another build of torch. No text model needs it, so it counts as absent
+    then, for the rest of the process.
+    """
+    try:
+        import torchaudio  # noqa: F401
+    except (ImportError, OSError):
+        # A transformers that was imported before, as CTranslate2 does, has seen the files of
+        # torchaudio and imports it in spite of all; then an empty module serves.
+        stub = ModuleType("torchaudio") if "transformers" in sys.modules else None
+        sys.modules.setdefault("torchaudio", stub)  # type: ignore[arg-type]
+
+
+def import_transformers() -> Any:
+    """The package ``transformers``, also beside a torchaudio that cannot be loaded.
+
+    Raises:
+        ConfigurationError: it is not installed, or too new for the installed torch.
+    """
+    skip_broken_torchaudio()
+    try:
+        import transformers
+        from transformers import PreTrainedModel  # noqa: F401  # lazy, and fails without torch
+    except ImportError as error:
+        raise ConfigurationError(
+            "transformers and safetensors to be installed",
+            str(error).strip().splitlines()[0],
+            "Run pip install transformers safetensors sacremoses.",
+        ) from error
+    if not transformers.utils.is_torch_available():
+        raise ConfigurationError(
+            "a version of transformers that works with the installed torch",
+            f"transformers {distribution_version('transformers')}, which needs a newer torch",
+            'Run pip install "transformers<5", or install a newer torch.',
+        )
+    return transformers
 
 
 def signature(parts: Mapping[str, Any]) -> str:

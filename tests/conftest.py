@@ -263,11 +263,8 @@ def train(made_once: Any, request: Any, run_cli: Any) -> Callable[..., Path]:
 def transformers() -> Any:
     """The package of this name, or a skipped test where it is missing or wants another torch."""
     from spectral_fairseq.errors import ConfigurationError
+    from spectral_fairseq.provenance import import_transformers
 
-    try:
-        from spectral_fairseq.commands.export_huggingface import import_transformers
-    except ModuleNotFoundError:  # fairseq, and with it the need for care
-        return pytest.importorskip("transformers")
     try:
         return import_transformers()
     except ConfigurationError as error:

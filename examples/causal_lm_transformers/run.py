@@ -27,7 +27,7 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--text", type=Path, help="any text file; its last twentieth is the test")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--steps", type=int, default=300, help="updates of each training")
+    parser.add_argument("--steps", type=int, default=200, help="updates of each training")
     parser.add_argument("--words", type=int, default=8000, help="size of the vocabulary")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=2)
@@ -64,12 +64,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Train, test, measure and save each method; returns 0 if the saved models are plain ones."""
     arguments = parse_arguments(argv)
     import torch
-    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
     from spectral_fairseq.analysis import analyze
+    from spectral_fairseq.provenance import import_transformers
     from spectral_fairseq.training import SpectrumControl, fused_loss_, weight_norm_
     from spectral_fairseq.training.callbacks import SpectralTrainerCallback
 
+    transformers = import_transformers()  # also beside a torchaudio of another build of torch
     train, test = map(words_of, read_text(arguments.text))
     frequent = collections.Counter(train).most_common(arguments.words - 1)
     vocabulary = {word: row for row, word in enumerate([UNKNOWN, *(word for word, _ in frequent)])}
@@ -86,8 +87,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     for method in arguments.methods:
         folder = arguments.out / method.replace(" ", "-")
         torch.manual_seed(arguments.seed)
-        model = GPT2LMHeadModel(
-            GPT2Config(
+        model = transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(
                 vocab_size=len(vocabulary),
                 n_positions=64,
                 n_embd=arguments.width,
@@ -100,9 +101,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if method == "weight-norm start":
             weight_norm_(model, counts, sigma=0.1)
         control = SpectrumControl(model) if method == "control" else None
-        trainer = Trainer(
+        trainer = transformers.Trainer(
             model,
-            TrainingArguments(
+            transformers.TrainingArguments(
                 str(folder / "trainer"),
                 max_steps=arguments.steps,
                 per_device_train_batch_size=16,
@@ -126,7 +127,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
         # The saved model is one that transformers alone loads and computes alike.
         ids = torch.stack([block["input_ids"] for block in blocks[1][:4]])
-        loaded = GPT2LMHeadModel.from_pretrained(folder / "model").eval()
+        loaded = transformers.GPT2LMHeadModel.from_pretrained(folder / "model").eval()
         with torch.no_grad():
             logits = [one.eval().cpu()(ids).logits for one in (model, loaded)]
         unequal = max(unequal, float((logits[0] - logits[1]).abs().max()))

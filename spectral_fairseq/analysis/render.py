@@ -5,8 +5,6 @@ from __future__ import annotations
 import textwrap
 from typing import Any, Dict, List, Mapping
 
-from tabulate import SEPARATING_LINE, tabulate
-
 from spectral_fairseq.analysis.catalogue import ALL, Measure, groups_in_use, shown
 from spectral_fairseq.analysis.options import spread
 from spectral_fairseq.analysis.verdict import MOST_VERDICTS, verdict, warnings
@@ -60,7 +58,7 @@ def _measures(document: Dict[str, Any], groups: Dict[str, List[Measure]]) -> str
     headers += [] if random is None else ["random table"]
     rows: List[Any] = []
     for group, measures in groups.items():
-        rows += [SEPARATING_LINE] if rows else []
+        rows += [None] if rows else []
         rows += [[group, *("" for _ in headers[1:])]] if group else []
         for m in measures:
             cells = _values(checkpoints, m)
@@ -93,6 +91,10 @@ def spread_of(method: Mapping[str, Any], measure: Measure) -> str:
 
 
 def _aligned(rows: List[Any], headers: List[str]) -> str:
+    """Columns of text, with a line where a row is None."""
+    from tabulate import SEPARATING_LINE, tabulate  # only text needs it, a callback does not
+
+    rows = [SEPARATING_LINE if row is None else row for row in rows]
     align = ("left", *("right" for _ in headers[1:]))
     return tabulate(rows, headers, disable_numparse=True, colalign=align)
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import warnings
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Dict, List, Mapping, Tuple
 
 import torch
@@ -24,8 +22,8 @@ from spectral_fairseq.commands.export_plain import (
     task_like,
 )
 from spectral_fairseq.compat.checkpoints import DEAD
-from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.provenance import distribution_version
+from spectral_fairseq.errors import UnsupportedError
+from spectral_fairseq.provenance import distribution_version, import_transformers
 
 # The layout of ``transformers`` in which a Transformer of fairseq computes the same logits.
 #
@@ -338,40 +336,6 @@ def write_huggingface(checkpoint: Mapping[str, Any], folder: Path) -> Tuple[str,
     if not check.equal:
         raise different_logits(check)
     return type(loaded).__name__, check
-
-
-def import_transformers() -> Any:
-    """The package ``transformers``.
-
-    It imports torchaudio where that is installed, which fairseq requires and which fails beside a
-    torch that it was not built for. No text model needs it, so it counts as absent then.
-
-    Raises:
-        ConfigurationError: it is not installed, or too new for the installed torch.
-    """
-    try:
-        import torchaudio  # noqa: F401
-    except (ImportError, OSError):
-        # A transformers that was imported before, as CTranslate2 does, has seen the files of
-        # torchaudio and imports it in spite of all; then an empty module serves.
-        stub = ModuleType("torchaudio") if "transformers" in sys.modules else None
-        sys.modules.setdefault("torchaudio", stub)  # type: ignore[arg-type]
-    try:
-        import transformers
-        from transformers import PreTrainedModel  # noqa: F401  # lazy, and fails without torch
-    except ImportError as error:
-        raise ConfigurationError(
-            "transformers and safetensors to be installed",
-            str(error).strip().splitlines()[0],
-            "Run pip install transformers safetensors sacremoses.",
-        ) from error
-    if not transformers.utils.is_torch_available():
-        raise ConfigurationError(
-            "a version of transformers that works with the installed torch",
-            f"transformers {distribution_version('transformers')}, which needs a newer torch",
-            'Run pip install "transformers<5", or install a newer torch.',
-        )
-    return transformers
 
 
 def _save(layout: Layout, folder: Path, translation: bool) -> None:

@@ -1,6 +1,7 @@
 """Spectrum control and measures as callbacks: of transformers' Trainer and of Lightning.
 
-Each class needs its own framework alone; the other one may be absent.
+Each class needs its own framework alone; the other one may be absent. Import this module before
+``transformers.Trainer``, which fails beside a torchaudio of another build of torch.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from spectral_fairseq.analysis import training_measures
 from spectral_fairseq.errors import ConfigurationError, SpectralFairseqError, UnsupportedError
+from spectral_fairseq.provenance import skip_broken_torchaudio
 from spectral_fairseq.training.control import SpectrumControl
 from spectral_fairseq.training.losses import plain_
 from spectral_fairseq.training.modules import output_layer
@@ -23,6 +25,7 @@ class _Missing:
 _Trainer: Any = _Missing
 _Exportable: Any = type("_Exportable", (), {})
 _Lightning: Any = _Missing
+skip_broken_torchaudio()
 try:
     from transformers.trainer_callback import ExportableState, TrainerCallback
 

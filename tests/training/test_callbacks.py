@@ -2,6 +2,10 @@
 
 import copy
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -231,6 +235,22 @@ def test_a_missing_framework_and_a_wrong_interval_are_named(monkeypatch):
     monkeypatch.setattr(module, "_Trainer", int)
     with pytest.raises(ConfigurationError, match="measure_every"):
         SpectralTrainerCallback(None, measure_every=-1)
+
+
+@pytest.mark.slow
+def test_trainer_beside_a_torchaudio_that_cannot_be_loaded(transformers, tmp_path):
+    (tmp_path / "torchaudio").mkdir()
+    (tmp_path / "torchaudio" / "__init__.py").write_text("raise OSError('another build')\n")
+    information = tmp_path / "torchaudio-2.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: torchaudio\nVersion: 2.0\n")
+    (information / "RECORD").write_text("torchaudio/__init__.py,,\n")
+    root = Path(__file__).parents[2]
+    program = "import spectral_fairseq.training.callbacks; from transformers import Trainer"
+    path = os.pathsep.join([str(tmp_path), str(root)])
+    subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, check=True
+    )
 
 
 @pytest.fixture()
