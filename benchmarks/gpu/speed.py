@@ -22,11 +22,9 @@ import torch.nn.functional as F
 
 from benchmarks import bench_step, harness
 from benchmarks.gpu.report import Report
-from spectral_fairseq.functional import (
-    adaptive_cross_entropy,
-    blockwise_cross_entropy,
-    mixture_cross_entropy,
-)
+from spectral_fairseq.functional.adaptive_loss import adaptive_cross_entropy
+from spectral_fairseq.functional.mixture_loss import mixture_cross_entropy
+from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy
 from tests.reference import mixture as reference
 
 

@@ -353,9 +353,6 @@ ALL: List[Measure] = [measure for group in GROUPS.values() for measure in group]
 def measure_all(facts: TableFacts) -> Dict[str, Optional[float]]:
     """Every measure of one table: key -> value, None where it does not apply.
 
-    Args:
-        facts: of the table.
-
     Raises:
         DataError: the table cannot be measured.
     """
@@ -365,11 +362,7 @@ def measure_all(facts: TableFacts) -> Dict[str, Optional[float]]:
 
 
 def random_values(facts: TableFacts) -> Dict[str, float]:
-    """What a random table of the same shape and row length would measure: key -> value.
-
-    Args:
-        facts: of the table.
-    """
+    """What a random table of the same shape and row length would measure: key -> value."""
     known = {one.key: one.random for one in ALL if one.random is not None}
     values = {
         key: value if isinstance(value, float) else value(facts) for key, value in known.items()

@@ -50,12 +50,7 @@ class Drift(NamedTuple):
 
 
 def drift(reference: Reference, other: Reference) -> Drift:
-    """Compare two tables over the words that both have.
-
-    Args:
-        reference: the first checkpoint's.
-        other: the one that is measured.
-    """
+    """Compare two tables over the words that both have."""
     rows = common_rows(reference, other)
     if rows is None:
         return Drift({"drift_cka": None, "drift_procrustes": None}, {}, 0)
@@ -97,15 +92,7 @@ def common_rows(one: Reference, other: Reference) -> Optional[Tuple[Tensor, Tens
 
 
 def check_methods(methods: Sequence[str], count: int) -> None:
-    """Refuse another number of names than there are checkpoints.
-
-    Args:
-        methods: the names.
-        count: number of checkpoints.
-
-    Raises:
-        ConfigurationError: not one name for each checkpoint.
-    """
+    """Refuse another number of names than there are checkpoints."""
     if len(methods) != count:
         raise ConfigurationError(
             f"{count} names in --methods, one for each checkpoint",

@@ -46,11 +46,7 @@ class Options:
     )
 
     def check(self) -> None:
-        """Refuse impossible values.
-
-        Raises:
-            ConfigurationError: an option outside its range.
-        """
+        """Refuse impossible values."""
         check_ranges(self)
 
 
@@ -75,12 +71,7 @@ class StepCallback:
     """Called at the start of each step and for each part that is done; this base does nothing."""
 
     def begin(self, step: str, units: float = 1) -> None:
-        """A step starts, which ends the one before.
-
-        Args:
-            step: one of :data:`SHARES`.
-            units: number of its parts: rows, bytes or sentences.
-        """
+        """A step starts, which ends the one before."""
 
     def advance(self, units: float) -> None:
         """Further parts of the current step are done."""

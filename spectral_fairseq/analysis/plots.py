@@ -49,11 +49,7 @@ FILES = ("svg", "png")
 
 
 def import_matplotlib() -> Any:
-    """The package matplotlib.
-
-    Raises:
-        ConfigurationError: it is not installed.
-    """
+    """The package matplotlib."""
     try:
         import matplotlib.figure
     except ImportError as error:

@@ -26,12 +26,7 @@ from spectral_fairseq.files import replacing
 
 
 def as_html(document: Mapping[str, Any], pictures: Sequence[Picture]) -> str:
-    """The page.
-
-    Args:
-        document: of :func:`analysis.results.document`.
-        pictures: of :func:`analysis.plots.draw_all`.
-    """
+    """The page."""
     from jinja2 import Environment, PackageLoader, StrictUndefined  # only a page needs it
 
     checkpoints = document["checkpoints"]
@@ -79,18 +74,7 @@ TEXT, DOCUMENT = "measures.txt", "analysis.json"
 
 
 def check_folder(out: Union[str, Path], overwrite: bool) -> Path:
-    """Refuse an unusable output folder before any work is done.
-
-    Args:
-        out: the folder.
-        overwrite: whether results may be there already.
-
-    Returns:
-        ``out`` as a path.
-
-    Raises:
-        ConfigurationError: a file, in no folder, not writable, or with content and no overwrite.
-    """
+    """Refuse an unusable output folder before any work is done; returns it as a path."""
     folder = Path(out)
     if os.path.lexists(folder) and not os.path.isdir(folder):
         found = "a file" if os.path.exists(folder) else "a link to nothing"
@@ -117,15 +101,7 @@ def check_folder(out: Union[str, Path], overwrite: bool) -> Path:
 
 
 def check_inputs_stay(folder: Path, inputs: Iterable[Union[str, Path]]) -> None:
-    """Refuse an output folder in which the report would replace a file that is read.
-
-    Args:
-        folder: of :func:`check_folder`.
-        inputs: all that is read for the report.
-
-    Raises:
-        ConfigurationError: one of them is a file of the report.
-    """
+    """Refuse an output folder in which the report would replace a file that is read."""
     written = {(folder / name).resolve() for name in (PAGE, TEXT, DOCUMENT)}
     for path in map(Path, inputs):
         if path.resolve() in written:
@@ -140,11 +116,6 @@ def write_results(
     out: Path, document: Mapping[str, Any], pictures: Sequence[Picture]
 ) -> Dict[str, Path]:
     """Write all files under other names first, then rename them, the page last.
-
-    Args:
-        out: of :func:`check_folder`.
-        document: of :func:`analysis.results.document`.
-        pictures: of :func:`analysis.plots.draw_all`.
 
     Returns:
         Name -> path of every file. Pictures of an earlier report that this one does not have are

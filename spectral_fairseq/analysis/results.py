@@ -68,23 +68,9 @@ def analyse_model(
     first: Optional[Reference] = None,
     verify: bool = True,
 ) -> Analysed:
-    """Measure one model's table.
+    """Measure one model's table, with the arguments of :func:`~spectral_fairseq.analysis.analyze`.
 
-    Args:
-        model: a path that :func:`open_model` opens, or what :func:`open_memory` takes.
-        options: what is sampled.
-        label: name in tables and pictures; the file's if not given.
-        table: which table, where there are several.
-        dictionary: dict.txt, a tokenizer or a folder with one; looked for if not given.
-        counts: how often each word occurs: a file, a mapping from words, or one number a row.
-        progress: follows the steps.
-        first: the table of the first of several checkpoints, from which the drift is measured.
-        verify: as of :func:`~spectral_fairseq.checkpoints.reading.load_checkpoint`.
-
-    Raises:
-        CheckpointError: unreadable, no table, or several.
-        DataError: a table, dictionary or counts that cannot be used.
-        ConfigurationError: an impossible option.
+    The drift is measured from ``first``, the table of the first of several checkpoints.
     """
     options.check()
     progress = progress or StepCallback()

@@ -72,11 +72,7 @@ _NO_MEAN = {
 
 
 def verdict(checkpoint: Mapping[str, Any]) -> List[str]:
-    """Three sentences on one table: what its figures mean, what is normal, what one might try.
-
-    Args:
-        checkpoint: its entry in the document.
-    """
+    """Three sentences on one table: what its figures mean, what is normal, what one might try."""
     measures, random = checkpoint["measures"], checkpoint["random"]
     words, dim = checkpoint["table"]["words"], checkpoint["table"]["dimensions"]
     common = max(measures["mean_share"] ** 2, measures["mean_cosine"])
@@ -104,11 +100,7 @@ def verdict(checkpoint: Mapping[str, Any]) -> List[str]:
 
 
 def warnings(checkpoints: Sequence[Mapping[str, Any]]) -> List[str]:
-    """What makes figures doubtful: missing dictionaries, each kind once, and untrained rows.
-
-    Args:
-        checkpoints: the entries of the document.
-    """
+    """What makes figures doubtful: missing dictionaries, each kind once, and untrained rows."""
     labels: Dict[str, List[str]] = {}
     for one in checkpoints:
         if one["dictionary"]["path"] is None:

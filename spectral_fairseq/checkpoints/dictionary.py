@@ -73,9 +73,6 @@ class WordList:
 def read_dictionary(path: Union[str, Path]) -> WordList:
     """Read dict.txt.
 
-    Args:
-        path: the file.
-
     Raises:
         DataError: missing, not text, empty, or with a line that is not "<symbol> <count>".
     """
@@ -369,9 +366,6 @@ Counts = Union[Mapping[str, float], Sequence[float]]
 
 def read_counts(path: Path) -> Counts:
     """Counts by word or by row.
-
-    Args:
-        path: the file.
 
     Raises:
         DataError: missing, or of no form that is known.

@@ -59,11 +59,7 @@ from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataErr
 
 
 def looks_like_safetensors(start: bytes) -> bool:
-    """Whether a file begins with the length of a header, eight bytes, and a JSON object.
-
-    Args:
-        start: its first bytes, at least nine.
-    """
+    """Whether a file begins with the length of a header, eight bytes, and a JSON object."""
     # The length of any real header has zero bytes, which text such as "3000 50" has not.
     return start[8:9] == b"{" and b"\0" in start[:8]
 
@@ -72,9 +68,6 @@ def read_safetensors(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
     """Name -> tensor, mapped from the file: only the pages that are used are read.
 
     The second mapping has the tensors of types that torch does not have.
-
-    Args:
-        path: the file.
 
     Raises:
         CheckpointError: it is not a whole file of this format.
@@ -126,9 +119,6 @@ _OF_FAIRSEQ = {"optimizer_history", "task_state", "extra_state"}
 def open_torch(path: Path) -> OpenedModel:
     """Open a fairseq checkpoint or a state dict.
 
-    Args:
-        path: the file.
-
     Raises:
         CheckpointError: damaged, with objects that could run code, or neither of the two.
     """
@@ -161,14 +151,7 @@ def _is_fairseq(state: Any) -> bool:
 
 
 def read_state_dict(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
-    """Name -> tensor of a state dict, alone or in what a training loop saved, and what is not read.
-
-    Args:
-        path: the file.
-
-    Raises:
-        CheckpointError: as for :func:`open_torch`.
-    """
+    """The tensors of a state dict, alone or in what a training loop saved, and what is not read."""
     state, stored_bytes = read_torch_file(path, verify=False)
     return _state_dict(state, path, stored_bytes)
 

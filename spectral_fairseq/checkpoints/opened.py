@@ -137,9 +137,6 @@ class Shards(Mapping[str, Tensor]):
 def parts_of(file: Path) -> List[Path]:
     """The files of which ``file`` is one, in their order; ``file`` alone if it is a whole.
 
-    Args:
-        file: as it was named.
-
     Raises:
         CheckpointError: other files of the same model are missing.
     """
@@ -210,16 +207,7 @@ def _part_numbers(name: str) -> Tuple[int, ...]:
 
 
 def check_declared(file: Path, files: Sequence[Path], declared: int) -> None:
-    """Refuse one file of a model of which the settings say that it is in several.
-
-    Args:
-        file: as it was named.
-        files: of :func:`parts_of`.
-        declared: the number of files that the settings in the file give.
-
-    Raises:
-        CheckpointError: fewer files are there.
-    """
+    """Refuse one file of a model of which the settings say that it is in several."""
     if len(files) < declared:
         raise _incomplete(file, len(files), str(declared))
 
@@ -233,10 +221,6 @@ def joined(
     processes hold pieces of a table, its rows or its columns are put together in their order: rows
     where the pieces are as wide as the vectors that all files share (those of the norms), columns
     where all pieces together are.
-
-    Args:
-        files: of :func:`parts_of`.
-        tensors: of each file.
 
     Returns:
         Name -> tensor; name -> why it cannot be read, for those of which each file holds a piece

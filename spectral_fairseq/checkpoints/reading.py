@@ -154,10 +154,6 @@ def entries(file: Path) -> List[zipfile.ZipInfo]:
 def check_sizes(found: List[zipfile.ZipInfo], file: Path) -> int:
     """Refuse an archive that would become much larger than its file.
 
-    Args:
-        found: of :func:`entries`.
-        file: the checkpoint.
-
     Returns:
         The bytes that the checkpoint's tensors can have in all.
 
@@ -183,10 +179,6 @@ def check_sums(found: List[zipfile.ZipInfo], file: Path) -> None:
     """Compare the bytes of an archive with its checksums, which torch does not do.
 
     The whole file is read once, at about the speed of its disk.
-
-    Args:
-        found: of :func:`entries`.
-        file: the checkpoint.
 
     Raises:
         CheckpointError: an entry is not what was written.
@@ -261,11 +253,6 @@ def load_checkpoint(path: Union[str, os.PathLike[str]], verify: bool = True) -> 
 def check_fairseq(state: Any, file: Path, stored_bytes: int) -> None:
     """Check what :func:`read_torch_file` returned to be a fairseq checkpoint.
 
-    Args:
-        state: the content.
-        file: where it was read from.
-        stored_bytes: what all of its tensors can have in all.
-
     Raises:
         CheckpointError: as for :func:`load_checkpoint`.
     """
@@ -277,10 +264,6 @@ def check_fairseq(state: Any, file: Path, stored_bytes: int) -> None:
 
 def read_torch_file(file: Path, verify: bool = True) -> Tuple[Any, int]:
     """Read what ``torch.save`` wrote onto the CPU; see Note [Mapped, not read].
-
-    Args:
-        file: of :func:`checkpoint_file`.
-        verify: as for :func:`load_checkpoint`.
 
     Returns:
         The content, and the bytes that its tensors can have in all.
@@ -310,15 +293,7 @@ def tensors_of(model: Mapping[str, Any]) -> Dict[str, torch.Tensor]:
 
 
 def explain_failure(path: Union[str, Path], error: BaseException) -> CheckpointError:
-    """Turn a failure of ``torch.load`` into an error that says what to do.
-
-    Args:
-        path: the file that was read.
-        error: what reading it raised.
-
-    Returns:
-        The error to raise.
-    """
+    """Turn a failure of ``torch.load`` into an error that says what to do."""
     foreign = re.search(r"GLOBAL ([\w.<>]+)", str(error))
     if foreign:
         return CheckpointError(
@@ -376,15 +351,7 @@ def _is_python_pickle(path: Union[str, Path]) -> bool:
 
 
 def not_fairseq(path: Union[str, Path], state: Any) -> CheckpointError:
-    """The error for a file that torch can read but fairseq did not write.
-
-    Args:
-        path: the file.
-        state: its content.
-
-    Returns:
-        The error to raise.
-    """
+    """The error for a file that torch can read but fairseq did not write."""
     if isinstance(state, dict):
         keys = sorted(map(str, state))
         shown = ", ".join(keys[:5]) + (", ..." if len(keys) > 5 else "")
@@ -499,10 +466,6 @@ def _restricted_pickle() -> Any:
 
 def read_json(path: Path, kind: str) -> Any:
     """The content of a JSON file.
-
-    Args:
-        path: the file.
-        kind: what it should be, for the error.
 
     Raises:
         DataError: it cannot be read, or is not JSON.

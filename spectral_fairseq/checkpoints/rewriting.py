@@ -120,9 +120,6 @@ def plain_name(module: str) -> str:
 def collapse_tables(model: Mapping[str, Tensor]) -> Dict[str, Tensor]:
     """Replace every factored table by one matrix under plain fairseq's name.
 
-    Args:
-        model: a checkpoint's ``model``.
-
     Returns:
         A new mapping. Collapsed tables are float32 even if ``model`` is float16: rounding the
         product once more would change the logits. Tables that are shared stay shared, and all

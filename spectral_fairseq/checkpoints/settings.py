@@ -43,9 +43,6 @@ def literal(text: str) -> Any:
     Numbers may be added, subtracted, multiplied and divided, lists, tuples and strings joined
     and repeated. Nothing is called, looked up or indexed.
 
-    Args:
-        text: the expression.
-
     Returns:
         What ``eval(text)`` returns for such an expression.
 

@@ -176,10 +176,6 @@ def unread_outputs(
 def parts_of_outputs(model: Mapping[str, Tensor], tables: Sequence[List[str]]) -> Dict[str, str]:
     """Output layers with a half, a quarter, ... of the rows of the input's table.
 
-    Args:
-        model: name -> tensor.
-        tables: for each table of the model, the modules that hold it.
-
     Returns:
         Name -> what it is.
     """

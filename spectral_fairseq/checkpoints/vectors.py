@@ -23,9 +23,6 @@ from spectral_fairseq.errors import CheckpointError, DataError
 def read_npy(path: Path) -> Dict[str, Tensor]:
     """The array, under the name ``array``, mapped from the file.
 
-    Args:
-        path: a .npy file.
-
     Raises:
         CheckpointError: damaged, shorter than it says, or of objects.
         DataError: numbers of a type that torch does not have.
@@ -159,9 +156,6 @@ def looks_like_word_vectors(start: bytes) -> bool:
 
 def read_word_vectors(path: Path) -> Tuple[List[str], Tensor]:
     """The words and their vectors, shape (N, d), float32.
-
-    Args:
-        path: the file, of any of the three forms.
 
     Raises:
         DataError: the file is not what its first line declares, or a line has no vector.

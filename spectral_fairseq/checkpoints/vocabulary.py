@@ -56,9 +56,6 @@ def vocabulary_file(folder: Path, decoder: bool = True) -> Optional[Path]:
 def read_vocabulary(path: Path) -> WordList:
     """The words in a file of any of these kinds, row by row.
 
-    Args:
-        path: the file.
-
     Raises:
         DataError: missing, or of none of these kinds.
         ConfigurationError: a sentencepiece model, and the package is not installed.
@@ -93,11 +90,7 @@ def is_dictionary(path: Path) -> bool:
 def fitted(words: WordList, rows: int, table: str, model: str) -> WordList:
     """The words that have a row, with fillers for the rows that a table has beyond them.
 
-    Args:
-        words: the vocabulary. Tokens may have been added to it for which the model has no rows.
-        rows: number of rows of the table.
-        table: its name, for the error.
-        model: the model's, likewise.
+    Tokens may have been added to a vocabulary for which the model has no rows.
 
     Raises:
         DataError: far more words than rows, or far fewer.

@@ -139,21 +139,7 @@ def report(
     whole: bool = False,
     methods: Optional[str] = None,
 ) -> int:
-    """Measure, print, and write the folder if asked.
-
-    Args:
-        args: what to measure and to write.
-        paths: the checkpoints.
-        command: the subcommand's name.
-        whole: whether every measure is printed.
-        methods: of each checkpoint, separated by commas.
-
-    Returns:
-        Exit status 0.
-
-    Raises:
-        ConfigurationError: options that contradict each other.
-    """
+    """Measure, print, and write the folder if asked; returns the exit status 0."""
     if args.predictions.nbest and len(args.predictions.nbest) != len(paths):
         raise ConfigurationError(
             f"one --nbest file for each of {len(paths)} checkpoints",

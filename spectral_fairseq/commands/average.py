@@ -72,15 +72,7 @@ def run(args: Arguments) -> int:
 
 
 def chosen_checkpoints(args: Arguments) -> List[Path]:
-    """The files that the arguments name, of a folder's the newest first.
-
-    Args:
-        args: the arguments.
-
-    Raises:
-        ConfigurationError: arguments that contradict each other or name nothing.
-        CheckpointError: the folder holds fewer checkpoints than asked for.
-    """
+    """The files that the arguments name, of a folder's the newest first."""
     inputs = [Path(name) for name in args.checkpoints + args.inputs]
     by_epoch = args.num_epoch_checkpoints is not None
     count: Optional[int] = args.num_epoch_checkpoints if by_epoch else args.num_update_checkpoints

@@ -43,11 +43,7 @@ class Arguments:
 
 
 def run(args: Arguments) -> int:
-    """Measure the named checkpoints and those of named folders; returns the exit status 0.
-
-    Raises:
-        ConfigurationError: fewer than two checkpoints.
-    """
+    """Measure the named checkpoints and those of named folders; returns the exit status 0."""
     paths: List[Path] = []
     for name in args.checkpoints:
         path = Path(name)

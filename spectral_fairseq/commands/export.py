@@ -177,15 +177,7 @@ def _to_folder(args: Arguments) -> Printed:
 
 @contextlib.contextmanager
 def recommending_others(checkpoint: Mapping[str, Any], refusing: str) -> Iterator[None]:
-    """Let a converter's refusals name the targets that take the model; each of them is tried.
-
-    Args:
-        checkpoint: what is converted.
-        refusing: the converter's own name, as of ``--to``.
-
-    Raises:
-        UnsupportedError: of the block, with the remedy completed.
-    """
+    """Let a converter's refusals name the targets that take the model; each of them is tried."""
     from spectral_fairseq.commands.export_plain import ANOTHER_TARGET
 
     try:

@@ -34,11 +34,6 @@ def write_ctranslate2(
         data: the folder of the dictionaries.
         languages: source and target; None for a language model.
         quantization: of the weights, one of CTranslate2's types; None keeps float32.
-
-    Raises:
-        CheckpointError: the plain form has other logits than ``checkpoint``.
-        ConfigurationError: CTranslate2 is not installed, or the type is none of its own.
-        UnsupportedError: CTranslate2 has no such model.
     """
     try:
         from ctranslate2.converters import FairseqConverter

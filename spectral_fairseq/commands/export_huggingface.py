@@ -27,15 +27,16 @@ from spectral_fairseq.provenance import distribution_version, import_transformer
 
 # The layout of ``transformers`` in which a Transformer of fairseq computes the same logits.
 #
-# # Note [Which layout] ``transformers`` has no single class for what fairseq's flags span. Of those
-# with fairseq's attention and feed-forward blocks, what decides is where the layer norms stand and
-# how positions are encoded:
+# # Note [Which layout]
+# ``transformers`` has no single class for what fairseq's flags span. Of those with fairseq's
+# attention and feed-forward blocks, what decides is where the layer norms stand and how positions
+# are encoded:
 #
-# ==================== ================= ==================== ========================== translation
-# layer norm of the embeddings positions ==================== ================= ====================
-# ========================== FSMT after each block no sinusoidal M2M100 before, and final no
-# sinusoidal Bart after each block yes a table: learned or filled MBart before, and final yes a
-# table ==================== ================= ==================== ==========================
+# translation   layer norm          of the embeddings   positions
+# FSMT          after each block    no                  sinusoidal
+# M2M100        before, and final   no                  sinusoidal
+# Bart          after each block    yes                 a table: learned or filled
+# MBart         before, and final   yes                 a table
 #
 # Marian's sinusoids have other frequencies and start at another position, so that no model of
 # fairseq fits. FSMT alone has two vocabularies; the others need tables of one size. Language models
@@ -82,27 +83,12 @@ _REFUSED_FLAGS = (
 
 
 def check_flags(flags: Dict[str, Any]) -> None:
-    """Refuse what no layout has, before a model is built.
-
-    Args:
-        flags: ``cfg.model`` of a checkpoint.
-
-    Raises:
-        UnsupportedError: such a flag is set.
-    """
+    """Refuse what no layout has, before a model is built."""
     _refuse(["--" + name.replace("_", "-") for name in _REFUSED_FLAGS if flags.get(name)])
 
 
 def layout_of(model: Any, flags: Dict[str, Any]) -> Layout:
-    """The layout of a plain Transformer; see Note [Which layout].
-
-    Args:
-        model: fairseq's ``TransformerModel`` or ``TransformerLanguageModel``.
-        flags: ``cfg.model`` of its checkpoint.
-
-    Raises:
-        UnsupportedError: no layout has the parts of this model.
-    """
+    """The layout of a plain Transformer; see Note [Which layout]."""
     return _translation(model, flags) if hasattr(model, "encoder") else _language(model, flags)
 
 
@@ -316,10 +302,6 @@ def write_huggingface(checkpoint: Mapping[str, Any], folder: Path) -> Tuple[str,
 
     Returns:
         The name of the class that loads it, and how far its logits are from fairseq's.
-
-    Raises:
-        CheckpointError: the logits differ.
-        UnsupportedError: no layout of transformers represents this model.
     """
     transformers = import_transformers()
     transformers.utils.logging.disable_progress_bar()

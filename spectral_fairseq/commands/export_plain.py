@@ -68,13 +68,7 @@ class LogitCheck:
 def compare_logits(
     original: Mapping[str, Any], exported: Mapping[str, Any], seed: int = 1
 ) -> LogitCheck:
-    """Run both checkpoints in evaluation mode on one padded batch of random tokens.
-
-    Args:
-        original: a checkpoint.
-        exported: another of the same vocabulary, its tables plain.
-        seed: of the random tokens.
-    """
+    """Run both checkpoints in evaluation mode on one padded batch of random tokens."""
     task = task_like(exported["model"])
     factored, plain = build_model(original, task), build_model(exported, task)
     batch = random_batch(task, factored, torch.Generator().manual_seed(seed))
@@ -86,14 +80,7 @@ def compare_logits(
 
 
 def task_like(model: Mapping[str, Tensor]) -> Any:
-    """A stand-in for a task that suffices to build a model: dictionaries of the right sizes.
-
-    Args:
-        model: name -> tensor, with plain tables.
-
-    Raises:
-        CheckpointError: a table is missing, or is none.
-    """
+    """A stand-in for a task that suffices to build a model: dictionaries of the right sizes."""
     target_in = _rows(model, "decoder.embed_tokens.weight")
     output = model.get("decoder.output_projection.weight")
     target = target_in if output is None else _rows(model, "decoder.output_projection.weight")
@@ -130,10 +117,6 @@ def build_model(checkpoint: Mapping[str, Any], task: Any) -> Any:
     Args:
         checkpoint: with ``cfg.model`` as a mapping; files of word vectors in it are not read.
         task: as :func:`task_like` makes it.
-
-    Raises:
-        CheckpointError: settings from which no model can be built.
-        UnsupportedError: the tensors are not those of the model.
     """
     # The model's configuration interpolates values of the other two.
     nodes = {name: checkpoint["cfg"].get(name) for name in ("model", "task", "common")}
@@ -207,15 +190,8 @@ def export_checkpoint(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], Lo
     the training: ``--finetune-from-model`` and ``--restore-file`` start a new training from the
     exported weights.
 
-    Args:
-        checkpoint: as saved by fairseq-train; not changed.
-
     Returns:
         The new checkpoint, and how far its logits are from the original's.
-
-    Raises:
-        CheckpointError: already plain, not of this package, or the logits differ.
-        UnsupportedError: an architecture without a plain equivalent.
     """
     plain, needed = plain_form(checkpoint)
     if not needed:
@@ -228,15 +204,7 @@ def export_checkpoint(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], Lo
 
 
 def plain_checkpoint(checkpoint: Mapping[str, Any]) -> Dict[str, Any]:
-    """The same for converters, which also take a Transformer of fairseq that is plain already.
-
-    Args:
-        checkpoint: as saved by fairseq-train; not changed.
-
-    Raises:
-        CheckpointError: not a checkpoint of a registered architecture, or the logits differ.
-        UnsupportedError: an architecture without a plain equivalent.
-    """
+    """The same for converters, which also take a Transformer of fairseq that is plain already."""
     plain, needed = plain_form(checkpoint)
     if needed:
         _checked(checkpoint, plain)
@@ -279,11 +247,7 @@ def _checked(checkpoint: Mapping[str, Any], plain: Mapping[str, Any]) -> LogitCh
 
 
 def different_logits(check: LogitCheck) -> CheckpointError:
-    """The error for an exported model whose logits are not the original's.
-
-    Args:
-        check: of the two.
-    """
+    """The error for an exported model whose logits are not the original's."""
     return CheckpointError(
         f"logits equal within {TOLERANCE:g} of the largest, {check.max_logit:.3g}",
         f"a difference of {check.max_difference:.3g}",

@@ -50,9 +50,6 @@ def write_tokenizer(
 
     Returns:
         A sentence for the user: what the tokenizer takes.
-
-    Raises:
-        DataError: the codes are not those of subword-nmt.
     """
     if languages and bpe_codes is not None:
         _write_fsmt(folder, source, target, languages, bpe_codes)

@@ -88,11 +88,7 @@ class Layout(NamedTuple):
 
 
 def choose_layout(loaded: LanguageModel, options: Options) -> Layout:
-    """The sizes asked for, or else those of the training.
-
-    Raises:
-        ConfigurationError: sizes that mean nothing to this kind of model.
-    """
+    """The sizes asked for, or else those of the training."""
     trained = int(loaded.settings.get("tokens_per_sample") or DEFAULT_SEGMENT)
     if not loaded.stateful:
         if options.streams != 1:
@@ -114,13 +110,7 @@ def choose_layout(loaded: LanguageModel, options: Options) -> Layout:
 
 
 def reader_for(loaded: LanguageModel, layout: Layout, rows: int) -> Reader:
-    """What cuts a corpus for this model.
-
-    Args:
-        loaded: the model.
-        layout: the sizes.
-        rows: blocks that are run together; unused for a model with a state.
-    """
+    """What cuts a corpus for this model."""
     model, padding, start = loaded.model, loaded.padding, loaded.start
     if loaded.stateful:
         return StreamReader(model, padding, start, layout.streams, layout.segment)
@@ -152,11 +142,7 @@ def _axis(
 
 
 def dynamic_axes(dynamic: DynamicOptions, tune: TuneOptions, segment: int) -> Axes:
-    """The grid of dynamic evaluation: the values given, or the authors' scaled by the segment.
-
-    Raises:
-        ConfigurationError: an impossible value, or no values beside ``--dynamic-units sum``.
-    """
+    """The grid of dynamic evaluation: the values given, or the authors' scaled by the segment."""
     scale = segment / DYNAMIC_SEGMENT
     given = {
         "rate": (tune.dynamic_rates, dynamic.rate),
@@ -285,21 +271,8 @@ def evaluate_checkpoint(
 ) -> Dict[str, Any]:
     """Evaluate one checkpoint on one split.
 
-    Args:
-        path: saved by ``fairseq-train``.
-        data: folder of binarised data.
-        options: what to do.
-        begin: called at the start of each stage.
-        verify: as of :func:`~spectral_fairseq.checkpoints.reading.load_checkpoint`.
-
     Returns:
         The document: ``checkpoint``, ``data``, ``options``, ``tuning`` and ``figures``.
-
-    Raises:
-        ConfigurationError: options that are impossible, or do not fit the model.
-        CheckpointError: no language model's checkpoint.
-        DataError: data that are missing, or of another dictionary.
-        UnsupportedError: a model that cannot be evaluated token by token.
     """
     check(options)
     overrides = parse_overrides(options.overrides)
@@ -517,14 +490,7 @@ class _Run:
 
 
 def check(options: Options) -> None:
-    """Refuse options that no model can be evaluated with.
-
-    Args:
-        options: of one evaluation.
-
-    Raises:
-        ConfigurationError: an option outside its range, or options that contradict each other.
-    """
+    """Refuse options that no model can be evaluated with."""
     check_ranges(options)
     parse_overrides(options.overrides)
     cache, dynamic, tune = options.cache, options.dynamic, options.tune

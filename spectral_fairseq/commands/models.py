@@ -37,14 +37,7 @@ from spectral_fairseq.provenance import sha256
 
 
 def parse_overrides(text: str) -> Dict[str, Any]:
-    """The dictionary that the flag's value spells, as in fairseq's own commands.
-
-    Args:
-        text: a Python dictionary of literals, such as ``{'mem_len': 640}``.
-
-    Raises:
-        ConfigurationError: anything else.
-    """
+    """The dictionary that the flag's value spells, as in fairseq's own commands."""
     try:
         found = ast.literal_eval(text)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
@@ -59,15 +52,7 @@ def parse_overrides(text: str) -> Dict[str, Any]:
 
 
 def check_overrides(checkpoint: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
-    """Refuse overrides of settings that a checkpoint does not have; fairseq would ignore them.
-
-    Args:
-        checkpoint: as loaded.
-        overrides: name of a setting -> its new value.
-
-    Raises:
-        ConfigurationError: the first unknown setting, with those of similar names.
-    """
+    """Refuse overrides of settings that a checkpoint does not have; fairseq would ignore them."""
     known = set(_setting_names(checkpoint.get("cfg"))) | set(_setting_names(checkpoint.get("args")))
     for name in overrides:
         if name not in known:
@@ -144,21 +129,7 @@ def load_language_model(
     overrides: Mapping[str, Any],
     verify: bool = True,
 ) -> LanguageModel:
-    """Build the model of a checkpoint, on the CPU.
-
-    Args:
-        path: saved by ``fairseq-train``.
-        data: folder of binarised data with the dictionary of the training.
-        overrides: settings that replace those of the training.
-        verify: as of :func:`~spectral_fairseq.checkpoints.reading.load_checkpoint`.
-
-    Raises:
-        CheckpointError: missing, damaged, unsafe, or no language model's.
-        ConfigurationError: overrides of settings that the checkpoint does not have, or that make
-            another model.
-        DataError: no such folder, or another dictionary than the model's.
-        UnsupportedError: a language model that cannot be evaluated token by token, or built here.
-    """
+    """Build the model of a checkpoint, on the CPU."""
     checkpoint = load_checkpoint(path, verify)
     names = set(checkpoint["model"])
     if not any(name.startswith("decoder.") for name in names) or any(
@@ -224,17 +195,7 @@ def load_language_model(
 
 
 def build_model(path: Any, data: Any, overrides: Mapping[str, Any]) -> Any:
-    """The model of a checkpoint, of any kind, and its task, as fairseq builds them.
-
-    Args:
-        path: of the checkpoint.
-        data: folder of binarised data.
-        overrides: settings of the checkpoint that are changed.
-
-    Raises:
-        DataError: parameters that do not fit the dictionary of the data.
-        UnsupportedError: fairseq cannot build the model.
-    """
+    """The model of a checkpoint, of any kind, and its task, as fairseq builds them."""
     try:
         models, _, task = checkpoint_utils.load_model_ensemble_and_task(
             [str(path)], arg_overrides={**overrides, "data": str(data)}
@@ -329,11 +290,6 @@ def open_corpus(
         split: such as ``valid``.
         dictionary: the one it was binarised with.
         combine: append the split's further files, ``train1``, ``train2``, ..., as training does.
-
-    Raises:
-        ConfigurationError: a name that no split has, such as a path.
-        MissingDataError: there is no such split.
-        DataError: the split is damaged, or holds no token.
     """
     if not split or Path(split).name != split:
         raise ConfigurationError(

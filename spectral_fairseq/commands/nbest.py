@@ -40,9 +40,6 @@ def nbest_bleu(
 
     Returns:
         ``bleu_<n>_precision`` and ``bleu_<n>_recall``, 0 to 1, and sacrebleu's signature.
-
-    Raises:
-        DataError: no context, or one without a reference or a hypothesis.
     """
     from sacrebleu.metrics import BLEU
 
@@ -78,14 +75,7 @@ def nbest_bleu(
 
 
 def check_tokenizer(name: str) -> None:
-    """Refuse a tokenizer that sacrebleu does not know, or whose package or model is missing.
-
-    Args:
-        name: of the tokenizer.
-
-    Raises:
-        ConfigurationError: it is one of these.
-    """
+    """Refuse a tokenizer that sacrebleu does not know, or whose package or model is missing."""
     from sacrebleu.metrics import BLEU
 
     known = sorted(set(BLEU.TOKENIZERS) - {None})
@@ -109,9 +99,6 @@ def read_generated(path: Union[str, Path]) -> List[Tuple[List[str], List[str]]]:
 
     Returns:
         For each sentence (its T lines, its H lines), in the order of sentence numbers.
-
-    Raises:
-        DataError: unreadable, or without T and H lines.
     """
     file = Path(path)
     try:

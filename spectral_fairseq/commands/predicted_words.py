@@ -45,9 +45,6 @@ def predict(model: LanguageModel, sentence: Sentence, top: int) -> Predictions:
         model: from :func:`~.models.load_language_model`.
         sentence: n words; ``</s>`` stands for the end of a sentence.
         top: k.
-
-    Raises:
-        DataError: more words than the model can read at once.
     """
     words = [model.dictionary.index(word) for word in sentence]
     tokens = torch.tensor([[model.start, *words]])  # [1, n + 1]
@@ -110,11 +107,6 @@ def compare_next_words(
     Returns:
         For each position ``context`` and ``reference``, the word that follows or ``None``, and
         ``models``: pairs of ``word`` and ``probability``, and that of the reference.
-
-    Raises:
-        ConfigurationError: gaps between other than two models, a number below its range, or
-            dictionaries that differ.
-        DataError: no sentence, or one that is too long.
     """
     if top < 1 or gaps < 0:
         raise ConfigurationError(

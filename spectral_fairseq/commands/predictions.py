@@ -118,11 +118,6 @@ def measure_outputs(
     Returns:
         Entries for ``measures``, None where one does not apply, and the entry ``outputs`` of the
         document.
-
-    Raises:
-        ConfigurationError: more than the memory limit.
-        DataError: no such subset, or too few tokens.
-        UnsupportedError: a model that gives no log-probabilities.
     """
     predictions = predict(path, data, subset, tokens)
     check_memory(predictions.tokens, predictions.words)
@@ -222,11 +217,7 @@ class HiddenStates:
 
 
 def check_memory(tokens: int, words: int) -> None:
-    """Refuse a matrix whose spectrum would not fit.
-
-    Raises:
-        ConfigurationError: with the number of tokens that would.
-    """
+    """Refuse a matrix whose spectrum would not fit."""
     if tokens < 2:
         raise ConfigurationError("--tokens to be at least 2", str(tokens), "Give more.")
     needed = spectrum_bytes(tokens, words)
@@ -248,16 +239,6 @@ def predict(
 
     A model of ``stateful_language_modeling`` reads the subset as one stream, in segments as long as
     those of its training, and carries its state from each to the next.
-
-    Args:
-        path: checkpoint.
-        data: folder of binarised data.
-        subset: which.
-        tokens: rows at most.
-
-    Raises:
-        DataError: no such folder or subset.
-        UnsupportedError: fairseq cannot build this model.
     """
     if not os.path.isdir(data):
         raise DataError(
@@ -324,12 +305,7 @@ class _OutputLayerInput:
         return self._inner(features, *args, **kwargs)
 
     def states(self, extra: Any, kept: Tensor) -> List[Tensor]:
-        """The states of the tokens that ``kept``, shape (B, T), marks, as :class:`Rows` has them.
-
-        Args:
-            extra: second part of the decoder's output.
-            kept: bool.
-        """
+        """The states of the tokens that ``kept``, shape (B, T), marks, as in :class:`Rows`."""
         if self.features is None:
             return []
         inner = (extra.get("inner_states") or []) if isinstance(extra, dict) else []

@@ -28,20 +28,7 @@ def print_anywhere() -> None:
 
 
 def check_output(out: PathLike, inputs: Sequence[PathLike], overwrite: bool) -> Path:
-    """Refuse an unusable output before any work is done.
-
-    Args:
-        out: the file to write.
-        inputs: the files to read.
-        overwrite: whether ``out`` may exist.
-
-    Returns:
-        ``out`` as a path.
-
-    Raises:
-        ConfigurationError: it is an input, a folder, in no folder or one that is not writable,
-            or exists already.
-    """
+    """Refuse an unusable output file before any work is done; returns it as a path."""
     target = Path(out)
     if any(target.resolve() == Path(path).resolve() for path in inputs):
         raise ConfigurationError(
@@ -61,7 +48,7 @@ def check_output(out: PathLike, inputs: Sequence[PathLike], overwrite: bool) -> 
 def check_output_folder(
     out: PathLike, inputs: Sequence[PathLike], names: Sequence[str], overwrite: bool
 ) -> Path:
-    """Refuse an unusable output folder before any work is done.
+    """Refuse an unusable output folder before any work is done; returns it as a path.
 
     Args:
         out: the folder to make.
@@ -69,13 +56,6 @@ def check_output_folder(
         names: patterns of what such a folder holds, first a file that every one has. A folder
             without that file, or with anything else in it, is never replaced.
         overwrite: whether ``out`` may be such a folder.
-
-    Returns:
-        ``out`` as a path.
-
-    Raises:
-        ConfigurationError: it is a file or a folder of something else, holds an input, exists
-            already, or lies in no folder or one that is not writable.
     """
     target = Path(out)
     whole = target.resolve()
@@ -129,9 +109,6 @@ def save_atomically(checkpoint: Any, out: Path) -> None:
     Args:
         checkpoint: anything that ``torch.save`` takes.
         out: the file; of a link, what it points to is replaced.
-
-    Raises:
-        OutputError: the system did not write all of it.
     """
     import torch
 
@@ -161,11 +138,7 @@ def _bar(hidden: bool, **settings: Any) -> Any:
 
 
 class StageBars:
-    """One bar for each stage of an evaluation, with the time left in it.
-
-    Args:
-        hidden: show none.
-    """
+    """One bar for each stage of an evaluation, with the time left in it."""
 
     def __init__(self, hidden: bool) -> None:
         self._hidden = hidden
@@ -186,12 +159,7 @@ class StageBars:
 
 
 def checkpoints_bar(hidden: bool, total: float) -> Any:
-    """One bar over the steps of several checkpoints.
-
-    Args:
-        hidden: show none.
-        total: the sum of their shares of the time.
-    """
+    """One bar over the steps of several checkpoints."""
     form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
     return _bar(hidden, total=total, dynamic_ncols=True, bar_format=form)
 
@@ -256,15 +224,7 @@ RETIRED["compare"] = RETIRED["analyze"]
 
 
 def check_retired(subcommand: str, argv: Sequence[str]) -> None:
-    """Refuse what was removed from a subcommand, with what to do instead.
-
-    Args:
-        subcommand: its name.
-        argv: the arguments after the name.
-
-    Raises:
-        ConfigurationError: one of them is in :data:`RETIRED`.
-    """
+    """Refuse what was removed from a subcommand, with what to do instead."""
     given = " ".join(["", *argv, ""]).replace("=", " ")
     for flag, remedy in RETIRED.get(subcommand, {}).items():
         if f" {flag} " in given:
@@ -275,11 +235,7 @@ def check_retired(subcommand: str, argv: Sequence[str]) -> None:
 
 
 def import_plugin() -> None:
-    """Import fairseq, patch it, and register this package with it.
-
-    Raises:
-        UnsupportedError: fairseq cannot be imported.
-    """
+    """Import fairseq, patch it, and register this package with it."""
     from spectral_fairseq.compat import why_not_importable
 
     logging.disable(logging.INFO)  # fairseq recommends packages while it is imported

@@ -49,11 +49,7 @@ _BROADCAST = "fairseq.distributed.utils"  # calls it on what a worker has sent
 def with_safe_load(torch_module: types.ModuleType) -> Overlay:
     """An overlay of torch whose ``load`` takes only the allow-list, and settings that are data.
 
-    Args:
-        torch_module: torch.
-
-    Returns:
-        What a module of fairseq sees as ``torch``; see Note [A module of their own].
+    See Note [A module of their own] in ``patching.py``.
     """
     restricted = with_restricted_load(torch_module)
 
@@ -251,12 +247,6 @@ def drop_dead_keys(upgrade: Callable[..., None]) -> Callable[..., None]:
 
     The keys of all layers of the same stack are dropped at once: with --encoder-layers-to-keep
     the checkpoint has more layers than the model.
-
-    Args:
-        upgrade: fairseq's method.
-
-    Returns:
-        A method of the same signature.
     """
 
     @functools.wraps(upgrade)
@@ -288,14 +278,7 @@ DEAD_ENCODER_KEYS = Patch(
 
 
 def atomic(copy: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``PathManager.copy`` so that its target is either the old file or the whole new one.
-
-    Args:
-        copy: copies ``src_path`` to ``dst_path``.
-
-    Returns:
-        A function of the same signature.
-    """
+    """Wrap ``PathManager.copy`` so that its target is either the old file or the whole new one."""
     from fairseq.file_io import PathManager
 
     @functools.wraps(copy)
@@ -328,12 +311,7 @@ ATOMIC_COPY = Patch(
 def explain(load_checkpoint_to_cpu: Callable[..., Dict[str, Any]]) -> Callable[..., Dict[str, Any]]:
     """Wrap fairseq's loader so that it raises :class:`CheckpointError`.
 
-    Args:
-        load_checkpoint_to_cpu: fairseq's function.
-
-    Returns:
-        A function of the same signature. Missing and forbidden files keep the system's error,
-        which names them.
+    Missing and forbidden files keep the system's error, which names them.
     """
 
     @functools.wraps(load_checkpoint_to_cpu)
@@ -377,14 +355,7 @@ EMBEDDING_FILES = ("encoder_embed_path", "decoder_embed_path")
 
 
 def forget_files(load_checkpoint_to_cpu: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``load_checkpoint_to_cpu`` so that a model is built without the file of its vectors.
-
-    Args:
-        load_checkpoint_to_cpu: fairseq's function.
-
-    Returns:
-        A function of the same signature.
-    """
+    """Wrap ``load_checkpoint_to_cpu`` so that a model is built without the file of its vectors."""
 
     @functools.wraps(load_checkpoint_to_cpu)
     def load_without_files(path: str, *args: Any, **kwargs: Any) -> Dict[str, Any]:
@@ -461,17 +432,7 @@ def _say_what_is_kept(settings: Any, side: str, number: int) -> None:
 
 
 def pruning_once(prune_state_dict: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``prune_state_dict``, which every model calls on the weights that it loads.
-
-    Args:
-        prune_state_dict: fairseq's function.
-
-    Returns:
-        A function of the same signature.
-
-    Raises:
-        ConfigurationError: layers to keep that the weights do not have, from the function.
-    """
+    """Wrap ``prune_state_dict``, which every model calls on the weights that it loads."""
 
     @functools.wraps(prune_state_dict)
     def prune_sides(state_dict: Dict[str, Any], model_cfg: Any) -> Dict[str, Any]:

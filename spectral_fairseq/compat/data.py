@@ -50,12 +50,6 @@ def keep_tail(batch_by_size: Callable[..., List[np.ndarray]]) -> Callable[..., L
 
     The compiled batching cuts the index array into consecutive slices; what fairseq removes
     afterwards is therefore exactly the end of the array.
-
-    Args:
-        batch_by_size: fairseq's function.
-
-    Returns:
-        A function of the same signature.
     """
 
     @functools.wraps(batch_by_size)
@@ -246,14 +240,7 @@ _DICTIONARY_REMEDY = "Check the path, or make the dictionary with fairseq-prepro
 
 
 def check_first(load_indexed_dataset: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``load_indexed_dataset``, through which tasks open their splits.
-
-    Args:
-        load_indexed_dataset: fairseq's function.
-
-    Returns:
-        A function of the same signature.
-    """
+    """Wrap ``load_indexed_dataset``, through which tasks open their splits."""
 
     @functools.wraps(load_indexed_dataset)
     def check_and_load(
@@ -276,14 +263,7 @@ def check_first(load_indexed_dataset: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_dictionary(add_from_file: Callable[..., None]) -> Callable[..., None]:
-    """Wrap ``Dictionary.add_from_file``, which would wait for a pipe and take any count.
-
-    Args:
-        add_from_file: fairseq's method.
-
-    Returns:
-        A method of the same signature.
-    """
+    """Wrap ``Dictionary.add_from_file``, which would wait for a pipe and take any count."""
 
     @functools.wraps(add_from_file)
     def check_and_add(self: Any, f: Any) -> None:
@@ -369,14 +349,7 @@ def fasta_index(path: str) -> Index:
 
 
 def without_shell(build_index: Callable[..., Index]) -> Callable[..., Index]:
-    """Replace ``FastaDataset._build_index``.
-
-    Args:
-        build_index: fairseq's method.
-
-    Returns:
-        A method of the same signature.
-    """
+    """Replace ``FastaDataset._build_index``."""
 
     @functools.wraps(build_index)
     def build_without_shell(self: Any, path: str) -> Index:  # noqa: ARG001  (fairseq's signature)

@@ -146,12 +146,7 @@ def _unneeded_bf16_without_tpu() -> Optional[str]:
 def without_tpu(parse_args_and_arch: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``options.parse_args_and_arch`` so that ``--bf16`` does not imply ``--tpu``.
 
-    Args:
-        parse_args_and_arch: fairseq's function.
-
-    Returns:
-        A function of the same signature. It raises ConfigurationError for both kinds of half
-        precision, of which fairseq says that TPUs have one.
+    Both kinds of half precision, of which fairseq says that TPUs have one, are refused.
     """
 
     @functools.wraps(parse_args_and_arch)
@@ -193,14 +188,7 @@ BF16_WITHOUT_TPU = Patch(
 
 
 def with_one_device(torch_module: types.ModuleType) -> Overlay:
-    """An overlay of torch in which a machine without GPUs has one device.
-
-    Args:
-        torch_module: torch.
-
-    Returns:
-        What ``fairseq.distributed.utils`` sees as ``torch``; see Note [A module of their own].
-    """
+    """An overlay of torch in which a machine without GPUs has one device."""
     cuda = torch_module.cuda
 
     # Asked at the time of the call, because asking starts CUDA, which would break later forks.
@@ -217,14 +205,7 @@ def with_one_device(torch_module: types.ModuleType) -> Overlay:
 
 
 def as_many_as_torchrun_says(infer_init_method: Callable[..., None]) -> Callable[..., None]:
-    """Wrap ``infer_init_method`` so that all workers of torchrun train together.
-
-    Args:
-        infer_init_method: fairseq's function.
-
-    Returns:
-        A function of the same signature.
-    """
+    """Wrap ``infer_init_method`` so that all workers of torchrun train together."""
 
     @functools.wraps(infer_init_method)
     def infer(cfg: Any, *args: Any, **kwargs: Any) -> None:
@@ -361,14 +342,7 @@ PREFETCH_THREAD = Patch(
 
 
 def require_task(parse_args_and_arch: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``parse_args_and_arch`` so that a parser without a default task asks for ``--task``.
-
-    Args:
-        parse_args_and_arch: fairseq's function.
-
-    Returns:
-        A function of the same signature.
-    """
+    """Wrap ``parse_args_and_arch`` so that a parser without a default task asks for ``--task``."""
 
     @functools.wraps(parse_args_and_arch)
     def parse_with_task(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:

@@ -71,12 +71,6 @@ def apply_all(patches: Sequence[Patch]) -> List[Applied]:
 
     Never raises: a patch that fails is reported as one that cannot be applied, with the reason,
     so that a fairseq of an unknown version still starts.
-
-    Args:
-        patches: with different names.
-
-    Returns:
-        One entry for each patch, in the same order.
     """
     obstacle = why_not_importable()
     new = [patch for patch in patches if patch.name not in _applied]

@@ -204,9 +204,6 @@ class AveragedSGD(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Any) -> None:
         """Resume from a saved state; the parameters must be loaded before.
 
-        Args:
-            state_dict: from :meth:`state_dict` of an optimiser with the same groups.
-
         Raises:
             CheckpointError: the state belongs to another optimiser.
         """

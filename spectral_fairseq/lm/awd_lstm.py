@@ -27,28 +27,14 @@ from spectral_fairseq.functional.dropout import locked_dropout, word_dropout
 
 
 def check_sizes(**sizes: int) -> None:
-    """Refuse sizes below 1.
-
-    Args:
-        sizes: by argument name.
-
-    Raises:
-        ConfigurationError: it names the argument.
-    """
+    """Refuse sizes below 1."""
     for name, size in sizes.items():
         if size < 1:
             raise ConfigurationError(f"`{name}` to be 1 or more", repr(size), f"Raise `{name}`.")
 
 
 def check_probabilities(**probabilities: float) -> None:
-    """Refuse probabilities outside [0, 1).
-
-    Args:
-        probabilities: by argument name.
-
-    Raises:
-        ConfigurationError: it names the argument.
-    """
+    """Refuse probabilities outside [0, 1)."""
     for name, p in probabilities.items():
         if not 0.0 <= p < 1.0:
             raise ConfigurationError(

@@ -152,9 +152,6 @@ class CoupledAdam(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Any) -> None:
         """Resume from a saved state; the moments keep float32.
 
-        Args:
-            state_dict: from :meth:`state_dict` of an optimiser with the same parameters.
-
         Raises:
             CheckpointError: it is not the state of an optimiser, or not that of an Adam.
         """

@@ -3,21 +3,18 @@
 import pytest
 import torch
 
-from spectral_fairseq.functional import (
-    adaptive_cross_entropy,
-    blockwise_cross_entropy,
-    consistency_cross_entropy,
-    log_mixture,
-    mixture_cross_entropy,
-)
 from spectral_fairseq.functional import blocks as block_scores
+from spectral_fairseq.functional.adaptive_loss import adaptive_cross_entropy
 from spectral_fairseq.functional.blocks import (
     BLOCK_ELEMENTS,
     CUDA_BLOCK_ELEMENTS,
     aligned,
     elements_for,
 )
+from spectral_fairseq.functional.consistency_loss import consistency_cross_entropy
+from spectral_fairseq.functional.mixture_loss import log_mixture, mixture_cross_entropy
 from spectral_fairseq.functional.products import has_wide_products
+from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy
 from tests.reference import mixture as reference
 
 virtual = pytest.importorskip(

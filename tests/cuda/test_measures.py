@@ -6,16 +6,11 @@ import pytest
 import torch
 
 from spectral_fairseq.embeddings import SVDEmbedding
-from spectral_fairseq.functional import (
-    BlockwiseSpectrum,
-    ExpectedPairwiseKL,
-    cumulative_share,
-    gram,
-)
 from spectral_fairseq.functional.isotropy import log_partition
-from spectral_fairseq.functional.predictions import StateStatistics, separate
+from spectral_fairseq.functional.predictions import ExpectedPairwiseKL, StateStatistics, separate
 from spectral_fairseq.functional.products import full_float32
-from spectral_fairseq.functional.spectra import right_singular_system
+from spectral_fairseq.functional.ranks import cumulative_share
+from spectral_fairseq.functional.spectra import BlockwiseSpectrum, gram, right_singular_system
 from spectral_fairseq.plugin.spectrum_control.trainer import renew_factors
 
 virtual = pytest.importorskip(

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from spectral_fairseq.functional import (
+from spectral_fairseq.functional.mixture_loss import adversarial_mixture_cross_entropy
+from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.softmax_loss import (
     adversarial_blockwise_cross_entropy,
     adversarial_margin,
-    adversarial_mixture_cross_entropy,
 )
-from spectral_fairseq.functional.products import row_norms
 from tests.capabilities import FLOAT16, HALF_ON_CPU
 from tests.functional.losses.test_mixture import PAD, inputs, relative
 from tests.reference import mixture as reference

@@ -4,15 +4,14 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional import (
+from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.row_penalties import (
     cosine_penalty,
-    gram,
     mean_vector_penalty,
-    spectral_defect,
     weight_norm_penalty,
 )
-from spectral_fairseq.functional.products import row_norms
-from spectral_fairseq.functional.spectra import singular_values
+from spectral_fairseq.functional.spectra import gram, singular_values
+from spectral_fairseq.functional.spectrum_penalties import spectral_defect
 
 FUNCTIONS = {
     "cosine": cosine_penalty,
