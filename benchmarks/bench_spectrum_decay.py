@@ -31,6 +31,7 @@ from benchmarks.harness import (
 )
 from spectral_fairseq.functional.table_control import apply_change_
 from spectral_fairseq.plugin.models.find import svd_tables
+from spectral_fairseq.plugin.penalties.view import ModelView
 from spectral_fairseq.plugin.spectrum_control.trainer import renew_factors
 
 INTERVAL = 10  # the default of --spectrum-decay, and what studies/spectrum has for --svd-interval
@@ -49,8 +50,8 @@ class ControlledStep(Step):
     @torch.no_grad()
     def change(self) -> None:
         """Change the table."""
-        view = self.controlling.penalties.view(self.model)
-        for one in self.controlling.table_control.controlled(view):
+        bound = self.controlling.objective_of(self.model)
+        for one in bound.control.controlled(ModelView(bound.parts)):
             apply_change_(one.parameter, one.plan(one.parameter, 1.0), one.excluded)
 
 

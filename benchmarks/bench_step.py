@@ -236,6 +236,7 @@ class Step:
     def __call__(self, update: int = 0) -> None:
         """Take one training step as if it were the ``update``-th."""
         self.model.set_num_updates(update)
+        self.criterion.num_updates = update
         self.optimiser.zero_grad()
         loss, size, _ = self.criterion(self.model, self.sample)
         (loss / size).backward()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from dataclasses import dataclass
+from typing import Any, Dict, List, NamedTuple, Tuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,13 +26,20 @@ from spectral_fairseq.functional.softmax_loss import smoothing_weights
 from spectral_fairseq.functional.spectra import singular_values_of_gram, table_gram
 from spectral_fairseq.options import Option, read_options, retired
 from spectral_fairseq.plugin import likelihood
+from spectral_fairseq.plugin.likelihood import LikelihoodTerm, LossForm
 from spectral_fairseq.plugin.likelihood.gradients import WordMemory
-from spectral_fairseq.plugin.models.find import decoder_of, has_svd_table, is_trained
+from spectral_fairseq.plugin.models.find import (
+    decoder_of,
+    is_trained,
+    look_ups,
+    svd_tables,
+    unwrapped,
+)
 from spectral_fairseq.plugin.models.registry import with_defaults, with_options
 from spectral_fairseq.plugin.penalties import objective
 from spectral_fairseq.plugin.penalties.catalogue import reported_terms
 from spectral_fairseq.plugin.penalties.objective import log_terms, reduce_terms
-from spectral_fairseq.plugin.penalties.view import Batch, ModelView, output_table, updates_of
+from spectral_fairseq.plugin.penalties.view import Batch, ModelView, Parts, Words, output_table
 from spectral_fairseq.plugin.spectrum_control import flags, prior
 
 logger = logging.getLogger(__name__)
@@ -96,7 +104,7 @@ class SpectrumLog:
     def __init__(self, interval: int) -> None:
         self.interval = interval
         self._warned = False
-        # Of each model its number of updates then, and the entries.
+        # Of each decoder its number of updates then, and the entries.
         self._latest: WeakKeyDictionary[nn.Module, Tuple[float, Dict[str, float]]] = (
             WeakKeyDictionary()
         )
@@ -112,7 +120,7 @@ class SpectrumLog:
         if self.interval:
             with arguments_as_flags(weight=LOG_SPECTRUM_INTERVAL.flag):
                 view.get(output_table)
-            if not is_trained(view.module, view.words.rows):
+            if not is_trained(view.decoder, view.words.rows):
                 logger.warning(
                     "%s measures an output table that is not trained: its measures stay the same",
                     LOG_SPECTRUM_INTERVAL.flag,
@@ -140,12 +148,16 @@ class SpectrumLog:
             raise refusals.CHECKPOINT_METRIC.error(found, f"--best-checkpoint-metric {name}")
 
     @torch.no_grad()
-    def __call__(self, view: ModelView) -> Dict[str, float]:
-        """Entries of a logging output: the measures if they are due, else nothing."""
+    def __call__(self, view: ModelView, now: int) -> Dict[str, float]:
+        """Entries of a logging output: the measures if they are due, else nothing.
+
+        Args:
+            view: of the model.
+            now: number of updates it has taken.
+        """
         if not self.interval:
             return {}
-        now = updates_of(view.module)
-        before, entries = self._latest.get(view.module, (-math.inf, {}))
+        before, entries = self._latest.get(view.decoder, (-math.inf, {}))
         if now == before:  # another batch of the same validation, maybe of another subset
             return dict(entries)
         if now - before < self.interval:
@@ -155,11 +167,11 @@ class SpectrumLog:
             entries = self._measured(*view.get(output_table))
         except Exception as error:  # what is only logged ends no training
             if not self._warned:
-                name = type(view.module).__name__
+                name = view.parts.model_name
                 logger.warning("the spectrum of the output table of %s is nan: %s", name, error)
             self._warned = True
         entries[TABLES] = 1
-        self._latest[view.module] = now, entries
+        self._latest[view.decoder] = now, entries
         return dict(entries)
 
     def _measured(self, weight: Tensor, excluded: Tensor) -> Dict[str, float]:
@@ -200,11 +212,37 @@ PenalisedCriterionConfig = with_options(
 )
 
 
+@dataclass(frozen=True)
+class Objective:
+    """What a criterion does with one model; it is decided once.
+
+    Attributes:
+        device: of the model, by which the form of its loss is chosen.
+        parts: of the model.
+        form: in which the likelihood is computed.
+        likelihood: that is trained.
+        reported: the likelihood in evaluation.
+        penalties: added to it in training.
+        control: of the tables outside the optimiser.
+    """
+
+    device: torch.device
+    parts: Parts
+    form: LossForm
+    likelihood: LikelihoodTerm
+    reported: LikelihoodTerm
+    penalties: objective.Penalties
+    control: flags.TableControl
+
+
 class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     """Base of the package's criterions, which differ only in their default weights.
 
     ``loss``, ``nll_loss`` and ``ppl`` in the logs stay those of the likelihood; each penalty is
     logged as R, before its weight, under a key of its own, in training only.
+
+    Attributes:
+        num_updates: taken before the one under way; the trainer tells it.
     """
 
     def __init__(self, cfg: Any, task: Any) -> None:
@@ -220,11 +258,12 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             smoothing_weights(cfg.label_smoothing, vocabulary=2)
         self._ignored_prefix = IgnoredPrefix(cfg.ignore_prefix_size)
         self._cfg, self._task = cfg, task
-        self._has_svd: Optional[bool] = None
-        self._renewable = True
-        self._complete(has_svd=True)
+        self._words: Dict[int, Words] = {}
+        self._bound: WeakKeyDictionary[nn.Module, Objective] = WeakKeyDictionary()
         self._likelihood_options = likelihood.read_options(cfg)
         read_options(RETIRED, cfg)
+        self._check_flags()
+        self.num_updates = 0
         self.word_memory = WordMemory(
             len(task.target_dictionary),
             self._likelihood_options.gradient_gating_memory,
@@ -236,11 +275,6 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         """Called by fairseq."""
         return cls(cfg, task)
 
-    def suit(self, model: nn.Module) -> None:
-        """Complete the flags that were not given by the kind of table that the model has."""
-        if flags.has_unset(self._cfg):
-            self._complete(has_svd_table(model))
-
     @property
     def renewal_is_asked_for(self) -> bool:
         """Whether ``--svd-interval`` was given, rather than left to the kind of table."""
@@ -251,18 +285,52 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         """Whether ``--gradient-gating`` counts words in :attr:`word_memory`."""
         return self._likelihood_options.gradient_gating > 0
 
-    def do_without_renewal(self) -> None:
-        """Train as with ``--svd-interval 0`` where that flag was not given."""
-        has_svd, self._has_svd = bool(self._has_svd), None
-        self._renewable = False
-        self._complete(has_svd)
+    def _check_flags(self) -> None:
+        """Refuse flags outside their range now rather than when a model is bound."""
+        words = self._words_of(self._task.target_dictionary)
+        cfg = flags.with_method(self._cfg, has_svd=True)
+        objective.Penalties(cfg, Parts(nn.Module(), words))
+        flags.TableControl(cfg)
 
-    def _complete(self, has_svd: bool) -> None:
-        if has_svd is not self._has_svd:
-            cfg = flags.Completed(self._cfg, has_svd, self._renewable)
-            self.penalties = objective.Penalties(cfg, self._task)
-            self.table_control = flags.TableControl(cfg)
-            self._has_svd = has_svd
+    def objective_of(self, model: nn.Module) -> Objective:
+        """What is done with a model, wrapped for data parallelism or not.
+
+        It is made when a model is met first, and anew when it was moved to another device.
+        """
+        model = unwrapped(model)
+        bound = self._bound.get(model)
+        if bound is None or bound.device != next(model.parameters()).device:
+            bound = self._bound[model] = self._bind(model)
+        return bound
+
+    def objectives_of(self, model: nn.Module) -> List[Objective]:
+        """Those of a trainer's model: of several where it holds several."""
+        return [self.objective_of(one) for one in _models_in(unwrapped(model))]
+
+    def _bind(self, model: nn.Module) -> Objective:
+        decoder, tables = decoder_of(model), svd_tables(model)
+        # A task for several target languages has a dictionary for each, of which it shows the
+        # criterion only the first.
+        own = getattr(decoder, "dictionary", None)
+        words = self._words_of(self._task.target_dictionary if own is None else own)
+        parts = Parts(decoder, words, tables, tuple(look_ups(model)), type(model).__name__)
+        options = self._likelihood_options
+        form = likelihood.form_for(self, options, model, words.rows)
+        cfg = flags.with_method(self._cfg, bool(tables))
+        return Objective(
+            next(model.parameters()).device,
+            parts,
+            form,
+            likelihood.likelihood_term(self, parts, options, form),
+            likelihood.plain_likelihood(self, parts, form),
+            objective.Penalties(cfg, parts),
+            flags.TableControl(cfg),
+        )
+
+    def _words_of(self, dictionary: Any) -> Words:
+        if id(dictionary) not in self._words:
+            self._words[id(dictionary)] = Words(dictionary, self._task)
+        return self._words[id(dictionary)]
 
     @torch.no_grad()
     def check_model(self, model: nn.Module) -> None:
@@ -275,48 +343,51 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
                 that can be replaced; fairseq's adaptive softmax; or label smoothing where the
                 output layer's own loss has none.
         """
-        self.suit(model)
-        idle = {
-            **self.penalties.idle_flags(),
-            **likelihood.idle_flags(self._likelihood_options, model),
-            **self.table_control.idle_flags(),
-        }
-        if has_svd_table(model) or self.table_control.reads_prior:
-            for flag in prior.FLAGS:  # which a penalty is not alone to read
-                idle.pop(flag.flag, None)
-        for option, needed in idle.items():
+        bound = self.objectives_of(model)
+        for option, needed in self._idle_flags(model, bound).items():
             logger.warning("%s has no effect without %s", option, needed)
-        for one in model.models.values() if isinstance(model, FairseqMultiModel) else (model,):
-            self.penalties.check(one)
-            self.table_control.check(self.penalties.view(one))
-            self.log_spectrum.check(self.penalties.view(one))
-            _refuse_fairseqs_adaptive_softmax(one)
-            self._likelihood(one).check(one)
+        for one, inner in zip(bound, _models_in(model)):
+            one.penalties.check(inner)
+            one.control.check(ModelView(one.parts))
+            self.log_spectrum.check(ModelView(one.parts))
+            _refuse_fairseqs_adaptive_softmax(inner)
+            one.likelihood.check()
+
+    def _idle_flags(self, model: nn.Module, bound: List[Objective]) -> Dict[str, str]:
+        """Flags that were given and have no effect on any model -> what they would need."""
+        found = []
+        for one in bound:
+            idle = {**one.penalties.idle_flags(), **one.control.idle_flags()}
+            if one.parts.svd_tables or one.control.reads_prior:
+                for flag in prior.FLAGS:  # which a penalty is not alone to read
+                    idle.pop(flag.flag, None)
+            found.append(idle)
+        everywhere = set(found[0]).intersection(*found)
+        return {
+            **{option: needed for option, needed in found[0].items() if option in everywhere},
+            **likelihood.idle_flags(self._likelihood_options, model),
+        }
 
     def forward(self, model: nn.Module, sample: Any, reduce: bool = True) -> Tuple[Any, Any, Any]:
         """As ``label_smoothed_cross_entropy``, with the penalties added to the loss in training."""
-        self.suit(model)
         self._ignored_prefix.look_at(sample)
+        bound = self.objective_of(model)
         if not model.training:
-            return self._evaluate(model, sample, reduce)
-        found = self._likelihood(model)(model, sample, reduce)
+            found = bound.reported(model, sample, reduce)
+            log = self._logging_output(found, model, sample)
+            log.update(self.log_spectrum(ModelView(bound.parts), self.num_updates))
+            return found.loss, log["sample_size"], log
+        found = bound.likelihood(model, sample, reduce)
         log = self._logging_output(found, model, sample)
         loss, sample_size = found.loss, log["sample_size"]
-        due = self.penalties(model, Batch(found.net_output, sample["target"]))
+        due = bound.penalties(self.num_updates, Batch(found.net_output, sample["target"]))
         due.extend(reported_terms(found.net_output))
         for term in due:
             # See Note [The scale of a penalty].
             loss = loss + term.weight * term.value * sample_size
         due.extend(found.measures)
-        log.update(log_terms(due, self.penalties.last(model), sample_size))
+        log.update(log_terms(due, bound.penalties.last(), sample_size))
         return loss, sample_size, log
-
-    def _evaluate(self, model: nn.Module, sample: Any, reduce: bool) -> Tuple[Any, Any, Any]:
-        plain = likelihood.plain_likelihood(self, self.loss_form(model))
-        found = plain(model, sample, reduce)
-        log = self._logging_output(found, model, sample)
-        log.update(self.log_spectrum(self.penalties.view(model)))
-        return found.loss, log["sample_size"], log
 
     def _logging_output(
         self, found: likelihood.Likelihood, model: nn.Module, sample: Any
@@ -334,21 +405,16 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             log["n_correct"], log["total"] = int(n_correct), int(total)
         return log
 
-    def _likelihood(self, model: nn.Module) -> likelihood.LikelihoodTerm:
-        options = self._likelihood_options
-        return likelihood.likelihood_term(self, options, self.loss_form(model))
-
-    def loss_form(self, model: nn.Module) -> likelihood.LossForm:
-        """How the loss of a model is computed, and why so."""
-        num_words = self.penalties.view(model).words.rows
-        return likelihood.form_for(self, self._likelihood_options, model, num_words)
-
     @classmethod
     def reduce_metrics(cls, logging_outputs: List[Dict[str, Any]]) -> None:
         """Called by fairseq: log the likelihood's metrics, each penalty's R and the spectrum."""
         super().reduce_metrics(logging_outputs)
         reduce_terms(logging_outputs)
         reduce_spectrum(logging_outputs)
+
+
+def _models_in(model: nn.Module) -> List[nn.Module]:
+    return list(model.models.values()) if isinstance(model, FairseqMultiModel) else [model]
 
 
 def _refuse_fairseqs_adaptive_softmax(model: nn.Module) -> None:

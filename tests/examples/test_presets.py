@@ -17,7 +17,7 @@ from fairseq.optim.lr_scheduler import LR_SCHEDULER_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
-from spectral_fairseq.plugin.spectrum_control.flags import SVD
+from spectral_fairseq.plugin.spectrum_control.flags import METHODS
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 if not EXAMPLES.exists():
@@ -99,8 +99,8 @@ def alike(key, value, asked):
     if isinstance(value, str) and value.startswith("${"):  # the value of another node
         return True
     # Left to the kind of table, which is an SVD table in every recipe that has a preset.
-    asked = SVD.get(key) if asked is None else asked
-    value = SVD.get(key) if value is None else value
+    asked = METHODS["penalties on factors"].get(key) if asked is None else asked
+    value = METHODS["penalties on factors"].get(key) if value is None else value
     try:
         return float(value) == float(asked)
     except (TypeError, ValueError):

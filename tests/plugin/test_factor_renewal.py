@@ -11,7 +11,7 @@ from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedEr
 from spectral_fairseq.functional.table_control import redecomposition, singular_system
 from spectral_fairseq.plugin.models.find import svd_tables
 from spectral_fairseq.plugin.spectrum_control.trainer import (
-    check_configuration,
+    controls_of,
     first_workers,
     renew_factors,
 )
@@ -237,17 +237,14 @@ def test_states_that_cannot_be_carried_over_are_refused(override, message, caplo
     trainer = SimpleNamespace(cfg=cfg, get_model=lambda: model)
     trainer.get_criterion = lambda: build_criterion(task, **PLAIN, svd_interval=1)
     with pytest.raises(UnsupportedError, match=message):
-        check_configuration(trainer)
+        controls_of(trainer)
     trainer.get_criterion = lambda: build_criterion(task, **PLAIN)
-    check_configuration(trainer)
+    controls_of(trainer)
     by_default = build_criterion(task)
-    by_default.suit(model)
-    assert by_default.table_control.renews_factors
+    assert by_default.objective_of(model).control.renews_factors
     trainer.get_criterion = lambda: by_default
     with caplog.at_level("INFO"):
-        check_configuration(trainer)
-    by_default.suit(model)
-    assert not by_default.table_control.active
+        assert not controls_of(trainer)
     assert "--svd-interval is 0" in caplog.text and message in caplog.text
 
 

@@ -10,7 +10,6 @@ from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.plugin.likelihood import gradients as word_memory
 from spectral_fairseq.plugin.models.find import output_table
-from spectral_fairseq.plugin.penalties.view import tell_updates, updates_of
 from spectral_fairseq.plugin.trainer.listeners import _forgetting_overflows
 from tests.capabilities import LOAD_ANYTHING
 from tests.plugin.conftest import (
@@ -50,9 +49,9 @@ def sample_of(task, seed):
 def filled(task, model, criterion, updates=2):
     """The criterion after some updates, at the start of the next one."""
     for update in range(updates):
-        tell_updates(model, update)
+        criterion.num_updates = update
         criterion(model, sample_of(task, update))
-    tell_updates(model, updates)
+    criterion.num_updates = updates
     return criterion
 
 
@@ -138,7 +137,6 @@ def test_every_part_of_a_table_receives_the_gated_gradient_of_the_whole(task, em
             parameter += 0.1 * parameter.std() * torch.randn_like(parameter)
     sample, naive = sample_of(task, 5), copy.deepcopy(model)
     criterion = filled(task, copy.deepcopy(model), criterion_of(task))
-    tell_updates(model, updates=2)
     loss, *_ = criterion(model, sample)
     found = gradients(model, loss)
     naive.decoder.output_layer = gated_naively(naive, sample["target"], reference_gates(task))
@@ -175,8 +173,8 @@ def test_how_an_update_is_cut_does_not_matter(task, parts):
     found = gradients(model, sum(pieces(model, split(sample, rows))[0] for rows in parts))
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-6)
-    tell_updates(model, updates_of(model) + 1)
     for criterion in (whole, pieces):
+        criterion.num_updates += 1
         criterion(model, sample)
     assert torch.equal(whole.word_memory.total, pieces.word_memory.total)
     assert len(whole.word_memory) == len(pieces.word_memory) == 3

@@ -67,7 +67,7 @@ def test_auto_gives_the_dense_loss(task, smoothing, training):
 def test_auto_takes_blocks_on_a_cpu(task, training, scores_are_not_made):
     for model in models(task):
         criterion = build_criterion(task, **OFF)
-        assert criterion.loss_form(model).blockwise
+        assert criterion.objective_of(model).form.blockwise
         criterion(model.train(training), make_sample(task, sizes=SORTED))
         with pytest.raises(pytest.fail.Exception):
             build_criterion(task, loss_form="dense", **OFF)(model, make_sample(task, sizes=SORTED))
@@ -112,7 +112,7 @@ def weight_normed(decoder):
 def test_what_might_be_another_loss_stays_dense(task, change, why):
     model, sample = obscured(task, change).eval(), make_sample(task)
     criterion = build_criterion(task, **OFF)
-    assert why in str(criterion.loss_form(model))
+    assert why in str(criterion.objective_of(model).form)
     expected = build_criterion(task, "label_smoothed_cross_entropy")(model, sample)[0]
     assert torch.equal(criterion(model, sample)[0], expected)
 
@@ -128,7 +128,7 @@ def test_what_might_be_another_loss_stays_dense(task, change, why):
 def test_what_needs_the_scores_stays_dense(task, arch, options, why):
     task.max_positions = lambda: (64, 64)
     model = build_host_model(task, arch, **(FCONV if arch == "fconv" else {}))
-    form = build_criterion(task, **OFF, **options).loss_form(model)
+    form = build_criterion(task, **OFF, **options).objective_of(model).form
     assert not form.blockwise and why in str(form)
 
 
@@ -138,7 +138,7 @@ def test_on_a_gpu_only_scores_that_do_not_fit_are_cut(task, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(model, "parameters", lambda: iter([weight]))
         patch.setattr("torch.cuda.mem_get_info", lambda _: (1e9, 72e9))
-        form = build_criterion(task, **OFF).loss_form(model)
+        form = build_criterion(task, **OFF).objective_of(model).form
     # A third of 72 GB are 24e9 bytes: 12 for each of N words and a token.
     assert form.dense_up_to == 2e9 // len(task.target_dictionary)
     made = []
@@ -147,18 +147,19 @@ def test_on_a_gpu_only_scores_that_do_not_fit_are_cut(task, monkeypatch):
     monkeypatch.setattr(criterion, "compute_loss", lambda *a, **k: made.append(1) or dense(*a, **k))
     tokens = sample["target"].numel()
     for limit in (tokens, tokens - 1):
-        Blockwise(criterion, limit)(model, sample, True)
+        Blockwise(criterion, criterion.objective_of(model).parts, limit)(model, sample, True)
     assert len(made) == 1
 
 
 def test_the_older_flag_and_older_settings(task):
     model = build_model(task)
-    assert build_criterion(task, **OFF, blockwise_loss=True).loss_form(model).dense_up_to == 0
+    older = build_criterion(task, **OFF, blockwise_loss=True)
+    assert older.objective_of(model).form == (True, "as the flags ask for", 0)
     with pytest.raises(ConfigurationError, match="--blockwise-loss and --loss-form dense"):
         build_criterion(task, **OFF, blockwise_loss=True, loss_form="dense")
     settings = {"_name": "mle_cosreg", "sentence_avg": False, "blockwise_loss": False}
     saved = build_fairseq_criterion(OmegaConf.create(settings), task)
-    assert saved.loss_form(model) == build_criterion(task).loss_form(model)
+    assert saved.objective_of(model).form == build_criterion(task).objective_of(model).form
 
 
 @pytest.mark.parametrize("flags", [{"blockwise_loss": True}, {"loss_form": "blockwise"}])

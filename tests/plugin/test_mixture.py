@@ -6,12 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY, BaseFairseqModel
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from fairseq.trainer import Trainer
 
 from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
-from spectral_fairseq.plugin.penalties.view import updates_of
 from tests.plugin.conftest import (
     SCRIPTS,
     build_criterion,
@@ -399,20 +398,3 @@ def test_trainer_tells_tables_the_epoch(task):
     )
     Trainer.begin_epoch(trainer, 7)
     assert model.decoder.embed_tokens.epoch == 7
-
-
-def test_a_count_of_updates_that_a_model_keeps_itself_is_left_alone():
-    """fairseq's data2vec 2.0 moves its teacher when its own count is not the new one."""
-
-    class Teacher(BaseFairseqModel):
-        num_updates = moved = 0
-
-        def set_num_updates(self, num_updates):
-            super().set_num_updates(num_updates)
-            self.moved += num_updates != self.num_updates
-            self.num_updates = num_updates
-
-    model = Teacher()
-    for update in range(1, 5):
-        model.set_num_updates(update)
-    assert model.moved == 4 and updates_of(model) == 4

@@ -15,7 +15,7 @@ from spectral_fairseq.plugin.models.find import output_table
 from spectral_fairseq.plugin.models.tables import uncounted_rows
 from spectral_fairseq.plugin.penalties.catalogue import PENALTIES, WEIGHT_NORM
 from spectral_fairseq.plugin.penalties.objective import FLAGS
-from spectral_fairseq.plugin.penalties.view import Words, tell_updates
+from spectral_fairseq.plugin.penalties.view import Words
 from tests.capabilities import HALF_ON_CPU
 from tests.plugin.conftest import (
     build_criterion,
@@ -322,9 +322,12 @@ def test_words_are_those_of_the_decoder(task, flag):
     if flag == "weight_norm_target_by_count":
         options = {**NOTHING, "weight_norm_weight": 0.7, flag: True}
     model = build_host_model(other, "transformer", share_all_embeddings=True).train()
-    shown, own = (build_criterion(t, "mle_cosreg", **options).penalties for t in (task, other))
-    ((_, _, found),) = shown(model)
-    ((_, _, expected),) = own(model)
+    shown, own = (
+        build_criterion(t, "mle_cosreg", **options).objective_of(model).penalties
+        for t in (task, other)
+    )
+    ((_, _, found),) = shown(0)
+    ((_, _, expected),) = own(0)
     assert float(found.detach()) == float(expected.detach())
 
 
@@ -346,7 +349,7 @@ def test_between_updates_lazy_penalties_are_shown_but_not_averaged(task):
     values = []
     with metrics.aggregate() as epoch:
         for update in range(1, 5):  # as after training was resumed at an update without penalty
-            model.set_num_updates(update)
+            criterion.num_updates = update
             values.append(float(shown()))
             assert ("cosine" in epoch) and bool(epoch["cosine"].count) == (update >= 3)
             with torch.no_grad():
@@ -357,15 +360,16 @@ def test_between_updates_lazy_penalties_are_shown_but_not_averaged(task):
 
 def test_all_penalties_are_checked_before_an_update_without_them(task):
     model = build_host_model(task, "transformer", adaptive_softmax_cutoff="20,30").train()
-    model.set_num_updates(1)
+    criterion = build_criterion(task, "mle_cosreg", penalty_interval="3")
+    criterion.num_updates = 1
     with pytest.raises(ConfigurationError, match="--adaptive-softmax-cutoff"):
-        build_criterion(task, "mle_cosreg", penalty_interval="3").check_model(model)
+        criterion.check_model(model)
 
 
 @HALF_ON_CPU
 def test_half_precision_parameters_give_float32_penalties(task):
     model = build_model(task).half().train()
-    for penalty in build_criterion(task, "weight_norm", **ALL).penalties(model):
+    for penalty in build_criterion(task, "weight_norm", **ALL).objective_of(model).penalties(0):
         assert penalty.value.dtype == torch.float32 and torch.isfinite(penalty.value)
 
 
@@ -386,7 +390,7 @@ def test_bad_values_are_refused(task, flag, value):
 def test_adaptive_softmax_is_refused_with_what_to_do(task):
     model = build_host_model(task, "transformer", adaptive_softmax_cutoff="20,30").train()
     with pytest.raises(ConfigurationError, match="--adaptive-softmax-cutoff"):
-        build_criterion(task, "mle_cosreg").penalties(model)
+        build_criterion(task, "mle_cosreg").objective_of(model).penalties(0)
 
 
 @pytest.mark.parametrize("flags", [{}, {"adversarial_epsilon": 0.1}])
@@ -415,7 +419,7 @@ def test_a_decoder_without_an_output_layer_is_refused(encoder_task, flag):
 
 def test_a_model_without_an_output_table_is_refused(task):
     with pytest.raises(ConfigurationError, match="output table"):
-        build_criterion(task, "mle_cosreg").penalties(torch.nn.Linear(3, 3))
+        build_criterion(task, "mle_cosreg").objective_of(torch.nn.Linear(3, 3)).penalties(0)
 
 
 @pytest.mark.slow
@@ -435,7 +439,7 @@ def test_training_with_a_penalty_does_what_its_paper_says(task, flag, key):
             optimiser.zero_grad()
             (loss / size).backward()
             optimiser.step()
-        (penalty,) = probe.penalties(model)
+        (penalty,) = probe.objective_of(model).penalties(0)
         assert penalty.name == key
         ends.append(float(penalty.value.detach()))
     assert ends[1] < ends[0]
@@ -471,7 +475,7 @@ def test_a_table_that_has_diverged_ends_no_training_by_its_log(task, caplog):
     with torch.no_grad():
         output_table(model, len(task.target_dictionary))[5] = math.nan
     for update in range(2):
-        tell_updates(model, update)
+        criterion.num_updates = update
         log = criterion(model, sample)[2]
         assert math.isnan(log["table_sigma_max"]) and log["tables_measured"] == 1
     assert sum("output table of" in one.getMessage() for one in caplog.records) == 1
@@ -497,9 +501,9 @@ def test_spectrum_is_measured_once_in_a_validation(task):
     )
     # As the report defines it, by N (N - 1) pairs; the penalty of the same rows divides by N^2.
     assert math.isclose(logs[0]["table_mean_cosine"], mean_cosine(table), rel_tol=1e-4)
-    model.set_num_updates(9)
+    criterion.num_updates = 9
     assert "table_sigma_max" not in criterion(model, sample)[2]
-    model.set_num_updates(10)
+    criterion.num_updates = 10
     assert "table_sigma_max" in criterion(model, sample)[2]
     with metrics.aggregate() as aggregated:
         criterion.reduce_metrics([logs[0], logs[0], logs[1]])  # of workers or of batches

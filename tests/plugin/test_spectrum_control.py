@@ -113,13 +113,13 @@ def test_filler_and_padding_rows_are_not_counted(task):
     criterion = build_criterion(task, **HEAVY)
     table = off_constraint(model)
     model.train()
-    before = [value.clone() for _, _, value in criterion.penalties(model)]
+    before = [value.clone() for _, _, value in criterion.objective_of(model).penalties(0)]
     symbols = task.target_dictionary.symbols
     fillers = [i for i, s in enumerate(symbols) if s.startswith("madeupword")]
     assert fillers, "the fixture must have made-up words for this test to mean anything"
     with torch.no_grad():
         table.U[fillers] += 3.0
-    after = [value for _, _, value in criterion.penalties(model)]
+    after = [value for _, _, value in criterion.objective_of(model).penalties(0)]
     torch.testing.assert_close(before, after, rtol=1e-3, atol=1e-4)
     loss, _, _ = criterion(model, sample)
     assert torch.isfinite(loss)
@@ -130,7 +130,9 @@ def test_a_shared_table_is_counted_once_and_separate_tables_each(task):
     assert len(svd_tables(shared)) == 1
     separate = build_model(task, share_all_embeddings=False, embedding_tables="all")
     assert len(svd_tables(separate)) == 3
-    one = dict((n, v) for n, _, v in build_criterion(task, **HEAVY).penalties(shared))
+    one = dict(
+        (n, v) for n, _, v in build_criterion(task, **HEAVY).objective_of(shared).penalties(0)
+    )
     assert set(one) == {"spectrum", "orthogonality"}
 
 
@@ -147,7 +149,7 @@ def test_penalties_are_float32_under_autocast(task):
     model, sample = build_model(task).train(), make_sample(task)
     off_constraint(model)
     criterion = build_criterion(task, **HEAVY)
-    exact = dict((n, v) for n, _, v in criterion.penalties(model))
+    exact = dict((n, v) for n, _, v in criterion.objective_of(model).penalties(0))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss, _, log = criterion(model, sample)
     for name, value in exact.items():
@@ -183,11 +185,11 @@ def test_lazy_orthogonality_keeps_the_summed_gradient(task):
     for criterion in (lazy, exact):
         model.zero_grad()
         for update in range(6):
-            model.set_num_updates(update)
+            criterion.num_updates = update
             criterion(model, sample)[0].backward()
         sums.append(table.U.grad.clone())
     torch.testing.assert_close(sums[0], sums[1], rtol=1e-4, atol=1e-3)
-    model.set_num_updates(1)
+    lazy.num_updates = 1
     log = lazy(model, sample)[2]
     assert log["orthogonality_size"] == 0 and log["spectrum_size"] == sample["ntokens"]
 

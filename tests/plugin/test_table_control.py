@@ -15,8 +15,8 @@ from spectral_fairseq.plugin.models.find import output_table
 from spectral_fairseq.plugin.spectrum_control.prior import start_norms
 from spectral_fairseq.plugin.spectrum_control.trainer import (
     EXTRA_STATE,
-    check_configuration,
     control_tables,
+    controls_of,
     first_workers,
 )
 from spectral_fairseq.plugin.trainer.state import trained_weights
@@ -45,7 +45,7 @@ def table(trainer):
 
 
 def excluded_rows(trainer):
-    return trainer.get_criterion().penalties.view(trainer.get_model()).words.excluded.tolist()
+    return trainer.get_criterion().objective_of(trainer.get_model()).parts.words.excluded.tolist()
 
 
 def counted(trainer):
@@ -118,7 +118,7 @@ def test_the_share_follows_the_learning_rate():
         before = table(trainer).clone()
         excluded = excluded_rows(trainer)
         prior = torch.exp(-0.0005 * torch.arange(1, 17, dtype=torch.float64))
-        control_tables(trainer, lr)
+        control_tables(trainer, controls_of(trainer), lr)
         expected = reference.controlled(before, prior, share, "both", 1.5, "free", 0.0, excluded)
         torch.testing.assert_close(table(trainer).double(), expected, rtol=1e-5, atol=1e-6)
 
@@ -139,7 +139,7 @@ def test_the_peak_of_a_triangular_schedule_is_not_its_lr():
     triangular = {"lr_scheduler": {"_name": "triangular", "max_lr": 0.2}}
     trainer.cfg = OmegaConf.merge(OmegaConf.create(OmegaConf.to_container(trainer.cfg)), triangular)
     before, excluded = table(trainer).clone(), excluded_rows(trainer)
-    control_tables(trainer, 0.02)
+    control_tables(trainer, controls_of(trainer), 0.02)
     prior = torch.exp(-0.0005 * torch.arange(1, 17, dtype=torch.float64))
     expected = reference.controlled(before, prior, 0.01, "both", 1.5, "free", 0.0, excluded)
     torch.testing.assert_close(table(trainer).double(), expected, rtol=1e-5, atol=1e-6)
@@ -153,21 +153,17 @@ def test_the_peak_of_a_manual_schedule_is_its_highest_rate():
     trainer.lr_scheduler.epoch2lr = {}
     trainer.cfg.optimization.lr = [0.25]
     before, excluded = table(trainer).clone(), excluded_rows(trainer)
-    control_tables(trainer, 0.002)
+    control_tables(trainer, controls_of(trainer), 0.002)
     prior = torch.exp(-0.0005 * torch.arange(1, 17, dtype=torch.float64))
     expected = reference.controlled(before, prior, 0.01, "both", 1.5, "free", 0.0, excluded)
     torch.testing.assert_close(table(trainer).double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_it_is_due_at_every_kth_update_after_the_start():
-    cfg = build_criterion(
-        Task(words()),
-        **PLAIN,
-        spectrum_decay=0.1,
-        spectrum_decay_interval=3,
-        spectrum_decay_start=4,
-    ).table_control
-    assert [n for n in range(14) if cfg.is_due(n)] == [6, 9, 12]
+    task, flags = Task(words()), {"spectrum_decay_interval": 3, "spectrum_decay_start": 4}
+    criterion = build_criterion(task, **PLAIN, **flags, spectrum_decay=0.1)
+    control = criterion.objective_of(build_model(task, embedding_type="plain")).control
+    assert [n for n in range(14) if control.is_due(n)] == [6, 9, 12]
 
 
 @pytest.mark.slow
@@ -214,7 +210,7 @@ def test_a_table_with_nan_is_refused_unwritten():
     before = table(trainer).clone()
     trainer.set_num_updates(1)
     with pytest.raises(DataError, match="a table of finite numbers"):
-        control_tables(trainer, 0.02)
+        control_tables(trainer, controls_of(trainer), 0.02)
     torch.testing.assert_close(table(trainer), before, equal_nan=True, rtol=0, atol=0)
 
 
@@ -236,20 +232,21 @@ def test_workers_without_the_whole_table_are_refused(overrides, message):
     for flags in ({**PLAIN, "spectrum_decay": 0.1}, {"name": "spectrum_control"}):
         trainer.get_criterion = lambda flags=flags: build_criterion(task, **flags)
         with pytest.raises(UnsupportedError, match=message):
-            check_configuration(trainer)
+            controls_of(trainer)
     trainer.get_criterion = lambda: build_criterion(task, **PLAIN)
-    check_configuration(trainer)
+    controls_of(trainer)
 
 
 def active(criterion, model):
     """Names of the penalties, and what is done to the table outside the optimiser."""
     criterion.check_model(model)
     model.train()
-    control = criterion.table_control
+    bound = criterion.objective_of(model)
+    control = bound.control
     done = ["decay"] if control.is_due(10) else []
     done += ["renewal"] if control.svd_is_due(10) else []
     assert control.active is bool(done)
-    return [term.name for term in criterion.penalties(model)], done
+    return [term.name for term in bound.penalties(updates=0)], done
 
 
 def test_the_preset_does_what_suits_the_table(task):
@@ -320,7 +317,7 @@ def test_an_svd_table_with_a_criterion_of_fairseq_is_warned_of(task, kind, warne
         get_criterion=lambda: CrossEntropyCriterion(task, sentence_avg=False),
         get_model=lambda: build_model(task, embedding_type=kind),
     )
-    check_configuration(trainer)
+    controls_of(trainer)
     assert ("without spectrum control" in caplog.text) is warned
 
 
@@ -359,7 +356,7 @@ def test_penalty_on_a_plain_table_of_fairseq(task, shared):
         task, **PLAIN, spectrum_weight=0.3, spectrum_c1="2.0", spectrum_c2=0.1
     )
     weight = output_table(model, len(task.target_dictionary))
-    excluded = criterion.penalties.view(model).words.excluded.tolist()
+    excluded = criterion.objective_of(model).parts.words.excluded.tolist()
     rows = weight.detach().double()[[i for i in range(len(weight)) if i not in excluded]]
     target = 2.0 * torch.exp(-0.1 * torch.arange(1, 17, dtype=torch.float64))
     expected = float((torch.linalg.svdvals(rows) - target).square().sum())
@@ -400,7 +397,7 @@ def test_an_automatic_prior_keeps_the_norm_of_the_start(task):
 
 
 def criterion_rows(criterion, model):
-    words = criterion.penalties.view(model).words
+    words = criterion.objective_of(model).parts.words
     return [i for i in range(words.rows) if i not in words.excluded.tolist()]
 
 

@@ -79,7 +79,7 @@ def test_a_cut_output_dictionary_has_rows_of_its_own(task, embedding_type):
     model = from_node(task, "transformer_lm_mos", **flags)
     assert model.decoder.output_projection.table.weight.shape == (30, 8)
     by_count = {"weight_norm_weight": 1.0, "weight_norm_target_by_count": True}
-    penalties = build_criterion(task, "mle_cosreg", **by_count).penalties(model)
+    penalties = build_criterion(task, "mle_cosreg", **by_count).objective_of(model).penalties(0)
     assert all(math.isfinite(penalty.value) for penalty in penalties)
 
 

@@ -53,11 +53,11 @@ def test_every_kth_step_is_the_change_by_definition(side, scale, prior):
 
 def test_the_defaults_are_those_of_the_criterion():
     pytest.importorskip("fairseq")
-    from spectral_fairseq.plugin.spectrum_control.flags import FLAGS, PLAIN
+    from spectral_fairseq.plugin.spectrum_control.flags import FLAGS, METHODS
     from spectral_fairseq.plugin.spectrum_control.prior import FLAGS as PRIOR
 
     flags = {flag.name: flag.default for flag in (*FLAGS, *PRIOR)}
-    flags.update(PLAIN)
+    flags.update(METHODS["decoupled control"])
     control = SpectrumControl(table())
     assert (control.decay, control.centering) == (
         flags["spectrum_decay"],
@@ -95,7 +95,7 @@ def test_it_equals_a_run_of_fairseq(side, scale):
     tables = [
         output_table(one.get_model(), len(one.task.target_dictionary)) for one in (theirs, ours)
     ]
-    view = theirs.get_criterion().penalties.view(theirs.get_model())
+    parts = theirs.get_criterion().objective_of(theirs.get_model()).parts
     control = SpectrumControl(  # both measure the norm of the new table
         tables[1],
         decay=0.1,
@@ -104,7 +104,7 @@ def test_it_equals_a_run_of_fairseq(side, scale):
         side=side,
         scale=scale,
         slack=1.2,
-        excluded=view.words.excluded.tolist(),
+        excluded=parts.words.excluded.tolist(),
     )
     for weight in tables:
         with torch.no_grad():

@@ -33,6 +33,7 @@ from spectral_fairseq.plugin.likelihood.gradients import (
     GRADIENT_GATING_MEMORY,
     GradientGating,
 )
+from spectral_fairseq.plugin.penalties.view import Parts
 
 __all__ = [
     "FLAGS",
@@ -97,25 +98,30 @@ def _drops(model: nn.Module) -> bool:
     )
 
 
-def likelihood_term(criterion: Any, options: Any, form: LossForm) -> LikelihoodTerm:
+def likelihood_term(criterion: Any, parts: Parts, options: Any, form: LossForm) -> LikelihoodTerm:
     """The way that the flags and the model's output layer ask for, in training.
 
     Args:
         criterion: the criterion that takes it.
+        parts: of the model.
         options: the parsed values of :data:`FLAGS`.
         form: of the model's loss.
     """
     if options.adversarial_epsilon:
         if form.blockwise:
-            return AdversarialBlocks(criterion, options.adversarial_epsilon, form.dense_up_to)
-        return Adversarial(criterion, options.adversarial_epsilon)
+            return AdversarialBlocks(
+                criterion, parts, options.adversarial_epsilon, form.dense_up_to
+            )
+        return Adversarial(criterion, parts, options.adversarial_epsilon)
     if options.rdrop_weight or options.simcut_weight:
-        return Consistency(criterion, options, asked_form(options) != "dense")
+        return Consistency(criterion, parts, options, asked_form(options) != "dense")
     if options.gradient_gating:
-        return GradientGating(criterion, options.gradient_gating)
-    return plain_likelihood(criterion, form)
+        return GradientGating(criterion, parts, options.gradient_gating)
+    return plain_likelihood(criterion, parts, form)
 
 
-def plain_likelihood(criterion: Any, form: LossForm) -> LikelihoodTerm:
+def plain_likelihood(criterion: Any, parts: Parts, form: LossForm) -> LikelihoodTerm:
     """The likelihood that is reported in evaluation, and trained where no method changes it."""
-    return Blockwise(criterion, form.dense_up_to) if form.blockwise else FullScores(criterion)
+    if form.blockwise:
+        return Blockwise(criterion, parts, form.dense_up_to)
+    return FullScores(criterion, parts)

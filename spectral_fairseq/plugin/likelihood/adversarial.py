@@ -32,12 +32,8 @@ from spectral_fairseq.plugin.likelihood.base import (
     check_output_layer,
     output_layer_replaced,
 )
-from spectral_fairseq.plugin.models.find import (
-    head_of,
-    output_table,
-    softmax_operands,
-    table_module,
-)
+from spectral_fairseq.plugin.models.find import output_table, softmax_operands, table_module
+from spectral_fairseq.plugin.penalties.view import Parts
 
 ADVERSARIAL_EPSILON = weight_option(
     "adversarial_epsilon", "in training a target's logit loses epsilon ||w_y|| ||h||"
@@ -49,36 +45,35 @@ class Adversarial(LikelihoodTerm):
 
     Args:
         criterion: the criterion that takes it.
+        parts: of the model.
         epsilon: radius of the perturbation as a share of ||w_y||.
     """
 
     blockwise = False
 
-    def __init__(self, criterion: Any, epsilon: float) -> None:
-        super().__init__(criterion)
+    def __init__(self, criterion: Any, parts: Parts, epsilon: float) -> None:
+        super().__init__(criterion, parts)
         self.epsilon = epsilon
 
-    def check(self, model: nn.Module) -> None:
+    def check(self) -> None:
         """See the base class.
 
         Raises:
             ConfigurationError: an adaptive softmax, a sigsoftmax, an output layer that cannot be
                 replaced, or a mixture without its blockwise loss.
         """
-        head = head_of(model)
-        if getattr(head, "own_loss", False) and getattr(head, "adversarial", False):
-            if not self.blockwise:
-                raise refusals.DENSE_MIXTURE.error("--loss-form dense")
+        head = self.head
+        if self.own_loss and head.adversarial and not self.blockwise:
+            raise refusals.DENSE_MIXTURE.error("--loss-form dense")
         if isinstance(head, Head) and not head.adversarial:
             raise refusals.ADVERSARIAL.error(
                 f"{type(head).__name__}, in which a target's score is no single logit w'h + b"
             )
-        check_output_layer(model)
-        self._table(model)
+        check_output_layer(self.decoder)
+        self._table()
 
     def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
         """See the base class."""
-        self.check(model)
         criterion = self.criterion
         target = sample["target"]
         margins: List[Tensor] = []
@@ -87,7 +82,7 @@ class Adversarial(LikelihoodTerm):
             def perturbed(features: Tensor) -> Tensor:
                 margin = adversarial_margin(
                     features,
-                    row_norms(self._vectors(model, target)),
+                    row_norms(self._vectors(target)),
                     target,
                     self.epsilon,
                     criterion.padding_idx,
@@ -97,7 +92,7 @@ class Adversarial(LikelihoodTerm):
 
             return perturbed
 
-        with output_layer_replaced(model, perturb):
+        with output_layer_replaced(self.decoder, perturb):
             net_output = model(**sample["net_input"])
         (margin,) = margins
         lprobs, targets = criterion.get_lprobs_and_target(model, net_output, sample)
@@ -119,18 +114,18 @@ class Adversarial(LikelihoodTerm):
             net_output = (logits, *net_output[1:])
         return Likelihood(loss, plain_loss, plain_nll, net_output)
 
-    def _vectors(self, model: nn.Module, target: Tensor) -> Tensor:
+    def _vectors(self, target: Tensor) -> Tensor:
         """The vectors w_y of the targets, shape (b, t, d)."""
-        table = self._table(model)
+        table = self._table()
         return table.vectors(target) if isinstance(table, Table) else table[target]
 
-    def _table(self, model: nn.Module) -> Union[Table, Tensor]:
+    def _table(self) -> Union[Table, Tensor]:
         """The output table: the module, or fairseq's matrix."""
-        table = table_module(model)
+        table = table_module(self.decoder)
         if table is not None:
             return table
         with arguments_as_flags(weight=ADVERSARIAL_EPSILON.flag):
-            return output_table(model, self.criterion.penalties.view(model).words.rows)
+            return output_table(self.decoder, self.words.rows)
 
 
 # The adversarial likelihood computed block by block, of a softmax or of each expert of a mixture.
@@ -147,14 +142,17 @@ class AdversarialBlocks(Adversarial):
 
     Args:
         criterion: the criterion that takes it.
+        parts: of the model.
         epsilon: radius of the perturbation as a share of ||w_y||.
         dense_up_to: number of tokens up to which a batch of a softmax takes full scores too.
     """
 
     blockwise = True
 
-    def __init__(self, criterion: Any, epsilon: float, dense_up_to: float = 0) -> None:
-        super().__init__(criterion, epsilon)
+    def __init__(
+        self, criterion: Any, parts: Parts, epsilon: float, dense_up_to: float = 0
+    ) -> None:
+        super().__init__(criterion, parts, epsilon)
         self.dense_up_to = dense_up_to
 
     def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
@@ -163,8 +161,7 @@ class AdversarialBlocks(Adversarial):
         Raises:
             UnsupportedError: the losses of single tokens of a mixture.
         """
-        self.check(model)
-        own_loss = getattr(head_of(model), "own_loss", False)
+        own_loss = self.own_loss
         small = sample["target"].numel() <= self.dense_up_to
         if not own_loss and (small or not reduce or self.criterion.report_accuracy):
             return super().__call__(model, sample, reduce)
@@ -181,7 +178,7 @@ class AdversarialBlocks(Adversarial):
 
         def loss_instead(output_layer: OutputLayer) -> OutputLayer:
             def run(features: Tensor) -> Tensor:
-                losses.append(self._loss(model, features[:, skip:], targets))
+                losses.append(self._loss(features[:, skip:], targets))
                 if self.criterion.report_accuracy:
                     # A report must not shift the masks of what is trained after it.
                     devices = [features.device] if features.is_cuda else []
@@ -191,19 +188,18 @@ class AdversarialBlocks(Adversarial):
 
             return run
 
-        with output_layer_replaced(model, loss_instead):
+        with output_layer_replaced(self.decoder, loss_instead):
             net_output = model(**sample["net_input"])
         return Likelihood(*losses[0], (*scores, *net_output[len(scores) :]))
 
-    def _loss(self, model: nn.Module, features: Tensor, targets: Tensor) -> AdversarialLoss:
-        head = head_of(model)
+    def _loss(self, features: Tensor, targets: Tensor) -> AdversarialLoss:
+        head = self.head
         smoothing, padding_idx = self.criterion.eps, self.criterion.padding_idx
         if isinstance(head, Head):
             return head.adversarial_loss(features, targets, self.epsilon, smoothing, padding_idx)
         features, targets = features.flatten(0, -2), targets.flatten()
-        num_words = self.criterion.penalties.view(model).words.rows
-        norms = row_norms(self._vectors(model, targets))
-        rows, matrix, bias = softmax_operands(model, features, num_words)
+        norms = row_norms(self._vectors(targets))
+        rows, matrix, bias = softmax_operands(self.decoder, features, self.words.rows)
         return adversarial_blockwise_cross_entropy(
             rows,
             targets,

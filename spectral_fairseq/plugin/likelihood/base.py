@@ -9,8 +9,8 @@ from fairseq.models import FairseqDecoder
 from torch import Tensor, nn
 
 from spectral_fairseq import refusals
-from spectral_fairseq.plugin.models.find import decoder_of
-from spectral_fairseq.plugin.penalties.view import Term
+from spectral_fairseq.plugin.models.find import decoder_of, head_of
+from spectral_fairseq.plugin.penalties.view import Parts, Term
 
 
 class Likelihood(NamedTuple):
@@ -36,12 +36,16 @@ class LikelihoodTerm:
 
     Args:
         criterion: the criterion that takes it: a ``label_smoothed_cross_entropy``.
+        parts: of the model.
     """
 
-    def __init__(self, criterion: Any) -> None:
+    def __init__(self, criterion: Any, parts: Parts) -> None:
         self.criterion = criterion
+        self.decoder, self.words = parts.decoder, parts.words
+        self.head = head_of(parts.decoder)
+        self.own_loss = bool(getattr(self.head, "own_loss", False))
 
-    def check(self, model: nn.Module) -> None:
+    def check(self) -> None:
         """Refuse a model that cannot be trained so, before training starts.
 
         Raises:

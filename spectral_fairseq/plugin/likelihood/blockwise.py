@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, Tuple
+from typing import Any, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import arguments_as_flags
 from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy
-from spectral_fairseq.heads import SoftmaxHead
 from spectral_fairseq.heads.head import Head
 from spectral_fairseq.plugin.likelihood.base import (
     FullScores,
@@ -20,15 +19,13 @@ from spectral_fairseq.plugin.likelihood.base import (
     output_layer_replaced,
 )
 from spectral_fairseq.plugin.likelihood.form import LOSS_FORM
-from spectral_fairseq.plugin.models.find import head_of, output_table, softmax_operands
+from spectral_fairseq.plugin.models.find import output_table, softmax_operands
+from spectral_fairseq.plugin.penalties.view import Parts
 
 logger = logging.getLogger(__name__)
 
 # The arguments that an output layer's own loss may refuse.
 HEAD_FLAGS = {"label_smoothing": "--label-smoothing", "cutoffs": "--adaptive-softmax-cutoff"}
-
-HeadLoss = Callable[[Tensor, Tensor, float, int], Tuple[Tensor, Tensor]]
-"""(features, targets, label smoothing, padding index) -> (loss_sum, nll_sum)."""
 
 
 class Blockwise(FullScores):
@@ -39,27 +36,30 @@ class Blockwise(FullScores):
 
     Args:
         criterion: the criterion that takes it.
+        parts: of the model.
         dense_up_to: number of tokens up to which a batch is small.
     """
 
-    def __init__(self, criterion: Any, dense_up_to: float = 0) -> None:
-        super().__init__(criterion)
+    def __init__(self, criterion: Any, parts: Parts, dense_up_to: float = 0) -> None:
+        super().__init__(criterion, parts)
         self.dense_up_to = dense_up_to
+        self._full_scores = criterion.report_accuracy
 
-    def check(self, model: nn.Module) -> None:
+    def check(self) -> None:
         """See the base class.
 
         Raises:
             ConfigurationError: an output layer that cannot be replaced, or label smoothing where
                 the output layer's own loss has none.
         """
-        head = head_of(model)
-        if isinstance(head, Head) and not self.criterion.report_accuracy:
+        if isinstance(self.head, Head) and not self._full_scores:
             with arguments_as_flags(**HEAD_FLAGS):
-                head.check_label_smoothing(self.criterion.eps)
-        self._loss_of(model)
-        check_output_layer(model)
-        if self.criterion.report_accuracy:
+                self.head.check_label_smoothing(self.criterion.eps)
+        if not isinstance(self.head, Head):
+            with arguments_as_flags(weight=LOSS_FORM.flag):
+                output_table(self.decoder, self.words.rows)
+        check_output_layer(self.decoder)
+        if self._full_scores:
             logger.warning(
                 "--report-accuracy makes the scores of all words, which the loss of this output "
                 "layer would do without; drop it where they take too much memory"
@@ -69,15 +69,14 @@ class Blockwise(FullScores):
         """See the base class."""
         targets = sample["target"]
         small = targets.numel() <= self.dense_up_to
-        if small or not reduce or self.criterion.report_accuracy:
+        if small or not reduce or self._full_scores:
             return super().__call__(model, sample, reduce)
-        head_loss = self._loss_of(model)
         skip = self.criterion.ignore_prefix_size
 
         def loss_instead(_: OutputLayer) -> OutputLayer:
             def run(features: Tensor) -> Tensor:
                 with arguments_as_flags(**HEAD_FLAGS):
-                    pair = head_loss(
+                    pair = self._loss(
                         features[:, skip:],
                         targets[:, skip:],
                         self.criterion.eps,
@@ -87,28 +86,25 @@ class Blockwise(FullScores):
 
             return run
 
-        with output_layer_replaced(model, loss_instead):
+        with output_layer_replaced(self.decoder, loss_instead):
             net_output = model(**sample["net_input"])
         loss, nll = net_output[0]
         return Likelihood(loss, loss.detach(), nll.detach(), net_output)
 
-    def _loss_of(self, model: nn.Module) -> HeadLoss:
-        head = head_of(model)
-        if getattr(head, "own_loss", False) or isinstance(head, SoftmaxHead):
-            return head.loss
-        num_words = self.criterion.penalties.view(model).words.rows
-        with arguments_as_flags(weight=LOSS_FORM.flag):
-            output_table(model, num_words)
-
-        def loss(features: Tensor, targets: Tensor, eps: float, ignore_index: int) -> Any:
-            rows, matrix, bias = softmax_operands(model, features.flatten(0, -2), num_words)
-            return blockwise_cross_entropy(
-                rows,
-                targets.flatten(),
-                matrix,
-                bias,
-                label_smoothing=eps,
-                ignore_index=ignore_index,
-            )
-
-        return loss
+    def _loss(
+        self, features: Tensor, targets: Tensor, smoothing: float, ignore_index: int
+    ) -> Tuple[Tensor, Tensor]:
+        """(loss_sum, nll_sum) of features, shape (b, t, d), and targets, shape (b, t)."""
+        if isinstance(self.head, Head):
+            return self.head.loss(features, targets, smoothing, ignore_index)
+        rows, matrix, bias = softmax_operands(
+            self.decoder, features.flatten(0, -2), self.words.rows
+        )
+        return blockwise_cross_entropy(
+            rows,
+            targets.flatten(),
+            matrix,
+            bias,
+            label_smoothing=smoothing,
+            ignore_index=ignore_index,
+        )

@@ -34,9 +34,9 @@ from spectral_fairseq.plugin.likelihood.base import (
     calls_output_layer,
     output_layer_replaced,
 )
-from spectral_fairseq.plugin.models.find import decoder_of, head_of, look_ups, softmax_operands
+from spectral_fairseq.plugin.models.find import decoder_of, look_ups, softmax_operands
 from spectral_fairseq.plugin.penalties.objective import MEASURE_NAMES
-from spectral_fairseq.plugin.penalties.view import Term
+from spectral_fairseq.plugin.penalties.view import Parts, Term
 
 # SimCut's perturbation: some positions of the embedded input are set to zero.
 #
@@ -111,49 +111,46 @@ class Consistency(LikelihoodTerm):
 
     Args:
         criterion: the criterion that takes it.
+        parts: of the model.
         options: the parsed values of the flags; the weight of one method is above 0.
         blockwise: take blocks of scores wherever the model allows it.
     """
 
-    def __init__(self, criterion: Any, options: Any, blockwise: bool = True) -> None:
-        super().__init__(criterion)
-        self.blockwise = blockwise
+    def __init__(self, criterion: Any, parts: Parts, options: Any, blockwise: bool = True) -> None:
+        super().__init__(criterion, parts)
+        self.look_ups, self.model_name = parts.look_ups, parts.model_name
+        self.blockwise = (
+            blockwise
+            and not criterion.report_accuracy
+            and calls_output_layer(self.decoder)
+            and not self.own_loss
+        )
         self.symmetric = options.rdrop_weight > 0
         self.weight = options.rdrop_weight / 2 if self.symmetric else options.simcut_weight
         self.cutoff = options.simcut_cutoff
         self.flag = (RDROP_WEIGHT if self.symmetric else SIMCUT_WEIGHT).flag
 
-    def check(self, model: nn.Module) -> None:
+    def check(self) -> None:
         """See the base class.
 
         Raises:
             ConfigurationError: a model without token embeddings, for SimCut.
             UnsupportedError: a model that carries a state from batch to batch.
         """
-        decoder = decoder_of(model)
-        if getattr(decoder, "stateful", False):
-            found = f"{type(decoder).__name__}, whose streams would be read twice"
+        if getattr(self.decoder, "stateful", False):
+            found = f"{type(self.decoder).__name__}, whose streams would be read twice"
             raise refusals.CONSISTENCY.error(found, self.flag)
-        if not self.symmetric and not look_ups(model):
+        if not self.symmetric and not self.look_ups:
             raise ConfigurationError(
                 f"an encoder or a decoder with embed_tokens for {self.flag}",
-                f"none in {type(model).__name__}",
+                f"none in {self.model_name}",
                 f"Use a transformer, transformer_lm or lstm arch, or drop {self.flag}.",
             )
 
     def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
         """See the base class."""
-        self.check(model)
-        padding_idx = self.criterion.padding_idx
-        blockwise = (
-            self.blockwise
-            and reduce
-            and not self.criterion.report_accuracy
-            and calls_output_layer(model)
-            and not getattr(head_of(model), "own_loss", False)
-        )
-        run = self._from_blocks if blockwise else self._from_log_probabilities
-        cut = every_second_row_cut(model, self.cutoff, padding_idx)
+        run = self._from_blocks if self.blockwise and reduce else self._from_log_probabilities
+        cut = every_second_row_cut(model, self.cutoff, self.criterion.padding_idx)
         with nullcontext() if self.symmetric else cut:
             found: Likelihood = run(model, sample, reduce)
         return found
@@ -176,7 +173,7 @@ class Consistency(LikelihoodTerm):
                 rows, dim = sample["target"].size(0), features.size(-1)
                 pairs = features[:, skip:].reshape(rows, 2, -1, dim).transpose(1, 2)  # [b, t, 2, d]
                 contexts, matrix, bias = softmax_operands(
-                    model, pairs.flatten(0, 1), self.criterion.penalties.view(model).words.rows
+                    self.decoder, pairs.flatten(0, 1), self.words.rows
                 )
                 return torch.stack(
                     consistency_cross_entropy(contexts, targets, matrix, bias, **self._options)
@@ -184,7 +181,7 @@ class Consistency(LikelihoodTerm):
 
             return run
 
-        with output_layer_replaced(model, loss_instead):
+        with output_layer_replaced(self.decoder, loss_instead):
             net_output = model(**twice(sample["net_input"]))
         loss, likelihood, nll, divergence = net_output[0]
         return self._likelihood(loss, likelihood, nll, divergence, net_output, sample)

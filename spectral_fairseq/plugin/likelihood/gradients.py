@@ -23,8 +23,8 @@ from spectral_fairseq.plugin.likelihood.base import (
     check_output_layer,
     output_layer_replaced,
 )
-from spectral_fairseq.plugin.models.find import check_trained, head_of, softmax_operands
-from spectral_fairseq.plugin.penalties.view import updates_of
+from spectral_fairseq.plugin.models.find import check_trained, softmax_operands
+from spectral_fairseq.plugin.penalties.view import Parts
 
 # Counts of target words over the last updates, equal on all workers.
 #
@@ -143,36 +143,33 @@ class GradientGating(FullScores):
 
     Args:
         criterion: the criterion that takes it; its ``word_memory`` lives as long as it does.
+        parts: of the model.
         alpha: words that occur less often than this in an update are rare.
     """
 
-    def __init__(self, criterion: Any, alpha: float) -> None:
-        super().__init__(criterion)
+    def __init__(self, criterion: Any, parts: Parts, alpha: float) -> None:
+        super().__init__(criterion, parts)
         self.alpha = alpha
 
-    def check(self, model: nn.Module) -> None:
+    def check(self) -> None:
         """See the base class.
 
         Raises:
             ConfigurationError: an output layer that is not a single softmax, that cannot be
                 replaced, or whose table is not trained.
         """
-        head = head_of(model)
-        if getattr(head, "own_loss", False):
-            raise refusals.GATING.error(type(head).__name__)
-        check_output_layer(model)
-        num_words = self.criterion.penalties.view(model).words.rows
-        check_trained(model, num_words, GRADIENT_GATING.flag)
+        if self.own_loss:
+            raise refusals.GATING.error(type(self.head).__name__)
+        check_output_layer(self.decoder)
+        check_trained(self.decoder, self.words.rows, GRADIENT_GATING.flag)
 
     def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
         """See the base class."""
-        self.check(model)
         target = sample["target"]
         memory: WordMemory = self.criterion.word_memory
         counted = target[target.ne(self.criterion.padding_idx)]
-        memory.add(counted, updates_of(model))
-        gates = self._gates(model, memory, target.device)
-        num_words = self.criterion.penalties.view(model).words.rows
+        memory.add(counted, self.criterion.num_updates)
+        gates = self._gates(memory, target.device)
 
         def gate(_: OutputLayer) -> OutputLayer:
             def gated(features: Tensor) -> Tensor:
@@ -180,7 +177,7 @@ class GradientGating(FullScores):
                     features.size(-1), dtype=features.dtype, device=features.device
                 )
                 # W = M B' of a factored table; others return the features that they were given.
-                basis, matrix, bias = softmax_operands(model, identity, num_words)
+                basis, matrix, bias = softmax_operands(self.decoder, identity, self.words.rows)
                 scores = gated_scores(
                     features.flatten(0, -2),
                     matrix,
@@ -193,11 +190,11 @@ class GradientGating(FullScores):
 
             return gated
 
-        with output_layer_replaced(model, gate):
+        with output_layer_replaced(self.decoder, gate):
             return super().__call__(model, sample, reduce)
 
-    def _gates(self, model: nn.Module, memory: WordMemory, device: torch.device) -> Gates:
-        words = self.criterion.penalties.view(model).words
+    def _gates(self, memory: WordMemory, device: torch.device) -> Gates:
+        words = self.words
         # Special symbols and padding rows are no words, so nothing about them is rare.
         special = torch.arange(words.dictionary.nspecial)
         never_rare = torch.cat([special, words.excluded]).unique()

@@ -18,6 +18,13 @@ from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 OUTPUT_LAYERS = ("output_projection", "fc_out", "fc3", "embed_out")
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside wrappers for data parallelism."""
+    while "decoder" not in model._modules and isinstance(model._modules.get("module"), nn.Module):
+        model = model._modules["module"]  # type: ignore[assignment]
+    return model
+
+
 def decoder_of(model: nn.Module) -> nn.Module:
     """The part of a (wrapped) model that ends in the vocabulary; the model itself if it is one."""
     decoder = getattr(model, "decoder", None)
@@ -113,11 +120,6 @@ def check_trained(model: nn.Module, num_words: int, flag: str) -> None:
         raise refusals.FROZEN.error("a frozen one", flag)
 
 
-def has_svd_table(model: nn.Module) -> bool:
-    """Whether any table of the model is stored as a singular value decomposition."""
-    return any(isinstance(module, SVDEmbedding) for module in model.modules())
-
-
 def softmax_operands(
     model: nn.Module, features: Tensor, num_words: int
 ) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
@@ -144,17 +146,6 @@ def softmax_operands(
     return features, weight, next(biases, None)
 
 
-def svd_tables(model: nn.Module) -> List[SVDEmbedding]:
-    """The model's SVD tables, each once however often it is shared.
-
-    Raises:
-        ConfigurationError: there is none.
-    """
-    tables = [module for module in model.modules() if isinstance(module, SVDEmbedding)]
-    if not tables:
-        raise ConfigurationError(
-            "a model with an SVD table for `weight`",
-            f"none in {type(model).__name__}",
-            "Use --embedding-type svd with an arch of this package, or drop `weight`.",
-        )
-    return tables
+def svd_tables(model: nn.Module) -> Tuple[SVDEmbedding, ...]:
+    """The model's SVD tables, each once however often it is shared."""
+    return tuple(module for module in model.modules() if isinstance(module, SVDEmbedding))

@@ -28,7 +28,6 @@ from spectral_fairseq.functional.spectrum_penalties import (
     spectrum_penalty,
 )
 from spectral_fairseq.options import Option, weight_option
-from spectral_fairseq.plugin.models.find import decoder_of, has_svd_table
 from spectral_fairseq.plugin.penalties.view import (
     ModelView,
     Penalty,
@@ -96,11 +95,11 @@ def check_rank(weight: Tensor, excluded: Tensor) -> None:
 
 def spectra(view: ModelView) -> List[Spectrum]:
     """The learned spectrum of each SVD table, or the true one of the output table without any."""
-    if has_svd_table(view.module):
-        return [Spectrum(table.singular_values(), table.prior()) for table in svd_tables(view)]
+    if view.parts.svd_tables:
+        return [Spectrum(one.singular_values(), one.prior()) for one in view.parts.svd_tables]
     weight, excluded = view.get(output_table)
     check_rank(weight, excluded)
-    owner = decoder_of(view.module)
+    owner = view.decoder
     return [Spectrum(view.get(singular_values), lambda flags: flags(owner, weight, excluded))]
 
 
@@ -131,7 +130,7 @@ SPECTRUM = Penalty(
     needs=spectra,
     value=_spectrum_value,
     # Of an SVD table it takes d numbers.
-    lazy=lambda view: not has_svd_table(view.module),
+    lazy=lambda view: not view.parts.svd_tables,
 )
 
 
@@ -159,7 +158,7 @@ def four_weights(text: str) -> Tuple[float, float, float, float]:
     return l1, l2, l3, l4
 
 
-def _orthogonality_value(tables: List[SVDEmbedding], options: Any) -> Tensor:
+def _orthogonality_value(tables: Tuple[SVDEmbedding, ...], options: Any) -> Tensor:
     values = []
     for table in tables:
         u_gram, v_gram = table.grams()

@@ -15,7 +15,6 @@ too weak, and its strength would change with the batch.
 from __future__ import annotations
 
 from typing import Any, Dict, Iterable, List, Optional
-from weakref import WeakKeyDictionary
 
 import torch
 from fairseq.logging import metrics
@@ -25,9 +24,8 @@ from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.options import Option, given, read_options
-from spectral_fairseq.plugin.models.find import decoder_of
 from spectral_fairseq.plugin.penalties.catalogue import ACTIVATION_NAMES, PENALTIES
-from spectral_fairseq.plugin.penalties.view import Batch, ModelView, Term, Words, updates_of
+from spectral_fairseq.plugin.penalties.view import Batch, ModelView, Parts, Term
 
 # How often the penalties on whole tables are computed.
 #
@@ -78,48 +76,48 @@ FLAGS = (*(flag for penalty in PENALTIES for flag in penalty.flags), PENALTY_INT
 
 
 class Penalties:
-    """The penalties that a configuration turns on.
+    """The penalties that a configuration turns on, of one model.
 
     Args:
         cfg: a configuration with the fields of :data:`FLAGS`.
-        task: has the target dictionary of the models whose decoder does not have one of its own,
-            and the training data in which special symbols are counted.
+        parts: of the model.
 
     Raises:
         ConfigurationError: a flag is outside its range.
         DataError: the dictionary lacks what a penalty needs.
     """
 
-    def __init__(self, cfg: Any, task: Any) -> None:
-        self._options = read_options(FLAGS, cfg)
-        self._active = [penalty for penalty in PENALTIES if penalty.factor(self._options)]
-        self._task, self._dictionary = task, task.target_dictionary
-        self._words: Dict[int, Words] = {}
-        self._of_words: Dict[Words, Dict[str, Any]] = {}
-        self._options_for(self._words_of(self._dictionary))  # raises now rather than in an update
-        self._last: WeakKeyDictionary[nn.Module, List[Term]] = WeakKeyDictionary()
+    def __init__(self, cfg: Any, parts: Parts) -> None:
+        self._parts = parts
+        self._flags = read_options(FLAGS, cfg)
+        self._active = [penalty for penalty in PENALTIES if penalty.factor(self._flags)]
+        self._options = {one.name: one.for_words(self._flags, parts.words) for one in self._active}
+        self._interval = self._flags.penalty_interval or interval_for(parts.words.rows)
+        self._last: Optional[List[Term]] = None
 
-    def __call__(self, model: nn.Module, batch: Optional[Batch] = None) -> List[Term]:
-        """The terms that are due at this update.
+    def __call__(self, updates: int, batch: Optional[Batch] = None) -> List[Term]:
+        """The terms that are due.
 
         Args:
-            model: to be penalised.
+            updates: number of updates taken before this one.
             batch: of the update, for the penalties on hidden states.
 
         Raises:
             ConfigurationError: the model lacks what a penalty needs.
         """
-        view = self.view(model, batch)
+        view = ModelView(self._parts, batch)
         due = self._terms(view, lazy=False)
-        interval = self._options.penalty_interval or interval_for(view.words.rows)
-        if updates_of(model) % interval:
+        if updates % self._interval:
             return due
         lazy = self._terms(view, lazy=True)
-        self._last[decoder_of(model)] = [term._replace(value=term.value.detach()) for term in lazy]
-        return due + [term._replace(weight=term.weight * interval) for term in lazy]
+        self._last = [term._replace(value=term.value.detach()) for term in lazy]
+        return due + [term._replace(weight=term.weight * self._interval) for term in lazy]
 
     def check(self, model: nn.Module) -> None:
         """Refuse a model that lacks what the penalties need, due or not, or does not train it.
+
+        Args:
+            model: whose parts this object has.
 
         Raises:
             ConfigurationError: the model lacks what a penalty needs, or R depends on nothing that
@@ -131,7 +129,7 @@ class Penalties:
             for table in tables:
                 table.eval()  # a spectral-norm table goes on with its iteration in training
             with torch.enable_grad():
-                view = self.view(model)
+                view = ModelView(self._parts)
                 terms = [*self._terms(view, lazy=False), *self._terms(view, lazy=True)]
         finally:
             for table, was in zip(tables, training):
@@ -140,10 +138,10 @@ class Penalties:
         for penalty in self._active:
             if not depends.get(penalty.name, True):
                 raise refusals.FROZEN.error("a frozen one", penalty.weight.flag)
-        self.last(model)
+        self.last()
 
     @torch.no_grad()
-    def last(self, model: nn.Module) -> List[Term]:
+    def last(self) -> List[Term]:
         """The lazy terms as they were computed last, for the logs.
 
         They are computed now if they never were, as in the first updates after training resumed.
@@ -151,10 +149,9 @@ class Penalties:
         Raises:
             ConfigurationError: the model lacks what a penalty needs.
         """
-        decoder = decoder_of(model)
-        if decoder not in self._last:
-            self._last[decoder] = self._terms(self.view(model), lazy=True)
-        return self._last[decoder]
+        if self._last is None:
+            self._last = self._terms(ModelView(self._parts), lazy=True)
+        return self._last
 
     def idle_flags(self) -> Dict[str, str]:
         """Flags that were given although no penalty reads them -> the flags that they belong to."""
@@ -162,37 +159,14 @@ class Penalties:
             option: penalty.weight.flag
             for penalty in PENALTIES
             if penalty not in self._active
-            for option in given(penalty.settings, self._options)
+            for option in given(penalty.settings, self._flags)
         }
         if not self._active:
             needed = "a penalty, such as --cosreg-weight"
-            idle.update(dict.fromkeys(given([PENALTY_INTERVAL], self._options), needed))
+            idle.update(dict.fromkeys(given([PENALTY_INTERVAL], self._flags), needed))
         return idle
 
-    def view(self, model: nn.Module, batch: Optional[Batch] = None) -> ModelView:
-        """The model with the dictionary of its decoder.
-
-        A task for several target languages has a dictionary for each, of which it shows the
-        criterion only the first.
-        """
-        own = getattr(decoder_of(model), "dictionary", None)
-        return ModelView(model, self._words_of(self._dictionary if own is None else own), batch)
-
-    def _words_of(self, dictionary: Any) -> Words:
-        if id(dictionary) not in self._words:
-            self._words[id(dictionary)] = Words(dictionary, self._task)
-        return self._words[id(dictionary)]
-
-    def _options_for(self, words: Words) -> Dict[str, Any]:
-        """Name of a penalty -> its options, completed for a dictionary."""
-        if words not in self._of_words:
-            self._of_words[words] = {
-                penalty.name: penalty.for_words(self._options, words) for penalty in self._active
-            }
-        return self._of_words[words]
-
     def _terms(self, view: ModelView, lazy: bool) -> List[Term]:
-        options = self._options_for(view.words)
         terms = []
         with torch.autocast(view.device.type, enabled=False):
             for penalty in self._active:
@@ -202,8 +176,8 @@ class Penalties:
                     found = view.get(penalty.needs)
                     if found is None:
                         continue
-                    value = penalty.value(found, options[penalty.name])
-                terms.append(Term(penalty.name, penalty.factor(self._options), value))
+                    value = penalty.value(found, self._options[penalty.name])
+                terms.append(Term(penalty.name, penalty.factor(self._flags), value))
         return terms
 
 

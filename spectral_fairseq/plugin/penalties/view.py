@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
+from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.products import row_norms as row_norms_of
 from spectral_fairseq.functional.row_penalties import smoothed_log_counts
 from spectral_fairseq.functional.spectra import singular_values as singular_values_of
@@ -90,25 +91,44 @@ class Batch(NamedTuple):
     targets: Tensor
 
 
+@dataclass(frozen=True)
+class Parts:
+    """What a criterion works with in a model, found once.
+
+    It does not hold the model itself, so it can be kept as long as that lives.
+
+    Attributes:
+        decoder: ends in the vocabulary.
+        words: of its dictionary.
+        svd_tables: all SVD tables of the model, each once however often it is shared.
+        look_ups: the modules that embed tokens.
+        model_name: of the model's class, for messages.
+    """
+
+    decoder: nn.Module
+    words: Words
+    svd_tables: Tuple[SVDEmbedding, ...] = ()
+    look_ups: Tuple[nn.Module, ...] = ()
+    model_name: str = ""
+
+
 class ModelView:
     """A model at one update; what several penalties need of it is computed once.
 
     Args:
-        module: the model, wrapped for data parallelism or not.
-        words: of its target dictionary.
+        parts: of the model.
         batch: what the model has just computed, and for what; ``None`` outside of an update.
     """
 
-    def __init__(self, module: nn.Module, words: Words, batch: Optional[Batch] = None) -> None:
-        self.module = module
-        self.words = words
-        self.batch = batch
+    def __init__(self, parts: Parts, batch: Optional[Batch] = None) -> None:
+        self.parts, self.batch = parts, batch
+        self.decoder, self.words = parts.decoder, parts.words
         self._found: Dict[Need, Any] = {}
 
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return next(self.module.parameters()).device
+        return next(self.decoder.parameters()).device
 
     def get(self, need: Need) -> Any:
         """What ``need`` returns for this model."""
@@ -146,13 +166,13 @@ class RowNorms(NamedTuple):
 
 def output_table(view: ModelView) -> OutputTable:
     """The output table, of any kind; a factored one is multiplied out."""
-    weight = find.output_table(view.module, view.words.rows).float()
+    weight = find.output_table(view.decoder, view.words.rows).float()
     return OutputTable(weight, view.words.excluded_on(weight.device))
 
 
 def row_norms(view: ModelView) -> RowNorms:
     """The norms of the rows of the output table, which a weight-norm table stores."""
-    table = find.table_module(view.module)
+    table = find.table_module(view.decoder)
     if isinstance(table, WeightNormEmbedding):
         return RowNorms(table.norms(), table.excluded_rows)
     weight, excluded = view.get(output_table)
@@ -161,15 +181,21 @@ def row_norms(view: ModelView) -> RowNorms:
 
 def singular_values(view: ModelView) -> Tensor:
     """The singular values of the output table, shape (d,); the learned ones of an SVD table."""
-    table = find.table_module(view.module)
+    table = find.table_module(view.decoder)
     if isinstance(table, SVDEmbedding):
         return table.singular_values()
     return singular_values_of(*view.get(output_table))
 
 
-def svd_tables(view: ModelView) -> List[SVDEmbedding]:
-    """All SVD tables of the model, each once however often it is shared; at least one."""
-    return find.svd_tables(view.module)
+def svd_tables(view: ModelView) -> Tuple[SVDEmbedding, ...]:
+    """All SVD tables of the model; at least one."""
+    if not view.parts.svd_tables:
+        raise ConfigurationError(
+            "a model with an SVD table for `weight`",
+            f"none in {view.parts.model_name}",
+            "Use --embedding-type svd with an arch of this package, or drop `weight`.",
+        )
+    return view.parts.svd_tables
 
 
 class LayerStates(NamedTuple):
@@ -190,7 +216,7 @@ def layer_states(view: ModelView) -> Optional[LayerStates]:
     What a decoder tells is known when it has run; those that are known to tell nothing are refused
     before training.
     """
-    decoder = find.decoder_of(view.module)
+    decoder = view.decoder
     if view.batch is None:
         if isinstance(decoder, FConvDecoder) or any(
             isinstance(module, (nn.RNNBase, nn.RNNCellBase)) for module in decoder.modules()
@@ -259,19 +285,3 @@ class Term(NamedTuple):
     name: str
     weight: float
     value: Tensor
-
-
-# The number of updates that a model has taken, under a name that no other plugin uses.
-
-
-_NAME = "_spectral_fairseq_updates"
-
-
-def tell_updates(model: Any, updates: int) -> None:
-    """Let the criterions that see this model know how many updates it has taken."""
-    setattr(model, _NAME, updates)
-
-
-def updates_of(model: Any) -> int:
-    """The number of updates that a model has taken; 0 until it is told."""
-    return int(getattr(model, _NAME, 0))

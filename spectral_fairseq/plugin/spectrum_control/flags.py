@@ -8,8 +8,10 @@ that is due after an update. The trainer carries it out: see
 
 from __future__ import annotations
 
+import copy
 import functools
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from types import SimpleNamespace
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from torch import Tensor, nn
 
@@ -18,9 +20,9 @@ from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.table_control import SCALES, SIDES, TableChange, plan_change
 from spectral_fairseq.options import Option, given, read_options
-from spectral_fairseq.plugin.models.find import decoder_of, output_table, svd_tables
+from spectral_fairseq.plugin.models.find import output_table
 from spectral_fairseq.plugin.penalties.catalogue import check_rank
-from spectral_fairseq.plugin.penalties.view import ModelView
+from spectral_fairseq.plugin.penalties.view import ModelView, svd_tables
 from spectral_fairseq.plugin.spectrum_control import prior as table_prior
 
 DECAY = Option(
@@ -139,6 +141,12 @@ class TableControl:
         """Whether the factors of SVD tables are renewed."""
         return self._options.svd_interval > 0
 
+    def without_renewal(self) -> TableControl:
+        """The same control for a way of training in which factors cannot be renewed."""
+        other = copy.copy(self)
+        other._options = SimpleNamespace(**{**vars(self._options), "svd_interval": 0})
+        return other
+
     @property
     def reads_prior(self) -> bool:
         """Whether singular values are moved to the prior of the criterion's flags."""
@@ -177,22 +185,22 @@ class TableControl:
         if not self._controls_table:
             return []
         with arguments_as_flags(weight=self._table_flag):
-            weight = output_table(view.module, view.words.rows)
+            weight = output_table(view.decoder, view.words.rows)
         excluded = view.words.excluded_on(weight.device)
-        prior = functools.partial(self._prior, decoder_of(view.module), excluded=excluded)
+        prior = functools.partial(self._prior, view.decoder, excluded=excluded)
         plan = functools.partial(self._plan_table, prior, excluded)
         return [Controlled(self._table_flag, weight, excluded, prior, plan)]
 
-    def renewed(self, view: ModelView) -> List[SVDEmbedding]:
+    def renewed(self, view: ModelView) -> Sequence[SVDEmbedding]:
         """The tables of a model whose factors are renewed.
 
         Raises:
             ConfigurationError: it has no SVD table.
         """
         if not self.renews_factors:
-            return []
+            return ()
         with arguments_as_flags(weight=SVD_INTERVAL.flag):
-            return svd_tables(view.module)
+            return svd_tables(view)
 
     def check(self, view: ModelView) -> None:
         """Refuse a model whose tables cannot be controlled, before training starts.
@@ -252,7 +260,7 @@ class TableControl:
         return (DECAY if self._options.spectrum_decay else CENTERING).flag
 
 
-# What ``--criterion spectrum_control`` does depends on the table, where its flags are not given.
+# What ``--criterion spectrum_control`` does where its flags are not given: one of two methods.
 #
 # An SVD table has the penalties of the paper on its factors, which are renewed so that they stay
 # the singular value decomposition that the penalties are meant for. Any other output table is
@@ -260,50 +268,43 @@ class TableControl:
 # instead.
 
 
-_NO_CONTROL = {"spectrum_decay": 0.0, "table_centering": 0.0}
-_NO_RENEWAL = {"svd_interval": 0}
-SVD: Dict[str, Any] = {
-    # The paper gives grids and no values; these are the ones studies/spectrum arrives at.
-    "spectrum_weight": 0.0001,
-    "orthogonality_weights": "0.001,0.001,0,0",
-    "svd_interval": 10,
-    **_NO_CONTROL,
-}
-PLAIN: Dict[str, Any] = {
-    "spectrum_weight": 0.0,
-    "orthogonality_weights": "0,0,0,0",
-    # The gentlest values that hold the bound: studies/spectrum. With an interval of ten updates
-    # they go a tenth of the way at the full learning rate.
-    "spectrum_decay": 0.01,
-    "table_centering": 0.01,
-    **_NO_RENEWAL,
+METHODS: Dict[str, Dict[str, Any]] = {
+    "penalties on factors": {
+        # The paper gives grids and no values; these are the ones studies/spectrum arrives at.
+        "spectrum_weight": 0.0001,
+        "orthogonality_weights": "0.001,0.001,0,0",
+        "svd_interval": 10,
+        "spectrum_decay": 0.0,
+        "table_centering": 0.0,
+    },
+    "decoupled control": {
+        "spectrum_weight": 0.0,
+        "orthogonality_weights": "0,0,0,0",
+        "svd_interval": 0,
+        # The gentlest values that hold the bound: studies/spectrum. With an interval of ten updates
+        # they go a tenth of the way at the full learning rate.
+        "spectrum_decay": 0.01,
+        "table_centering": 0.01,
+    },
 }
 # The flags that a criterion may leave unset.
-NAMES = tuple(SVD)
+NAMES = tuple(METHODS["penalties on factors"])
 
 
-def has_unset(cfg: Any) -> bool:
-    """Whether a configuration leaves anything to the kind of table."""
-    return any(getattr(cfg, name) is None for name in NAMES)
-
-
-class Completed:
-    """A configuration in which nothing is unset.
+def with_method(cfg: Any, has_svd: bool) -> Any:
+    """A copy of a criterion's configuration, in which the flags not given are those of the method.
 
     Args:
-        cfg: a criterion's configuration.
+        cfg: the configuration.
         has_svd: whether the model has an SVD table.
-        renewable: whether the way of training lets factors be renewed.
     """
-
-    def __init__(self, cfg: Any, has_svd: bool, renewable: bool) -> None:
-        self._cfg = cfg
-        self._unset = dict(SVD if has_svd else PLAIN)
-        if not has_svd and cfg.spectrum_weight:
-            self._unset.update(_NO_CONTROL)
-        if cfg.spectrum_weight == 0 or not renewable:
-            self._unset.update(_NO_RENEWAL)
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._cfg, name)
-        return self._unset.get(name) if value is None else value
+    values = dict(METHODS["penalties on factors" if has_svd else "decoupled control"])
+    if cfg.spectrum_weight and not has_svd:  # a penalty on the true spectrum
+        values.update(spectrum_decay=0.0, table_centering=0.0)
+    if cfg.spectrum_weight == 0:
+        values.update(svd_interval=0)
+    cfg = copy.copy(cfg)
+    for name, value in values.items():
+        if getattr(cfg, name) is None:
+            setattr(cfg, name, value)
+    return cfg

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any, Callable, Dict, Iterable, List, TypeVar
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, TypeVar
 
 import torch
 from fairseq.distributed import utils as distributed_utils
-from fairseq.models import FairseqMultiModel
 from torch import Tensor
 
 from spectral_fairseq import refusals
@@ -23,7 +22,8 @@ from spectral_fairseq.functional.table_control import (
     singular_system,
 )
 from spectral_fairseq.plugin.criterion import PenalisedCrossEntropy
-from spectral_fairseq.plugin.spectrum_control.flags import SVD_INTERVAL, Controlled
+from spectral_fairseq.plugin.penalties.view import ModelView, Parts
+from spectral_fairseq.plugin.spectrum_control.flags import SVD_INTERVAL, Controlled, TableControl
 from spectral_fairseq.plugin.spectrum_control.prior import restore_start_norms, start_norms
 from spectral_fairseq.plugin.trainer.state import kept_in_checkpoints, moments, trained_weights
 
@@ -137,10 +137,22 @@ T = TypeVar("T")
 FirstWorkers = Callable[[Callable[[], Tensor], Tensor], Tensor]
 
 
-def check_configuration(trainer: Any) -> None:
-    """Refuse ways of training in which tables cannot be changed after an update.
+class Control(NamedTuple):
+    """What is done to the tables of one model.
 
-    Where nobody asked for ``--svd-interval``, the factors are left alone instead.
+    Attributes:
+        parts: of the model.
+        control: says what, and when.
+    """
+
+    parts: Parts
+    control: TableControl
+
+
+def controls_of(trainer: Any) -> List[Control]:
+    """What is done to the tables of each model of a trainer.
+
+    Where nobody asked for ``--svd-interval`` and it cannot be followed, factors are left alone.
 
     Raises:
         UnsupportedError: sharded parameters, workers whose weights differ, or an optimiser whose
@@ -153,61 +165,70 @@ def check_configuration(trainer: Any) -> None:
                 "an SVD table is trained without spectrum control: use --criterion "
                 "spectrum_control, or --embedding-type plain or weight-norm with your criterion"
             )
-        return
-    criterion.suit(trainer.get_model())
-    control = criterion.table_control
-    if not control.active:
-        return
+        return []
+    bound = criterion.objectives_of(trainer.get_model())
+    obstacle = _obstacle_to_renewal(trainer.cfg, criterion.renewal_is_asked_for)
+    found = []
+    for one in bound:
+        control = one.control
+        if control.renews_factors and obstacle is not None:
+            if criterion.renewal_is_asked_for:
+                raise obstacle
+            control = control.without_renewal()
+            logger.info(
+                "%s is 0: the factors of the SVD table are not renewed, because of %s",
+                SVD_INTERVAL.flag,
+                obstacle.found,
+            )
+        if control.active:
+            refusals.CONTROL.check(trainer.cfg)
+            found.append(Control(one.parts, control))
+    return found
+
+
+def _obstacle_to_renewal(cfg: Any, asked_for: bool) -> Optional[UnsupportedError]:
+    """Why factors cannot be renewed in this way of training, or should not be unasked."""
     try:
-        if control.renews_factors:
-            refusals.RENEWAL.check(trainer.cfg)
-            if not criterion.renewal_is_asked_for:
-                refusals.RENEWAL_STEPS.check(trainer.cfg)
-        refusals.CONTROL.check(trainer.cfg)
+        refusals.RENEWAL.check(cfg)
+        if not asked_for:
+            refusals.RENEWAL_STEPS.check(cfg)
+        refusals.CONTROL.check(cfg)
     except UnsupportedError as error:
-        if criterion.renewal_is_asked_for or not control.renews_factors:
-            raise
-        criterion.do_without_renewal()
-        logger.info(
-            "%s is 0: the factors of the SVD table are not renewed, because of %s",
-            SVD_INTERVAL.flag,
-            error.found,
-        )
+        return error
+    return None
 
 
 @torch.no_grad()
-def control_tables(trainer: Any, lr: float) -> None:
+def control_tables(trainer: Any, controls: List[Control], lr: float) -> None:
     """Change the tables if that is due after the trainer's latest update.
 
     Args:
         trainer: fairseq's.
+        controls: from :func:`controls_of`.
         lr: learning rate of that update.
 
     Raises:
         DataError: a table with infinity or NaN in it; no table is written.
     """
-    criterion = trainer.get_criterion()
-    if not isinstance(criterion, PenalisedCrossEntropy):
-        return
-    control, updates = criterion.table_control, trainer.get_num_updates()
-    if not (control.is_due(updates) or control.svd_is_due(updates)):
-        return
-    model = trainer.get_model()
-    models = model.models.values() if isinstance(model, FairseqMultiModel) else (model,)
-    views = [criterion.penalties.view(one) for one in models]
-    first = functools.partial(first_workers, trainer)
-    if control.is_due(updates):
+    updates, first = trainer.get_num_updates(), functools.partial(first_workers, trainer)
+    changed = [
+        found
+        for parts, control in controls
+        if control.is_due(updates)
+        for found in control.controlled(ModelView(parts))
+    ]
+    if changed:
         highest = _highest_lr(trainer)
         lr_share = min(1.0, lr / highest) if highest > 0 else 0.0
-        _change_all(
-            _once(views, control.controlled, lambda one: one.parameter),
-            trainer.optimizer,
-            lr_share,
-            first,
-        )
-    if control.svd_is_due(updates):
-        for table in _once(views, control.renewed, lambda table: table):
-            renew_factors(table, trainer.optimizer, first)
+        _change_all(_once(changed, lambda one: one.parameter), trainer.optimizer, lr_share, first)
+    renewed = [
+        table
+        for parts, control in controls
+        if control.svd_is_due(updates)
+        for table in control.renewed(ModelView(parts))
+    ]
+    for table in _once(renewed, lambda table: table):
+        renew_factors(table, trainer.optimizer, first)
 
 
 def _highest_lr(trainer: Any) -> float:
@@ -244,9 +265,9 @@ def _packed_plan(one: Controlled, weight: Tensor, lr_share: float) -> Tensor:
     return one.plan(weight, lr_share).packed()
 
 
-def _once(views: Iterable[Any], found: Callable[[Any], Iterable[T]], key: Any) -> List[T]:
+def _once(found: Iterable[T], key: Callable[[T], Any]) -> List[T]:
     """What is found in the models of a trainer, each thing once."""
-    return list({id(key(one)): one for view in views for one in found(view)}.values())
+    return list({id(key(one)): one for one in found}.values())
 
 
 def first_workers(trainer: Any, compute: Callable[[], Tensor], like: Tensor) -> Tensor:
@@ -268,7 +289,7 @@ def first_workers(trainer: Any, compute: Callable[[], Tensor], like: Tensor) -> 
 def _checking(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(begin_epoch)
     def check_and_begin_epoch(self: Any, epoch: int) -> Any:
-        check_configuration(self)
+        self._table_controls = controls_of(self)
         return begin_epoch(self, epoch)
 
     return check_and_begin_epoch
@@ -282,7 +303,7 @@ def _controlling(train_step: Callable[..., Any]) -> Callable[..., Any]:
         result = train_step(self, *args, **kwargs)
         if before < self.get_num_updates() != getattr(self, "_tables_controlled_at", None):
             self._tables_controlled_at = self.get_num_updates()
-            control_tables(self, lr)
+            control_tables(self, self._table_controls, lr)
         return result
 
     return step_and_control

@@ -8,7 +8,6 @@ from typing import Any, Callable, Mapping
 
 import torch
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
-from fairseq.models import BaseFairseqModel, FairseqMultiModel
 from torch import Tensor, nn
 
 from spectral_fairseq import refusals
@@ -32,14 +31,13 @@ from spectral_fairseq.plugin.models.awd_lstm import AWDLSTMLanguageModel
 from spectral_fairseq.plugin.models.find import head_of
 from spectral_fairseq.plugin.models.registry import warn_of_idle_options
 from spectral_fairseq.plugin.models.transformer_xl import TransformerXLLanguageModel
-from spectral_fairseq.plugin.penalties.view import tell_updates
 from spectral_fairseq.plugin.trainer.state import kept_in_checkpoints
 
-# Modules learn the epoch and the number of updates; criterions check models before training.
+# Tables learn the epoch and criterions the number of updates; criterions check models before
+# training.
 #
-# fairseq tells the epoch to tasks, datasets and schedulers but to no module. It passes the number
-# of updates to modules that define ``set_num_updates`` but keeps it nowhere, and some of its tasks,
-# such as ``multilingual_translation``, do not pass it on. Both are restored when training resumes.
+# fairseq tells the epoch to tasks, datasets and schedulers but to no module, and the number of
+# updates to no criterion. Both are restored when training resumes.
 
 
 _CHECKED = "_spectral_fairseq_checked"
@@ -53,8 +51,7 @@ def _check(trainer: Any) -> None:
     if isinstance(criterion, PenalisedCrossEntropy):
         criterion.check_model(model)
         criterion.log_spectrum.check_metric(trainer.cfg.checkpoint.best_checkpoint_metric)
-        models = model.models.values() if isinstance(model, FairseqMultiModel) else (model,)
-        for form in {str(criterion.loss_form(one)) for one in models}:
+        for form in {str(one.form) for one in criterion.objectives_of(model)}:
             logger.info("the form of the loss is %s", form)
     elif isinstance(model, (AWDLSTMLanguageModel, TransformerXLLanguageModel)):
         model.warn_of_other_criterion(type(criterion).__name__)
@@ -76,21 +73,11 @@ def _telling_epoch(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
     return begin_epoch_and_tell
 
 
-def _keeping_updates(set_num_updates: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(set_num_updates)
-    def set_and_keep(self: Any, num_updates: int) -> Any:
-        tell_updates(self, num_updates)
-        return set_num_updates(self, num_updates)
-
-    return set_and_keep
-
-
 def _telling_updates(train_step: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(train_step)
     def tell_and_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for module in self.get_model().modules():
-            if isinstance(module, BaseFairseqModel):  # the model, and each model inside it
-                tell_updates(module, self.get_num_updates())
+        if isinstance(self.get_criterion(), PenalisedCrossEntropy):
+            self.get_criterion().num_updates = self.get_num_updates()
         return train_step(self, *args, **kwargs)
 
     return tell_and_step
@@ -104,7 +91,6 @@ TRAINING_PROGRESS = Patch(
         {
             "fairseq.trainer:Trainer.begin_epoch": _telling_epoch,
             "fairseq.trainer:Trainer.train_step": _telling_updates,
-            "fairseq.models:BaseFairseqModel.set_num_updates": _keeping_updates,
         }
     ),
 )
