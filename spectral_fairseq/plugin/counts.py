@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import logging
 import math
 import os
-from typing import Any, Dict, Iterable, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
 
 import numpy as np
 from fairseq import utils
 from fairseq.data import Dictionary, indexed_dataset
 
+from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.functional.row_penalties import smoothed_log_counts
 
 logger = logging.getLogger(__name__)
@@ -178,3 +180,24 @@ def _blocks(prefix: str, kind: Optional[str], dictionary: Dictionary) -> Iterato
     for first in range(0, len(dataset), _SENTENCES):
         block = range(first, min(first + _SENTENCES, len(dataset)))
         yield np.concatenate([dataset[index].numpy() for index in block])
+
+
+# fairseq passes the task to ``build_model`` of an architecture, but not on to ``build_embedding``.
+
+
+def _telling_task(build_model: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(build_model)
+    def tell_and_build(cfg: Any, task: Any, *args: Any, **kwargs: Any) -> Any:
+        from_checkpoint = bool(args[0] if args else kwargs.get("from_checkpoint", False))
+        with building_for(task, from_checkpoint):
+            return build_model(cfg, task, *args, **kwargs)
+
+    return tell_and_build
+
+
+TRAINING_COUNTS = Patch(
+    name="training counts",
+    reason="Weight-norm tables count </s> and <unk> in the training data of the task, which "
+    "fairseq does not pass to what builds them.",
+    install=replaces({"fairseq.models:build_model": _telling_task}),
+)

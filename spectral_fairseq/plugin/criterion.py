@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -243,6 +243,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
 
     Attributes:
         num_updates: taken before the one under way; the trainer tells it.
+        word_memory: the words that ``--gradient-gating`` has counted.
     """
 
     def __init__(self, cfg: Any, task: Any) -> None:
@@ -264,10 +265,10 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         read_options(RETIRED, cfg)
         self._check_flags()
         self.num_updates = 0
-        self.word_memory = WordMemory(
-            len(task.target_dictionary),
-            self._likelihood_options.gradient_gating_memory,
-        )
+        self.word_memory: Optional[WordMemory] = None
+        if self._likelihood_options.gradient_gating:
+            memory = self._likelihood_options.gradient_gating_memory
+            self.word_memory = WordMemory(len(task.target_dictionary), memory)
         self.log_spectrum = SpectrumLog(LOG_SPECTRUM_INTERVAL.read(cfg))
 
     @classmethod
@@ -279,11 +280,6 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     def renewal_is_asked_for(self) -> bool:
         """Whether ``--svd-interval`` was given, rather than left to the kind of table."""
         return self._cfg.svd_interval is not None
-
-    @property
-    def counts_words(self) -> bool:
-        """Whether ``--gradient-gating`` counts words in :attr:`word_memory`."""
-        return self._likelihood_options.gradient_gating > 0
 
     def _check_flags(self) -> None:
         """Refuse flags outside their range now rather than when a model is bound."""

@@ -13,7 +13,7 @@ from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.plugin.optim.coupled_adam import (
-    _telling_tables,
+    CoupledTables,
     couple_tables,
     table_parameters,
     two_numbers,
@@ -66,10 +66,7 @@ def test_only_tables_are_coupled(task, precision):
     kind = "plain" if "memory-efficient" in precision else "svd"
     model = build_model(task, embedding_type=kind)
     trainer = trainer_of(model, *WORKING[precision])
-    try:
-        trainer.begin_epoch(1)
-    except AttributeError:  # the task that this trainer lacks; tables are named before
-        assert trainer.task is None
+    CoupledTables(trainer).begin_epoch(1)
     inner = trainer.optimizer.optimizer
     for group in inner.param_groups:
         for parameter in group["params"]:
@@ -94,16 +91,15 @@ def test_a_group_of_a_composite_optimiser_is_refused(task):
     trainer = SimpleNamespace(
         optimizer=SimpleNamespace(optimizer=SimpleNamespace(optimizers={"tables": one}))
     )
-    tell = _telling_tables(lambda trainer, epoch: None)
     with pytest.raises(UnsupportedError, match="composite"):
-        tell(trainer, 1)
+        CoupledTables(trainer).begin_epoch(1)
 
 
 def test_a_sharded_one_is_refused(task):
     one = trainer_of(build_model(task)).optimizer.optimizer
     trainer = SimpleNamespace(optimizer=SimpleNamespace(optimizer=SimpleNamespace(optim=one)))
     with pytest.raises(UnsupportedError, match="--zero-sharding"):
-        _telling_tables(lambda trainer, epoch: None)(trainer, 1)
+        CoupledTables(trainer).begin_epoch(1)
 
 
 def test_tables_are_named_once_however_often_an_epoch_begins(task):

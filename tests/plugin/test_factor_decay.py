@@ -13,7 +13,7 @@ from torch import nn
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import CheckpointError
-from spectral_fairseq.plugin.trainer.state import decay_once
+from spectral_fairseq.plugin.trainer.factor_decay import decay_once
 
 RATE, DECAY = 0.05, 0.02
 OPTIMIZERS = {

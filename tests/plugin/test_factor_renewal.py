@@ -13,9 +13,10 @@ from spectral_fairseq.plugin.models.find import svd_tables
 from spectral_fairseq.plugin.spectrum_control.trainer import (
     controls_of,
     first_workers,
+    moments,
     renew_factors,
+    trained_weights,
 )
-from spectral_fairseq.plugin.trainer.state import moments, trained_weights
 from tests.capabilities import HALF_ON_CPU
 from tests.plugin.conftest import build_criterion, build_model, words
 from tests.plugin.trainers import (

@@ -1,13 +1,10 @@
 """Mixture heads and weight-norm tables inside fairseq's models and our criterions."""
 
 import logging
-from argparse import Namespace
-from types import SimpleNamespace
 
 import pytest
 import torch
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
-from fairseq.trainer import Trainer
 
 from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
@@ -19,6 +16,7 @@ from tests.plugin.conftest import (
     make_sample,
     parameters_in_use,
 )
+from tests.plugin.trainers import build_trainer
 from tests.reference import mixture as reference
 
 KINDS = {kind.kind: kind for kind in TABLES}
@@ -383,18 +381,8 @@ def test_weight_norm_table_restores_a_plain_checkpoint(task):
     torch.testing.assert_close(model(**inputs)[0], plain(**inputs)[0], rtol=1e-4, atol=1e-5)
 
 
-def test_trainer_tells_tables_the_epoch(task):
+def test_trainer_tells_tables_the_epoch():
     """Without it the schedule of equation 10 would never move."""
-    model = build_model(task, embedding_type="weight-norm")
-    trainer = SimpleNamespace(
-        lr_step_begin_epoch=lambda epoch: None,
-        quantizer=None,
-        task=SimpleNamespace(begin_epoch=lambda epoch, model: None),
-        get_model=lambda: model,
-        get_criterion=lambda: None,
-        optimizer=SimpleNamespace(optimizer=None),
-        cfg=SimpleNamespace(common=SimpleNamespace(), model=Namespace()),
-        tpu=False,
-    )
-    Trainer.begin_epoch(trainer, 7)
-    assert model.decoder.embed_tokens.epoch == 7
+    trainer = build_trainer(table="weight-norm", begin=False)
+    trainer.begin_epoch(7)
+    assert trainer.get_model().decoder.embed_tokens.epoch == 7

@@ -14,12 +14,12 @@ from spectral_fairseq.functional.table_control import TableChange, apply_change_
 from spectral_fairseq.plugin.models.find import output_table
 from spectral_fairseq.plugin.spectrum_control.prior import start_norms
 from spectral_fairseq.plugin.spectrum_control.trainer import (
-    EXTRA_STATE,
+    ControlledTables,
     control_tables,
     controls_of,
     first_workers,
+    trained_weights,
 )
-from spectral_fairseq.plugin.trainer.state import trained_weights
 from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample, words
 from tests.plugin.trainers import (
     ALL_PRECISIONS,
@@ -187,7 +187,7 @@ def test_resumed_equals_uninterrupted(precision, tmp_path):
     train(half, 3)
     save_in_epoch(half, tmp_path / "c.pt", done=3)
     state = torch_load(tmp_path / "c.pt", map_location="cpu")
-    assert list(state["extra_state"][EXTRA_STATE]) == ["decoder"]
+    assert list(state["extra_state"][ControlledTables.name]) == ["decoder"]
     resumed = build(begin=False)
     with torch.no_grad():
         table(resumed).mul_(3)

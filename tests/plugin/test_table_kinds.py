@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import CheckpointError
-from spectral_fairseq.plugin.trainer.listeners import check_experts, check_tables
+from spectral_fairseq.plugin.trainer.checks import check_experts, check_tables
 from tests.plugin.trainers import build_trainer, train
 
 

@@ -9,13 +9,14 @@ from omegaconf import OmegaConf
 from spectral_fairseq.analysis import analyze
 from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.errors import UnsupportedError
-from spectral_fairseq.plugin.trainer.listeners import check_ways
+from spectral_fairseq.plugin.trainer.checks import Ways
 from tests.plugin.conftest import build_criterion, build_model, make_sample
 from tests.plugin.trainers import build_trainer, same_models, save_in_epoch, train
 
 
 def check(cfg, model, criterion):
-    check_ways(SimpleNamespace(cfg=cfg, get_model=lambda: model, get_criterion=lambda: criterion))
+    trainer = SimpleNamespace(cfg=cfg, get_model=lambda: model, get_criterion=lambda: criterion)
+    Ways(trainer).begin_training()
 
 
 def configuration(**changes):

@@ -7,7 +7,7 @@ of the factors of which W is made.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 import torch
 from fairseq.distributed import utils as distributed
@@ -23,13 +23,14 @@ from spectral_fairseq.plugin.likelihood.base import (
     check_output_layer,
     output_layer_replaced,
 )
+from spectral_fairseq.plugin.listener import Listener
 from spectral_fairseq.plugin.models.find import check_trained, softmax_operands
 from spectral_fairseq.plugin.penalties.view import Parts
 
 # Counts of target words over the last updates, equal on all workers.
 #
 # Each micro-batch is counted over all workers when it is met, so that the checkpoint that one
-# worker writes (trainer/listeners.py) is complete.
+# worker writes is complete.
 
 
 class WordMemory:
@@ -119,6 +120,42 @@ class WordMemory:
         self.total = torch.zeros_like(self._pending)
         for words, counts in self._updates:
             self.total[words.long()] += counts
+
+
+class WordCounts(Listener):
+    """Keeps the counts in checkpoints, and out of them what is not trained on.
+
+    A worker that has run out of batches repeats one and throws its gradient away: its words do not
+    count. Neither do those of a step that is not taken because its gradients overflow in half
+    precision; with ``--amp`` fairseq then takes the same batches again.
+    """
+
+    name = "gradient_gating"
+
+    @property
+    def memory(self) -> Optional[WordMemory]:
+        """The criterion's, if it counts words."""
+        return getattr(self.trainer.get_criterion(), "word_memory", None)
+
+    def before_update(self) -> None:
+        """Forget what an attempt without a step has counted."""
+        if self.memory is not None:
+            self.memory.begin(self.trainer.get_num_updates())
+
+    def prepare_batch(self, is_repeated: bool) -> None:
+        """Leave out a repeated batch."""
+        if self.memory is not None:
+            self.memory.ignored = is_repeated
+
+    def save(self) -> Any:
+        """The counts, if there are any."""
+        memory = self.memory
+        return memory.state_dict() if memory is not None and memory.has_counted else None
+
+    def load(self, saved: Any) -> None:
+        """Go on with the counts of the checkpoint."""
+        if self.memory is not None and saved is not None:
+            self.memory.load_state_dict(saved)
 
 
 GRADIENT_GATING = Option(

@@ -2,9 +2,8 @@
 
 # No "from __future__ import annotations" here: fairseq and omegaconf read the field types.
 import ast
-import functools
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import FairseqDecoder
@@ -14,11 +13,11 @@ from omegaconf import II
 from torch import Tensor, nn
 
 from spectral_fairseq import refusals
-from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.lm.coupled_adam import CoupledAdam
 from spectral_fairseq.options import option
+from spectral_fairseq.plugin.listener import Listener
 from spectral_fairseq.plugin.models.find import OUTPUT_LAYERS
 
 
@@ -58,8 +57,8 @@ def two_numbers(betas: Any) -> Tuple[float, float]:
 class FairseqCoupledAdam(FairseqOptimizer):
     """Adam whose second moments are averaged over the rows of each embedding table.
 
-    Stollenwerk and Stollenwerk, ACL 2025, https://arxiv.org/abs/2502.08441. The trainer's hook
-    (optim/coupled_adam.py) names the tables before the first step.
+    Stollenwerk and Stollenwerk, ACL 2025, https://arxiv.org/abs/2502.08441. :class:`CoupledTables`
+    names the tables before the first step.
 
     Args:
         cfg: the flags.
@@ -134,17 +133,14 @@ def couple_tables(optimizer: FairseqOptimizer, model: nn.Module) -> None:
     inner.couple(stepped[id(table)] for table in tables)
 
 
-# ``--optimizer coupled_adam`` is told which parameters are tables, before the first step.
-#
-# fairseq builds an optimiser from parameters without names.
+class CoupledTables(Listener):
+    """Names the tables to a ``coupled_adam``; fairseq builds an optimiser without names."""
 
-
-def _telling_tables(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(begin_epoch)
-    def tell_and_begin(self: Any, epoch: int) -> Any:
-        inner = self.optimizer.optimizer
+    def begin_epoch(self, epoch: int) -> None:  # noqa: ARG002
+        """Couple the tables; fairseq's quantisation may have built the optimiser anew."""
+        inner = self.trainer.optimizer.optimizer
         if isinstance(inner, CoupledAdam):
-            couple_tables(self.optimizer, self.get_model())
+            couple_tables(self.trainer.optimizer, self.trainer.get_model())
         if isinstance(getattr(inner, "optim", None), CoupledAdam):
             raise refusals.COUPLED_ADAM.error("--zero-sharding os, which splits its state")
         parts = getattr(inner, "optimizers", {})
@@ -152,14 +148,3 @@ def _telling_tables(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
             raise refusals.COUPLED_ADAM_ALONE.error(
                 "--optimizer composite with one among its groups"
             )
-        return begin_epoch(self, epoch)
-
-    return tell_and_begin
-
-
-COUPLED_ADAM = Patch(
-    name="tables of coupled_adam",
-    reason="--optimizer coupled_adam averages second moments over the rows of tables, and fairseq "
-    "does not tell an optimiser which of its parameters are tables.",
-    install=replaces({"fairseq.trainer:Trainer.begin_epoch": _telling_tables}),
-)

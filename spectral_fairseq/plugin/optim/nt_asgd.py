@@ -1,10 +1,9 @@
 """Optimiser ``nt_asgd``: SGD that averages its iterates from a point that its schedule finds."""
 
 # No "from __future__ import annotations" here: fairseq and omegaconf read the field types.
-import functools
 import logging
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.optim import FairseqOptimizer, register_optimizer
@@ -12,7 +11,6 @@ from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 from omegaconf import II
 
 from spectral_fairseq import refusals
-from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.errors import (
     CheckpointError,
     ConfigurationError,
@@ -20,6 +18,7 @@ from spectral_fairseq.errors import (
 )
 from spectral_fairseq.lm.averaged_sgd import AveragedSGD, NonMonotonicTrigger
 from spectral_fairseq.options import option
+from spectral_fairseq.plugin.listener import Listener
 
 
 @dataclass
@@ -256,10 +255,6 @@ def _name(node: Any) -> Any:
     return getattr(node, "_name", None)
 
 
-def _trains_with_nt_asgd(trainer: Any) -> bool:
-    return _name(trainer.cfg.optimizer) == NAME
-
-
 def check_configuration(cfg: Any) -> None:
     """Refuse flags that cannot work, before training starts; let the learning rate 0 end it.
 
@@ -289,60 +284,36 @@ def check_configuration(cfg: Any) -> None:
         cfg.optimization.stop_min_lr = 0.0
 
 
-def _checking(init: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(init)
-    def init_and_check(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        check_configuration(self.cfg)
+class Averages(Listener):
+    """See Note [When the model holds the averages]."""
 
-    return init_and_check
+    def __init__(self, trainer: Any) -> None:
+        super().__init__(trainer)
+        check_configuration(trainer.cfg)
+        self.used = _name(trainer.cfg.optimizer) == NAME
 
+    def before_update(self) -> None:
+        """The model holds the weights that are trained."""
+        if self.used:
+            show_iterates(self.trainer.optimizer)
 
-def _with(show: Callable[[Any], None]) -> Callable[..., Any]:
-    def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def show_first(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if _trains_with_nt_asgd(self):
-                show(self.optimizer)
-            return method(self, *args, **kwargs)
+    def begin_validation(self) -> None:
+        """The model holds the averages."""
+        if self.used:
+            show_averages(self.trainer.optimizer)
 
-        return show_first
+    def save(self) -> None:
+        """The model holds the averages."""
+        self.begin_validation()
 
-    return wrap
+    def loaded(self, extra_state: Dict[str, Any]) -> None:
+        """Tell the schedule the loss that the interrupted run was about to tell it.
 
-
-def _telling_saved_loss(load_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """Tell the schedule the loss that the interrupted run was about to tell it.
-
-    fairseq saves at the end of an epoch, then calls ``lr_step(epoch, loss)``. A run that
-    resumes from that file calls ``lr_step`` without a loss; the file has it.
-    """
-
-    @functools.wraps(load_checkpoint)
-    def load_and_tell(self: Any, *args: Any, **kwargs: Any) -> Any:
-        extra_state = load_checkpoint(self, *args, **kwargs)
-        if extra_state is not None and _trains_with_nt_asgd(self) and self.lr_scheduler.resumed:
+        fairseq saves at the end of an epoch, then calls ``lr_step(epoch, loss)``. A run that
+        resumes from that file calls ``lr_step`` without a loss; the file has it.
+        """
+        if self.used and self.trainer.lr_scheduler.resumed:
             position = extra_state["train_iterator"]
             # In the middle of an epoch the loss is one that the schedule is never told.
             if position["iterations_in_epoch"] == 0 and extra_state["val_loss"] is not None:
-                self.lr_step(position["epoch"] - 1, extra_state["val_loss"])
-        return extra_state
-
-    return load_and_tell
-
-
-NT_ASGD = Patch(
-    name="nt_asgd in the trainer",
-    reason="--optimizer nt_asgd validates and saves the averaged weights, goes on training the "
-    "others, and refuses flags that it cannot work with.",
-    install=replaces(
-        {
-            "fairseq.trainer:Trainer.__init__": _checking,
-            "fairseq.trainer:Trainer.begin_valid_epoch": _with(show_averages),
-            "fairseq.trainer:Trainer.save_checkpoint": _with(show_averages),
-            # The first step of every update, also of one that is repeated after a failure.
-            "fairseq.trainer:Trainer.zero_grad": _with(show_iterates),
-            "fairseq.trainer:Trainer.load_checkpoint": _telling_saved_loss,
-        }
-    ),
-)
+                self.trainer.lr_step(position["epoch"] - 1, extra_state["val_loss"])

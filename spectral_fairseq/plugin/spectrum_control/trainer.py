@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, TypeVar
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple, TypeVar
 
 import torch
 from fairseq.distributed import utils as distributed_utils
 from torch import Tensor
 
 from spectral_fairseq import refusals
-from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.functional.table_control import (
@@ -22,10 +21,69 @@ from spectral_fairseq.functional.table_control import (
     singular_system,
 )
 from spectral_fairseq.plugin.criterion import PenalisedCrossEntropy
+from spectral_fairseq.plugin.listener import Listener
 from spectral_fairseq.plugin.penalties.view import ModelView, Parts
 from spectral_fairseq.plugin.spectrum_control.flags import SVD_INTERVAL, Controlled, TableControl
 from spectral_fairseq.plugin.spectrum_control.prior import restore_start_norms, start_norms
-from spectral_fairseq.plugin.trainer.state import kept_in_checkpoints, moments, trained_weights
+
+# What fairseq's optimiser holds for a parameter: the weights that it trains, and its moments.
+
+
+def trained_weights(optimizer: Any, parameter: Tensor) -> Tensor:
+    """What fairseq's optimiser trains for a parameter: itself, or its float32 copy.
+
+    Args:
+        optimizer: as the trainer holds it.
+        parameter: of the model.
+
+    Returns:
+        Shape of the parameter, without a gradient; writing to it changes what is trained.
+    """
+    held, offset = _held(optimizer, parameter)
+    return _part(held, offset, parameter)
+
+
+def moments(optimizer: Any, parameter: Tensor) -> Dict[str, Tensor]:
+    """The tensors in the state of fairseq's optimiser that belong to a parameter.
+
+    Args:
+        optimizer: as the trainer holds it.
+        parameter: of the model.
+
+    Returns:
+        Tensors by their names; writing to them changes the state. Those with as many entries as
+        the parameter have its shape. There are none before the first step.
+    """
+    held, offset = _held(optimizer, parameter)
+    state = optimizer.optimizer.state.get(held, {})
+    return {
+        name: _part(value, offset, parameter) if value.numel() == held.numel() else value
+        for name, value in state.items()
+        if isinstance(value, Tensor) and value.dim() > 0
+    }
+
+
+def _held(optimizer: Any, parameter: Tensor) -> Tuple[Tensor, int]:
+    """The tensor that the optimiser trains, and where the parameter begins in it."""
+    copies = getattr(optimizer, "fp32_params", None)
+    if copies is None:
+        return parameter, 0
+    if not isinstance(copies, dict):  # --fp16-no-flatten-grads, --bf16
+        (copy,) = (c for p, c in zip(optimizer.fp16_params, copies) if p is parameter)
+        return copy, 0
+    offset = 0  # one flat tensor for each device
+    for other in optimizer.fp16_params:
+        if other is parameter:
+            break
+        if other.device == parameter.device:
+            offset += other.numel()
+    return copies[parameter.device.index], offset
+
+
+def _part(held: Tensor, offset: int, parameter: Tensor) -> Tensor:
+    flat = held.detach().view(-1)
+    return flat[offset : offset + parameter.numel()].view_as(parameter)
+
 
 # ``--svd-interval``: new factors for an SVD table, in the weights and in the optimiser's state.
 #
@@ -132,7 +190,6 @@ def _of_u(moment: Tensor, u: Tensor, sigma: Tensor) -> Tensor:
 
 
 logger = logging.getLogger(__name__)
-EXTRA_STATE = "table_start_norms"
 T = TypeVar("T")
 FirstWorkers = Callable[[Callable[[], Tensor], Tensor], Tensor]
 
@@ -286,41 +343,27 @@ def first_workers(trainer: Any, compute: Callable[[], Tensor], like: Tensor) -> 
     return like
 
 
-def _checking(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(begin_epoch)
-    def check_and_begin_epoch(self: Any, epoch: int) -> Any:
-        self._table_controls = controls_of(self)
-        return begin_epoch(self, epoch)
+class ControlledTables(Listener):
+    """Changes tables after updates; keeps the norms that an automatic prior refers to."""
 
-    return check_and_begin_epoch
+    name = "table_start_norms"
 
+    def begin_training(self) -> None:
+        """Decide what is done to which table."""
+        self.controls = controls_of(self.trainer)
 
-def _controlling(train_step: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(train_step)
-    def step_and_control(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # fairseq calls itself again where --amp overflowed; and an update may be left out.
-        before, lr = self.get_num_updates(), self.get_lr()
-        result = train_step(self, *args, **kwargs)
-        if before < self.get_num_updates() != getattr(self, "_tables_controlled_at", None):
-            self._tables_controlled_at = self.get_num_updates()
-            control_tables(self, self._table_controls, lr)
-        return result
+    def before_update(self) -> None:
+        """Note the learning rate, which the update replaces by the next one."""
+        self.lr = self.trainer.get_lr()
 
-    return step_and_control
+    def after_update(self) -> None:
+        """Change the tables if that is due."""
+        control_tables(self.trainer, self.controls, self.lr)
 
+    def save(self) -> Dict[str, float]:
+        """The norms with which the tables started."""
+        return start_norms(self.trainer.get_model())
 
-TABLE_CONTROL = Patch(
-    name="table control",
-    reason="--spectrum-decay, --table-centering and --svd-interval change tables after an update.",
-    install=replaces(
-        {
-            "fairseq.trainer:Trainer.begin_epoch": _checking,
-            "fairseq.trainer:Trainer.train_step": _controlling,
-            **kept_in_checkpoints(
-                EXTRA_STATE,
-                lambda trainer: start_norms(trainer.get_model()),
-                lambda trainer, norms: restore_start_norms(trainer.get_model(), norms or {}),
-            ),
-        }
-    ),
-)
+    def load(self, saved: Any) -> None:
+        """Go on with the norms of the checkpoint."""
+        restore_start_norms(self.trainer.get_model(), saved or {})

@@ -1,36 +1,157 @@
-"""Patches that the plugin's features need: what fairseq's trainer has no hook for."""
+"""What fairseq's trainer has no hook for: one wrapper a method, which tells the listeners in order.
+
+Two features change how something is built instead: ``factor_decay.py`` and ``counts.py``.
+"""
 
 from __future__ import annotations
 
-from typing import List
+import functools
+from typing import Any, Callable, List
 
-from spectral_fairseq.compat.patching import Applied, apply_all
-from spectral_fairseq.plugin.optim.coupled_adam import COUPLED_ADAM
-from spectral_fairseq.plugin.optim.nt_asgd import NT_ASGD
-from spectral_fairseq.plugin.spectrum_control.trainer import TABLE_CONTROL
+from spectral_fairseq.compat.patching import Applied, Patch, apply_all, replaces
+from spectral_fairseq.errors import SpectralFairseqError
+from spectral_fairseq.plugin.counts import TRAINING_COUNTS
+from spectral_fairseq.plugin.likelihood.gradients import WordCounts
+from spectral_fairseq.plugin.listener import Listener
+from spectral_fairseq.plugin.optim.coupled_adam import CoupledTables
+from spectral_fairseq.plugin.optim.nt_asgd import Averages
+from spectral_fairseq.plugin.spectrum_control.trainer import ControlledTables
 from spectral_fairseq.plugin.task.iterator import STREAMS
-from spectral_fairseq.plugin.trainer.listeners import (
-    TABLE_KINDS,
-    TRAINING_COUNTS,
-    TRAINING_PROGRESS,
-    WAYS_OF_TRAINING,
-    WORD_COUNTS,
-)
-from spectral_fairseq.plugin.trainer.state import FACTOR_DECAY
+from spectral_fairseq.plugin.trainer.checks import TABLE_KINDS, Checks, Ways
+from spectral_fairseq.plugin.trainer.factor_decay import FACTOR_DECAY
 
-# In this order: the last wrapper of a function is the outermost.
-PATCHES = (
-    TRAINING_PROGRESS,
-    TRAINING_COUNTS,
-    TABLE_KINDS,
-    TABLE_CONTROL,
-    FACTOR_DECAY,
-    NT_ASGD,
-    STREAMS,
-    COUPLED_ADAM,
-    WORD_COUNTS,
-    WAYS_OF_TRAINING,
+LISTENERS = (
+    Ways,  # refuses before anything else looks at the tables
+    CoupledTables,
+    ControlledTables,  # decides how an SVD table is trained before the criterion is checked
+    Checks,
+    WordCounts,
+    Averages,
 )
+
+_ATTRIBUTE = "_spectral_fairseq_listeners"
+
+
+def listeners_of(trainer: Any) -> List[Listener]:
+    """The listeners of a trainer, one of each kind, in their order."""
+    if not hasattr(trainer, _ATTRIBUTE):
+        setattr(trainer, _ATTRIBUTE, [kind(trainer) for kind in LISTENERS])
+    found: List[Listener] = getattr(trainer, _ATTRIBUTE)
+    return found
+
+
+def _init(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def init_and_listen(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        listeners_of(self)
+
+    return init_and_listen
+
+
+def _begin_epoch(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(begin_epoch)
+    def tell_and_begin(self: Any, epoch: int) -> Any:
+        if not getattr(self, "_spectral_fairseq_begun", False):
+            for listener in listeners_of(self):
+                listener.begin_training()
+            self._spectral_fairseq_begun = True
+        result = begin_epoch(self, epoch)
+        for listener in listeners_of(self):
+            listener.begin_epoch(epoch)
+        return result
+
+    return tell_and_begin
+
+
+def _train_step(train_step: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(train_step)
+    def tell_and_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for listener in listeners_of(self):
+            listener.before_update()
+        # fairseq calls itself again where --amp overflowed; and an update may be left out.
+        before = self.get_num_updates()
+        result = train_step(self, *args, **kwargs)
+        if before < self.get_num_updates() != getattr(self, "_spectral_fairseq_told", None):
+            self._spectral_fairseq_told = self.get_num_updates()
+            for listener in listeners_of(self):
+                listener.after_update()
+        return result
+
+    return tell_and_step
+
+
+def _prepare_sample(prepare_sample: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(prepare_sample)
+    def prepare_and_tell(self: Any, *args: Any, **kwargs: Any) -> Any:
+        sample, is_repeated = prepare_sample(self, *args, **kwargs)
+        for listener in listeners_of(self):
+            listener.prepare_batch(is_repeated)
+        return sample, is_repeated
+
+    return prepare_and_tell
+
+
+def _begin_valid_epoch(begin_valid_epoch: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(begin_valid_epoch)
+    def tell_and_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for listener in listeners_of(self):
+            listener.begin_validation()
+        return begin_valid_epoch(self, *args, **kwargs)
+
+    return tell_and_begin
+
+
+def _save_checkpoint(save_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(save_checkpoint)
+    def collect_and_save(self: Any, filename: str, extra_state: Any) -> Any:
+        saved = {one.name: one.save() for one in listeners_of(self)}
+        kept = {name: state for name, state in saved.items() if state}
+        return save_checkpoint(self, filename, {**extra_state, **kept})
+
+    return collect_and_save
+
+
+def _load_checkpoint(load_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(load_checkpoint)
+    def load_and_tell(
+        self: Any, filename: str, reset_optimizer: bool = False, *args: Any, **kwargs: Any
+    ) -> Any:
+        try:
+            extra_state = load_checkpoint(self, filename, reset_optimizer, *args, **kwargs)
+        except Exception as error:
+            # fairseq hides what the listeners' checks say: see trainer/checks.py.
+            if isinstance(error.__context__, SpectralFairseqError):
+                raise error.__context__ from None
+            raise
+        if extra_state is not None:
+            for listener in listeners_of(self):
+                if not reset_optimizer:
+                    listener.load(extra_state.get(listener.name))
+                listener.loaded(extra_state)
+        return extra_state
+
+    return load_and_tell
+
+
+LISTENING = Patch(
+    name="points of a training",
+    reason="Checks, spectrum control, --optimizer nt_asgd and coupled_adam, --gradient-gating and "
+    "weight-norm tables act at points of a training at which fairseq calls nobody.",
+    install=replaces(
+        {
+            "fairseq.trainer:Trainer.__init__": _init,
+            "fairseq.trainer:Trainer.begin_epoch": _begin_epoch,
+            "fairseq.trainer:Trainer.train_step": _train_step,
+            "fairseq.trainer:Trainer._prepare_sample": _prepare_sample,
+            "fairseq.trainer:Trainer.begin_valid_epoch": _begin_valid_epoch,
+            "fairseq.trainer:Trainer.save_checkpoint": _save_checkpoint,
+            "fairseq.trainer:Trainer.load_checkpoint": _load_checkpoint,
+        }
+    ),
+)
+
+PATCHES = (LISTENING, TRAINING_COUNTS, TABLE_KINDS, FACTOR_DECAY, STREAMS)
 
 
 def patch_for_features() -> List[Applied]:

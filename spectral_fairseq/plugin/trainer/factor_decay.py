@@ -1,10 +1,16 @@
-"""The part of a trainer that this package reads and saves: weights, groups and extra state."""
+"""Weight decay acts once on a factored table.
+
+An SVD table stores W = U diag(sigma) V'. Decay of all three factors would shrink W three times as
+fast as that of a plain table. W is linear in sigma, so decay of sigma alone is decay of W, in the
+L2 form of SGD as in the decoupled form of fairseq's Adam. The other factors go into a parameter
+group of their own, whose weight decay is 0.
+"""
 
 from __future__ import annotations
 
 import functools
 import logging
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List
 
 import torch
 from torch import Tensor, nn
@@ -12,122 +18,6 @@ from torch import Tensor, nn
 from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.lm.averaged_sgd import saved_groups
-
-# What fairseq's optimiser holds for a parameter: the weights that it trains, and its moments.
-
-
-def trained_weights(optimizer: Any, parameter: Tensor) -> Tensor:
-    """What fairseq's optimiser trains for a parameter: itself, or its float32 copy.
-
-    Args:
-        optimizer: as the trainer holds it.
-        parameter: of the model.
-
-    Returns:
-        Shape of the parameter, without a gradient; writing to it changes what is trained.
-    """
-    held, offset = _held(optimizer, parameter)
-    return _part(held, offset, parameter)
-
-
-def moments(optimizer: Any, parameter: Tensor) -> Dict[str, Tensor]:
-    """The tensors in the state of fairseq's optimiser that belong to a parameter.
-
-    Args:
-        optimizer: as the trainer holds it.
-        parameter: of the model.
-
-    Returns:
-        Tensors by their names; writing to them changes the state. Those with as many entries as
-        the parameter have its shape. There are none before the first step.
-    """
-    held, offset = _held(optimizer, parameter)
-    state = optimizer.optimizer.state.get(held, {})
-    return {
-        name: _part(value, offset, parameter) if value.numel() == held.numel() else value
-        for name, value in state.items()
-        if isinstance(value, Tensor) and value.dim() > 0
-    }
-
-
-def _held(optimizer: Any, parameter: Tensor) -> Tuple[Tensor, int]:
-    """The tensor that the optimiser trains, and where the parameter begins in it."""
-    copies = getattr(optimizer, "fp32_params", None)
-    if copies is None:
-        return parameter, 0
-    if not isinstance(copies, dict):  # --fp16-no-flatten-grads, --bf16
-        (copy,) = (c for p, c in zip(optimizer.fp16_params, copies) if p is parameter)
-        return copy, 0
-    offset = 0  # one flat tensor for each device
-    for other in optimizer.fp16_params:
-        if other is parameter:
-            break
-        if other.device == parameter.device:
-            offset += other.numel()
-    return copies[parameter.device.index], offset
-
-
-def _part(held: Tensor, offset: int, parameter: Tensor) -> Tensor:
-    flat = held.detach().view(-1)
-    return flat[offset : offset + parameter.numel()].view_as(parameter)
-
-
-# Values that a feature keeps in the extra state of fairseq's checkpoints.
-#
-# fairseq saves the state of a criterion only if it has parameters, and saves that of a task without
-# ever loading it again. The extra state is written by the trainer and sent to all workers when it
-# is read.
-
-
-def kept_in_checkpoints(
-    name: str, state_of: Callable[[Any], Any], restore: Callable[[Any, Any], None]
-) -> Dict[str, Callable[..., Any]]:
-    """The functions of fairseq to replace, as ``patching.replaces`` takes them.
-
-    Args:
-        name: key in the extra state.
-        state_of: what to save for a trainer; nothing is saved if it is empty.
-        restore: gives a trainer what was saved, or ``None`` if the checkpoint lacks it. It is not
-            called for a training that begins anew (``--reset-optimizer``).
-    """
-
-    def saving(save_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(save_checkpoint)
-        def save_with_state(self: Any, filename: str, extra_state: Any) -> Any:
-            state = state_of(self)
-            return save_checkpoint(
-                self, filename, {**extra_state, name: state} if state else extra_state
-            )
-
-        return save_with_state
-
-    def loading(load_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(load_checkpoint)
-        def load_with_state(
-            self: Any, filename: str, reset_optimizer: bool = False, *args: Any, **kwargs: Any
-        ) -> Any:
-            extra_state = load_checkpoint(self, filename, reset_optimizer, *args, **kwargs)
-            if extra_state is not None and not reset_optimizer:
-                restore(self, extra_state.get(name))
-            return extra_state
-
-        return load_with_state
-
-    for wrap in (saving, loading):
-        wrap.__qualname__ += f"[{name}]"  # patching knows wrappers by their names
-    return {
-        "fairseq.trainer:Trainer.save_checkpoint": saving,
-        "fairseq.trainer:Trainer.load_checkpoint": loading,
-    }
-
-
-# Weight decay acts once on a factored table.
-#
-# An SVD table stores W = U diag(sigma) V'. Decay of all three factors would shrink W three times as
-# fast as that of a plain table. W is linear in sigma, so decay of sigma alone is decay of W, in the
-# L2 form of SGD as in the decoupled form of fairseq's Adam. The other factors go into a parameter
-# group of their own, whose weight decay is 0.
-
 
 logger = logging.getLogger(__name__)
 

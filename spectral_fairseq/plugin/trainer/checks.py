@@ -1,0 +1,200 @@
+"""What is checked of a model before it is trained, and of a checkpoint before it is restored."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any, Callable, Mapping
+
+import torch
+from fairseq.criterions.adaptive_loss import AdaptiveLoss
+from torch import Tensor, nn
+
+from spectral_fairseq import refusals
+from spectral_fairseq.checkpoints.rewriting import entries_by_module, factored_kind
+from spectral_fairseq.compat.patching import Patch, replaces
+from spectral_fairseq.embeddings import (
+    PlainEmbedding,
+    SVDEmbedding,
+    Table,
+    WeightNormEmbedding,
+)
+from spectral_fairseq.embeddings.svd import V_SCALE
+from spectral_fairseq.errors import CheckpointError
+from spectral_fairseq.heads import Head, SoftmaxHead
+from spectral_fairseq.plugin.criterion import PenalisedCrossEntropy
+from spectral_fairseq.plugin.listener import Listener
+from spectral_fairseq.plugin.models.awd_lstm import AWDLSTMLanguageModel
+from spectral_fairseq.plugin.models.find import head_of
+from spectral_fairseq.plugin.models.registry import warn_of_idle_options
+from spectral_fairseq.plugin.models.transformer_xl import TransformerXLLanguageModel
+
+logger = logging.getLogger(__name__)
+
+
+class Ways(Listener):
+    """Refuses ways of training that would run, and would train something else or nothing."""
+
+    def begin_training(self) -> None:
+        """Refuse sharded tables, and tables that half precision keeps from moving."""
+        modules = list(self.trainer.get_model().modules())
+        ours = isinstance(self.trainer.get_criterion(), PenalisedCrossEntropy)
+        if ours or any(map(_is_own, modules)):
+            refusals.SHARDED.check(self.trainer.cfg)
+        if any(isinstance(module, (SVDEmbedding, WeightNormEmbedding)) for module in modules):
+            refusals.ROUNDED.check(self.trainer.cfg)
+
+
+def _is_own(module: nn.Module) -> bool:
+    plain = isinstance(module, (PlainEmbedding, SoftmaxHead))
+    return isinstance(module, (Table, Head)) and not plain
+
+
+class Checks(Listener):
+    """Lets the criterion check the model, and tells both how far training is.
+
+    fairseq tells the epoch to tasks, datasets and schedulers but to no module, and the number of
+    updates to no criterion.
+    """
+
+    def begin_training(self) -> None:
+        """Refuse what cannot be trained, and warn of flags without effect."""
+        trainer = self.trainer
+        model, criterion = trainer.get_model(), trainer.get_criterion()
+        if isinstance(criterion, AdaptiveLoss) and isinstance(head_of(model), Head):
+            raise refusals.ADAPTIVE_LOSS.error("--criterion adaptive_loss")
+        warn_of_idle_options(model, trainer.cfg.model)
+        if isinstance(criterion, PenalisedCrossEntropy):
+            criterion.check_model(model)
+            criterion.log_spectrum.check_metric(trainer.cfg.checkpoint.best_checkpoint_metric)
+            for form in {str(one.form) for one in criterion.objectives_of(model)}:
+                logger.info("the form of the loss is %s", form)
+        elif isinstance(model, (AWDLSTMLanguageModel, TransformerXLLanguageModel)):
+            model.warn_of_other_criterion(type(criterion).__name__)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Tell weight-norm tables, whose lengths may be frozen for some epochs."""
+        for module in self.trainer.get_model().modules():
+            if isinstance(module, WeightNormEmbedding):
+                module.set_epoch(epoch)
+
+    def before_update(self) -> None:
+        """Tell the criterion, on which lazy penalties depend."""
+        criterion = self.trainer.get_criterion()
+        if isinstance(criterion, PenalisedCrossEntropy):
+            criterion.num_updates = self.trainer.get_num_updates()
+
+    def after_update(self) -> None:
+        """Tell it again: the next batch may be one of validation."""
+        self.before_update()
+
+
+# Explain why a checkpoint's tables or output layer do not fit the model it is restored into.
+#
+# fairseq reports every error of restoring a model as "please ensure that the architectures match",
+# and it cannot know that averaged factors make no table.
+
+
+# Of the squared lengths of V's columns, which are 1. A mean of two unrelated V has one half; the
+# drift of a training whose factors are not renewed stays above.
+SHORTEST = 0.7
+
+
+def check_experts(stored: Mapping[str, Any], model: nn.Module) -> None:
+    """Refuse a mixture of another number of experts than the model's, which may have none.
+
+    Args:
+        stored: names -> tensors of a checkpoint, as they are about to be loaded.
+        model: the model to load them into.
+
+    Raises:
+        CheckpointError: the numbers differ.
+    """
+    found, wanted = (_experts(entries) for entries in (stored, model.state_dict()))
+    if stored and found != wanted:
+        raise CheckpointError(
+            f"a checkpoint of {wanted}",
+            f"one of {found}",
+            "Use an arch of this package with the --output-head and --mixture-components of that "
+            "checkpoint.",
+        )
+
+
+def _experts(entries: Mapping[str, Any]) -> str:
+    for name, weight in entries.items():
+        if name.endswith("output_projection.prior.weight") and getattr(weight, "ndim", 0) == 2:
+            return f"a mixture of {len(weight)} experts"
+    return "a single softmax"
+
+
+def check_tables(stored: Mapping[str, Any], model: nn.Module) -> None:
+    """Refuse factored tables that a model does not have, and warn of averaged factors.
+
+    Args:
+        stored: names -> tensors of a checkpoint, as they are about to be loaded.
+        model: the model to load them into.
+
+    Raises:
+        CheckpointError: a table of another kind than the model's.
+    """
+    entries_of = entries_by_module(stored)
+    kinds = {module: factored_kind(entries) for module, entries in entries_of.items()}
+    if not any(kinds.values()):
+        return
+    modules = entries_by_module(model.state_dict())
+    for module, kind in kinds.items():
+        entries = modules.get(module, {})
+        wanted = factored_kind(entries)
+        if kind is None or kind is wanted:
+            continue
+        expected = "without a table"
+        if entries:
+            expected = f"with a {wanted.kind} or plain table" if wanted else "with a plain table"
+        raise CheckpointError(
+            f"a checkpoint {expected} in {module}",
+            f"one of --embedding-type {kind.kind}",
+            "Use an arch of this package with the --embedding-type, --embedding-tables and sharing "
+            "of that checkpoint; or, if it is of a Transformer, make it plain with "
+            "spectral-fairseq export and start from that.",
+        )
+    found = (_column_length(entries_of[name]["V"]) for name in kinds if kinds[name] is SVDEmbedding)
+    length = min(found, default=1.0)
+    if length < SHORTEST:
+        logger.warning(
+            "expected an SVD table whose V has columns of length 1; found a mean square of %.2f. "
+            "If fairseq's average_checkpoints.py made this checkpoint, it averaged factors of "
+            "different decompositions, which make no table: use spectral-fairseq average.",
+            length,
+        )
+
+
+def _column_length(v: Any) -> float:
+    """The mean square of the lengths of V's columns, without their scale; 1 for what is no V."""
+    if (
+        not isinstance(v, Tensor)
+        or v.dim() != 2
+        or v.layout is not torch.strided
+        or v.is_meta
+        or not v.is_floating_point()
+    ):
+        return 1.0
+    return float(v.float().square().sum(0).mean()) / V_SCALE**2
+
+
+def _checking_kinds(upgrade_state_dict: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(upgrade_state_dict)
+    def upgrade_and_check(self: Any, state_dict: Any) -> None:
+        upgrade_state_dict(self, state_dict)
+        check_tables(state_dict, self)
+        check_experts(state_dict, self)
+
+    return upgrade_and_check
+
+
+TABLE_KINDS = Patch(
+    name="kinds of tables",
+    reason="A checkpoint whose tables are stored in another way than the model's, or that is of "
+    "another mixture, is refused with the remedy, where fairseq only says that the architectures "
+    "differ; averages of factors get a warning.",
+    install=replaces({"fairseq.models:BaseFairseqModel.upgrade_state_dict": _checking_kinds}),
+)
