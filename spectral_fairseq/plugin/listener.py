@@ -22,6 +22,11 @@ class Listener:
 
     name = ""
 
+    @property
+    def is_concerned(self) -> bool:
+        """Whether it has anything to do; asked when it is made, and when training has begun."""
+        return True
+
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
 

@@ -7,7 +7,7 @@ of the factors of which W is made.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List
 
 import torch
 from fairseq.distributed import utils as distributed
@@ -132,29 +132,30 @@ class WordCounts(Listener):
 
     name = "gradient_gating"
 
+    def __init__(self, trainer: Any) -> None:
+        super().__init__(trainer)
+        self.memory: Any = getattr(trainer.get_criterion(), "word_memory", None)
+
     @property
-    def memory(self) -> Optional[WordMemory]:
-        """The criterion's, if it counts words."""
-        return getattr(self.trainer.get_criterion(), "word_memory", None)
+    def is_concerned(self) -> bool:
+        """Whether the criterion counts words."""
+        return self.memory is not None
 
     def before_update(self) -> None:
         """Forget what an attempt without a step has counted."""
-        if self.memory is not None:
-            self.memory.begin(self.trainer.get_num_updates())
+        self.memory.begin(self.trainer.get_num_updates())
 
     def prepare_batch(self, is_repeated: bool) -> None:
         """Leave out a repeated batch."""
-        if self.memory is not None:
-            self.memory.ignored = is_repeated
+        self.memory.ignored = is_repeated
 
     def save(self) -> Any:
         """The counts, if there are any."""
-        memory = self.memory
-        return memory.state_dict() if memory is not None and memory.has_counted else None
+        return self.memory.state_dict() if self.memory.has_counted else None
 
     def load(self, saved: Any) -> None:
         """Go on with the counts of the checkpoint."""
-        if self.memory is not None and saved is not None:
+        if saved is not None:
             self.memory.load_state_dict(saved)
 
 

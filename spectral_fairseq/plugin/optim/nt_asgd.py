@@ -290,17 +290,20 @@ class Averages(Listener):
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer)
         check_configuration(trainer.cfg)
-        self.used = _name(trainer.cfg.optimizer) == NAME
+        self._is_used = _name(trainer.cfg.optimizer) == NAME
+
+    @property
+    def is_concerned(self) -> bool:
+        """Whether this is the optimiser."""
+        return self._is_used
 
     def before_update(self) -> None:
         """The model holds the weights that are trained."""
-        if self.used:
-            show_iterates(self.trainer.optimizer)
+        show_iterates(self.trainer.optimizer)
 
     def begin_validation(self) -> None:
         """The model holds the averages."""
-        if self.used:
-            show_averages(self.trainer.optimizer)
+        show_averages(self.trainer.optimizer)
 
     def save(self) -> None:
         """The model holds the averages."""
@@ -312,7 +315,7 @@ class Averages(Listener):
         fairseq saves at the end of an epoch, then calls ``lr_step(epoch, loss)``. A run that
         resumes from that file calls ``lr_step`` without a loss; the file has it.
         """
-        if self.used and self.trainer.lr_scheduler.resumed:
+        if self.trainer.lr_scheduler.resumed:
             position = extra_state["train_iterator"]
             # In the middle of an epoch the loss is one that the schedule is never told.
             if position["iterations_in_epoch"] == 0 and extra_state["val_loss"] is not None:

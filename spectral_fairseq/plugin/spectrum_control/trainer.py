@@ -348,9 +348,19 @@ class ControlledTables(Listener):
 
     name = "table_start_norms"
 
+    def __init__(self, trainer: Any) -> None:
+        super().__init__(trainer)
+        self.controls: Optional[List[Control]] = None
+        self.lr = 0.0
+
     def begin_training(self) -> None:
         """Decide what is done to which table."""
         self.controls = controls_of(self.trainer)
+
+    @property
+    def is_concerned(self) -> bool:
+        """Whether tables are changed, or a penalty refers to such norms."""
+        return self.controls is None or bool(self.controls or self.save())
 
     def before_update(self) -> None:
         """Note the learning rate, which the update replaces by the next one."""
@@ -358,7 +368,7 @@ class ControlledTables(Listener):
 
     def after_update(self) -> None:
         """Change the tables if that is due."""
-        control_tables(self.trainer, self.controls, self.lr)
+        control_tables(self.trainer, self.controls or [], self.lr)
 
     def save(self) -> Dict[str, float]:
         """The norms with which the tables started."""

@@ -33,11 +33,15 @@ _ATTRIBUTE = "_spectral_fairseq_listeners"
 
 
 def listeners_of(trainer: Any) -> List[Listener]:
-    """The listeners of a trainer, one of each kind, in their order."""
+    """The listeners of a trainer that have something to do, in their order."""
     if not hasattr(trainer, _ATTRIBUTE):
-        setattr(trainer, _ATTRIBUTE, [kind(trainer) for kind in LISTENERS])
+        _keep(trainer, [kind(trainer) for kind in LISTENERS])
     found: List[Listener] = getattr(trainer, _ATTRIBUTE)
     return found
+
+
+def _keep(trainer: Any, listeners: List[Listener]) -> None:
+    setattr(trainer, _ATTRIBUTE, [one for one in listeners if one.is_concerned])
 
 
 def _init(init: Callable[..., None]) -> Callable[..., None]:
@@ -55,6 +59,7 @@ def _begin_epoch(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
         if not getattr(self, "_spectral_fairseq_begun", False):
             for listener in listeners_of(self):
                 listener.begin_training()
+            _keep(self, listeners_of(self))
             self._spectral_fairseq_begun = True
         result = begin_epoch(self, epoch)
         for listener in listeners_of(self):
