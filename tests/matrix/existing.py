@@ -30,6 +30,7 @@ HOST_TESTS = {
     "command lines": ("tests/test_binaries.py",),
     "units": ("tests", "--ignore=tests/test_binaries.py", "--ignore=tests/gpu"),
 }
+HOST_COMMITS = ("HEAD", "v0.12.2")  # of that repository, whose tests are run
 _RUN_PYTEST = (
     "import os, sys; os.chdir(sys.argv.pop(1)); sys.path.append(sys.argv.pop(1)); "
     "import pytest; sys.exit(pytest.main())"
@@ -105,25 +106,32 @@ class Existing(Installation):
         """Run fairseq's own tests without and with the plugin.
 
         Returns:
-            For each part of :data:`HOST_TESTS` the counts of both, and which tests fail with the
-            plugin only.
+            For each of :data:`HOST_COMMITS` and each part of :data:`HOST_TESTS` the counts of
+            both, and which tests fail with the plugin only.
 
         Raises:
             Failure: if there is no clone of fairseq's repository.
         """
         if self._upstream is None:
             raise Failure("expected --upstream FOLDER with a clone of fairseq; found none")
-        tests, runner = self.folder / "host", self.folder / "pytest"
-        shutil.rmtree(tests, ignore_errors=True)
-        for name in ("tests", "examples"):
-            shutil.copytree(self._upstream / name, tests / name)
         # Beside the environment, which stays as it is.
+        runner = self.folder / "pytest"
         self._run("python", *_PIP, "install", "--upgrade", "--target", runner, "pytest")
+        return {commit: self._host_tests_of(commit, runner) for commit in HOST_COMMITS}
+
+    def _host_tests_of(self, commit: str, runner: Path) -> Dict[str, Any]:
+        tests = self.folder / "host" / commit
+        shutil.rmtree(tests, ignore_errors=True)
+        tests.mkdir(parents=True)
+        archive = tests.with_suffix(".tar")
+        git = ("git", "-C", str(self._upstream), "archive", "-o", str(archive))
+        self._call([*git, commit, "tests", "examples"])
+        shutil.unpack_archive(archive, tests)
         found: Dict[str, Any] = {}
         for part, selected in HOST_TESTS.items():
             counts = {}
             for name, plugin in (("without", ()), ("with", ("-p", "spectral_fairseq.plugin"))):
-                report = self.folder / f"{part.replace(' ', '_')}-{name}.xml"
+                report = self.folder / f"{commit}-{part.replace(' ', '_')}-{name}.xml"
                 report.unlink(missing_ok=True)
                 counts[name] = self._pytest(runner, tests, report, *plugin, *selected)
             broken = set(counts["with"]["failures"]) - set(counts["without"]["failures"])

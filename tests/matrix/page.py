@@ -48,21 +48,23 @@ def _existing_rows(record: Record) -> List[str]:
     rows = ["", "Environments that had fairseq and torch before pip installed the wheel:", ""]
     rows += ["| fairseq | torch | pip added | pip changed | date |", "|---|---|---|---|---|"]
     tests = ["", "fairseq's own tests in them, without and with the plugin:", ""]
-    tests += ["| fairseq | torch | tests | passed without | passed with | newly failed |"]
-    tests += ["|---|---|---|---|---|---|"]
+    tests += ["| fairseq | torch | tests | of | passed without | passed with | newly failed |"]
+    tests += ["|---|---|---|---|---:|---:|---:|"]
     several = len(tests)
     for cell in record.values():
         found = cell["existing"]
         head = " | ".join(str(cell["versions"].get(key) or "") for key in ("fairseq", "torch"))
         if "added" in found:
             rows.append(f"| {head} | {', '.join(found['added'])} | nothing | {found['date']} |")
-        for part, counts in found.get("host_tests", {}).items():
-            passed = [
-                f"{one['passed']} of {one['passed'] + one['failed']}"
-                for one in (counts["without"], counts["with"])
-            ]
-            newly = len(counts["newly_failed"])
-            tests.append(f"| {head} | {part} | {' | '.join(passed)} | {newly} |")
+        for commit, parts in found.get("host_tests", {}).items():
+            of = "the last commit" if commit == "HEAD" else commit
+            for part, counts in parts.items():
+                passed = [
+                    f"{one['passed']} of {one['passed'] + one['failed']}"
+                    for one in (counts["without"], counts["with"])
+                ]
+                newly = len(counts["newly_failed"])
+                tests.append(f"| {head} | {part} | {of} | {' | '.join(passed)} | {newly} |")
     return (rows if record else []) + (tests if len(tests) > several else [])
 
 

@@ -193,11 +193,13 @@ def test_what_pip_added_to_an_environment_and_what_it_changed():
 def test_environments_that_exist_are_on_the_page():
     assert set(EXISTING) <= set(CELLS)
     counts = {"passed": 3, "skipped": 0, "failed": 1, "failures": ["a"]}
-    host = {"units": {"without": counts, "with": {**counts, "passed": 4}, "newly_failed": []}}
+    units = {"without": counts, "with": {**counts, "passed": 4}, "newly_failed": []}
+    host = {"HEAD": {"units": units}, "v0.12.2": {"units": {**units, "newly_failed": ["b"]}}}
     found = {"date": "2026-01-01", "added": ["spectral-fairseq"], "host_tests": host}
     text = page.block({FIRST: cell("3.10", existing=found), SECOND: cell("3.12")})
     assert "| ve-fairseq 0.12.3 | 2 | spectral-fairseq | nothing | 2026-01-01 |" in text
-    assert "| ve-fairseq 0.12.3 | 2 | units | 3 of 4 | 4 of 5 | 0 |" in text
+    assert "| ve-fairseq 0.12.3 | 2 | units | the last commit | 3 of 4 | 4 of 5 | 0 |" in text
+    assert "| ve-fairseq 0.12.3 | 2 | units | v0.12.2 | 3 of 4 | 4 of 5 | 1 |" in text
     broken = {FIRST: cell("3.10", existing={"date": "2026-01-01", "error": "no"})}
     assert f"- {FIRST}: no" in page.block(broken)
 
