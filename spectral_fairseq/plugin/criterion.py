@@ -27,7 +27,7 @@ from spectral_fairseq.functional.spectra import singular_values_of_gram, table_g
 from spectral_fairseq.options import Option, read_options, retired
 from spectral_fairseq.plugin import likelihood
 from spectral_fairseq.plugin.likelihood import LikelihoodTerm, LossForm
-from spectral_fairseq.plugin.likelihood.gradients import WordMemory
+from spectral_fairseq.plugin.likelihood.gradient_gating import WordMemory
 from spectral_fairseq.plugin.models.find import (
     decoder_of,
     is_trained,

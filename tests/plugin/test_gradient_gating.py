@@ -8,7 +8,7 @@ import torch
 
 from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.plugin.likelihood import gradients as word_memory
+from spectral_fairseq.plugin.likelihood import gradient_gating as word_memory
 from spectral_fairseq.plugin.models.find import output_table
 from tests.capabilities import LOAD_ANYTHING
 from tests.plugin.conftest import (

@@ -9,7 +9,7 @@ from fairseq.models.transformer import TransformerDecoder
 from omegaconf import OmegaConf
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.plugin.likelihood.blockwise import Blockwise
+from spectral_fairseq.plugin.likelihood.plain import Blockwise
 from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample
 
 OFF = {"name": "mle_cosreg", "cosreg_weight": 0.0}

@@ -13,25 +13,27 @@ from spectral_fairseq.plugin.likelihood.adversarial import (
     Adversarial,
     AdversarialBlocks,
 )
-from spectral_fairseq.plugin.likelihood.base import FullScores, Likelihood, LikelihoodTerm
-from spectral_fairseq.plugin.likelihood.blockwise import Blockwise
 from spectral_fairseq.plugin.likelihood.consistency import (
     RDROP_WEIGHT,
     SIMCUT_CUTOFF,
     SIMCUT_WEIGHT,
     Consistency,
 )
-from spectral_fairseq.plugin.likelihood.form import (
-    BLOCKWISE_LOSS,
-    LOSS_FORM,
-    LossForm,
-    asked_form,
-    form_for,
-)
-from spectral_fairseq.plugin.likelihood.gradients import (
+from spectral_fairseq.plugin.likelihood.gradient_gating import (
     GRADIENT_GATING,
     GRADIENT_GATING_MEMORY,
     GradientGating,
+)
+from spectral_fairseq.plugin.likelihood.plain import (
+    BLOCKWISE_LOSS,
+    LOSS_FORM,
+    Blockwise,
+    FullScores,
+    Likelihood,
+    LikelihoodTerm,
+    LossForm,
+    asked_form,
+    form_for,
 )
 from spectral_fairseq.plugin.penalties.view import Parts
 

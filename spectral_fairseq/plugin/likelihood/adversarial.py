@@ -25,7 +25,7 @@ from spectral_fairseq.functional.softmax_loss import (
 )
 from spectral_fairseq.heads.head import Head
 from spectral_fairseq.options import weight_option
-from spectral_fairseq.plugin.likelihood.base import (
+from spectral_fairseq.plugin.likelihood.plain import (
     Likelihood,
     LikelihoodTerm,
     OutputLayer,

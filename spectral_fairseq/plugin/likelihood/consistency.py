@@ -27,7 +27,7 @@ from spectral_fairseq.functional.consistency_loss import (
     dense_consistency,
 )
 from spectral_fairseq.options import Option
-from spectral_fairseq.plugin.likelihood.base import (
+from spectral_fairseq.plugin.likelihood.plain import (
     Likelihood,
     LikelihoodTerm,
     OutputLayer,

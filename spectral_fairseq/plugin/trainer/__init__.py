@@ -11,7 +11,7 @@ from typing import Any, Callable, List
 from spectral_fairseq.compat.patching import Applied, Patch, apply_all, replaces
 from spectral_fairseq.errors import SpectralFairseqError
 from spectral_fairseq.plugin.counts import TRAINING_COUNTS
-from spectral_fairseq.plugin.likelihood.gradients import WordCounts
+from spectral_fairseq.plugin.likelihood.gradient_gating import WordCounts
 from spectral_fairseq.plugin.listener import Listener
 from spectral_fairseq.plugin.optim.coupled_adam import CoupledTables
 from spectral_fairseq.plugin.optim.nt_asgd import Averages

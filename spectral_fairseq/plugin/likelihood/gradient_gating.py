@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from spectral_fairseq import refusals
 from spectral_fairseq.functional.gradients import Gates, gated_scores, gates_of_counts
 from spectral_fairseq.options import Option
-from spectral_fairseq.plugin.likelihood.base import (
+from spectral_fairseq.plugin.likelihood.plain import (
     FullScores,
     Likelihood,
     OutputLayer,

@@ -1,0 +1,357 @@
+"""The plain likelihood: from the scores of all words at once, as fairseq makes them, or by blocks.
+
+Both give the same likelihood up to rounding. The blocks take less memory, and on a CPU less time
+too: the scores of a batch are freed and faulted in anew at every update. Which form is faster on a
+GPU has not been measured, so there only scores that would fill it up are cut into blocks. What
+changes the likelihood or its gradient is in the other files of this folder.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, NamedTuple, Optional, Tuple
+
+import torch
+from fairseq.models import BaseFairseqModel, FairseqDecoder, FairseqEncoderDecoderModel
+from fairseq.models import lstm as fairseq_lstm
+from fairseq.models import transformer as fairseq_transformer
+from torch import Tensor, nn
+
+from spectral_fairseq import refusals
+from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
+from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy
+from spectral_fairseq.heads.head import Head
+from spectral_fairseq.options import Option
+from spectral_fairseq.plugin.models.find import (
+    decoder_of,
+    head_of,
+    output_table,
+    softmax_operands,
+)
+from spectral_fairseq.plugin.penalties.view import Parts, Term
+
+logger = logging.getLogger(__name__)
+
+FORMS = ("auto", "blockwise", "dense")
+LOSS_FORM = Option(
+    "loss_form",
+    "auto",
+    "how the softmax's loss is computed: 'dense' holds the scores of tokens x words, 'blockwise' "
+    "never does and is equal up to rounding, 'auto' takes blocks on a CPU, and elsewhere where the "
+    "scores would not fit, unless something needs the scores. With 'auto' mixtures and the "
+    "adaptive softmax take losses of their own, which hold no such scores either",
+    choices=FORMS,
+)
+BLOCKWISE_LOSS = Option("blockwise_loss", False, "the same as --loss-form blockwise")
+
+
+class Likelihood(NamedTuple):
+    """The likelihood term of the objective, before any penalty.
+
+    Args:
+        loss: to be differentiated; a scalar if reduced.
+        logged_loss: what the logs show as the loss.
+        logged_nll: the negative log-likelihood without label smoothing, for the logs.
+        net_output: of the model; its first entry need not be the scores.
+        measures: further values for the logs.
+    """
+
+    loss: Tensor
+    logged_loss: Tensor
+    logged_nll: Tensor
+    net_output: Any
+    measures: Tuple[Term, ...] = ()
+
+
+class LikelihoodTerm:
+    """A way to compute the label-smoothed likelihood.
+
+    Args:
+        criterion: the criterion that takes it: a ``label_smoothed_cross_entropy``.
+        parts: of the model.
+    """
+
+    def __init__(self, criterion: Any, parts: Parts) -> None:
+        self.criterion = criterion
+        self.decoder, self.words = parts.decoder, parts.words
+        self.head = head_of(parts.decoder)
+        self.own_loss = bool(getattr(self.head, "own_loss", False))
+
+    def check(self) -> None:
+        """Refuse a model that cannot be trained so, before training starts.
+
+        Raises:
+            ConfigurationError: the model lacks what this term needs.
+        """
+
+    def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
+        """Run the model.
+
+        Args:
+            model: in training mode, or with a head whose own loss is used in evaluation.
+            sample: a batch as fairseq collates it.
+            reduce: sum over the tokens.
+        """
+        raise NotImplementedError
+
+
+# The likelihood from the scores of all words, as fairseq computes it.
+
+
+class FullScores(LikelihoodTerm):
+    """``label_smoothed_cross_entropy`` unchanged; it holds tokens x words scores."""
+
+    def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
+        """See the base class."""
+        net_output = model(**sample["net_input"])
+        loss, nll = self.criterion.compute_loss(model, net_output, sample, reduce=reduce)
+        return Likelihood(loss, loss.detach(), nll.detach(), net_output)
+
+
+# Access to a decoder's last layer while the model runs.
+
+
+OutputLayer = Callable[[Tensor], Tensor]
+
+
+@contextmanager
+def output_layer_replaced(
+    model: nn.Module, wrap: Callable[[OutputLayer], OutputLayer]
+) -> Iterator[None]:
+    """Let ``wrap(output_layer)`` stand for the decoder's ``output_layer`` inside the block.
+
+    It is called within the model's own forward pass, so that data-parallel wrappers see every
+    parameter used.
+
+    Raises:
+        ConfigurationError: the decoder does not end in an ``output_layer``.
+    """
+    check_output_layer(model)
+    decoder: Any = decoder_of(model)
+    decoder.output_layer = wrap(decoder.output_layer)
+    try:
+        yield
+    finally:
+        del decoder.output_layer
+
+
+def calls_output_layer(model: nn.Module) -> bool:
+    """Whether the decoder ends in an ``output_layer`` of its own."""
+    output_layer = getattr(type(decoder_of(model)), "output_layer", None)
+    # Decoders that never call one (fconv, lightconv) inherit fairseq's, which only raises.
+    return callable(output_layer) and output_layer is not FairseqDecoder.output_layer
+
+
+def check_output_layer(model: nn.Module) -> None:
+    """Refuse a model whose output layer cannot be replaced.
+
+    Raises:
+        ConfigurationError: the decoder does not end in an ``output_layer``.
+    """
+    if not calls_output_layer(model):
+        raise refusals.NO_OUTPUT_LAYER.error(f"{type(decoder_of(model)).__name__}, which has none")
+
+
+# The same likelihood without the scores of tokens x words.
+
+
+# The arguments that an output layer's own loss may refuse.
+HEAD_FLAGS = {"label_smoothing": "--label-smoothing", "cutoffs": "--adaptive-softmax-cutoff"}
+
+
+class Blockwise(FullScores):
+    """The loss of the output layer itself, taken where the scores would be made.
+
+    Full scores are used where a caller asks for single tokens or for the accuracy, and for small
+    batches where that is said to be faster.
+
+    Args:
+        criterion: the criterion that takes it.
+        parts: of the model.
+        dense_up_to: number of tokens up to which a batch is small.
+    """
+
+    def __init__(self, criterion: Any, parts: Parts, dense_up_to: float = 0) -> None:
+        super().__init__(criterion, parts)
+        self.dense_up_to = dense_up_to
+        self._full_scores = criterion.report_accuracy
+
+    def check(self) -> None:
+        """See the base class.
+
+        Raises:
+            ConfigurationError: an output layer that cannot be replaced, or label smoothing where
+                the output layer's own loss has none.
+        """
+        if isinstance(self.head, Head) and not self._full_scores:
+            with arguments_as_flags(**HEAD_FLAGS):
+                self.head.check_label_smoothing(self.criterion.eps)
+        if not isinstance(self.head, Head):
+            with arguments_as_flags(weight=LOSS_FORM.flag):
+                output_table(self.decoder, self.words.rows)
+        check_output_layer(self.decoder)
+        if self._full_scores:
+            logger.warning(
+                "--report-accuracy makes the scores of all words, which the loss of this output "
+                "layer would do without; drop it where they take too much memory"
+            )
+
+    def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
+        """See the base class."""
+        targets = sample["target"]
+        small = targets.numel() <= self.dense_up_to
+        if small or not reduce or self._full_scores:
+            return super().__call__(model, sample, reduce)
+        skip = self.criterion.ignore_prefix_size
+
+        def loss_instead(_: OutputLayer) -> OutputLayer:
+            def run(features: Tensor) -> Tensor:
+                with arguments_as_flags(**HEAD_FLAGS):
+                    pair = self._loss(
+                        features[:, skip:],
+                        targets[:, skip:],
+                        self.criterion.eps,
+                        self.criterion.padding_idx,
+                    )
+                return torch.stack(pair)
+
+            return run
+
+        with output_layer_replaced(self.decoder, loss_instead):
+            net_output = model(**sample["net_input"])
+        loss, nll = net_output[0]
+        return Likelihood(loss, loss.detach(), nll.detach(), net_output)
+
+    def _loss(
+        self, features: Tensor, targets: Tensor, smoothing: float, ignore_index: int
+    ) -> Tuple[Tensor, Tensor]:
+        """(loss_sum, nll_sum) of features, shape (b, t, d), and targets, shape (b, t)."""
+        if isinstance(self.head, Head):
+            return self.head.loss(features, targets, smoothing, ignore_index)
+        rows, matrix, bias = softmax_operands(
+            self.decoder, features.flatten(0, -2), self.words.rows
+        )
+        return blockwise_cross_entropy(
+            rows,
+            targets.flatten(),
+            matrix,
+            bias,
+            label_smoothing=smoothing,
+            ignore_index=ignore_index,
+        )
+
+
+# Which of the two it is.
+
+
+def asked_form(options: Any) -> str:
+    """The form that both flags ask for.
+
+    Raises:
+        ConfigurationError: they contradict each other.
+    """
+    form = str(options.loss_form)
+    if options.blockwise_loss and form == "dense":
+        raise ConfigurationError(
+            "one form of the loss", "--blockwise-loss and --loss-form dense", "Drop one of them."
+        )
+    return "blockwise" if options.blockwise_loss else form
+
+
+# Of a GPU's memory, for the scores, their log-probabilities and the gradient, in float32.
+SHARE, COPIES, BYTES = 1 / 3, 3, 4
+
+
+class LossForm(NamedTuple):
+    """The form in which a model's loss is computed.
+
+    Attributes:
+        blockwise: take blocks of scores.
+        why: the reason, as the end of a sentence.
+        dense_up_to: number of tokens up to which a batch takes the dense form nevertheless.
+    """
+
+    blockwise: bool
+    why: str
+    dense_up_to: float = 0
+
+    def __str__(self) -> str:
+        if self.dense_up_to:
+            return f"dense up to {self.dense_up_to:.0f} tokens and blockwise beyond: {self.why}"
+        return f"{'blockwise' if self.blockwise else 'dense'}: {self.why}"
+
+
+def form_for(criterion: Any, options: Any, model: nn.Module, num_words: int) -> LossForm:
+    """The form for a model, in training and in evaluation.
+
+    Args:
+        criterion: the criterion that takes the loss.
+        options: the parsed values of the likelihood's flags.
+        model: what is trained or evaluated.
+        num_words: N, the size of the target dictionary.
+    """
+    asked = asked_form(options)
+    if asked != "auto":
+        return LossForm(asked == "blockwise", "as the flags ask for")
+    if options.gradient_gating:
+        return LossForm(False, "--gradient-gating needs the scores of all words")
+    head = head_of(model)
+    if getattr(head, "own_loss", False):
+        return LossForm(True, f"{type(head).__name__} has a loss of its own")
+    if criterion.report_accuracy:
+        return LossForm(False, "--report-accuracy needs the scores of all words")
+    obstacle = obstacle_to_blocks(model, num_words)
+    if obstacle is not None:
+        return LossForm(False, obstacle)
+    device = next(model.parameters()).device
+    if device.type == "cpu":
+        return LossForm(True, "on a CPU this takes less time and memory")
+    if device.type == "cuda":
+        _, memory = torch.cuda.mem_get_info(device)  # all of it, used or not
+        tokens = memory * SHARE // (num_words * COPIES * BYTES)
+        return LossForm(True, "the scores of more would fill up the GPU", max(tokens, 1))
+    return LossForm(False, f"blocks have not been tried on {device.type}")
+
+
+# The decoders whose ``output_layer`` computes nothing but W h + b, or calls the head.
+_OUTPUT_LAYERS = (
+    fairseq_transformer.TransformerDecoderBase.output_layer,
+    fairseq_lstm.LSTMDecoder.output_layer,
+)
+# The softmax of whatever the output layer returns.
+_PROBABILITIES = (
+    BaseFairseqModel,
+    FairseqDecoder,
+    FairseqEncoderDecoderModel,
+    fairseq_transformer.TransformerModelBase,
+)
+
+
+def obstacle_to_blocks(model: nn.Module, num_words: int) -> Optional[str]:
+    """Why blocks of scores might be another loss than that of this model's scores; or ``None``.
+
+    Architectures of others may compute anything: those that are not known keep the dense form
+    unless it is asked for.
+    """
+    decoder = decoder_of(model)
+    name = type(decoder).__name__
+    if not calls_output_layer(model):
+        return f"{name} calls no output_layer"
+    head = head_of(model)
+    if isinstance(head, Head):
+        return None
+    if getattr(type(decoder), "output_layer", None) not in _OUTPUT_LAYERS:
+        return f"{name} has an output_layer of its own"
+    for owner in (model, decoder):
+        method = getattr(getattr(owner, "get_normalized_probs", None), "__func__", None)
+        if method not in [vars(known).get("get_normalized_probs") for known in _PROBABILITIES]:
+            return f"{type(owner).__name__} computes its probabilities in its own way"
+    try:
+        table = output_table(model, num_words)
+    except ConfigurationError:
+        return f"{name} has no single output table"
+    plain = head is None or type(head) is nn.Linear
+    if not plain or not isinstance(table, nn.Parameter):
+        return f"the output layer of {name} is no plain one"
+    return None
