@@ -242,12 +242,7 @@ def flags_by_argument(options: Iterable[Option]) -> Dict[str, str]:
 
 
 def arguments(options: Iterable[Option], cfg: Any) -> Dict[str, Any]:
-    """The keyword arguments that a configuration gives for options of a table or a head.
-
-    Args:
-        options: declared by the table or the head.
-        cfg: object whose attributes are the options' fields.
-    """
+    """The keyword arguments that a configuration gives for options of a table or a head."""
     return {one.argument: one.parsed(getattr(cfg, one.name)) for one in options}
 
 
@@ -353,11 +348,6 @@ def _help(one: _Field) -> str:
 
 def from_arguments(options: Type[T], arguments: argparse.Namespace, prefix: str = "") -> T:
     """The options that a command line gives.
-
-    Args:
-        options: the dataclass.
-        arguments: parsed by a parser that :func:`add_flags` extended.
-        prefix: the one given there.
 
     Raises:
         ConfigurationError: flags of a group that has to be switched on and is not.

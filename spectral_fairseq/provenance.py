@@ -125,9 +125,7 @@ def finite(value: Any) -> Any:
 def sha256(path: Union[str, Path], advance: Callable[[int], object] = lambda _: None) -> str:
     """Hash of a file's bytes, hexadecimal; empty for a file that cannot be read.
 
-    Args:
-        path: the file.
-        advance: called with the number of bytes of each block that is done.
+    ``advance`` is called with the number of bytes of each block that is done.
     """
     digest = hashlib.sha256()
     try:
@@ -163,9 +161,6 @@ def cuda_devices() -> List[str]:
 
 def resolve_user_dir(user_dir: str) -> Optional[str]:
     """Where fairseq would look for ``--user-dir``, in its order.
-
-    Args:
-        user_dir: the flag's value.
 
     Returns:
         The first folder that exists: relative to the working directory, inside the installed

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SELECTED = (
     "test_architecture.py",
     "embeddings",
-    "functional/penalties/test_spectrum.py",
+    "functional/test_spectrum_penalties.py",
     "heads",
     "plugin/test_architectures.py",
     "plugin/test_spectrum_control.py",

@@ -106,17 +106,12 @@ def by_method(
 ) -> List[Dict[str, Any]]:
     """Return the entries ``methods`` of the document, in the order in which methods first appear.
 
-    Args:
-        checkpoints: entries of the document.
-        methods: of each checkpoint; those of equal names are seeds of one method.
+    Checkpoints of equal ``methods`` are the seeds of one.
 
     Returns:
         For each method its name, the labels of its checkpoints, and for each measure that all of
         them have the mean and the sample standard deviation (divided by n - 1), which is None for
         a single checkpoint.
-
-    Raises:
-        ConfigurationError: not one name for each checkpoint.
     """
     check_methods(methods, len(checkpoints))
     found = []

@@ -49,19 +49,7 @@ def measure_table(
     prior: Optional[Mapping[str, Any]] = None,
     progress: Optional[StepCallback] = None,
 ) -> Measured:
-    """Measure one table.
-
-    Args:
-        table: of :func:`extract_table`.
-        options: what is sampled, and how.
-        words: the dictionary of the table's rows.
-        prior: arguments of the prior that the table was trained with, for ``prior_spectrum``.
-        progress: called at each step.
-
-    Raises:
-        DataError: a table that cannot be measured, or words that are not in the dictionary.
-        ConfigurationError: an option outside its range, or words without a dictionary.
-    """
+    """Measure one table, with the arguments of :class:`TableFacts`."""
     options.check()
     queries = _query_rows(table, options, words)
     facts = TableFacts(table, options, words, prior, progress)

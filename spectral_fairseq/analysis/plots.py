@@ -132,10 +132,8 @@ class Picture:
 def draw_all(document: Mapping[str, Any], analysed: Sequence[Analysed] = ()) -> List[Picture]:
     """All pictures that the results have data for.
 
-    Args:
-        document: of :func:`analysis.results.document`.
-        analysed: the checkpoints, in the document's order; without them, as where a document was
-            read from a file, the words are not projected, since their points are not in it.
+    The points of the projected words are not in the document: without ``analysed``, as where it was
+    read from a file, they are not drawn.
     """
     checkpoints = document["checkpoints"]
     drawn = spread(checkpoints, MOST_CURVES)
@@ -489,11 +487,7 @@ def _centre(found: Analysed) -> str:
 
 
 def log_probability_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
-    """The singular values of the log-probabilities of several models, as shares below a bound.
-
-    Args:
-        checkpoints: each with the entries ``label``, ``outputs`` and ``measures`` of a report.
-    """
+    """The singular values of the log-probabilities of several models, as shares below a bound."""
 
     def draw(pyplot: Any) -> Any:
         figure, axes = pyplot.subplots(figsize=SIZE)

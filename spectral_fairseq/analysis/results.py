@@ -198,14 +198,7 @@ def document(
 ) -> Dict[str, Any]:
     """Return the document: versions, options, and one entry for each checkpoint.
 
-    Args:
-        command: ``analyze`` or ``compare``.
-        analysed: one for each checkpoint.
-        options: common to all of them.
-        methods: the name of each checkpoint's method, equal for its seeds; None to compare none.
-
-    Raises:
-        ConfigurationError: not one method for each checkpoint.
+    ``methods`` names the method of each checkpoint, equal for its seeds.
     """
     chosen = dataclasses.asdict(options)
     chosen["words"] = list(options.words)
@@ -252,15 +245,7 @@ def label_of(model: Any) -> str:
 
 
 def labels_for(models: Sequence[Any], given: Optional[Sequence[str]] = None) -> List[str]:
-    """A different name for each model, as short as that allows.
-
-    Args:
-        models: paths, or models in memory.
-        given: names to use instead, one for each.
-
-    Raises:
-        ConfigurationError: not one name for each, two alike, or an empty one.
-    """
+    """A different name for each model, as short as that allows."""
     if given is not None:
         if len(given) != len(models) or len(set(given)) != len(given) or not all(given):
             raise ConfigurationError(

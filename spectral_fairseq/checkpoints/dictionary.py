@@ -128,13 +128,7 @@ def read_dictionary(path: Union[str, Path]) -> WordList:
 def dictionary_files(where: Path, checkpoint: Mapping[str, Any], table: str) -> List[Path]:
     """The dictionaries in a folder of binarised data that could belong to a table.
 
-    Args:
-        where: the folder.
-        checkpoint: as loaded; its task names the languages.
-        table: the table's name; the source language comes first for a table of the encoder.
-
-    Returns:
-        Existing files, the most likely one first.
+    The most likely one is first; that of the source language for a table of the encoder.
     """
     task = checkpoint_settings(checkpoint, "task")
     # The checkpoint of a training without --source-lang and --target-lang names no languages.
@@ -159,12 +153,7 @@ def dictionary_files(where: Path, checkpoint: Mapping[str, Any], table: str) -> 
 def added_symbols(checkpoint: Mapping[str, Any], where: Path) -> List[str]:
     """The symbols that the task of a training appends to the dictionaries that it reads.
 
-    Args:
-        checkpoint: as loaded; the settings of its task name the languages.
-        where: the folder of the dictionaries.
-
-    Returns:
-        Languages and the mask of denoising, in the order in which fairseq appends them.
+    They are languages and the mask of denoising, in the order in which fairseq appends them.
     """
     task = checkpoint_settings(checkpoint, "task")
     name = str(task.get("_name") or task.get("task"))
@@ -340,12 +329,7 @@ def _fitting(files: Sequence[Path], rows: int, checkpoint: Mapping[str, Any]) ->
 
 
 def checkpoint_settings(checkpoint: Mapping[str, Any], node: str) -> Dict[str, Any]:
-    """A node of a checkpoint's configuration as a dict, from ``cfg`` or an old ``args``.
-
-    Args:
-        checkpoint: as loaded.
-        node: ``task``, ``model``, ...
-    """
+    """A node of a checkpoint's configuration as a dict, from ``cfg`` or an old ``args``."""
     cfg = checkpoint.get("cfg")
     found = cfg.get(node) if isinstance(cfg, dict) else None
     if found is None:
@@ -419,13 +403,6 @@ def with_counts(
     words: Optional[WordList], counts: Counts, rows: int, source: str, uncounted: Sequence[int] = ()
 ) -> WordList:
     """The words with these counts; a word that is not counted has 0.
-
-    Args:
-        words: of the table, None where they are not known.
-        counts: by word or by row.
-        rows: number of rows of the table.
-        source: where the counts are from, for errors.
-        uncounted: rows that stand for no word, where the words are not known.
 
     Raises:
         DataError: they do not belong to the table, or are no counts.

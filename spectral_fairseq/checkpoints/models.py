@@ -241,10 +241,6 @@ def _whole(number: Any) -> Optional[int]:
 def open_weights(weights: Path, path: Path) -> OpenedModel:
     """Open weights together with what stands beside them.
 
-    Args:
-        weights: a file of tensors, or the index of several.
-        path: as the user named it, the file or its folder.
-
     Raises:
         CheckpointError: the weights are damaged, or files are missing.
         DataError: the settings are not JSON.

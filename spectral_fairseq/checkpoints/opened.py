@@ -93,11 +93,7 @@ class Shards(Mapping[str, Tensor]):
             )
 
     def leave_out_unread(self) -> Dict[str, Unread]:
-        """Open all files, and keep only the names of tensors that can be read.
-
-        Returns:
-            Name -> what cannot be read.
-        """
+        """Open all files, keep only the names of tensors that can be read, return the others."""
         for name, file in list(self._files.items()):
             if file not in self._opened:
                 self._opened[file], unread = self._read(self._index.parent / file)
@@ -411,11 +407,7 @@ def text_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def padding_rows(settings: Mapping[str, Any]) -> List[int]:
-    """The row of the padding symbol, unless the symbol has another meaning as well.
-
-    Args:
-        settings: of a model of transformers, its config.json.
-    """
+    """The row of the padding symbol, unless the symbol has another meaning as well."""
     settings = text_settings(settings)
     row = settings.get("pad_token_id")
     others: List[Any] = []
@@ -433,11 +425,6 @@ def check_readable(
     opened: OpenedModel, tables: Sequence[List[str]], wanted: Optional[str]
 ) -> List[str]:
     """Refuse a model of which another table would be measured than the one that was asked for.
-
-    Args:
-        opened: the model.
-        tables: for each of its tables that can be read, the modules that hold it.
-        wanted: value of ``--table``; None for the output table.
 
     Returns:
         Names of what is stored of an output layer, where no table of one can be read.
@@ -505,18 +492,8 @@ def check_whole(
 ) -> List[str]:
     """Refuse a part of a table, and a table that an adapter changes.
 
-    Args:
-        opened: the model.
-        names: modules that hold the chosen table.
-        tables: as for :func:`check_readable`.
-        shape: of the table.
-        wanted: likewise.
-
     Returns:
         Sentences that belong to the description of the choice.
-
-    Raises:
-        CheckpointError: such a table was found, and not named.
     """
     changed = {adapted(key) for key in [*opened.tensors, *opened.unread]} - {""}
     asked = wanted is not None and "base_layer" in wanted.split(".")

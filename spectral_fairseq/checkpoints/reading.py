@@ -251,11 +251,7 @@ def load_checkpoint(path: Union[str, os.PathLike[str]], verify: bool = True) -> 
 
 
 def check_fairseq(state: Any, file: Path, stored_bytes: int) -> None:
-    """Check what :func:`read_torch_file` returned to be a fairseq checkpoint.
-
-    Raises:
-        CheckpointError: as for :func:`load_checkpoint`.
-    """
+    """Check what :func:`read_torch_file` returned to be a fairseq checkpoint."""
     if not (isinstance(state, dict) and isinstance(state.get("model"), dict)):
         raise not_fairseq(file, state)
     check_settings(state, file)

@@ -185,10 +185,6 @@ LEFT_OUT_OF_EXTRA_STATE = ("ema", "ema_fp32_params")
 def average_checkpoints(paths: Sequence[Union[str, Path]], verify: bool = True) -> Dict[str, Any]:
     """The average of checkpoints of one model; only one of them is in memory at a time.
 
-    Args:
-        paths: at least one checkpoint.
-        verify: as of :func:`~spectral_fairseq.checkpoints.reading.load_checkpoint`.
-
     Returns:
         A checkpoint with the settings of the first path and no optimiser state. Averages are
         taken in float64 and stored in the first checkpoint's types. Tensors that are not floating

@@ -2,7 +2,8 @@
 
 The names are those of fairseq, of the architectures of transformers, of OpenNMT and Marian, and
 of the usual LSTM language models. Other modules have some of these names too, so that
-:func:`fitting_tables` asks for the shape and the place of each.
+:func:`fitting_tables` asks for the shape and the place of each. Several ``tables`` are given by the
+names of the modules that hold each.
 """
 
 from __future__ import annotations
@@ -46,13 +47,7 @@ _USES = ("encoder's input", "decoder's input", "input", "output layer")
 
 
 def may_be_table(name: str, rows: int, columns: int) -> bool:
-    """Whether a matrix of this shape is a table over words, by the name of its module.
-
-    Args:
-        name: of the module, or of the matrix where it is a module's own parameter.
-        rows: of the matrix.
-        columns: of the matrix.
-    """
+    """Whether a matrix of this shape is a table over words, by its module's name or its own."""
     *outer, last = name.split(".")
     if last in PLACES or (last == "table" and PLACES & set(outer)):
         return True
@@ -132,21 +127,12 @@ def adapted(name: str) -> str:
 
 
 def output_tables(tables: Sequence[List[str]]) -> List[List[str]]:
-    """Those of several tables that the softmax uses, or all if their names do not tell.
-
-    Args:
-        tables: for each, the modules that hold it.
-    """
+    """Those of several tables that the softmax uses, or all if their names do not tell."""
     return _known_outputs(tables) or list(tables)
 
 
 def is_output(names: Sequence[str], tables: Sequence[List[str]]) -> bool:
-    """Whether the softmax is known to use a table.
-
-    Args:
-        names: modules that hold the table.
-        tables: for each table of the checkpoint, the modules that hold it.
-    """
+    """Whether the softmax is known to use a table."""
     return any(names[0] in known for known in _known_outputs(tables))
 
 
@@ -174,12 +160,7 @@ def describe_choice(
 ) -> str:
     """One or two sentences: what the chosen table does, and which others there are.
 
-    Args:
-        names: modules that hold the chosen table.
-        tables: for each table of the checkpoint, the modules that hold it.
-        outputs: what is stored of an output layer, but is not a table that can be read.
-        untied: whether the settings say that the output layer does not share the input's table.
-        unread: further tables that cannot be read.
+    ``outputs`` is stored of an output layer that cannot be read; ``unread`` are other such tables.
     """
     if not any(names[0] in known for known in tables):
         text = f"Measured: {names[0]}."

@@ -140,12 +140,6 @@ def unread_outputs(
 ) -> Dict[str, str]:
     """What is stored of an output layer, but is not a table that can be read.
 
-    Args:
-        model: name -> tensor.
-        unread: name -> further arrays, which cannot be read.
-        tables: for each table of the model, the modules that hold it.
-        words: as for :func:`find_tables`.
-
     Returns:
         Name -> what it is; empty where a table of an output layer can be read.
     """
@@ -300,9 +294,6 @@ def extract_table(
         path: of the checkpoint, for messages.
         wanted: as for :func:`choose_table`.
         excluded: rows that stand for no word; only fairseq's padding row if not given.
-
-    Returns:
-        The table.
 
     Raises:
         CheckpointError: as for :func:`choose_table`.

@@ -38,9 +38,6 @@ def read_npy(path: Path) -> Dict[str, Tensor]:
 def read_npz(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
     """Matrices and vectors by their names, and those that cannot be read; others are left out.
 
-    Args:
-        path: a .npz file, as ``np.savez`` and ``np.savez_compressed`` write it.
-
     Raises:
         CheckpointError: damaged, or with arrays that its members cannot hold.
     """
@@ -104,10 +101,6 @@ def _member(opened: zipfile.ZipFile, info: zipfile.ZipInfo) -> Any:
 
 def tensor_of(array: np.ndarray, name: Any) -> Tensor:
     """The tensor that shares an array's memory.
-
-    Args:
-        array: of numbers.
-        name: of the file or of the array, for the error.
 
     Raises:
         DataError: torch does not have such numbers.

@@ -43,9 +43,7 @@ _MOST_FILLERS = 1024
 def vocabulary_file(folder: Path, decoder: bool = True) -> Optional[Path]:
     """The file in a model's folder that names the words, or None.
 
-    Args:
-        folder: the folder.
-        decoder: whether the table is not the encoder's; Marian may have a vocabulary for each.
+    Marian may have a vocabulary for each side.
     """
     names = (("target_vocab.json",) if decoder else ()) + _IN_FOLDERS
     if os.path.isfile(folder / "target_vocab.json"):
@@ -121,11 +119,7 @@ def fit_remark(words: WordList, rows: int, remark: str) -> str:
 def words_by_row(
     path: Path, rows: Mapping[str, Any], padding: Sequence[str] = ("<pad>", "[PAD]")
 ) -> WordList:
-    """The words of a mapping from token to row; rows without a token stand for no word.
-
-    Raises:
-        DataError: rows that are not small whole numbers.
-    """
+    """The words of a mapping from token to row; rows without a token stand for no word."""
     most = 2 * len(rows) + _MOST_FILLERS
     wrong = [row for row in rows.values() if not _is_row(row, most)]
     if wrong or not rows:
@@ -209,12 +203,6 @@ def words_of(
     opened: OpenedModel, table: str, rows: int, given: Optional[Union[str, Path]]
 ) -> Tuple[Optional[WordList], str]:
     """The words of a table, if they are known, and a remark on where they are from.
-
-    Args:
-        opened: the model.
-        table: name of its table.
-        rows: number of rows of the table.
-        given: value of ``--dict``, a file or a folder; ``None`` looks where the model's are.
 
     Raises:
         DataError: ``given`` is unusable, or does not belong to the table.

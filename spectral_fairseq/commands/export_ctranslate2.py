@@ -26,15 +26,7 @@ def write_ctranslate2(
     languages: Optional[Tuple[str, str]],
     quantization: Optional[str] = None,
 ) -> None:
-    """Fill a folder that ``ctranslate2.Translator`` or ``ctranslate2.Generator`` loads.
-
-    Args:
-        checkpoint: of a Transformer, of fairseq or of this package; not changed.
-        folder: exists and is empty.
-        data: the folder of the dictionaries.
-        languages: source and target; None for a language model.
-        quantization: of the weights, one of CTranslate2's types; None keeps float32.
-    """
+    """Fill a folder that ``ctranslate2.Translator`` or ``ctranslate2.Generator`` loads."""
     try:
         from ctranslate2.converters import FairseqConverter
         from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES

@@ -114,9 +114,7 @@ def _dictionary(size: int) -> Dictionary:
 def build_model(checkpoint: Mapping[str, Any], task: Any) -> Any:
     """The model of a checkpoint with its weights, in float32 and evaluation mode.
 
-    Args:
-        checkpoint: with ``cfg.model`` as a mapping; files of word vectors in it are not read.
-        task: as :func:`task_like` makes it.
+    Files of word vectors that its settings name are not read.
     """
     # The model's configuration interpolates values of the other two.
     nodes = {name: checkpoint["cfg"].get(name) for name in ("model", "task", "common")}
@@ -149,15 +147,7 @@ def build_model(checkpoint: Mapping[str, Any], task: Any) -> Any:
 def random_batch(
     task: Any, model: Any, generator: torch.Generator, pad_left: bool = True
 ) -> Dict[str, Tensor]:
-    """Three sequences of random words and different lengths, as arguments of the model.
-
-    Args:
-        task: as :func:`task_like` makes it.
-        model: for which the batch is.
-        generator: of the words.
-        pad_left: whether the source is padded on the left, as in fairseq's translation, rather
-            than on the right.
-    """
+    """Three sequences of random words and different lengths, as arguments of the model."""
 
     def tokens(dictionary: Dictionary, length: int, pad_left: bool) -> Tensor:
         rows = torch.randint(dictionary.nspecial, len(dictionary), (3, length), generator=generator)

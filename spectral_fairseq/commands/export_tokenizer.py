@@ -40,14 +40,6 @@ def write_tokenizer(
 ) -> str:
     """Write the tokenizer's files; see Note [Which tokenizer].
 
-    Args:
-        folder: of the model.
-        source: symbols in the order of their ids.
-        target: likewise; of a language model, the same.
-        languages: of source and target; None for a language model.
-        bpe_codes: of subword-nmt.
-        sentencepiece_model: of both sides.
-
     Returns:
         A sentence for the user: what the tokenizer takes.
     """

@@ -72,9 +72,6 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run one subcommand.
 
-    Args:
-        argv: the arguments after the command's name; those of the process if not given.
-
     Returns:
         Exit status: the subcommand's own; 2 for an error that the user can correct, which is
         printed on stderr; as in a shell, 130 after Ctrl-C and 141 if the reader of the output has

@@ -285,11 +285,7 @@ def open_corpus(
 ) -> IndexedCorpus:
     """Open a split that ``fairseq-preprocess --only-source`` wrote.
 
-    Args:
-        data: its folder.
-        split: such as ``valid``.
-        dictionary: the one it was binarised with.
-        combine: append the split's further files, ``train1``, ``train2``, ..., as training does.
+    ``combine`` appends the split's further files, ``train1``, ``train2``, ..., as training does.
     """
     if not split or Path(split).name != split:
         raise ConfigurationError(

@@ -72,11 +72,6 @@ def widest_gaps(
 ) -> List[Place]:
     """The positions at which the first model is ahead most, as the paper's cases were found.
 
-    Args:
-        first: predictions of one model for each sentence.
-        second: those of the other.
-        count: number of positions, at most.
-
     Returns:
         Positions by falling difference of the log-probabilities of the next word, all above 0.
     """

@@ -108,13 +108,6 @@ def measure_outputs(
 ) -> Tuple[Dict[str, Optional[float]], Dict[str, Any]]:
     """Measures of a model's predictions and hidden states.
 
-    Args:
-        path: checkpoint.
-        data: folder of binarised data.
-        subset: which.
-        tokens: contexts at most, the first ones of the subset.
-        progress: called with the number of rows of each block when it is done.
-
     Returns:
         Entries for ``measures``, None where one does not apply, and the entry ``outputs`` of the
         document.

@@ -104,12 +104,7 @@ def _check_parent(out: PathLike, folder: Path, kind: str) -> None:
 
 
 def save_atomically(checkpoint: Any, out: Path) -> None:
-    """Write a checkpoint: ``out`` is the old file or the whole new one.
-
-    Args:
-        checkpoint: anything that ``torch.save`` takes.
-        out: the file; of a link, what it points to is replaced.
-    """
+    """Write a checkpoint: ``out`` is the old file or the whole new one."""
     import torch
 
     try:
@@ -165,12 +160,7 @@ def checkpoints_bar(hidden: bool, total: float) -> Any:
 
 
 class CheckpointBar(StepCallback):
-    """One checkpoint's part of :func:`checkpoints_bar`.
-
-    Args:
-        bar: counts the shares of all steps of all checkpoints.
-        label: of the checkpoint.
-    """
+    """One checkpoint's part of :func:`checkpoints_bar`."""
 
     def __init__(self, bar: Any, label: str) -> None:
         self._bar = bar

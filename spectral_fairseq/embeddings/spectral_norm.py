@@ -111,9 +111,6 @@ class SpectralNormEmbedding(FactoredEmbedding):
     def factor(self, weight: Tensor) -> Dict[str, Tensor]:
         """The state dict with which this table equals a dense one; deterministic.
 
-        Args:
-            weight: W, shape (N, d).
-
         Returns:
             The three entries, with c = sigma_max(W).
         """

@@ -198,9 +198,6 @@ class SVDEmbedding(FactoredEmbedding):
     def factor(self, weight: Tensor) -> Dict[str, Tensor]:
         """The state dict with which this table equals a dense one; deterministic.
 
-        Args:
-            weight: W, shape (N, d).
-
         Returns:
             The five entries; an automatic c1 then refers to the norm of ``weight``.
 

@@ -165,9 +165,6 @@ class WeightNormEmbedding(FactoredEmbedding):
         v is the dense table itself, so that an optimiser step on v turns a vector as far as the
         same step on the plain table.
 
-        Args:
-            weight: W, shape (N, d).
-
         Returns:
             The two entries.
         """

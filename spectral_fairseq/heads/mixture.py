@@ -216,13 +216,9 @@ class MixtureHead(Head):
     def mixed_loss(
         self, contexts: Tensor, log_prior: Tensor, targets: Tensor, **smoothing: Any
     ) -> Tuple[Tensor, Tensor]:
-        """The loss of a mixture.
+        """The loss of contexts h_k, shape (T, K, d), with log pi, shape (T, K).
 
-        Args:
-            contexts: h_k, shape (T, K, d).
-            log_prior: log pi, shape (T, K).
-            targets: shape (T,).
-            **smoothing: ``label_smoothing`` and ``ignore_index`` of :meth:`loss`.
+        ``smoothing`` is ``label_smoothing`` and ``ignore_index`` of :meth:`loss`.
         """
         raise NotImplementedError
 
@@ -234,15 +230,7 @@ class MixtureHead(Head):
         epsilon: float,
         **smoothing: Any,
     ) -> AdversarialLoss:
-        """The loss of a mixture with lowered target logits.
-
-        Args:
-            contexts: h_k, shape (T, K, d).
-            log_prior: log pi, shape (T, K).
-            targets: shape (T,).
-            epsilon: of :meth:`adversarial_loss`.
-            **smoothing: ``label_smoothing`` and ``ignore_index`` of :meth:`loss`.
-        """
+        """The same with lowered target logits, as of :meth:`adversarial_loss`."""
         raise NotImplementedError
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:

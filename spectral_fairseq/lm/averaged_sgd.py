@@ -31,9 +31,6 @@ from spectral_fairseq.errors import CheckpointError, ConfigurationError
 def saved_groups(state_dict: Mapping[str, Any]) -> List[Dict[str, Any]]:
     """The groups of parameters in the saved state of an optimiser.
 
-    Args:
-        state_dict: of an optimiser of torch, as a file holds it.
-
     Raises:
         CheckpointError: it has no groups of parameters, or no state.
     """
@@ -130,12 +127,6 @@ class AveragedSGD(torch.optim.Optimizer):
     ) -> Any:
         """Take one step of SGD and, if averaging has started, add the new iterate to the average.
 
-        Args:
-            closure: computes the loss and its gradients again; rarely needed.
-
-        Returns:
-            The result of ``closure``, or None without one.
-
         Raises:
             ConfigurationError: the parameters hold their averages, and the gradients belong to
                 those.
@@ -189,11 +180,7 @@ class AveragedSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def use_iterates(self) -> bool:
-        """Undo :meth:`use_averages` exactly.
-
-        Returns:
-            Whether any parameter changed.
-        """
+        """Undo :meth:`use_averages` exactly, and return whether any parameter changed."""
         changed = False
         for parameter in self._parameters():
             if ITERATE in self.state.get(parameter, {}):
@@ -272,11 +259,7 @@ class NonMonotonicTrigger:
         return min(self.history[: max(0, len(self.history) - self.interval)], default=math.inf)
 
     def check(self, loss: float) -> bool:
-        """Record the next loss and return whether the criterion fires.
-
-        Args:
-            loss: of the validation set; lower is better.
-        """
+        """Record the next loss and return whether the criterion fires."""
         loss = math.inf if math.isnan(loss) else float(loss)
         fires = loss > self.reference
         self.history.append(loss)

@@ -100,12 +100,6 @@ class CoupledAdam(torch.optim.Optimizer):
     ) -> Any:
         """Take one step; parameters without a gradient keep their values.
 
-        Args:
-            closure: computes the loss and its gradients again; rarely needed.
-
-        Returns:
-            The result of ``closure``, or None without one.
-
         Raises:
             CheckpointError: moments were loaded that were coupled and now are not, or the reverse.
         """

@@ -29,11 +29,7 @@ from spectral_fairseq.lm.evaluation import Corpus, Reader, differentiable
 
 
 def check_rates(rates: DynamicRates) -> None:
-    """Refuse rates outside their range.
-
-    Raises:
-        ConfigurationError: eta or lambda below 0, or epsilon not above 0.
-    """
+    """Refuse eta or lambda below 0, and an epsilon that is not above 0."""
     for name, value, positive in (
         ("rate (eta)", rates.rate, False),
         ("decay (lambda)", rates.decay, False),

@@ -232,20 +232,11 @@ class Reader:
         self.start = start
 
     def segments(self, corpus: Corpus) -> Iterator[Segment]:
-        """Yield the segments of the corpus in the order of reading.
-
-        Raises:
-            DataError: the corpus is too short to be cut.
-        """
+        """Yield the segments of the corpus in the order of reading."""
         raise NotImplementedError
 
     def predict(self, segment: Segment, carry: Carry) -> Predictions:
-        """Run the model on one segment.
-
-        Args:
-            segment: one of :meth:`segments`.
-            carry: a new one for each pass through a corpus.
-        """
+        """Run the model on one segment; each pass through a corpus has a carry of its own."""
         raise NotImplementedError
 
     @property
@@ -315,11 +306,7 @@ class CacheGrid:
     weights: Sequence[float]
 
     def check(self) -> None:
-        """Refuse impossible values.
-
-        Raises:
-            ConfigurationError: a parameter without a value, or a value outside its range.
-        """
+        """Refuse impossible values."""
         ContinuousCache(self.window)
         for name, values in (("theta", self.thetas), ("lambda", self.weights)):
             if len(values) < 1:

@@ -76,11 +76,7 @@ class GridSearch:
 
 
 def check_dynamic_grid(rates: Sequence[float], decays: Sequence[float], epsilon: float) -> None:
-    """Refuse a grid with an impossible point.
-
-    Raises:
-        ConfigurationError: an axis without a value, or a value outside its range.
-    """
+    """Refuse a grid with an impossible point."""
     if not rates or not decays:
         raise ConfigurationError(
             "a grid with a value on each axis", "an empty list", "Give at least one value."
@@ -97,15 +93,7 @@ def search_cache(
     dynamic: Optional[DynamicEvaluation] = None,
     progress: ProgressCallback = ignore_progress,
 ) -> GridSearch:
-    """Evaluate every theta with every lambda, in one pass.
-
-    Args:
-        reader: the model.
-        corpus: the validation corpus.
-        grid: values to try.
-        dynamic: adapts the model during the pass; its weights are restored afterwards.
-        progress: called after each segment with its number of tokens.
-    """
+    """Evaluate every theta with every lambda, in one pass of a model that may adapt meanwhile."""
     if dynamic is None:
         found = evaluate(reader, corpus, cache=grid, progress=progress)
     else:
@@ -129,13 +117,7 @@ def search_dynamic(
 ) -> GridSearch:
     """Evaluate every given point in turn, each starting from the trained weights.
 
-    Args:
-        reader: the model; its weights are restored afterwards.
-        corpus: the validation corpus.
-        statistics: of the training corpus.
-        rates: the points of the grid.
-        labels: the values to report for each point.
-        progress: called after each segment of each point with its number of tokens.
+    ``labels`` are the values to report for each point. The trained weights are restored.
     """
     points, tokens = [], 0
     for point, label in zip(rates, labels):

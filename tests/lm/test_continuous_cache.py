@@ -4,7 +4,7 @@ import torch
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.adaptation import interpolate
 from spectral_fairseq.lm.evaluation import ContinuousCache
-from tests.functional.test_continuous_cache import of_targets, stream
+from tests.functional.test_adaptation import of_targets, stream
 from tests.reference import cache as reference
 
 

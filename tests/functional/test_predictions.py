@@ -1,10 +1,20 @@
+"""The hull of hidden states."""
+
 import math
+from itertools import product
 
 import pytest
 import torch
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.predictions import ExpectedPairwiseKL
+from spectral_fairseq.functional.predictions import (
+    ExpectedPairwiseKL,
+    StateStatistics,
+    hull_probability,
+    separate,
+)
+from tests.reference import isoscore as naive_isoscore
+from tests.reference import isotropy as naive
 from tests.reference.divergence import expected_pairwise_kl
 
 
@@ -48,3 +58,35 @@ def test_what_is_not_a_number_shows():
     contexts = torch.randn(4, 5).log_softmax(1)
     contexts[2] = math.nan
     assert math.isnan(in_blocks(contexts, 2))
+
+
+def test_against_the_naive_forms():
+    torch.manual_seed(0)
+    states = torch.randn(47, 9) + 0.5
+    states[4] = 0
+    statistics = StateStatistics(9)
+    for block in states.split(10):
+        statistics.add(block)
+    assert statistics.mean_cosine() == pytest.approx(naive.mean_cosine(states))
+    assert statistics.isoscore() == pytest.approx(naive_isoscore.isoscore(states.double()))
+    with pytest.raises(DataError):
+        StateStatistics(3).mean_cosine()
+
+
+def test_the_hull_of_a_cube():
+    corners = torch.tensor(list(product((-1.0, 1.0), repeat=3)))
+    for point in ((0, 0, 0), (0.9, -0.9, 0.9), (1, 1, 1)):
+        assert separate(corners, torch.tensor(point).float()).inside
+    for point in ((1.1, 0, 0), (1.01, -1.01, 1.01)):
+        found = separate(corners, torch.tensor(point).float())
+        assert not found.inside
+        assert ((corners.double() - torch.tensor(point).double()) @ found.direction < 0).all()
+
+
+@pytest.mark.slow
+def test_wendels_probability():
+    assert hull_probability(3, 3) == 0
+    assert hull_probability(2000, 1000) == pytest.approx(0.5, abs=0.01)
+    torch.manual_seed(0)
+    hits = sum(separate(torch.randn(5, 2), torch.zeros(2)).inside for _ in range(300))
+    assert hits / 300 == pytest.approx(hull_probability(5, 2), abs=3 * math.sqrt(0.25 / 300))

@@ -3,10 +3,12 @@ import math
 import pytest
 import torch
 
-from spectral_fairseq.errors import DataError
+from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.spectra import (
     BlockwiseSpectrum,
+    accumulate_gram,
     gram,
+    mirror_gram,
     right_singular_system,
     singular_values,
     singular_values_of_gram,
@@ -150,3 +152,66 @@ def test_a_large_degenerate_table_keeps_its_whole_spectrum():
     found.log().sum().backward()
     expected = torch.linalg.pinv(matrix).t()
     torch.testing.assert_close(leaf.grad.double(), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dim", [1, 7, 64, 65, 130, 700])
+def test_the_whole_product(dim):
+    torch.manual_seed(0)
+    matrix = torch.randn(37, dim, dtype=torch.float64)
+    gram = torch.zeros(dim, dim, dtype=torch.float64)
+    for block in matrix.split(11):
+        accumulate_gram(gram, block)
+    assert mirror_gram(gram) is gram
+    torch.testing.assert_close(gram, matrix.t() @ matrix, rtol=1e-11, atol=1e-11)
+    assert torch.equal(gram, gram.t())
+    # Mirroring again changes nothing, so more blocks may follow.
+    assert torch.equal(mirror_gram(gram.clone()), gram)
+    accumulate_gram(gram, matrix)
+    torch.testing.assert_close(mirror_gram(gram), 2 * matrix.t() @ matrix, rtol=1e-11, atol=1e-11)
+
+
+def test_excluded_rows_get_no_gradient_at_all():
+    """Adam would make whole steps of what is left by rounding."""
+    torch.manual_seed(0)
+    matrix = torch.randn(50, 8, dtype=torch.float64, requires_grad=True)
+    excluded = torch.tensor([0, 7])
+    gram(matrix, excluded).cumsum(0).square().sum().backward()
+    kept = torch.ones(50, dtype=torch.bool)
+    kept[excluded] = False
+    rows = matrix.detach()[kept].requires_grad_()
+    (rows.t() @ rows).cumsum(0).square().sum().backward()
+    assert not matrix.grad[excluded].any()
+    torch.testing.assert_close(matrix.grad[kept], rows.grad)
+
+
+def spectrum_of(matrix, block=17, bound=None):
+    spectrum = BlockwiseSpectrum(bound or matrix.size(0), matrix.size(1))
+    for rows in matrix.split(block):
+        spectrum.add(rows)
+    return spectrum.singular_values()
+
+
+@pytest.mark.parametrize("rows, columns", [(61, 23), (23, 61), (40, 40), (1, 5), (5, 1)])
+def test_blockwise_singular_values(rows, columns):
+    torch.manual_seed(0)
+    matrix = torch.randn(rows, columns)
+    expected = torch.linalg.svdvals(matrix.double())
+    assert torch.allclose(spectrum_of(matrix), expected, rtol=1e-9)
+
+
+def test_fewer_rows_than_announced():
+    matrix = torch.randn(9, 13)
+    expected = torch.linalg.svdvals(matrix.double())
+    assert torch.allclose(spectrum_of(matrix, bound=500), expected, rtol=1e-7)
+
+
+def test_what_cannot_be_measured():
+    with pytest.raises(ConfigurationError, match="float64"):
+        BlockwiseSpectrum(4, 3).add(torch.ones(2, 3, dtype=torch.float64))
+    with pytest.raises(DataError, match="3 columns"):
+        BlockwiseSpectrum(4, 3).add(torch.ones(2, 4))
+    with pytest.raises(DataError, match="at least one row"):
+        BlockwiseSpectrum(4, 3).singular_values()
+    for bound in (2, 9):
+        with pytest.raises(DataError, match="finite"):
+            spectrum_of(torch.tensor([[0.0, -math.inf, 1.0], [1.0, 1.0, 1.0]]), bound=bound)

@@ -7,7 +7,13 @@ from spectral_fairseq.functional import adaptive_loss as adaptive_softmax
 from spectral_fairseq.functional import blocks
 from spectral_fairseq.functional import mixture_loss as mixture
 from spectral_fairseq.functional import softmax_loss as blockwise
-from spectral_fairseq.functional.blocks import filled, padded, rows_for, token_blocks
+from spectral_fairseq.functional.blocks import (
+    filled,
+    padded,
+    rows_for,
+    token_blocks,
+    without_ignored,
+)
 
 
 @pytest.mark.parametrize("block", [1, 7, 100])
@@ -139,3 +145,24 @@ def test_products_have_few_shapes_whatever_the_batch(loss, monkeypatch):
     for tokens in range(32, 64):
         value_and_gradients(loss, tokens)
     assert len(shapes) > 2 * few
+
+
+@pytest.mark.parametrize("ignored", [(), (0, 3, 4), (0, 1, 2, 3, 4)])
+def test_rows_and_gradients_are_those_of_a_mask(ignored):
+    targets = torch.tensor([5, 6, 7, 8, 9])
+    targets[list(ignored)] = 1
+    values = torch.randn(5, 2, 3, requires_grad=True)
+    other = torch.randn(5, requires_grad=True)
+    kept, *found = without_ignored(1, targets, values, other)
+    mask = targets.ne(1)
+    assert torch.equal(kept, targets[mask])
+    for each, one in zip((values, other), found):
+        assert torch.equal(one, each[mask])
+        upstream = torch.randn_like(one)
+        gradients = [torch.autograd.grad(x, each, upstream)[0] for x in (one, each[mask])]
+        torch.testing.assert_close(*gradients)
+
+
+def test_nothing_is_copied_where_nothing_is_ignored():
+    targets, values = torch.tensor([1, 2]), torch.ones(2, 3)
+    assert all(a is b for a, b in zip(without_ignored(None, targets, values), (targets, values)))

@@ -1,0 +1,280 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.row_penalties import (
+    activation_regularization,
+    cosine_penalty,
+    log_count_target,
+    mean_vector_penalty,
+    smoothed_log_counts,
+    temporal_activation_regularization,
+    weight_norm_penalty,
+)
+from tests.reference import cosine as reference
+from tests.reference import weight_norm as weight_norm_reference
+
+
+def table(n, d, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, d, generator=generator, dtype=torch.float64).to(dtype) + 0.3
+
+
+SHAPES = [(1, 3, []), (13, 5, []), (29, 7, [0, 11, 28]), (6, 31, [5])]
+
+
+@pytest.mark.parametrize("n, d, excluded", SHAPES)
+def test_penalty_and_gradient_equal_the_pairwise_form(n, d, excluded):
+    matrix = table(n, d).requires_grad_()
+    fast = cosine_penalty(matrix, torch.tensor(excluded).long())
+    (fast_gradient,) = torch.autograd.grad(3 * fast, matrix)
+    naive = reference.penalty(matrix, excluded)
+    torch.testing.assert_close(fast, naive, rtol=1e-12, atol=1e-14)
+    expected = torch.zeros_like(matrix)
+    if naive.requires_grad:
+        (expected,) = torch.autograd.grad(3 * naive, matrix)
+    torch.testing.assert_close(fast_gradient, expected, rtol=1e-10, atol=1e-14)
+
+
+def test_float32_parity_on_an_odd_shape():
+    matrix = table(252, 123)
+    fast = cosine_penalty(matrix.float(), torch.tensor([1]))
+    torch.testing.assert_close(fast.double(), reference.penalty(matrix, [1]), rtol=1e-5, atol=1e-7)
+
+
+def test_gradcheck_with_a_non_contiguous_table():
+    matrix = table(4, 9).requires_grad_()
+    assert torch.autograd.gradcheck(lambda m: cosine_penalty(m.t(), torch.tensor([2])), (matrix,))
+
+
+def test_equal_rows_orthogonal_rows_and_opposite_rows():
+    n = 8
+    equal = torch.tensor([0.3, -2.0, 0.1]).expand(n, 3)
+    torch.testing.assert_close(cosine_penalty(equal), torch.tensor((n * n - n) / n**2))
+    orthogonal = 5 * torch.linalg.qr(table(n, n).float())[0]
+    torch.testing.assert_close(cosine_penalty(orthogonal), torch.tensor(0.0), rtol=0, atol=1e-6)
+    opposite = torch.tensor([[1.0, 2.0], [-3.0, -6.0]])
+    torch.testing.assert_close(cosine_penalty(opposite), torch.tensor(-0.5))
+
+
+def test_zero_rows_are_finite_and_add_no_cosine():
+    matrix = table(7, 4, dtype=torch.float32)
+    matrix[3] = 0
+    matrix[5] = 1e-30
+    matrix.requires_grad_()
+    value = cosine_penalty(matrix)
+    value.backward()
+    rest = matrix.detach()[[0, 1, 2, 4, 6]]
+    torch.testing.assert_close(value.detach(), cosine_penalty(rest) * 25 / 49)
+    assert torch.isfinite(matrix.grad).all()
+    assert matrix.grad[[3, 5]].abs().sum() == 0 and matrix.grad[0].abs().sum() > 0
+
+
+def test_lengths_do_not_matter_and_gradients_are_tangential():
+    matrix = table(17, 6).requires_grad_()
+    lengths = torch.linspace(0.01, 40, 17, dtype=torch.float64).unsqueeze(1)
+    value = cosine_penalty(matrix)
+    torch.testing.assert_close(cosine_penalty(matrix * lengths), value)
+    value.backward()
+    radial = (matrix.grad * matrix.detach()).sum(1)
+    torch.testing.assert_close(radial, torch.zeros_like(radial), rtol=0, atol=1e-15)
+
+
+def test_a_table_without_words_is_refused():
+    with pytest.raises(ConfigurationError, match="at least one row"):
+        cosine_penalty(torch.ones(2, 3), torch.tensor([0, 1]))
+
+
+def test_mean_cosine_falls_in_training():
+    """What the paper's Figure 2 shows: with the penalty the vectors leave their common cone."""
+
+    def trained(weight):
+        generator = torch.Generator().manual_seed(0)
+        matrix = torch.randn(60, 8, generator=generator) + 1.0
+        features = torch.randn(256, 8, generator=generator)
+        targets = torch.randint(0, 60, (256,), generator=generator)
+        matrix.requires_grad_()
+        optimiser = torch.optim.Adam([matrix], lr=0.02)
+        for _ in range(60):
+            loss = F.cross_entropy(features @ matrix.t(), targets)
+            optimiser.zero_grad()
+            (loss + weight * cosine_penalty(matrix)).backward()
+            optimiser.step()
+        return float(cosine_penalty(matrix.detach()))
+
+    assert trained(1.0) < trained(0.0)
+
+
+def random_rows(n, d, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, d, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("n, d, excluded", [(1, 3, []), (13, 5, []), (29, 7, [0, 11, 28])])
+@pytest.mark.parametrize("per_word", [False, True])
+def test_penalty_and_gradient_equal_the_naive_form(n, d, excluded, per_word):
+    matrix = random_rows(n, d).requires_grad_()
+    targets = torch.linspace(0.5, 3, n, dtype=torch.float64) if per_word else torch.full((n,), 2.0)
+    target = targets if per_word else 2.0
+    fast = weight_norm_penalty(row_norms(matrix), target, torch.tensor(excluded).long())
+    (fast_gradient,) = torch.autograd.grad(fast, matrix)
+    naive = weight_norm_reference.penalty(matrix, targets, excluded)
+    (expected,) = torch.autograd.grad(naive, matrix)
+    torch.testing.assert_close(fast, naive, rtol=1e-12, atol=0)
+    torch.testing.assert_close(fast_gradient, expected, rtol=1e-10, atol=1e-14)
+
+
+def test_weight_norm_in_float32_on_an_odd_shape():
+    matrix = random_rows(507, 123)
+    fast = weight_norm_penalty(row_norms(matrix.float()), 2.0)
+    naive = weight_norm_reference.penalty(matrix, [2.0] * 507)
+    torch.testing.assert_close(fast.double(), naive, rtol=1e-5, atol=0)
+
+
+def test_gradcheck():
+    matrix = random_rows(7, 3).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda m: weight_norm_penalty(row_norms(m), 1.5, torch.tensor([2])), (matrix,)
+    )
+
+
+def test_equal_rows_give_the_root_of_the_sum():
+    matrix = torch.tensor([3.0, 4.0]).expand(9, 2)
+    torch.testing.assert_close(weight_norm_penalty(row_norms(matrix), 2.0), torch.tensor(9.0))
+
+
+def test_norms_at_their_target_and_zero_rows_have_finite_gradients():
+    matrix = 2 * F.normalize(random_rows(6, 4), dim=1)
+    matrix.requires_grad_()
+    value = weight_norm_penalty(row_norms(matrix), 2.0)
+    value.backward()
+    assert float(value.detach()) <= 1.001e-4 and torch.isfinite(matrix.grad).all()
+    matrix = random_rows(6, 4)
+    matrix[2] = 0
+    matrix.requires_grad_()
+    weight_norm_penalty(row_norms(matrix), 2.0).backward()
+    assert torch.isfinite(matrix.grad).all() and matrix.grad[2].abs().sum() == 0
+
+
+def test_norms_gather_round_the_target_in_training():
+    def spread(weight):
+        generator = torch.Generator().manual_seed(0)
+        matrix = torch.randn(60, 8, generator=generator)
+        features = torch.randn(256, 8, generator=generator)
+        targets = torch.randint(0, 60, (256,), generator=generator)
+        matrix.requires_grad_()
+        optimiser = torch.optim.Adam([matrix], lr=0.02)
+        for _ in range(60):
+            loss = F.cross_entropy(features @ matrix.t(), targets)
+            penalty = weight_norm_penalty(row_norms(matrix), 2.0)
+            optimiser.zero_grad()
+            (loss + weight * penalty).backward()
+            optimiser.step()
+        return float((row_norms(matrix.detach()) - 2.0).abs().mean())
+
+    assert spread(0.1) < 0.5 * spread(0.0)
+
+
+def test_log_counts_are_positive_and_follow_the_counts():
+    logs = smoothed_log_counts([0, 1, 2, 100, 10**9])
+    assert float(logs[0]) == float(logs[1]) == pytest.approx(math.log(2))
+    assert (logs[1:].diff() > 0).all()
+    assert float(logs[3]) == pytest.approx(math.log(100), rel=3e-3)
+
+
+@pytest.mark.parametrize(
+    "counts, message",
+    [
+        ([], "0 symbols"),
+        ([0, 1, 1], "fairseq-preprocess"),
+        ([3, -1], "-1"),
+        ([3, float("nan")], "nan"),
+    ],
+)
+def test_counts_that_say_nothing_are_refused(counts, message):
+    with pytest.raises(DataError, match=message):
+        smoothed_log_counts(counts)
+
+
+def test_target_by_count_keeps_the_mean_of_the_rows_that_count():
+    logs = smoothed_log_counts([0, 50, 7, 3, 0])
+    target = log_count_target(logs, 2.0, torch.tensor([0, 4]))
+    assert float(target[1:4].mean()) == pytest.approx(2.0)
+    torch.testing.assert_close(target / target[1], logs / logs[1])
+    with pytest.raises(ConfigurationError, match="positive sum"):
+        log_count_target(torch.zeros(3), 2.0)
+
+
+@pytest.mark.parametrize("n, d, excluded", [(1, 3, []), (13, 5, [0, 12])])
+def test_value_and_gradient(n, d, excluded):
+    matrix = table(n, d).requires_grad_()
+    value = mean_vector_penalty(matrix, torch.tensor(excluded).long())
+    counted = matrix.detach()[[i for i in range(n) if i not in excluded]]
+    torch.testing.assert_close(value.detach(), (counted.mean(0) ** 2).sum())
+    (gradient,) = torch.autograd.grad(value, matrix)
+    expected = (2 * counted.mean(0) / len(counted)).repeat(n, 1)
+    expected[excluded] = 0
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_a_shift_of_all_rows_is_all_that_it_sees():
+    matrix = table(9, 4)
+    centred = matrix - matrix.mean(0)
+    assert float(mean_vector_penalty(centred)) < 1e-30
+    shift = torch.tensor([3.0, 0, -4, 0], dtype=torch.float64)
+    torch.testing.assert_close(mean_vector_penalty(centred + shift), shift.new_tensor(25.0))
+
+
+def test_the_mean_of_no_words_is_refused():
+    with pytest.raises(ConfigurationError, match="at least one row"):
+        mean_vector_penalty(torch.ones(2, 3), torch.tensor([0, 1]))
+
+
+def test_means_of_squares_by_hand():
+    h = torch.tensor([[[1.0, 2.0], [3.0, 0.0], [0.0, 0.0]]])
+    assert activation_regularization(h).item() == pytest.approx(14 / 6)
+    # changes: (2, -2), (-3, 0)
+    assert temporal_activation_regularization(h).item() == pytest.approx((8 + 9) / 4)
+
+
+def test_padding_counts_for_nothing():
+    torch.manual_seed(0)
+    h = torch.randn(2, 5, 3)
+    counted = torch.ones(2, 5, dtype=torch.bool)
+    counted[1, 3:] = False
+    changed = h.clone()
+    changed[1, 3:] = 1e3
+    ar = (h[0].square().sum() + h[1, :3].square().sum()) / (8 * 3)
+    differences = [h[0, 1:] - h[0, :-1], h[1, 1:3] - h[1, :2]]
+    tar = sum(d.square().sum() for d in differences) / (6 * 3)
+    for values in (h, changed):
+        torch.testing.assert_close(activation_regularization(values, counted), ar)
+        torch.testing.assert_close(temporal_activation_regularization(values, counted), tar)
+        # Backwards, padding comes first, and squares of changes are the same.
+        backwards = values.flip(1), counted.flip(1)
+        torch.testing.assert_close(temporal_activation_regularization(*backwards), tar)
+
+
+@pytest.mark.parametrize("penalty", [activation_regularization, temporal_activation_regularization])
+def test_gradients(penalty):
+    torch.manual_seed(0)
+    h = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
+    counted = torch.tensor([[True, True, True, True], [True, True, False, False]])
+    assert torch.autograd.gradcheck(lambda x: penalty(x, counted), (h,))
+    assert torch.autograd.gradcheck(penalty, (h,))
+
+
+def test_one_position_has_no_change_and_all_padding_is_zero():
+    h = torch.ones(2, 1, 3)
+    assert temporal_activation_regularization(h).item() == 0
+    nothing = torch.zeros(2, 1, dtype=torch.bool)
+    assert activation_regularization(h, nothing).item() == 0
+
+
+def test_half_precision_is_squared_in_float32():
+    h = torch.full((1, 2, 4), 300.0, dtype=torch.float16)
+    assert activation_regularization(h).item() == 90000.0

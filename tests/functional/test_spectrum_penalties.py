@@ -1,0 +1,307 @@
+import math
+
+import pytest
+import torch
+
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.spectra import gram, singular_values
+from spectral_fairseq.functional.spectrum_penalties import (
+    d_optimal_penalty,
+    dominant_vector,
+    normalized_d_optimal_penalty,
+    orthogonality_penalty,
+    prior_spectrum,
+    spectral_defect,
+    spectral_normalization_penalty,
+    spectrum_penalty,
+)
+from tests.reference import d_optimal as d_optimal_reference
+from tests.reference import orthogonality as orthogonality_reference
+from tests.reference import spectral_normalization as normalization_reference
+from tests.reference import spectrum as reference
+
+PRIORS = [("exponential", 0.01, 1.0), ("exponential", 0.3, 0.5), ("polynomial", 0.0, 0.5)]
+
+
+@pytest.mark.parametrize("kind, c2, gamma", PRIORS)
+@pytest.mark.parametrize("dim", [1, 7, 123])
+def test_prior_equals_its_formula(kind, c2, gamma, dim):
+    fast = prior_spectrum(kind, dim, c1=2.5, c2=c2, gamma=gamma, dtype=torch.float64)
+    naive = torch.tensor(reference.prior(kind, dim, 2.5, c2, gamma), dtype=torch.float64)
+    torch.testing.assert_close(fast, naive, rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("kind, c2, gamma", PRIORS)
+def test_automatic_c1_keeps_the_frobenius_norm(kind, c2, gamma):
+    prior = prior_spectrum(kind, 57, c2=c2, gamma=gamma, frobenius_norm=31.0, dtype=torch.float64)
+    assert math.isclose(float(prior.norm()), 31.0, rel_tol=1e-12)
+    fixed = prior_spectrum(kind, 57, c1=1.0, c2=c2, gamma=gamma, dtype=torch.float64)
+    torch.testing.assert_close(prior / prior[0], fixed / fixed[0])
+
+
+@pytest.mark.parametrize("dim", [1, 2, 33])
+def test_penalty_equals_its_formula_whatever_order_and_sign(dim):
+    generator = torch.Generator().manual_seed(dim)
+    sigma = torch.randn(dim, generator=generator, dtype=torch.float64)
+    target = prior_spectrum("polynomial", dim, c1=1.3, gamma=0.5, dtype=torch.float64)
+    value = spectrum_penalty(sigma, target)
+    assert math.isclose(float(value), reference.penalty(sigma, target), rel_tol=1e-12)
+    shuffled = -sigma[torch.randperm(dim, generator=generator)]
+    torch.testing.assert_close(spectrum_penalty(shuffled, target), value)
+
+
+def test_penalty_is_zero_at_the_prior_and_gradcheck():
+    target = prior_spectrum("exponential", 9, c1=2.0, c2=0.1, gamma=1.0, dtype=torch.float64)
+    assert float(spectrum_penalty(target.flip(0), target)) == 0
+    sigma = torch.linspace(-2, 3, 9, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda s: spectrum_penalty(s, target), (sigma,))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"kind": "linear", "c1": 1.0}, "exponential, polynomial"),
+        ({"kind": "exponential", "c1": -1.0}, "`c1`"),
+        ({"kind": "exponential", "c1": 0.0}, "leave `c1` out"),
+        ({"kind": "exponential", "c1": 1.0, "c2": -0.1}, "`c2`"),
+        ({"kind": "polynomial", "c1": 1.0, "gamma": float("nan")}, "`gamma`"),
+        ({"kind": "exponential", "c1": 1.0, "c2": 50.0}, "smallest singular value"),
+        (
+            {"kind": "exponential", "c1": None, "c2": 1e30, "frobenius_norm": 1.0},
+            "smallest singular value",
+        ),
+        ({"kind": "polynomial"}, "`frobenius_norm`"),
+    ],
+)
+def test_bad_prior_is_refused_with_what_to_do(options, message):
+    kind = options.pop("kind")
+    with pytest.raises(ConfigurationError, match=message):
+        prior_spectrum(kind, 64, **options)
+
+
+def factors(n, d, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    u = torch.randn(n, d, generator=generator, dtype=torch.float64) / n**0.5
+    v = torch.eye(d, dtype=torch.float64)
+    v = v + 0.1 * torch.randn(d, d, generator=generator, dtype=torch.float64)
+    return u, v
+
+
+@pytest.mark.parametrize("n, d, excluded", [(13, 5, []), (123, 7, [0, 60, 122]), (31, 30, [1])])
+@pytest.mark.parametrize(
+    "weights", [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (0.3, 0.7, 2.0, 0.1)]
+)
+def test_penalty_and_gradient_equal_the_naive_form(n, d, excluded, weights):
+    u, v = (x.requires_grad_() for x in factors(n, d))
+    fast = orthogonality_penalty(gram(u, torch.tensor(excluded).long()), gram(v), weights)
+    fast.backward()
+    fast_gradients = u.grad, v.grad
+    u.grad = v.grad = None
+    naive = orthogonality_reference.penalty(
+        orthogonality_reference.without_rows(u, excluded), v, weights
+    )
+    naive.backward()
+    torch.testing.assert_close(fast.double(), naive.detach(), rtol=1e-12, atol=1e-12)
+    for got, parameter in zip(fast_gradients, (u, v)):
+        expected = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+        got = got if got is not None else torch.zeros_like(parameter)
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_orthogonality_in_float32_on_an_odd_shape():
+    u, v = factors(507, 123)
+    weights = (1.0, 1.0, 1.0, 1.0)
+    fast = orthogonality_penalty(gram(u.float()), gram(v.float()), weights)
+    naive = orthogonality_reference.penalty(u, v, weights)
+    torch.testing.assert_close(fast.double(), naive, rtol=1e-5, atol=1e-6)
+
+
+def test_gradcheck():
+    u, v = (x.requires_grad_() for x in factors(11, 4, seed=3))
+
+    def penalty(u, v):
+        return orthogonality_penalty(gram(u, torch.tensor([2])), gram(v), (0.5, 0.4, 0.3, 0.2))
+
+    assert torch.autograd.gradcheck(penalty, (u, v))
+
+
+def test_orthonormal_columns_cost_nothing_and_give_finite_gradients():
+    """Every eigenvalue of the residual coincides there: the spectral term must stay finite."""
+    u = torch.linalg.qr(factors(40, 6)[0])[0].requires_grad_()
+    v = torch.eye(6, dtype=torch.float64, requires_grad=True)
+    value = orthogonality_penalty(gram(u), gram(v), (1.0, 1.0, 1.0, 1.0))
+    value.backward()
+    assert float(value.detach()) < 1e-24
+    assert torch.isfinite(u.grad).all() and torch.isfinite(v.grad).all()
+
+
+def test_spectral_term_is_exact_where_one_power_iteration_is_not():
+    u, _ = factors(200, 50, seed=5)
+    exact = orthogonality_penalty(gram(u), torch.eye(50).double(), (0, 0, 1.0, 0))
+    torch.testing.assert_close(exact, orthogonality_reference.defects(u)[1], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    "eigenvalues",
+    [
+        (3.0, -1.0, 0.5, 0.0),
+        (-2.0, 1.9, 1.0, 0.1),
+        (2.0, -2.0, 1.0, 0.5),  # of equal size and opposite sign
+        (1.0, 1.0, 1.0, -1.0),
+        (1.0, 0.9999, -0.9998, 0.0),  # closer than the squarings can separate
+        (0.0, 0.0, 0.0, 0.0),
+    ],
+)
+def test_dominant_vector_has_the_spectral_norm(eigenvalues):
+    generator = torch.Generator().manual_seed(0)
+    basis, _ = torch.linalg.qr(torch.randn(4, 4, generator=generator))
+    symmetric = (basis * torch.tensor(eigenvalues)) @ basis.t()
+    found = (symmetric @ dominant_vector(symmetric)).norm()
+    assert abs(float(found) - max(map(abs, eigenvalues))) < 1e-3
+
+
+def test_spectral_defect_on_a_gpu_has_the_value_and_gradient_of_the_cpu():
+    virtual = pytest.importorskip("tests.cuda.virtual_cuda", exc_type=ImportError)
+    generator = torch.Generator().manual_seed(1)
+    residual = torch.randn(6, 6, generator=generator)
+    residual = (residual + residual.t()).requires_grad_()
+    expected = torch.autograd.grad(spectral_defect(residual), residual)[0]
+    with virtual.virtual_cuda() as log:
+        moved = residual.detach().cuda().requires_grad_()
+        log.events.clear()
+        value = spectral_defect(moved)
+        value.backward()
+        waits = log.ours("sync")
+        gradient = moved.grad.cpu()
+    assert not waits
+    torch.testing.assert_close(value.detach().cpu(), spectral_defect(residual).detach())
+    torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-3)
+
+
+def spectrum(d, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(d, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("d", [1, 2, 57])
+def test_penalty_equals_its_formula_whatever_order_sign_and_scale(d):
+    sigma = spectrum(d)
+    value = spectral_normalization_penalty(sigma)
+    assert float(value) == pytest.approx(
+        normalization_reference.penalty(sigma), rel=1e-12, abs=1e-14
+    )
+    torch.testing.assert_close(spectral_normalization_penalty(-7.5 * sigma.flip(0)), value)
+    fast = spectral_normalization_penalty(sigma.float()).double()
+    torch.testing.assert_close(fast, value, rtol=1e-5, atol=1e-6)
+
+
+def test_gradcheck_of_a_spectrum_and_of_a_table():
+    sigma = spectrum(6).requires_grad_()
+    assert torch.autograd.gradcheck(spectral_normalization_penalty, (sigma,))
+    matrix = spectrum(27).view(9, 3).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda m: spectral_normalization_penalty(singular_values(m)), (matrix,)
+    )
+
+
+def test_flat_rank_one_and_zero_spectra():
+    assert float(spectral_normalization_penalty(torch.full((5,), 3.0))) == 0
+    matrix = torch.ones(8, 3)  # all rows equal
+    matrix[2] = 0
+    matrix.requires_grad_()
+    value = spectral_normalization_penalty(singular_values(matrix))
+    value.backward()
+    assert float(value.detach()) == 2.0 and torch.isfinite(matrix.grad).all()
+    zero = torch.zeros(4, requires_grad=True)
+    value = spectral_normalization_penalty(zero)
+    value.backward()
+    assert float(value.detach()) == 4.0 and torch.isfinite(zero.grad).all()
+
+
+def test_descent_flattens_the_spectrum_and_leaves_its_scale():
+    """Appendix B of the spectrum-control paper: all values close to the largest."""
+    matrix = (spectrum(200).view(40, 5) * torch.linspace(0.3, 2, 5)).requires_grad_()
+    start = singular_values(matrix.detach())
+    optimiser = torch.optim.SGD([matrix], lr=2.0)
+    for _ in range(60):
+        optimiser.zero_grad()
+        spectral_normalization_penalty(singular_values(matrix)).backward()
+        # R does not depend on scale, so its gradient does not change the scale.
+        assert abs(float((matrix.grad * matrix.detach()).sum())) < 1e-12
+        optimiser.step()
+    end = singular_values(matrix.detach())
+    assert float(end[-1] / end[0]) > 2 * float(start[-1] / start[0])
+
+
+def table(n, d, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, d, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("n, d", [(5, 1), (13, 5), (123, 7)])
+def test_penalty_and_gradient_equal_those_of_the_determinant(n, d):
+    matrix = table(n, d).requires_grad_()
+    value = d_optimal_penalty(singular_values(matrix))
+    value.backward()
+    torch.testing.assert_close(value.detach(), d_optimal_reference.penalty(matrix.detach()))
+    expected = d_optimal_reference.gradient(matrix.detach())
+    torch.testing.assert_close(matrix.grad, expected, rtol=1e-8, atol=1e-10)
+
+
+def test_d_optimality_in_float32_on_an_odd_shape():
+    matrix = table(507, 123)
+    value = d_optimal_penalty(singular_values(matrix.float()))
+    torch.testing.assert_close(
+        value.double(), d_optimal_reference.penalty(matrix), rtol=1e-5, atol=1e-3
+    )
+
+
+def test_gradcheck_for_a_learned_spectrum_of_any_order_and_sign():
+    sigma = torch.tensor([0.5, -2.0, 1.0], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(d_optimal_penalty, (sigma,))
+    assert float(d_optimal_penalty(sigma)) == pytest.approx(0.0)
+
+
+def test_orthogonal_columns_and_the_effect_of_scale():
+    columns = torch.linalg.qr(table(30, 6))[0]
+    assert float(d_optimal_penalty(singular_values(3 * columns))) == pytest.approx(-6 * math.log(3))
+
+
+@pytest.mark.parametrize("sigma", [[1.0, 0.0, 2.0], [0.0, 0.0]])
+def test_missing_rank_is_finite(sigma):
+    values = torch.tensor(sigma, requires_grad=True)
+    value = d_optimal_penalty(values)
+    value.backward()
+    assert torch.isfinite(value) and torch.isfinite(values.grad).all()
+
+
+def test_equal_rows_and_a_zero_row_are_finite():
+    matrix = torch.ones(8, 3)
+    matrix[2] = 0
+    matrix.requires_grad_()
+    value = d_optimal_penalty(singular_values(matrix))
+    value.backward()
+    assert torch.isfinite(value) and torch.isfinite(matrix.grad).all()
+
+
+def test_descent_raises_the_smallest_value_most():
+    sigma = torch.tensor([4.0, 1.0, 0.25], requires_grad=True)
+    d_optimal_penalty(sigma).backward()
+    torch.testing.assert_close(sigma.grad, -1 / sigma.detach())
+
+
+def test_the_normalized_form_has_a_minimum_and_no_scale():
+    values = torch.tensor([3.0, -2.0, 0.5], dtype=torch.float64, requires_grad=True)
+    expected = -torch.tensor([1.0, 2 / 3, 1 / 6], dtype=torch.float64).log().sum()
+    torch.testing.assert_close(normalized_d_optimal_penalty(values), expected)
+    torch.testing.assert_close(normalized_d_optimal_penalty(7 * values), expected)
+    assert torch.autograd.gradcheck(normalized_d_optimal_penalty, (values,))
+    assert float(normalized_d_optimal_penalty(torch.full((4,), 5.0))) == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("sigma", [[1.0, 0.0, 2.0], [0.0, 0.0]])
+def test_the_normalized_form_is_finite_where_rank_is_missing(sigma):
+    values = torch.tensor(sigma, requires_grad=True)
+    value = normalized_d_optimal_penalty(values)
+    value.backward()
+    assert torch.isfinite(value) and torch.isfinite(values.grad).all()
