@@ -27,7 +27,8 @@ from spectral_fairseq.provenance import distribution_version, import_transformer
 
 # The layout of ``transformers`` in which a Transformer of fairseq computes the same logits.
 #
-# # Note [Which layout]
+# Note [Which layout]
+# -------------------
 # ``transformers`` has no single class for what fairseq's flags span. Of those with fairseq's
 # attention and feed-forward blocks, what decides is where the layer norms stand and how positions
 # are encoded:

@@ -151,11 +151,13 @@ SAFE_LOADING = Patch(
 
 # No string of a setting is run as code: fairseq's ``eval`` takes literals only.
 #
-# # Note [A global named eval] fairseq calls ``eval`` on settings in about twenty modules, many of
-# them while it builds a model, so that the settings of a checkpoint would run code. A name is
-# looked up among the globals of its module before the builtins. So each module of fairseq gets a
-# global ``eval``, those that are loaded now and, by a finder on ``sys.meta_path``, those that will
-# be. Python's own ``eval`` stays as it is.
+# Note [A global named eval]
+# --------------------------
+# fairseq calls ``eval`` on settings in about twenty modules, many of them while it builds a model,
+# so that the settings of a checkpoint would run code. A name is looked up among the globals of its
+# module before the builtins. So each module of fairseq gets a global ``eval``, those that are
+# loaded now and, by a finder on ``sys.meta_path``, those that will be. Python's own ``eval`` stays
+# as it is.
 
 
 PACKAGES = ("fairseq", "fairseq_cli")

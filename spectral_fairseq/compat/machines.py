@@ -258,12 +258,13 @@ JOBLIB_WORKERS = Patch(
 
 # A clean exit when training stops in the middle of an epoch.
 #
-# # Note [Why the exit aborted] ``BufferedIterator`` fills its queue from a daemon thread. When
-# training stops before the epoch's end (``--max-update``), nobody stops that thread. If it is
-# inside torch when the interpreter shuts down, CPython ends it at its next attempt to take the GIL,
-# by unwinding a C++ stack that does not expect it, and the process aborts (exit status 134)
-# although everything was saved. So each thread is asked to stop, and waited for, before the
-# shutdown begins.
+# Note [Why the exit aborted]
+# ---------------------------
+# ``BufferedIterator`` fills its queue from a daemon thread. When training stops before the epoch's
+# end (``--max-update``), nobody stops that thread. If it is inside torch when the interpreter shuts
+# down, CPython ends it at its next attempt to take the GIL, by unwinding a C++ stack that does not
+# expect it, and the process aborts (exit status 134) although everything was saved. So each thread
+# is asked to stop, and waited for, before the shutdown begins.
 
 
 _POLL_SECONDS = 0.1

@@ -22,18 +22,14 @@ from spectral_fairseq.functional.products import (
 # Note [Few shapes]
 # -----------------
 # oneDNN prepares every new shape of a product and caches what it prepared, for a thousand shapes
-# and
-# more. Batches differ in their number of tokens, and so would the last block of each batch:
-# training
-# would meet new shapes for hundreds of updates, and the cached data would lie scattered over the
-# heap, between blocks of 16 MiB that then fit no gap. ``benchmarks/bench_block_memory.py`` shows
-# it:
-# without a limit on the number of shapes a process grows by gigabytes. The last block is therefore
-# filled up with copies of its last row until its size is one of four in an octave: 1, 2, .. 7, 8,
-# 10, 12, 14, 16, 20, .. The copies take part in the products, a tenth of the last block on average,
-# and contribute zero to the loss and to every gradient. Rows of zeros would not do: their scores
-# are
-# the bias alone, and a word whose bias is minus infinity would be the target of some.
+# and more. Batches differ in their number of tokens, and so would the last block of each batch:
+# training would meet new shapes for hundreds of updates, and the cached data would lie scattered
+# over the heap, between blocks of 16 MiB that then fit no gap. ``benchmarks/bench_block_memory.py``
+# shows it: without a limit on the number of shapes a process grows by gigabytes. The last block is
+# therefore filled up with copies of its last row until its size is one of four in an octave: 1, 2,
+# .. 7, 8, 10, 12, 14, 16, 20, .. The copies take part in the products, a tenth of the last block on
+# average, and contribute zero to the loss and to every gradient. Rows of zeros would not do: their
+# scores are the bias alone, and a word whose bias is minus infinity would be the target of some.
 
 
 # Number of scores held at a time: 16 MiB of float32. Adding the share of a block to the gradient of
@@ -243,15 +239,12 @@ def softmax_(scores: Tensor) -> Tensor:
 # Note [Gradients in the forward pass]
 # ------------------------------------
 # The loss is a scalar, so the gradient of a block's scores is known as soon as its scores are, up
-# to
-# the one factor that arrives from above. Each block is multiplied out to the gradients of contexts,
-# table and bias at once and then discarded. This takes three matrix products for each block, where
-# recomputation in the backward pass would need four. What is kept between the passes has the size
-# of
-# the contexts and of the table. It is kept in float32 and is rounded to the dtype of the parameters
-# only after the factor from above is applied: under loss scaling that factor keeps float16
-# gradients
-# from vanishing.
+# to the one factor that arrives from above. Each block is multiplied out to the gradients of
+# contexts, table and bias at once and then discarded. This takes three matrix products for each
+# block, where recomputation in the backward pass would need four. What is kept between the passes
+# has the size of the contexts and of the table. It is kept in float32 and is rounded to the dtype
+# of the parameters only after the factor from above is applied: under loss scaling that factor
+# keeps float16 gradients from vanishing.
 #
 # Note [Half precision]
 # ---------------------

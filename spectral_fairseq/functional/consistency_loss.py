@@ -187,7 +187,7 @@ def consistency_cross_entropy(
         label_smoothing: eps in [0, 1).
         ignore_index: target whose tokens contribute zero.
         block_elements: number of scores held at a time; ``None`` is
-            ``token_blocks.elements_for`` the device.
+            ``blocks.elements_for`` the device.
 
     Returns:
         Scalars in float32 (float64 for float64 input), in nats. Only ``loss`` has a gradient, and

@@ -21,7 +21,7 @@ of a cross entropy, weighted. Only the target's probability under the mixture is
 smoothing gives every word a g_v, and then P is needed over the whole vocabulary, for the tokens of
 one block at a time.
 
-The adversarial softmax (``adversarial.py``) lowers s_ky by a margin m_k in each expert. The
+The adversarial softmax (``softmax_loss.py``) lowers s_ky by a margin m_k in each expert. The
 gradients for contexts, table and prior keep their form, with the p_k of the lowered scores, and
 d loss / d m_k = -d loss / d s_ky.
 
@@ -482,7 +482,7 @@ def mixture_cross_entropy(
         label_smoothing: eps in [0, 1), spread over the words of the mixture.
         ignore_index: target whose tokens contribute zero.
         block_elements: number of scores held at a time; ``None`` is
-            ``token_blocks.elements_for`` the device.
+            ``blocks.elements_for`` the device.
 
     Returns:
         loss_sum and nll_sum as of :func:`~.softmax_loss.blockwise_cross_entropy`.

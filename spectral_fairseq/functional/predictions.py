@@ -76,7 +76,7 @@ class ExpectedPairwiseKL:
 #
 # Ethayarajh: "How Contextual are Contextualized Word Representations?", EMNLP 2019,
 # https://aclanthology.org/D19-1006/, measures their mean cosine; IsoScore is that of
-# ``isoscore.py``.
+# ``isotropy.py``.
 
 
 class StateStatistics:

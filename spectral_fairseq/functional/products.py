@@ -132,7 +132,7 @@ def full_float32(device: torch.device) -> Iterator[None]:
     """Switch autocast and TF32 off inside the block, for products on ``device``.
 
     TF32 rounds the factors to 11 bits, autocast to bfloat16 to 8. A Gram matrix would then be known
-    to 5e-4 of its largest entry, or worse: far less than ``singular_values.py``, Note [Roundoff of
+    to 5e-4 of its largest entry, or worse: far less than ``spectra.py``, Note [Roundoff of
     a Gram matrix], counts on.
     """
     with torch.autocast(device.type, enabled=False):

@@ -327,7 +327,7 @@ def blockwise_cross_entropy(
         label_smoothing: eps in [0, 1).
         ignore_index: target whose tokens contribute zero.
         block_elements: number of scores held at a time; ``None`` is
-            ``token_blocks.elements_for`` the device.
+            ``blocks.elements_for`` the device.
         in_place: let the products add to the gradient of W, also on a CPU. This saves a tensor of
             the size of W, and time where blocks have some hundred tokens.
 
@@ -443,7 +443,7 @@ def sigsoftmax_cross_entropy(
         label_smoothing: eps in [0, 1), spread over the other N - 1 words.
         ignore_index: target whose tokens contribute zero.
         block_elements: number of scores held at a time; ``None`` is
-            ``token_blocks.elements_for`` the device.
+            ``blocks.elements_for`` the device.
 
     Returns:
         loss_sum and nll_sum, scalars in float32 (float64 for float64 input), in nats. Only

@@ -329,14 +329,11 @@ def table_gram(
 # ---------------------------------
 # 80,000 x 10,000 log-probabilities take 3.2 GB, and their SVD takes several times that. The Gram
 # matrix A'A takes 0.8 GB in float64 and is summed block by block of tokens. It resolves sigma_k
-# only
-# down to a multiple of sigma_1, by the rule of ``singular_values.py``, Note [Roundoff of a Gram
-# matrix]: 2.5e-7 for that shape. Log-probabilities computed in float32 (eps 1.2e-7) have roundoff
-# of
-# 1.8e-5 sigma_1 for that shape (``ranks.py``), and for every shape the second number is
-# more
-# than four times the first: no singular value that counts is lost. With a float64 model some would
-# be, so float64 matrices are refused.
+# only down to a multiple of sigma_1, by the rule of Note [Roundoff of a Gram matrix]: 2.5e-7 for
+# that shape. Log-probabilities computed in float32 (eps 1.2e-7) have roundoff of 1.8e-5 sigma_1 for
+# that shape (``ranks.py``), and for every shape the second number is more than four times the
+# first: no singular value that counts is lost. With a float64 model some would be, so float64
+# matrices are refused.
 
 
 class BlockwiseSpectrum:

@@ -219,15 +219,14 @@ def orthogonality_penalty(
 # A normalisation has no weight, but a penalty needs one. Dividing a whole table by its largest
 # singular value would also fix the scale of the logits at every step, which could not be combined
 # with a plain checkpoint or with any other penalty. The penalty is therefore the squared distance
-# of
-# the normalised spectrum from the flat one,
+# of the normalised spectrum from the flat one,
 #
 #     R = sum_k (1 - sigma_k / sigma_1)^2
 #
 # It is zero exactly where appendix B says that the method leads. It depends on the spectrum only
 # through the paper's sigma / max sigma and therefore, like a normalised weight, not on the scale of
 # the table. The appendix's second comparator, "SN + D-optimal", is the sum of this and
-# :mod:`spectral_fairseq.functional.spectrum_penalties`.
+# :func:`d_optimal_penalty`.
 
 
 def spectral_normalization_penalty(sigma: Tensor) -> Tensor:

@@ -213,7 +213,7 @@ def plan_change(
     # sum_i (w_i - c m)(w_i - c m)' = G - c (2 - c) N m m'
     gram -= (centering * (2 - centering) * count) * torch.outer(mean, mean)
     sigma, vectors = right_singular_system_of_gram(gram, count)
-    # What was subtracted leaves its roundoff: singular_values.py, Note [Roundoff of a Gram matrix].
+    # What was subtracted leaves its roundoff: spectra.py, Note [Roundoff of a Gram matrix].
     noise = roundoff(count, weight.size(1), gram.dtype) * count * mean.square().sum()
     noise = torch.maximum(noise, (SMALLEST * sigma[0]).square())
     sigma = torch.where(sigma.square() > noise, sigma, torch.zeros_like(sigma))

@@ -2,7 +2,7 @@
 
 A corpus is one long sequence x_1 .. x_n. The token before x_1 is an end of sentence, which itself
 is not predicted. A model reads the corpus in segments, and only sums are kept of each segment;
-:mod:`spectral_fairseq.lm.evaluation` says how the corpus is cut.
+Note [How a corpus is cut] says where.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ from spectral_fairseq.lm.awd_lstm import Carry
 # A model with a state reads B contiguous streams side by side, segment by segment, and carries its
 # state from each segment to the next. Stream b holds the tokens b n / B .. (b + 1) n / B, rounded
 # down, so some streams are one token longer than others, whose ends are padded. The first input of
-# a
-# stream is the token that precedes it in the corpus, but its first state is empty: this is the cost
-# of B > 1. Training, validation and ``evaluate-lm`` all use this module, so their figures are equal
-# if B and the segments are. A last segment of fewer than five tokens is joined to the one before
-# in training and validation only, which changes what a Transformer-XL remembers of it.
+# a stream is the token that precedes it in the corpus, but its first state is empty: this is the
+# cost of B > 1. Training, validation and ``evaluate-lm`` all use this module, so their figures are
+# equal if B and the segments are. A last segment of fewer than five tokens is joined to the one
+# before in training and validation only, which changes what a Transformer-XL remembers of it.
 #
 # A model without a state reads blocks of T tokens, of which the first C only repeat the end of the
 # block before, like the context window of fairseq's eval_lm.
