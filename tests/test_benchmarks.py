@@ -171,15 +171,7 @@ def test_mixture(figures, monkeypatch, tmp_path):
     plot = tmp_path / "growth.png"
     found = figures(
         bench_mixture,
-        "--components",
-        2,
-        3,
-        "--words",
-        30,
-        "--tokens",
-        5,
-        "--repetitions",
-        1,
+        *"--components 2 3 --words 30 --tokens 5 --repetitions 1".split(),
         "--plot",
         plot,
     )

@@ -295,7 +295,10 @@ def test_projection_keeps_the_first_two_coordinates():
     torch.testing.assert_close(
         centred.mean(0), torch.zeros(2, dtype=torch.float64), atol=1e-9, rtol=0
     )
-    assert measured(rows, projection_words=5).projection.shape == (5, 2)
+    for seed in (1, 8):
+        found = measured(rows, projection_words=5, seed=seed)
+        assert found.projection.shape == (5, 2)
+        assert found.projection_rank.tolist() == (sample_rows(12, 5, seed) + 1).tolist()
 
 
 class Recorded(StepCallback):

@@ -72,10 +72,7 @@ def test_the_segment_changes_nothing_and_every_token_counts_once(stateful, run, 
 def test_cache_and_dynamic_evaluation_are_those_of_lm(stateful, run, tiny_lm_data):
     document = run(
         stateful,
-        "--gen-subset",
-        "test",
-        "--segment",
-        6,
+        *"--gen-subset test --segment 6".split(),
         *("--cache-window", 20, "--cache-theta", 0.4, "--cache-lambda", 0.3),
         *("--dynamic-rate", 0.005, "--dynamic-decay", 0.05, "--dynamic-epsilon", 0.001),
         *("--dynamic-batches", 3),
@@ -112,12 +109,8 @@ def test_published_values_for_sums(stateful, run):
     means = DynamicRates(0.002, 0.075, 0.001).from_sums(batches, tensors)
     same = run(
         stateful,
-        "--dynamic-rate",
-        means.rate,
-        "--dynamic-decay",
-        means.decay,
-        "--dynamic-epsilon",
-        means.epsilon,
+        *("--dynamic-rate", means.rate, "--dynamic-decay", means.decay),
+        *("--dynamic-epsilon", means.epsilon),
         *SMALL_STATISTICS,
     )
     nll = figure(given, "dynamic evaluation")["nll"]
@@ -218,16 +211,8 @@ def test_blocks_with_cache_and_dynamic_evaluation(train, run, tiny_lm_data):
     assert "block:16|context:4" in plain["figures"][0]["signature"]
     both = run(
         path,
-        "--context-window",
-        4,
-        "--cache-window",
-        30,
-        "--cache-theta",
-        0.01,
-        "--dynamic-rate",
-        0.0005,
-        "--dynamic-batches",
-        2,
+        *"--context-window 4 --cache-window 30 --cache-theta 0.01 --dynamic-rate 0.0005".split(),
+        *"--dynamic-batches 2".split(),
     )
     assert {one["tokens"] for one in both["figures"]} == {plain["figures"][0]["tokens"]}
     adapted = figure(both, "dynamic evaluation")
@@ -240,14 +225,8 @@ def test_text_shows_the_grids_and_signs_each_figure(stateful, run, tiny_lm_data,
         "evaluate-lm",
         str(stateful),
         str(tiny_lm_data),
-        "--cpu",
-        "--tune",
-        "--cache-window",
-        "7",
-        "--tune-cache-theta",
-        "0.5,2",
-        "--tune-cache-lambda",
-        "0.1,0.2,0.3",
+        *"--cpu --tune --cache-window 7 --tune-cache-theta 0.5,2".split(),
+        *"--tune-cache-lambda 0.1,0.2,0.3".split(),
     ]
     assert main(argv) == 0
     text = capsys.readouterr().out

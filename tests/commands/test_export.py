@@ -1,6 +1,5 @@
 """Exported checkpoints: plain, safe, equal to the original wherever fairseq reads them."""
 
-import copy
 import json
 import math
 import re
@@ -18,7 +17,6 @@ from omegaconf import OmegaConf
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.checkpoints.rewriting import collapse_tables
 from spectral_fairseq.commands import export_plain
-from spectral_fairseq.commands import export_plain as export
 from spectral_fairseq.commands.main import main
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import CheckpointError, UnsupportedError
@@ -69,6 +67,11 @@ def export_of(folder, tmp_path, name="plain.pt"):
 
 def train_translation(train, kind):
     return train("transformer_sc", "spectrum_control", *TRANSLATION[kind])
+
+
+@pytest.fixture
+def checkpoint(train):
+    return load_checkpoint(train_translation(train, "three ways") / "checkpoint_last.pt")
 
 
 def train_lm(train):
@@ -129,10 +132,9 @@ def test_translation_is_plain_and_equal(kind, train, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", VARIANTS)
-def test_other_translation_models(kind, train):
-    trained = load_checkpoint(train_translation(train, "three ways") / "checkpoint_last.pt")
-    original = variant(trained, VARIANTS[kind])
-    plain, check = export.export_checkpoint(original)
+def test_other_translation_models(kind, checkpoint):
+    original = variant(checkpoint, VARIANTS[kind])
+    plain, check = export_plain.export_checkpoint(original)
     assert 0 < check.max_logit and check.max_difference < 1e-5 * check.max_logit
     assert set(NAMES.values()) <= set(plain["model"])
     shared = plain["cfg"]["model"]["share_all_embeddings"]
@@ -144,13 +146,12 @@ def test_other_translation_models(kind, train):
 def test_other_language_models(kind, train):
     trained = load_checkpoint(train_lm(train) / "checkpoint_last.pt")
     original = variant(trained, LANGUAGE_MODEL_VARIANTS[kind])
-    plain, check = export.export_checkpoint(original)
+    plain, check = export_plain.export_checkpoint(original)
     assert 0 < check.max_logit and check.max_difference < 1e-5 * check.max_logit
     assert {NAMES["decoder"], NAMES["output"]} <= set(plain["model"])
 
 
-def test_half_precision_and_copies_of_a_shared_table(train):
-    checkpoint = load_checkpoint(train_translation(train, "three ways") / "checkpoint_last.pt")
+def test_half_precision_and_copies_of_a_shared_table(checkpoint):
     stored = {key: tensor.half() for key, tensor in checkpoint["model"].items()}
     for key, tensor in checkpoint["model"].items():
         if key.endswith(("scale", "initial_norm")):
@@ -158,7 +159,7 @@ def test_half_precision_and_copies_of_a_shared_table(train):
     u, sigma, v = (stored[f"encoder.embed_tokens.{name}"].double() for name in ("U", "sigma", "V"))
     naive = u @ torch.diag(sigma) @ (v / SVDEmbedding(48, 16, 1).v_scale).t()
 
-    plain, check = export.export_checkpoint({**checkpoint, "model": stored})
+    plain, check = export_plain.export_checkpoint({**checkpoint, "model": stored})
     assert check.equal
     plain = plain["model"]
     assert len({plain[key].data_ptr() for key in NAMES.values()}) == 1
@@ -215,20 +216,12 @@ def test_generate_without_the_plugin(
     # Some versions of fairseq drop the last batch unless its size is a multiple of 8.
     options = (
         tiny_translation_data,
-        "--beam",
-        "3",
-        "--required-batch-size-multiple",
-        "1",
-        "--max-len-b",
-        "12",
+        *"--beam 3 --required-batch-size-multiple 1 --max-len-b 12".split(),
     )
     ours = run_cli(
         "fairseq-generate",
         *options,
-        "--path",
-        folder / "checkpoint_last.pt",
-        "--user-dir",
-        PACKAGE,
+        *("--path", folder / "checkpoint_last.pt", "--user-dir", PACKAGE),
         cwd=tmp_path,
     )
     plain = run_without_plugin("fairseq-generate", *options, "--path", out, cwd=tmp_path)
@@ -243,20 +236,12 @@ def test_eval_lm_without_the_plugin(train, tiny_lm_data, run_cli, run_without_pl
     out = export_of(folder, tmp_path)
     options = (
         tiny_lm_data,
-        "--gen-subset",
-        "test",
-        "--tokens-per-sample",
-        "16",
-        "--required-batch-size-multiple",
-        "1",
+        *"--gen-subset test --tokens-per-sample 16 --required-batch-size-multiple 1".split(),
     )
     ours = run_cli(
         "fairseq-eval-lm",
         *options,
-        "--path",
-        folder / "checkpoint_last.pt",
-        "--user-dir",
-        PACKAGE,
+        *("--path", folder / "checkpoint_last.pt", "--user-dir", PACKAGE),
         cwd=tmp_path,
     )
     plain = run_without_plugin("fairseq-eval-lm", *options, "--path", out, cwd=tmp_path)
@@ -275,28 +260,13 @@ def test_training_goes_on_without_the_plugin(
     done = run_without_plugin(
         "fairseq-train",
         tiny_translation_data,
-        "--arch",
-        "transformer",
-        "--share-all-embeddings",
-        *TINY_TRANSLATION,
+        *("--arch", "transformer", "--share-all-embeddings", *TINY_TRANSLATION),
         option,
         out,
         "--save-dir",
         tmp_path / "more",
-        "--optimizer",
-        "adam",
-        "--lr",
-        "1e-9",
-        "--max-tokens",
-        "96",
-        "--max-epoch",
-        "1",
-        "--num-workers",
-        "0",
-        "--data-buffer-size",
-        "0",
-        "--required-batch-size-multiple",
-        "1",
+        *"--optimizer adam --lr 1e-9 --max-tokens 96 --max-epoch 1 --num-workers 0".split(),
+        *"--data-buffer-size 0 --required-batch-size-multiple 1".split(),
         cwd=tmp_path,
     )
     assert "NaN" not in done.stderr
@@ -313,23 +283,9 @@ def train_well(train):
     # Trained long enough that no two translations are about equally likely. With renewed factors
     # the limit cuts one of them off, which other programs score differently.
     return train(
-        "transformer_sc",
-        "spectrum_control",
-        "--share-all-embeddings",
-        "--svd-interval",
-        "0",
-        "--max-tokens",
-        "2000",
-        "--max-epoch",
-        "300",
-        "--max-update",
-        "300",
-        "--lr",
-        "0.01",
-        "--disable-validation",
-        "--no-epoch-checkpoints",
-        "--save-interval",
-        "300",
+        *"transformer_sc spectrum_control --share-all-embeddings --svd-interval 0".split(),
+        *"--max-tokens 2000 --max-epoch 300 --max-update 300 --lr 0.01".split(),
+        *"--disable-validation --no-epoch-checkpoints --save-interval 300".split(),
     )
 
 
@@ -348,14 +304,8 @@ def test_ctranslate2_translates_the_same(beam, train, tiny_translation_data, run
     ours = run_cli(
         "fairseq-generate",
         tiny_translation_data,
-        "--path",
-        folder / "checkpoint_last.pt",
-        "--user-dir",
-        PACKAGE,
-        "--beam",
-        beam,
-        "--max-len-b",
-        LIMIT,
+        *("--path", folder / "checkpoint_last.pt", "--user-dir", PACKAGE, "--beam", beam),
+        *("--max-len-b", LIMIT),
         cwd=tmp_path,
     )
     expected = {number: found for number, (found, _) in hypotheses(ours.stdout).items()}
@@ -374,7 +324,7 @@ def test_an_unequal_model_is_not_written(train, tmp_path, monkeypatch, capsys):
         tables[key] = tables[key] * 1.001
         return tables
 
-    monkeypatch.setattr(export, "collapse_tables", wrong)
+    monkeypatch.setattr(export_plain, "collapse_tables", wrong)
     folder = train_translation(train, "three ways")
     out = tmp_path / "plain.pt"
     assert main(["export", str(folder / "checkpoint_last.pt"), str(out)]) == 2
@@ -397,54 +347,47 @@ def test_a_plain_checkpoint_needs_no_export(train, tmp_path, capsys):
     assert "nothing to export" in capsys.readouterr().err
 
 
-def test_an_output_layer_not_understood(train):
-    checkpoint = load_checkpoint(train_translation(train, "three ways") / "checkpoint_last.pt")
-    mixture = copy.copy(checkpoint)
-    mixture["model"] = {
-        **checkpoint["model"],
-        "decoder.output_projection.prior.weight": torch.zeros(3, 16),
-    }
-    with pytest.raises(CheckpointError, match="a single softmax; found one of a mixture of 3"):
-        export.export_checkpoint(mixture)
-    partial = copy.copy(checkpoint)
-    partial["model"] = dict(checkpoint["model"])
-    del partial["model"]["encoder.embed_tokens.V"]
-    with pytest.raises(UnsupportedError, match=r"embed_tokens\.U"):
-        export.export_checkpoint(partial)
-    other = copy.copy(checkpoint)
-    other["model"] = {**checkpoint["model"], "decoder.adapter.weight": torch.zeros(3)}
-    with pytest.raises(UnsupportedError, match=r"decoder\.adapter\.weight"):
-        export.export_checkpoint(other)
+def test_an_output_layer_not_understood(checkpoint):
+    model = checkpoint["model"]
+    mixture = {**model, "decoder.output_projection.prior.weight": torch.zeros(3, 16)}
+    partial = {key: value for key, value in model.items() if key != "encoder.embed_tokens.V"}
+    adapter = {**model, "decoder.adapter.weight": torch.zeros(3)}
+    for changed, kind, match in (
+        (mixture, CheckpointError, "a single softmax; found one of a mixture of 3"),
+        (partial, UnsupportedError, r"embed_tokens\.U"),
+        (adapter, UnsupportedError, r"decoder\.adapter\.weight"),
+    ):
+        with pytest.raises(kind, match=match):
+            export_plain.export_checkpoint({**checkpoint, "model": changed})
 
 
-def test_configurations_not_understood(train):
-    checkpoint = load_checkpoint(train_translation(train, "three ways") / "checkpoint_last.pt")
+def test_configurations_not_understood(checkpoint):
     with pytest.raises(CheckpointError, match="cfg.model"):
-        export.export_checkpoint({**checkpoint, "cfg": None})
+        export_plain.export_checkpoint({**checkpoint, "cfg": None})
     model = {**checkpoint["cfg"]["model"], "_name": "no_such_arch"}
     with pytest.raises(CheckpointError, match="no_such_arch"):
-        export.export_checkpoint({**checkpoint, "cfg": {**checkpoint["cfg"], "model": model}})
+        export_plain.export_checkpoint({**checkpoint, "cfg": {**checkpoint["cfg"], "model": model}})
     with pytest.raises(CheckpointError, match="cfg.task"):
-        export.export_checkpoint({**checkpoint, "cfg": {**checkpoint["cfg"], "task": None}})
+        export_plain.export_checkpoint({**checkpoint, "cfg": {**checkpoint["cfg"], "task": None}})
 
 
 @pytest.mark.parametrize("smoothing", [{}, {"label_smoothing": 0.1}])
-def test_settings_that_a_tool_has_left_out_are_not_needed(train, smoothing):
-    checkpoint = load_checkpoint(train_translation(train, "three ways") / "checkpoint_last.pt")
+def test_settings_that_a_tool_has_left_out_are_not_needed(checkpoint, smoothing):
     nodes = {name: checkpoint["cfg"][name] for name in ("model", "task")}
     nodes["criterion"] = {"_name": "mle_cosreg", **smoothing}
-    plain, _ = export.export_checkpoint({**checkpoint, "cfg": nodes, "optimizer_history": [None]})
+    plain, _ = export_plain.export_checkpoint(
+        {**checkpoint, "cfg": nodes, "optimizer_history": [None]}
+    )
     kind = "label_smoothed_cross_entropy" if smoothing else "cross_entropy"
     assert plain["cfg"]["criterion"] == {"_name": kind, **smoothing}
     assert plain["optimizer_history"][0]["num_updates"] == 0
 
 
-def test_a_namespace_elsewhere_becomes_safe(train, tmp_path):
-    checkpoint = load_checkpoint(train_translation(train, "three ways") / "checkpoint_last.pt")
+def test_a_namespace_elsewhere_becomes_safe(checkpoint, tmp_path):
     task = dict(checkpoint["cfg"]["task"])
     legacy = Namespace(**{**task, "task": task.pop("_name")})
     cfg = {**checkpoint["cfg"], "task": legacy}
-    plain, _ = export.export_checkpoint({**checkpoint, "cfg": cfg})
+    plain, _ = export_plain.export_checkpoint({**checkpoint, "cfg": cfg})
     assert plain["cfg"]["task"]["task"] == plain["cfg"]["model"]["task"] == "translation"
     torch.save(plain, tmp_path / "plain.pt")
     if hasattr(torch.serialization, "add_safe_globals"):
@@ -460,11 +403,10 @@ def test_model_overrides_reach_the_exported_flags(train, tmp_path):
         assert (model.encoder.embed_scale != 1) == scaled
 
 
-def test_embedding_files_are_not_asked_for_again(train):
-    checkpoint = load_checkpoint(train_translation(train, "three ways") / "checkpoint_last.pt")
+def test_embedding_files_are_not_asked_for_again(checkpoint):
     model = {**checkpoint["cfg"]["model"], "encoder_embed_path": "/no/such/file"}
     cfg = {**checkpoint["cfg"], "model": model}
-    plain, _ = export.export_checkpoint({**checkpoint, "cfg": cfg})
+    plain, _ = export_plain.export_checkpoint({**checkpoint, "cfg": cfg})
     assert plain["cfg"]["model"]["encoder_embed_path"] is None
 
 

@@ -13,7 +13,7 @@ from spectral_fairseq.commands.models import load_language_model
 from spectral_fairseq.commands.predicted_words import compare_next_words, predict
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.lm.awd_lstm import Carry
-from tests.commands.test_models_block_reader import OTHERS
+from tests.commands.test_models import OTHERS
 from tests.language_models import block_checkpoint, remade, stateful_checkpoint
 
 SENTENCES = ["w3 w1 w4", "w1 never-seen </s> w5 w9 w2"]

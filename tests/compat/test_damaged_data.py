@@ -11,7 +11,10 @@ from typing import Any, Callable, Dict
 
 import numpy as np
 import pytest
+import torch
 
+from spectral_fairseq.compat.data import check_indexed_files
+from spectral_fairseq.errors import DataError
 from tests.compat.conftest import train_arguments
 from tests.compat.fairseq_process import Failure, FairseqProcess
 
@@ -61,8 +64,6 @@ DAMAGES: Dict[str, Any] = {
     ),
 }
 
-TAKEN_BY_FAIRSEQ = ("idx of negative length", "idx without sentences")
-
 
 def read_all(prefix: str, dictionary: str) -> int:
     """Open a split as tasks do, and look up every token."""
@@ -81,23 +82,30 @@ def copy(data: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_named(
+def test_damage_is_named(damage: str, copy: Path) -> None:
+    ending, apply, match = DAMAGES[damage]
+    prefix = str(copy / "train.de-en.de")
+    check_indexed_files(prefix, WORDS)
+    apply(Path(f"{prefix}.{ending}"))
+    with pytest.raises(DataError, match=match) as caught:
+        check_indexed_files(prefix, WORDS)
+    assert f"train.de-en.de.{ending}" in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", ["bin cut", "bin of another dictionary", "idx cut"])
+def test_a_task_that_opens_it_is_told(
     damage: str, bare: FairseqProcess, patched: FairseqProcess, copy: Path
 ) -> None:
     ending, apply, match = DAMAGES[damage]
     files = {"prefix": str(copy / "train.de-en.de"), "dictionary": str(copy / "dict.de.txt")}
     assert patched.call(read_all, **files) > 500
     apply(copy / f"train.de-en.de.{ending}")
-    if damage in TAKEN_BY_FAIRSEQ:
+    with pytest.raises(Failure) as caught:
         bare.call(read_all, **files)
-    elif "pipe" not in damage:  # fairseq waits for a pipe
-        with pytest.raises(Failure) as caught:
-            bare.call(read_all, **files)
-        assert "DataError" not in caught.value.kinds
+    assert "DataError" not in caught.value.kinds
     with pytest.raises(Failure, match=match) as caught:
         patched.call(read_all, **files)
     assert "DataError" in caught.value.kinds
-    assert f"train.de-en.de.{ending}" in caught.value.message
 
 
 def older_format(prefix: Path, sentences: Any) -> None:
@@ -122,10 +130,6 @@ OLDER_DAMAGES: Dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("damage", OLDER_DAMAGES)
 def test_the_older_format(damage: str, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    from spectral_fairseq.compat.data import check_indexed_files
-    from spectral_fairseq.errors import DataError
-
     prefix = tmp_path / "train"
     older_format(prefix, [torch.tensor([4, 9, 2]), torch.tensor([5, 2])])
     check_indexed_files(str(prefix), 10)
@@ -165,19 +169,20 @@ def test_dictionaries(patched: FairseqProcess, copy: Path, line: str, match: str
     assert "\n" not in caught.value.message
 
 
-def test_a_dictionary_that_is_a_pipe(patched: FairseqProcess, copy: Path) -> None:
-    replaced_by_pipe(copy / "dict.de.txt")
+@pytest.mark.parametrize("make, match", [
+    (os.mkfifo, "a device or a pipe"),
+    (lambda path: path.symlink_to(path.name), "a link that leads nowhere"),
+])  # fmt: skip
+def test_a_dictionary_that_is_no_file(
+    make: Any, match: str, patched: FairseqProcess, copy: Path
+) -> None:
+    path = copy / "dict.de.txt"
+    path.unlink()
+    make(path)
     begin = time.monotonic()
-    with pytest.raises(Failure, match="a device or a pipe"):
-        patched.call(read_all, prefix="none", dictionary=str(copy / "dict.de.txt"))
-    assert time.monotonic() - begin < 60
-
-
-def test_a_dictionary_that_is_a_link_to_itself(patched: FairseqProcess, copy: Path) -> None:
-    (copy / "dict.de.txt").unlink()
-    (copy / "dict.de.txt").symlink_to("dict.de.txt")
-    with pytest.raises(Failure, match="a link that leads nowhere"):
-        patched.call(read_all, prefix="none", dictionary=str(copy / "dict.de.txt"))
+    with pytest.raises(Failure, match=match):
+        patched.call(read_all, prefix="none", dictionary=str(path))
+    assert time.monotonic() - begin < 60  # for a pipe fairseq waits
 
 
 def test_combined_splits_are_all_checked(patched: FairseqProcess, copy: Path) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 import pytest
 
@@ -9,47 +9,52 @@ from tests.compat.conftest import SENTENCES
 from tests.compat.fairseq_process import FairseqProcess
 
 
-def batches_of(count: int, vector: bool, limits: Dict[str, Any]) -> List[List[int]]:
+def all_batches(
+    grid: List[Tuple[int, int]], vector: bool, limits: Dict[str, Any]
+) -> List[List[List[int]]]:
+    """The batches of several counts of sentences and multiples of the batch size."""
     import numpy as np
     from fairseq.data import data_utils
 
     def num_tokens(index: int) -> int:
         return 1 + index % 7
 
-    sizes = np.array([num_tokens(index) for index in range(count)], dtype=np.int64)
-    batches = data_utils.batch_by_size(
-        np.arange(count), num_tokens, num_tokens_vec=sizes if vector else None, **limits
-    )
-    return [[int(index) for index in batch] for batch in batches]
-
-
-LIMITS: List[Dict[str, Any]] = [
-    {"max_sentences": 16},
-    {"max_tokens": 50},
-    {"max_tokens": 50, "max_sentences": 24},
-]
+    found = []
+    for count, multiple in grid:
+        sizes = np.array([num_tokens(index) for index in range(count)], dtype=np.int64)
+        batches = data_utils.batch_by_size(
+            np.arange(count),
+            num_tokens,
+            num_tokens_vec=sizes if vector else None,
+            required_batch_size_multiple=multiple,
+            **limits,
+        )
+        found.append([[int(index) for index in batch] for batch in batches])
+    return found
 
 
 @pytest.mark.parametrize("vector", [True, False], ids=["sizes as array", "sizes as function"])
-@pytest.mark.parametrize("limits", LIMITS, ids=str)
-@pytest.mark.parametrize("multiple", [1, 3, 8])
-@pytest.mark.parametrize("count", [5, 16, 99, 100])
+@pytest.mark.parametrize(
+    "limits",
+    [{"max_sentences": 16}, {"max_tokens": 50}, {"max_tokens": 50, "max_sentences": 24}],
+    ids=str,
+)
 def test_every_sentence_is_in_one_batch(
-    patched: FairseqProcess, count: int, multiple: int, limits: Dict[str, Any], vector: bool
+    patched: FairseqProcess, limits: Dict[str, Any], vector: bool
 ) -> None:
-    given = {**limits, "required_batch_size_multiple": multiple}
-    batches = patched.call(batches_of, count=count, vector=vector, limits=given)
-    assert [index for batch in batches for index in batch] == list(range(count))
-    assert all(0 < len(batch) <= limits.get("max_sentences", count) for batch in batches)
+    grid = [(count, multiple) for count in (5, 16, 99, 100) for multiple in (1, 3, 8)]
+    found = patched.call(all_batches, grid=grid, vector=vector, limits=limits)
+    for (count, _), batches in zip(grid, found):
+        assert [index for batch in batches for index in batch] == list(range(count))
+        assert all(0 < len(batch) <= limits.get("max_sentences", count) for batch in batches)
 
 
 @pytest.mark.parametrize("vector", [True, False])
 def test_the_batches_that_fairseq_keeps_are_unchanged(
     bare: FairseqProcess, patched: FairseqProcess, vector: bool
 ) -> None:
-    limits = {"max_sentences": 16, "required_batch_size_multiple": 8}
-    kept = bare.call(batches_of, count=100, vector=vector, limits=limits)
-    whole = patched.call(batches_of, count=100, vector=vector, limits=limits)
+    given = {"grid": [(100, 8)], "vector": vector, "limits": {"max_sentences": 16}}
+    (kept,), (whole,) = bare.call(all_batches, **given), patched.call(all_batches, **given)
     assert whole[: len(kept)] == kept
     if sum(map(len, kept)) == 100:
         pytest.skip("this fairseq drops no sentence")
@@ -58,8 +63,8 @@ def test_the_batches_that_fairseq_keeps_are_unchanged(
 
 
 def test_an_empty_set_has_no_batches(patched: FairseqProcess) -> None:
-    limits = {"max_sentences": 16, "required_batch_size_multiple": 8}
-    assert patched.call(batches_of, count=0, vector=False, limits=limits) == []
+    given = {"grid": [(0, 8)], "vector": False, "limits": {"max_sentences": 16}}
+    assert patched.call(all_batches, **given) == [[]]
 
 
 def test_batches_of_fixed_shapes_are_passed_on() -> None:

@@ -53,19 +53,8 @@ def test_a_text_that_is_shorter_than_an_update(tmp_path):
 def test_methods_are_compared_once(tmp_path, monkeypatch):
     arguments = sotu_comparison.parse_arguments(
         [
-            "--cpu",
-            "--seeds",
-            "1",
-            "--methods",
-            "awd_lstm",
-            "spectrum_control",
-            "awd_lstm",
-            "--updates",
-            "12",
-            "--dim",
-            "8",
-            "--hidden",
-            "12",
+            *"--cpu --seeds 1 --methods awd_lstm spectrum_control awd_lstm --updates 12".split(),
+            *"--dim 8 --hidden 12".split(),
             "--work-dir",
             str(tmp_path / "work"),
         ]
@@ -129,15 +118,7 @@ def test_one_model_from_nothing_to_all_its_perplexities(tmp_path, monkeypatch):
     )
     arguments = sotu.parse_arguments(
         [
-            "--cpu",
-            "--epochs",
-            "1",
-            "--fine-tuning-epochs",
-            "1",
-            "--dim",
-            "8",
-            "--hidden",
-            "12",
+            *"--cpu --epochs 1 --fine-tuning-epochs 1 --dim 8 --hidden 12".split(),
             "--corpus",
             str(tmp_path),
             "--work-dir",

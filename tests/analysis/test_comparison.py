@@ -1,11 +1,12 @@
-"""Which words of two checkpoints are compared, and how far their tables are apart."""
+"""Which words of two checkpoints are compared, how far apart they are; seeds of a method."""
 
 import pytest
 import torch
 
-from spectral_fairseq.analysis.comparison import Drift, Reference, common_rows, drift
+from spectral_fairseq.analysis.comparison import Drift, Reference, by_method, common_rows, drift
 from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.tables import StoredTable
+from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.ranks import random_cka
 from tests.checkpoints.made import cone
 from tests.reference import table_comparison as naive
@@ -70,3 +71,23 @@ def test_random_values_are_those_of_the_words_in_common():
     assert measures["drift_procrustes"] == pytest.approx(random["drift_procrustes"], rel=0.02)
     few = reference(tables[0], range(4000), 4000, [f"w{word}" for word in range(3800, 7800)])
     assert "drift_procrustes" not in drift(one, few).random  # 200 words of 60 dimensions
+
+
+def checkpoint(label, **measures):
+    return {"label": label, "measures": measures}
+
+
+def test_seeds_of_a_method():
+    checkpoints = [
+        checkpoint("p1", i1=0.5, rank=3.0),
+        checkpoint("sc", i1=0.9, rank=7.0),
+        checkpoint("p2", i1=0.7, rank=None),
+    ]
+    plain, controlled = by_method(checkpoints, ["plain", "controlled", "plain"])
+    assert plain["name"] == "plain" and plain["labels"] == ["p1", "p2"]
+    assert plain["measures"] == {
+        "i1": {"mean": pytest.approx(0.6), "std": pytest.approx(0.02**0.5)}
+    }
+    assert controlled["measures"]["rank"] == {"mean": 7.0, "std": None}
+    with pytest.raises(ConfigurationError, match="3 names in --methods"):
+        by_method(checkpoints, ["plain", "controlled"])

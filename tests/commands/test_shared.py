@@ -1,12 +1,16 @@
-"""Files that subcommands write: refused before any work, or written whole."""
+"""What subcommands share: outputs written whole or refused, and checksums that are looked at."""
 
 import os
+import shutil
 
 import pytest
 import torch
 
+from spectral_fairseq.commands.main import main
 from spectral_fairseq.commands.shared import check_output, save_atomically
 from spectral_fairseq.errors import ConfigurationError
+from tests.checkpoints.made import flipped
+from tests.language_models import block_checkpoint
 
 
 def test_a_folder_that_is_not_writable_is_refused_before_any_work(tmp_path, monkeypatch):
@@ -30,3 +34,28 @@ def test_a_link_stays_and_what_it_points_to_is_written(tmp_path):
         astray = tmp_path / "astray.pt"
         astray.symlink_to(tmp_path / "absent" / "out.pt")
         check_output(astray, [], overwrite=True)
+
+
+COMMANDS = {
+    "analyze": ("{}",),
+    "compare": ("{}", "{}"),
+    "export": ("{}", "{}.out"),
+    "average": ("{}", "--output", "{}.out"),
+    "evaluate-lm": ("{}", "DATA", "--cpu"),
+    "next-words": ("{}", "--data", "DATA", "--sentences", "DATA/sentences"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_damage_is_found_unless_told_otherwise(command, train, tiny_lm_data, tmp_path, capsys):
+    path = tmp_path / "flipped.pt"
+    shutil.copy(block_checkpoint(train), path)
+    flipped(path, "data/0")
+    data = tmp_path / "data"
+    shutil.copytree(tiny_lm_data, data)
+    (data / "sentences").write_text("w3 w1\n", "utf-8")
+    argv = [one.format(path).replace("DATA", str(data)) for one in COMMANDS[command]]
+    assert main([command, *argv]) == 2
+    error = capsys.readouterr().err
+    assert "checksum" in error and "see --no-verify" in error
+    assert main([command, *argv, "--no-verify"]) == 0
