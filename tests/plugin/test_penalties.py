@@ -358,6 +358,21 @@ def test_between_updates_lazy_penalties_are_shown_but_not_averaged(task):
     assert float(epoch["cosine"].avg) == values[2]
 
 
+def test_a_penalty_of_every_third_update_is_three_times_as_strong(task):
+    model, sample = build_model(task, embedding_type="plain").train(), make_sample(task)
+
+    def loss(updates, interval, weight):
+        options = {"cosreg_weight": weight, "penalty_interval": interval}
+        criterion = build_criterion(task, "mle_cosreg", **options)
+        criterion.num_updates = updates
+        torch.manual_seed(0)
+        return float(criterion(model, sample)[0].detach())
+
+    plain, always = loss(0, "1", 0.0), loss(0, "1", 2.0)
+    assert loss(3, "3", 2.0) - plain == pytest.approx(3 * (always - plain), rel=1e-4)
+    assert always - plain > 0.1 and loss(4, "3", 2.0) == plain
+
+
 def test_all_penalties_are_checked_before_an_update_without_them(task):
     model = build_host_model(task, "transformer", adaptive_softmax_cutoff="20,30").train()
     criterion = build_criterion(task, "mle_cosreg", penalty_interval="3")
