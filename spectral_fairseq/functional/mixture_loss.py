@@ -513,26 +513,13 @@ def adversarial_mixture_cross_entropy(
 ) -> AdversarialLoss:
     """Return :func:`mixture_cross_entropy` with the target's score lowered in each expert.
 
-    It equals ``tests/reference/mixture.py: smoothed_nll(adversarial_log_mixture(...))``.
-
-    Args:
-        contexts: h, shape (T, K, d).
-        log_prior: log pi, shape (T, K).
-        targets: shape (T,).
-        matrix: W, shape (N, d).
-        margin: m_k = eps ||w_y|| ||h_k|| from :func:`~.softmax_loss.adversarial_margin`, shape
-            (T, K); it has a gradient.
-        bias: b, shape (N,).
-        label_smoothing: eps in [0, 1), spread over the words of the mixture.
-        ignore_index: target whose tokens contribute zero.
-        block_elements: as for :func:`mixture_cross_entropy`.
+    It equals ``tests/reference/mixture.py: smoothed_nll(adversarial_log_mixture(...))``. ``margin``
+    is m_k = eps ||w_y|| ||h_k|| from :func:`~.softmax_loss.adversarial_margin`, shape (T, K), and
+    has a gradient; the other arguments are those of that function.
 
     Returns:
         The loss, and the plain losses for logs. They cost next to nothing without label smoothing,
         and a product over the vocabulary with it.
-
-    Raises:
-        ConfigurationError: shapes that do not fit together, or eps outside its range.
     """
     inputs = (contexts, log_prior, targets, matrix, bias)
     options = (label_smoothing, ignore_index, block_elements)

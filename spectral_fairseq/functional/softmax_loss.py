@@ -359,24 +359,11 @@ def adversarial_blockwise_cross_entropy(
     """Return :func:`blockwise_cross_entropy` with the target's score lowered, and without.
 
     It equals ``tests/reference/mixture.py: smoothed_nll`` of the log-softmax of
-    :func:`~.softmax_loss.adversarial_logits`.
-
-    Args:
-        contexts: h, shape (T, d).
-        targets: shape (T,).
-        matrix: W, shape (N, d).
-        margin: eps ||w_y|| ||h|| from :func:`~.softmax_loss.adversarial_margin`, shape (T,); it has
-            a gradient.
-        bias: b, shape (N,).
-        label_smoothing: eps in [0, 1).
-        ignore_index: target whose tokens contribute zero.
-        block_elements: as for :func:`blockwise_cross_entropy`.
+    :func:`adversarial_logits`. ``margin`` is eps ||w_y|| ||h|| from :func:`adversarial_margin`,
+    shape (T,), and has a gradient; the other arguments are those of that function.
 
     Returns:
         The loss, and the plain losses for logs, at a cost independent of N.
-
-    Raises:
-        ConfigurationError: shapes that do not fit together, or eps outside its range.
     """
     inputs = (contexts, targets, matrix, bias)
     return AdversarialLoss(
@@ -430,27 +417,10 @@ def sigsoftmax_cross_entropy(
     ignore_index: Optional[int] = None,
     block_elements: Optional[int] = None,
 ) -> Tuple[Tensor, Tensor]:
-    """The label-smoothed cross entropy of the sigsoftmax of W h + b, summed over tokens.
+    """Return the label-smoothed cross entropy of the sigsoftmax of W h + b, summed over tokens.
 
-    The scores of a block are computed again in the backward pass, so that no tokens x N scores are
-    held.
-
-    Args:
-        contexts: h, shape (T, d).
-        targets: shape (T,).
-        matrix: W, shape (N, d).
-        bias: b, shape (N,).
-        label_smoothing: eps in [0, 1), spread over the other N - 1 words.
-        ignore_index: target whose tokens contribute zero.
-        block_elements: number of scores held at a time; ``None`` is
-            ``blocks.elements_for`` the device.
-
-    Returns:
-        loss_sum and nll_sum, scalars in float32 (float64 for float64 input), in nats. Only
-        loss_sum has a gradient.
-
-    Raises:
-        ConfigurationError: shapes that do not fit together, or eps outside its range.
+    Arguments and results are those of :func:`blockwise_cross_entropy`. The scores of a block are
+    computed again in the backward pass, so that no tokens x N scores are held.
     """
     check_sizes(contexts, targets, matrix, bias)
     targets, contexts = without_ignored(ignore_index, targets, contexts)
