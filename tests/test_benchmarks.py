@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 if not (Path(__file__).resolve().parents[1] / "benchmarks").exists():
     pytest.skip("the benchmarks are not beside these tests", allow_module_level=True)
@@ -16,6 +17,7 @@ from benchmarks import (
     bench_block_memory,
     bench_consistency,
     bench_decoding,
+    bench_loss_form,
     bench_mixture,
     bench_penalties,
     bench_processes,
@@ -61,6 +63,7 @@ def figures(monkeypatch, capsys):
         (bench_consistency, "--pairs"),
         (bench_training, "--pairs"),
         (bench_processes, "--updates"),
+        (bench_loss_form, "--threads"),
     ],
 )
 def test_numbers_that_measure_nothing_are_refused_at_once(module, flag, monkeypatch, capsys):
@@ -68,6 +71,13 @@ def test_numbers_that_measure_nothing_are_refused_at_once(module, flag, monkeypa
     with pytest.raises(SystemExit):
         module.main()
     assert f"argument {flag}: expected a number of at least 1; found 0" in capsys.readouterr().err
+
+
+def test_the_forms_of_the_loss_take_turns(figures):
+    inputs = torch.randn(7, 5), torch.randint(11, (7,)), torch.randn(11, 5)
+    torch.testing.assert_close(bench_loss_form.blockwise(*inputs), bench_loss_form.dense(*inputs))
+    (row,) = figures(bench_loss_form, "--quick")["rows"]
+    assert 0 < row["lowest"] <= row["time"] <= row["highest"]
 
 
 @pytest.mark.slow
