@@ -37,8 +37,7 @@ from spectral_fairseq.plugin.models.find import (
 )
 from spectral_fairseq.plugin.models.registry import with_defaults, with_options
 from spectral_fairseq.plugin.penalties import objective
-from spectral_fairseq.plugin.penalties.catalogue import reported_terms
-from spectral_fairseq.plugin.penalties.objective import log_terms, reduce_terms
+from spectral_fairseq.plugin.penalties.objective import log_terms, reduce_terms, reported_terms
 from spectral_fairseq.plugin.penalties.view import Batch, ModelView, Parts, Words, output_table
 from spectral_fairseq.plugin.spectrum_control import flags, prior
 

@@ -24,8 +24,8 @@ from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.options import Option, given, read_options
-from spectral_fairseq.plugin.penalties.catalogue import ACTIVATION_NAMES, PENALTIES
-from spectral_fairseq.plugin.penalties.view import Batch, ModelView, Parts, Term
+from spectral_fairseq.plugin.penalties.catalogue import PENALTIES
+from spectral_fairseq.plugin.penalties.view import Batch, ModelView, Parts, Penalty, Term
 
 # How often the penalties on whole tables are computed.
 #
@@ -93,7 +93,10 @@ class Penalties:
         self._active = [penalty for penalty in PENALTIES if penalty.factor(self._flags)]
         self._options = {one.name: one.for_words(self._flags, parts.words) for one in self._active}
         self._interval = self._flags.penalty_interval or interval_for(parts.words.rows)
-        self._last: Optional[List[Term]] = None
+        view = ModelView(parts)
+        self._lazy = [one for one in self._active if one.lazy(view)]
+        self._each_update = [one for one in self._active if one not in self._lazy]
+        self._last: Optional[List[Term]] = None if self._lazy else []
 
     def __call__(self, updates: int, batch: Optional[Batch] = None) -> List[Term]:
         """The terms that are due.
@@ -105,11 +108,13 @@ class Penalties:
         Raises:
             ConfigurationError: the model lacks what a penalty needs.
         """
+        if not self._active:
+            return []
         view = ModelView(self._parts, batch)
-        due = self._terms(view, lazy=False)
+        due = self._terms(self._each_update, view)
         if updates % self._interval:
             return due
-        lazy = self._terms(view, lazy=True)
+        lazy = self._terms(self._lazy, view)
         self._last = [term._replace(value=term.value.detach()) for term in lazy]
         return due + [term._replace(weight=term.weight * self._interval) for term in lazy]
 
@@ -129,8 +134,7 @@ class Penalties:
             for table in tables:
                 table.eval()  # a spectral-norm table goes on with its iteration in training
             with torch.enable_grad():
-                view = ModelView(self._parts)
-                terms = [*self._terms(view, lazy=False), *self._terms(view, lazy=True)]
+                terms = self._terms(self._active, ModelView(self._parts))
         finally:
             for table, was in zip(tables, training):
                 table.train(was)
@@ -150,7 +154,7 @@ class Penalties:
             ConfigurationError: the model lacks what a penalty needs.
         """
         if self._last is None:
-            self._last = self._terms(ModelView(self._parts), lazy=True)
+            self._last = self._terms(self._lazy, ModelView(self._parts))
         return self._last
 
     def idle_flags(self) -> Dict[str, str]:
@@ -166,12 +170,10 @@ class Penalties:
             idle.update(dict.fromkeys(given([PENALTY_INTERVAL], self._flags), needed))
         return idle
 
-    def _terms(self, view: ModelView, lazy: bool) -> List[Term]:
+    def _terms(self, penalties: Iterable[Penalty], view: ModelView) -> List[Term]:
         terms = []
         with torch.autocast(view.device.type, enabled=False):
-            for penalty in self._active:
-                if penalty.lazy(view) is not lazy:
-                    continue
+            for penalty in penalties:
                 with arguments_as_flags(weight=penalty.weight.flag):
                     found = view.get(penalty.needs)
                     if found is None:
@@ -179,6 +181,23 @@ class Penalties:
                     value = penalty.value(found, self._options[penalty.name])
                 terms.append(Term(penalty.name, penalty.factor(self._flags), value))
         return terms
+
+
+# Penalties that a recurrent model computes on its own activations: AR and TAR.
+#
+# Merity, McCann, Socher: "Revisiting Activation Regularization for Language RNNs", 2017,
+# https://arxiv.org/abs/1708.01009. They need activations that only the forward pass has, so the
+# model returns them, weighted by flags of its own, as ``extra["activation_penalties"]``.
+
+
+ACTIVATION_NAMES = ("activation", "temporal_activation")
+
+
+def reported_terms(net_output: Any) -> List[Term]:
+    """The terms in a model's output; none for most models."""
+    extra = net_output[1] if len(net_output) > 1 else None
+    reported = extra.get("activation_penalties") if isinstance(extra, dict) else None
+    return [Term(name, weight, value) for name, (weight, value) in (reported or {}).items()]
 
 
 # Penalties in the training logs: R before its weight, under the name of the penalty.
