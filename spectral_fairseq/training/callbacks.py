@@ -14,7 +14,7 @@ from spectral_fairseq.analysis import training_measures
 from spectral_fairseq.errors import ConfigurationError, SpectralFairseqError, UnsupportedError
 from spectral_fairseq.provenance import skip_broken_torchaudio
 from spectral_fairseq.training.control import SpectrumControl
-from spectral_fairseq.training.losses import plain_
+from spectral_fairseq.training.losses import check_plain, plain_
 from spectral_fairseq.training.modules import output_layer
 
 
@@ -114,8 +114,12 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
         own = {} if self.control is None else {"spectrum_control": self.control.state_dict()}
         return {"args": {}, "attributes": own}
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
         """Go on with the state of the checkpoint that is resumed."""
+        if self.plain_at_end:
+            check_plain(model)  # before the training, not after it
         if getattr(args, "restore_callback_states_from_checkpoint", False):
             raise UnsupportedError(
                 "callbacks that are made once, with SpectralTrainerCallback",

@@ -25,7 +25,12 @@ from spectral_fairseq.functional.table_control import (
     plan_change,
     spectrum_target,
 )
-from spectral_fairseq.training.modules import check_table, output_layer, unwrapped
+from spectral_fairseq.training.modules import (
+    check_table,
+    check_trained,
+    output_layer,
+    unwrapped,
+)
 
 
 class SpectrumControl:
@@ -37,8 +42,9 @@ class SpectrumControl:
 
     Args:
         model: a model with an output layer (of transformers, or with an ``lm_head``), a layer, or
-            a weight of shape (N, d). The table of a model is looked up at each step, so it may be
-            moved, compiled, or wrapped by ``DistributedDataParallel`` afterwards.
+            a weight of shape (N, d) that stays the trained one. The table of a model is looked up
+            at each step, so it may be moved, compiled, or wrapped by ``DistributedDataParallel``
+            afterwards.
         decay: eta, the share of the way to the target for each step at the highest learning rate,
             in [0, 1]; 0 leaves the spectrum alone.
         centering: eta', likewise for the mean vector.
@@ -94,7 +100,7 @@ class SpectrumControl:
         self._target: Dict[str, Any] = {"side": side, "slack": slack, "scale": scale}
         self.decay, self.centering, self.every, self.start = decay, centering, every, start
         self.updates = 0
-        self._model, self._group = model, group
+        self._model, self._group, self._checked = model, group, False
         weight = self.weight
         self._excluded = self._rows(excluded, weight)
         count, dim = weight.size(0) - len(self._excluded), weight.size(1)
@@ -136,7 +142,8 @@ class SpectrumControl:
             Whether the table was to be changed.
 
         Raises:
-            ConfigurationError: a negative rate, or one that is not a number.
+            ConfigurationError: a negative rate, or one that is not a number; with several workers,
+                a weight that was passed, and that no layer and no optimiser has any more.
             DataError: the table has infinity or NaN in it; no worker writes anything then.
         """
         _check("rate", rate, 0 <= rate < math.inf, "a finite number >= 0")
@@ -145,6 +152,9 @@ class SpectrumControl:
         if not due or not (self.decay or self.centering):
             return False
         weight = self.weight
+        if not self._checked and isinstance(self._model, Tensor) and _has_workers():
+            check_trained(weight, "SpectrumControl")  # once, since it takes long
+        self._checked = True
         apply_change_(weight, self._shared_plan(weight, rate), self.excluded_on(weight.device))
         return True
 
@@ -198,9 +208,7 @@ class SpectrumControl:
     def _shared_plan(self, weight: Tensor, rate: float) -> TableChange:
         """The plan of the first worker, on every worker."""
         distributed = torch.distributed
-        if not (distributed.is_available() and distributed.is_initialized()):
-            return self.plan(weight, rate)
-        if distributed.get_world_size(self._group) == 1:
+        if not _has_workers() or distributed.get_world_size(self._group) == 1:
             return self.plan(weight, rate)
         first = 0 if self._group is None else distributed.get_global_rank(self._group, 0)
         dim = weight.size(1)
@@ -225,6 +233,10 @@ class SpectrumControl:
     def _norm(self, weight: Tensor) -> float:
         _, gram = counted_moments(weight.detach(), self.excluded_on(weight.device))
         return math.sqrt(float(gram.diagonal().double().sum()))
+
+
+def _has_workers() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _check(name: str, value: Any, right: bool, expected: str) -> None:

@@ -21,11 +21,12 @@ import functools
 import inspect
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils import _pytree
 
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.embeddings.table import Table
@@ -177,6 +178,22 @@ class HiddenStates:
         raise _Refused(name)
 
 
+def _flat(handed: HiddenStates) -> Tuple[List[Any], Any]:
+    return [handed.features, handed.bias], (handed.layer, handed.product_dtype, handed.scale)
+
+
+def _made(tensors: Any, others: Any) -> HiddenStates:
+    features, bias = tensors
+    layer, product_dtype, scale = others
+    return HiddenStates(features, layer, product_dtype, scale, bias)
+
+
+# The tensors among a model's outputs tell fully_shard when the backward pass begins. Some versions
+# of torch look for them in nothing but trees, and without them reduce no gradient.
+if hasattr(_pytree, "register_pytree_node"):
+    _pytree.register_pytree_node(HiddenStates, _flat, _made)
+
+
 class HandsOn(Changed):
     """An output layer that hands on its input while it trains; without gradients it has logits."""
 
@@ -234,7 +251,6 @@ def _operands(layer: nn.Module, features: Tensor) -> Tuple[Tensor, Tensor]:
     if isinstance(layer, TableUse):
         return layer.used_table.operands(features)
     weight: Any = layer.weight
-    check_whole(weight)
     return features, weight
 
 
@@ -318,6 +334,8 @@ class TokenLoss:
 
     def _of_hidden_states(self, handed: HiddenStates, targets: Tensor) -> Tensor:
         layer = handed.layer
+        for parameter in layer.parameters():
+            check_whole(parameter)
         features = handed.features.flatten(0, -2)  # [T, d]
         if handed.scale != 1.0:
             features = features * handed.scale
@@ -404,9 +422,11 @@ def _shifts(model: nn.Module) -> bool:
         return False
     own = getattr(getattr(model, "loss_function", None), "__name__", "")
     code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
+    if code is not None and "shift_logits" in code.co_varnames:  # a loss written there, as before
+        return True  # transformers 4.50
     if own == "ForCausalLMLoss" and code is not None and "loss_function" in code.co_names:
         return True
-    if getattr(model, "loss_type", None) == "ForMaskedLM":
+    if own == "ForMaskedLMLoss" or type(model).__name__.endswith("ForMaskedLM"):
         return False
     raise ConfigurationError(
         "`shift` for a model that does not tell whether its targets are the next tokens",
@@ -514,20 +534,33 @@ def plain_(model: nn.Module) -> None:
     training. Call it before the final ``save_pretrained``; the optimiser cannot go on with them.
 
     Raises:
-        UnsupportedError: the model has a mixture, which no plain model can stand for.
+        UnsupportedError: as :func:`check_plain`.
         ConfigurationError: ``model`` is a part of the model that uses a table.
     """
-    if any(isinstance(layer, Mixes) for layer in model.modules()):
-        raise UnsupportedError(
-            "a model that a plain one can stand for",
-            "a mixture of softmaxes",
-            "Save it as it is, and give a new model its mixture before loading.",
-        )
+    check_plain(model)
     take_tables_off(model)
     for layer in model.modules():
         if isinstance(layer, HandsOn):
             take_off(layer, HandsOn)
     let_resize(model)
+
+
+def check_plain(model: nn.Module) -> None:
+    """Refuse a model that :func:`plain_` cannot change.
+
+    Raises:
+        UnsupportedError: the model has a mixture, which no plain model can stand for, or a table
+            whose entries are split over devices.
+    """
+    for layer in model.modules():
+        if isinstance(layer, TableUse):
+            _ = layer.used_table  # which is refused where it is split
+        if isinstance(layer, Mixes):
+            raise UnsupportedError(
+                "a model that a plain one can stand for",
+                "a mixture of softmaxes",
+                "Save it as it is, and give a new model its mixture before loading.",
+            )
 
 
 def _of_spectrum(penalty: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:

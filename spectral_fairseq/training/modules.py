@@ -285,25 +285,47 @@ def _check_known(weight: Tensor, layers: Dict[str, nn.Module], use: str) -> None
     """Refuse a table that something else holds, which would go on with the old one in silence."""
     known = [id(layer._parameters) for layer in layers.values()]
     for holder in gc.get_referrers(weight):
-        if isinstance(holder, dict) and id(holder) not in known:
-            owners = gc.get_referrers(holder)
-            if any(
-                owner.get("_parameters") is holder
-                if isinstance(owner, dict)
-                else isinstance(owner, nn.Module) and owner._parameters is holder
-                for owner in owners
-            ):
-                raise ConfigurationError(
-                    f"all layers that share the table, for {use}",
-                    "one outside the layer that was passed, which shares it",
-                    "Pass the whole model, so that they stay tied.",
-                )
-        elif isinstance(holder, list) and any(
-            isinstance(owner, dict) and owner.get("params") is holder and "lr" in owner
-            for owner in gc.get_referrers(holder)
-        ):
+        if _is_of_module(holder) and id(holder) not in known:
+            raise ConfigurationError(
+                f"all layers that share the table, for {use}",
+                "one outside the layer that was passed, which shares it",
+                "Pass the whole model, so that they stay tied.",
+            )
+        if _is_of_optimizer(holder):
             raise UnsupportedError(
                 f"an optimiser that is made after {use}",
                 "one that holds the plain table already, and would train nothing",
                 "Put the table on first, then make the optimiser.",
             )
+
+
+def check_trained(weight: Tensor, use: str) -> None:
+    """Refuse a tensor that neither a layer nor an optimiser has, such as one that was replaced.
+
+    Raises:
+        ConfigurationError: so it is.
+    """
+    if not any(_is_of_module(one) or _is_of_optimizer(one) for one in gc.get_referrers(weight)):
+        raise ConfigurationError(
+            f"a weight that a layer or an optimiser has, for {use}",
+            "one that none has (any more), as after fully_shard",
+            "Pass the model, or the weight that is trained.",
+        )
+
+
+def _is_of_module(holder: Any) -> bool:
+    """Whether this is the dictionary of a module's parameters."""
+    return isinstance(holder, dict) and any(
+        owner.get("_parameters") is holder
+        if isinstance(owner, dict)
+        else isinstance(owner, nn.Module) and owner._parameters is holder
+        for owner in gc.get_referrers(holder)
+    )
+
+
+def _is_of_optimizer(holder: Any) -> bool:
+    """Whether this is the list of parameters in a group of an optimiser."""
+    return isinstance(holder, list) and any(
+        isinstance(owner, dict) and owner.get("params") is holder and "lr" in owner
+        for owner in gc.get_referrers(holder)
+    )

@@ -21,6 +21,7 @@ from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.training.modules import (
     Changed,
     Uses,
+    check_whole,
     keep_size,
     put_on,
     take_off,
@@ -38,9 +39,15 @@ class TableUse(Changed):
 
     @property
     def used_table(self) -> FactoredEmbedding:
-        """The table, which this layer or another one owns."""
+        """The table, which this layer or another one owns.
+
+        Raises:
+            UnsupportedError: its entries are split over devices at this moment.
+        """
         # A tuple, so that the table is a part of its owner alone.
         table: FactoredEmbedding = self.__dict__["_used_table"][0]
+        for entry in table.parameters():
+            check_whole(entry)
         return table
 
     @property

@@ -3,7 +3,8 @@
 A cell that is in the record is not repeated, so that an interrupted matrix goes on. At the end,
 each cell reads the checkpoints of all others; for this the environments stay in the folder, some
 gigabytes each, unless ``--discard`` is given. Two cells also have an environment that exists before
-this package comes (existing.py); with ``--upstream`` fairseq's own tests run in it.
+this package comes (existing.py); with ``--upstream`` fairseq's own tests run in it. One cell has
+environments without fairseq beside it, with other versions of transformers (frameworks.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Dict, Iterable, Tuple
 from tests.conftest import ROOT
 from tests.matrix.cells import CELLS, EXISTING
 from tests.matrix.existing import Existing
+from tests.matrix.frameworks import FRAMEWORKS, HOST, Room
 from tests.matrix.page import read_record, write_record
 from tests.matrix.steps import SELECTIONS, Failure, Installation
 
@@ -96,6 +98,9 @@ def main() -> int:
     parser.add_argument(
         "--existing", action="store_true", help="only the environments that exist, anew"
     )
+    parser.add_argument(
+        "--training", action="store_true", help="only the versions of transformers, anew"
+    )
     parser.add_argument("--again", action="store_true", help="repeat cells that are in the record")
     parser.add_argument(
         "--discard", action="store_true", help="remove each environment when its cell is done"
@@ -114,7 +119,7 @@ def main() -> int:
     }
     record = read_record()
     for name in chosen:
-        if args.existing or (name in record and not args.again):
+        if args.existing or args.training or (name in record and not args.again):
             continue
         print(f"[{name}]", flush=True)
         forget(record, name)
@@ -125,13 +130,22 @@ def main() -> int:
         if args.discard:
             installations[name].remove()
     for name in set(chosen) & set(EXISTING) & set(record):
-        if args.existing or "existing" not in record[name]:
+        if args.existing or not (args.training or "existing" in record[name]):
             environment = Existing(CELLS[name], folder / name, upstream)
             record[name]["existing"] = run_existing(environment, upstream is not None)
             print(f"[{name}] existing: {record[name]['existing']}", flush=True)
             write_record(record)
             if args.discard:
                 environment.remove()
+    for name in FRAMEWORKS if HOST in chosen and HOST in record else ():
+        rooms = record[HOST].setdefault("training", {})
+        if args.training or not (args.existing or name in rooms):
+            room = Room(FRAMEWORKS[name], CELLS[HOST], folder / HOST)
+            rooms[name] = room.check()
+            print(f"[{HOST}] {name}: {rooms[name]}", flush=True)
+            write_record(record)
+            if args.discard:
+                room.remove()
     _cross(installations, record)
     return int(any(_failed(record[name]) for name in chosen))
 
@@ -145,8 +159,9 @@ def _cross(installations: Dict[str, Installation], record: Dict[str, Any]) -> No
 
 def _failed(cell: Dict[str, Any]) -> bool:
     reads = cell.get("reads", {}).values()
-    existing = cell.get("existing", {}).get("error")
-    return bool(cell.get("error") or existing or cell.get("tests", {}).get("failed") or any(reads))
+    parts = (cell, cell.get("existing", {}), *cell.get("training", {}).values())
+    failed = any(one.get("error") or one.get("failed") for one in (*parts, cell.get("tests", {})))
+    return failed or any(reads)
 
 
 if __name__ == "__main__":

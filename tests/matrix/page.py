@@ -38,6 +38,8 @@ def block(record: Record) -> str:
         *(_row(name, record) for name in names),
     ]
     rows += _existing_rows({name: record[name] for name in names if "existing" in record[name]})
+    for name in names:
+        rows += _training_rows(record[name].get("training", {}))
     failures = [line for name in names for line in _failures(name, record[name])]
     below = ["", "What failed:", "", *failures] if failures else []
     return "\n".join(["<!-- matrix -->", *rows, *below, "<!-- /matrix -->"])
@@ -68,6 +70,18 @@ def _existing_rows(record: Record) -> List[str]:
     return (rows if record else []) + (tests if len(tests) > several else [])
 
 
+def _training_rows(found: Record) -> List[str]:
+    """What ``tests/training`` says beside other versions of the frameworks, without fairseq."""
+    rows = ["", "`spectral_fairseq.training` without fairseq, by its own tests:", ""]
+    rows += ["| transformers | accelerate | Lightning | passed | skipped | failed | date |"]
+    rows += ["|---|---|---|---|---|---|---|"]
+    columns = ("transformers", "accelerate", "lightning", "passed", "skipped", "failed", "date")
+    for name in sorted(found, key=_order):
+        cells = [str(found[name].get(column, "")) for column in columns]
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows if found else []
+
+
 def _order(name: str) -> List[int]:
     return [int(digits) for digits in re.findall(r"\d+", name)]
 
@@ -92,6 +106,8 @@ def _readable(name: str, record: Record) -> str:
 def _failures(name: str, cell: Dict[str, Any]) -> List[str]:
     tests = [f"the test `{failed}`" for failed in cell.get("tests", {}).get("failures", ())]
     reads = [f"{other}: {error}" for other, error in cell.get("reads", {}).items() if error]
-    of = (cell, cell.get("existing", {}))
+    rooms = cell.get("training", {}).values()
+    tests += [f"the test `{failed}`" for one in rooms for failed in one.get("failures", ())]
+    of = (cell, cell.get("existing", {}), *rooms)
     errors = [one["error"] for one in of if one.get("error")]
     return [f"- {name}: {what}" for what in (*errors, *tests, *reads)]

@@ -1,6 +1,7 @@
 """Small models of transformers in the layouts that share a table in different ways."""
 
 import torch
+from torch import nn
 
 WORDS, DIM = 60, 16
 IDS = torch.randint(3, WORDS, (2, 9), generator=torch.Generator().manual_seed(1))
@@ -112,3 +113,17 @@ def inputs(model, ids=IDS, labels=None):
         "input_ids": ids,
         "decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels),
     }
+
+
+class Straight(nn.Module):
+    """A look-up and an output layer, for which no package beside torch is needed."""
+
+    def __init__(self, tied=False):
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, DIM)
+        self.lm_head = nn.Linear(DIM, WORDS, bias=False)
+        if tied:
+            self.lm_head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        return self.lm_head(torch.tanh(self.embed(tokens)))

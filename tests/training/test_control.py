@@ -12,7 +12,7 @@ from torch import nn
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.training import SpectrumControl, factor_, weight_norm_
 from tests.reference import spectrum_decay as reference
-from tests.training.models import IDS, LAYOUTS, build
+from tests.training.models import LAYOUTS, Straight, build
 
 PRIOR = {"exponential": lambda k: math.exp(-0.0005 * k), "polynomial": lambda k: k**-0.5}
 
@@ -201,9 +201,7 @@ def _one_worker(rank, port, folder):
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
     )
     torch.manual_seed(0)
-    layers = nn.Sequential(nn.Embedding(40, 6), nn.Linear(6, 40, bias=False))
-    layers.lm_head = layers[1]
-    model = nn.parallel.DistributedDataParallel(_Straight(layers))
+    model = nn.parallel.DistributedDataParallel(Straight())
     control = SpectrumControl(model, decay=0.3, slack=1.0, every=2, centering=0.1)
     # An eigensolver of another machine may differ in the last bits; here it differs by more.
     plan = control.plan
@@ -219,15 +217,6 @@ def _one_worker(rank, port, folder):
     distributed.destroy_process_group()
 
 
-class _Straight(nn.Module):
-    def __init__(self, layers):
-        super().__init__()
-        self.embed, self.lm_head = layers[0], layers[1]
-
-    def forward(self, tokens):
-        return self.lm_head(self.embed(tokens))
-
-
 @pytest.mark.slow
 def test_workers_keep_equal_tables_bit_for_bit(tmp_path):
     with socket.socket() as found:
@@ -236,63 +225,6 @@ def test_workers_keep_equal_tables_bit_for_bit(tmp_path):
     torch.multiprocessing.spawn(_one_worker, (port, str(tmp_path)), nprocs=2)
     (first, updates), (second, _) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     assert torch.equal(first, second) and updates == 6
-
-
-@pytest.fixture()
-def mesh():
-    """Two devices of which this process is one; nobody answers for the other."""
-    distributed = pytest.importorskip("torch.distributed.tensor")
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    yield distributed.init_device_mesh("cpu", (2,))
-    torch.distributed.destroy_process_group()
-
-
-def test_tables_that_are_split_over_devices_are_refused(mesh):
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    from spectral_fairseq.training import fused_loss_
-
-    model = _Straight([nn.Embedding(40, 6), nn.Linear(6, 40, bias=False)])
-    whole = SpectrumControl(model, every=1)
-    loss = fused_loss_(model, shift=False)
-    model.lm_head.weight = nn.Parameter(distribute_tensor(table().detach(), mesh, [Shard(0)]))
-    for attempt in (
-        lambda: SpectrumControl(model),
-        lambda: SpectrumControl(model.lm_head.weight),
-        whole.step,
-        lambda: weight_norm_(model),
-        lambda: factor_(model),
-        lambda: fused_loss_(model, shift=False),
-        lambda: loss(model(IDS % 40), IDS % 40),
-    ):
-        with pytest.raises(UnsupportedError, match="DTensor"):
-            attempt()
-
-
-def test_fully_shard_is_refused(mesh):
-    fsdp = pytest.importorskip("torch.distributed.fsdp")
-    if not hasattr(fsdp, "fully_shard"):
-        pytest.skip("this torch has no fully_shard")
-    model = _Straight([nn.Embedding(40, 6), nn.Linear(6, 40, bias=False)])
-    fsdp.fully_shard(model, mesh=mesh)
-    for attempt in (SpectrumControl, weight_norm_, factor_):
-        with pytest.raises(UnsupportedError, match="DTensor"):
-            attempt(model)
-
-    class FullyShardedDataParallel(nn.Module):
-        lm_head = None
-
-    with pytest.raises(UnsupportedError, match="FullyShardedDataParallel"):
-        SpectrumControl(FullyShardedDataParallel())
-
-
-def test_deepspeeds_third_stage_is_refused():
-    weight = table()
-    weight.ds_id = 3
-    with pytest.raises(UnsupportedError, match="DeepSpeed"):
-        SpectrumControl(weight)
 
 
 WRONG = {

@@ -51,7 +51,9 @@ def test_all_uses_see_one_table_and_it_comes_off_again(transformers, layout, kin
     table = METHODS[kind](model)
     assert isinstance(table, KINDS[kind])
     uses = [name for name, layer in model.named_modules() if "_used_table" in layer.__dict__]
-    assert uses == LAYOUTS[layout][1]
+    # Before version 5 of transformers some names are of one layer.
+    layers = {id(model.get_submodule(name)): name for name in reversed(LAYOUTS[layout][1])}
+    assert sorted(uses) == sorted(layers.values())
     torch.testing.assert_close(model(**inputs(model)).logits, expected, rtol=1e-5, atol=1e-5)
 
     # One step of an optimiser, on a loss that needs every use.

@@ -1,0 +1,176 @@
+"""Tables that are split over devices: right where a worker holds them whole, refused elsewhere."""
+
+import socket
+
+import pytest
+import torch
+import torch.multiprocessing
+from torch import nn
+
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.training import (
+    SpectrumControl,
+    TablePenalty,
+    factor_,
+    fused_loss_,
+    mixture_,
+    plain_,
+    weight_norm_,
+)
+from tests.training.models import IDS, Straight
+
+fsdp = pytest.importorskip("torch.distributed.fsdp")
+METHODS = {
+    "plain": lambda model: None,
+    "weight norm": weight_norm_,
+    "factors": factor_,
+    "mixture": lambda model: mixture_(model, 2, shift=True),
+}
+needs_fully_shard = pytest.mark.skipif(
+    not hasattr(fsdp, "fully_shard") or not hasattr(torch.cpu.Stream, "record_event"),
+    reason="this torch has no fully_shard for CPUs",
+)
+
+
+@pytest.fixture()
+def mesh():
+    """Two devices of which this process is one; nobody answers for the other."""
+    distributed = pytest.importorskip("torch.distributed.tensor")
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield distributed.init_device_mesh("cpu", (2,))
+    torch.distributed.destroy_process_group()
+
+
+def test_tables_that_are_split_over_devices_are_refused(mesh):
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    model = Straight()
+    whole = SpectrumControl(model, every=1)
+    loss = fused_loss_(model, shift=False)
+    model.lm_head.weight = nn.Parameter(
+        distribute_tensor(model.lm_head.weight.detach(), mesh, [Shard(0)])
+    )
+    for attempt in (
+        lambda: SpectrumControl(model),
+        lambda: SpectrumControl(model.lm_head.weight),
+        whole.step,
+        lambda: weight_norm_(model),
+        lambda: factor_(model),
+        lambda: fused_loss_(model, shift=False),
+        lambda: loss(model(IDS), IDS),
+    ):
+        with pytest.raises(UnsupportedError, match="DTensor"):
+            attempt()
+
+
+@needs_fully_shard
+def test_fully_shard_is_refused(mesh):
+    model = Straight()
+    fsdp.fully_shard(model, mesh=mesh)
+    for attempt in (SpectrumControl, weight_norm_, factor_):
+        with pytest.raises(UnsupportedError, match="DTensor"):
+            attempt(model)
+
+    class FullyShardedDataParallel(nn.Module):
+        lm_head = None
+
+    with pytest.raises(UnsupportedError, match="FullyShardedDataParallel"):
+        SpectrumControl(FullyShardedDataParallel())
+
+
+def test_deepspeeds_third_stage_is_refused():
+    weight = Straight().lm_head.weight
+    weight.ds_id = 3
+    with pytest.raises(UnsupportedError, match="DeepSpeed"):
+        SpectrumControl(weight)
+
+
+def trained(method, shard=None, ids=IDS, total=None):
+    """Gradients of a model and its loss, the whole batch's share of them on each worker."""
+    torch.manual_seed(0)
+    model = Straight(tied=True)
+    METHODS[method](model)
+    penalty = TablePenalty(model, cosine=0.5)
+    loss = fused_loss_(model, shift=True, penalty=penalty)
+    if shard is not None:
+        fsdp.fully_shard(model, **shard)
+    loss(model(ids), ids, total).backward()
+    return {name: whole(one.grad) for name, one in model.named_parameters()}
+
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def message(attempt):
+    """What an attempt is refused with."""
+    with pytest.raises((ConfigurationError, UnsupportedError)) as error:
+        attempt()
+    return str(error.value)
+
+
+def _one_worker(rank, port, folder):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
+    )
+    half, targets = IDS.chunk(2)[rank], IDS[:, 1:].numel()
+    found = {name: trained(name, {}, half, targets / 2) for name in METHODS}
+    split = {
+        name: message(lambda name=name: trained(name, {"reshard_after_forward": True}, half))
+        for name in METHODS
+    }
+    given = {
+        "model": lambda m: m,
+        "layer": lambda m: m.lm_head,
+        "weight": lambda m: m.lm_head.weight,
+    }
+    for name, of in given.items():
+        model = Straight()
+        control = SpectrumControl(of(model), every=1)
+        fsdp.fully_shard(model)
+        model(half).sum().backward()
+        split[f"control of the {name}"] = message(control.step)
+    model = Straight()
+    weight_norm_(model)
+    fsdp.fully_shard(model)
+    split["plain_"] = message(lambda: plain_(model))
+    torch.save((found, split), f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_hidden_states_show_their_tensors():
+    """Before torch 2.13, fully_shard finds no others, and would reduce no gradient."""
+    pytree = pytest.importorskip("torch.utils._pytree")
+    if not hasattr(pytree, "register_pytree_node"):
+        pytest.skip("this torch has no fully_shard")
+    model = Straight()
+    fused_loss_(model, shift=True)
+    handed = model(IDS) * 2.0 + torch.ones(model.lm_head.out_features)
+    (features, bias), how = pytree.tree_flatten({"logits": handed})
+    assert features is handed.features and bias is handed.bias
+    again = pytree.tree_unflatten([features, bias], how)["logits"]
+    assert vars(again) == vars(handed)
+
+
+@needs_fully_shard
+@pytest.mark.slow
+def test_fully_shard_of_the_root_after_the_methods(tmp_path):
+    """The root keeps its parameters whole until the backward pass, so the loss sees the table."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    torch.multiprocessing.spawn(_one_worker, (port, str(tmp_path)), nprocs=2)
+    for rank in (0, 1):
+        gradients, split = torch.load(tmp_path / f"{rank}.pt")
+        for method in METHODS:
+            for name, expected in trained(method).items():
+                torch.testing.assert_close(
+                    gradients[method][name], expected, rtol=1e-5, atol=1e-6, msg=(method, name)
+                )
+        no_longer = split.pop("control of the weight")
+        assert "none has (any more)" in no_longer and "Pass the model" in no_longer
+        assert len(split) == len(METHODS) + 3
+        assert all("DTensor, split over devices" in text for text in split.values()), split
