@@ -1,13 +1,8 @@
 """The methods in any training with torch: on models that exist, in a few lines."""
 
 from spectral_fairseq.training.control import SpectrumControl
-from spectral_fairseq.training.losses import (
-    TablePenalty,
-    TokenLoss,
-    fused_loss_,
-    mixture_,
-    plain_,
-)
+from spectral_fairseq.training.losses import TokenLoss, fused_loss_, mixture_, plain_
+from spectral_fairseq.training.penalties import TablePenalty
 from spectral_fairseq.training.tables import factor_, weight_norm_
 
 __all__ = [

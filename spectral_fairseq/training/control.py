@@ -11,7 +11,8 @@ where s is the learning rate as a share of the highest one of its schedule.
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Optional, Sequence, Union
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Optional, Sequence, Union
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,76 @@ from spectral_fairseq.training.modules import (
     output_layer,
     unwrapped,
 )
+
+
+@dataclass(frozen=True)
+class ControlRule:
+    """What is done to a table, and after which steps; its fields are told at SpectrumControl.
+
+    Raises:
+        ConfigurationError: one of them is outside its range.
+    """
+
+    decay: float
+    slack: float
+    centering: float
+    every: int
+    start: int
+    side: str
+    scale: str
+
+    def __post_init__(self) -> None:
+        for name in ("decay", "centering"):
+            share = getattr(self, name)
+            _check(name, share, 0 <= share <= 1, "a number from 0 to 1")
+        for name, least in (("every", 1), ("start", 0)):
+            steps = getattr(self, name)
+            right = steps >= least and steps == int(steps)
+            _check(name, steps, right, f"a whole number of at least {least}")
+        flat = torch.ones(1)
+        spectrum_target(flat, flat, side=self.side, slack=self.slack, scale=self.scale)
+
+    @property
+    def active(self) -> bool:
+        """Whether a table is ever changed."""
+        return bool(self.decay or self.centering)
+
+    def is_due(self, updates: int) -> bool:
+        """Whether a table is to be changed after that many steps."""
+        return self.active and updates > self.start and updates % self.every == 0
+
+    def plan(
+        self, weight: Tensor, rate: float, *, prior: Callable[[Tensor], Tensor], excluded: Tensor
+    ) -> TableChange:
+        """The change that is due to a matrix, which is not yet applied.
+
+        Args:
+            weight: the table, or the float32 copy that an optimiser trains, shape (N, d).
+            rate: s, at most 1.
+            prior: returns the singular values that the matrix is moved to, shape (d,).
+            excluded: rows that are left alone, shape (m,).
+        """
+        return plan_change(
+            weight,
+            prior(weight),
+            min(1.0, self.decay * self.every * rate),
+            side=self.side,
+            slack=self.slack,
+            scale=self.scale,
+            centering=min(1.0, self.centering * self.every * rate),
+            excluded=excluded,
+        )
+
+
+def counted_norm(weight: Tensor, excluded: Tensor) -> float:
+    """Frobenius norm of the rows that count.
+
+    Args:
+        weight: shape (N, d).
+        excluded: rows that are not counted, shape (m,).
+    """
+    _, gram = counted_moments(weight.detach(), excluded)
+    return math.sqrt(float(gram.diagonal().double().sum()))
 
 
 class SpectrumControl:
@@ -64,6 +135,7 @@ class SpectrumControl:
         group: process group of the workers that hold the same table; ``None`` is all of them.
 
     Attributes:
+        rule: what is done, and when.
         updates: number of steps so far.
 
     Raises:
@@ -91,22 +163,16 @@ class SpectrumControl:
         excluded: Optional[Sequence[int]] = None,
         group: Any = None,
     ) -> None:
-        for name, share in (("decay", decay), ("centering", centering)):
-            _check(name, share, 0 <= share <= 1, "a number from 0 to 1")
-        _check("every", every, every >= 1 and every == int(every), "a whole number of at least 1")
-        _check("start", start, start >= 0 and start == int(start), "a whole number of at least 0")
+        self.rule = ControlRule(decay, slack, centering, every, start, side, scale)
         gamma = DEFAULT_GAMMA.get(prior, 1.0) if gamma is None else gamma
         self._prior: Dict[str, Any] = {"kind": prior, "c1": c1, "c2": c2, "gamma": gamma}
-        self._target: Dict[str, Any] = {"side": side, "slack": slack, "scale": scale}
-        self.decay, self.centering, self.every, self.start = decay, centering, every, start
         self.updates = 0
         self._model, self._group, self._checked = model, group, False
         weight = self.weight
         self._excluded = self._rows(excluded, weight)
         count, dim = weight.size(0) - len(self._excluded), weight.size(1)
         _check("weight", f"{count} rows that count", count >= dim, f"a table of {dim} rows or more")
-        shape = prior_spectrum(dim=dim, frobenius_norm=1.0, **self._prior)
-        spectrum_target(shape, shape, **self._target)
+        prior_spectrum(dim=dim, frobenius_norm=1.0, **self._prior)
         self._start_norm: Optional[float] = None
         if not weight.is_meta:
             self._start_norm = self._norm(weight)
@@ -148,8 +214,7 @@ class SpectrumControl:
         """
         _check("rate", rate, 0 <= rate < math.inf, "a finite number >= 0")
         self.updates += 1
-        due = self.updates > self.start and self.updates % self.every == 0
-        if not due or not (self.decay or self.centering):
+        if not self.rule.is_due(self.updates):
             return False
         weight = self.weight
         if not self._checked and isinstance(self._model, Tensor) and _has_workers():
@@ -166,7 +231,10 @@ class SpectrumControl:
             weight: the table, or the float32 copy that an optimiser trains, shape (N, d).
             rate: as for :meth:`step`.
         """
-        share = self.every * min(1.0, rate)
+        excluded = self.excluded_on(weight.device)
+        return self.rule.plan(weight, min(1.0, rate), prior=self._spectrum, excluded=excluded)
+
+    def _spectrum(self, weight: Tensor) -> Tensor:
         norm = self._start_norm = self._start_norm or self._norm(weight)
         prior = prior_spectrum(
             dim=weight.size(1),
@@ -174,14 +242,7 @@ class SpectrumControl:
             dtype=torch.float64,
             **self._prior,
         )
-        return plan_change(
-            weight,
-            prior.to(weight.device),
-            min(1.0, self.decay * share),
-            centering=min(1.0, self.centering * share),
-            excluded=self.excluded_on(weight.device),
-            **self._target,
-        )
+        return prior.to(weight.device)
 
     def excluded_on(self, device: torch.device) -> Tensor:
         """The rows that are left alone, shape (m,)."""
@@ -231,8 +292,7 @@ class SpectrumControl:
         return sorted({row % weight.size(0) for row in rows})
 
     def _norm(self, weight: Tensor) -> float:
-        _, gram = counted_moments(weight.detach(), self.excluded_on(weight.device))
-        return math.sqrt(float(gram.diagonal().double().sum()))
+        return counted_norm(weight, self.excluded_on(weight.device))
 
 
 def _has_workers() -> bool:

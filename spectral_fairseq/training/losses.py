@@ -1,4 +1,4 @@
-"""Losses by blocks, mixtures and penalties for models of transformers.
+"""Losses by blocks and mixtures for models of transformers.
 
 Their models hand finished logits, tokens x N, to the loss. :func:`fused_loss_` lets the output
 layer hand on the hidden states instead while it trains, as :class:`HiddenStates`, and returns the
@@ -17,39 +17,21 @@ adds the penalty times its own share of the tokens, so that the penalty counts o
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
-from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Type
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils import _pytree
 
-from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.embeddings.table import Table
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.functional.blocks import outside_graphs
 from spectral_fairseq.functional.dispersion import dispersion_penalty
-from spectral_fairseq.functional.products import row_norms
-from spectral_fairseq.functional.row_penalties import (
-    cosine_penalty,
-    mean_vector_penalty,
-    weight_norm_penalty,
-)
 from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy, smoothing_weights
-from spectral_fairseq.functional.spectra import singular_values
-from spectral_fairseq.functional.spectrum_penalties import (
-    d_optimal_penalty,
-    normalized_d_optimal_penalty,
-    orthogonality_penalty,
-    spectral_normalization_penalty,
-    spectrum_penalty,
-)
 from spectral_fairseq.heads import MixtureOfContexts, MixtureOfSoftmaxes
 from spectral_fairseq.heads.mixture import MixtureHead
+from spectral_fairseq.training.hidden_states import HandsOn, HiddenStates
 from spectral_fairseq.training.modules import (
     Changed,
     check_whole,
@@ -67,150 +49,6 @@ MIXTURES: Dict[str, Type[MixtureHead]] = {"mos": MixtureOfSoftmaxes, "moc": Mixt
 # hundred tokens outweigh; their scores take less memory than that gradient where words are wider.
 BLOCK_TOKENS = 256
 IGNORED = -100  # the label of transformers for what is no target
-
-
-class _Refused(UnsupportedError, AttributeError):
-    """An error that ``hasattr`` takes for an answer."""
-
-    def __init__(self, found: str) -> None:
-        super().__init__(
-            "logits that a model leaves as they are, multiplies by a number or adds a bias to, "
-            "before a loss of spectral_fairseq.training",
-            f"`{found}`, which would change the hidden states",
-            "Pass compute_loss_func=fused_loss_(model) to Trainer, and labels to no other loss; if "
-            "the model itself changes its logits so, as with soft caps, train it without "
-            "fused_loss_.",
-        )
-
-    def __reduce__(self) -> tuple:
-        return UnsupportedError, (self.expected, self.found, self.remedy)
-
-
-@dataclass(eq=False)
-class HiddenStates:
-    """What an output layer hands on in the place of its logits s W h + b.
-
-    What a model does to logits is done to these in a way that the loss knows of: conversions to
-    another type (the loss has its own), products with a number, and a bias for all words. Anything
-    else is refused by name, since it would be done to hidden states.
-
-    Attributes:
-        features: h, shape (*, d).
-        layer: with W, shape (N, d), and its own bias.
-        product_dtype: of the logits; autocast ends before the loss.
-        scale: s, which multiplies the layer's own bias too.
-        bias: b that the model adds, shape (N,), if any.
-    """
-
-    features: Tensor
-    layer: Any
-    product_dtype: torch.dtype
-    scale: float = 1.0
-    bias: Optional[Tensor] = None
-
-    @property
-    def shape(self) -> torch.Size:
-        """That of the logits, (*, N)."""
-        return torch.Size((*self.features.shape[:-1], self.layer.out_features))
-
-    @property
-    def device(self) -> torch.device:
-        """Where they are."""
-        return self.features.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """That of the logits."""
-        return self.product_dtype
-
-    def float(self) -> HiddenStates:
-        """Themselves: the loss has a precision of its own."""
-        return self
-
-    def contiguous(self) -> HiddenStates:
-        """Themselves."""
-        return self
-
-    def to(self, *args: Any, **kwargs: Any) -> HiddenStates:
-        """Themselves, on the device where they are."""
-        given = [*args, *kwargs.values()]
-        devices = [torch.device(one) for one in given if isinstance(one, (str, torch.device))]
-        devices += [one.device for one in given if isinstance(one, Tensor)]
-        if any(one != self.device for one in devices):
-            raise _Refused("to another device")
-        return self
-
-    def __mul__(self, other: Any) -> HiddenStates:
-        if isinstance(other, Tensor) and other.numel() != 1:
-            raise _Refused("mul")
-        bias = None if self.bias is None else self.bias * other
-        return replace(self, scale=self.scale * float(other), bias=bias)
-
-    def __truediv__(self, other: Any) -> HiddenStates:
-        return self * (1 / other)
-
-    def __add__(self, other: Any) -> HiddenStates:
-        if not isinstance(other, Tensor) or other.numel() != self.layer.out_features:
-            raise _Refused("add")
-        bias = other.flatten()
-        return replace(self, bias=bias if self.bias is None else self.bias + bias)
-
-    __rmul__, __radd__ = __mul__, __add__
-
-    def _refuse(self, *_: Any) -> Any:
-        raise _Refused("an operator")
-
-    # Python looks these up in the class alone, not in __getattr__.
-    __getitem__ = __setitem__ = __iter__ = __len__ = __neg__ = __abs__ = _refuse
-    __sub__ = __rsub__ = __rtruediv__ = __matmul__ = __rmatmul__ = __pow__ = _refuse
-    __lt__ = __le__ = __gt__ = __ge__ = _refuse
-
-    def __getattr__(self, name: str) -> Any:
-        raise _Refused(name)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What torch is asked to do with them and a tensor."""
-        name = getattr(func, "__name__", str(func)).strip("_")
-        if len(args) == 2 and name in ("add", "radd", "mul", "rmul"):
-            this, other = args if isinstance(args[0], HiddenStates) else reversed(args)
-            return this + other if "add" in name else this * other
-        raise _Refused(name)
-
-
-def _flat(handed: HiddenStates) -> Tuple[List[Any], Any]:
-    return [handed.features, handed.bias], (handed.layer, handed.product_dtype, handed.scale)
-
-
-def _made(tensors: Any, others: Any) -> HiddenStates:
-    features, bias = tensors
-    layer, product_dtype, scale = others
-    return HiddenStates(features, layer, product_dtype, scale, bias)
-
-
-# The tensors among a model's outputs tell fully_shard when the backward pass begins. Some versions
-# of torch look for them in nothing but trees, and without them reduce no gradient.
-if hasattr(_pytree, "register_pytree_node"):
-    _pytree.register_pytree_node(HiddenStates, _flat, _made)
-
-
-class HandsOn(Changed):
-    """An output layer that hands on its input while it trains; without gradients it has logits."""
-
-    order = 0
-
-    def forward(self, input: Tensor) -> Any:
-        """Hidden states in training, logits (or log-probabilities of a mixture) otherwise."""
-        if self.training and torch.is_grad_enabled():
-            return _handed_on(input, self)
-        return super().forward(input)
-
-
-@outside_graphs
-def _handed_on(features: Tensor, layer: nn.Module) -> Any:
-    # A product of two scalars shows what autocast does here.
-    probe = features.detach().new_zeros(1, 1)
-    return HiddenStates(features, layer, torch.mm(probe, probe).dtype)
 
 
 class Mixes(Changed):
@@ -265,7 +103,8 @@ class TokenLoss:
         model: whose output layer hands on hidden states.
         label_smoothing: eps in [0, 1), as fairseq's ``label_smoothed_cross_entropy`` spreads it.
         penalty: called without arguments, returns the weighted sum of penalties; such as a
-            :class:`TablePenalty`. It is added in training only, see Note [One scale].
+            :class:`~spectral_fairseq.training.penalties.TablePenalty`. It is added in training
+            only, see Note [One scale].
         dispersion: weight of :func:`~spectral_fairseq.functional.dispersion.dispersion_penalty`
             of the (decoder's) layers, over the positions that have a target; likewise. The model
             has to return its hidden states: ``model.config.output_hidden_states = True``.
@@ -561,99 +400,3 @@ def check_plain(model: nn.Module) -> None:
                 "a mixture of softmaxes",
                 "Save it as it is, and give a new model its mixture before loading.",
             )
-
-
-def _of_spectrum(penalty: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    return lambda weight, excluded: penalty(singular_values(weight.float(), excluded))
-
-
-PENALTIES: Dict[str, Callable[..., Tensor]] = {
-    "cosine": cosine_penalty,
-    "mean_vector": mean_vector_penalty,
-    "spectral_normalization": _of_spectrum(spectral_normalization_penalty),
-    "d_optimal": _of_spectrum(d_optimal_penalty),
-    "normalized_d_optimal": _of_spectrum(normalized_d_optimal_penalty),
-}
-OF_FACTORS = ("spectrum", "orthogonality")
-
-
-class TablePenalty:
-    """The weighted sum of penalties on a model's output table: sum_i weight_i R_i.
-
-    Add it to a mean loss per token, or pass it as ``penalty`` of :func:`fused_loss_`; see
-    Note [One scale].
-
-    Args:
-        model: as for :class:`~spectral_fairseq.training.control.SpectrumControl`.
-        weight_norm: weight of the distance of the vectors' norms from ``norm_target``.
-        norm_target: nu of ``weight_norm``.
-        excluded: rows that are left out.
-        **weights: of ``cosine``, ``mean_vector``, ``spectral_normalization``, ``d_optimal`` and
-            ``normalized_d_optimal``, whose definitions are those of
-            :mod:`spectral_fairseq.functional`; for a table of ``factor_`` also of ``spectrum``,
-            the distance of sigma from its prior, and of ``orthogonality``, the sum of the squared
-            distances of U'U and V'V from I.
-
-    Raises:
-        ConfigurationError: an unknown name, a negative weight, no table, or a penalty on factors
-            for a table without them.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        weight_norm: float = 0.0,
-        norm_target: float = 1.0,
-        excluded: Tuple[int, ...] = (),
-        **weights: float,
-    ) -> None:
-        known = ("weight_norm", *PENALTIES, *OF_FACTORS)
-        for name, weight in {"weight_norm": weight_norm, **weights}.items():
-            if name not in known or not weight >= 0:
-                raise ConfigurationError(
-                    f"weights >= 0 of {', '.join(known)}", f"{name}={weight}", "Correct it."
-                )
-        self.model, self.weights, self.excluded = model, weights, excluded
-        self.weight_norm, self.norm_target = weight_norm, norm_target
-        if any(weights.get(name) for name in OF_FACTORS):
-            self._factors()
-        else:
-            output_layer(model)
-
-    def _factors(self) -> SVDEmbedding:
-        layer = output_layer(self.model)
-        table = layer.used_table if isinstance(layer, TableUse) else None
-        if not isinstance(table, SVDEmbedding):
-            raise ConfigurationError(
-                f"a table of factors for {' and '.join(OF_FACTORS)}",
-                "one without",
-                "Call factor_(model) first, or use SpectrumControl.",
-            )
-        return table
-
-    def terms(self) -> Dict[str, Tensor]:
-        """Each R before its weight, by name."""
-        weight: Any = output_layer(self.model).weight
-        check_whole(weight)
-        rows = torch.tensor(self.excluded, dtype=torch.long, device=weight.device)
-        found = {}
-        for name, share in self.weights.items():
-            if share and name in PENALTIES:
-                found[name] = PENALTIES[name](weight, rows)
-        if self.weight_norm:
-            norms = row_norms(weight.float())
-            found["weight_norm"] = weight_norm_penalty(norms, self.norm_target, rows)
-        if self.weights.get("spectrum"):
-            table = self._factors()
-            found["spectrum"] = spectrum_penalty(table.singular_values(), table.prior())
-        if self.weights.get("orthogonality"):
-            grams = self._factors().grams()
-            found["orthogonality"] = orthogonality_penalty(*grams, (1.0, 1.0, 0.0, 0.0))
-        return found
-
-    def __call__(self) -> Tensor:
-        """The weighted sum, a scalar."""
-        weights = {**self.weights, "weight_norm": self.weight_norm}
-        terms = [weights[name] * term for name, term in self.terms().items()]
-        return functools.reduce(torch.add, terms) if terms else torch.zeros(())

@@ -135,7 +135,7 @@ def factor_(model: nn.Module, **options: Any) -> SVDEmbedding:
     """Store the output table of a model as its singular value decomposition, W = U diag(sigma) V'.
 
     The matrix stays the same to float32 precision. U and V stay near orthonormal with the penalties
-    of :class:`~spectral_fairseq.training.losses.TablePenalty`.
+    of :class:`~spectral_fairseq.training.penalties.TablePenalty`.
 
     Args:
         model: as for :func:`weight_norm_`.

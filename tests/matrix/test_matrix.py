@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.matrix import __main__ as matrix
-from tests.matrix import existing, page, steps
+from tests.matrix import existing, frameworks, page, steps
 from tests.matrix.cells import CELLS, EXISTING, UPSTREAM, Cell
 
 if not (ROOT / "docs").exists():
@@ -214,3 +214,39 @@ def test_an_environment_that_fails_is_recorded():
 
     assert matrix.run_existing(Environment(), False)["added"] == ["spectral-fairseq"]
     assert matrix.run_existing(Environment(), True)["error"] == "no clone"
+
+
+def test_versions_of_the_frameworks_are_on_the_page():
+    record = page.read_record()[frameworks.HOST].get("training", {})
+    assert set(record) <= set(frameworks.FRAMEWORKS)
+    of = {"transformers": "4.47.1", "accelerate": "1.2.1", "lightning": "", "date": "2026-01-01"}
+    counts = {"passed": 3, "skipped": 1, "failed": 1, "failures": ["tests.training.a"]}
+    found = {"one": {**of, **counts}, "other": {**of, "error": "no"}}
+    text = page.block({FIRST: cell("3.11", training=found)})
+    assert "| 4.47.1 | 1.2.1 |  | 3 | 1 | 1 | 2026-01-01 |" in text
+    assert f"- {FIRST}: no" in text and f"- {FIRST}: the test `tests.training.a`" in text
+    assert matrix._failed({"training": found})
+
+
+@pytest.mark.parametrize("reports", [True, False])
+def test_a_room_that_fails_is_recorded(reports, tmp_path, monkeypatch):
+    """Tests that fail leave a report; a package that cannot be installed leaves none."""
+    one = frameworks.FRAMEWORKS["transformers4.47.1-accelerate1.2.1"]
+    room = frameworks.Room(one, CELLS[frameworks.HOST], tmp_path)
+    commands = []
+
+    def run(self, *argv):
+        commands.append(argv)
+        if "pytest" in argv and reports:
+            case = '<testcase classname="tests.a" name="b"><failure/></testcase>'
+            (room.folder / "tests.xml").write_text(f"<testsuite>{case}</testsuite>")
+        if reports is ("pytest" in argv):
+            raise steps.Failure("no")
+        return ""
+
+    monkeypatch.setattr(steps.Installation, "_call", lambda *_: "")
+    monkeypatch.setattr(steps.Installation, "_run", run)
+    found = room.check()
+    assert found.get("failures") == (["tests.a.b"] if reports else None)
+    assert found.get("error") == (None if reports else "no")
+    assert {"transformers==4.47.1", "accelerate==1.2.1", "torch==2.13.0"} < set(commands[0])

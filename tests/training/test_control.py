@@ -59,11 +59,11 @@ def test_the_defaults_are_those_of_the_criterion():
     flags = {flag.name: flag.default for flag in (*FLAGS, *PRIOR)}
     flags.update(METHODS["decoupled control"])
     control = SpectrumControl(table())
-    assert (control.decay, control.centering) == (
+    assert (control.rule.decay, control.rule.centering) == (
         flags["spectrum_decay"],
         flags["table_centering"],
     )
-    assert (control.every, control.start) == (
+    assert (control.rule.every, control.rule.start) == (
         flags["spectrum_decay_interval"],
         flags["spectrum_decay_start"],
     )

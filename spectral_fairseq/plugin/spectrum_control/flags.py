@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
-from spectral_fairseq.functional.table_control import SCALES, SIDES, TableChange, plan_change
+from spectral_fairseq.functional.table_control import SCALES, SIDES, TableChange
 from spectral_fairseq.options import Option, given, read_options
 from spectral_fairseq.plugin.models.find import output_table
 from spectral_fairseq.plugin.penalties.catalogue import check_rank
 from spectral_fairseq.plugin.penalties.view import ModelView, svd_tables
 from spectral_fairseq.plugin.spectrum_control import prior as table_prior
+from spectral_fairseq.training.control import ControlRule
 
 DECAY = Option(
     "spectrum_decay",
@@ -122,19 +123,23 @@ class TableControl:
     """
 
     def __init__(self, cfg: Any) -> None:
-        self._options = read_options(FLAGS, cfg)
+        options = read_options(FLAGS, cfg)
+        self._options = options
+        self._rule = ControlRule(
+            decay=options.spectrum_decay,
+            slack=options.spectrum_slack,
+            centering=options.table_centering,
+            every=options.spectrum_decay_interval,
+            start=options.spectrum_decay_start,
+            side=options.spectrum_side,
+            scale=options.spectrum_scale,
+        )
         self._prior = table_prior.TablePrior(read_options(table_prior.FLAGS, cfg))
 
     @property
     def active(self) -> bool:
         """Whether there is anything to do at all."""
-        return self._controls_table or self.renews_factors
-
-    @property
-    def interval(self) -> int:
-        """k of the control of the spectrum, in updates."""
-        interval: int = self._options.spectrum_decay_interval
-        return interval
+        return self._rule.active or self.renews_factors
 
     @property
     def renews_factors(self) -> bool:
@@ -157,7 +162,7 @@ class TableControl:
         needs = {}
         if not self._options.spectrum_decay:
             needs.update(dict.fromkeys(_OF_DECAY, DECAY.flag))
-        if not self._controls_table:
+        if not self._rule.active:
             needs.update(dict.fromkeys(_OF_BOTH, f"{DECAY.flag} or {CENTERING.flag}"))
         return {
             option: needs[flag.name]
@@ -168,9 +173,7 @@ class TableControl:
 
     def is_due(self, num_updates: int) -> bool:
         """Whether the spectrum is to be changed after that many updates."""
-        options = self._options
-        started = num_updates > options.spectrum_decay_start
-        return started and self._controls_table and num_updates % self.interval == 0
+        return self._rule.is_due(num_updates)
 
     def svd_is_due(self, num_updates: int) -> bool:
         """Whether the factors of SVD tables are to be renewed after that many updates."""
@@ -182,13 +185,13 @@ class TableControl:
         Raises:
             ConfigurationError: the model has no table of the kind that a flag controls.
         """
-        if not self._controls_table:
+        if not self._rule.active:
             return []
         with arguments_as_flags(weight=self._table_flag):
             weight = output_table(view.decoder, view.words.rows)
         excluded = view.words.excluded_on(weight.device)
         prior = functools.partial(self._prior, view.decoder, excluded=excluded)
-        plan = functools.partial(self._plan_table, prior, excluded)
+        plan = functools.partial(self._rule.plan, prior=prior, excluded=excluded)
         return [Controlled(self._table_flag, weight, excluded, prior, plan)]
 
     def renewed(self, view: ModelView) -> Sequence[SVDEmbedding]:
@@ -228,32 +231,6 @@ class TableControl:
             with arguments_as_flags(weight=one.flag):
                 check_rank(weight, one.excluded)
             one.prior(weight)
-
-    def _plan_table(
-        self,
-        prior: Callable[[Tensor], Tensor],
-        excluded: Tensor,
-        weight: Tensor,
-        lr_share: float,
-    ) -> TableChange:
-        options = self._options
-        return plan_change(
-            weight,
-            prior(weight),
-            self._rate(options.spectrum_decay, lr_share),
-            side=options.spectrum_side,
-            slack=options.spectrum_slack,
-            scale=options.spectrum_scale,
-            centering=self._rate(options.table_centering, lr_share),
-            excluded=excluded,
-        )
-
-    def _rate(self, eta: float, lr_share: float) -> float:
-        return min(1.0, eta * self.interval * lr_share)
-
-    @property
-    def _controls_table(self) -> bool:
-        return bool(self._options.spectrum_decay or self._options.table_centering)
 
     @property
     def _table_flag(self) -> str:

@@ -10,7 +10,6 @@ update, and kept in the extra state of checkpoints, so that a resumed run goes o
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any, Dict
 from weakref import WeakKeyDictionary
@@ -21,8 +20,8 @@ from torch import Tensor, nn
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import arguments_as_flags
 from spectral_fairseq.functional.spectrum_penalties import DEFAULT_GAMMA, prior_spectrum
-from spectral_fairseq.functional.table_control import counted_moments
 from spectral_fairseq.options import arguments, flags_by_argument
+from spectral_fairseq.training.control import counted_norm
 
 PRIOR_OPTIONS = tuple(
     one for one in SVDEmbedding.options if one.argument in ("prior", "c1", "c2", "gamma")
@@ -84,8 +83,7 @@ def start_norm(owner: nn.Module, weight: Tensor, excluded: Tensor) -> float:
         excluded: rows that are not counted.
     """
     if owner not in _start_norms:
-        _, gram = counted_moments(weight.detach(), excluded)
-        _start_norms[owner] = math.sqrt(float(gram.diagonal().double().sum()))
+        _start_norms[owner] = counted_norm(weight, excluded)
     return _start_norms[owner]
 
 

@@ -1,0 +1,158 @@
+"""Hidden states in the place of logits, which an output layer hands on while it trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, List, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree
+
+from spectral_fairseq.errors import UnsupportedError
+from spectral_fairseq.functional.blocks import outside_graphs
+from spectral_fairseq.training.modules import Changed
+
+
+class _Refused(UnsupportedError, AttributeError):
+    """An error that ``hasattr`` takes for an answer."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(
+            "logits that a model leaves as they are, multiplies by a number or adds a bias to, "
+            "before a loss of spectral_fairseq.training",
+            f"`{found}`, which would change the hidden states",
+            "Pass compute_loss_func=fused_loss_(model) to Trainer, and labels to no other loss; if "
+            "the model itself changes its logits so, as with soft caps, train it without "
+            "fused_loss_.",
+        )
+
+    def __reduce__(self) -> tuple:
+        return UnsupportedError, (self.expected, self.found, self.remedy)
+
+
+@dataclass(eq=False)
+class HiddenStates:
+    """What an output layer hands on in the place of its logits s W h + b.
+
+    What a model does to logits is done to these in a way that the loss knows of: conversions to
+    another type (the loss has its own), products with a number, and a bias for all words. Anything
+    else is refused by name, since it would be done to hidden states.
+
+    Attributes:
+        features: h, shape (*, d).
+        layer: with W, shape (N, d), and its own bias.
+        product_dtype: of the logits; autocast ends before the loss.
+        scale: s, which multiplies the layer's own bias too.
+        bias: b that the model adds, shape (N,), if any.
+    """
+
+    features: Tensor
+    layer: Any
+    product_dtype: torch.dtype
+    scale: float = 1.0
+    bias: Optional[Tensor] = None
+
+    @property
+    def shape(self) -> torch.Size:
+        """That of the logits, (*, N)."""
+        return torch.Size((*self.features.shape[:-1], self.layer.out_features))
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.features.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the logits."""
+        return self.product_dtype
+
+    def float(self) -> HiddenStates:
+        """Themselves: the loss has a precision of its own."""
+        return self
+
+    def contiguous(self) -> HiddenStates:
+        """Themselves."""
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> HiddenStates:
+        """Themselves, on the device where they are."""
+        given = [*args, *kwargs.values()]
+        devices = [torch.device(one) for one in given if isinstance(one, (str, torch.device))]
+        devices += [one.device for one in given if isinstance(one, Tensor)]
+        if any(one != self.device for one in devices):
+            raise _Refused("to another device")
+        return self
+
+    def __mul__(self, other: Any) -> HiddenStates:
+        if isinstance(other, Tensor) and other.numel() != 1:
+            raise _Refused("mul")
+        bias = None if self.bias is None else self.bias * other
+        return replace(self, scale=self.scale * float(other), bias=bias)
+
+    def __truediv__(self, other: Any) -> HiddenStates:
+        return self * (1 / other)
+
+    def __add__(self, other: Any) -> HiddenStates:
+        if not isinstance(other, Tensor) or other.numel() != self.layer.out_features:
+            raise _Refused("add")
+        bias = other.flatten()
+        return replace(self, bias=bias if self.bias is None else self.bias + bias)
+
+    __rmul__, __radd__ = __mul__, __add__
+
+    def _refuse(self, *_: Any) -> Any:
+        raise _Refused("an operator")
+
+    # Python looks these up in the class alone, not in __getattr__.
+    __getitem__ = __setitem__ = __iter__ = __len__ = __neg__ = __abs__ = _refuse
+    __sub__ = __rsub__ = __rtruediv__ = __matmul__ = __rmatmul__ = __pow__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+
+    def __getattr__(self, name: str) -> Any:
+        raise _Refused(name)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What torch is asked to do with them and a tensor."""
+        name = getattr(func, "__name__", str(func)).strip("_")
+        if len(args) == 2 and name in ("add", "radd", "mul", "rmul"):
+            this, other = args if isinstance(args[0], HiddenStates) else reversed(args)
+            return this + other if "add" in name else this * other
+        raise _Refused(name)
+
+
+def _flat(handed: HiddenStates) -> Tuple[List[Any], Any]:
+    return [handed.features, handed.bias], (handed.layer, handed.product_dtype, handed.scale)
+
+
+def _made(tensors: Any, others: Any) -> HiddenStates:
+    features, bias = tensors
+    layer, product_dtype, scale = others
+    return HiddenStates(features, layer, product_dtype, scale, bias)
+
+
+# The tensors among a model's outputs tell fully_shard when the backward pass begins. Some versions
+# of torch look for them in nothing but trees, and without them reduce no gradient.
+if hasattr(_pytree, "register_pytree_node"):
+    _pytree.register_pytree_node(HiddenStates, _flat, _made)
+
+
+class HandsOn(Changed):
+    """An output layer that hands on its input while it trains; without gradients it has logits."""
+
+    order = 0
+
+    def forward(self, input: Tensor) -> Any:
+        """Hidden states in training, logits (or log-probabilities of a mixture) otherwise."""
+        if self.training and torch.is_grad_enabled():
+            return _handed_on(input, self)
+        return super().forward(input)
+
+
+@outside_graphs
+def _handed_on(features: Tensor, layer: nn.Module) -> Any:
+    # A product of two scalars shows what autocast does here.
+    probe = features.detach().new_zeros(1, 1)
+    return HiddenStates(features, layer, torch.mm(probe, probe).dtype)
