@@ -10,7 +10,8 @@ from tests.conftest import ROOT
 from tests.matrix.cells import Cell
 from tests.matrix.steps import Failure, Installation, add_counts, find_python
 
-_BESIDE = ("pytest", "filelock", "setuptools", "jinja2", "tabulate>=0.9", "tqdm", "safetensors")
+# Lightning 2.3 imports what newer versions of setuptools no longer have.
+_BESIDE = ("pytest", "filelock", "setuptools<81", "jinja2", "tabulate>=0.9", "tqdm", "safetensors")
 _PIP = ("-m", "pip", "--disable-pip-version-check", "-q", "install")
 # The cell whose Python, torch and numpy these environments have.
 HOST = "py3.11-torch2.13.0-numpy2.4.6"
