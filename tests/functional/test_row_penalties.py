@@ -89,24 +89,28 @@ def test_a_table_without_words_is_refused():
         cosine_penalty(torch.ones(2, 3), torch.tensor([0, 1]))
 
 
+def trained(penalty, offset=0.0):
+    """A table after training with a penalty, or without one, on words that are drawn at random."""
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(60, 8, generator=generator) + offset
+    features = torch.randn(256, 8, generator=generator)
+    targets = torch.randint(0, 60, (256,), generator=generator)
+    matrix.requires_grad_()
+    optimiser = torch.optim.Adam([matrix], lr=0.02)
+    for _ in range(60):
+        loss = F.cross_entropy(features @ matrix.t(), targets)
+        if penalty is not None:
+            loss = loss + penalty(matrix)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return matrix.detach()
+
+
 def test_mean_cosine_falls_in_training():
     """What the paper's Figure 2 shows: with the penalty the vectors leave their common cone."""
-
-    def trained(weight):
-        generator = torch.Generator().manual_seed(0)
-        matrix = torch.randn(60, 8, generator=generator) + 1.0
-        features = torch.randn(256, 8, generator=generator)
-        targets = torch.randint(0, 60, (256,), generator=generator)
-        matrix.requires_grad_()
-        optimiser = torch.optim.Adam([matrix], lr=0.02)
-        for _ in range(60):
-            loss = F.cross_entropy(features @ matrix.t(), targets)
-            optimiser.zero_grad()
-            (loss + weight * cosine_penalty(matrix)).backward()
-            optimiser.step()
-        return float(cosine_penalty(matrix.detach()))
-
-    assert trained(1.0) < trained(0.0)
+    penalised, plain = trained(cosine_penalty, 1.0), trained(None, 1.0)
+    assert cosine_penalty(penalised) < cosine_penalty(plain)
 
 
 def random_rows(n, d, seed=0):
@@ -161,22 +165,11 @@ def test_norms_at_their_target_and_zero_rows_have_finite_gradients():
 
 
 def test_norms_gather_round_the_target_in_training():
-    def spread(weight):
-        generator = torch.Generator().manual_seed(0)
-        matrix = torch.randn(60, 8, generator=generator)
-        features = torch.randn(256, 8, generator=generator)
-        targets = torch.randint(0, 60, (256,), generator=generator)
-        matrix.requires_grad_()
-        optimiser = torch.optim.Adam([matrix], lr=0.02)
-        for _ in range(60):
-            loss = F.cross_entropy(features @ matrix.t(), targets)
-            penalty = weight_norm_penalty(row_norms(matrix), 2.0)
-            optimiser.zero_grad()
-            (loss + weight * penalty).backward()
-            optimiser.step()
-        return float((row_norms(matrix.detach()) - 2.0).abs().mean())
+    def spread(matrix):
+        return float((row_norms(matrix) - 2.0).abs().mean())
 
-    assert spread(0.1) < 0.5 * spread(0.0)
+    penalised = trained(lambda matrix: 0.1 * weight_norm_penalty(row_norms(matrix), 2.0))
+    assert spread(penalised) < 0.5 * spread(trained(None))
 
 
 def test_log_counts_are_positive_and_follow_the_counts():

@@ -267,10 +267,11 @@ def test_orthogonal_columns_and_the_effect_of_scale():
     assert float(d_optimal_penalty(singular_values(3 * columns))) == pytest.approx(-6 * math.log(3))
 
 
+@pytest.mark.parametrize("penalty", [d_optimal_penalty, normalized_d_optimal_penalty])
 @pytest.mark.parametrize("sigma", [[1.0, 0.0, 2.0], [0.0, 0.0]])
-def test_missing_rank_is_finite(sigma):
+def test_missing_rank_is_finite(sigma, penalty):
     values = torch.tensor(sigma, requires_grad=True)
-    value = d_optimal_penalty(values)
+    value = penalty(values)
     value.backward()
     assert torch.isfinite(value) and torch.isfinite(values.grad).all()
 
@@ -297,11 +298,3 @@ def test_the_normalized_form_has_a_minimum_and_no_scale():
     torch.testing.assert_close(normalized_d_optimal_penalty(7 * values), expected)
     assert torch.autograd.gradcheck(normalized_d_optimal_penalty, (values,))
     assert float(normalized_d_optimal_penalty(torch.full((4,), 5.0))) == pytest.approx(0, abs=1e-5)
-
-
-@pytest.mark.parametrize("sigma", [[1.0, 0.0, 2.0], [0.0, 0.0]])
-def test_the_normalized_form_is_finite_where_rank_is_missing(sigma):
-    values = torch.tensor(sigma, requires_grad=True)
-    value = normalized_d_optimal_penalty(values)
-    value.backward()
-    assert torch.isfinite(value) and torch.isfinite(values.grad).all()
