@@ -1,6 +1,7 @@
 """The HTML report: one page that opens with a verdict and holds everything else folded.
 
-# Note [A page without a network]
+Note [A page without a network]
+-------------------------------
 Pictures and the JSON are data: URLs and the style is in the page, so that it can be sent or
 archived as one file. A content security policy forbids everything else, so a forgotten reference
 fails in every browser, not only where there is no network. The template is report.html.jinja2.

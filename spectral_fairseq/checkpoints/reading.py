@@ -1,12 +1,14 @@
 """Read a checkpoint without ever running code from it, with errors that say what to do.
 
-# Note [Two safe readers]
+Note [Two safe readers]
+-----------------------
 From torch 2.6 on, ``torch.load(weights_only=True)`` with an allow-list reads every checkpoint
 that fairseq writes. Before that it is missing (1.12), has no allow-list (up to 2.3), or is
 unsafe for old archive formats (up to 2.5); there the same allow-list drives an unpickler of our
 own, which torch accepts as ``pickle_module``.
 
-# Note [Mapped, not read]
+Note [Mapped, not read]
+-----------------------
 Adam's moments make a checkpoint three times its model, and nothing here needs them. From torch
 2.1 on, tensors can be mapped from the file: only the pages that are used are read, and the system
 may drop them again. The mapping is private, so changing a tensor never changes the file. Archives

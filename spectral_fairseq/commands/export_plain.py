@@ -1,6 +1,7 @@
 """Export a checkpoint to one that fairseq loads without this package.
 
-# Note [Flags of an exported Transformer]
+Note [Flags of an exported Transformer]
+---------------------------------------
 fairseq's own ``transformer`` checkpoints keep the model's flags, together with the task's, in an
 ``argparse.Namespace``, which ``torch.load(weights_only=True)`` refuses. Here they are a plain dict,
 and so is a Namespace elsewhere in the original checkpoint, as some multilingual tasks have it. It

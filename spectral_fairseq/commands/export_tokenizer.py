@@ -1,6 +1,7 @@
 """The files from which ``AutoTokenizer`` gives the ids of a fairseq dictionary.
 
-# Note [Which tokenizer]
+Note [Which tokenizer]
+----------------------
 fairseq cuts text before it sees a dictionary, so that the ids are all that belongs to the model.
 A tokenizer of transformers that also cuts has to keep the ids and give ``<unk>`` for a subword
 that the dictionary lacks. Two do, and both have a vocabulary for each side:

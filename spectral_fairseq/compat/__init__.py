@@ -1,6 +1,7 @@
 """Patches of defects of fairseq under the installed torch and numpy: one dataclass a patch.
 
-# Note [When fairseq is patched]
+Note [When fairseq is patched]
+------------------------------
 fairseq imports the folder given by ``--user-dir`` while it builds its argument parser, that is
 before arguments are read, data is loaded or a checkpoint is opened, and again at the top of
 every spawned worker. So functions may be replaced as module attributes: no caller has run yet,
