@@ -96,6 +96,20 @@ def test_the_objective_is_that_of_the_paper(task, name, flag, report_accuracy):
     close(gradients(model, loss), want, **tolerance)
 
 
+@pytest.mark.parametrize("report_accuracy", [False, True])
+@pytest.mark.parametrize("flag", METHODS)
+def test_a_prefix_that_is_ignored_counts_as_padding(task, flag, report_accuracy):
+    model, sample = build_model(task).double().train(), make_sample(task)
+    options = {flag: METHODS[flag], "simcut_cutoff": ALL_CUT, "report_accuracy": report_accuracy}
+    target = sample["target"].clone()
+    target[:, :2] = task.target_dictionary.pad()
+    expected, _, log = criterion_of(task, **options)(model, {**sample, "target": target})
+    found, _, own = criterion_of(task, ignore_prefix_size=2, **options)(model, sample)
+    torch.testing.assert_close(found, expected)
+    for name in ("r_drop" if flag == "rdrop_weight" else "simcut", "nll_loss"):
+        torch.testing.assert_close(own[name], log[name])
+
+
 @pytest.mark.parametrize("blockwise", [False, True])
 def test_zero_weight_equals_the_plain_criterion_bit_for_bit(task, blockwise):
     model, sample = build_model(task, dropout=0.2).train(), make_sample(task)
