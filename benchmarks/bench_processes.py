@@ -3,12 +3,14 @@
     python -m benchmarks.bench_processes
         [--shape iwslt|multi30k|wikitext103|tiny ...] [--methods likelihood spectrum_control ...]
         [--pairs 5] [--updates N] [--ours='--blockwise-loss'] [--keep-freed-memory] [--work-dir DIR]
+        [--peers PYTHON]
 
 Every training is a process of its own on random words, and validates once. A turn runs plain
 fairseq, without the plugin, and then each method; the next turn runs them backwards. Ratios are
 formed turn by turn, from the mean time of the updates between the first and the last, on the clock
 and of the processor: on a shared machine, with one thread, the latter scatters less. Finished runs
-lie in DIR, and the same command goes on from there.
+lie in DIR, and the same command goes on from there. With ``--peers``, the Python of an environment
+that has transformers, joeynmt and eole, their models take part in translation (peer_training.py).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import statistics
 import subprocess
@@ -102,6 +105,7 @@ METHODS: Dict[str, str] = {
     "cosine": "--arch {arch} --criterion mle_cosreg",
 }
 PLAIN = "plain"
+PEERS = ("marian", "joeynmt", "eole")
 COMMON = (
     "--optimizer adam --adam-betas (0.9,0.98) --lr 5e-4 --lr-scheduler inverse_sqrt "
     "--warmup-updates 4000 --clip-norm 0.0 --num-workers 0 --cpu --no-save --log-interval 1000 "
@@ -155,6 +159,20 @@ def command(shape: Shape, method: str, data: Path, ours: str) -> List[str]:
     ]
 
 
+def peer_command(python: Path, shape: Shape, peer: str) -> List[str]:
+    """The training of another package's model, of the sizes of a translation shape."""
+    sizes = re.findall(r"--encoder-\S+ (\d+)", shape.flags)  # in the order of _SIZES
+    dim, ffn, layers, heads = sizes or (512, 1024, 6, 4)  # transformer_iwslt_de_en
+    numbers = {
+        **{"words": shape.words, "sentences": shape.sentences, "length": shape.length},
+        **{"dim": dim, "ffn": ffn, "layers": layers, "heads": heads},
+        **{"update-freq": shape.update_freq, "updates": shape.updates},
+    }
+    script = str(Path(__file__).with_name("peer_training.py"))
+    flags = (f"--{name}={number}" for name, number in numbers.items())
+    return [str(python), script, peer, *flags]
+
+
 def measure(arguments: List[str], keep_freed_memory: bool) -> Dict[str, Any]:
     """Run a training; its seconds and MiB."""
     environment = {**os.environ, **(KEEP_FREED_MEMORY if keep_freed_memory else {})}
@@ -198,11 +216,13 @@ def main() -> None:
     parser.add_argument("--updates", type=positive, help="timed ones of each process")
     parser.add_argument("--ours", default="", help="more flags of this package's methods")
     parser.add_argument("--keep-freed-memory", action="store_true", help="docs/speed.md")
+    parser.add_argument("--peers", type=Path, metavar="PYTHON")
     parser.add_argument("--work-dir", type=Path, default=Path("build/bench_processes"))
     args = parser.parse_args()
     results = {}
     for name in args.shape:
         shape = SHAPES[name]
+        peers = PEERS if args.peers and shape.arch == "transformer_iwslt_de_en" else ()
         shape = shape._replace(updates=args.updates or shape.updates)
         folder = args.work_dir.absolute() / f"{name}-{shape.updates}"
         if not folder.exists():
@@ -214,15 +234,19 @@ def main() -> None:
         done = {(run["method"], run["turn"]) for run in runs}
         print(f"{name}: {shape.what}; {shape.updates} updates a process", flush=True)
         for turn in range(args.pairs):
-            order = [PLAIN, *args.methods]
+            order = [PLAIN, *args.methods, *peers]
             for method in order if turn % 2 == 0 else order[::-1]:
                 if (method, turn) in done:
                     continue
-                found = measure(command(shape, method, folder, args.ours), args.keep_freed_memory)
+                if method in peers:
+                    argv = peer_command(args.peers, shape, method)
+                else:
+                    argv = command(shape, method, folder, args.ours)
+                found = measure(argv, args.keep_freed_memory)
                 runs.append({"method": method, "turn": turn, **what, **found})
                 with log.open("a") as file:
                     file.write(json.dumps(runs[-1]) + "\n")
-        results[name] = summary(runs, args.methods)
+        results[name] = summary(runs, [*args.methods, *peers])
         print_table(
             [
                 {
