@@ -153,6 +153,19 @@ def test_processes(figures, tmp_path, monkeypatch):
     assert figures(bench_processes, *command)["results"]["tiny"] == [plain, cosine]
 
 
+@pytest.mark.slow
+def test_a_peer_trains_on_the_same_shape():
+    try:
+        from transformers import MarianMTModel  # noqa: F401
+    except (ImportError, OSError, RuntimeError) as error:
+        pytest.skip(f"transformers has no Marian here: {error}")
+    shape = bench_processes.SHAPES["tiny"]
+    command = bench_processes.peer_command(Path(sys.executable), shape, "marian")
+    assert {"--dim=32", "--ffn=64", "--layers=1", "--heads=4"} <= set(command)
+    found = bench_processes.measure(command, keep_freed_memory=False)
+    assert len(found["seconds"]) == shape.updates and found["mib"] > 0
+
+
 def test_step(figures):
     found = figures(bench_step, "--shape", "tiny", "--device", "cpu", "--pairs", 1)
     assert "time_ratio" in found["results"]["tiny"]
