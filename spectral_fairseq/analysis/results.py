@@ -68,7 +68,7 @@ def analyse_model(
     first: Optional[Reference] = None,
     verify: bool = True,
 ) -> Analysed:
-    """Measure one model's table, with the arguments of :func:`~spectral_fairseq.analysis.analyze`.
+    """Measure one table, with the arguments of :func:`~spectral_fairseq.analysis.api.analyze`.
 
     The drift is measured from ``first``, the table of the first of several checkpoints.
     """
