@@ -10,8 +10,7 @@ from tests.conftest import ROOT
 from tests.matrix.cells import Cell
 from tests.matrix.steps import Failure, Installation, add_counts, find_python
 
-# Lightning 2.3 imports what newer versions of setuptools no longer have.
-_BESIDE = ("pytest", "filelock", "setuptools<81", "jinja2", "tabulate>=0.9", "tqdm", "safetensors")
+_BESIDE = ("pytest", "filelock", "setuptools", "jinja2", "tabulate>=0.9", "tqdm", "safetensors")
 _PIP = ("-m", "pip", "--disable-pip-version-check", "-q", "install")
 # The cell whose Python, torch and numpy these environments have.
 HOST = "py3.11-torch2.13.0-numpy2.4.6"
@@ -36,7 +35,7 @@ FRAMEWORKS: Dict[str, Frameworks] = {
     for one in (
         Frameworks("4.36.2", "1.15.0", ""),
         Frameworks("4.47.1", "1.2.1", "2.6.6"),
-        Frameworks("5.24.0", "1.15.0", "2.3.3"),
+        Frameworks("5.24.0", "1.15.0", "2.5.5"),
     )
 }
 

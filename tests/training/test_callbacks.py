@@ -86,6 +86,8 @@ def test_trainer_counts_tokens_as_before(transformers, trainer, layout):
     for fused in (False, True):
         model = build(transformers, layout)
         trained = trainer(model, fused_loss_(model) if fused else None, **options)
+        if layout == "gpt2" and not trained.model_accepts_loss_kwargs:
+            pytest.skip("before transformers 4.50 its own loss is a mean over each batch")
         if fused and layout == "t5":
             shifted = model.prepare_decoder_input_ids_from_labels
             trained.data_collator = lambda rows, shifted=shifted: {
