@@ -155,8 +155,7 @@ class _AdaptiveCrossEntropy(torch.autograd.Function):
         dtype = product_dtype(contexts, matrix)
         sum_dtype = accumulation_dtype(dtype)
         needed = tuple(ctx.needs_input_grad[i] for i in (0, 3, 4))
-        # In place, because a cluster may have most of the table and few of the tokens.
-        sums = GradientSums(contexts, matrix, bias, sum_dtype, needed, in_place=True)
+        sums = GradientSums(contexts, matrix, bias, sum_dtype, needed)
         cluster_gradient = torch.zeros_like(cluster_scores, dtype=sum_dtype)
         edges = (0, *cutoffs, matrix.size(0))
         piece, tokens_of = _tokens_of_pieces(targets, cutoffs)

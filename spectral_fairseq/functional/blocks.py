@@ -288,8 +288,6 @@ class GradientSums:
         bias: b, shape (N,), or ``None``.
         dtype: of the sums.
         needed: which of the three gradients autograd asks for.
-        in_place: let the product add to the table's gradient, without a pass over the table for
-            each block. It is slower for blocks of many tokens.
     """
 
     def __init__(
@@ -299,7 +297,6 @@ class GradientSums:
         bias: Optional[Tensor],
         dtype: torch.dtype,
         needed: Tuple[bool, bool, bool],
-        in_place: bool = False,
     ) -> None:
         self.contexts, self.matrix, self.bias = (
             None
@@ -308,7 +305,6 @@ class GradientSums:
             for parameter, needs in zip((contexts, matrix, bias), needed)
         )
         self.dtypes = (contexts.dtype, matrix.dtype, None if bias is None else bias.dtype)
-        self.in_place = in_place
 
     def add_block(
         self,
@@ -373,9 +369,7 @@ class GradientSums:
             if weights is not None:
                 weighted = (rows.to(dtype) * weights.unsqueeze(1)).to(rows.dtype)
             matrix_sum = self.matrix[words]  # [n, d]
-            add_matmul_transposed_(
-                matrix_sum, narrow.t(), weighted.t(), alpha=1 / scale, in_place=self.in_place
-            )
+            add_matmul_transposed_(matrix_sum, narrow.t(), weighted.t(), alpha=1 / scale)
             if targets is not None and hits is not None:
                 matrix_sum.index_add_(0, targets, rows.to(dtype) * -hits.unsqueeze(1))
 

@@ -221,7 +221,6 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
         margin: Optional[Tensor],
         label_smoothing: float,
         block_elements: Optional[int],
-        in_place: bool,
     ) -> Tuple[Tensor, Tensor, Tensor]:
         tokens, vocabulary = contexts.size(0), matrix.size(0)
         target_weight, uniform = smoothing_weights(label_smoothing, vocabulary)
@@ -236,7 +235,7 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
                 contexts.new_zeros((), dtype=sum_dtype) for _ in range(3)
             )
             margin_gradient = None if margin is None else margin.new_zeros(tokens, dtype=sum_dtype)
-            sums = GradientSums(contexts, matrix, bias, sum_dtype, needed, in_place)
+            sums = GradientSums(contexts, matrix, bias, sum_dtype, needed)
             block = tokens_per_block(
                 vocabulary, contexts.device, block_elements, dim=contexts.size(1)
             )
@@ -300,7 +299,7 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Tuple[Optional[Tensor], ...]:
         contexts, matrix, bias, margin = scaled_gradients(ctx, grad)
-        return contexts, None, matrix, bias, margin, None, None, None
+        return contexts, None, matrix, bias, margin, None, None
 
 
 def blockwise_cross_entropy(
@@ -312,7 +311,6 @@ def blockwise_cross_entropy(
     label_smoothing: float = 0.0,
     ignore_index: Optional[int] = None,
     block_elements: Optional[int] = None,
-    in_place: bool = False,
 ) -> Tuple[Tensor, Tensor]:
     """Return the label-smoothed cross entropy of softmax(W h + b), summed over tokens.
 
@@ -328,8 +326,6 @@ def blockwise_cross_entropy(
         ignore_index: target whose tokens contribute zero.
         block_elements: number of scores held at a time; ``None`` is
             ``blocks.elements_for`` the device.
-        in_place: let the products add to the gradient of W, also on a CPU. This saves a tensor of
-            the size of W, and time where blocks have some hundred tokens.
 
     Returns:
         loss_sum and nll_sum, scalars in float32 (float64 for float64 input), in nats. Only
@@ -339,9 +335,7 @@ def blockwise_cross_entropy(
         ConfigurationError: shapes that do not fit together, or eps outside its range.
     """
     inputs = (contexts, targets, matrix, bias)
-    loss, _, nll = _summed_losses(
-        inputs, None, label_smoothing, ignore_index, block_elements, in_place
-    )
+    loss, _, nll = _summed_losses(inputs, None, label_smoothing, ignore_index, block_elements)
     return loss, nll
 
 
@@ -378,7 +372,6 @@ def _summed_losses(
     label_smoothing: float,
     ignore_index: Optional[int],
     block_elements: Optional[int],
-    in_place: bool = False,
 ) -> Tuple[Tensor, Tensor, Tensor]:
     """Check and apply :class:`_BlockwiseCrossEntropy`."""
     contexts, targets, matrix, bias = inputs
@@ -387,7 +380,7 @@ def _summed_losses(
     contexts, matrix = aligned(contexts, matrix)
     contexts, matrix, bias, margin = detached_without_grad(contexts, matrix, bias, margin)
     return _BlockwiseCrossEntropy.apply(
-        contexts, targets, matrix, bias, margin, label_smoothing, block_elements, in_place
+        contexts, targets, matrix, bias, margin, label_smoothing, block_elements
     )
 
 

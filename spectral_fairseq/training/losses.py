@@ -45,9 +45,6 @@ from spectral_fairseq.training.modules import (
 from spectral_fairseq.training.tables import TableUse, take_tables_off
 
 MIXTURES: Dict[str, Type[MixtureHead]] = {"mos": MixtureOfSoftmaxes, "moc": MixtureOfContexts}
-# Tokens of a block on a CPU. A block costs a pass over the table and its gradient, which a few
-# hundred tokens outweigh; their scores take less memory than that gradient where words are wider.
-BLOCK_TOKENS = 256
 IGNORED = -100  # the label of transformers for what is no target
 
 
@@ -189,7 +186,6 @@ class TokenLoss:
         with torch.autocast(device, **half):
             if not isinstance(layer, Mixes):
                 rows, matrix = _operands(layer, features)
-                chosen.update(_blocks(targets, matrix))
                 return blockwise_cross_entropy(rows, targets, matrix, bias, **chosen)[0]
             if handed.scale != 1.0 or (bias is not None and bool(bias.any())):
                 raise UnsupportedError(
@@ -222,15 +218,6 @@ class TokenLoss:
         if uniform:
             loss = loss - uniform * log_p[targets.ne(self.ignore_index)].sum()
         return loss
-
-
-def _blocks(targets: Tensor, matrix: Tensor) -> Dict[str, Any]:
-    """Blocks of about equal size on a CPU; a GPU has its own."""
-    if targets.device.type != "cpu":
-        return {}
-    tokens = max(1, targets.numel())
-    size = -(-tokens // -(-tokens // BLOCK_TOKENS))
-    return {"block_elements": size * matrix.size(0), "in_place": True}
 
 
 def _logits(outputs: Any) -> Any:

@@ -176,8 +176,10 @@ def test_product_with_transposed_views(rows):
         torch.testing.assert_close(found, left @ right.t(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("within", [0, 512])
 @pytest.mark.parametrize("tokens", [3, 40])  # fewer than half of the width, and more
-def test_product_that_is_added_with_transposed_factors(tokens):
+def test_product_that_is_added_with_transposed_factors(tokens, within, monkeypatch):
+    monkeypatch.setattr(products, "ADDED_WITHIN", within)
     torch.manual_seed(0)
     scores, rows, total = torch.randn(tokens, 30), torch.randn(tokens, 12), torch.randn(30, 12)
     expected = total.double() + 0.5 * (scores.double().t() @ rows.double())
