@@ -13,6 +13,7 @@ import argparse
 import json
 import logging
 import re
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,8 @@ PAD, EOS = 1, 2
 
 def marian(args: argparse.Namespace) -> Any:
     """Marian's classes of transformers."""
+    # Imported by transformers where it is installed, be it for another build of torch.
+    sys.modules["torchaudio"] = None  # type: ignore[assignment]
     from transformers import MarianConfig, MarianMTModel
 
     sizes = {}

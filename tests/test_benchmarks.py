@@ -155,10 +155,7 @@ def test_processes(figures, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_peer_trains_on_the_same_shape():
-    try:
-        from transformers import MarianMTModel  # noqa: F401
-    except (ImportError, OSError, RuntimeError) as error:
-        pytest.skip(f"transformers has no Marian here: {error}")
+    pytest.importorskip("transformers")
     shape = bench_processes.SHAPES["tiny"]
     command = bench_processes.peer_command(Path(sys.executable), shape, "marian")
     assert {"--dim=32", "--ffn=64", "--layers=1", "--heads=4"} <= set(command)

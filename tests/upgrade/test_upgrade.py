@@ -74,7 +74,10 @@ def test_a_training_ends_where_that_commit_ended(name, resumed):
     half = load_checkpoint(HERE / f"{name}.pt")["model"]
     assert any(not torch.equal(half[key], value) for key, value in expected.items())
     for key, value in expected.items():  # another processor may round otherwise
-        torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-5, msg=key)
+        # The gradient of a bias of keys is rounding alone, which Adam makes as large as any other.
+        rounding = name in OWN_LOSS and key.endswith("k_proj.bias")
+        if not rounding:
+            torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-5, msg=key)
 
 
 @pytest.mark.parametrize("name", CASES)
