@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spectral_fairseq.analysis import training_measures
 from spectral_fairseq.errors import ConfigurationError, SpectralFairseqError, UnsupportedError
-from spectral_fairseq.provenance import skip_broken_torchaudio
+from spectral_fairseq.provenance import distribution_version, skip_broken_torchaudio
 from spectral_fairseq.training.control import SpectrumControl
 from spectral_fairseq.training.losses import check_plain, plain_
 from spectral_fairseq.training.modules import output_layer
@@ -25,11 +25,15 @@ class _Missing:
 _Trainer: Any = _Missing
 _Exportable: Any = type("_Exportable", (), {})
 _Lightning: Any = _Missing
+_KEEPS_STATES = False  # whether checkpoints of Trainer hold the states of callbacks
 skip_broken_torchaudio()
 try:
-    from transformers.trainer_callback import ExportableState, TrainerCallback
+    from transformers.trainer_callback import TrainerCallback
 
-    _Trainer, _Exportable = TrainerCallback, ExportableState
+    _Trainer = TrainerCallback
+    from transformers.trainer_callback import ExportableState
+
+    _Exportable, _KEEPS_STATES = ExportableState, True
 except ImportError:
     pass
 try:
@@ -44,7 +48,7 @@ def _check(base: Any, package: str, measure_every: int) -> None:
     if base is _Missing:
         raise ConfigurationError(
             f"{package} to be installed, for its callback",
-            "no such package, or a version without callbacks",
+            "no such package",
             f"Run pip install {package}.",
         )
     if measure_every < 0:
@@ -94,7 +98,8 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
             a plain model.
 
     Raises:
-        ConfigurationError: transformers is not installed, or ``measure_every`` is negative.
+        ConfigurationError: transformers is not installed, or older than 4.41 and a control is
+            given, or ``measure_every`` is negative.
     """
 
     def __init__(
@@ -106,6 +111,12 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
         plain_at_end: bool = False,
     ) -> None:
         _check(_Trainer, "transformers", measure_every)
+        if control is not None and not _KEEPS_STATES:
+            raise ConfigurationError(
+                "a transformers whose checkpoints hold the state of a control: 4.41 or newer",
+                f"transformers {distribution_version('transformers')}",
+                "Install a newer one, or measure without a control.",
+            )
         self.trainer, self.control = trainer, control
         self.measure_every, self.plain_at_end = measure_every, plain_at_end
 
@@ -126,6 +137,8 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
                 "restore_callback_states_from_checkpoint, which makes new ones without a trainer",
                 "Leave it out: this callback restores its own state.",
             )
+        if not _KEEPS_STATES:
+            return
         saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         saved = saved[0] if isinstance(saved, list) else saved
         own = saved["attributes"].get("spectrum_control")
