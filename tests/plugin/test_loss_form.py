@@ -9,7 +9,7 @@ from fairseq.models.transformer import TransformerDecoder
 from omegaconf import OmegaConf
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.plugin.likelihood.plain import Blockwise
+from spectral_fairseq.plugin.likelihood.plain import SMALL_IN_HALF, Blockwise
 from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample
 
 OFF = {"name": "mle_cosreg", "cosreg_weight": 0.0}
@@ -130,6 +130,12 @@ def test_what_needs_the_scores_stays_dense(task, arch, options, why):
     model = build_host_model(task, arch, **(FCONV if arch == "fconv" else {}))
     form = build_criterion(task, **OFF, **options).objective_of(model).form
     assert not form.blockwise and why in str(form)
+
+
+def test_small_batches_of_half_precision_stay_dense_on_a_cpu(task):
+    for dtype, small in ((torch.float32, 0), (torch.bfloat16, SMALL_IN_HALF)):
+        form = build_criterion(task, **OFF).objective_of(build_model(task).to(dtype)).form
+        assert form.blockwise and form.dense_up_to == small
 
 
 def test_on_a_gpu_only_scores_that_do_not_fit_are_cut(task, monkeypatch):

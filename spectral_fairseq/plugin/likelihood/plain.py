@@ -262,6 +262,10 @@ def asked_form(options: Any) -> str:
 # Of a GPU's memory, for the scores, their log-probabilities and the gradient, in float32.
 SHARE, COPIES, BYTES = 1 / 3, 3, 4
 
+# On a CPU blocks take up to 1.3 times as long with 512 tokens of bfloat16, and less with 2,048: the
+# gradient of the table is summed in float32 (benchmarks/bench_loss_form.py).
+HALF, SMALL_IN_HALF = (torch.bfloat16, torch.float16), 1024
+
 
 class LossForm(NamedTuple):
     """The form in which a model's loss is computed.
@@ -304,9 +308,11 @@ def form_for(criterion: Any, options: Any, model: nn.Module, num_words: int) -> 
     obstacle = obstacle_to_blocks(model, num_words)
     if obstacle is not None:
         return LossForm(False, obstacle)
-    device = next(model.parameters()).device
+    parameter = next(model.parameters())
+    device = parameter.device
     if device.type == "cpu":
-        return LossForm(True, "on a CPU this takes less time and memory")
+        why = "on a CPU this takes less time and memory"
+        return LossForm(True, why, SMALL_IN_HALF if parameter.dtype in HALF else 0)
     if device.type == "cuda":
         _, memory = torch.cuda.mem_get_info(device)  # all of it, used or not
         tokens = memory * SHARE // (num_words * COPIES * BYTES)
