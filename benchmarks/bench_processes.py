@@ -164,9 +164,15 @@ def peer_command(python: Path, shape: Shape, peer: str) -> List[str]:
     sizes = re.findall(r"--encoder-\S+ (\d+)", shape.flags)  # in the order of _SIZES
     dim, ffn, layers, heads = sizes or (512, 1024, 6, 4)  # transformer_iwslt_de_en
     numbers = {
-        **{"words": shape.words, "sentences": shape.sentences, "length": shape.length},
-        **{"dim": dim, "ffn": ffn, "layers": layers, "heads": heads},
-        **{"update-freq": shape.update_freq, "updates": shape.updates},
+        "words": shape.words,
+        "sentences": shape.sentences,
+        "length": shape.length,
+        "dim": dim,
+        "ffn": ffn,
+        "layers": layers,
+        "heads": heads,
+        "update-freq": shape.update_freq,
+        "updates": shape.updates,
     }
     script = str(Path(__file__).with_name("peer_training.py"))
     flags = (f"--{name}={number}" for name, number in numbers.items())
@@ -182,8 +188,13 @@ def measure(arguments: List[str], keep_freed_memory: bool) -> Dict[str, Any]:
     last = (done.stdout.splitlines() or [""])[-1]
     if done.returncode or not last.startswith("{"):
         raise SystemExit(f"{shlex.join(arguments)}\n{done.stdout}")
-    found: Dict[str, Any] = json.loads(last)
-    return found
+    found = json.loads(last)
+    # From the beginning of one update to that of the next: data, logging and all. The first is
+    # left out, and the last has no next one.
+    begun = found["begun"][1:]
+    passed = [[b - a for a, b in zip(*both)] for both in zip(begun, begun[1:])]
+    seconds, processor_seconds = map(list, zip(*passed))
+    return {"seconds": seconds, "processor_seconds": processor_seconds, "mib": found["mib"]}
 
 
 def _listed(found: Any) -> List[float]:
