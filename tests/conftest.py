@@ -269,3 +269,15 @@ def transformers() -> Any:
         return import_transformers()
     except ConfigurationError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture()
+def mesh():
+    """Two devices of which this process is one; nobody answers for the other."""
+    distributed = pytest.importorskip("torch.distributed.tensor")
+    import torch
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield distributed.init_device_mesh("cpu", (2,))
+    torch.distributed.destroy_process_group()

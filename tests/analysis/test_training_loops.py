@@ -35,17 +35,6 @@ def test_the_trainer_of_transformers(transformers, rank_zero, logged):  # noqa: 
     assert all(-1 <= one["table/mean_cosine"] <= 1 for one in log)
 
 
-@pytest.fixture()
-def mesh():
-    """Two devices of which this process is one; nobody answers for the other."""
-    distributed = pytest.importorskip("torch.distributed.tensor")
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    yield distributed.init_device_mesh("cpu", (2,))
-    torch.distributed.destroy_process_group()
-
-
 def distribute(table, mesh, placement):
     tensor = torch.distributed.tensor.distribute_tensor(table, mesh, [placement])
     return nn.Parameter(tensor)

@@ -329,7 +329,8 @@ def test_several_optimisers_are_refused(lightning):
         SpectralLightningCallback().on_fit_start(SimpleNamespace(optimizers=[1, 2]), None)
 
 
-def test_a_trainer_that_keeps_no_states_measures_and_refuses_a_control(monkeypatch, transformers):  # noqa: ARG001
+@pytest.mark.usefixtures("transformers")
+def test_a_trainer_that_keeps_no_states_measures_and_refuses_a_control(monkeypatch):
     monkeypatch.setattr(module, "_KEEPS_STATES", False)
     SpectralTrainerCallback(None, measure_every=10).on_train_begin(None, object(), None)
     with pytest.raises(ConfigurationError, match=r"4\.41"):

@@ -32,17 +32,6 @@ needs_fully_shard = pytest.mark.skipif(
 )
 
 
-@pytest.fixture()
-def mesh():
-    """Two devices of which this process is one; nobody answers for the other."""
-    distributed = pytest.importorskip("torch.distributed.tensor")
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    yield distributed.init_device_mesh("cpu", (2,))
-    torch.distributed.destroy_process_group()
-
-
 def test_tables_that_are_split_over_devices_are_refused(mesh):
     from torch.distributed.tensor import Shard, distribute_tensor
 
