@@ -212,8 +212,11 @@ def test_flags_that_cannot_be_trained_are_refused(task, flags, words):
 )
 def test_what_an_adaptive_softmax_cannot_take_is_refused(task, options, words):
     criterion = build_criterion(task, "mle_cosreg", **options)
+    model = build(task).train()
     with pytest.raises(ConfigurationError, match=words):
-        criterion.check_model(build(task).train())
+        criterion(model, segments(task))
+    with pytest.raises(ConfigurationError, match=words):  # and before the first batch
+        criterion.check_model(model)
 
 
 def test_the_hosts_adaptive_softmax_stays_refused_elsewhere(task):

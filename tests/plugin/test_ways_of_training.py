@@ -9,14 +9,14 @@ from omegaconf import OmegaConf
 from spectral_fairseq.analysis import analyze
 from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.errors import UnsupportedError
-from spectral_fairseq.plugin.trainer.checks import Ways
+from spectral_fairseq.plugin.trainer.checks import WaysOfTraining
 from tests.plugin.conftest import build_criterion, build_model, make_sample
 from tests.plugin.trainers import build_trainer, same_models, save_in_epoch, train
 
 
 def check(cfg, model, criterion):
     trainer = SimpleNamespace(cfg=cfg, get_model=lambda: model, get_criterion=lambda: criterion)
-    Ways(trainer).begin_training()
+    WaysOfTraining(trainer).begin_training()
 
 
 def configuration(**changes):

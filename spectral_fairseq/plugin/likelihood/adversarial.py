@@ -47,6 +47,10 @@ class Adversarial(LikelihoodTerm):
         criterion: the criterion that takes it.
         parts: of the model.
         epsilon: radius of the perturbation as a share of ||w_y||.
+
+    Raises:
+        ConfigurationError: an adaptive softmax, a sigsoftmax, or a mixture without its blockwise
+            loss.
     """
 
     blockwise = False
@@ -54,14 +58,6 @@ class Adversarial(LikelihoodTerm):
     def __init__(self, criterion: Any, parts: Parts, epsilon: float) -> None:
         super().__init__(criterion, parts)
         self.epsilon = epsilon
-
-    def check(self) -> None:
-        """See the base class.
-
-        Raises:
-            ConfigurationError: an adaptive softmax, a sigsoftmax, an output layer that cannot be
-                replaced, or a mixture without its blockwise loss.
-        """
         head = self.head
         if self.own_loss and head.adversarial and not self.blockwise:
             raise refusals.DENSE_MIXTURE.error("--loss-form dense")
@@ -69,6 +65,13 @@ class Adversarial(LikelihoodTerm):
             raise refusals.ADVERSARIAL.error(
                 f"{type(head).__name__}, in which a target's score is no single logit w'h + b"
             )
+
+    def check(self) -> None:
+        """See the base class.
+
+        Raises:
+            ConfigurationError: an output layer that cannot be replaced, or no single table.
+        """
         check_output_layer(self.decoder)
         self._table()
 

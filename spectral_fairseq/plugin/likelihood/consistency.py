@@ -114,6 +114,10 @@ class Consistency(LikelihoodTerm):
         parts: of the model.
         options: the parsed values of the flags; the weight of one method is above 0.
         blockwise: take blocks of scores wherever the model allows it.
+
+    Raises:
+        ConfigurationError: a model without token embeddings, for SimCut.
+        UnsupportedError: a model that carries a state from batch to batch.
     """
 
     def __init__(self, criterion: Any, parts: Parts, options: Any, blockwise: bool = True) -> None:
@@ -129,14 +133,6 @@ class Consistency(LikelihoodTerm):
         self.weight = options.rdrop_weight / 2 if self.symmetric else options.simcut_weight
         self.cutoff = options.simcut_cutoff
         self.flag = (RDROP_WEIGHT if self.symmetric else SIMCUT_WEIGHT).flag
-
-    def check(self) -> None:
-        """See the base class.
-
-        Raises:
-            ConfigurationError: a model without token embeddings, for SimCut.
-            UnsupportedError: a model that carries a state from batch to batch.
-        """
         if getattr(self.decoder, "stateful", False):
             found = f"{type(self.decoder).__name__}, whose streams would be read twice"
             raise refusals.CONSISTENCY.error(found, self.flag)

@@ -183,21 +183,24 @@ class GradientGating(FullScores):
         criterion: the criterion that takes it; its ``word_memory`` lives as long as it does.
         parts: of the model.
         alpha: words that occur less often than this in an update are rare.
+
+    Raises:
+        ConfigurationError: an output layer that is not a single softmax.
     """
 
     def __init__(self, criterion: Any, parts: Parts, alpha: float) -> None:
         super().__init__(criterion, parts)
         self.alpha = alpha
+        if self.own_loss:
+            raise refusals.GATING.error(type(self.head).__name__)
 
     def check(self) -> None:
         """See the base class.
 
         Raises:
-            ConfigurationError: an output layer that is not a single softmax, that cannot be
-                replaced, or whose table is not trained.
+            ConfigurationError: an output layer that cannot be replaced, or whose table is not
+                trained.
         """
-        if self.own_loss:
-            raise refusals.GATING.error(type(self.head).__name__)
         check_output_layer(self.decoder)
         check_trained(self.decoder, self.words.rows, GRADIENT_GATING.flag)
 

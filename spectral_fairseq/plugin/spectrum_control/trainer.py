@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple, TypeVar
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    TypeVar,
+)
 
 import torch
 from fairseq.distributed import utils as distributed_utils
@@ -22,7 +33,7 @@ from spectral_fairseq.functional.table_control import (
 )
 from spectral_fairseq.plugin.criterion import PenalisedCrossEntropy
 from spectral_fairseq.plugin.listener import Listener
-from spectral_fairseq.plugin.penalties.view import ModelView, Parts
+from spectral_fairseq.plugin.penalties.view import ModelView
 from spectral_fairseq.plugin.spectrum_control.flags import SVD_INTERVAL, Controlled, TableControl
 from spectral_fairseq.plugin.spectrum_control.prior import restore_start_norms, start_norms
 
@@ -195,15 +206,17 @@ FirstWorkers = Callable[[Callable[[], Tensor], Tensor], Tensor]
 
 
 class Control(NamedTuple):
-    """What is done to the tables of one model.
+    """What is done to the tables of one model, and when.
 
     Attributes:
-        parts: of the model.
-        control: says what, and when.
+        control: says when.
+        changed: the plain table whose spectrum is changed, if it is.
+        renewed: SVD tables whose factors are renewed.
     """
 
-    parts: Parts
     control: TableControl
+    changed: Sequence[Controlled]
+    renewed: Sequence[SVDEmbedding]
 
 
 def controls_of(trainer: Any) -> List[Control]:
@@ -239,7 +252,8 @@ def controls_of(trainer: Any) -> List[Control]:
             )
         if control.active:
             refusals.CONTROL.check(trainer.cfg)
-            found.append(Control(one.parts, control))
+            view = ModelView(one.parts)
+            found.append(Control(control, control.controlled(view), control.renewed(view)))
     return found
 
 
@@ -268,21 +282,13 @@ def control_tables(trainer: Any, controls: List[Control], lr: float) -> None:
         DataError: a table with infinity or NaN in it; no table is written.
     """
     updates, first = trainer.get_num_updates(), functools.partial(first_workers, trainer)
-    changed = [
-        found
-        for parts, control in controls
-        if control.is_due(updates)
-        for found in control.controlled(ModelView(parts))
-    ]
+    changed = [found for one in controls if one.control.is_due(updates) for found in one.changed]
     if changed:
         highest = _highest_lr(trainer)
         lr_share = min(1.0, lr / highest) if highest > 0 else 0.0
         _change_all(_once(changed, lambda one: one.parameter), trainer.optimizer, lr_share, first)
     renewed = [
-        table
-        for parts, control in controls
-        if control.svd_is_due(updates)
-        for table in control.renewed(ModelView(parts))
+        table for one in controls if one.control.svd_is_due(updates) for table in one.renewed
     ]
     for table in _once(renewed, lambda table: table):
         renew_factors(table, trainer.optimizer, first)

@@ -17,11 +17,11 @@ from spectral_fairseq.plugin.optim.coupled_adam import CoupledTables
 from spectral_fairseq.plugin.optim.nt_asgd import Averages
 from spectral_fairseq.plugin.spectrum_control.trainer import ControlledTables
 from spectral_fairseq.plugin.task.iterator import STREAMS
-from spectral_fairseq.plugin.trainer.checks import TABLE_KINDS, Checks, Ways
+from spectral_fairseq.plugin.trainer.checks import TABLE_KINDS, Checks, WaysOfTraining
 from spectral_fairseq.plugin.trainer.factor_decay import FACTOR_DECAY
 
 LISTENERS = (
-    Ways,  # refuses before anything else looks at the tables
+    WaysOfTraining,  # refuses before anything else looks at the tables
     CoupledTables,
     ControlledTables,  # decides how an SVD table is trained before the criterion is checked
     Checks,
@@ -125,7 +125,7 @@ def _load_checkpoint(load_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
         try:
             extra_state = load_checkpoint(self, filename, reset_optimizer, *args, **kwargs)
         except Exception as error:
-            # fairseq hides what the listeners' checks say: see trainer/checks.py.
+            # fairseq replaces what the checks of TABLE_KINDS say by a sentence of its own.
             if isinstance(error.__context__, SpectralFairseqError):
                 raise error.__context__ from None
             raise

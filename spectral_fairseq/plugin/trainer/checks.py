@@ -32,7 +32,7 @@ from spectral_fairseq.plugin.models.transformer_xl import TransformerXLLanguageM
 logger = logging.getLogger(__name__)
 
 
-class Ways(Listener):
+class WaysOfTraining(Listener):
     """Refuses ways of training that would run, and would train something else or nothing."""
 
     def begin_training(self) -> None:
@@ -51,7 +51,7 @@ def _is_own(module: nn.Module) -> bool:
 
 
 class Checks(Listener):
-    """Lets the criterion check the model, and tells both how far training is.
+    """Lets the criterion check the model; tells it the updates, and tables the epoch.
 
     fairseq tells the epoch to tasks, datasets and schedulers but to no module, and the number of
     updates to no criterion.
