@@ -1,6 +1,7 @@
 import pytest
 
 from spectral_fairseq.errors import ConfigurationError, DataError, arguments_as_flags, printable
+from tests import messages
 
 
 def test_arguments_are_renamed_in_every_part_and_the_class_is_kept():
@@ -49,3 +50,11 @@ def test_no_escape_sequence_reaches_a_terminal():
     assert str(error) == "expected a; found \\x1b[2J\\r\\x9b1mred\\tend. Correct\\nit."
     assert error.found.startswith("\x1b")  # as given, for code that asks
     assert printable("▁the – σ", keep="") == "▁the – σ" and printable("a\nb", keep="") == "a\\nb"
+
+
+def test_the_wording_of_every_error_and_warning_is_the_one_that_was_reviewed():
+    """The one place that pins wording; other tests ask for the type and the names in a message.
+
+    After a change of a message: ``python -m tests.messages``, and read the difference.
+    """
+    assert messages.MESSAGES.read_text("utf-8") == messages.all_messages()

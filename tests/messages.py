@@ -1,0 +1,60 @@
+"""The wording of every error and warning of the package, as its source has it, in one text.
+
+``python -m tests.messages`` writes it to messages.txt. What a message computes stands in braces.
+"""
+
+import ast
+import re
+from pathlib import Path
+from typing import Iterator
+
+import spectral_fairseq
+from spectral_fairseq import errors
+
+MESSAGES = Path(__file__).with_suffix(".txt")
+PACKAGE = Path(spectral_fairseq.__file__).parent
+WARNINGS = ("warn", "warning", "warn_once")
+RAISED = {
+    name
+    for name, value in vars(errors).items()
+    if isinstance(value, type) and issubclass(value, errors.SpectralFairseqError)
+}
+
+
+def all_messages() -> str:
+    """File by file, in the order of the source: the class of the error and its text."""
+    return "\n".join(
+        f"{path.relative_to(PACKAGE).as_posix()}\n{text}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if (text := "".join(_messages(ast.parse(path.read_text("utf-8")))))
+    )
+
+
+def _messages(tree: ast.Module) -> Iterator[str]:
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    for call in sorted(calls, key=lambda one: (one.lineno, one.col_offset)):
+        function = call.func
+        name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        if name in RAISED and len(given) == 3:
+            expected, found, remedy = map(_text, given)
+            yield f"  {name}: expected {expected}; found {found}. {remedy}\n"
+        elif name in WARNINGS and given:
+            yield f"  warning: {_text(given[0])}\n"
+
+
+def _text(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value.replace("\n", "\\n")
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(_text, node.values))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _text(node.left) + _text(node.right)
+    code = ast.unparse(node.value if isinstance(node, ast.FormattedValue) else node)
+    # Versions of Python differ in the quotes and in the parentheses of "for (a, b) in".
+    code = re.sub(r"for \((.+?)\) in", r"for \1 in", code).replace('"', "'")
+    return f"{{{code}}}"
+
+
+if __name__ == "__main__":
+    MESSAGES.write_text(all_messages(), "utf-8")
