@@ -132,6 +132,13 @@ def test_what_needs_the_scores_stays_dense(task, arch, options, why):
     assert not form.blockwise and why in str(form)
 
 
+def test_blocks_are_refused_where_a_model_is_bound_even_if_it_is_only_evaluated(task):
+    task.max_positions = lambda: (64, 64)
+    model = build_host_model(task, "fconv", **FCONV).eval()
+    with pytest.raises(UnsupportedError, match="FConvDecoder"):
+        build_criterion(task, **OFF, loss_form="blockwise").objective_of(model)
+
+
 def test_small_batches_of_half_precision_stay_dense_on_a_cpu(task):
     for dtype, small in ((torch.float32, 0), (torch.bfloat16, SMALL_IN_HALF)):
         form = build_criterion(task, **OFF).objective_of(build_model(task).to(dtype)).form

@@ -117,18 +117,13 @@ OutputLayer = Callable[[Tensor], Tensor]
 
 @contextmanager
 def output_layer_replaced(
-    model: nn.Module, wrap: Callable[[OutputLayer], OutputLayer]
+    decoder: Any, wrap: Callable[[OutputLayer], OutputLayer]
 ) -> Iterator[None]:
     """Let ``wrap(output_layer)`` stand for the decoder's ``output_layer`` inside the block.
 
     It is called within the model's own forward pass, so that data-parallel wrappers see every
-    parameter used.
-
-    Raises:
-        ConfigurationError: the decoder does not end in an ``output_layer``.
+    parameter used. :func:`check_output_layer` says, once, whether a decoder calls it.
     """
-    check_output_layer(model)
-    decoder: Any = decoder_of(model)
     decoder.output_layer = wrap(decoder.output_layer)
     try:
         yield
@@ -136,21 +131,21 @@ def output_layer_replaced(
         del decoder.output_layer
 
 
-def calls_output_layer(model: nn.Module) -> bool:
-    """Whether the decoder ends in an ``output_layer`` of its own."""
-    output_layer = getattr(type(decoder_of(model)), "output_layer", None)
+def calls_output_layer(decoder: nn.Module) -> bool:
+    """Whether a decoder ends in an ``output_layer`` of its own."""
+    output_layer = getattr(type(decoder), "output_layer", None)
     # Decoders that never call one (fconv, lightconv) inherit fairseq's, which only raises.
     return callable(output_layer) and output_layer is not FairseqDecoder.output_layer
 
 
-def check_output_layer(model: nn.Module) -> None:
-    """Refuse a model whose output layer cannot be replaced.
+def check_output_layer(decoder: nn.Module) -> None:
+    """Refuse a decoder whose output layer cannot be replaced.
 
     Raises:
         ConfigurationError: the decoder does not end in an ``output_layer``.
     """
-    if not calls_output_layer(model):
-        raise refusals.NO_OUTPUT_LAYER.error(f"{type(decoder_of(model)).__name__}, which has none")
+    if not calls_output_layer(decoder):
+        raise refusals.NO_OUTPUT_LAYER.error(f"{type(decoder).__name__}, which has none")
 
 
 # The same likelihood without the scores of tokens x words.
@@ -170,20 +165,16 @@ class Blockwise(FullScores):
         criterion: the criterion that takes it.
         parts: of the model.
         dense_up_to: number of tokens up to which a batch is small.
+
+    Raises:
+        ConfigurationError: an output layer that cannot be replaced, or label smoothing where the
+            output layer's own loss has none.
     """
 
     def __init__(self, criterion: Any, parts: Parts, dense_up_to: float = 0) -> None:
         super().__init__(criterion, parts)
         self.dense_up_to = dense_up_to
         self._full_scores = criterion.report_accuracy
-
-    def check(self) -> None:
-        """See the base class.
-
-        Raises:
-            ConfigurationError: an output layer that cannot be replaced, or label smoothing where
-                the output layer's own loss has none.
-        """
         if isinstance(self.head, Head) and not self._full_scores:
             with arguments_as_flags(**HEAD_FLAGS):
                 self.head.check_label_smoothing(self.criterion.eps)
@@ -191,6 +182,9 @@ class Blockwise(FullScores):
             with arguments_as_flags(weight=LOSS_FORM.flag):
                 output_table(self.decoder, self.words.rows)
         check_output_layer(self.decoder)
+
+    def check(self) -> None:
+        """See the base class."""
         if self._full_scores:
             logger.warning(
                 "--report-accuracy makes the scores of all words, which the loss of this output "
@@ -207,14 +201,14 @@ class Blockwise(FullScores):
 
         def loss_instead(_: OutputLayer) -> OutputLayer:
             def run(features: Tensor) -> Tensor:
-                with arguments_as_flags(**HEAD_FLAGS):
-                    pair = self._loss(
+                return torch.stack(
+                    self._loss(
                         features[:, skip:],
                         targets[:, skip:],
                         self.criterion.eps,
                         self.criterion.padding_idx,
                     )
-                return torch.stack(pair)
+                )
 
             return run
 
@@ -342,7 +336,7 @@ def obstacle_to_blocks(model: nn.Module, num_words: int) -> Optional[str]:
     """
     decoder = decoder_of(model)
     name = type(decoder).__name__
-    if not calls_output_layer(model):
+    if not calls_output_layer(decoder):
         return f"{name} calls no output_layer"
     head = head_of(model)
     if isinstance(head, Head):
