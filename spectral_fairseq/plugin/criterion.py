@@ -28,6 +28,7 @@ from spectral_fairseq.options import Option, read_options, retired
 from spectral_fairseq.plugin import likelihood
 from spectral_fairseq.plugin.likelihood import LikelihoodTerm, LossForm
 from spectral_fairseq.plugin.likelihood.gradient_gating import WordMemory
+from spectral_fairseq.plugin.models.fast_dropout import FAST_DROPOUT, draw_masks_fast
 from spectral_fairseq.plugin.models.find import (
     decoder_of,
     is_trained,
@@ -204,6 +205,7 @@ PenalisedCriterionConfig = with_options(
         *objective.FLAGS,
         *flags.FLAGS,
         *likelihood.FLAGS,
+        FAST_DROPOUT,
         LOG_SPECTRUM_INTERVAL,
         *RETIRED,
     ),
@@ -304,6 +306,8 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
 
     def _bind(self, model: nn.Module) -> Objective:
         decoder, tables = decoder_of(model), svd_tables(model)
+        if self._cfg.fast_dropout and not draw_masks_fast(model):
+            logger.warning("%s has no effect without dropout of fairseq's", FAST_DROPOUT.flag)
         # A task for several target languages has a dictionary for each, of which it shows the
         # criterion only the first.
         own = getattr(decoder, "dictionary", None)
