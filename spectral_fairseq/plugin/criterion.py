@@ -294,10 +294,11 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
 
         It is made when a model is met first, and anew when it was moved to another device.
         """
-        model = unwrapped(model)
         bound = self._bound.get(model)
         if bound is None or bound.device != next(model.parameters()).device:
-            bound = self._bound[model] = self._bind(model)
+            inner = unwrapped(model)
+            bound = self._bind(model) if inner is model else self.objective_of(inner)
+            self._bound[model] = bound
         return bound
 
     def objectives_of(self, model: nn.Module) -> List[Objective]:

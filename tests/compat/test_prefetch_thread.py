@@ -48,7 +48,7 @@ def stop_early(kind: str, how: str = "end") -> int:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python suspends such threads")
 def test_fairseq_as_installed_aborts() -> None:
-    assert any(stop_early("bare") == _ABORT for _ in range(4))
+    assert any(stop_early("bare") == _ABORT for _ in range(10))  # it is a race
 
 
 @pytest.mark.slow

@@ -133,8 +133,10 @@ class Penalties:
         try:
             for table in tables:
                 table.eval()  # a spectral-norm table goes on with its iteration in training
-            with torch.enable_grad():
-                terms = self._terms(self._active, ModelView(self._parts))
+            view, terms = ModelView(self._parts), []
+            for penalty in self._active:
+                with torch.enable_grad(), arguments_as_flags(weight=penalty.weight.flag):
+                    terms += self._terms([penalty], view)
         finally:
             for table, was in zip(tables, training):
                 table.train(was)
@@ -174,11 +176,10 @@ class Penalties:
         terms = []
         with torch.autocast(view.device.type, enabled=False):
             for penalty in penalties:
-                with arguments_as_flags(weight=penalty.weight.flag):
-                    found = view.get(penalty.needs)
-                    if found is None:
-                        continue
-                    value = penalty.value(found, self._options[penalty.name])
+                found = view.get(penalty.needs)
+                if found is None:
+                    continue
+                value = penalty.value(found, self._options[penalty.name])
                 terms.append(Term(penalty.name, penalty.factor(self._flags), value))
         return terms
 
