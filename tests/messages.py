@@ -13,7 +13,7 @@ from spectral_fairseq import errors
 
 MESSAGES = Path(__file__).with_suffix(".txt")
 PACKAGE = Path(spectral_fairseq.__file__).parent
-WARNINGS = ("warn", "warning", "warn_once")
+WARNINGS = ("warn", "warning")
 RAISED = {
     name
     for name, value in vars(errors).items()

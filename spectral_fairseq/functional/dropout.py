@@ -78,14 +78,14 @@ class _FastDropout(torch.autograd.Function):
 
 
 def fast_dropout(features: Tensor, p: float) -> Tensor:
-    """Dropout of the entries of a tensor in memory of a CPU, with another mask than torch's.
+    """Dropout of the entries of a tensor on a CPU, with another mask than torch's.
 
-    torch draws a number for each entry on one thread. Here each 64 random bits serve four entries,
-    so p is rounded to a multiple of 1 / 65,536, and the scale of what is kept to match. The mask
-    is stored in one byte an entry, where torch keeps a factor in the dtype of the features.
+    torch draws a number for each entry, on one thread. Here 64 random bits serve four entries, so
+    p is rounded to a multiple of 1 / 65,536, and the scale of what is kept follows from that p. The
+    mask takes one byte an entry, where torch keeps a factor in the dtype of the features.
 
     Args:
-        features: any shape.
+        features: any shape; on a CPU.
         p: probability of an entry to become 0; the others are divided by 1 - p.
     """
     levels = round(p * 2**16)

@@ -28,7 +28,11 @@ from spectral_fairseq.options import Option, read_options, retired
 from spectral_fairseq.plugin import likelihood
 from spectral_fairseq.plugin.likelihood import LikelihoodTerm, LossForm
 from spectral_fairseq.plugin.likelihood.gradient_gating import WordMemory
-from spectral_fairseq.plugin.models.fast_dropout import FAST_DROPOUT, draw_masks_fast
+from spectral_fairseq.plugin.models.fast_dropout import (
+    FAST_DROPOUT,
+    draw_masks_fast,
+    draws_masks_fast,
+)
 from spectral_fairseq.plugin.models.find import (
     decoder_of,
     is_trained,
@@ -307,8 +311,8 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
 
     def _bind(self, model: nn.Module) -> Objective:
         decoder, tables = decoder_of(model), svd_tables(model)
-        if self._cfg.fast_dropout and not draw_masks_fast(model):
-            logger.warning("%s has no effect without dropout of fairseq's", FAST_DROPOUT.flag)
+        if self._cfg.fast_dropout:
+            draw_masks_fast(model)
         # A task for several target languages has a dictionary for each, of which it shows the
         # criterion only the first.
         own = getattr(decoder, "dictionary", None)
@@ -363,9 +367,11 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
                     idle.pop(flag.flag, None)
             found.append(idle)
         everywhere = set(found[0]).intersection(*found)
+        slow = self._cfg.fast_dropout and not draws_masks_fast(model)
         return {
             **{option: needed for option, needed in found[0].items() if option in everywhere},
             **likelihood.idle_flags(self._likelihood_options, model),
+            **({FAST_DROPOUT.flag: "dropout by fairseq's modules on a CPU"} if slow else {}),
         }
 
     def forward(self, model: nn.Module, sample: Any, reduce: bool = True) -> Tuple[Any, Any, Any]:

@@ -47,7 +47,7 @@ def test_a_module_that_drops_in_inference_still_does(task):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_a_model_without_dropout_is_named(task, dropout, caplog):
-    build_criterion(task, **FAST).objective_of(build_model(task, dropout=dropout))
+    build_criterion(task, **FAST).check_model(build_model(task, dropout=dropout))
     assert ("--fast-dropout has no effect" in caplog.text) == (dropout == 0)
 
 

@@ -1,7 +1,7 @@
-"""``--fast-dropout``: fairseq's dropout with masks that cost a CPU a quarter of the random numbers.
+"""``--fast-dropout``: fairseq's dropout on a CPU, with masks from a quarter of the random numbers.
 
-The masks are other ones than fairseq's from the same seed, so the flag is off by default. Dropout
-of attention probabilities happens within torch's attention, and keeps torch's masks.
+The same seed gives other masks than without the flag, so it is off by default. The dropout of
+attention probabilities is a part of torch's attention, and keeps torch's masks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FAST_DROPOUT = Option(
 
 
 class FastDropout(FairseqDropout):
-    """fairseq's module with :func:`fast_dropout` in it; what it saves is the same: nothing."""
+    """fairseq's module, which calls :func:`fast_dropout` on a CPU. It has no state either."""
 
     def forward(self, x: Tensor, inplace: bool = False) -> Tensor:
         """See the base class; ``inplace`` has no effect on a CPU."""
@@ -31,10 +31,15 @@ class FastDropout(FairseqDropout):
         return fast_dropout(x, self.p)
 
 
-def draw_masks_fast(model: nn.Module) -> bool:
-    """Let fairseq's dropout modules in a model draw their masks so; whether there is one."""
-    modules = [module for module in model.modules() if isinstance(module, FairseqDropout)]
-    for module in modules:
-        # Its state, hooks and place in the model stay as they are.
-        module.__class__ = FastDropout
-    return any(module.p > 0 for module in modules)
+def draw_masks_fast(model: nn.Module) -> None:
+    """Make every dropout module of fairseq in a model a :class:`FastDropout`."""
+    for module in model.modules():
+        if isinstance(module, FairseqDropout):
+            # Its settings, hooks and place in the model stay as they are.
+            module.__class__ = FastDropout
+
+
+def draws_masks_fast(model: nn.Module) -> bool:
+    """Whether the flag has an effect on a model where it is now."""
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    return on_cpu and any(isinstance(one, FastDropout) and one.p > 0 for one in model.modules())
