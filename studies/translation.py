@@ -200,23 +200,37 @@ class TranslationProgress:
 
     def __call__(self, line: str) -> Optional[Tuple[int, str]]:
         """See :data:`jobs.Progress`."""
-        if not line.startswith("D-"):
+        if not line.startswith("S-"):  # one a sentence, however many translations follow
             return None
         self.sentences += 1
         return self.sentences, ""
 
 
-def read_translations(path: Path, count: int) -> List[str]:
+def read_translations(path: Path, count: int, length_penalty: float = 1.0) -> List[str]:
     """Detokenised best hypotheses in the order of the test set.
+
+    Args:
+        path: what fairseq-generate printed.
+        count: sentences of the test set.
+        length_penalty: of ``--nbest`` hypotheses the one whose log-probability, divided by this
+            power of its length, is largest. fairseq's beam search ends at the same hypotheses
+            whatever ``--lenpen`` is, so this is what it would have chosen.
 
     Raises:
         DataError: there are not ``count`` of them.
     """
     found: Dict[int, str] = {}
+    best: Dict[int, float] = {}
+    text = ""
     for line in path.read_text("utf-8", "replace").split("\n"):
         if line.startswith("D-"):
-            name, _, text = line.split("\t")
-            found[int(name[2:])] = text
+            _, _, text = line.split("\t")
+        elif line.startswith("P-"):  # the log-probability of each token of the text before
+            name, numbers = line.split("\t")
+            scores = [float(number) for number in numbers.split()]
+            index, score = int(name[2:]), sum(scores) / len(scores) ** length_penalty
+            if index not in best or score > best[index]:
+                found[index], best[index] = text, score
     if sorted(found) != list(range(count)):
         raise DataError(
             f"{count} translations in {path}",

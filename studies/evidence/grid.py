@@ -66,6 +66,8 @@ class Study:
             trained to its end on all 1.8 million.
         plain_of: a study with the same flags and recipe.
         tuned: false where an earlier study has chosen the recipe and a setting for each method.
+        length_penalties: for translation, those among which each training has its own, chosen by
+            BLEU on its validation set.
     """
 
     corpus: str
@@ -83,6 +85,7 @@ class Study:
     words: int = 450_000
     plain_of: str = ""
     tuned: bool = True
+    length_penalties: Tuple[float, ...] = (1.0,)
 
 
 # fairseq shuffles with the sum of the seed and the epoch, and draws dropout with that of the seed
@@ -408,6 +411,35 @@ TRANSLATION_START_SMALL = replace(
     plain_of="translation_decay_small",
 )
 
+# Do these differences last in trainings four times as long? The recipe and each arm's weight decay
+# are tuned anew for that length.
+TRANSLATION_START_LONG = replace(
+    TRANSLATION_START_SMALL,
+    model="translation, d = 64, the start of the table, 20,000 updates",
+    flags=(
+        f"{_translation(dim=64, layers=2, heads=2, schedule=_annealed(20_000))} "
+        "--validate-interval 2 --save-interval 2 --fast-dropout"
+    ),
+    rounds=(({"dropout": "0.2"}, {"dropout": "0.3"}), ({"weight-decay": "0.05"},)),
+    methods={
+        "plain": PLAIN,
+        "weight_norm_init": replace(
+            TABLE_METHODS["weight_norm_init"],
+            flags=f"{_OURS} --weight-norm-init-sigma 0.07",
+            settings=_each("--weight-decay", *map(float, _OWN_DECAYS)),
+        ),
+        "short_start": replace(
+            TRANSLATION_START_SMALL.methods["short_start"],
+            flags=f"{_OURS} --encoder-embed-path {{start:0.25}}",
+            settings=_each("--weight-decay", *map(float, _OWN_DECAYS)),
+        ),
+    },
+    seeds=_FRESH_SEEDS[:5],
+    guessed_updates=20_000,
+    plain_of="",
+    length_penalties=(0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 2.0),
+)
+
 # Does the gain last with three times the text and twice the width?
 TRANSLATION_MEDIUM = replace(
     TRANSLATION_SMALL,
@@ -686,6 +718,7 @@ STUDIES: Dict[str, Study] = {
     "translation_methods_small": TRANSLATION_METHODS_SMALL,
     "translation_decay_small": TRANSLATION_DECAY_SMALL,
     "translation_start_small": TRANSLATION_START_SMALL,
+    "translation_start_long": TRANSLATION_START_LONG,
     "translation_medium": TRANSLATION_MEDIUM,
     "awd_lstm": AWD_LSTM,
     "awd_lstm_small": AWD_LSTM_SMALL,

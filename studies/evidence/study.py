@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Union
+from typing import Any, Dict, List, Sequence, Union
 
 import torch
 
@@ -71,7 +71,10 @@ class StudyRunner:
                 self._jobs([run.analysis() for run in trained])
             for run in some:
                 found = self._figures(run, tested) if run in trained else {"diverged": True}
-                lines = self._hypotheses(run) if run in trained and tested else None
+                lines = None
+                if run in trained and tested and isinstance(self.corpus, TranslationCorpus):
+                    test = self.corpus.set(run.cell, "test")
+                    lines = run.hypotheses(test, found["length_penalty"])
                 self.records.add(run.cell, {"stage": stage.name, **found}, lines)
                 for checkpoint in run.best.parent.glob("*.pt"):
                     checkpoint.unlink()
@@ -122,11 +125,6 @@ class StudyRunner:
         # Some metrics, such as COMET, read the source as well.
         self.records.keep_text("source", test.lines("de"), "de")
 
-    def _hypotheses(self, run: StudyRun) -> Optional[List[str]]:
-        if not isinstance(self.corpus, TranslationCorpus):
-            return None
-        return run.hypotheses(self.corpus.set(run.cell, "test"))
-
     def _figures(self, run: StudyRun, tested: bool) -> Dict[str, Any]:
         """The figures of a training; those of the test set only if it stands in a table."""
         figures = {
@@ -138,11 +136,19 @@ class StudyRunner:
         }
         if isinstance(self.corpus, TranslationCorpus):
             valid, *tests = self._texts(run, tested)
-            bleu = scores(run.hypotheses(valid), valid.lines("en"))["bleu"]
-            figures.update(valid_bleu=bleu, valid_score=bleu)
+            references = valid.lines("en")
+            tried = {
+                penalty: scores(run.hypotheses(valid, penalty), references)["bleu"]
+                for penalty in self.study.length_penalties
+            }
+            penalty = max(tried, key=lambda one: tried[one])
+            bleu = tried[penalty]
+            figures.update(valid_bleu=bleu, valid_score=bleu, length_penalty=penalty)
             training = self.corpus.set(run.cell, "train").lines("en") if tested else []
             found = {
-                text.name: translation_scores(run.hypotheses(text), text.lines("en"), training)
+                text.name: translation_scores(
+                    run.hypotheses(text, penalty), text.lines("en"), training
+                )
                 for text in tests
             }
             figures.update(found.pop("test", {}))

@@ -91,6 +91,7 @@ class StudyRun(TrainingRun):
         guess = study.guessed_updates
         super().__init__(cell.name, work, folder, command, binary, guess, 0, flags)
         self.cell, self.device = cell, device
+        self.nbest = len(study.length_penalties) > 1
 
     def _ended_unseen(self) -> bool:
         """Whether fairseq came to its end, though the run that had started it did not see it."""
@@ -124,13 +125,14 @@ class StudyRun(TrainingRun):
             log.unlink()  # left by an interrupted run
         command = ["fairseq-generate", str(text.binary), "--user-dir", USER_DIR]
         command += ["--path", str(self.best), "--gen-subset", text.split, *shlex.split(_GENERATE)]
+        command += ["--nbest", "5"] if self.nbest else []
         command += ["--cpu"] if self.device == "cpu" else []
         segments = len(text.lines("en"))
         return Job(self.label, command, log, segments, " sentences", TranslationProgress())
 
-    def hypotheses(self, text: EvaluationSet) -> List[str]:
+    def hypotheses(self, text: EvaluationSet, length_penalty: float = 1.0) -> List[str]:
         """Translations of a text, in its order."""
-        return read_translations(self._translations(text), len(text.lines("en")))
+        return read_translations(self._translations(text), len(text.lines("en")), length_penalty)
 
     def _translations(self, text: EvaluationSet) -> Path:
         return self.folder / f"translate-{text.name}.log"

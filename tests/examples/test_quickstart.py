@@ -291,10 +291,19 @@ def test_training_progress():
 
 def test_translations_are_put_in_order_and_counted(tmp_path):
     path = tmp_path / "log"
-    path.write_text("H-1\t-1\t_b\nD-1\t-1.0\tb c\nother\nD-0\t-0.5\ta\n", "utf-8")
+    lines = ["H-1\t-1\t_b", "D-1\t-1.0\tb c", "P-1\t-1.0 -1.0", "other"]
+    path.write_text("\n".join([*lines, "D-0\t-0.5\ta", "P-0\t-0.5", ""]), "utf-8")
     assert translation.read_translations(path, 2) == ["a", "b c"]
     with pytest.raises(DataError, match="3 translations"):
         translation.read_translations(path, 3)
+
+
+def test_of_several_translations_the_length_penalty_chooses(tmp_path):
+    path = tmp_path / "log"
+    short, long = ["D-0\t-1\ta", "P-0\t-1.0 -1.0"], ["D-0\t-0.7\ta b", "P-0\t-0.7 -0.7 -0.7"]
+    path.write_text("\n".join(["S-0\tx", *long, *short]), "utf-8")
+    assert translation.read_translations(path, 1) == ["a b"]  # -.7 against -1
+    assert translation.read_translations(path, 1, 0.0) == ["a"]  # -2 against -2.1
 
 
 # -- the report
