@@ -138,17 +138,10 @@ DATA_POSITION = Patch(
 # the seed and the epoch in which it does so, and then only shuffles them from epoch to epoch. A
 # resumed run composes them in the epoch in which it goes on: other sentences come together than in
 # a run without interruption. fairseq 0.12.2 draws the order by the seed alone. With ``--update-
-# ordered-indices-seed`` the trainer adds the epoch to the seed as well.
+# ordered-indices-seed`` the trainer of any fairseq adds the epoch to the seed.
 
 
 _BY_EPOCH = "_seed_follows_epoch"
-
-
-def _unneeded_batch_composition() -> Optional[str]:
-    from fairseq.tasks.fairseq_task import FairseqTask
-
-    by_seed = "numpy_seed(seed):" in inspect.getsource(FairseqTask.get_batch_iterator)
-    return "this fairseq draws the order by the seed alone" if by_seed else None
 
 
 def composing(get_batch_iterator: Callable[..., Any]) -> Callable[..., Any]:
@@ -198,7 +191,6 @@ BATCH_COMPOSITION = Patch(
             "fairseq.trainer:Trainer.get_train_iterator": telling,
         }
     ),
-    unneeded=_unneeded_batch_composition,
 )
 
 

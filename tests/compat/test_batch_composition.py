@@ -4,17 +4,12 @@ from typing import List
 
 import pytest
 
-from spectral_fairseq.compat.checkpoints import DEAD
-from spectral_fairseq.compat.resuming import BATCH_COMPOSITION as PATCH
 from tests.capabilities import LOAD_ANYTHING
 from tests.compat.fairseq_process import FairseqProcess
-
-by_epoch = pytest.mark.skipif(
-    PATCH.unneeded() is not None, reason="this fairseq composes batches by the seed alone"
-)
+from tests.plugin.trainers import same_states
 
 
-def batches(epoch: int, reused: bool) -> List[object]:
+def batches(epoch: int, reused: bool, seed_by_epoch: bool = True) -> List[object]:
     """The batches of a training that begins in an epoch, and what it knows of that epoch."""
     import argparse
 
@@ -48,7 +43,9 @@ def batches(epoch: int, reused: bool) -> List[object]:
 
     sentences = Sentences()
     task = LegacyFairseqTask(argparse.Namespace())
-    iterator = task.get_batch_iterator(sentences, max_sentences=4, seed=1, epoch=epoch)
+    task._seed_follows_epoch = seed_by_epoch  # as the patched Trainer.get_train_iterator does
+    seed = 1 + epoch * seed_by_epoch
+    iterator = task.get_batch_iterator(sentences, max_sentences=4, seed=seed, epoch=epoch)
     composed = [[int(index) for index in batch] for batch in iterator.frozen_batches]
     assert task.get_batch_iterator(sentences, max_sentences=4, seed=1, epoch=9) is iterator or (
         not reused
@@ -56,20 +53,19 @@ def batches(epoch: int, reused: bool) -> List[object]:
     return [composed, iterator.epoch, sentences.epoch]
 
 
-def test_resumed_as_uninterrupted(patched: FairseqProcess) -> None:
-    first, *_ = patched.call(batches, epoch=1, reused=True)
-    later, *epochs = patched.call(batches, epoch=3, reused=True)
+@pytest.mark.parametrize("by_epoch", [False, True])
+def test_resumed_as_uninterrupted(patched: FairseqProcess, by_epoch: bool) -> None:
+    first, *_ = patched.call(batches, epoch=1, reused=True, seed_by_epoch=by_epoch)
+    later, *epochs = patched.call(batches, epoch=3, reused=True, seed_by_epoch=by_epoch)
     assert first == later and epochs == [3, 3]
 
 
-@by_epoch
 def test_datasets_that_change_from_epoch_to_epoch_are_left_alone(patched: FairseqProcess) -> None:
     first, *_ = patched.call(batches, epoch=1, reused=False)
     later, *_ = patched.call(batches, epoch=3, reused=False)
     assert first != later
 
 
-@by_epoch
 def test_fairseq_alone_composes_others(bare: FairseqProcess) -> None:
     first, *_ = bare.call(batches, epoch=1, reused=True)
     later, *_ = bare.call(batches, epoch=3, reused=True)
@@ -96,6 +92,4 @@ def test_a_translation_resumed_in_its_third_epoch(more, train) -> None:  # type:
     through = torch.load(folder / "checkpoint_last.pt", **LOAD_ANYTHING)["model"]
     resumed = train("transformer_sc", "spectrum_control", *flags, "--restore-file", str(saved[0]))
     again = torch.load(resumed / "checkpoint_last.pt", **LOAD_ANYTHING)["model"]
-    # fairseq 0.12.2 saves tensors that it never uses, and draws them anew when it resumes.
-    used = [name for name in through if not name.endswith((*DEAD, "_float_tensor"))]
-    assert all(torch.equal(through[name], again[name]) for name in used)
+    assert same_states(through, again)

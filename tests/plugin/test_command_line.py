@@ -8,6 +8,7 @@ from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from tests.conftest import PACKAGE, TINY_TRANSLATION
+from tests.plugin.trainers import same_states
 
 TRANSLATION = [
     "transformer_sc",
@@ -322,9 +323,9 @@ def test_half_precision_generation(train, run_cli, tiny_translation_data):
 
 
 def same_models(first, second):
-    first, second = (load_checkpoint(f / "checkpoint_last.pt")["model"] for f in (first, second))
-    assert first.keys() == second.keys()
-    return all(torch.equal(first[key], second[key]) for key in first)
+    return same_states(
+        *(load_checkpoint(folder / "checkpoint_last.pt")["model"] for folder in (first, second))
+    )
 
 
 def test_resumed_equals_uninterrupted(train):

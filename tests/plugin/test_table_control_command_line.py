@@ -5,6 +5,7 @@ import torch
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from tests.conftest import PACKAGE, TINY_TRANSLATION
+from tests.plugin.trainers import same_states
 
 PLAIN = "regularized_cross_entropy"
 SHARED = "--share-all-embeddings"
@@ -42,8 +43,7 @@ def model_of(folder):
 
 
 def same_models(first, second):
-    first, second = model_of(first), model_of(second)
-    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+    return same_states(model_of(first), model_of(second))
 
 
 @pytest.mark.parametrize(

@@ -87,11 +87,15 @@ def save_in_epoch(trainer, path, done):
     trainer.save_checkpoint(str(path), {"train_iterator": iterator, "val_loss": None})
 
 
-def same_models(first, second):
-    """Whether two trainers hold the same numbers, as far as training uses them."""
-    first, second = (t.get_model().state_dict() for t in (first, second))
+def same_states(first, second):
+    """Whether two state dicts hold the same numbers, as far as training uses them."""
     used = [key for key in first if key.rpartition(".")[2] not in UNUSED]
     return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in used)
+
+
+def same_models(first, second):
+    """:func:`same_states` of the models of two trainers."""
+    return same_states(first.get_model().state_dict(), second.get_model().state_dict())
 
 
 def flattened_fp16():
