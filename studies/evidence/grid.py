@@ -420,7 +420,7 @@ TRANSLATION_START_LONG = replace(
         f"{_translation(dim=64, layers=2, heads=2, schedule=_annealed(20_000))} "
         "--validate-interval 2 --save-interval 2 --fast-dropout"
     ),
-    rounds=(({"dropout": "0.2"}, {"dropout": "0.3"}), ({"weight-decay": "0.05"},)),
+    rounds=(({"dropout": "0.2"},), ({"weight-decay": "0.05"},)),
     methods={
         "plain": PLAIN,
         "weight_norm_init": replace(
