@@ -420,18 +420,18 @@ TRANSLATION_START_LONG = replace(
         f"{_translation(dim=64, layers=2, heads=2, schedule=_annealed(20_000))} "
         "--validate-interval 2 --save-interval 2 --fast-dropout"
     ),
-    rounds=(({"dropout": "0.2"},), ({"weight-decay": "0.05"},)),
+    rounds=(({"dropout": "0.2"},), ({"weight-decay": "0.05"}, {"weight-decay": "0.2"})),
     methods={
         "plain": PLAIN,
         "weight_norm_init": replace(
             TABLE_METHODS["weight_norm_init"],
             flags=f"{_OURS} --weight-norm-init-sigma 0.07",
-            settings=_each("--weight-decay", *map(float, _OWN_DECAYS)),
+            settings=_each("--weight-decay", 0.025, 0.05, 0.1),
         ),
         "short_start": replace(
             TRANSLATION_START_SMALL.methods["short_start"],
             flags=f"{_OURS} --encoder-embed-path {{start:0.25}}",
-            settings=_each("--weight-decay", *map(float, _OWN_DECAYS)),
+            settings=_each("--weight-decay", 0.025, 0.05, 0.1),
         ),
     },
     seeds=_FRESH_SEEDS[:5],
