@@ -3,11 +3,12 @@
 import dataclasses
 import json
 import math
+import re
 
 import pytest
 
 from spectral_fairseq.errors import ConfigurationError, DataError  # noqa: E402
-from studies import corpus
+from studies import corpus, translation
 from studies.evidence import (
     comparison,
     corpora,
@@ -329,6 +330,7 @@ def test_a_study_from_text_to_tables(tmp_path, capsys, monkeypatch):
             ),
         },
         with_simcut=False,
+        length_penalties=(0.5, 1.0, 2.0),
     )
     source = tmp_path / "source"
     source.mkdir()
@@ -357,6 +359,7 @@ def test_a_study_from_text_to_tables(tmp_path, capsys, monkeypatch):
     assert all("bleu" not in record for record in tuned)  # the test set is left alone
     tested = [record for record in records.values() if record["stage"] == "seed"]
     assert all(set(record["other_tests"]) == {"games", "mail"} for record in tested)
+    assert all(record["length_penalty"] in study.length_penalties for record in tested)
     assert all(set(one["other_tests"]["mail"]) >= {"bleu", "chrf", "ter"} for one in tested)
     assert (len(corpus.read_lines(text.root / "subwords-400" / "text" / "train.de"))) == 50
 
@@ -385,6 +388,27 @@ def test_a_study_from_text_to_tables(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(report, "STUDIES", {"translation": study})
     report.write_pages(tmp_path / "results", [page], tmp_path / "images")
     assert "`translation`" in page.read_text() and "old" not in page.read_text()
+
+
+@pytest.mark.slow
+def test_a_length_penalty_chooses_as_beam_search_does(
+    train, run_cli, tiny_translation_data, tmp_path
+):
+    trained = train(
+        "transformer", "label_smoothed_cross_entropy", *"--lr 0.01 --max-epoch 20".split()
+    )
+    path = trained / "checkpoint_last.pt"
+    common = ("fairseq-generate", tiny_translation_data, "--user-dir", translation.USER_DIR)
+    common += ("--path", path, "--cpu", "--beam", "4", "--max-len-b", "12")
+    log, found = tmp_path / "log", []
+    several = run_cli(*common, "--nbest", "4").stdout
+    count = len(re.findall(r"^S-", several, re.MULTILINE))
+    for penalty in (-1.0, 3.0):
+        log.write_text(several, "utf-8")
+        found.append(translation.read_translations(log, count, penalty))
+        log.write_text(run_cli(*common, "--lenpen", penalty).stdout, "utf-8")
+        assert found[-1] == translation.read_translations(log, count)
+    assert found[0] != found[1]
 
 
 @pytest.mark.slow
