@@ -141,7 +141,7 @@ class StudyRunner:
                 penalty: scores(run.hypotheses(valid, penalty), references)["bleu"]
                 for penalty in self.study.length_penalties
             }
-            penalty = max(tried, key=lambda one: tried[one])
+            penalty = max(tried, key=tried.__getitem__)
             bleu = tried[penalty]
             figures.update(valid_bleu=bleu, valid_score=bleu, length_penalty=penalty)
             training = self.corpus.set(run.cell, "train").lines("en") if tested else []

@@ -5,7 +5,7 @@ import torch
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from tests.conftest import PACKAGE, TINY_TRANSLATION
-from tests.plugin.trainers import same_states
+from tests.plugin.test_command_line import same_models
 
 PLAIN = "regularized_cross_entropy"
 SHARED = "--share-all-embeddings"
@@ -40,10 +40,6 @@ Trainer.train_step = watched
 
 def model_of(folder):
     return load_checkpoint(folder / "checkpoint_last.pt")["model"]
-
-
-def same_models(first, second):
-    return same_states(model_of(first), model_of(second))
 
 
 @pytest.mark.parametrize(
