@@ -431,7 +431,7 @@ TRANSLATION_START_LONG = replace(
         "short_start": replace(
             TRANSLATION_START_SMALL.methods["short_start"],
             flags=f"{_OURS} --encoder-embed-path {{start:0.25}}",
-            settings=_each("--weight-decay", 0.025, 0.05, 0.1),
+            settings=_each("--weight-decay", 0.025, 0.05, 0.1, 0.2, 0.4),
         ),
     },
     seeds=_FRESH_SEEDS[:5],
