@@ -433,6 +433,13 @@ TRANSLATION_START_LONG = replace(
             flags=f"{_OURS} --encoder-embed-path {{start:0.25}}",
             settings=_each("--weight-decay", 0.025, 0.05, 0.1, 0.2, 0.4),
         ),
+        "log_count_start": Method(
+            "plain, lengths from counts",
+            "plain",
+            f"{_OURS} --encoder-embed-path {{lengths:0.07}}",
+            settings=_each("--weight-decay", 0.05, 0.1),
+            on_table=True,
+        ),
     },
     seeds=_FRESH_SEEDS[:5],
     guessed_updates=20_000,

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 import shlex
+from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import List
 
 import torch
+import torch.nn.functional as F
 from fairseq.data import Dictionary
 
+from spectral_fairseq.functional.row_penalties import smoothed_log_counts
+from spectral_fairseq.plugin.counts import training_counts
 from studies.evidence.corpora import EvaluationSet
 from studies.evidence.grid import Study
 from studies.evidence.plan import Cell
@@ -41,19 +46,20 @@ def train_command(
     return command + (["--cpu"] if device == "cpu" else [])
 
 
-_START = re.compile(r"\{start:(.+)\}")
+_START = re.compile(r"\{(start|lengths):(.+)\}")
 
 
 def with_start(command: List[str], cell: Cell, binary: Path, folder: Path) -> List[str]:
     """The command with a file of initial vectors, drawn anew for each seed, in its place.
 
     Args:
-        command: may hold ``{start:SCALE}``, for fairseq's own initial table times that number.
+        command: may hold ``{start:SCALE}``, for fairseq's own initial table times that number, or
+            ``{lengths:SIGMA}``, for vectors of the length that a weight-norm table starts with.
         cell: the training.
         binary: fairseq's data folder.
         folder: receives ``start.vec``.
     """
-    found = [match.group(1) for match in map(_START.fullmatch, command) if match]
+    found = [match.groups() for match in map(_START.fullmatch, command) if match]
     if not found:
         return command
     path, dim = folder / "start.vec", int(command[command.index("--encoder-embed-dim") + 1])
@@ -61,7 +67,11 @@ def with_start(command: List[str], cell: Cell, binary: Path, folder: Path) -> Li
         words = Dictionary.load(str(binary / "dict.en.txt"))
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(cell.seed)
-            rows = torch.randn(len(words), dim) * dim**-0.5 * float(found[0])
+            rows = torch.randn(len(words), dim) * dim**-0.5
+        kind, number = found[0]
+        if kind == "lengths":
+            rows = F.normalize(rows) * smoothed_log_counts(_counts(words, binary))[:, None]
+        rows *= float(number)
         rows[words.pad()] = 0
         text = [f"{len(words)} {dim}"]
         for word, row in zip(words.symbols, rows.tolist()):
@@ -69,6 +79,13 @@ def with_start(command: List[str], cell: Cell, binary: Path, folder: Path) -> Li
         folder.mkdir(parents=True, exist_ok=True)
         write_text(path, "".join(f"{line}\n" for line in text))
     return [str(path) if _START.fullmatch(part) else part for part in command]
+
+
+def _counts(words: Dictionary, binary: Path) -> List[float]:
+    """How often each word occurs in the training data of both languages, as weight norm counts."""
+    data = Namespace(data=str(binary), source_lang="de", target_lang="en")
+    task = SimpleNamespace(args=data, source_dictionary=words, target_dictionary=words)
+    return training_counts(task, words)
 
 
 class StudyRun(TrainingRun):
