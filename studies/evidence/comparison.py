@@ -38,7 +38,8 @@ class Comparison(NamedTuple):
 
     Attributes:
         method: name of the method.
-        baseline: plain, or SimCut alone for its combination with a table method.
+        baseline: plain; SimCut alone for its combination with a table method; or the second method
+            of one of the study's contrasts.
         seeds: how many both have finished.
         test: of the differences of the main measure, seed by seed.
         adjusted_p: its p by Holm's method, over all comparisons that the study has planned; NaN
@@ -75,17 +76,17 @@ class Comparison(NamedTuple):
 
 
 def planned_comparisons(study: Study) -> int:
-    """How many the study makes: each method with plain, and SimCut beside a table method with both.
+    """How many the study makes: each method with plain, and the study's contrasts.
 
-    The combination is compared with plain and with SimCut alone.
+    The combination of SimCut and a table method is compared with plain and with SimCut alone.
     """
-    return len(study.methods) - 1 + 2 * study.with_simcut
+    return len(study.methods) - 1 + 2 * study.with_simcut + len(study.contrasts)
 
 
 def compare(
     study: Study, results: tables.Results, translations: Translations, reference: Sequence[str]
 ) -> List[Comparison]:
-    """Compare every method that has results with plain, and a combination with its part.
+    """Compare every method that has results with plain, and the pairs that the study has planned.
 
     Args:
         study: the study.
@@ -98,6 +99,7 @@ def compare(
     pairs = [(method, "plain") for method in sorted(results) if method != "plain"]
     if {"simcut", WITH_SIMCUT} <= set(results):
         pairs.append((WITH_SIMCUT, "simcut"))
+    pairs += [pair for pair in study.contrasts if set(pair) <= set(results)]
     tested = tables.differences(
         results, pairs, MAIN_MEASURE[study.corpus], planned_comparisons(study), len(study.seeds)
     )

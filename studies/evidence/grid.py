@@ -68,6 +68,8 @@ class Study:
         tuned: false where an earlier study has chosen the recipe and a setting for each method.
         length_penalties: for translation, those among which each training has its own, chosen by
             BLEU on its validation set.
+        contrasts: pairs of methods that are compared with each other, too, the second one being
+            the baseline.
     """
 
     corpus: str
@@ -86,6 +88,7 @@ class Study:
     plain_of: str = ""
     tuned: bool = True
     length_penalties: Tuple[float, ...] = (1.0,)
+    contrasts: Tuple[Tuple[str, str], ...] = ()
 
 
 # fairseq shuffles with the sum of the seed and the epoch, and draws dropout with that of the seed
@@ -445,6 +448,7 @@ TRANSLATION_START_LONG = replace(
     guessed_updates=20_000,
     plain_of="",
     length_penalties=(0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 2.0),
+    contrasts=(("weight_norm_init", "short_start"), ("weight_norm_init", "log_count_start")),
 )
 
 # Does the gain last with three times the text and twice the width?

@@ -39,7 +39,7 @@ class Found(NamedTuple):
 
 
 def all_comparisons(studies: Mapping[str, Study], records: Mapping[str, Records]) -> List[Found]:
-    """Every finished comparison with plain, or of a combination with its part; by study.
+    """Every finished comparison, with plain or with another baseline; by study.
 
     Args:
         studies: by their names.

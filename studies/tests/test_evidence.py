@@ -266,6 +266,26 @@ def test_a_combination_is_compared_with_its_part_too():
     assert smallest.adjusted_p == pytest.approx(6 * smallest.test.p)
 
 
+def test_contrasts_are_compared_once_both_methods_have_results():
+    study = dataclasses.replace(STUDIES["translation_start_long"], seeds=(1, 2, 3))
+    bleu = {"plain": (20.0, 21.0, 22.1), "weight_norm_init": (23.0, 24.1, 25.0)}
+    bleu["short_start"] = (21.0, 22.2, 22.9)
+    results = {
+        method: {seed: {"bleu": value} for seed, value in enumerate(of, 1)}
+        for method, of in bleu.items()
+    }
+    found = comparison.compare(study, results, {}, [])
+    assert [(one.method, one.baseline) for one in found] == [
+        ("short_start", "plain"),
+        ("weight_norm_init", "plain"),
+        ("weight_norm_init", "short_start"),
+    ]
+    assert found[-1].test.mean == pytest.approx(2.0)
+    # Three methods with plain, and two contrasts, of which one has no results yet.
+    smallest = min(found, key=lambda one: one.test.p)
+    assert smallest.adjusted_p == pytest.approx(5 * smallest.test.p)
+
+
 @pytest.mark.parametrize("arch", ["awd_lstm_wt2", "transformer_lm"])
 def test_perplexity_of_rare_words(arch, train, tiny_lm_data):
     from spectral_fairseq.commands.lm_evaluation import evaluate_checkpoint
