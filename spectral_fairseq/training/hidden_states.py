@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -43,20 +43,25 @@ class HiddenStates:
         features: h, shape (*, d).
         layer: with W, shape (N, d), and its own bias.
         product_dtype: of the logits; autocast ends before the loss.
-        scale: s, which multiplies the layer's own bias too.
+        scale: s, which multiplies the layer's own bias too; a tensor, shape (), if it is learned.
         bias: b that the model adds, shape (N,), if any.
     """
 
     features: Tensor
     layer: Any
     product_dtype: torch.dtype
-    scale: float = 1.0
+    scale: Union[float, Tensor] = 1.0
     bias: Optional[Tensor] = None
 
     @property
     def shape(self) -> torch.Size:
         """That of the logits, (*, N)."""
         return torch.Size((*self.features.shape[:-1], self.layer.out_features))
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether s may be another number than 1, now or after the next update."""
+        return isinstance(self.scale, Tensor) or self.scale != 1.0
 
     @property
     def device(self) -> torch.device:
@@ -89,7 +94,9 @@ class HiddenStates:
         if isinstance(other, Tensor) and other.numel() != 1:
             raise _Refused("mul")
         bias = None if self.bias is None else self.bias * other
-        return replace(self, scale=self.scale * float(other), bias=bias)
+        learned = isinstance(other, Tensor) and other.requires_grad
+        factor = other.reshape(()) if learned else float(other)
+        return replace(self, scale=self.scale * factor, bias=bias)
 
     def __truediv__(self, other: Any) -> HiddenStates:
         return self * (1 / other)
@@ -124,12 +131,12 @@ class HiddenStates:
 
 
 def _flat(handed: HiddenStates) -> Tuple[List[Any], Any]:
-    return [handed.features, handed.bias], (handed.layer, handed.product_dtype, handed.scale)
+    return [handed.features, handed.bias, handed.scale], (handed.layer, handed.product_dtype)
 
 
 def _made(tensors: Any, others: Any) -> HiddenStates:
-    features, bias = tensors
-    layer, product_dtype, scale = others
+    features, bias, scale = tensors
+    layer, product_dtype = others
     return HiddenStates(features, layer, product_dtype, scale, bias)
 
 

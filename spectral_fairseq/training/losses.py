@@ -173,21 +173,27 @@ class TokenLoss:
         for parameter in layer.parameters():
             check_whole(parameter)
         features = handed.features.flatten(0, -2)  # [T, d]
-        if handed.scale != 1.0:
+        if handed.is_scaled:
             features = features * handed.scale
         bias = None if layer.bias is None else layer.bias * handed.scale
         if handed.bias is not None:
             bias = handed.bias if bias is None else bias + handed.bias
         dtype = handed.product_dtype
         chosen: Any = {"label_smoothing": self.label_smoothing, "ignore_index": self.ignore_index}
-        autocast = dtype in (torch.float16, torch.bfloat16) and features.dtype != dtype
+        # A 16-bit product of operands that are not all so is autocast's, which has ended.
+        operands = [features, *layer.parameters()]
+        if isinstance(layer, TableUse):
+            operands += layer.used_table.parameters()
+        autocast = dtype in (torch.float16, torch.bfloat16) and any(
+            one.dtype != dtype for one in operands
+        )
         device = features.device.type
         half = {"dtype": dtype} if autocast else {"enabled": False}
         with torch.autocast(device, **half):
             if not isinstance(layer, Mixes):
                 rows, matrix = _operands(layer, features)
                 return blockwise_cross_entropy(rows, targets, matrix, bias, **chosen)[0]
-            if handed.scale != 1.0 or (bias is not None and bool(bias.any())):
+            if handed.is_scaled or (bias is not None and bool(bias.any())):
                 raise UnsupportedError(
                     "a model that leaves its logits as they are, for a mixture",
                     "one that scales them or adds a bias to them",

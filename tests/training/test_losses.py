@@ -222,6 +222,26 @@ FOLLOWED = {
 }
 
 
+@pytest.mark.parametrize("change", ["times", "over", "twice"])
+def test_a_learned_scale_gets_its_gradient(change):
+    """It was taken for a number, and never trained."""
+    changes = {
+        "times": lambda s: s * model.scale + ADDED,
+        "over": lambda s: (s + ADDED) / model.scale,
+        "twice": lambda s: 0.5 * (model.scale * s) * model.scale,
+    }
+    model = Scores(changes[change], True)
+    model.scale = nn.Parameter(torch.tensor([1.0]))  # 1 is no reason to leave it out
+    own = F.cross_entropy(model(IDS).flatten(0, 1), LABELS.flatten())
+    own.backward()
+    expected = gradients(model)
+    assert float(expected["scale"].abs()) > 1e-3
+    found = fused_loss_(model)(model(IDS), LABELS)
+    found.backward()
+    torch.testing.assert_close(found, own, rtol=1e-6, atol=1e-6)
+    same(gradients(model), expected)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("change", FOLLOWED)
 def test_what_models_do_to_logits_is_followed(change, bias):
@@ -316,6 +336,28 @@ def test_under_autocast_and_the_compiler(transformers):
     torch.testing.assert_close(loss(outputs, LABELS), own, rtol=1e-3, atol=1e-3)
     compiled = torch.compile(model, backend="aot_eager")
     torch.testing.assert_close(loss(compiled(input_ids=IDS), LABELS), exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("components", [0, 3])
+@pytest.mark.parametrize("table", [None, weight_norm_, factor_])
+def test_hidden_states_that_autocast_has_left_in_16_bits(table, components):
+    """As with OPT's last projection: a factored table and a mixture failed, others had float32."""
+    model = Scores(lambda scores: scores, False)
+    model.embed = nn.Sequential(model.embed, nn.Linear(DIM, DIM))  # its output is in bfloat16
+    if table is not None:
+        table(model)
+    loss = mixture_(model, components, shift=False) if components else None
+    loss = loss or fused_loss_(model, shift=False)
+    exact = loss(model(IDS), LABELS)
+    exact.backward()
+    expected = gradients(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        handed = model(IDS)
+    assert handed.features.dtype == torch.bfloat16 == handed.dtype
+    found = loss(handed, LABELS)
+    found.backward()
+    torch.testing.assert_close(found, exact, rtol=2e-2, atol=2e-2)
+    same(gradients(model), expected, close=0.1)
 
 
 @pytest.mark.parametrize("table", [None, weight_norm_, factor_])
