@@ -49,6 +49,8 @@ _USES = ("encoder's input", "decoder's input", "input", "output layer")
 def may_be_table(name: str, rows: int, columns: int) -> bool:
     """Whether a matrix of this shape is a table over words, by its module's name or its own."""
     *outer, last = name.split(".")
+    if outer[-1:] == ["mixture"] and last in ("prior", "latent"):  # of a mixture of softmaxes
+        return False
     if last in PLACES or (last == "table" and PLACES & set(outer)):
         return True
     # A head may hold further matrices, such as the dense layer of lm_head in RoBERTa, d x d.

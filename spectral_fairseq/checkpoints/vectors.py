@@ -105,6 +105,8 @@ def tensor_of(array: np.ndarray, name: Any) -> Tensor:
     Raises:
         DataError: torch does not have such numbers.
     """
+    if min(array.strides, default=0) < 0:  # such as table[::-1], which torch cannot share
+        array = array.copy()
     try:
         return torch.from_numpy(array)
     except (TypeError, ValueError) as error:

@@ -178,6 +178,13 @@ def test_what_cannot_be_analysed(model, options, error, message):
         analyze(model, **options)
 
 
+def test_arrays_that_torch_cannot_share_are_measured():
+    """``table[::-1]`` was refused as numbers of a type that torch does not have."""
+    rows = ROWS.numpy()
+    expected, found = measures(rows[::-1].copy()), measures(rows[::-1])
+    assert found == expected
+
+
 def test_nothing_to_analyse():
     with pytest.raises(ConfigurationError, match="a model to analyse"):
         analyze()

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from torch import nn
 
 from spectral_fairseq.checkpoints.tables import choose_table, extract_table, find_tables
 from spectral_fairseq.embeddings import TABLES, PlainEmbedding
 from spectral_fairseq.errors import CheckpointError, DataError
 from spectral_fairseq.heads import MixtureOfSoftmaxes
+from spectral_fairseq.training import mixture_
 from tests.checkpoints.made import NAME, cone, entries, with_padding
 
 
@@ -96,6 +98,15 @@ def test_a_mixture_has_one_table():
     model.update({f"decoder.output_projection.{k}": v for k, v in head.state_dict().items()})
     names = ["decoder.embed_tokens", "decoder.output_projection.table"]
     assert choose_table(model, None, "mixture.pt") == names
+
+
+def test_prior_and_contexts_of_a_mixture_are_no_tables():
+    """They were found beside the table, so that a model with ``mixture_`` could not be measured."""
+    model = nn.Module()
+    model.embed, model.lm_head = nn.Embedding(60, 4), nn.Linear(4, 60, bias=False)
+    mixture_(model, 20, shift=True)  # contexts of 80 x 4: more rows than columns
+    state = {name: one.detach() for name, one in model.state_dict().items()}
+    assert choose_table(state, None, "mixture.pt") == ["lm_head"]
 
 
 def test_the_output_table_is_the_default():
