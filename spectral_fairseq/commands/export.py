@@ -44,7 +44,8 @@ fairseq that is plain already:
   AutoModelForSeq2SeqLM.from_pretrained(OUT), or AutoModelForCausalLM of a language model
   ctranslate2.Translator(OUT), or Generator of a language model
 
-The model is loaded with transformers again, and nothing is left unless its logits are fairseq's.
+A model for transformers is loaded again, and nothing is left unless its logits are fairseq's. What
+CTranslate2 makes is not compared.
 """
 
 Printed = Tuple[str, Dict[str, Any]]  # what is printed as text, and as JSON

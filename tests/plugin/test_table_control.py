@@ -286,6 +286,13 @@ def test_bad_flags_are_refused(task, flags, message):
         build_criterion(task, **{**PLAIN, "spectrum_decay": 0.1, **flags})
 
 
+def test_a_table_with_fewer_words_than_dimensions_says_which_criterion_sets_the_flag(task):
+    wide = dict.fromkeys(("encoder_embed_dim", "decoder_embed_dim"), 64)
+    model = build_model(task, embedding_type="plain", **wide)
+    with pytest.raises(ConfigurationError, match="N >= d.*leave --criterion spectrum_control"):
+        build_criterion(task, **{**PLAIN, "spectrum_decay": 0.1}).check_model(model)
+
+
 def test_flags_without_effect_get_a_warning(task, caplog):
     model = build_model(task, embedding_type="plain")
     flags = {"spectrum_side": "both", "spectrum_decay_start": 10}

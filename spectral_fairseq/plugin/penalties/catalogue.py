@@ -77,8 +77,13 @@ class Spectrum(NamedTuple):
     prior: Union[Tensor, Callable[[TablePrior], Tensor]]
 
 
-def check_rank(weight: Tensor, excluded: Tensor) -> None:
+def check_rank(weight: Tensor, excluded: Tensor, otherwise: str = "drop `weight`") -> None:
     """Refuse a table with fewer counted rows than dimensions, which has no d singular values.
+
+    Args:
+        weight: the table, shape (N, d).
+        excluded: indices of the rows that do not count.
+        otherwise: what to do if neither the table nor the dictionary can be changed.
 
     Raises:
         ConfigurationError: N < d.
@@ -88,7 +93,7 @@ def check_rank(weight: Tensor, excluded: Tensor) -> None:
         raise ConfigurationError(
             "at least as many words as dimensions (N >= d) for `weight`",
             f"N = {counted} words, padding and made-up rows left out, and d = {weight.size(1)}",
-            "Use a narrower table, a larger dictionary, or drop `weight`.",
+            f"Use a narrower table or a larger dictionary, or {otherwise}.",
         )
 
 

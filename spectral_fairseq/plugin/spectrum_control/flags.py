@@ -229,7 +229,11 @@ class TableControl:
             if not weight.requires_grad:
                 raise refusals.FROZEN.error("a frozen one", one.flag)
             with arguments_as_flags(weight=one.flag):
-                check_rank(weight, one.excluded)
+                check_rank(
+                    weight,
+                    one.excluded,
+                    "drop `weight`; or leave --criterion spectrum_control, if that sets the flag",
+                )
             one.prior(weight)
 
     @property
