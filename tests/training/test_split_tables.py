@@ -137,10 +137,11 @@ def test_hidden_states_show_their_tensors():
         pytest.skip("this torch has no fully_shard")
     model = Straight()
     fused_loss_(model, shift=True)
-    handed = model(IDS) * 2.0 + torch.ones(model.lm_head.out_features)
-    (features, bias), how = pytree.tree_flatten({"logits": handed})
-    assert features is handed.features and bias is handed.bias
-    again = pytree.tree_unflatten([features, bias], how)["logits"]
+    learned = torch.tensor(2.0, requires_grad=True)
+    handed = model(IDS) * learned + torch.ones(model.lm_head.out_features)
+    (features, bias, scale), how = pytree.tree_flatten({"logits": handed})
+    assert features is handed.features and bias is handed.bias and scale is handed.scale
+    again = pytree.tree_unflatten([features, bias, scale], how)["logits"]
     assert vars(again) == vars(handed)
 
 
