@@ -324,7 +324,8 @@ def _batches(model: Any, dataset: Any, tokens: int, padding: int) -> Iterator[Ro
     for batch in batches:
         sample = dataset.collater([dataset[int(index)] for index in batch])
         net_output = model(**sample["net_input"])
-        log_probabilities = model.get_normalized_probs(net_output, log_probs=True, sample=sample)
+        # Given targets, fairseq's adaptive softmax fills no other clusters than theirs.
+        log_probabilities = model.get_normalized_probs(net_output, log_probs=True, sample=None)
         kept = sample["target"].ne(padding)  # [B, T]
         # Translation sorts a batch by length: the places of its tokens in the order of the corpus.
         order = sample["id"].argsort()

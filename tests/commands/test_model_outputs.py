@@ -17,8 +17,9 @@ from spectral_fairseq.commands.predictions import (
 )
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.plugin.models.find import output_table
+from tests.commands.test_models import OTHERS
 from tests.conftest import TINY_LANGUAGE_MODEL
-from tests.language_models import stateful_checkpoint, tokens_of
+from tests.language_models import block_checkpoint, remade, stateful_checkpoint, tokens_of
 from tests.reference import dispersion as naive_dispersion
 from tests.reference import isoscore as naive_isoscore
 from tests.reference import isotropy as naive_isotropy
@@ -64,6 +65,19 @@ def test_fillers_beyond_the_cut_of_an_output_dictionary(tiny_lm_data, run_cli, t
     )
     _, details = measure_outputs(tmp_path / "model" / "checkpoint_last.pt", data, tokens=50)
     assert details["words"] == 20
+
+
+def test_an_adaptive_softmax_of_fairseq(train, tiny_lm_data, tmp_path):
+    """Given the targets, it normalises none but their clusters: the KL was 100 times too large."""
+    made = remade(block_checkpoint(train), tmp_path / "a.pt", tiny_lm_data, **OTHERS["adaptive"])
+    expected = whole_matrix(made, tiny_lm_data, "valid")
+    measures, details = measure_outputs(made, tiny_lm_data, tokens=10_000)
+    assert details["tokens"] == len(expected)
+    assert measures["expected_pairwise_kl"] == pytest.approx(
+        expected_pairwise_kl(expected), rel=1e-4
+    )
+    sigma = torch.linalg.svdvals(expected.double())
+    assert measures["log_probability_rank"] == int((sigma > details["threshold"] * sigma[0]).sum())
 
 
 def test_against_the_whole_matrix(path, tiny_translation_data, monkeypatch):
