@@ -192,6 +192,13 @@ def _check_whole(state: Mapping[str, Any], tensors: Mapping[str, Tensor], path: 
         )
 
 
+def _epoch(iterator: Mapping[str, Any]) -> Optional[int]:
+    """The epoch that was trained last. At the end of one, fairseq saves the number of the next."""
+    epoch = _whole(iterator.get("epoch"))
+    ended = iterator.get("iterations_in_epoch") == 0
+    return epoch - 1 if epoch is not None and epoch > 1 and ended else epoch
+
+
 def _declared_parts(state: Any) -> int:
     """In how many files a model is by the settings in one of them: 1 if they do not say."""
     settings = {**checkpoint_settings(state, "common"), **checkpoint_settings(state, "args")}
@@ -220,7 +227,7 @@ def _fairseq(checkpoint: Dict[str, Any], path: Path) -> OpenedModel:
         find_words=partial(_training_dictionary, checkpoint, path),
         uncounted=[PADDING_ROW],
         arch=None if arch is None else str(arch),
-        epoch=_whole(iterator.get("epoch")),
+        epoch=_epoch(iterator),
         updates=_whole(last.get("num_updates")),
         checkpoint=checkpoint,
         declared_parts=_declared_parts(checkpoint),

@@ -126,6 +126,22 @@ def test_models_in_several_files(form, named, tmp_path):
     assert set(opened.tensors) == {NAME, "lm_head.weight", "norm.weight"}
 
 
+@pytest.mark.parametrize(
+    "iterator, epoch",
+    [
+        ({"epoch": 3, "iterations_in_epoch": 0}, 2),  # saved at the end of the second
+        ({"epoch": 3, "iterations_in_epoch": 7}, 3),
+        ({"epoch": 1, "iterations_in_epoch": 0}, 1),
+        ({"epoch": 3}, 3),
+        ({}, None),
+    ],
+)
+def test_the_epoch_of_a_checkpoint_is_the_last_that_was_trained(iterator, epoch, tmp_path):
+    state = {"args": None, "cfg": None, "model": {NAME: TABLE}}
+    torch.save({**state, "extra_state": {"train_iterator": iterator}}, tmp_path / "a.pt")
+    assert open_model(tmp_path / "a.pt").epoch == epoch
+
+
 def test_what_stands_beside_a_model_is_read(tmp_path):
     folder = tmp_path / "checkpoint-500"
     folder.mkdir()
