@@ -29,6 +29,7 @@ from spectral_fairseq.functional.table_control import (
 from spectral_fairseq.training.modules import (
     check_table,
     check_trained,
+    excluded_rows,
     output_layer,
     unwrapped,
 )
@@ -286,10 +287,7 @@ class SpectrumControl:
                 if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
                     if layer.weight is weight:
                         rows.append(layer.padding_idx)
-        known = range(-weight.size(0), weight.size(0))
-        for row in rows:
-            _check("excluded", row, row in known, f"rows of a table of {weight.size(0)}")
-        return sorted({row % weight.size(0) for row in rows})
+        return excluded_rows(rows, weight.size(0))
 
     def _norm(self, weight: Tensor) -> float:
         return counted_norm(weight, self.excluded_on(weight.device))

@@ -12,7 +12,7 @@ and know one layer each, while a tied table has several.
 from __future__ import annotations
 
 import gc
-from typing import Any, Dict, List, NamedTuple, Tuple, Type
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, Type
 
 import torch
 from torch import Tensor, nn
@@ -178,6 +178,20 @@ def check_whole(weight: Tensor) -> None:
             ),
             "Keep this parameter whole: use DistributedDataParallel, or DeepSpeed's second stage.",
         )
+
+
+def excluded_rows(excluded: Sequence[int], rows: int) -> List[int]:
+    """Indices of rows that do not count, each once, from 0; negative ones count from the end.
+
+    Raises:
+        ConfigurationError: a table of so many ``rows`` does not have them.
+    """
+    for row in excluded:
+        if row not in range(-rows, rows):
+            raise ConfigurationError(
+                f"`excluded` to be rows of a table of {rows}", f"{row}", "Correct `excluded`."
+            )
+    return sorted({row % rows for row in excluded})
 
 
 def check_table(weight: Any, use: str) -> None:

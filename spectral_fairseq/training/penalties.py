@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from spectral_fairseq.functional.spectrum_penalties import (
     spectral_normalization_penalty,
     spectrum_penalty,
 )
-from spectral_fairseq.training.modules import check_whole, output_layer
+from spectral_fairseq.training.modules import check_whole, excluded_rows, output_layer
 from spectral_fairseq.training.tables import TableUse
 
 
@@ -52,7 +52,7 @@ class TablePenalty:
         model: as for :class:`~spectral_fairseq.training.control.SpectrumControl`.
         weight_norm: weight of the distance of the vectors' norms from ``norm_target``.
         norm_target: nu of ``weight_norm``.
-        excluded: rows that are left out.
+        excluded: rows that are left out; negative ones are counted from the end.
         **weights: of ``cosine``, ``mean_vector``, ``spectral_normalization``, ``d_optimal`` and
             ``normalized_d_optimal``, whose definitions are those of
             :mod:`spectral_fairseq.functional`; for a table of ``factor_`` also of ``spectrum``,
@@ -60,8 +60,8 @@ class TablePenalty:
             distances of U'U and V'V from I.
 
     Raises:
-        ConfigurationError: an unknown name, a negative weight, no table, or a penalty on factors
-            for a table without them.
+        ConfigurationError: an unknown name, a negative weight, a row that is not in the table, no
+            table, or a penalty on factors for a table without them.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class TablePenalty:
         *,
         weight_norm: float = 0.0,
         norm_target: float = 1.0,
-        excluded: Tuple[int, ...] = (),
+        excluded: Sequence[int] = (),
         **weights: float,
     ) -> None:
         known = ("weight_norm", *PENALTIES, *OF_FACTORS)
@@ -79,12 +79,11 @@ class TablePenalty:
                 raise ConfigurationError(
                     f"weights >= 0 of {', '.join(known)}", f"{name}={weight}", "Correct it."
                 )
-        self.model, self.weights, self.excluded = model, weights, excluded
+        self.excluded = excluded_rows(excluded, output_layer(model).weight.size(0))
+        self.model, self.weights = model, weights
         self.weight_norm, self.norm_target = weight_norm, norm_target
         if any(weights.get(name) for name in OF_FACTORS):
             self._factors()
-        else:
-            output_layer(model)
 
     def _factors(self) -> SVDEmbedding:
         layer = output_layer(self.model)

@@ -444,6 +444,17 @@ def test_penalties_have_one_scale(transformers):
     assert float(TablePenalty(model)()) == 0.0
 
 
+def test_an_excluded_row_is_left_out_once(transformers):
+    """A row that was named twice was taken out twice, and a negative one ended in IndexError."""
+    model = build(transformers)
+    names = ("cosine", "mean_vector", "weight_norm", "spectral_normalization", "d_optimal")
+    expected, *others = (
+        TablePenalty(model, excluded=rows, **dict.fromkeys(names, 0.1)).terms()
+        for rows in ((3, WORDS - 1), (WORDS - 1, 3, 3, WORDS - 1), (-1, 3))
+    )
+    assert all(found == expected for found in others)
+
+
 def test_penalties_on_factors(transformers):
     model = build(transformers)
     with pytest.raises(ConfigurationError, match="factor_"):
@@ -469,6 +480,8 @@ def test_penalties_on_factors(transformers):
 
 def test_unknown_and_negative_penalties_are_refused(transformers):
     model = build(transformers)
+    with pytest.raises(ConfigurationError, match=f"`excluded` to be rows.*found {WORDS}"):
+        TablePenalty(model, cosine=1.0, excluded=(3, WORDS))
     for wrong in ({"cosine": -1.0}, {"cosinus": 1.0}, {"weight_norm": math.nan}):
         with pytest.raises(ConfigurationError, match="weights >= 0"):
             TablePenalty(model, **wrong)
