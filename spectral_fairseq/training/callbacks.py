@@ -6,7 +6,7 @@ Each class needs its own framework alone; the other one may be absent. Import th
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from torch import Tensor
 
@@ -71,12 +71,14 @@ def _share(control: SpectrumControl, optimizer: Any) -> float:
     """The present learning rate of the controlled table, as a share of the highest of its schedule.
 
     The schedulers of torch keep the rate that they multiply as ``initial_lr``, and those that rise
-    above it (one cycle) their peak as ``max_lr``. Without a scheduler the share is 1.
+    above it (one cycle) their peak as ``max_lr``. Where neither is kept, as by ReduceLROnPlateau,
+    the first rate counts as the highest, and is kept with the optimiser's state from then on.
     """
     weight = control.weight
     groups = optimizer.param_groups
     own = [group for group in groups if any(one is weight for one in group["params"])]
     group = (own or groups)[0]
+    group.setdefault("initial_lr", float(group["lr"]))
     highest = max(float(group.get(name) or 0.0) for name in ("initial_lr", "max_lr"))
     return min(1.0, float(group["lr"]) / highest) if highest > 0 else 1.0
 
@@ -140,10 +142,27 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
         if not _KEEPS_STATES:
             return
         saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
-        saved = saved[0] if isinstance(saved, list) else saved
-        own = saved["attributes"].get("spectrum_control")
-        if self.control is not None and own is not None and state.global_step:
-            self.control.load_state_dict(own)
+        if self.control is not None and state.global_step:
+            self._resume(saved if isinstance(saved, list) else [saved])
+
+    def _resume(self, saved: List[Dict[str, Any]]) -> None:
+        """Take the state of this control from those of all callbacks of this class.
+
+        Trainer appends them to a list at each save, where there are several.
+        """
+        states = [one["attributes"].get("spectrum_control") for one in saved]
+        callbacks = self.trainer.callback_handler.callbacks
+        controls = [one for one in callbacks if type(one) is type(self) and one.control is not None]
+        latest = [one for one in states if one is not None][-len(controls) :]
+        together = len({one["updates"] for one in latest}) == 1  # or they are of two saves
+        if latest and not (together and len(latest) == len(controls)):
+            raise ConfigurationError(
+                f"a checkpoint of a training with {len(controls)} callbacks that control a table",
+                "one with fewer",
+                "Resume with the callbacks of that training.",
+            )
+        if latest:
+            self.control.load_state_dict(latest[controls.index(self)])
 
     def on_optimizer_step(
         self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any

@@ -194,6 +194,52 @@ def test_a_resumed_training_is_the_same_training(transformers, trainer, tmp_path
 
 
 @pytest.mark.slow
+def test_each_of_several_controls_is_resumed(transformers, trainer, tmp_path):
+    """Each got the first state that Trainer had ever kept, of which it has a list."""
+
+    def prepared(folder, controls=2):
+        model = build(transformers, "llama")
+        tables = (model.lm_head.weight, model.model.embed_tokens.weight)
+        trained = trainer(model, folder=folder, save_strategy="steps", save_steps=2, max_steps=6)
+        made = [
+            SpectrumControl(table, every=3 + index, decay=0.3, slack=1.0)
+            for index, table in enumerate(tables[:controls])
+        ]
+        trained.add_callback(SpectralTrainerCallback(trained, measure_every=2))
+        for control in made:
+            trained.add_callback(SpectralTrainerCallback(trained, control))
+        return trained, made
+
+    whole, _ = prepared(tmp_path / "whole")
+    whole.train()
+    resumed, controls = prepared(tmp_path / "resumed")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
+    assert [control.updates for control in controls] == [6, 6]
+    same(weights(resumed.model), weights(whole.model))
+    one, _ = prepared(tmp_path / "one", controls=1)
+    one.train()
+    two, _ = prepared(tmp_path / "two")
+    with pytest.raises(ConfigurationError, match="2 callbacks that control.*found one with fewer"):
+        two.train(resume_from_checkpoint=str(tmp_path / "one" / "checkpoint-4"))
+
+
+def test_the_share_of_a_schedule_that_keeps_no_highest_rate():
+    """ReduceLROnPlateau keeps none in the optimiser, and the share stayed at 1."""
+    weight = torch.nn.Parameter(torch.eye(5, 3))
+    control = SpectrumControl(weight)
+    optimizer = torch.optim.SGD([weight], lr=0.4)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    shares = []
+    for loss in (1.0, 2.0, 2.0):
+        shares.append(module._share(control, optimizer))
+        schedule.step(loss)
+    assert shares == [1.0, 1.0, 0.5]
+    resumed = torch.optim.SGD([weight], lr=0.4)
+    resumed.load_state_dict(optimizer.state_dict())
+    assert module._share(control, resumed) == 0.25
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("table", [weight_norm_, factor_])
 def test_measures_of_a_table_that_is_computed(transformers, trainer, table):
     model = build(transformers)
