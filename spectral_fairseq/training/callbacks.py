@@ -143,10 +143,10 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
             return
         saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         if self.control is not None and state.global_step:
-            self._resume(saved if isinstance(saved, list) else [saved])
+            self._resume(self.control, saved if isinstance(saved, list) else [saved])
 
-    def _resume(self, saved: List[Dict[str, Any]]) -> None:
-        """Take the state of this control from those of all callbacks of this class.
+    def _resume(self, control: SpectrumControl, saved: List[Dict[str, Any]]) -> None:
+        """Give a control its state among those of all callbacks of this class.
 
         Trainer appends them to a list at each save, where there are several.
         """
@@ -162,7 +162,7 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
                 "Resume with the callbacks of that training.",
             )
         if latest:
-            self.control.load_state_dict(latest[controls.index(self)])
+            control.load_state_dict(latest[controls.index(self)])
 
     def on_optimizer_step(
         self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any

@@ -79,7 +79,8 @@ class TablePenalty:
                 raise ConfigurationError(
                     f"weights >= 0 of {', '.join(known)}", f"{name}={weight}", "Correct it."
                 )
-        self.excluded = excluded_rows(excluded, output_layer(model).weight.size(0))
+        table: Any = output_layer(model).weight
+        self.excluded = excluded_rows(excluded, table.size(0))
         self.model, self.weights = model, weights
         self.weight_norm, self.norm_target = weight_norm, norm_target
         if any(weights.get(name) for name in OF_FACTORS):
