@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -38,8 +38,7 @@ class Comparison(NamedTuple):
 
     Attributes:
         method: name of the method.
-        baseline: plain; SimCut alone for its combination with a table method; or the second method
-            of one of the study's contrasts.
+        baseline: plain, or the second method of one of the study's contrasts.
         seeds: how many both have finished.
         test: of the differences of the main measure, seed by seed.
         adjusted_p: its p by Holm's method, over all comparisons that the study has planned; NaN
@@ -75,18 +74,20 @@ class Comparison(NamedTuple):
         return "no claim"
 
 
-def planned_comparisons(study: Study) -> int:
-    """How many the study makes: each method with plain, and the study's contrasts.
+def contrasts(study: Study) -> List[Tuple[str, str]]:
+    """Pairs of methods that a study compares, the second one being the baseline."""
+    return [*[(WITH_SIMCUT, "simcut")] * study.with_simcut, *study.contrasts]
 
-    The combination of SimCut and a table method is compared with plain and with SimCut alone.
-    """
-    return len(study.methods) - 1 + 2 * study.with_simcut + len(study.contrasts)
+
+def planned_comparisons(study: Study) -> int:
+    """How many the study makes: each method and combination with plain, and the contrasts."""
+    return len(study.methods) - 1 + study.with_simcut + len(contrasts(study))
 
 
 def compare(
     study: Study, results: tables.Results, translations: Translations, reference: Sequence[str]
 ) -> List[Comparison]:
-    """Compare every method that has results with plain, and the pairs that the study has planned.
+    """Compare every method that has results with plain, and the pairs of the contrasts.
 
     Args:
         study: the study.
@@ -97,9 +98,7 @@ def compare(
     if not results.get("plain"):  # every training of plain diverged, or none is finished
         return []
     pairs = [(method, "plain") for method in sorted(results) if method != "plain"]
-    if {"simcut", WITH_SIMCUT} <= set(results):
-        pairs.append((WITH_SIMCUT, "simcut"))
-    pairs += [pair for pair in study.contrasts if set(pair) <= set(results)]
+    pairs += [pair for pair in contrasts(study) if set(pair) <= set(results)]
     tested = tables.differences(
         results, pairs, MAIN_MEASURE[study.corpus], planned_comparisons(study), len(study.seeds)
     )

@@ -247,15 +247,22 @@ def test_p_is_adjusted_over_the_studies_that_have_results():
     assert "Holm over all 2" in overview.together_table(found)
 
 
-def test_a_combination_is_compared_with_its_part_too():
-    study = dataclasses.replace(grid.TRANSLATION_SMALL, seeds=(1, 2, 3))
-    bleu = {"plain": (20.0, 21.0, 22.0), "simcut": (21.0, 22.5, 23.0)}
-    bleu["table_and_simcut"] = (23.0, 24.4, 25.1)
+def compared(study, **bleu):
+    """The comparisons of a study with three seeds, from the BLEU of each method by seed."""
     results = {
         method: {seed: {"bleu": value} for seed, value in enumerate(of, 1)}
         for method, of in bleu.items()
     }
-    found = comparison.compare(study, results, {}, [])
+    return comparison.compare(dataclasses.replace(study, seeds=(1, 2, 3)), results, {}, [])
+
+
+def test_a_combination_is_compared_with_its_part_too():
+    found = compared(
+        grid.TRANSLATION_SMALL,
+        plain=(20.0, 21.0, 22.0),
+        simcut=(21.0, 22.5, 23.0),
+        table_and_simcut=(23.0, 24.4, 25.1),
+    )
     assert [(one.method, one.baseline) for one in found] == [
         ("simcut", "plain"),
         ("table_and_simcut", "plain"),
@@ -267,14 +274,12 @@ def test_a_combination_is_compared_with_its_part_too():
 
 
 def test_contrasts_are_compared_once_both_methods_have_results():
-    study = dataclasses.replace(STUDIES["translation_start_long"], seeds=(1, 2, 3))
-    bleu = {"plain": (20.0, 21.0, 22.1), "weight_norm_init": (23.0, 24.1, 25.0)}
-    bleu["short_start"] = (21.0, 22.2, 22.9)
-    results = {
-        method: {seed: {"bleu": value} for seed, value in enumerate(of, 1)}
-        for method, of in bleu.items()
-    }
-    found = comparison.compare(study, results, {}, [])
+    found = compared(
+        STUDIES["translation_start_long"],
+        plain=(20.0, 21.0, 22.1),
+        weight_norm_init=(23.0, 24.1, 25.0),
+        short_start=(21.0, 22.2, 22.9),
+    )
     assert [(one.method, one.baseline) for one in found] == [
         ("short_start", "plain"),
         ("weight_norm_init", "plain"),
