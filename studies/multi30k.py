@@ -47,7 +47,8 @@ ARMS: Dict[str, str] = {
     "plain": PLAIN,
     "rdrop": f"{PLAIN} --rdrop-weight 5",
     "wn_init": f"{PLAIN} --arch transformer_wn --weight-norm-init-sigma 0.07",
-    "wn_init_rdrop": f"{PLAIN} --arch transformer_wn --weight-norm-init-sigma 0.07 --rdrop-weight 5",
+    "wn_init_rdrop": f"{PLAIN} --arch transformer_wn --weight-norm-init-sigma 0.07"
+    " --rdrop-weight 5",
     "wn_reg": "--arch transformer --criterion weight_norm --weight-norm-target 1",
     "control": "--arch transformer_sc --criterion spectrum_control",
     "control_paper": "--arch transformer_sc --criterion spectrum_control --svd-interval 0",
