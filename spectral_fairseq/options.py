@@ -174,6 +174,16 @@ def option(default: Any, help: str, **more: Any) -> Any:
     return Option("", default, help, **more).field
 
 
+# Of fairseq's commands and of evaluate-lm; functional/float32_products.py does it.
+FLOAT32_PRODUCTS = Option(
+    "float32_products",
+    "auto",
+    "how a CPU multiplies float32 matrices: as torch comes, through oneDNN (fast), or through "
+    "oneDNN where it is known to be faster and equally precise (auto); on a GPU, fast allows TF32",
+    choices=("auto", "fast", "torch"),
+)
+
+
 def part(options: Type[Any], title: str = "", help: str = "") -> Any:
     """A dataclass field that holds further options, with flags of their own names.
 

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional
 from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.commands.lm_options import Options
 from spectral_fairseq.commands.shared import StageBars, import_plugin, no_verify
-from spectral_fairseq.options import option, part
+from spectral_fairseq.options import FLOAT32_PRODUCTS, option, part
 
 DESCRIPTION = """\
 Perplexity of a language model on a split that fairseq-preprocess --only-source binarised: every
@@ -41,6 +41,7 @@ class Arguments:
     data: str = option("", "folder of binarised data", metavar="DATA", positional=True)
     format: str = option("text", "format of the printed figures", choices=("text", "json"))
     no_progress: bool = option(False, "show no progress bar (terminals only)")
+    float32_products: str = FLOAT32_PRODUCTS.field
     verify: bool = no_verify()
     options: Options = part(Options)
 
@@ -50,8 +51,9 @@ def run(args: Arguments) -> int:
     checkpoint_file(args.checkpoint)
     import_plugin()
     from spectral_fairseq.commands.lm_evaluation import evaluate_checkpoint
+    from spectral_fairseq.functional.float32_products import float32_products
 
-    with StageBars(args.no_progress) as bars:
+    with float32_products(args.float32_products), StageBars(args.no_progress) as bars:
         found = evaluate_checkpoint(
             args.checkpoint, args.data, args.options, bars.begin, args.verify
         )

@@ -53,6 +53,7 @@ def flag_sections() -> Dict[str, List[ListedFlag]]:
     )
 
     from spectral_fairseq.plugin.criterion import PenalisedCriterionConfig
+    from spectral_fairseq.plugin.float32_products import CommandOptions
     from spectral_fairseq.plugin.models.awd_lstm import AWDLSTMConfig
     from spectral_fairseq.plugin.models.registry import SpectralOptions
     from spectral_fairseq.plugin.models.transformer_xl import TransformerXLConfig
@@ -62,6 +63,7 @@ def flag_sections() -> Dict[str, List[ListedFlag]]:
 
     # The dataclass of the flags, and the one whose flags are listed elsewhere.
     sections: Dict[str, Tuple[Type[Any], Optional[Type[Any]]]] = {
+        "All commands": (CommandOptions, None),
         "Tables and output heads": (SpectralOptions, None),
         "Criterions": (PenalisedCriterionConfig, LabelSmoothedCrossEntropyCriterionConfig),
         "AWD-LSTM": (AWDLSTMConfig, SpectralOptions),

@@ -32,6 +32,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from spectral_fairseq.errors import DataError
+from spectral_fairseq.functional.float32_products import processor
 
 
 def _find_onednn_linear() -> Optional[Any]:
@@ -131,7 +132,7 @@ def add_matmul_transposed_(total: Tensor, left: Tensor, right: Tensor, alpha: fl
 
 @contextmanager
 def full_float32(device: torch.device) -> Iterator[None]:
-    """Switch autocast and TF32 off inside the block, for products on ``device``.
+    """Switch autocast, TF32 and its like off inside the block, for products on ``device``.
 
     TF32 rounds the factors to 11 bits, autocast to bfloat16 to 8. A Gram matrix would then be known
     to 5e-4 of its largest entry, or worse: far less than ``spectra.py``, Note [Roundoff of
@@ -142,7 +143,23 @@ def full_float32(device: torch.device) -> Iterator[None]:
             with _without_tf32():
                 yield
         else:
-            yield
+            with _without_rounding_of_onednn():
+                yield
+
+
+@contextmanager
+def _without_rounding_of_onednn() -> Iterator[None]:
+    """With AMX, oneDNN rounds float32 factors where ``--float32-products fast`` allows it to."""
+    matmul: Any = getattr(torch.backends.mkldnn, "matmul", None)
+    before = getattr(matmul, "fp32_precision", "none")
+    if before == "none" or not processor().has_amx:
+        yield
+        return
+    matmul.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """What fairseq's trainer has no hook for: one wrapper a method, which tells the listeners in order.
 
-Two features change how something is built instead: ``factor_decay.py`` and ``counts.py``.
+Three features change something else instead: ``factor_decay.py``, ``counts.py`` and
+``float32_products.py``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any, Callable, List
 from spectral_fairseq.compat.patching import Applied, Patch, apply_all, replaces
 from spectral_fairseq.errors import SpectralFairseqError
 from spectral_fairseq.plugin.counts import TRAINING_COUNTS
+from spectral_fairseq.plugin.float32_products import CHOSEN_PRODUCTS, ChosenProducts
 from spectral_fairseq.plugin.likelihood.gradient_gating import WordCounts
 from spectral_fairseq.plugin.listener import Listener
 from spectral_fairseq.plugin.optim.coupled_adam import CoupledTables
@@ -27,6 +29,7 @@ LISTENERS = (
     Checks,
     WordCounts,
     Averages,
+    ChosenProducts,
 )
 
 _ATTRIBUTE = "_spectral_fairseq_listeners"
@@ -156,7 +159,7 @@ LISTENING = Patch(
     ),
 )
 
-PATCHES = (LISTENING, TRAINING_COUNTS, TABLE_KINDS, FACTOR_DECAY, STREAMS)
+PATCHES = (LISTENING, TRAINING_COUNTS, TABLE_KINDS, FACTOR_DECAY, STREAMS, CHOSEN_PRODUCTS)
 
 
 def patch_for_features() -> List[Applied]:

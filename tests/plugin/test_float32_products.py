@@ -1,0 +1,105 @@
+"""``--float32-products``: chosen around every command, kept in checkpoints, put back at the end."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.distributed import utils as distributed_utils
+
+from spectral_fairseq.checkpoints.reading import load_checkpoint
+from spectral_fairseq.functional.float32_products import CHOICES, Products, processor
+from spectral_fairseq.options import FLOAT32_PRODUCTS
+from spectral_fairseq.plugin import float32_products
+from spectral_fairseq.plugin.float32_products import CHOICE, ChosenProducts
+from tests.plugin.test_command_line import SHARED, USER_DIR, generate
+from tests.plugin.trainers import build_trainer
+
+FAST = ("--float32-products", "fast")
+SAYS = "float32 products are computed"
+CFG = SimpleNamespace(common=SimpleNamespace(cpu=True))
+
+
+@pytest.fixture(autouse=True)
+def as_found():
+    yield
+    CHOICE.end()
+
+
+def test_a_training_says_what_it_does_and_a_resumed_one_goes_on_with_it(train):
+    run = ("transformer", "regularized_cross_entropy", SHARED)
+    first = train(*run, *FAST)
+    assert f"{SAYS} oneDNN: --float32-products fast" in (first / "log.txt").read_text()
+    last = first / "checkpoint_last.pt"
+    kept = load_checkpoint(last)["extra_state"]["float32_products"]
+    assert kept == {"fast": True, "processor": processor().name}
+    more = ("--max-epoch", "2", "--max-update", "6", "--restore-file", last)
+    resumed = (train(*run, *more) / "log.txt").read_text()
+    assert f"{SAYS} oneDNN: as in the checkpoint" in resumed
+    told = (train(*run, *more, "--float32-products", "torch") / "log.txt").read_text()
+    assert "as in the checkpoint" not in told and f"{SAYS} as torch comes" in told
+
+
+def test_translation_takes_the_flag(train, run_cli, tiny_translation_data):
+    path = train("transformer", "regularized_cross_entropy", SHARED) / "checkpoint_last.pt"
+    plain, fast = (
+        generate(run_cli, tiny_translation_data, path, *USER_DIR, *more) for more in ((), FAST)
+    )
+    assert {key: text for key, (_, text) in plain.items()} == {
+        key: text for key, (_, text) in fast.items()
+    }
+
+
+def test_two_commands_in_one_process_do_not_disturb_each_other(monkeypatch):
+    monkeypatch.setattr(
+        float32_products, "choose_products", lambda asked: Products(asked == "fast", asked)
+    )
+    seen = []
+
+    def main(cfg):
+        seen.append((CHOICE.products, torch.backends.cuda.flash_sdp_enabled()))
+
+    cfg = SimpleNamespace(
+        common=SimpleNamespace(cpu=True, tpu=False),
+        distributed_training=SimpleNamespace(
+            distributed_init_method=None, distributed_world_size=1, pipeline_model_parallel=False,
+            distributed_port=-1,
+        ),
+    )  # fmt: skip
+    monkeypatch.setattr(distributed_utils, "infer_init_method", lambda _: None)
+    CHOICE.asked = "fast"
+    for _ in range(2):
+        distributed_utils.call_main(cfg, main)
+    assert [products.fast for products, _ in seen] == [True, False]
+    assert [flash for _, flash in seen] == [False, True]
+    assert CHOICE.products is None and torch.backends.cuda.flash_sdp_enabled()
+
+
+@pytest.mark.parametrize("saved, fast", [
+    ({"fast": True, "processor": processor().name}, True),
+    ({"fast": True, "processor": "another"}, False),
+    (None, False),
+])  # fmt: skip
+def test_only_the_same_kind_of_processor_takes_the_choice_of_a_checkpoint(task, saved, fast):
+    CHOICE.apply(Products(False, "at first"), CFG.common)
+    listener = ChosenProducts(SimpleNamespace(cfg=CFG))
+    listener.load(saved)
+    assert listener.save() == {"fast": fast, "processor": processor().name}
+
+
+@pytest.mark.parametrize("flags, slow", [(("avx2",), True), (("avx512_bf16",), False)])
+def test_bfloat16_without_products_of_its_own_gets_a_warning(monkeypatch, caplog, flags, slow):
+    found = processor()._replace(flags=frozenset(flags))
+    monkeypatch.setattr(float32_products, "processor", lambda: found)
+    CHOICE.apply(Products(False, "at first"), CFG.common)
+    common = SimpleNamespace(cpu=True, bf16=True)
+    ChosenProducts(SimpleNamespace(cfg=SimpleNamespace(common=common))).begin_training()
+    assert ("multiplies bfloat16 numbers" in caplog.text) is slow
+
+
+def test_the_flag_offers_what_there_is():
+    assert tuple(FLOAT32_PRODUCTS.choices) == CHOICES
+
+
+def test_a_trainer_without_a_command_chooses_too():
+    build_trainer()
+    assert CHOICE.products is not None
