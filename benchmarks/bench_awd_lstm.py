@@ -6,9 +6,10 @@
     python -m benchmarks.bench_awd_lstm --shape mos-ptb --mos-reference mos-reference
 
 A step is forward, loss with activation regularisation, backward, clipping and SGD, on segments of
-equal length, with all dropouts. ``ours`` takes the head's blockwise loss, as ``--blockwise-loss``
-does (a mixture always does); ``ours-dense`` the full scores, as a stock criterion would. The public
-implementations are run as they are. Without clones only our own variants are compared.
+equal length, with all dropouts. ``ours`` takes the head's blockwise loss, as ``--loss-form
+blockwise`` does (a mixture always does); ``ours-dense`` the full scores, as a stock criterion
+would. The public implementations are run as they are. Without clones only our own variants are
+compared.
 
 ``product ratio`` is that of the multiplications in the matrix products of a mixture and of a
 softmax model of the same shape: what a mixture must cost where products are all.

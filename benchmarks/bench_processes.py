@@ -2,8 +2,8 @@
 
     python -m benchmarks.bench_processes
         [--shape iwslt|multi30k|wikitext103|tiny ...] [--methods likelihood spectrum_control ...]
-        [--pairs 5] [--updates N] [--ours='--blockwise-loss'] [--keep-freed-memory] [--work-dir DIR]
-        [--peers PYTHON]
+        [--pairs 5] [--updates N] [--ours='--loss-form dense'] [--keep-freed-memory]
+        [--work-dir DIR] [--peers PYTHON]
 
 Every training is a process of its own on random words, and validates once. A turn runs plain
 fairseq, without the plugin, and then each method; the next turn runs them backwards. Ratios are

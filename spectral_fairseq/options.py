@@ -201,25 +201,6 @@ def weight_option(name: str, help: str) -> Option:
     return Option(name, 0.0, help, at_least=0)
 
 
-def retired(name: str, default: Any, why: str) -> Option:
-    """An option that is gone: hidden, harmless at its old default, refused with another value.
-
-    Args:
-        name: its field in saved settings.
-        default: the value with which it did nothing.
-        why: it is gone, as the end of a sentence.
-    """
-
-    def parse(value: Any) -> Any:
-        if value != default:
-            raise ConfigurationError(
-                "`value` to be absent, since it was removed", repr(value), f"Drop it: {why}."
-            )
-        return value
-
-    return Option(name, default, argparse.SUPPRESS, parse=parse)
-
-
 # Options in tuples: of tables, heads, penalties and likelihoods.
 
 

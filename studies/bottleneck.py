@@ -35,7 +35,7 @@ COMPONENTS = (1, 3, 7, 15)
 """K of the mixtures. Table 7 of the paper has 3, 5, 7, 10, 15 and 20."""
 
 COMMON = (
-    *("--arch", "awd_lstm_wt2", "--blockwise-loss", *NO_PENALTY),
+    *("--arch", "awd_lstm_wt2", "--loss-form", "blockwise", *NO_PENALTY),
     # At this budget a mixture learns with Adam, and hardly with SGD.
     *("--optimizer", "adam", "--lr-scheduler", "fixed"),
 )

@@ -249,7 +249,7 @@ class LanguageModelRun(TrainingRun):
 
 
 NO_PENALTY = ("--criterion", "mle_cosreg", "--cosreg-weight", "0")
-SOFTMAX = ("--arch", "awd_lstm_wt2", "--blockwise-loss")
+SOFTMAX = ("--arch", "awd_lstm_wt2", "--loss-form", "blockwise")
 
 METHODS: Dict[str, Tuple[str, ...]] = {
     "awd_lstm": (*SOFTMAX, *NO_PENALTY),

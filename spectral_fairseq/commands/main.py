@@ -9,7 +9,7 @@ import sys
 from typing import Any, Dict, Optional, Sequence
 
 import spectral_fairseq
-from spectral_fairseq.commands.shared import NO_VERIFY, check_retired, print_anywhere
+from spectral_fairseq.commands.shared import NO_VERIFY, print_anywhere
 from spectral_fairseq.errors import SpectralFairseqError, arguments_as_flags
 from spectral_fairseq.options import add_flags, check_ranges, from_arguments
 
@@ -40,7 +40,6 @@ class _Subcommand(argparse.ArgumentParser):
         name = self.prog.split()[-1].replace("-", "_")
         module = importlib.import_module(f"spectral_fairseq.commands.{name}")
         self.description = module.DESCRIPTION
-        check_retired(name, sys.argv[1:] if args is None else args)
         add_flags(self, module.Arguments)
         # Without a default, so that one given before the subcommand stays.
         self.add_argument(

@@ -8,7 +8,7 @@ import os
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Callable, Dict, Sequence, Union
+from typing import Any, Callable, Sequence, Union
 
 from spectral_fairseq.analysis.options import SHARES, StepCallback
 from spectral_fairseq.errors import ConfigurationError, OutputError, UnsupportedError
@@ -199,26 +199,6 @@ def no_verify() -> Any:
         "do not compare checkpoints with the checksums in them, which reads a huge file once more",
         named="no_verify",
     )
-
-
-# Flags, and values of flags, that were removed.
-
-
-RETIRED: Dict[str, Dict[str, str]] = {
-    "analyze": {
-        "--schema": "docs/measures.md lists the keys of the measures in the JSON.",
-        "--format latex": "Give --format json, or call to_frame().to_latex() in Python.",
-    },
-}
-RETIRED["compare"] = RETIRED["analyze"]
-
-
-def check_retired(subcommand: str, argv: Sequence[str]) -> None:
-    """Refuse what was removed from a subcommand, with what to do instead."""
-    given = " ".join(["", *argv, ""]).replace("=", " ")
-    for flag, remedy in RETIRED.get(subcommand, {}).items():
-        if f" {flag} " in given:
-            raise ConfigurationError(f"no {flag}, which was removed", flag, remedy)
 
 
 # Importing fairseq and this plugin, for the subcommands that build models.

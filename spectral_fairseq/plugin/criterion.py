@@ -24,7 +24,7 @@ from spectral_fairseq.functional.cosines import mean_cosine
 from spectral_fairseq.functional.ranks import spectrum_measures
 from spectral_fairseq.functional.softmax_loss import smoothing_weights
 from spectral_fairseq.functional.spectra import singular_values_of_gram, table_gram
-from spectral_fairseq.options import Option, read_options, retired
+from spectral_fairseq.options import Option
 from spectral_fairseq.plugin import likelihood
 from spectral_fairseq.plugin.likelihood import LikelihoodTerm, LossForm
 from spectral_fairseq.plugin.likelihood.gradient_gating import WordMemory
@@ -196,12 +196,6 @@ def reduce_spectrum(logging_outputs: List[Dict[str, Any]]) -> None:
             metrics.log_scalar(key, total / measured, round=5)
 
 
-# Commands and checkpoints of earlier versions may name them.
-RETIRED = (
-    retired("isoscore_weight", 0.0, "the penalty on the IsoScore showed no gain"),
-    retired("input_gradient_scale", 1.0, "scaling the gradient of the look-ups showed no gain"),
-)
-
 PenalisedCriterionConfig = with_options(
     LabelSmoothedCrossEntropyCriterionConfig,
     "PenalisedCriterionConfig",
@@ -211,7 +205,6 @@ PenalisedCriterionConfig = with_options(
         *likelihood.FLAGS,
         FAST_DROPOUT,
         LOG_SPECTRUM_INTERVAL,
-        *RETIRED,
     ),
     "The flags of ``label_smoothed_cross_entropy``, and those of every penalty.",
 )
@@ -267,7 +260,6 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         self._words: Dict[int, Words] = {}
         self._bound: WeakKeyDictionary[nn.Module, Objective] = WeakKeyDictionary()
         self._likelihood_options = likelihood.read_options(cfg)
-        read_options(RETIRED, cfg)
         self._check_flags()
         self.num_updates = 0
         self.word_memory: Optional[WordMemory] = None

@@ -46,7 +46,7 @@ TASKS = {
         "--task stateful_language_modeling --batch-size 20 --batch-size-valid 10 "
         "--tokens-per-sample 35 --variable-bptt --decoder-embed-dim 64 --decoder-hidden-size 128 "
         "--decoder-layers 3 --dropout 0.2 --input-dropout 0.2 --hidden-dropout 0.1 "
-        "--word-dropout 0.05 --weight-drop 0.2 --blockwise-loss --optimizer nt_asgd "
+        "--word-dropout 0.05 --weight-drop 0.2 --loss-form blockwise --optimizer nt_asgd "
         "--lr-scheduler nt_asgd --lr 30 --weight-decay 1.2e-6 --clip-norm 0.25 "
         "--validate-interval-updates 300 --max-valid-steps 100",
         "--arch awd_lstm_wt2",

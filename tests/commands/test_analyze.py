@@ -39,13 +39,6 @@ def test_text_and_json(checkpoint, tmp_path, capsys):
     assert f"{found['checkpoints'][0]['measures']['i1']:.4g}" in text
 
 
-@pytest.mark.parametrize("command", ["analyze", "compare"])
-@pytest.mark.parametrize("flag", ["--schema", "--format latex", "--format=latex"])
-def test_a_flag_that_was_removed(command, flag, capsys):
-    assert main([command, "x.pt", *flag.split()]) == 2
-    assert f"expected no {flag.replace('=', ' ')}, which was removed" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_report_folder(checkpoint, tmp_path, capsys):
     pytest.importorskip("matplotlib")

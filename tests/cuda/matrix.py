@@ -127,10 +127,10 @@ PLAIN = {"cosreg_weight": 0.0}
 CRITERIONS: Dict[str, Tuple[str, Dict[str, Any]]] = {
     "fairseq's": ("label_smoothed_cross_entropy", {"label_smoothing": 0.1}),
     "likelihood": ("mle_cosreg", {**PLAIN, "label_smoothing": 0.1}),
-    "blockwise": ("mle_cosreg", {**PLAIN, "blockwise_loss": True}),
+    "blockwise": ("mle_cosreg", {**PLAIN, "loss_form": "blockwise"}),
     "blockwise smoothed": (
         "mle_cosreg",
-        {**PLAIN, "blockwise_loss": True, "label_smoothing": 0.1},
+        {**PLAIN, "loss_form": "blockwise", "label_smoothing": 0.1},
     ),
     "cosine": ("mle_cosreg", {}),
     "spectrum control": ("spectrum_control", {}),

@@ -118,9 +118,9 @@ def test_an_svd_table_starts_with_the_norm_of_the_published_initialisation(task)
     assert svd.norm().item() == pytest.approx(plain.norm().item(), rel=0.1)
 
 
-@pytest.mark.parametrize("blockwise", [False, True])
+@pytest.mark.parametrize("form", ["auto", "blockwise"])
 @pytest.mark.parametrize("arch", ["awd_lstm_ptb", "awd_lstm_mos_ptb"])
-def test_the_criterion_adds_activation_regularisation_in_training_only(task, arch, blockwise):
+def test_the_criterion_adds_activation_regularisation_in_training_only(task, arch, form):
     model = build(
         task,
         arch,
@@ -131,7 +131,7 @@ def test_the_criterion_adds_activation_regularisation_in_training_only(task, arc
         weight_drop=0.0,
         mixture_dropout=0.0,
     )
-    criterion = build_criterion(task, "regularized_cross_entropy", blockwise_loss=blockwise)
+    criterion = build_criterion(task, "regularized_cross_entropy", loss_form=form)
     batch = segments(task, pad=2)
     loss, size, log = criterion(model.train(), batch)
     pure, _, valid_log = criterion(model.eval(), batch)

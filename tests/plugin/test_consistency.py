@@ -110,13 +110,13 @@ def test_a_prefix_that_is_ignored_counts_as_padding(task, flag, report_accuracy)
         torch.testing.assert_close(own[name], log[name])
 
 
-@pytest.mark.parametrize("blockwise", [False, True])
-def test_zero_weight_equals_the_plain_criterion_bit_for_bit(task, blockwise):
+@pytest.mark.parametrize("form", ["auto", "blockwise"])
+def test_zero_weight_equals_the_plain_criterion_bit_for_bit(task, form):
     model, sample = build_model(task, dropout=0.2).train(), make_sample(task)
     found = []
     for options in ({"rdrop_weight": 0.0, "simcut_weight": 0.0, "simcut_cutoff": 0.3}, {}):
         torch.manual_seed(7)
-        criterion = criterion_of(task, label_smoothing=0.1, blockwise_loss=blockwise, **options)
+        criterion = criterion_of(task, label_smoothing=0.1, loss_form=form, **options)
         loss, _, log = criterion(model, sample)
         found.append((loss.detach(), log, gradients(model, loss)))
     assert torch.equal(found[0][0], found[1][0]) and found[0][1] == found[1][1]

@@ -292,7 +292,7 @@ def test_what_cannot_be_gated_is_refused(task):
     for options, flag in (
         ({"alpha": -1.0}, "--gradient-gating"),
         ({"gradient_gating_memory": 0}, "--gradient-gating-memory"),
-        ({"blockwise_loss": True}, "--blockwise-loss"),
+        ({"loss_form": "blockwise"}, "--loss-form blockwise"),
         ({"rdrop_weight": 1.0}, "--rdrop-weight and --gradient-gating"),
     ):
         with pytest.raises(ConfigurationError, match=flag):

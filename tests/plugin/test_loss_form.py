@@ -4,11 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.criterions import build_criterion as build_fairseq_criterion
 from fairseq.models.transformer import TransformerDecoder
-from omegaconf import OmegaConf
 
-from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.plugin.likelihood.plain import SMALL_IN_HALF, Blockwise
 from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample
 
@@ -164,19 +162,8 @@ def test_on_a_gpu_only_scores_that_do_not_fit_are_cut(task, monkeypatch):
     assert len(made) == 1
 
 
-def test_the_older_flag_and_older_settings(task):
-    model = build_model(task)
-    older = build_criterion(task, **OFF, blockwise_loss=True)
-    assert older.objective_of(model).form == (True, "as the flags ask for", 0)
-    with pytest.raises(ConfigurationError, match="--blockwise-loss and --loss-form dense"):
-        build_criterion(task, **OFF, blockwise_loss=True, loss_form="dense")
-    settings = {"_name": "mle_cosreg", "sentence_avg": False, "blockwise_loss": False}
-    saved = build_fairseq_criterion(OmegaConf.create(settings), task)
-    assert saved.objective_of(model).form == build_criterion(task).objective_of(model).form
-
-
-@pytest.mark.parametrize("flags", [{"blockwise_loss": True}, {"loss_form": "blockwise"}])
-def test_blocks_that_are_asked_for_are_not_replaced(task, flags):
+def test_blocks_that_are_asked_for_are_not_replaced(task):
+    flags = {"loss_form": "blockwise"}
     with pytest.raises(UnsupportedError, match="for --gradient-gating"):
         build_criterion(task, **OFF, **flags, gradient_gating=0.03)
     task.max_positions = lambda: (64, 64)

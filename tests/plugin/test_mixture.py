@@ -119,7 +119,7 @@ def test_blockwise_softmax_on_ours_and_on_the_hosts(task, label_smoothing):
         model.double().train()
         options = {"label_smoothing": label_smoothing, **NOTHING}
         dense = build_criterion(task, loss_form="dense", **options)
-        blockwise = build_criterion(task, blockwise_loss=True, **options)
+        blockwise = build_criterion(task, loss_form="blockwise", **options)
         sample = make_sample(task, sizes=((6, 2), (5, 4), (3, 7)))  # sorted, as the LSTM asks
         first, second = (gradients(model, c(model, sample)[0]) for c in (dense, blockwise))
         for name in first:
@@ -352,7 +352,7 @@ def test_blockwise_adversarial_softmax_equals_that_of_the_full_scores(task, ours
     options = {"adversarial_epsilon": 0.1, "label_smoothing": label_smoothing, **NOTHING}
     options["ignore_prefix_size"] = 1
     dense = build_criterion(task, **options)
-    blockwise = build_criterion(task, blockwise_loss=True, **options)
+    blockwise = build_criterion(task, loss_form="blockwise", **options)
     (loss, _, log), (other, _, other_log) = (
         c(model, make_sample(task)) for c in (dense, blockwise)
     )

@@ -174,7 +174,7 @@ def layer_states(model, sample):
     return [one.detach() if is_xl else one.detach().transpose(0, 1) for one in seen]
 
 
-@pytest.mark.parametrize("options", [{}, {"blockwise_loss": True}, {"rdrop_weight": 1.0}])
+@pytest.mark.parametrize("options", [{}, {"loss_form": "blockwise"}, {"rdrop_weight": 1.0}])
 @pytest.mark.parametrize("arch", ["transformer_sc", "transformer_lm_sc", "transformer_xl_wt103"])
 def test_dispersion_of_the_layers_without_padding(task, arch, options):
     if "xl" in arch and "rdrop_weight" in options:
@@ -419,12 +419,12 @@ def test_the_plain_likelihood_of_an_adaptive_softmax_is_refused(task, flags):
 
 def test_the_scores_that_an_accuracy_needs_are_warned_of(task, caplog):
     for accuracy in (False, True):
-        criterion = build_criterion(task, blockwise_loss=True, report_accuracy=accuracy)
+        criterion = build_criterion(task, loss_form="blockwise", report_accuracy=accuracy)
         criterion.check_model(build_model(task))
         assert ("--report-accuracy" in caplog.text) is accuracy
 
 
-@pytest.mark.parametrize("flag", [{"blockwise_loss": True}, {"adversarial_epsilon": 0.1}])
+@pytest.mark.parametrize("flag", [{"loss_form": "blockwise"}, {"adversarial_epsilon": 0.1}])
 def test_a_decoder_without_an_output_layer_is_refused(encoder_task, flag):
     model = host_model(encoder_task, "fconv")
     criterion = build_criterion(encoder_task, "mle_cosreg", **flag)

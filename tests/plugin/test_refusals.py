@@ -9,10 +9,8 @@ import torch
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 
-from spectral_fairseq.commands.flags import flag_sections
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.lm.coupled_adam import CoupledAdam
-from spectral_fairseq.plugin.criterion import RETIRED
 from spectral_fairseq.plugin.models.registry import warn_of_idle_options
 from spectral_fairseq.plugin.optim.coupled_adam import couple_tables
 from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample, words
@@ -115,15 +113,6 @@ def test_checkpoints_are_not_chosen_by_a_measure_that_is_missing_at_times(interv
     build_trainer(metric, log_spectrum_interval=1)
     with pytest.raises(ConfigurationError, match="table_mean_cosine.* found table_cosine"):
         build_trainer(metric.replace("mean_", ""), log_spectrum_interval=1)
-
-
-@pytest.mark.parametrize("flag", RETIRED, ids=lambda flag: flag.name)
-def test_a_flag_that_is_gone_does_nothing_at_its_old_default_and_is_refused_otherwise(task, flag):
-    build_criterion(task, **{flag.name: flag.default})
-    with pytest.raises(ConfigurationError, match=f"{flag.flag} to be absent.*removed"):
-        build_criterion(task, **{flag.name: 0.5})
-    listed = [one.name for flags in flag_sections().values() for one in flags]
-    assert "--cosreg-weight" in listed and flag.flag not in listed
 
 
 TABLE_FLAGS = [

@@ -66,7 +66,7 @@ def test_factored_tables_without_float32_copies(task, precision, dtype):
     [
         {},
         {"cosreg_weight": 1.0, "spectrum_weight": 0.01},
-        {"adversarial_epsilon": 0.1, "blockwise_loss": True},
+        {"adversarial_epsilon": 0.1, "loss_form": "blockwise"},
         {"gradient_gating": 1.5},
     ],
 )

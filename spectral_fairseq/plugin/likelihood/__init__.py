@@ -25,14 +25,12 @@ from spectral_fairseq.plugin.likelihood.gradient_gating import (
     GradientGating,
 )
 from spectral_fairseq.plugin.likelihood.plain import (
-    BLOCKWISE_LOSS,
     LOSS_FORM,
     Blockwise,
     FullScores,
     Likelihood,
     LikelihoodTerm,
     LossForm,
-    asked_form,
     form_for,
 )
 from spectral_fairseq.plugin.penalties.view import Parts
@@ -58,7 +56,6 @@ FLAGS = (
     GRADIENT_GATING,
     GRADIENT_GATING_MEMORY,
     LOSS_FORM,
-    BLOCKWISE_LOSS,
 )
 # Each changes the likelihood, or its gradient, in a way of its own.
 EXCLUSIVE = (ADVERSARIAL_EPSILON, RDROP_WEIGHT, SIMCUT_WEIGHT, GRADIENT_GATING)
@@ -74,9 +71,8 @@ def read_options(cfg: Any) -> Any:
     used = [one.flag for one in EXCLUSIVE if getattr(options, one.name)]
     if len(used) > 1:
         raise refusals.SEVERAL_METHODS.error(" and ".join(used))
-    if asked_form(options) == "blockwise" and options.gradient_gating:
-        asked = "--blockwise-loss" if options.blockwise_loss else "--loss-form blockwise"
-        raise refusals.GATING.error(asked)
+    if options.loss_form == "blockwise" and options.gradient_gating:
+        raise refusals.GATING.error("--loss-form blockwise")
     return options
 
 
@@ -116,7 +112,7 @@ def likelihood_term(criterion: Any, parts: Parts, options: Any, form: LossForm) 
             )
         return Adversarial(criterion, parts, options.adversarial_epsilon)
     if options.rdrop_weight or options.simcut_weight:
-        return Consistency(criterion, parts, options, asked_form(options) != "dense")
+        return Consistency(criterion, parts, options, options.loss_form != "dense")
     if options.gradient_gating:
         return GradientGating(criterion, parts, options.gradient_gating)
     return plain_likelihood(criterion, parts, form)

@@ -43,7 +43,6 @@ LOSS_FORM = Option(
     "adaptive softmax take losses of their own, which hold no such scores either",
     choices=FORMS,
 )
-BLOCKWISE_LOSS = Option("blockwise_loss", False, "the same as --loss-form blockwise")
 
 
 class Likelihood(NamedTuple):
@@ -239,20 +238,6 @@ class Blockwise(FullScores):
 # Which of the two it is.
 
 
-def asked_form(options: Any) -> str:
-    """The form that both flags ask for.
-
-    Raises:
-        ConfigurationError: they contradict each other.
-    """
-    form = str(options.loss_form)
-    if options.blockwise_loss and form == "dense":
-        raise ConfigurationError(
-            "one form of the loss", "--blockwise-loss and --loss-form dense", "Drop one of them."
-        )
-    return "blockwise" if options.blockwise_loss else form
-
-
 # Of a GPU's memory, for the scores, their log-probabilities and the gradient, in float32.
 SHARE, COPIES, BYTES = 1 / 3, 3, 4
 
@@ -289,7 +274,7 @@ def form_for(criterion: Any, options: Any, model: nn.Module, num_words: int) -> 
         model: what is trained or evaluated.
         num_words: N, the size of the target dictionary.
     """
-    asked = asked_form(options)
+    asked = options.loss_form
     if asked != "auto":
         return LossForm(asked == "blockwise", "as the flags ask for")
     if options.gradient_gating:
