@@ -32,7 +32,6 @@ from typing import Any, List, Optional, Sequence, Tuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.blocks import (
@@ -51,6 +50,7 @@ from spectral_fairseq.functional.blocks import (
     softmax_,
     token_blocks,
 )
+from spectral_fairseq.functional.products import differentiable_once
 
 
 def check_cutoffs(cutoffs: Sequence[int], vocabulary: int) -> Tuple[int, ...]:
@@ -208,7 +208,7 @@ class _AdaptiveCrossEntropy(torch.autograd.Function):
         return nll
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("adaptive_cross_entropy")
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         contexts, matrix, bias, clusters = scaled_gradients(ctx, grad)
         return contexts, clusters, None, matrix, bias, None, None

@@ -8,11 +8,11 @@ from typing import Any, Callable, Iterator, Optional, Tuple, TypeVar, Union
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.products import (
     add_matmul_transposed_,
+    differentiable_once,
     has_wide_products,
     matmul_transposed,
 )
@@ -422,7 +422,7 @@ class _DistinctRows(torch.autograd.Function):
         return values.index_select(0, rows)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("without_ignored")
     def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, None]:
         (rows,) = ctx.saved_tensors
         return grad.new_zeros(ctx.shape).index_copy_(0, rows, grad), None

@@ -30,7 +30,6 @@ from typing import Any, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.blocks import (
@@ -48,6 +47,7 @@ from spectral_fairseq.functional.blocks import (
     tokens_per_block,
     without_ignored,
 )
+from spectral_fairseq.functional.products import differentiable_once
 from spectral_fairseq.functional.softmax_loss import smoothing_weights
 
 
@@ -154,7 +154,7 @@ class _ConsistencyCrossEntropy(torch.autograd.Function):
         return likelihood + weight * divergence, likelihood, nll, divergence
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("consistency_cross_entropy")
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Tuple[Optional[Tensor], ...]:
         contexts, matrix, bias = scaled_gradients(ctx, grad)
         if contexts is not None:

@@ -25,9 +25,8 @@ from typing import Any, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from spectral_fairseq.functional.products import unit_rows
+from spectral_fairseq.functional.products import differentiable_once, unit_rows
 
 LARGEST_COSINE = 0.75
 _ADDED_TO_NORMS = 0.01
@@ -48,7 +47,7 @@ class _Closeness(torch.autograd.Function):
         return close
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("dispersion_penalty")
     def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, None]:
         (close,) = ctx.saved_tensors
         sine = close.log().div_(-ctx.rate).sin_()  # of the angle

@@ -34,7 +34,8 @@ from typing import Any, NamedTuple, Optional, Tuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from spectral_fairseq.functional.products import differentiable_once
 
 
 class Gates(NamedTuple):
@@ -95,7 +96,7 @@ class _GatedScores(torch.autograd.Function):
         return scores
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("gated_scores")
     def backward(ctx: Any, gradient: Tensor) -> Tuple[Optional[Tensor], ...]:
         contexts, matrix, basis, targets, rare, frequent_target, rare_target = ctx.saved_tensors
         right = None if basis is None else basis.to(ctx.dtype)

@@ -45,7 +45,6 @@ from typing import Any, Iterator, NamedTuple, Optional, Tuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.blocks import (
@@ -65,6 +64,7 @@ from spectral_fairseq.functional.blocks import (
     tokens_per_block,
     without_ignored,
 )
+from spectral_fairseq.functional.products import differentiable_once
 from spectral_fairseq.functional.softmax_loss import (
     AdversarialLoss,
     adversarial_logits,
@@ -282,7 +282,7 @@ class _LogMixture(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("log_mixture")
     def backward(ctx: Any, upstream: Tensor) -> Tuple[Optional[Tensor], ...]:
         contexts, log_prior, matrix, bias = ctx.saved_tensors
         sum_dtype = accumulation_dtype(ctx.dtype)
@@ -449,7 +449,7 @@ class _MixtureCrossEntropy(torch.autograd.Function):
         return loss_sum, nll_sum
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("mixture_cross_entropy")
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tuple[Optional[Tensor], ...]:
         contexts, matrix, bias, shares, margin = scaled_gradients(ctx, grad)
         if contexts is not None:

@@ -24,14 +24,14 @@ products is tried once.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, wraps
 from typing import Any, Callable, Iterator, Optional
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from spectral_fairseq.errors import DataError
+from spectral_fairseq.errors import DataError, UnsupportedError
 from spectral_fairseq.functional.float32_products import processor
 
 
@@ -182,6 +182,39 @@ def _without_tf32() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+# Functions whose gradients were computed in the forward pass, or by hand: a second derivative of
+# them would be that of a constant.
+
+
+def differentiable_once(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator of ``backward``, which refuses second derivatives of a function by name.
+
+    torch's own ``once_differentiable`` refuses them only where the gradient from above has a
+    gradient itself; elsewhere the second derivative would be wrong in silence.
+
+    Args:
+        name: of the function, for readers of the error.
+    """
+
+    def decorate(backward: Callable[..., Any]) -> Callable[..., Any]:
+        once = once_differentiable(backward)
+
+        @wraps(backward)
+        def first_only(ctx: Any, *gradients: Any) -> Any:
+            if torch.is_grad_enabled():  # under create_graph=True alone
+                raise UnsupportedError(
+                    f"first derivatives of {name} alone",
+                    "a graph for second ones (create_graph=True), as a gradient penalty asks for",
+                    "Take second derivatives of dense scores: --loss-form dense, or a model "
+                    "without methods of spectral_fairseq.training.",
+                )
+            return once(ctx, *gradients)
+
+        return first_only
+
+    return decorate
+
+
 # Reading a table block by block of rows, so that no second copy of a large one is made.
 #
 # Matrix products are fastest on blocks of :data:`BLOCK_ROWS`. Passes that do little with each
@@ -254,7 +287,7 @@ class _RowNorms(torch.autograd.Function):
         return norms
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("row_norms")
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         matrix, norms = ctx.saved_tensors
         ratio = torch.where(norms > 0, grad / norms, torch.zeros_like(grad))

@@ -14,10 +14,9 @@ from typing import Any, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from spectral_fairseq.errors import ConfigurationError, DataError
-from spectral_fairseq.functional.products import SMALLEST_NORM, full_float32
+from spectral_fairseq.functional.products import SMALLEST_NORM, differentiable_once, full_float32
 
 
 class _SquaredDirectionSum(torch.autograd.Function):
@@ -41,7 +40,7 @@ class _SquaredDirectionSum(torch.autograd.Function):
         return direction_sum.square().sum() - (inverse > 0).sum()
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("cosine_penalty")
     def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, None]:
         matrix, inverse, direction_sum = ctx.saved_tensors
         along = torch.mv(matrix, direction_sum) * inverse  # [n], cosines times ||s||

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, Optional, Tuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from spectral_fairseq.errors import ConfigurationError
@@ -37,7 +36,7 @@ from spectral_fairseq.functional.blocks import (
     tokens_per_block,
     without_ignored,
 )
-from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.products import differentiable_once, row_norms
 
 # The adversarial softmax: each target word is scored with the worst vector near its own.
 #
@@ -296,7 +295,7 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
         return loss_sum, plain_loss_sum, plain_nll_sum
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("blockwise_cross_entropy")
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Tuple[Optional[Tensor], ...]:
         contexts, matrix, bias, margin = scaled_gradients(ctx, grad)
         return contexts, None, matrix, bias, margin, None, None

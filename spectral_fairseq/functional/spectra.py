@@ -36,13 +36,13 @@ from typing import Any, List, Optional, Tuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.products import (
     BLOCK_ROWS,
     ProgressCallback,
     checked_table,
+    differentiable_once,
     full_float32,
     ignore_progress,
     row_blocks,
@@ -75,7 +75,7 @@ class _Gram(torch.autograd.Function):
         return product
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("gram")
     def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, None]:
         (matrix,) = ctx.saved_tensors
         result = matrix @ (grad + grad.t())  # [n, d]
@@ -197,7 +197,7 @@ class _SingularValues(torch.autograd.Function):
         return sigma
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("singular_values")
     def backward(ctx: Any, grad: Tensor) -> Any:
         matrix, sigma, vectors, group = ctx.saved_tensors
         ratio = torch.where(sigma > 0, grad / sigma, torch.zeros_like(grad))

@@ -98,6 +98,29 @@ def prior_spectrum(
     return prior.to(dtype)
 
 
+def check_rank(
+    weight: Tensor, excluded: Tensor, use: str = "`weight`", otherwise: str = "drop `weight`"
+) -> None:
+    """Refuse a table with fewer counted rows than dimensions, which has no d singular values.
+
+    Args:
+        weight: the table, shape (N, d).
+        excluded: indices of the rows that do not count.
+        use: what needs the singular values.
+        otherwise: what to do if neither the table nor the dictionary can be changed.
+
+    Raises:
+        ConfigurationError: N < d.
+    """
+    counted = weight.size(0) - excluded.numel()
+    if counted < weight.size(1):
+        raise ConfigurationError(
+            f"at least as many words as dimensions (N >= d) for {use}",
+            f"N = {counted} words, padding and made-up rows left out, and d = {weight.size(1)}",
+            f"Use a narrower table or a larger dictionary, or {otherwise}.",
+        )
+
+
 def spectrum_penalty(sigma: Tensor, prior: Tensor) -> Tensor:
     """Return R(Sigma) = sum_k (sigma_k - prior_k)^2, section 4.2 of the paper.
 
@@ -288,10 +311,12 @@ def normalized_d_optimal_penalty(sigma: Tensor) -> Tensor:
     """Return R = -sum_k log(|sigma_k| / max |sigma|), which does not depend on the table's scale.
 
     Args:
-        sigma: as for :func:`d_optimal_penalty`.
+        sigma: as for :func:`d_optimal_penalty`. A share below machine epsilon counts as that bound.
 
     Returns:
         Scalar of at least 0, which is reached where all values are equal.
     """
-    largest = sigma.abs().max().clamp(min=torch.finfo(sigma.dtype).tiny)
-    return d_optimal_penalty(sigma) + sigma.numel() * largest.log()
+    values, info = sigma.abs(), torch.finfo(sigma.dtype)
+    shares = values / values.max().clamp(min=info.tiny)
+    # A share at the bound is a constant: it pulls at neither sigma_k nor sigma_1.
+    return -shares.clamp(min=info.eps).log().sum()

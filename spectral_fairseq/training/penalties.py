@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, Sequence
+from typing import Callable, Dict, Sequence, Union
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,14 @@ from spectral_fairseq.functional.row_penalties import (
 )
 from spectral_fairseq.functional.spectra import singular_values
 from spectral_fairseq.functional.spectrum_penalties import (
+    check_rank,
     d_optimal_penalty,
     normalized_d_optimal_penalty,
     orthogonality_penalty,
     spectral_normalization_penalty,
     spectrum_penalty,
 )
-from spectral_fairseq.training.modules import check_whole, excluded_rows, output_layer
+from spectral_fairseq.training.modules import check_whole, excluded_rows, output_layer, weight_of
 from spectral_fairseq.training.tables import TableUse
 
 
@@ -32,12 +33,15 @@ def _of_spectrum(penalty: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     return lambda weight, excluded: penalty(singular_values(weight.float(), excluded))
 
 
-PENALTIES: Dict[str, Callable[..., Tensor]] = {
-    "cosine": cosine_penalty,
-    "mean_vector": mean_vector_penalty,
+OF_SPECTRUM = {
     "spectral_normalization": _of_spectrum(spectral_normalization_penalty),
     "d_optimal": _of_spectrum(d_optimal_penalty),
     "normalized_d_optimal": _of_spectrum(normalized_d_optimal_penalty),
+}
+PENALTIES: Dict[str, Callable[..., Tensor]] = {
+    "cosine": cosine_penalty,
+    "mean_vector": mean_vector_penalty,
+    **OF_SPECTRUM,
 }
 OF_FACTORS = ("spectrum", "orthogonality")
 
@@ -61,12 +65,13 @@ class TablePenalty:
 
     Raises:
         ConfigurationError: an unknown name, a negative weight, a row that is not in the table, no
-            table, or a penalty on factors for a table without them.
+            table, a penalty on factors for a table without them, or one on singular values for one
+            with fewer rows than dimensions.
     """
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Union[nn.Module, Tensor],
         *,
         weight_norm: float = 0.0,
         norm_target: float = 1.0,
@@ -79,15 +84,19 @@ class TablePenalty:
                 raise ConfigurationError(
                     f"weights >= 0 of {', '.join(known)}", f"{name}={weight}", "Correct it."
                 )
-        table: Any = output_layer(model).weight
+        table = weight_of(model, "TablePenalty")
         self.excluded = excluded_rows(excluded, table.size(0))
         self.model, self.weights = model, weights
         self.weight_norm, self.norm_target = weight_norm, norm_target
+        of_spectrum = [name for name in OF_SPECTRUM if weights.get(name)]
+        if of_spectrum:
+            rows = torch.tensor(self.excluded, dtype=torch.long)
+            check_rank(table, rows, ", ".join(of_spectrum), "drop these weights")
         if any(weights.get(name) for name in OF_FACTORS):
             self._factors()
 
     def _factors(self) -> SVDEmbedding:
-        layer = output_layer(self.model)
+        layer = output_layer(self.model) if isinstance(self.model, nn.Module) else None
         table = layer.used_table if isinstance(layer, TableUse) else None
         if not isinstance(table, SVDEmbedding):
             raise ConfigurationError(
@@ -99,7 +108,7 @@ class TablePenalty:
 
     def terms(self) -> Dict[str, Tensor]:
         """Each R before its weight, by name."""
-        weight: Any = output_layer(self.model).weight
+        weight = weight_of(self.model, "TablePenalty")
         check_whole(weight)
         rows = torch.tensor(self.excluded, dtype=torch.long, device=weight.device)
         found = {}

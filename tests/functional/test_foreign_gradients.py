@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from spectral_fairseq.embeddings import SpectralNormEmbedding, SVDEmbedding, WeightNormEmbedding
+from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.functional import adaptive_loss, consistency_loss, mixture_loss, softmax_loss
 from spectral_fairseq.functional.blocks import without_ignored
 from spectral_fairseq.functional.gradients import Gates, gated_scores
@@ -71,3 +72,26 @@ def test_a_table_keeps_its_hooks_to_itself(kind):
         assert torch.equal(other.grad, 2 * total)
         if name in ("U", "g", "v", "stored"):
             assert not parameter.grad[1].any() and parameter.grad[2].any()
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_second_derivatives_are_right_or_refused(name):
+    """They were those of a constant, without a word."""
+    h, w = (torch.randn(*shape, dtype=torch.float64) for shape in ((6, 2, 4), (9, 4)))
+    leaves = [h.requires_grad_(), w.requires_grad_()]
+
+    def function(h, w):
+        return FUNCTIONS[name](h, w).square().sum()
+
+    if name == "sigsoftmax":  # computed by autograd from blocks that it runs again
+        assert torch.autograd.gradgradcheck(function, leaves)
+        return
+    with pytest.raises(UnsupportedError, match="first derivatives of .* alone"):
+        torch.autograd.grad(function(*leaves), leaves, create_graph=True, allow_unused=True)
+
+
+def test_a_gradient_penalty_through_a_layer_is_refused_by_name():
+    h, w = torch.randn(6, 4, requires_grad=True), torch.randn(9, 4, requires_grad=True)
+    loss = softmax_loss.blockwise_cross_entropy(h, TARGETS, w)[0]
+    with pytest.raises(UnsupportedError, match="of blockwise_cross_entropy alone"):
+        torch.autograd.grad(loss, h, create_graph=True)

@@ -20,6 +20,29 @@ from tests.reference import orthogonality as orthogonality_reference
 from tests.reference import spectral_normalization as normalization_reference
 from tests.reference import spectrum as reference
 
+
+@pytest.mark.parametrize("small", [0, 1, 8, 15])
+def test_the_normalised_form_is_free_of_scale_whatever_its_small_values(small):
+    """The floor was cut off from sigma_1, which then fell at every update."""
+    values = torch.linspace(2.0, 1.0, 16, dtype=torch.float64)
+    if small:
+        values[-small:] = 1e-20
+    sigma = values.clone().requires_grad_()
+    found = normalized_d_optimal_penalty(sigma)
+    shares = (values / values[0]).clamp(min=torch.finfo(torch.float64).eps)
+    torch.testing.assert_close(found, -shares.log().sum())
+    found.backward()
+    torch.testing.assert_close(sigma.grad @ values, torch.zeros((), dtype=torch.float64))
+    assert not sigma.grad[16 - small :].any()
+    torch.testing.assert_close(normalized_d_optimal_penalty(3 * values), found.detach())
+
+
+def test_the_normalised_form_of_a_zero_spectrum_is_finite():
+    sigma = torch.zeros(3, requires_grad=True)
+    normalized_d_optimal_penalty(sigma).backward()
+    assert torch.isfinite(sigma.grad).all()
+
+
 PRIORS = [("exponential", 0.01, 1.0), ("exponential", 0.3, 0.5), ("polynomial", 0.0, 0.5)]
 
 

@@ -115,6 +115,22 @@ def test_checkpoints_are_not_chosen_by_a_measure_that_is_missing_at_times(interv
         build_trainer(metric.replace("mean_", ""), log_spectrum_interval=1)
 
 
+@pytest.mark.parametrize("flag", [
+    "spectrum_weight",
+    "spectral_normalization_weight",
+    "d_optimal_weight",
+    "normalized_d_optimal_weight",
+])  # fmt: skip
+@pytest.mark.parametrize("table", ["plain", "weight-norm", "spectral-norm"])
+def test_penalties_on_singular_values_need_as_many_words_as_dimensions(task, flag, table):
+    sizes = {f"{side}_{part}_dim": 64 for side, part in WIDTHS}
+    model = build_model(task, embedding_type=table, **sizes)
+    named = "--" + flag.replace("_", "-")
+    with pytest.raises(ConfigurationError, match=f"N >= d.*{named}"):
+        build_criterion(task, "regularized_cross_entropy", **{flag: 0.1}).check_model(model)
+
+
+WIDTHS = (("encoder", "embed"), ("decoder", "embed"), ("decoder", "input"), ("decoder", "output"))
 TABLE_FLAGS = [
     {"cosreg_weight": 1.0},
     {"spectrum_weight": 0.1},

@@ -77,32 +77,11 @@ class Spectrum(NamedTuple):
     prior: Union[Tensor, Callable[[TablePrior], Tensor]]
 
 
-def check_rank(weight: Tensor, excluded: Tensor, otherwise: str = "drop `weight`") -> None:
-    """Refuse a table with fewer counted rows than dimensions, which has no d singular values.
-
-    Args:
-        weight: the table, shape (N, d).
-        excluded: indices of the rows that do not count.
-        otherwise: what to do if neither the table nor the dictionary can be changed.
-
-    Raises:
-        ConfigurationError: N < d.
-    """
-    counted = weight.size(0) - excluded.numel()
-    if counted < weight.size(1):
-        raise ConfigurationError(
-            "at least as many words as dimensions (N >= d) for `weight`",
-            f"N = {counted} words, padding and made-up rows left out, and d = {weight.size(1)}",
-            f"Use a narrower table or a larger dictionary, or {otherwise}.",
-        )
-
-
 def spectra(view: ModelView) -> List[Spectrum]:
     """The learned spectrum of each SVD table, or the true one of the output table without any."""
     if view.parts.svd_tables:
         return [Spectrum(one.singular_values(), one.prior()) for one in view.parts.svd_tables]
     weight, excluded = view.get(output_table)
-    check_rank(weight, excluded)
     owner = view.decoder
     return [Spectrum(view.get(singular_values), lambda flags: flags(owner, weight, excluded))]
 

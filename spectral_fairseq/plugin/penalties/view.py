@@ -21,6 +21,7 @@ from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.products import row_norms as row_norms_of
 from spectral_fairseq.functional.row_penalties import smoothed_log_counts
 from spectral_fairseq.functional.spectra import singular_values as singular_values_of
+from spectral_fairseq.functional.spectrum_penalties import check_rank
 from spectral_fairseq.options import Option
 from spectral_fairseq.plugin.counts import training_counts
 from spectral_fairseq.plugin.models import find
@@ -184,7 +185,9 @@ def singular_values(view: ModelView) -> Tensor:
     table = find.table_module(view.decoder)
     if isinstance(table, SVDEmbedding):
         return table.singular_values()
-    return singular_values_of(*view.get(output_table))
+    weight, excluded = view.get(output_table)
+    check_rank(weight, excluded)
+    return singular_values_of(weight, excluded)
 
 
 def svd_tables(view: ModelView) -> Tuple[SVDEmbedding, ...]:

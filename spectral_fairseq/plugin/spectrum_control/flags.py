@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
+from spectral_fairseq.functional.spectrum_penalties import check_rank
 from spectral_fairseq.functional.table_control import SCALES, SIDES, TableChange
 from spectral_fairseq.options import Option, given, read_options
 from spectral_fairseq.plugin.models.find import output_table
-from spectral_fairseq.plugin.penalties.catalogue import check_rank
 from spectral_fairseq.plugin.penalties.view import ModelView, svd_tables
 from spectral_fairseq.plugin.spectrum_control import prior as table_prior
 from spectral_fairseq.training.control import ControlRule
@@ -232,7 +232,8 @@ class TableControl:
                 check_rank(
                     weight,
                     one.excluded,
-                    "drop `weight`; or leave --criterion spectrum_control, if that sets the flag",
+                    otherwise="drop `weight`; or leave --criterion spectrum_control, if that "
+                    "sets the flag",
                 )
             one.prior(weight)
 
