@@ -40,6 +40,13 @@ def gradient_scale(epoch: int, gamma: float, tau: float) -> float:
     return 1 - (1 - gamma) * min(epoch / tau, 1.0)
 
 
+def tell_epoch(model: nn.Module, epoch: int) -> None:
+    """Tell all weight-norm tables of a model that an epoch begins; the first one is 1."""
+    for module in model.modules():
+        if isinstance(module, WeightNormEmbedding):
+            module.set_epoch(epoch)
+
+
 class WeightNormEmbedding(FactoredEmbedding):
     """Look-up table and output projection that share W_k = g_k v_k / ||v_k||.
 

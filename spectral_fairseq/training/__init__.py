@@ -4,28 +4,40 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spectral_fairseq.functional.float32_products import float32_products
+    from spectral_fairseq.lm.coupled_adam import CoupledAdam
     from spectral_fairseq.training.control import SpectrumControl
+    from spectral_fairseq.training.groups import parameter_groups
     from spectral_fairseq.training.losses import TokenLoss, fused_loss_, mixture_, plain_
     from spectral_fairseq.training.penalties import TablePenalty
     from spectral_fairseq.training.tables import factor_, weight_norm_
 
 __all__ = [
+    "CoupledAdam",
     "SpectrumControl",
     "TablePenalty",
     "TokenLoss",
     "factor_",
+    "float32_products",
     "fused_loss_",
     "mixture_",
+    "parameter_groups",
     "plain_",
     "weight_norm_",
 ]
+
+_PARTS = (
+    *(f"training.{part}" for part in ("control", "losses", "penalties", "tables", "groups")),
+    "functional.float32_products",
+    "lm.coupled_adam",
+)
 
 
 def __getattr__(name: str) -> Any:
     # Imported when they are used: fairseq's plugin needs the rule of the control alone.
     if name in __all__:
-        for part in ("control", "losses", "penalties", "tables"):
-            module = importlib.import_module(f"{__name__}.{part}")
+        for part in _PARTS:
+            module = importlib.import_module(f"spectral_fairseq.{part}")
             if hasattr(module, name):
                 return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,15 +6,18 @@ Each class needs its own framework alone; the other one may be absent. Import th
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any, Dict, List, Optional
 
 from torch import Tensor
 
-from spectral_fairseq.analysis import training_measures
+from spectral_fairseq.embeddings.weight_norm import tell_epoch
 from spectral_fairseq.errors import ConfigurationError, SpectralFairseqError, UnsupportedError
 from spectral_fairseq.provenance import distribution_version, skip_broken_torchaudio
 from spectral_fairseq.training.control import SpectrumControl
-from spectral_fairseq.training.losses import check_plain, plain_
+from spectral_fairseq.training.groups import check_decay
+from spectral_fairseq.training.hidden_states import HandsOn
+from spectral_fairseq.training.losses import TokenLoss, check_plain, plain_
 from spectral_fairseq.training.modules import output_layer
 
 
@@ -51,6 +54,12 @@ def _check(base: Any, package: str, measure_every: int) -> None:
             "no such package",
             f"Run pip install {package}.",
         )
+    if measure_every and importlib.util.find_spec("numpy") is None:
+        raise ConfigurationError(
+            "numpy to be installed, for `measure_every`",
+            "no such package",
+            "Run pip install numpy, or leave `measure_every` out.",
+        )
     if measure_every < 0:
         raise ConfigurationError(
             "`measure_every` to be a whole number of at least 0", f"{measure_every}", "Correct it."
@@ -59,6 +68,8 @@ def _check(base: Any, package: str, measure_every: int) -> None:
 
 def _measures(model: Any) -> Dict[str, float]:
     """The measures of the output table, also where a method of this package is on it."""
+    from spectral_fairseq.analysis import training_measures
+
     try:
         table: Any = model if isinstance(model, Tensor) else output_layer(model).weight
         found = training_measures(table.detach())
@@ -130,9 +141,11 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
     ) -> None:
-        """Go on with the state of the checkpoint that is resumed."""
+        """Check how the model is trained, and go on with the state of a checkpoint."""
         if self.plain_at_end:
             check_plain(model)  # before the training, not after it
+        self._check_smoothing(float(getattr(args, "label_smoothing_factor", 0.0)), model)
+        check_decay(kwargs.get("optimizer"))
         if getattr(args, "restore_callback_states_from_checkpoint", False):
             raise UnsupportedError(
                 "callbacks that are made once, with SpectralTrainerCallback",
@@ -144,6 +157,26 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
         saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         if self.control is not None and state.global_step:
             self._resume(self.control, saved if isinstance(saved, list) else [saved])
+
+    def _check_smoothing(self, factor: float, model: Any) -> None:
+        """Refuse label smoothing that Trainer would leave to a loss that does not know of it."""
+        if not factor or not any(isinstance(layer, HandsOn) for layer in model.modules()):
+            return
+        loss = getattr(self.trainer, "compute_loss_func", None)
+        own = loss.label_smoothing if isinstance(loss, TokenLoss) else None
+        if own != factor:
+            raise ConfigurationError(
+                "label smoothing that the loss of spectral_fairseq.training computes",
+                f"label_smoothing_factor={factor:g} in TrainingArguments, and "
+                + ("no such loss in compute_loss_func" if own is None else f"{own:g} in the loss"),
+                "Pass label_smoothing to fused_loss_ or mixture_, and no label_smoothing_factor.",
+            )
+
+    def on_epoch_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
+        """Tell weight-norm tables, whose lengths may be frozen for some epochs."""
+        tell_epoch(model, int(state.epoch or 0) + 1)
 
     def _resume(self, control: SpectrumControl, saved: List[Dict[str, Any]]) -> None:
         """Give a control its state among those of all callbacks of this class.
@@ -214,7 +247,7 @@ class SpectralLightningCallback(_Lightning):  # type: ignore[misc]
         self._rate = 1.0
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Refuse what leaves open which steps count."""
+        """Refuse several optimisers, and one that lets a factored table decay three times."""
         if len(trainer.optimizers) > 1:
             raise UnsupportedError(
                 "one optimiser, for SpectralLightningCallback",
@@ -222,9 +255,15 @@ class SpectralLightningCallback(_Lightning):  # type: ignore[misc]
                 "Call SpectrumControl.step in training_step yourself.",
             )
 
+        check_decay(trainer.optimizers[0] if trainer.optimizers else None)
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Count from the step that is resumed."""
         self._steps = trainer.global_step
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Tell weight-norm tables, whose lengths may be frozen for some epochs."""
+        tell_epoch(pl_module, trainer.current_epoch + 1)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Take note of the learning rate of the step, which the schedule changes afterwards."""

@@ -30,8 +30,8 @@ from spectral_fairseq.training.modules import (
     check_table,
     check_trained,
     excluded_rows,
-    output_layer,
     unwrapped,
+    weight_of,
 )
 
 
@@ -186,15 +186,7 @@ class SpectrumControl:
             ConfigurationError: as for the constructor.
             UnsupportedError: as for the constructor.
         """
-        weight: Any = self._model
-        if isinstance(weight, nn.Module):
-            weight = output_layer(weight).weight
-        if not isinstance(weight, Tensor):
-            raise ConfigurationError(
-                "a model, a layer or a weight, for SpectrumControl",
-                f"an object of type {type(weight).__name__}",
-                "Pass the model.",
-            )
+        weight = weight_of(self._model, "SpectrumControl")
         check_table(weight, "SpectrumControl")
         return weight
 

@@ -22,9 +22,9 @@ class _Refused(UnsupportedError, AttributeError):
             "logits that a model leaves as they are, multiplies by a number or adds a bias to, "
             "before a loss of spectral_fairseq.training",
             f"`{found}`, which would change the hidden states",
-            "Pass compute_loss_func=fused_loss_(model) to Trainer, and labels to no other loss; if "
-            "the model itself changes its logits so, as with soft caps, train it without "
-            "fused_loss_.",
+            "Pass compute_loss_func=fused_loss_(model) to Trainer, labels to no other loss, and "
+            "label_smoothing to fused_loss_ instead of label_smoothing_factor to Trainer; if the "
+            "model itself changes its logits so, as with soft caps, train it without fused_loss_.",
         )
 
     def __reduce__(self) -> tuple:

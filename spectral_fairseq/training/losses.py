@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 import torch
 import torch.nn.functional as F
@@ -35,8 +35,9 @@ from spectral_fairseq.training.hidden_states import HandsOn, HiddenStates
 from spectral_fairseq.training.modules import (
     Changed,
     check_whole,
-    keep_size,
-    let_resize,
+    is_of_peft,
+    keep_layers,
+    let_replace,
     output_layer,
     put_on,
     take_off,
@@ -44,6 +45,7 @@ from spectral_fairseq.training.modules import (
 )
 from spectral_fairseq.training.tables import TableUse, take_tables_off
 
+SMOOTHINGS = ("torch", "fairseq")
 MIXTURES: Dict[str, Type[MixtureHead]] = {"mos": MixtureOfSoftmaxes, "moc": MixtureOfContexts}
 IGNORED = -100  # the label of transformers for what is no target
 
@@ -90,15 +92,19 @@ def _operands(layer: nn.Module, features: Tensor) -> Tuple[Tensor, Tensor]:
 
 
 class TokenLoss:
-    """The loss that :func:`fused_loss_` returns, for ``compute_loss_func`` of Trainer.
+    """The loss that :func:`fused_loss_` returns; a model of transformers calls it by itself.
 
     It counts tokens as Trainer does: the sum over the targets, divided by ``num_items_in_batch``,
     which covers all batches of an optimiser's step; or by the number of targets where that is not
-    given.
+    given. Without any target it is 0, and so are its gradients. The load-balancing loss of a
+    mixture of experts is added as the model adds it, by its share of the tokens.
 
     Args:
         model: whose output layer hands on hidden states.
-        label_smoothing: eps in [0, 1), as fairseq's ``label_smoothed_cross_entropy`` spreads it.
+        label_smoothing: eps in [0, 1).
+        smoothing: ``torch`` gives each of the N words eps / N, as ``F.cross_entropy`` and Trainer
+            do; ``fairseq`` gives eps / (N - 1) to each word but the target, as its
+            ``label_smoothed_cross_entropy`` does.
         penalty: called without arguments, returns the weighted sum of penalties; such as a
             :class:`~spectral_fairseq.training.penalties.TablePenalty`. It is added in training
             only, see Note [One scale].
@@ -115,6 +121,7 @@ class TokenLoss:
         model: nn.Module,
         *,
         label_smoothing: float = 0.0,
+        smoothing: str = "torch",
         penalty: Optional[Callable[[], Tensor]] = None,
         dispersion: float = 0.0,
         shift: Optional[bool] = None,
@@ -125,9 +132,15 @@ class TokenLoss:
             raise ConfigurationError(
                 "`dispersion` to be a finite number >= 0", f"{dispersion}", "Correct it."
             )
-        self.label_smoothing, self.penalty, self.dispersion = label_smoothing, penalty, dispersion
+        if smoothing not in SMOOTHINGS:
+            raise ConfigurationError(
+                f"`smoothing` to be one of {', '.join(SMOOTHINGS)}", repr(smoothing), "Correct it."
+            )
+        self.label_smoothing, self.smoothing = label_smoothing, smoothing
+        self.penalty, self.dispersion = penalty, dispersion
         self.shift = _shifts(model) if shift is None else shift
         self.ignore_index = ignore_index
+        self.auxiliary = _Auxiliary.of(unwrapped(model))
 
     def __call__(
         self, outputs: Any, labels: Optional[Tensor], num_items_in_batch: Any = None
@@ -148,25 +161,48 @@ class TokenLoss:
                 "none",
                 "Let the data collator give labels.",
             )
+        # Where outputs are a tuple that has it, it stands before the logits.
+        further = 0.0 if self.auxiliary is None else self.auxiliary(outputs)
         logits = _logits(outputs)
         if self.shift:
-            # The last position has no target; so nothing has to be cut out of the logits.
-            labels = F.pad(labels, (0, 1), value=self.ignore_index)[..., 1:]
-        targets = labels.reshape(-1).to(logits.device)
-        counted = targets.ne(self.ignore_index).sum()
-        if isinstance(logits, HiddenStates):
-            loss = self._of_hidden_states(logits, targets)
-        else:
-            loss = self._of_logits(logits, targets)
-        total = counted if num_items_in_batch is None else num_items_in_batch
-        total = total.to(loss.device) if isinstance(total, Tensor) else total
-        loss = loss / total
-        if self.penalty is not None and isinstance(logits, HiddenStates):
-            loss = loss + self.penalty() * (counted / total)
+            labels = self._shifted(labels)
+        loss, share = self.of_logits(logits, labels, num_items_in_batch)
+        if isinstance(further, Tensor):
+            loss = loss + further * share
         if self.dispersion and isinstance(logits, HiddenStates):
             spread = dispersion_penalty(_layers(outputs), labels.ne(self.ignore_index))
-            loss = loss + self.dispersion * spread * (counted / total)
+            loss = loss + self.dispersion * spread * share
         return loss
+
+    def _shifted(self, labels: Tensor) -> Tensor:
+        """The label of the next position at each, so that nothing has to be cut out of logits."""
+        return F.pad(labels, (0, 1), value=self.ignore_index)[..., 1:]
+
+    def of_logits(
+        self, logits: Any, labels: Tensor, num_items_in_batch: Any
+    ) -> Tuple[Tensor, Tensor]:
+        """The loss with the penalties on the table, and the share of a step's tokens in the batch.
+
+        Args:
+            logits: hidden states in training, or finished logits, shape (B, T, N).
+            labels: that of each position, shape (B, T).
+            num_items_in_batch: as for :meth:`__call__`.
+        """
+        targets = labels.reshape(-1).to(logits.device)
+        counted = targets.ne(self.ignore_index).sum()
+        of_words = self._of_hidden_states if isinstance(logits, HiddenStates) else self._of_logits
+        loss = of_words(logits, targets)
+        total = counted if num_items_in_batch is None else num_items_in_batch
+        total = torch.as_tensor(total, device=loss.device).clamp(min=1)
+        share = counted.to(loss.device) / total
+        loss = loss / total
+        if self.penalty is not None and isinstance(logits, HiddenStates):
+            loss = loss + self.penalty() * share
+        return loss, share
+
+    def _fairseqs_smoothing(self, words: int) -> float:
+        """eps as fairseq spreads it, for N words."""
+        return self.label_smoothing * ((words - 1) / words if self.smoothing == "torch" else 1.0)
 
     def _of_hidden_states(self, handed: HiddenStates, targets: Tensor) -> Tensor:
         layer = handed.layer
@@ -179,7 +215,8 @@ class TokenLoss:
         if handed.bias is not None:
             bias = handed.bias if bias is None else bias + handed.bias
         dtype = handed.product_dtype
-        chosen: Any = {"label_smoothing": self.label_smoothing, "ignore_index": self.ignore_index}
+        smoothing = self._fairseqs_smoothing(layer.out_features)
+        chosen: Any = {"label_smoothing": smoothing, "ignore_index": self.ignore_index}
         # A 16-bit product of operands that are not all so is autocast's, which has ended.
         operands = [features, *layer.parameters()]
         if isinstance(layer, TableUse):
@@ -217,13 +254,117 @@ class TokenLoss:
         log_p = torch.log_softmax(
             logits.double() if logits.dtype == torch.double else logits.float(), -1
         )
-        target_weight, uniform = smoothing_weights(self.label_smoothing, words)
+        target_weight, uniform = smoothing_weights(self._fairseqs_smoothing(words), words)
         loss = target_weight * F.nll_loss(
             log_p, targets, ignore_index=self.ignore_index, reduction="sum"
         )
         if uniform:
             loss = loss - uniform * log_p[targets.ne(self.ignore_index)].sum()
         return loss
+
+
+class ModelLoss:
+    """A :class:`TokenLoss` in the place of a model's ``loss_function``.
+
+    The model so computes it where it is given labels, which is what Trainer, TRL, accelerate and
+    peft do. It adds the loss of its experts itself.
+
+    Args:
+        loss: the loss.
+        own: the function that the model had.
+    """
+
+    def __init__(self, loss: TokenLoss, own: Any) -> None:
+        self.loss, self.__name__ = loss, getattr(own, "__name__", "")
+
+    def __call__(
+        self,
+        logits: Any,
+        labels: Optional[Tensor] = None,
+        vocab_size: Any = None,  # noqa: ARG002 (transformers passes it by its place)
+        num_items_in_batch: Any = None,
+        ignore_index: Optional[int] = None,
+        shift_labels: Optional[Tensor] = None,
+        **_: Any,
+    ) -> Tensor:
+        """The loss of a batch, a scalar, with the arguments of transformers' own losses."""
+        loss = self.loss
+        if loss.dispersion:
+            raise ConfigurationError(
+                "the outputs of the layers, for `dispersion`",
+                "labels that were given to the model, whose own loss sees the logits alone",
+                "Pass compute_loss_func=fused_loss_(model, dispersion=...) to Trainer, or call the "
+                "loss with the outputs and the labels.",
+            )
+        targets = shift_labels
+        if targets is None:
+            if labels is None:
+                raise ConfigurationError("`labels` or `shift_labels`", "neither", "Give labels.")
+            targets = loss._shifted(labels) if loss.shift else labels
+        if ignore_index is not None and ignore_index != loss.ignore_index:
+            targets = targets.masked_fill(targets.eq(ignore_index), loss.ignore_index)
+        return loss.of_logits(logits, targets, num_items_in_batch)[0]
+
+
+def _take_over_loss(model: nn.Module, loss: TokenLoss) -> None:
+    """Let a model of transformers compute this loss where it is given labels."""
+    model = unwrapped(model)
+    if isinstance(getattr(type(model), "loss_function", None), property):
+        found: Any = model
+        found.loss_function = ModelLoss(loss, found.loss_function)
+
+
+class _Auxiliary(NamedTuple):
+    """The load-balancing loss of a mixture of experts, which transformers adds beside labels only.
+
+    Attributes:
+        coefficient: its weight.
+        asked: whether the model's settings ask for it; it can be asked for in a call as well.
+    """
+
+    coefficient: float
+    asked: bool
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Optional[_Auxiliary]:
+        """That of a model; ``None`` if it has no such loss.
+
+        Raises:
+            UnsupportedError: the model's settings ask for a further loss, which is not known here.
+        """
+        config = getattr(model, "config", None)
+        places = [model, config, *(getattr(config, name, None) for name in _PARTS_OF_CONFIG)]
+        asked = any(getattr(place, "output_router_logits", False) for place in places)
+        code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
+        names = () if code is None else code.co_varnames
+        others = [name for name in names if name.endswith(("aux_loss", "z_loss"))]
+        found = [getattr(place, name, None) for place in places for name in _COEFFICIENTS]
+        known = next((float(one) for one in found if isinstance(one, (int, float))), None)
+        if asked and others and (known is None or others != ["aux_loss"]):
+            raise UnsupportedError(
+                "a model whose loss is that of its tokens, with the `aux_loss` of its experts",
+                f"a {type(model).__name__}, which adds {', '.join(others)}",
+                "Set model.config.output_router_logits = False, or use the model's own loss.",
+            )
+        return None if known is None or "aux_loss" not in others else cls(known, asked)
+
+    def __call__(self, outputs: Any) -> Union[Tensor, float]:
+        """The weighted loss of a batch."""
+        found = getattr(outputs, "aux_loss", None)
+        if found is not None:
+            weighted: Tensor = self.coefficient * found
+            return weighted
+        if self.asked and isinstance(outputs, (tuple, Tensor, HiddenStates)):
+            raise ConfigurationError(
+                "outputs with the `aux_loss` of the experts, which the model's settings ask for",
+                f"a {type(outputs).__name__}",
+                "Pass the outputs of the model as they are, with return_dict=True.",
+            )
+        return 0.0
+
+
+_PARTS_OF_CONFIG = ("text_config", "ffn_config")
+_COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")
 
 
 def _logits(outputs: Any) -> Any:
@@ -280,8 +421,10 @@ def fused_loss_(model: nn.Module, **options: Any) -> TokenLoss:
         **options: of :class:`TokenLoss`.
 
     Returns:
-        The loss: ``Trainer(model, ..., compute_loss_func=fused_loss_(model))``, or in a loop
-        ``loss(model(input_ids), labels)``.
+        The loss: in a loop, ``loss(model(input_ids), labels)``. A model of transformers that has a
+        ``loss_function`` takes it over, so that ``model(input_ids, labels=labels).loss`` is it and
+        Trainer needs nothing more; others are trained with
+        ``Trainer(model, ..., compute_loss_func=fused_loss_(model))``.
 
     Raises:
         ConfigurationError: no output layer, or an option outside its range.
@@ -291,7 +434,8 @@ def fused_loss_(model: nn.Module, **options: Any) -> TokenLoss:
     layer = _linear(model, "fused_loss_")
     if not isinstance(layer, HandsOn):
         put_on(layer, HandsOn)
-    keep_size(model)
+    _take_over_loss(model, loss)
+    keep_layers(model)
     return loss
 
 
@@ -342,17 +486,25 @@ def mixture_(
     put_on(layer, Mixes)
     if not isinstance(layer, HandsOn):
         put_on(layer, HandsOn)
-    keep_size(model)
+    _take_over_loss(model, loss)
+    keep_layers(model)
     return loss
 
 
 def _linear(model: nn.Module, use: str) -> nn.Module:
     layer = output_layer(model)
     if not isinstance(layer, nn.Linear):
+        kind = type(layer)
+        remedy = "Use the model's own loss."
+        if is_of_peft(layer):
+            remedy = (
+                "Train the output layer as a whole (modules_to_save instead of target_modules), "
+                "merge the adapter, or use the model's own loss."
+            )
         raise UnsupportedError(
             f"an nn.Linear as the output layer, for {use}",
-            f"a {type(layer).__name__}",
-            "Use the model's own loss.",
+            f"a {kind.__module__}.{kind.__qualname__}",
+            remedy,
         )
     if not isinstance(layer, TableUse):
         check_whole(layer.weight)
@@ -374,7 +526,9 @@ def plain_(model: nn.Module) -> None:
     for layer in model.modules():
         if isinstance(layer, HandsOn):
             take_off(layer, HandsOn)
-    let_resize(model)
+        if isinstance(layer.__dict__.get("_loss_function"), ModelLoss):
+            del layer.__dict__["_loss_function"]
+    let_replace(model)
 
 
 def check_plain(model: nn.Module) -> None:

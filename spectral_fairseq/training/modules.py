@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 
+# Usual names of an output layer, in models without get_output_embeddings().
+OUTPUT_LAYERS = ("lm_head", "output_projection", "output", "head", "classifier", "score")
 WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
 _16_BITS = (torch.float16, torch.bfloat16)
 
@@ -87,36 +89,64 @@ def take_off(layer: nn.Module, mixin: Type[Changed]) -> None:
     layer.__class__ = _changed_class(base, mixins) if mixins else base
 
 
-class _KeepsSize:
-    """Stands for ``resize_token_embeddings`` while a method is on a layer of the model.
+class _Refusing:
+    """Stands for a method of a model that replaces a layer while a method is on it.
 
     transformers makes a new, plain layer for a table that is not tied. The method would be lost in
     silence, and its optimiser would go on with parameters that nothing uses.
+
+    Args:
+        name: of the model's method.
     """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         raise UnsupportedError(
-            "a table that keeps its size while a method of spectral_fairseq.training is on it",
-            "resize_token_embeddings",
-            "Resize it before the method is put on, or take that off first, with plain_(model).",
+            "a table that keeps its size and its layers while a method of "
+            "spectral_fairseq.training is on it",
+            self.name,
+            "Do this before the method is put on, or take that off first, with plain_(model).",
         )
 
 
-def keep_size(model: nn.Module) -> None:
-    """Refuse ``resize_token_embeddings`` of a model of transformers, and of those in it."""
-    for part in model.modules():
-        if callable(getattr(type(part), "resize_token_embeddings", None)):
-            part.__dict__["resize_token_embeddings"] = _KeepsSize()
+class _StaysTied:
+    """Stands for ``tie_weights``: layers that share a table are tied as long as it is there."""
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        """Do nothing."""
 
 
-def let_resize(model: nn.Module) -> None:
-    """Undo :func:`keep_size`."""
+_REPLACING = ("resize_token_embeddings", "set_input_embeddings", "set_output_embeddings")
+_TIES = "tie_weights"
+
+
+def keep_layers(model: nn.Module, tied: bool = False) -> None:
+    """Refuse what replaces layers of a model of transformers, and of those in it.
+
+    Args:
+        model: the model.
+        tied: whether the layers of its table hold no parameters that could be tied.
+    """
     for part in model.modules():
-        part.__dict__.pop("resize_token_embeddings", None)
+        for name in _REPLACING:
+            if callable(getattr(type(part), name, None)):
+                part.__dict__[name] = _Refusing(name)
+        if tied and callable(getattr(type(part), _TIES, None)):
+            part.__dict__[_TIES] = _StaysTied()
+
+
+def let_replace(model: nn.Module) -> None:
+    """Undo :func:`keep_layers`."""
+    for part in model.modules():
+        for name in (*_REPLACING, _TIES):
+            if isinstance(part.__dict__.get(name), (_Refusing, _StaysTied)):
+                del part.__dict__[name]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside ``DistributedDataParallel``, ``torch.compile`` and the like.
+    """The model inside ``DistributedDataParallel``, ``torch.compile``, peft and the like.
 
     Raises:
         UnsupportedError: parameters that FSDP flattens.
@@ -131,33 +161,68 @@ def unwrapped(model: nn.Module) -> nn.Module:
         inner = model._modules.get("_orig_mod")  # of torch.compile
         if inner is None and type(model).__name__ in WRAPPERS:
             inner = model._modules.get("module")
+        if inner is None and is_of_peft(model) and hasattr(model, "get_base_model"):
+            inner = model.get_base_model()  # type: ignore[operator]
         if inner is None:
             return model
         model = inner
+
+
+def is_of_peft(layer: nn.Module) -> bool:
+    """Whether a module is one of peft's, around a model or one of its layers."""
+    return any(kind.__module__.split(".")[0] == "peft" for kind in type(layer).__mro__)
+
+
+def _trained_copy(layer: Any) -> Any:
+    """The layer that is trained in the place of ``layer``: peft's copy for ``modules_to_save``."""
+    copies = getattr(layer, "modules_to_save", None)
+    if not (isinstance(layer, nn.Module) and is_of_peft(layer) and copies is not None):
+        return layer
+    active = getattr(layer, "active_adapters", None) or [layer.active_adapter]
+    return copies[active[0]] if active[0] in copies else layer.original_module
 
 
 def output_layer(model: nn.Module) -> nn.Module:
     """The layer whose ``weight`` is the output table W, shape (N, d).
 
     Args:
-        model: a model of transformers, or any other with ``get_output_embeddings`` or an
-            ``lm_head``; a ``Linear`` or an ``Embedding`` is its own.
+        model: a model of transformers, or any other with ``get_output_embeddings`` or a layer of
+            one of the names in :data:`OUTPUT_LAYERS`; a ``Linear``, an ``Embedding`` or an
+            ``EmbeddingBag`` is its own.
 
     Raises:
         ConfigurationError: there is none.
     """
     model = unwrapped(model)
-    if isinstance(model, (nn.Linear, nn.Embedding)):
+    if isinstance(model, (nn.Linear, nn.Embedding, nn.EmbeddingBag)):
         return model
-    found = getattr(model, "get_output_embeddings", lambda: None)()
-    found = getattr(model, "lm_head", None) if found is None else found
-    if isinstance(found, nn.Module) and isinstance(getattr(found, "weight", None), Tensor):
-        return found
+    layers = [getattr(model, "get_output_embeddings", lambda: None)()]
+    layers += [getattr(model, name, None) for name in OUTPUT_LAYERS]
+    for found in map(_trained_copy, layers):
+        weight = getattr(found, "weight", None) if isinstance(found, nn.Module) else None
+        if isinstance(weight, Tensor) and weight.dim() == 2:
+            return found  # type: ignore[no-any-return]
     raise ConfigurationError(
-        "a model with an output layer: get_output_embeddings() or `lm_head`",
+        f"a model with an output layer: get_output_embeddings(), or {', '.join(OUTPUT_LAYERS)}",
         f"none in {type(model).__name__}",
         "Pass the layer, or its weight.",
     )
+
+
+def weight_of(model: Any, use: str) -> Tensor:
+    """The output table of a model or of a layer, shape (N, d), or the weight that was passed.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    weight: Any = output_layer(model).weight if isinstance(model, nn.Module) else model
+    if not isinstance(weight, Tensor):
+        raise ConfigurationError(
+            f"a model, a layer or a weight, for {use}",
+            f"an object of type {type(weight).__name__}",
+            "Pass the model.",
+        )
+    return weight
 
 
 def check_whole(weight: Tensor) -> None:
@@ -317,7 +382,7 @@ def check_trained(weight: Tensor, use: str) -> None:
     """Refuse a tensor that neither a layer nor an optimiser has, such as one that was replaced.
 
     Raises:
-        ConfigurationError: so it is.
+        ConfigurationError: neither has it.
     """
     if not any(_is_of_module(one) or _is_of_optimizer(one) for one in gc.get_referrers(weight)):
         raise ConfigurationError(

@@ -10,24 +10,28 @@ parameter back; then the model saves in its own format.
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, Callable, Optional, Sequence, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
 from spectral_fairseq.embeddings.table import FactoredEmbedding
-from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.training.modules import (
     Changed,
     Uses,
     check_whole,
-    keep_size,
+    keep_layers,
     put_on,
     take_off,
     uses_of_table,
 )
 
+# The tables that factor_ has made; groups.py checks how optimisers let them decay.
+FACTORED: WeakSet[SVDEmbedding] = WeakSet()
 AnyTable = TypeVar("AnyTable", bound=FactoredEmbedding)
 
 
@@ -93,8 +97,8 @@ def weight_norm_(
             ``Embedding`` or ``Linear``, that shares its table with no other. It is changed in
             place. Make the optimiser afterwards.
         counts: how often each word occurs in the training text, one number for each row: the
-            lengths then start at sigma log(1 + c_k), the initialisation of Herold et al., and the
-            directions stay those of the model. ``None`` keeps the matrix.
+            lengths then start at sigma log(1 + max(c_k, 1)), the initialisation of Herold et al.,
+            and the directions stay those of the model. ``None`` keeps the matrix.
         sigma: length of a vector per log count; 0.07 to 0.2 did well in Transformers.
         init_range: r; v starts with the mean length of vectors drawn uniformly from [-r, r].
         **options: ``gamma`` and ``tau`` of :class:`WeightNormEmbedding`.
@@ -118,12 +122,13 @@ def weight_norm_(
                 "Load or initialise the model first.",
             )
         words, dim = uses.weight.shape
+        counts_ = None if counts is None else _counted(counts)
         settings = {"sigma": sigma, "init_range": init_range, **options}
-        table = WeightNormEmbedding(words, dim, 0, counts=counts, **settings)
+        table = WeightNormEmbedding(words, dim, 0, counts=counts_, **settings)
         _load(table, uses)
-        if counts is not None:
+        if counts_ is not None:
             directions = torch.nn.functional.normalize(table.v.detach(), dim=1)
-            table.reset_parameters(counts)
+            table.reset_parameters(counts_)
             with torch.no_grad():
                 table.v.copy_(init_range * (dim / 3) ** 0.5 * directions)
         return table
@@ -131,11 +136,31 @@ def weight_norm_(
     return _put_table_on(model, make, "weight_norm_")
 
 
+def _counted(counts: Sequence[float]) -> Sequence[float]:
+    """The counts as numbers, from a tensor or an array as well.
+
+    Raises:
+        DataError: no word is counted more than once, or a count is no count.
+    """
+    numbers = [float(count) for count in (counts.tolist() if hasattr(counts, "tolist") else counts)]
+    wrong = [count for count in numbers if not 0 <= count < float("inf")]
+    if wrong or max(numbers, default=0) <= 1:
+        raise DataError(
+            "`counts` of the words in the training text, finite numbers >= 0, some above 1",
+            f"a count of {wrong[0]:g}" if wrong else f"{len(numbers)} numbers, none above 1",
+            "Count the ids of the tokenised training text, as with torch.bincount(ids, "
+            "minlength=len(tokenizer)); or leave `counts` out.",
+        )
+    return numbers
+
+
 def factor_(model: nn.Module, **options: Any) -> SVDEmbedding:
     """Store the output table of a model as its singular value decomposition, W = U diag(sigma) V'.
 
     The matrix stays the same to float32 precision. U and V stay near orthonormal with the penalties
-    of :class:`~spectral_fairseq.training.penalties.TablePenalty`.
+    of :class:`~spectral_fairseq.training.penalties.TablePenalty`. Where there is a weight decay,
+    make the optimiser from :func:`~spectral_fairseq.training.groups.parameter_groups`, so that it
+    acts once.
 
     Args:
         model: as for :func:`weight_norm_`.
@@ -156,10 +181,22 @@ def factor_(model: nn.Module, **options: Any) -> SVDEmbedding:
         _load(table, uses)
         return table
 
-    return _put_table_on(model, make, "factor_")
+    table = _put_table_on(model, make, "factor_")
+    FACTORED.add(table)
+    # From now on it looks at every optimiser before its first step.
+    importlib.import_module("spectral_fairseq.training.groups")
+    return table
 
 
 def _load(table: FactoredEmbedding, uses: Uses) -> None:
+    if not uses.weight.is_meta and not torch.isfinite(uses.weight).all():
+        bad = int((~torch.isfinite(uses.weight)).any(1).sum())
+        raise DataError(
+            "finite numbers in the table that gets a method",
+            f"infinity or NaN in {bad} of {len(uses.weight)} rows",
+            "Training diverged, or rows were never initialised: take an earlier checkpoint, or "
+            "give these rows values.",
+        )
     table.without_padding(uses.padding)
     table.to(device=uses.weight.device, dtype=uses.weight.dtype)
     if not uses.weight.is_meta:
@@ -182,7 +219,7 @@ def _put_table_on(model: nn.Module, make: Callable[[Uses], AnyTable], use: str) 
         layer.__dict__["_used_table"] = (table,)
         put_on(layer, _kind_of_use(layer))
     table.__dict__["uses"] = len(uses.layers)
-    keep_size(model)
+    keep_layers(model, tied=True)
     return table
 
 

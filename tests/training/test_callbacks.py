@@ -17,6 +17,7 @@ from spectral_fairseq.training import (
     factor_,
     fused_loss_,
     mixture_,
+    parameter_groups,
     weight_norm_,
 )
 from spectral_fairseq.training import callbacks as module
@@ -65,6 +66,85 @@ def trainer(transformers, tmp_path):
         )
 
     return make
+
+
+@pytest.mark.parametrize("fused, loss", [(True, 0.0), (True, 0.5), (False, None)])
+def test_label_smoothing_of_trainer_that_the_loss_does_not_know_is_refused(
+    transformers, trainer, fused, loss
+):
+    model = build(transformers)
+    function = fused_loss_(model, label_smoothing=loss) if fused else None
+    made = trainer(model, function, label_smoothing_factor=0.5, max_steps=1)
+    made.add_callback(SpectralTrainerCallback(made))
+    if loss == 0.0:
+        with pytest.raises(ConfigurationError, match="no label_smoothing_factor"):
+            made.train()
+    else:
+        made.train()
+    # Where the model computes the loss Trainer takes the labels away, and refuses nothing itself.
+    if fused:
+        made = trainer(model, None, label_smoothing_factor=0.5, max_steps=1)
+        with pytest.raises(UnsupportedError, match="label_smoothing to fused_loss_"):
+            made.train()
+
+
+def test_a_model_that_computes_the_loss_itself_needs_no_function(transformers, trainer):
+    trained = []
+    for with_function in (True, False):
+        model = build(transformers)
+        loss = fused_loss_(model)
+        trainer(model, loss if with_function else None, gradient_accumulation_steps=2).train()
+        trained.append(weights(model))
+    same(*trained, close=1e-6)
+
+
+def test_weight_decay_of_factors_is_refused_in_trainer_and_acts_once_in_groups(
+    transformers, trainer
+):
+    model = build(transformers)
+    factor_(model)
+    made = trainer(model, weight_decay=0.1, max_steps=1)
+    made.add_callback(SpectralTrainerCallback(made))
+    with pytest.raises(ConfigurationError, match="parameter_groups"):
+        made.train()
+    groups = parameter_groups(model, lr=0.02, weight_decay=0.1)
+    made = trainer(model, weight_decay=0.1, max_steps=1)
+    made.optimizer = torch.optim.AdamW(groups)
+    made.add_callback(SpectralTrainerCallback(made))
+    made.train()
+
+
+def test_weight_norm_tables_are_told_the_epoch_by_trainer(transformers, trainer):
+    model = build(transformers)
+    table = weight_norm_(model)
+    made = trainer(model, max_steps=-1, num_train_epochs=3)
+    made.add_callback(SpectralTrainerCallback(made))
+    made.train()
+    assert table.epoch == 3
+
+
+def test_weight_norm_tables_are_told_the_epoch_by_lightning(transformers, tmp_path):
+    lightning = pytest.importorskip("lightning.pytorch")
+    model = build(transformers)
+    table = weight_norm_(model)
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch, _):
+            return self.model(input_ids=batch, labels=batch).loss
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    lightning.Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, default_root_dir=tmp_path,
+        callbacks=[SpectralLightningCallback()],
+    ).fit(Module(), torch.utils.data.DataLoader(TEXT[:4], batch_size=2))  # fmt: skip
+    assert table.epoch == 2
 
 
 def weights(model):

@@ -1,5 +1,6 @@
 """Losses from hidden states equal the models' own, token by token and step by step."""
 
+import copy
 import math
 import socket
 from types import SimpleNamespace
@@ -294,13 +295,127 @@ def test_a_model_that_caps_its_logits_is_refused(transformers):
         model.train()(input_ids=IDS)
 
 
-def test_labels_given_to_the_model_are_refused(transformers):
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("table", [None, weight_norm_])
+def test_labels_given_to_the_model_have_this_loss_too(transformers, layout, table):
+    """As TRL, accelerate, peft and a Trainer without compute_loss_func give them."""
+    model, plain = build(transformers, layout), build(transformers, layout)
+    plain.load_state_dict(model.state_dict())
+    if "loss_function" not in type(model).forward.__code__.co_names:
+        pytest.skip("this model computes its loss itself")
+    if table is not None:
+        table(model)
+    fused_loss_(model)
+    given = {**inputs(model), "labels": LABELS}
+    for more in ({}, {"num_items_in_batch": torch.tensor(40)}):
+        own, found = plain(**given, **more).loss, model(**given, **more)
+        torch.testing.assert_close(found.loss, own, rtol=1e-6, atol=1e-6)
+        assert type(found.logits).__name__ == "HiddenStates"
+    found.loss.backward()
+    found = gradients(model)
+    if table is None:
+        own.backward()
+        same(found, gradients(plain))
+    copied = copy.deepcopy(model)
+    torch.testing.assert_close(copied(**given).loss, model(**given).loss)
+    plain_(model)
+    assert model.loss_function.__module__.startswith("transformers")
+    torch.testing.assert_close(model(**given).loss, plain(**given).loss, rtol=1e-5, atol=1e-5)
+
+
+def test_labels_that_the_loss_cannot_take(transformers):
     model = build(transformers)
-    loss = fused_loss_(model)
-    with pytest.raises(UnsupportedError, match="compute_loss_func"):
+    loss = fused_loss_(model, dispersion=0.1)
+    with pytest.raises(ConfigurationError, match="compute_loss_func=fused_loss_"):
         model(input_ids=IDS, labels=IDS)
     with pytest.raises(ConfigurationError, match="labels"):
         loss(model(input_ids=IDS), None)
+
+
+def _experts(transformers, **settings):
+    sizes = {"hidden_size": DIM, "intermediate_size": 32, "num_hidden_layers": 1}
+    config = transformers.MixtralConfig(
+        vocab_size=WORDS,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=1,
+        router_aux_loss_coef=1.0,
+        **sizes,
+        **settings,
+    )
+    return transformers.MixtralForCausalLM(config)
+
+
+def test_the_loss_of_the_experts_is_added(transformers):
+    model = _experts(transformers, output_router_logits=True)
+    own = model(input_ids=IDS, labels=LABELS)
+    assert own.aux_loss.item() > 0.5
+    loss = fused_loss_(model)
+    torch.testing.assert_close(loss(model(input_ids=IDS), LABELS), own.loss)
+    torch.testing.assert_close(model(input_ids=IDS, labels=LABELS).loss, own.loss)
+    total = 4 * LABELS[:, 1:].ne(-100).sum()  # a quarter of the tokens of a step
+    quarter = loss(model(input_ids=IDS), LABELS, num_items_in_batch=total)
+    torch.testing.assert_close(4 * quarter, own.loss)
+    with pytest.raises(ConfigurationError, match="aux_loss"):
+        loss(model(input_ids=IDS, return_dict=False), LABELS)
+    # Where the settings do not ask for it there is none.
+    model = _experts(transformers)
+    own = model(input_ids=IDS, labels=LABELS).loss
+    torch.testing.assert_close(fused_loss_(model)(model(input_ids=IDS), LABELS), own)
+
+
+def test_further_losses_of_a_model_are_refused_by_name(transformers):
+    def build_switch(router):
+        return transformers.SwitchTransformersForConditionalGeneration(
+            transformers.SwitchTransformersConfig(
+                vocab_size=WORDS, d_model=DIM, d_kv=8, d_ff=32, num_layers=2, num_heads=2,
+                num_experts=2, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1,
+                decoder_start_token_id=0, output_router_logits=router,
+            )
+        )  # fmt: skip
+
+    with pytest.raises(UnsupportedError, match="z_loss.*output_router_logits = False"):
+        fused_loss_(build_switch(True))
+    fused_loss_(build_switch(False))
+
+
+@pytest.mark.parametrize("table", [None, weight_norm_, factor_])
+@pytest.mark.parametrize("total", [None, 0, torch.tensor(0), 7])
+@pytest.mark.parametrize("mixture", [False, True])
+def test_a_batch_without_targets_changes_nothing(transformers, table, total, mixture):
+    model = build(transformers)
+    if table is not None:
+        table(model)
+    model.config.output_hidden_states = True
+    more = {"penalty": TablePenalty(model, cosine=1.0), "dispersion": 0.5, "label_smoothing": 0.1}
+    loss = mixture_(model, 2, **more) if mixture else fused_loss_(model, **more)
+    nothing = torch.full_like(IDS, -100)
+    for training in (True, False):
+        found = loss(model.train(training)(input_ids=IDS), nothing, num_items_in_batch=total)
+        assert found.item() == 0
+        found.backward()
+        assert all(float(one.abs().max()) == 0 for one in gradients(model).values())
+
+
+@pytest.mark.parametrize("smoothing", ["torch", "fairseq"])
+@pytest.mark.parametrize("training", [True, False])
+def test_label_smoothing_is_torchs_unless_fairseqs_is_named(transformers, smoothing, training):
+    model = build(transformers).double().train(training)
+    logits = model(input_ids=IDS).logits[:, :-1].flatten(0, 1)
+    targets = LABELS[:, 1:].flatten()
+    eps = 0.3 if smoothing == "torch" else 0.3 * WORDS / (WORDS - 1)
+    expected = F.cross_entropy(logits, targets, label_smoothing=eps)
+    expected.backward()
+    slopes = gradients(model)
+    found = fused_loss_(model, label_smoothing=0.3, smoothing=smoothing)(
+        model(input_ids=IDS), LABELS
+    )
+    found.backward()
+    torch.testing.assert_close(found, expected)
+    same(gradients(model), slopes, close=1e-9)
+    with pytest.raises(ConfigurationError, match="torch, fairseq"):
+        fused_loss_(model, smoothing="other")
 
 
 def test_a_model_that_does_not_tell_how_targets_lie():

@@ -20,6 +20,7 @@ from spectral_fairseq.embeddings import (
     WeightNormEmbedding,
 )
 from spectral_fairseq.embeddings.svd import V_SCALE
+from spectral_fairseq.embeddings.weight_norm import tell_epoch
 from spectral_fairseq.errors import CheckpointError
 from spectral_fairseq.heads import Head, SoftmaxHead
 from spectral_fairseq.plugin.criterion import PenalisedCrossEntropy
@@ -74,9 +75,7 @@ class Checks(Listener):
 
     def begin_epoch(self, epoch: int) -> None:
         """Tell weight-norm tables, whose lengths may be frozen for some epochs."""
-        for module in self.trainer.get_model().modules():
-            if isinstance(module, WeightNormEmbedding):
-                module.set_epoch(epoch)
+        tell_epoch(self.trainer.get_model(), epoch)
 
     def before_update(self) -> None:
         """Tell the criterion, on which lazy penalties depend."""

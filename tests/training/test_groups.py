@@ -1,0 +1,117 @@
+"""Groups of parameters: a decay that acts once, and a rate and a decay of the table's own."""
+
+import pytest
+import torch
+from torch import nn
+
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.training import (
+    CoupledAdam,
+    TablePenalty,
+    factor_,
+    parameter_groups,
+    weight_norm_,
+)
+from tests.training.models import LAYOUTS, build
+
+TABLES = {"plain": lambda model: None, "weight-norm": weight_norm_, "svd": factor_}
+
+
+class Model(nn.Module):
+    """A tied table between two layers."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed, self.norm = nn.Embedding(40, 8), nn.LayerNorm(8)
+        self.lm_head = nn.Linear(8, 40, bias=True)
+        self.lm_head.weight = self.embed.weight
+
+    def forward(self, ids):
+        return self.lm_head(self.norm(self.embed(ids)))
+
+
+def decayed(model, optimizer, steps=10):
+    """The output table after steps without a gradient: what the decay alone does."""
+    for _ in range(steps):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+    return model.lm_head.weight.detach()
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_the_decay_of_a_table_acts_once(kind):
+    model = Model()
+    before = model.lm_head.weight.detach().clone()
+    table = TABLES[kind](model)
+    groups = parameter_groups(model, lr=0.1, weight_decay=0.1)
+    found = decayed(model, torch.optim.AdamW(groups))
+    torch.testing.assert_close(found, before * 0.99**10, rtol=1e-5, atol=1e-6)
+    if kind == "svd":
+        for gram in table.grams():
+            torch.testing.assert_close(gram, torch.eye(8), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_trained_parameter_is_in_one_group(transformers, kind, layout):
+    model = build(transformers, layout)
+    TABLES[kind](model)
+    groups = parameter_groups(model, lr=0.1, weight_decay=0.2, table_lr=0.3, table_weight_decay=0.4)
+    found = [id(one) for group in groups for one in group["params"]]
+    trained = [id(one) for one in model.parameters() if one.requires_grad]
+    assert sorted(found) == sorted(trained)
+    rates = {(group["lr"], group["weight_decay"]) for group in groups}
+    others = {(0.3, 0.0)} if kind == "svd" else set()
+    assert rates == {(0.1, 0.2), (0.1, 0.0), (0.3, 0.4), *others}
+    of_table = sum(len(group["params"]) for group in groups if group["lr"] == 0.3)
+    assert of_table == {"plain": 1, "weight-norm": 2, "svd": 3}[kind]
+
+
+def test_the_table_has_its_own_rate_and_decay():
+    model = Model()
+    before = {name: one.detach().clone() for name, one in model.named_parameters()}
+    groups = parameter_groups(model, lr=0.1, weight_decay=0.0, table_lr=0.2, table_weight_decay=0.5)
+    decayed(model, torch.optim.SGD(groups, lr=9.0), steps=1)
+    for name, one in model.named_parameters():
+        expected = before[name] * (0.9 if name == "embed.weight" else 1.0)
+        torch.testing.assert_close(one.detach(), expected, msg=name)
+
+
+def test_an_optimiser_that_lets_the_factors_decay_is_refused_before_its_first_step():
+    if not hasattr(torch.optim.Optimizer, "register_step_pre_hook"):
+        pytest.skip("this torch tells nobody of the steps of an optimiser")
+    model = Model()
+    factor_(model)
+    before = model.lm_head.weight.detach().clone()
+    with pytest.raises(ConfigurationError, match="act three times.*parameter_groups"):
+        decayed(model, torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1))
+    assert torch.equal(model.lm_head.weight, before)
+    decayed(model, torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.0))
+    other = Model()  # whose table is plain
+    decayed(other, torch.optim.AdamW(other.parameters(), lr=0.1, weight_decay=0.1))
+
+
+@pytest.mark.parametrize("option", ["lr", "weight_decay", "table_lr", "table_weight_decay"])
+def test_a_number_outside_its_range_is_named(option):
+    with pytest.raises(ConfigurationError, match=option):
+        parameter_groups(Model(), **{option: -1.0})
+
+
+def test_coupled_adam_takes_the_groups():
+    model = Model()
+    optimizer = CoupledAdam(parameter_groups(model, weight_decay=0.1), [model.embed.weight], lr=0.1)
+    before = model.lm_head.weight.detach().clone()
+    torch.testing.assert_close(decayed(model, optimizer, 1), before * 0.99)
+
+
+@pytest.mark.parametrize("names", [("d_optimal",), ("spectral_normalization", "cosine")])
+def test_penalties_on_singular_values_need_as_many_words_as_dimensions(names):
+    layer = nn.Linear(20, 30)
+    with pytest.raises(ConfigurationError, match="N >= d"):
+        TablePenalty(nn.Linear(30, 20), **dict.fromkeys(names, 1.0))
+    with pytest.raises(ConfigurationError, match="N >= d"):
+        TablePenalty(layer, excluded=range(11), **dict.fromkeys(names, 1.0))
+    TablePenalty(layer, excluded=range(10), **dict.fromkeys(names, 1.0))
+    TablePenalty(nn.Linear(30, 20), cosine=1.0)
