@@ -1,11 +1,16 @@
-"""One small JSON file for each finished training, with its translations beside it, compressed."""
+"""The finished trainings of a study: one line of JSON each, and their translations beside it.
+
+A study has a folder with ``records.jsonl``, a line for each training, and, if it translates,
+``texts.jsonl.xz``: a line ``{"name": ..., "language": ..., "lines": [...]}`` for the translations
+of each training, for their reference and for their source.
+"""
 
 from __future__ import annotations
 
 import json
 import lzma
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from spectral_fairseq.files import replacing
 from studies.corpus import split_lines
@@ -18,17 +23,18 @@ class Records(Mapping[str, Record]):
     """The records of a study by the names of their cells.
 
     Args:
-        folder: receives ``NAME.json`` and ``NAME.en.xz``.
+        folder: of the study.
         plain_of: the folder of another study, whose records of plain are read as well.
     """
 
     def __init__(self, folder: Path, plain_of: Optional[Path] = None) -> None:
         self.folder = folder
         self.plain_of = plain_of
-        shared = sorted(plain_of.glob("plain-*.json")) if plain_of else []
+        self._texts: Optional[Dict[Tuple[str, str], List[str]]] = None
+        shared = _read_records(plain_of) if plain_of else {}
         self._records: Dict[str, Record] = {
-            path.stem: json.loads(path.read_text("utf-8"))
-            for path in (*shared, *sorted(folder.glob("*-*.json")))
+            **{name: one for name, one in shared.items() if name.startswith("plain-")},
+            **_read_records(folder),
         }
 
     def __getitem__(self, name: str) -> Record:
@@ -43,6 +49,7 @@ class Records(Mapping[str, Record]):
     def add(self, cell: Cell, figures: Mapping[str, Any], lines: Optional[List[str]]) -> None:
         """Keep the figures of a training and, if it translated the test set, its translations."""
         record = {
+            "name": cell.name,
             "method": cell.method,
             "seed": cell.seed,
             "flags": cell.flags,
@@ -51,22 +58,51 @@ class Records(Mapping[str, Record]):
         }
         if lines is not None:
             self.keep_text(cell.name, lines)
-        # Written last: a record without its translations would never be completed.
-        lines_of = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items())
-        write_text(self.folder / f"{cell.name}.json", "{\n" + ",\n".join(lines_of) + "\n}\n")
+        # Written last: a record without its translations would never be completed. Another run of
+        # the study may have added some since this one began.
+        _write_lines(self.folder / _RECORDS, {**_read_records(self.folder), cell.name: record})
         self._records[cell.name] = record
 
     def keep_text(self, name: str, lines: List[str], language: str = "en") -> None:
-        """Write lines, compressed."""
-        with replacing(self.folder / f"{name}.{language}.xz") as partial:
-            partial.write_bytes(lzma.compress("".join(f"{x}\n" for x in lines).encode()))
+        """Keep lines under a name, compressed with those of the other trainings."""
+        texts = {**_read_texts(self.folder), (name, language): lines}
+        rows = ({"name": one, "language": of, "lines": found} for (one, of), found in texts.items())
+        data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        with replacing(self.folder / _TEXTS) as partial:
+            partial.write_bytes(lzma.compress(data.encode()))
+        self._texts = None
 
     def text(self, name: str) -> List[str]:
         """The lines that were kept under a name."""
-        path = self.folder / f"{name}.en.xz"
-        if self.plain_of and not path.exists():
-            path = self.plain_of / path.name
-        return split_lines(lzma.decompress(path.read_bytes()))
+        if self._texts is None:
+            shared = _read_texts(self.plain_of) if self.plain_of else {}
+            self._texts = {**shared, **_read_texts(self.folder)}
+        return self._texts[name, "en"]
+
+
+_RECORDS, _TEXTS = "records.jsonl", "texts.jsonl.xz"
+
+
+def _read_records(folder: Path) -> Dict[str, Record]:
+    path = folder / _RECORDS
+    if not path.exists():
+        return {}
+    found = map(json.loads, split_lines(path.read_bytes()))
+    return {record["name"]: record for record in found}
+
+
+def _write_lines(path: Path, records: Mapping[str, Record]) -> None:
+    # In the order of their names, so that the same trainings make the same file.
+    rows = (json.dumps(records[name], ensure_ascii=False) for name in sorted(records))
+    write_text(path, "".join(f"{row}\n" for row in rows))
+
+
+def _read_texts(folder: Path) -> Dict[Tuple[str, str], List[str]]:
+    path = folder / _TEXTS
+    if not path.exists():
+        return {}
+    rows = map(json.loads, split_lines(lzma.decompress(path.read_bytes())))
+    return {(row["name"], row["language"]): row["lines"] for row in rows}
 
 
 def records_of(results: Path, name: str, study: Study) -> Records:
