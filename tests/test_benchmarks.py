@@ -21,6 +21,7 @@ from benchmarks import (
     bench_mixture,
     bench_penalties,
     bench_processes,
+    bench_products,
     bench_spectrum_decay,
     bench_step,
     bench_training,
@@ -64,6 +65,7 @@ def figures(monkeypatch, capsys):
         (bench_training, "--pairs"),
         (bench_processes, "--updates"),
         (bench_loss_form, "--threads"),
+        (bench_products, "--seconds"),
     ],
 )
 def test_numbers_that_measure_nothing_are_refused_at_once(module, flag, monkeypatch, capsys):
@@ -78,6 +80,13 @@ def test_the_forms_of_the_loss_take_turns(figures):
     torch.testing.assert_close(bench_loss_form.blockwise(*inputs), bench_loss_form.dense(*inputs))
     (row,) = figures(bench_loss_form, "--quick")["rows"]
     assert 0 < row["lowest"] <= row["time"] <= row["highest"]
+
+
+def test_products_are_compared_and_the_choice_is_said(figures):
+    found = figures(bench_products, "--quick", "--seconds", "1", "--bfloat16")
+    assert {row["layer"] for row in found["rows"]} == {"linear", "attention"}
+    assert all(row[name] > 0 for row in found["rows"] for name in ("ms", "oneDNN", "bfloat16"))
+    assert found["auto"].split(":")[0] in ("oneDNN", "as torch comes")
 
 
 @pytest.mark.slow
