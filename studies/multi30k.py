@@ -80,6 +80,7 @@ def parse_arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     add("--seed", type=int, default=1, metavar="N", help="default: %(default)s, for tuning")
     add("--updates", type=int, default=2500, metavar="N", help="0: the published schedule")
     add("--flags", default="", metavar="FLAGS", help="added to those of the arm")
+    add("--float32", action="store_true", help="instead of bfloat16")
     add("--threads", type=int, default=1, metavar="N", help="default: %(default)s")
     add("--work-dir", type=Path, default=Path("outputs/multi30k"), metavar="DIR")
     add("--cpu", action="store_true", help="leave the GPU alone")
@@ -97,11 +98,12 @@ class Multi30kRun(TrainingRun):
         schedule = TO_ZERO.format(arguments.updates) if arguments.updates else PUBLISHED_SCHEDULE
         flags = shlex.split(
             f"{RECIPE} {schedule} {ARMS[arguments.arm]} {arguments.flags} --seed {arguments.seed}"
+            + ("" if arguments.float32 else " --bf16")
         )
         changed = "".join(char if char.isalnum() else "-" for char in arguments.flags.strip("- "))
-        self.name = "_".join(
-            filter(None, (arguments.arm, changed, str(arguments.updates), str(arguments.seed)))
-        )
+        precision = "float32" if arguments.float32 else ""
+        parts = (arguments.arm, precision, changed, str(arguments.updates), str(arguments.seed))
+        self.name = "_".join(filter(None, parts))
         work = WorkDir(arguments.work_dir.resolve() / self.name)
         folder = work.root
         command = ["fairseq-train", str(arguments.data), "--user-dir", USER_DIR, *flags]
