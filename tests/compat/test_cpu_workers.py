@@ -98,7 +98,8 @@ def spawned() -> int:
         "distributed_rank": 0,
         "distributed_world_size": 2,
     }
-    utils.call_main(OmegaConf.create({"distributed_training": settings}), print)
+    config = {"common": {"cpu": True}, "distributed_training": settings}
+    utils.call_main(OmegaConf.create(config), print)
     return numbers[0]
 
 
