@@ -9,8 +9,10 @@
 # make release       set up, then a wheel and a source archive in dist, checked by twine
 # make clean         remove .venv and build outputs; the quickstart's results stay
 #
-# `make PYTHON=python3.10 setup` chooses the interpreter. QUICKSTART_FLAGS and PYTEST_FLAGS are added
-# to the commands. Finished steps are not repeated.
+# `make PYTHON=python3.10 setup` chooses the interpreter. With FAIRSEQ=no, and on Python 3.13 and
+# later, for which fairseq has no build, the environment has no fairseq: the tests that need it are
+# skipped, and there is no quickstart. QUICKSTART_FLAGS and PYTEST_FLAGS are added to the commands.
+# Finished steps are not repeated.
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -19,10 +21,14 @@ CONSTRAINTS := constraints.txt
 # This file marks an environment that was made here; no other environment is removed.
 MARK := $(VENV)/.made-by-make
 MADE_HERE = [ -e "$(MARK)" ] || [ -e "$(VENV)/.fairseq" ] || [ -z "$$(ls -A "$(VENV)" 2>/dev/null)" ]
-VERSION_OK := import sys; sys.exit(not (3, 9) <= sys.version_info[:2] <= (3, 12))
-# Searched only when an environment has to be made.
-FIND_PYTHON = for p in python3 python3.11 python3.12 python3.10 python3.9; do \
-	"$$p" -c '$(VERSION_OK)' 2>/dev/null && { command -v "$$p"; break; }; done
+FAIRSEQ ?= yes
+VERSION_OK := import sys; sys.exit(not (3, 9) <= sys.version_info[:2] <= (3, 14))
+HAS_BUILD := import sys; sys.exit(not (3, 9) <= sys.version_info[:2] <= (3, 12))
+# Searched only when an environment has to be made: first one for which fairseq has a build.
+FIND_PYTHON = for fits in '$(HAS_BUILD)' '$(VERSION_OK)'; do \
+	for p in python3 python3.11 python3.12 python3.10 python3.9 python3.13 python3.14; do \
+	"$$p" -c "$$fits" 2>/dev/null && { command -v "$$p"; break 2; }; done; done
+WANTS_FAIRSEQ = [ "$(FAIRSEQ)" != no ] && $(BIN)/python -c '$(HAS_BUILD)'
 LEGACY = $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 11))'
 
 .PHONY: setup same-python quickstart test test-fast fuzz matrix lint docs release clean
@@ -53,15 +59,17 @@ $(VENV)/.fairseq: $(CONSTRAINTS) | same-python
 	@[ ! -e "$@" ] || { echo "[setup 1/3] $(VENV): other versions in $(CONSTRAINTS)"; exit 0; }; \
 	python="$(PYTHON)"; [ -n "$$python" ] || python=$$($(FIND_PYTHON)); \
 	[ -n "$$python" ] && "$$python" -c '$(VERSION_OK)' || { \
-	  echo "error: expected Python 3.9 to 3.12; found $${python:-none}. Install one of them, or" \
+	  echo "error: expected Python 3.9 to 3.14; found $${python:-none}. Install one of them, or" \
 	    "name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }; \
 	echo "[setup 1/3] $(VENV): an environment of $$("$$python" --version)"; \
 	rm -rf "$(VENV)"; mkdir -p "$(VENV)"; touch "$(MARK)"; \
 	"$$python" -m venv "$(VENV)" || { \
 	  echo "error: expected the venv module of $$python to work; found that it does not (above)." \
 	    "On Debian and Ubuntu: apt install python3-venv" >&2; rm -rf "$(VENV)"; exit 1; }
-	@echo "[setup 2/3] torch and fairseq (some minutes the first time)"
-	@if $(LEGACY); then \
+	@echo "[setup 2/3] torch$$($(WANTS_FAIRSEQ) && echo " and fairseq") (some minutes the first time)"
+	@if ! { $(WANTS_FAIRSEQ); }; then \
+	  $(PIP) install -c $(CONSTRAINTS) setuptools wheel torch; \
+	elif $(LEGACY); then \
 	  $(PIP) install "pip<24.1" && \
 	  $(PIP) install -c $(CONSTRAINTS) setuptools wheel cython numpy && \
 	  { [ -e "$@" ] || $(PIP) wheel --no-deps --no-build-isolation -w "$(VENV)/wheels" \
@@ -84,6 +92,10 @@ $(VENV)/.lint: $(VENV)/.installed
 	@touch $@
 
 quickstart: setup
+	@[ -e "$(BIN)/fairseq-train" ] || { \
+	  echo "error: expected fairseq in $(VENV), to train with; found an environment without it." \
+	    "Make another with Python 3.9 to 3.12:" \
+	    "make VENV=.venv-fairseq PYTHON=python3.11 quickstart" >&2; exit 1; }
 	@$(BIN)/python examples/quickstart/quickstart.py $(QUICKSTART_FLAGS)
 
 # The tests of a file share fixtures, so whole files are distributed over the processes. There is one

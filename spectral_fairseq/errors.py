@@ -76,6 +76,28 @@ class OutputError(SpectralFairseqError, OSError):
 
 
 @contextmanager
+def needs_extra(extra: str, purpose: str, instead: str = "") -> Iterator[None]:
+    """Say which extra of this package brings what an import in the block does not find.
+
+    Args:
+        extra: its name in ``setup.py``.
+        purpose: what it is needed for, such as "to read safetensors".
+        instead: what else the user may do, as the rest of a sentence.
+
+    Raises:
+        ConfigurationError: instead of an ``ImportError``.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigurationError(
+            f"the packages of the extra `{extra}` to be installed, {purpose}",
+            f"{type(error).__name__}: {str(error).strip().splitlines()[0]}",
+            f'Run pip install "spectral-fairseq[{extra}]"{instead}.',
+        ) from error
+
+
+@contextmanager
 def arguments_as_flags(**flags: str) -> Iterator[None]:
     """Name flags instead of arguments in the errors of this package that leave the block.
 

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, needs_extra
 
 _FAIRSEQ_DISTRIBUTIONS = ("fairseq", "ve-fairseq", "fairseq-fixed")
 _REPORTED = ("numpy", "omegaconf", "hydra-core", "sacrebleu", "sentencepiece")
@@ -81,15 +81,9 @@ def import_transformers() -> Any:
         ConfigurationError: it is not installed, or too new for the installed torch.
     """
     skip_broken_torchaudio()
-    try:
+    with needs_extra("export", "for models of transformers"):
         import transformers
         from transformers import PreTrainedModel  # noqa: F401  # lazy, and fails without torch
-    except ImportError as error:
-        raise ConfigurationError(
-            "transformers and safetensors to be installed",
-            str(error).strip().splitlines()[0],
-            "Run pip install transformers safetensors sacremoses.",
-        ) from error
     if not transformers.utils.is_torch_available():
         raise ConfigurationError(
             "a version of transformers that works with the installed torch",

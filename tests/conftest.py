@@ -8,11 +8,13 @@ another of xdist's, and it is run once. Nothing may write into the folders of wh
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import random
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
@@ -23,6 +25,21 @@ from filelock import FileLock
 
 import spectral_fairseq
 from tests.fork_server import ForkServer
+
+NO_FAIRSEQ = "fairseq is not installed"
+
+
+class _SkipWithoutFairseq:
+    """Skips what imports fairseq or what comes with it, a file of tests or a single one."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name.split(".")[0] in ("fairseq", "fairseq_cli", "hydra", "omegaconf"):
+            pytest.skip(NO_FAIRSEQ, allow_module_level=True)
+
+
+HAS_FAIRSEQ = importlib.util.find_spec("fairseq") is not None
+if not HAS_FAIRSEQ:
+    sys.meta_path.append(_SkipWithoutFairseq())  # last: asked for what no other finds
 
 PACKAGE = Path(spectral_fairseq.__file__).resolve().parent
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,6 +76,8 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
     """The process in whose forks command lines run; started for the first of them."""
+    if not HAS_FAIRSEQ:
+        pytest.skip(NO_FAIRSEQ)
     with tempfile.TemporaryDirectory() as folder:  # pytest's names are too long for a socket
         with ForkServer.started(Path(folder), [str(PACKAGE.parent), str(ROOT)]) as server:
             yield server

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,32 @@ def test_other_versions_are_installed_into_the_same_environment(clone):
     assert "wheel --no-deps" not in (clone / "calls").read_text()
     (clone / "calls").unlink()
     assert make(clone, "setup").returncode == 0 and not (clone / "calls").exists()
+
+
+@pytest.mark.parametrize(
+    "version, flags, expected",
+    [
+        ("3.12", (), True),
+        ("3.12", ("FAIRSEQ=no",), False),
+        ("3.13", (), False),
+        ("3.14", (), False),
+    ],
+)
+def test_fairseq_is_installed_where_it_has_a_build_and_is_wanted(version, flags, expected, clone):
+    """A stand-in for Python answers the questions for its version and writes its calls down."""
+    python = clone / "python"
+    python.write_text(
+        "#!/bin/sh\n"
+        f'echo "$@" >> {clone / "calls"}\n'
+        f'[ "$1" = -c ] && exec {sys.executable} -c "import sys; '
+        f"sys.version_info = tuple(map(int, '{version}'.split('.'))); exec(sys.argv[1])\" \"$2\"\n"
+        '[ "$2" = venv ] && mkdir -p "$3/bin" && cp "$0" "$3/bin/python"\nexit 0\n'
+    )
+    python.chmod(0o755)
+    done = make(clone, "setup", f"PYTHON={python}", *flags)
+    assert done.returncode == 0, done.stderr
+    calls = (clone / "calls").read_text()
+    assert ("ve-fairseq" in calls) == ("and fairseq" in done.stdout) == expected
+    assert "torch" in calls and "[text,plots,export,examples,test]" in calls
+    done = make(clone, "quickstart", *flags)
+    assert done.returncode != 0 and "expected fairseq in .venv" in done.stderr

@@ -1,6 +1,7 @@
-"""The library part of the package works where fairseq is not installed."""
+"""The library part of the package works where fairseq is not installed, nor any extra."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -76,3 +77,76 @@ def test_a_plain_torch_training_loop(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+TORCH_ALONE = """
+    import sys
+
+    class Absent:
+        def find_spec(self, name, path=None, target=None):
+            if name.split(".")[0] in sys.argv[1].split(","):
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    sys.meta_path.insert(0, Absent())
+    import spectral_fairseq.training
+    from spectral_fairseq.commands.main import main
+
+    sys.exit(main(sys.argv[2:]))
+"""
+# What the extras bring, under the names of the imports.
+EXTRAS = (
+    *("fairseq", "fairseq_cli", "hydra", "omegaconf", "sacrebleu", "scipy", "jinja2", "matplotlib"),
+    *("pandas", "safetensors", "sentencepiece", "transformers", "tokenizers", "accelerate"),
+    *("lightning", "ctranslate2", "sacremoses"),
+)
+
+
+@pytest.mark.slow
+def test_a_plain_installation_analyses_and_names_the_extra_that_it_lacks(tmp_path):
+    import numpy
+    import torch
+
+    numpy.save(tmp_path / "table.npy", torch.randn(300, 8).numpy())
+    (tmp_path / "model.safetensors").write_bytes(bytes(64))
+    torch.save({"model": {"decoder.embed_tokens.weight": torch.randn(30, 8)}}, tmp_path / "one.pt")
+    (tmp_path / "nbest").write_text("T-0\ta\nH-0\t-1\ta\n")
+    code = textwrap.dedent(TORCH_ALONE)
+    env = {**os.environ, "PYTHONPATH": str(Path(spectral_fairseq.__file__).parents[1])}
+
+    def command(*argv):
+        return subprocess.run(
+            [sys.executable, "-c", code, ",".join(EXTRAS), *argv],
+            env=env,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+
+    done = command("analyze", "table.npy")
+    assert done.returncode == 0 and "random" in done.stdout, done.stderr
+    done = command("compare", "table.npy", "one.pt")
+    assert done.returncode == 0, done.stderr
+    for extra, *argv in (
+        ("models", "analyze", "model.safetensors"),
+        ("plots", "analyze", "table.npy", "--out", "report"),
+        ("predictions", "analyze", "one.pt", "--nbest", "nbest"),
+        ("fairseq", "analyze", "one.pt", "--data", "."),
+        ("fairseq", "export", "one.pt", "plain.pt"),
+        ("fairseq", "flags"),
+    ):
+        done = command(*argv)
+        assert done.returncode == 2, (argv, done.stdout, done.stderr)
+        assert f'pip install "spectral-fairseq[{extra}]"' in done.stderr, done.stderr
+
+
+def test_an_extra_that_a_message_names_exists():
+    setup = Path(spectral_fairseq.__file__).parents[1] / "setup.py"
+    if not setup.exists():
+        pytest.skip("needs the source tree")
+    known = set(re.findall(r'^ +"(\w+)": \[', setup.read_text("utf-8"), re.MULTILINE))
+    named = set()
+    for file in Path(spectral_fairseq.__file__).parent.rglob("*.py"):
+        text = file.read_text("utf-8")
+        named |= set(re.findall(r'needs_extra\(\s*"(\w+)"', text))
+        named |= set(re.findall(r"spectral-fairseq\[(\w+)\]", text))
+    assert {"plots", "models", "export", "predictions", "fairseq"} <= named <= known

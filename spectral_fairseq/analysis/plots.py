@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 from spectral_fairseq.analysis.catalogue import ALL, shown
 from spectral_fairseq.analysis.options import follows_one_run, spread
 from spectral_fairseq.analysis.results import Analysed
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import needs_extra
 
 # pyplot is not imported, so that the backend and the open figures of a notebook stay as they are.
 
@@ -50,14 +50,9 @@ FILES = ("svg", "png")
 
 def import_matplotlib() -> Any:
     """The package matplotlib."""
-    try:
+    with needs_extra("plots", "for pictures and the report", ", or leave out --out"):
+        import jinja2  # noqa: F401  # which the page needs, after all the work
         import matplotlib.figure
-    except ImportError as error:
-        raise ConfigurationError(
-            "matplotlib, for pictures and the report",
-            "no such package",
-            "Run pip install matplotlib, or leave out --out.",
-        ) from error
     # fairseq opens the root logger for everything; matplotlib logs each font that it considers.
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     logging.getLogger("fontTools").setLevel(logging.WARNING)

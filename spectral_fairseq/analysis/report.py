@@ -22,13 +22,14 @@ from spectral_fairseq.analysis.options import spread
 from spectral_fairseq.analysis.plots import FILES, OCCASIONAL, OPENING, Picture
 from spectral_fairseq.analysis.render import as_text, spread_of
 from spectral_fairseq.analysis.verdict import MOST_VERDICTS, verdict, warnings
-from spectral_fairseq.errors import ConfigurationError, OutputError
+from spectral_fairseq.errors import ConfigurationError, OutputError, needs_extra
 from spectral_fairseq.files import replacing
 
 
 def as_html(document: Mapping[str, Any], pictures: Sequence[Picture]) -> str:
     """The page."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # only a page needs it
+    with needs_extra("plots", "for pictures and the report"):
+        from jinja2 import Environment, PackageLoader, StrictUndefined
 
     checkpoints = document["checkpoints"]
     title = ", ".join(one["label"] for one in checkpoints[:3])

@@ -49,7 +49,7 @@ from spectral_fairseq.checkpoints.vocabulary import (
     read_vocabulary,
     vocabulary_file,
 )
-from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError
+from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError, needs_extra
 
 # A safetensors file: its header is checked, and its tensors are mapped from the file.
 #
@@ -73,14 +73,8 @@ def read_safetensors(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
         CheckpointError: it is not a whole file of this format.
         ConfigurationError: the safetensors package is not installed.
     """
-    try:
+    with needs_extra("models", "to read safetensors"):
         import safetensors
-    except ImportError as error:
-        raise ConfigurationError(
-            "the package safetensors, to read files of that format",
-            "no such package",
-            "Run pip install safetensors.",
-        ) from error
     tensors: Dict[str, Tensor] = {}
     unread: Dict[str, Unread] = {}
     try:

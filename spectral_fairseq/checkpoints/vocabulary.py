@@ -20,7 +20,7 @@ from spectral_fairseq.checkpoints.dictionary import (
 )
 from spectral_fairseq.checkpoints.opened import OpenedModel
 from spectral_fairseq.checkpoints.reading import read_json, read_json_object
-from spectral_fairseq.errors import ConfigurationError, DataError, MissingDataError
+from spectral_fairseq.errors import DataError, MissingDataError, needs_extra
 from spectral_fairseq.files import why_not_readable
 
 # In the order of preference. sentencepiece.bpe.model is missing on purpose: the rows of models that
@@ -182,14 +182,8 @@ def _from_lines(path: Path) -> WordList:
 
 
 def _from_pieces(path: Path) -> WordList:
-    try:
+    with needs_extra("models", f"to read {path}"):
         import sentencepiece
-    except ImportError as error:
-        raise ConfigurationError(
-            f"the package sentencepiece, to read {path}",
-            "no such package",
-            "Run pip install sentencepiece.",
-        ) from error
     try:
         model = sentencepiece.SentencePieceProcessor(model_file=str(path))
         return words_by_row(path, {model.id_to_piece(row): row for row in range(len(model))})

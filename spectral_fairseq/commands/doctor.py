@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import textwrap
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Dict, List
 
 import spectral_fairseq
+from spectral_fairseq.commands.shared import INSTALL_FAIRSEQ
 from spectral_fairseq.compat import Applied, Status, patch_fairseq, why_not_importable
 from spectral_fairseq.options import option
 from spectral_fairseq.provenance import cuda_devices, resolve_user_dir, versions
 from spectral_fairseq.refusals import REFUSALS, Refusal, unquoted
 
 DESCRIPTION = """\
-Show what is installed, which patches of fairseq were applied and why, and what is not supported.
-The exit status is 1 if something cannot work.
+Say whether this installation works, with its versions; --all adds which patches of fairseq were
+applied and why, and what is not supported. The exit status is 1 if something cannot work.
+Example: spectral-fairseq doctor --all
 """
 
 USER_DIR = "spectral_fairseq"
+TESTED = {"python": ("3.9", "3.12"), "torch": ("1.12", "2.13")}
+"""The oldest and the newest version in which all tests were run; others are not excluded."""
 
 _TITLES = {
     "defects": "Defects of fairseq",
     "features": "Features that patch fairseq",
 }
+_WIDTH = 96
 
 
 def diagnose() -> Dict[str, Any]:
@@ -37,18 +44,20 @@ def diagnose() -> Dict[str, Any]:
         for ``--user-dir spectral_fairseq`` from the working directory, and whether that is this
         package) and ``problems``, empty when everything works.
     """
-    obstacle = why_not_importable()
-    patches = {"defects": patch_fairseq(), "features": [] if obstacle else _patched_for_features()}
-    if obstacle is None:
-        applied = patches["defects"] + patches["features"]
-        problems = [
-            f"{one.patch.name}: {one.detail}" for one in applied if one.status is Status.CANNOT
-        ]
-    else:
-        problems = [obstacle]
     found = versions()
-    if found["fairseq"] is None:
-        problems.append("fairseq is not installed")
+    patches: Dict[str, List[Applied]] = {"defects": [], "features": []}
+    problems: List[str] = []
+    obstacle = None if found["fairseq"] is None else why_not_importable()
+    if obstacle is not None:
+        problems.append(obstacle)
+    elif found["fairseq"] is not None:
+        patches = {"defects": patch_fairseq(), "features": _patched_for_features()}
+        problems += [
+            f"{one.patch.name}: {one.detail}"
+            for group in patches.values()
+            for one in group
+            if one.status is Status.CANNOT
+        ]
     package = os.path.dirname(os.path.abspath(spectral_fairseq.__file__))
     resolved = resolve_user_dir(USER_DIR)
     return {
@@ -86,17 +95,61 @@ def _refusal_as_json(one: Refusal) -> Dict[str, str]:
     return {name: unquoted(text) for name, text in found.items()}
 
 
-def report() -> str:
+def report(whole: bool = False) -> str:
     """The findings of :func:`diagnose` as text, for reading or for a problem report."""
-    return _as_text(diagnose())
+    return _as_text(diagnose(), whole)
 
 
-def _as_text(found: Dict[str, Any]) -> str:
-    lines: List[str] = ["Versions"]
+def _as_text(found: Dict[str, Any], whole: bool) -> str:
+    lines = [_verdict(found)]
+    lines += [_indented(f"PROBLEM {problem}", "") for problem in found["problems"]]
+    lines += ["", "Versions"]
     for name, version in found["versions"].items():
-        lines.append(f"  {name:<18}{version or 'not installed'}")
-    devices = found["cuda_devices"]
-    lines.append(f"  {'CUDA devices':<18}{', '.join(devices) or 'none'}")
+        lines.append(f"  {name:<18}{version or 'not installed'}{_tested(name, version)}")
+    lines.append(f"  {'CUDA devices':<18}{', '.join(found['cuda_devices']) or 'none'}")
+    if any(found["patches"].values()):
+        lines += ["", "fairseq with this package"]
+        for group, patches in found["patches"].items():
+            counts = Counter(patch["status"] for patch in patches)
+            counted = ", ".join(f"{number} {status}" for status, number in counts.items())
+            lines.append(f"  {_TITLES[group]}: {counted}")
+        lines.append(f"  Refused before training: {len(found['unsupported'])} combinations")
+        lines.append(f"  --user-dir {USER_DIR}, from this folder: {_user_dir(found['user_dir'])}")
+    lines += _details(found) if whole else ["", "doctor --all explains each patch and refusal."]
+    return "\n".join(lines)
+
+
+def _verdict(found: Dict[str, Any]) -> str:
+    if found["problems"]:
+        return "Something cannot work."
+    if found["versions"]["fairseq"] is None:
+        without = (
+            "No problems found. fairseq is not installed: analyze, compare and the torch library "
+            "work without it; training with fairseq and the other commands need it. "
+        )
+        return _indented(without + INSTALL_FAIRSEQ, "")
+    return "No problems found."
+
+
+def _tested(name: str, version: str) -> str:
+    """What was tested of a package, where its version is not pinned by fairseq's."""
+    if name not in TESTED:
+        return ""
+    found, oldest, newest = (
+        tuple(map(int, re.findall(r"\d+", one)[:2])) for one in (version, *TESTED[name])
+    )
+    beside = "tested" if oldest <= found <= newest else "not tested, may work; tested"
+    return f" ({beside}: {TESTED[name][0]} to {TESTED[name][1]})"
+
+
+def _user_dir(found: Dict[str, Any]) -> str:
+    if found["is_this_package"]:
+        return "this package"
+    return f"{found['resolves_to'] or 'nothing'}\n  give --user-dir {found['package']} instead"
+
+
+def _details(found: Dict[str, Any]) -> List[str]:
+    lines: List[str] = []
     for group, patches in found["patches"].items():
         lines += ["", _TITLES[group]] if patches else []
         for patch in patches:
@@ -106,24 +159,13 @@ def _as_text(found: Dict[str, Any]) -> str:
     for one in found["unsupported"]:
         lines += [_indented(one["refused"], " " * 2)]
         lines += [_indented(f"with {one['with']}, which needs {one['needs']}. {one['remedy']}")]
-    lines += ["", f"--user-dir {USER_DIR}, from this folder"]
-    user_dir = found["user_dir"]
-    if user_dir["is_this_package"]:
-        lines.append(f"  resolves to {user_dir['resolves_to']}")
-    else:
-        lines.append(
-            f"  resolves to {user_dir['resolves_to'] or 'nothing'}; "
-            f"give --user-dir {user_dir['package']} instead"
-        )
-    lines.append("")
-    lines += [f"PROBLEM {problem}" for problem in found["problems"]] or ["No problems found."]
-    return "\n".join(lines)
+    return lines
 
 
 def _indented(sentence: str, indent: str = " " * 6) -> str:
     return textwrap.fill(
         sentence,
-        96,
+        _WIDTH,
         initial_indent=indent,
         subsequent_indent=indent,
         break_long_words=False,
@@ -135,11 +177,12 @@ def _indented(sentence: str, indent: str = " " * 6) -> str:
 class Arguments:
     """The arguments of ``doctor``."""
 
+    all: bool = option(False, "also each patch of fairseq with its reason, and what is refused")
     format: str = option("text", "output format", choices=("text", "json"))
 
 
 def run(args: Arguments) -> int:
     """Print the findings; returns the exit status 1 if something cannot work, else 0."""
     found = diagnose()
-    print(json.dumps(found, indent=2) if args.format == "json" else _as_text(found))
+    print(json.dumps(found, indent=2) if args.format == "json" else _as_text(found, args.all))
     return 1 if found["problems"] else 0

@@ -16,7 +16,7 @@ from spectral_fairseq.commands.export_plain import (
     plain_checkpoint,
     task_like,
 )
-from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError, needs_extra
 
 
 def write_ctranslate2(
@@ -27,15 +27,9 @@ def write_ctranslate2(
     quantization: Optional[str] = None,
 ) -> None:
     """Fill a folder that ``ctranslate2.Translator`` or ``ctranslate2.Generator`` loads."""
-    try:
+    with needs_extra("export", "for CTranslate2"):
         from ctranslate2.converters import FairseqConverter
         from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES
-    except ImportError as error:
-        raise ConfigurationError(
-            "ctranslate2 to be installed",
-            str(error).strip().splitlines()[0],
-            "Run pip install ctranslate2.",
-        ) from error
     if quantization is not None and quantization not in ACCEPTED_MODEL_TYPES:
         raise ConfigurationError(
             "`quantization` to be one of " + ", ".join(ACCEPTED_MODEL_TYPES),

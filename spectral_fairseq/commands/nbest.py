@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from spectral_fairseq.analysis.options import StepCallback
-from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.errors import ConfigurationError, DataError, needs_extra
 from spectral_fairseq.files import why_not_readable
 
 ORDERS = (1, 2, 3, 4)
@@ -41,8 +41,8 @@ def nbest_bleu(
     Returns:
         ``bleu_<n>_precision`` and ``bleu_<n>_recall``, 0 to 1, and sacrebleu's signature.
     """
-    from sacrebleu.metrics import BLEU
-
+    with needs_extra("predictions", "for BLEU"):
+        from sacrebleu.metrics import BLEU
     if not contexts or any(not refs or not hyps for refs, hyps in contexts):
         raise DataError(
             "at least one reference and one hypothesis for every sentence",
@@ -76,8 +76,8 @@ def nbest_bleu(
 
 def check_tokenizer(name: str) -> None:
     """Refuse a tokenizer that sacrebleu does not know, or whose package or model is missing."""
-    from sacrebleu.metrics import BLEU
-
+    with needs_extra("predictions", "for --nbest"):
+        from sacrebleu.metrics import BLEU
     known = sorted(set(BLEU.TOKENIZERS) - {None})
     try:
         if name not in known:

@@ -203,6 +203,12 @@ def no_verify() -> Any:
 
 # Importing fairseq and this plugin, for the subcommands that build models.
 
+_REMEDY = "Run spectral-fairseq doctor; docs/compatibility.md lists versions that work together."
+INSTALL_FAIRSEQ = (
+    'Run pip install "spectral-fairseq[fairseq]" with Python 3.9 to 3.12, or install the fairseq '
+    "that you use."
+)
+
 
 def import_plugin() -> None:
     """Import fairseq, patch it, and register this package with it."""
@@ -215,8 +221,7 @@ def import_plugin() -> None:
             raise UnsupportedError(
                 "a fairseq that can be imported",
                 obstacle,
-                "Run spectral-fairseq doctor; docs/compatibility.md lists versions that work "
-                "together.",
+                INSTALL_FAIRSEQ if "No module named 'fairseq'" in obstacle else _REMEDY,
             )
         import spectral_fairseq.plugin  # noqa: F401
     finally:

@@ -84,6 +84,8 @@ def apply_all(patches: Sequence[Patch]) -> List[Applied]:
 @functools.cache  # a second attempt finds fairseq half imported
 def why_not_importable() -> Optional[str]:
     """What happens on importing fairseq, or None if nothing does."""
+    # At every import fairseq logs that a package of its speech tasks is missing.
+    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
     try:
         importlib.import_module("fairseq")
     except Exception as error:  # fairseq 0.12.2 fails with a ValueError on Python >= 3.11

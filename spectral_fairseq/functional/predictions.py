@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import DataError, UnsupportedError
+from spectral_fairseq.errors import DataError, UnsupportedError, needs_extra
 from spectral_fairseq.functional.isotropy import covariance_from_gram, isoscore
 from spectral_fairseq.functional.products import SMALLEST_NORM, unit_rows
 
@@ -168,8 +168,8 @@ def separate(points: Tensor, vector: Tensor) -> Separation:
     Raises:
         UnsupportedError: the solver fails.
     """
-    from scipy.optimize import linprog  # slow to import, and seldom needed
-
+    with needs_extra("predictions", "for the convex hull of hidden states"):
+        from scipy.optimize import linprog  # slow to import, and seldom needed
     away = (points.double() - vector.double()).cpu()  # [M, d]
     lengths = away.norm(dim=1, keepdim=True)
     dim = away.size(1)

@@ -7,7 +7,6 @@ nothing is registered; the reason is logged, and ``spectral-fairseq doctor`` sho
 from __future__ import annotations
 
 import importlib
-import logging
 
 from spectral_fairseq import compat
 
@@ -26,8 +25,6 @@ PARTS = (
 
 def register() -> None:
     """Patch fairseq and register every part with it; safe to call more than once."""
-    # At every import fairseq logs that a package of its speech tasks is missing.
-    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
     compat.patch_fairseq()  # fairseq is imported here
     if compat.why_not_importable() is not None:
         return

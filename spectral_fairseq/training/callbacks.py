@@ -52,7 +52,7 @@ def _check(base: Any, package: str, measure_every: int) -> None:
         raise ConfigurationError(
             f"{package} to be installed, for its callback",
             "no such package",
-            f"Run pip install {package}.",
+            f'Run pip install {package}, or "spectral-fairseq[training]" for all callbacks.',
         )
     if measure_every and importlib.util.find_spec("numpy") is None:
         raise ConfigurationError(

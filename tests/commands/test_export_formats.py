@@ -176,5 +176,5 @@ def test_without_transformers(train, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "transformers", None)
     checkpoint = last(train_translation(train, "three ways"))
     export(checkpoint, tmp_path / "hf", status=2)
-    assert "pip install transformers" in capsys.readouterr().err
+    assert "spectral-fairseq[export]" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -17,6 +17,7 @@ from spectral_fairseq.compat.patching import Patch
 from spectral_fairseq.plugin import trainer
 from spectral_fairseq.provenance import resolve_user_dir
 from tests.checkpoints.made import cone, entries, save, with_padding
+from tests.matrix.page import read_record
 
 PACKAGE = Path(spectral_fairseq.__file__).resolve().parent
 
@@ -29,12 +30,29 @@ def test_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert run() == 0
     text = capsys.readouterr().out
     assert text.rstrip() == doctor.report()
-    assert text.rstrip().endswith("No problems found.")
+    lines = text.splitlines()
+    assert lines[0] == "No problems found." and len(lines) <= 25 and max(map(len, lines)) <= 100
+    assert run("--all") == 0
+    text = capsys.readouterr().out
+    assert text.splitlines()[0] == "No problems found."
     assert "fully_sharded" in text and "quant-noise" in text and "adaptive-input" in text
     words = " ".join(text.split())
     for one in compat.patch_fairseq() + trainer.patch_for_features():
         assert f"[{one.status.value}] {one.patch.name} {one.patch.reason} {one.detail}" in words
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_version_that_was_not_tested_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, said in (("2.13.0+cpu", "(tested:"), ("2.14.1", "(not tested,"), ("1.9", "(not")):
+        assert doctor._tested("torch", version).startswith(f" {said}")
+    assert doctor._tested("numpy", "2.4.6") == ""
+
+
+def test_what_counts_as_tested_is_in_the_record_of_the_matrix() -> None:
+    tested = [cell["versions"] for cell in read_record().values() if "tests" in cell]
+    for name, (oldest, newest) in doctor.TESTED.items():
+        found = sorted(tuple(map(int, one[name].split(".")[:2])) for one in tested)
+        assert [oldest, newest] == [".".join(map(str, found[end])) for end in (0, -1)]
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,7 +73,8 @@ def test_what_cannot_work_sets_the_exit_status(
     broken = Applied(Patch("a name", "A defect.", str), Status.CANNOT, "a reason")
     monkeypatch.setattr(doctor, "patch_fairseq", lambda: [broken])
     assert run() == 1
-    assert "PROBLEM a name: a reason" in capsys.readouterr().out
+    found = capsys.readouterr().out
+    assert found.startswith("Something cannot work.") and "PROBLEM a name: a reason" in found
 
 
 @pytest.mark.slow
