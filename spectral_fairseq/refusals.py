@@ -166,8 +166,25 @@ ADAPTIVE_LOSS = Refusal(
     "computes only the clusters of the targets.",
     theirs="`--criterion adaptive_loss`, which asks for fairseq's own adaptive softmax",
 )
+SOFTCAP = Refusal(
+    "`--logit-softcap`",
+    "an output layer with one softmax over all words",
+    "Use `--output-head softmax` or `moc`, of a Transformer-XL with `--adaptive-softmax-cutoff "
+    "''`; or drop the flag.",
+    theirs="a mixture of softmaxes, a sigsoftmax or an adaptive softmax",
+)
+Z_LOSS = Refusal(
+    "`--z-loss`",
+    "scores of all words with one normaliser, log Z",
+    "Use `--output-head softmax` or `moc`, of a Transformer-XL with `--adaptive-softmax-cutoff "
+    "''`; or drop the flag.",
+    theirs="a mixture of softmaxes, a sigsoftmax or an adaptive softmax; a mixture of contexts "
+    "with `--loss-form dense` or `--report-accuracy`, which see its probabilities alone; an output "
+    "layer that is not known",
+)
 SEVERAL_METHODS = Refusal(
-    "`--adversarial-epsilon`, `--rdrop-weight`, `--simcut-weight` or `--gradient-gating`",
+    "`--adversarial-epsilon`, `--rdrop-weight`, `--simcut-weight`, `--gradient-gating` or "
+    "`--z-loss`",
     "at most one method that changes the likelihood",
     "Keep one.",
     theirs="another method that changes the likelihood",
@@ -175,10 +192,10 @@ SEVERAL_METHODS = Refusal(
 ADVERSARIAL = Refusal(
     "`--adversarial-epsilon`",
     "a softmax or a mixture over all words",
-    "Use another `--output-head`, of a Transformer-XL `--adaptive-softmax-cutoff ''`; or drop the "
-    "flag.",
-    theirs="a sigsoftmax, or an adaptive softmax, in which a target's score is no single logit "
-    "w'h + b",
+    "Use another `--output-head`, of a Transformer-XL `--adaptive-softmax-cutoff ''`; no "
+    "`--logit-softcap`; or drop the flag.",
+    theirs="a sigsoftmax, an adaptive softmax or `--logit-softcap`, in which a target's score is "
+    "no single logit w'h + b",
 )
 CONSISTENCY = Refusal(
     "`--rdrop-weight` or `--simcut-weight`",
@@ -189,9 +206,10 @@ CONSISTENCY = Refusal(
 GATING = Refusal(
     "`--gradient-gating`",
     "a single softmax with the scores of all words",
-    "Use `--output-head softmax` without `--loss-form blockwise`, or drop the flag.",
-    theirs="`--loss-form blockwise`; a mixture, or the adaptive softmax of `transformer_xl_*`, in "
-    "which a word has no single score",
+    "Use `--output-head softmax` without `--loss-form blockwise` and `--logit-softcap`, or drop "
+    "the flag.",
+    theirs="`--loss-form blockwise`; `--logit-softcap`; a mixture, or the adaptive softmax of "
+    "`transformer_xl_*`, in which a word has no single score",
 )
 NO_OUTPUT_LAYER = Refusal(
     "`--adversarial-epsilon`, `--loss-form blockwise` or `--gradient-gating`",

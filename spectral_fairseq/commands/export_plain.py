@@ -248,11 +248,13 @@ def different_logits(check: LogitCheck) -> CheckpointError:
 
 
 def _refuse_other_heads(cfg: Mapping[str, Any]) -> None:
-    head = _entries(cfg["model"]).get("output_head", "softmax")
-    if head != "softmax":
+    flags = _entries(cfg["model"])
+    head, softcap = flags.get("output_head", "softmax"), flags.get("logit_softcap")
+    if head != "softmax" or softcap is not None:
+        cap = "" if softcap is None else f" --logit-softcap {softcap:g}"
         raise UnsupportedError(
-            "a model with one softmax, which plain fairseq can represent",
-            f"--output-head {head}, which it cannot",
+            "a model with one softmax and scores without a cap, which plain fairseq can represent",
+            f"--output-head {head}{cap}, which it cannot",
             "Translate or score with this checkpoint and --user-dir; for a plain model, translate "
             "the training source with it and train a plain arch on the result "
             "(sequence-level distillation).",

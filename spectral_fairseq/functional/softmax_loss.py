@@ -37,6 +37,7 @@ from spectral_fairseq.functional.blocks import (
     without_ignored,
 )
 from spectral_fairseq.functional.products import differentiable_once, row_norms
+from spectral_fairseq.functional.z_loss import Extras, ZLoss, softcap_
 
 # The adversarial softmax: each target word is scored with the worst vector near its own.
 #
@@ -204,10 +205,11 @@ def smoothing_weights(label_smoothing: float, vocabulary: int) -> Tuple[float, f
 
 
 class _BlockwiseCrossEntropy(torch.autograd.Function):
-    """(loss_sum, plain_loss_sum, plain_nll_sum), with gradients of loss_sum only.
+    """(loss_sum, plain_loss_sum, plain_nll_sum, square_sum), with gradients of loss_sum only.
 
-    The last two are those of the scores without a margin. See ``blocks.py``,
-    Note [Gradients in the forward pass].
+    The second and the third are those of the scores without a margin and without the z-loss; the
+    last one is the sum of (log Z)^2. See ``blocks.py``, Note [Gradients in the forward pass], and
+    ``z_loss.py``.
     """
 
     @staticmethod
@@ -220,18 +222,21 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
         margin: Optional[Tensor],
         label_smoothing: float,
         block_elements: Optional[int],
-    ) -> Tuple[Tensor, Tensor, Tensor]:
+        extras: Extras,
+    ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
         tokens, vocabulary = contexts.size(0), matrix.size(0)
         target_weight, uniform = smoothing_weights(label_smoothing, vocabulary)
-        dtype = product_dtype(contexts, matrix)
+        # With the z-loss the gradient of a score may be larger than 1.
+        dtype = product_dtype(contexts, matrix, bounded=not extras.z_loss)
         sum_dtype = accumulation_dtype(dtype)
         needed = tuple(ctx.needs_input_grad[i] for i in (0, 2, 3))
         with torch.autocast(contexts.device.type, enabled=False):
             block_scores = BlockScores(matrix, bias, dtype)
-            word_sum = matrix.sum(0, dtype=sum_dtype) if uniform else None  # [d]
+            linear = extras.softcap is None
+            word_sum = matrix.sum(0, dtype=sum_dtype) if uniform and linear else None  # [d]
             bias_sum = 0.0 if block_scores.bias is None else block_scores.bias.sum()
-            loss_sum, plain_loss_sum, plain_nll_sum = (
-                contexts.new_zeros((), dtype=sum_dtype) for _ in range(3)
+            loss_sum, plain_loss_sum, plain_nll_sum, square_sum = (
+                contexts.new_zeros((), dtype=sum_dtype) for _ in range(4)
             )
             margin_gradient = None if margin is None else margin.new_zeros(tokens, dtype=sum_dtype)
             sums = GradientSums(contexts, matrix, bias, sum_dtype, needed)
@@ -245,6 +250,8 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
                 real = part.stop - part.start
                 counted = padded(rows.new_ones(real, dtype=sum_dtype), size)  # [b]
                 scores = block_scores(rows)  # [b, N]
+                slope = None if extras.softcap is None else softcap_(scores, extras.softcap)
+                score_sum = None if slope is None or not uniform else scores.sum(1)
                 block_margin = None
                 if margin is not None:
                     block_margin = filled(margin[part].to(sum_dtype), size)  # [b]
@@ -258,6 +265,7 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
                     score_sum = rows.to(sum_dtype) @ word_sum + bias_sum
                     if block_margin is not None:
                         score_sum -= block_margin
+                if score_sum is not None:
                     loss += uniform * (vocabulary * log_z - score_sum)
                 plain_loss = loss
                 if block_margin is not None and margin_gradient is not None:
@@ -267,22 +275,30 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
                     hit_share = (target_weight + vocabulary * uniform) * torch.exp(-nll)
                     from_margin = target_weight + uniform - hit_share  # -d loss / d s_y
                     margin_gradient[part] = from_margin[:real]
-                for each in (loss, plain_loss, plain_nll):
+                square = log_z.square()
+                for each in (loss, plain_loss, plain_nll, square):
                     each[real:] = 0  # 0 times an infinite loss is no number
+                square_sum += counted @ square
                 loss_sum += counted @ loss
                 plain_loss_sum += counted @ plain_loss
                 plain_nll_sum += counted @ plain_nll
-                # d loss / d s = (target_weight + N uniform) p - target_weight [v = y] - uniform,
+                # d loss / d s = (target_weight + N uniform + 2 lambda log Z) p
+                #                - target_weight [v = y] - uniform,
                 # whose last term is the same for all tokens and is added after the loop.
-                sums.add_block(
-                    part,
-                    rows,
-                    scores,
-                    block_scores.table,
-                    block_targets,
-                    weights=(target_weight + vocabulary * uniform) * counted,
-                    hits=target_weight * counted,
-                )
+                weights = (target_weight + vocabulary * uniform) * counted
+                if extras.z_loss:
+                    weights = weights + 2 * extras.z_loss * log_z.masked_fill(counted.eq(0), 0.0)
+                hits = target_weight * counted
+                if slope is None:
+                    sums.add_block(
+                        part, rows, scores, block_scores.table, block_targets, weights, hits
+                    )
+                    continue
+                scores.mul_(weights.unsqueeze(1)).sub_(uniform * counted.unsqueeze(1))
+                scores.scatter_add_(1, block_targets.unsqueeze(1), -hits.unsqueeze(1))
+                sums.add_block(part, rows, scores.mul_(slope), block_scores.table)
+            if extras.z_loss:
+                loss_sum = loss_sum + extras.z_loss * square_sum
             if word_sum is not None:
                 if sums.contexts is not None:
                     sums.contexts -= uniform * word_sum
@@ -291,14 +307,14 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
                 if sums.bias is not None:
                     sums.bias -= uniform * tokens
         sums.save(ctx, (margin_gradient, sum_dtype if margin is None else margin.dtype))
-        ctx.mark_non_differentiable(plain_loss_sum, plain_nll_sum)
-        return loss_sum, plain_loss_sum, plain_nll_sum
+        ctx.mark_non_differentiable(plain_loss_sum, plain_nll_sum, square_sum)
+        return loss_sum, plain_loss_sum, plain_nll_sum, square_sum
 
     @staticmethod
     @differentiable_once("blockwise_cross_entropy")
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Tuple[Optional[Tensor], ...]:
         contexts, matrix, bias, margin = scaled_gradients(ctx, grad)
-        return contexts, None, matrix, bias, margin, None, None
+        return contexts, None, matrix, bias, margin, None, None, None
 
 
 def blockwise_cross_entropy(
@@ -334,8 +350,41 @@ def blockwise_cross_entropy(
         ConfigurationError: shapes that do not fit together, or eps outside its range.
     """
     inputs = (contexts, targets, matrix, bias)
-    loss, _, nll = _summed_losses(inputs, None, label_smoothing, ignore_index, block_elements)
+    loss, _, nll, _ = _summed_losses(inputs, None, label_smoothing, ignore_index, block_elements)
     return loss, nll
+
+
+def z_cross_entropy(
+    contexts: Tensor,
+    targets: Tensor,
+    matrix: Tensor,
+    bias: Optional[Tensor] = None,
+    *,
+    z_loss: float = 0.0,
+    softcap: Optional[float] = None,
+    label_smoothing: float = 0.0,
+    ignore_index: Optional[int] = None,
+    block_elements: Optional[int] = None,
+) -> ZLoss:
+    """Return :func:`blockwise_cross_entropy` with a z-loss, of scores with a soft cap.
+
+    Args:
+        contexts: as of that function, like all below but the two.
+        targets: shape (T,).
+        matrix: W, shape (N, d).
+        bias: b, shape (N,).
+        z_loss: lambda of ``z_loss.py``.
+        softcap: c of c tanh((W h + b) / c), or ``None``.
+        label_smoothing: eps in [0, 1).
+        ignore_index: target whose tokens contribute zero.
+        block_elements: number of scores held at a time.
+
+    Raises:
+        ConfigurationError: as of that function, or lambda or c outside their ranges.
+    """
+    inputs = (contexts, targets, matrix, bias)
+    options = (label_smoothing, ignore_index, block_elements, Extras(z_loss, softcap).checked())
+    return ZLoss(*_summed_losses(inputs, None, *options))
 
 
 def adversarial_blockwise_cross_entropy(
@@ -359,9 +408,8 @@ def adversarial_blockwise_cross_entropy(
         The loss, and the plain losses for logs, at a cost independent of N.
     """
     inputs = (contexts, targets, matrix, bias)
-    return AdversarialLoss(
-        *_summed_losses(inputs, margin, label_smoothing, ignore_index, block_elements)
-    )
+    sums = _summed_losses(inputs, margin, label_smoothing, ignore_index, block_elements)
+    return AdversarialLoss(*sums[:3])
 
 
 @outside_graphs
@@ -371,7 +419,8 @@ def _summed_losses(
     label_smoothing: float,
     ignore_index: Optional[int],
     block_elements: Optional[int],
-) -> Tuple[Tensor, Tensor, Tensor]:
+    extras: Extras = Extras(),  # noqa: B008 (a tuple)
+) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """Check and apply :class:`_BlockwiseCrossEntropy`."""
     contexts, targets, matrix, bias = inputs
     check_sizes(contexts, targets, matrix, bias)
@@ -379,7 +428,7 @@ def _summed_losses(
     contexts, matrix = aligned(contexts, matrix)
     contexts, matrix, bias, margin = detached_without_grad(contexts, matrix, bias, margin)
     return _BlockwiseCrossEntropy.apply(
-        contexts, targets, matrix, bias, margin, label_smoothing, block_elements
+        contexts, targets, matrix, bias, margin, label_smoothing, block_elements, extras
     )
 
 

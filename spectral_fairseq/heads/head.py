@@ -6,15 +6,17 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.table import Table
+from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.functional.products import row_norms
 from spectral_fairseq.functional.softmax_loss import (
     AdversarialLoss,
     adversarial_blockwise_cross_entropy,
     adversarial_margin,
-    blockwise_cross_entropy,
     sigsoftmax_cross_entropy,
     sigsoftmax_scores,
+    z_cross_entropy,
 )
+from spectral_fairseq.functional.z_loss import ZLoss, check_softcap, softcapped
 from spectral_fairseq.options import Option
 
 # No "from __future__ import annotations" here: TorchScript reads the annotations.
@@ -48,20 +50,38 @@ class Head(nn.Module):
         summary: the kind in a few words.
         options: arguments that users choose.
         any_width: whether the features may be wider or narrower than the table.
+        normalised: whether its scores have one normaliser, so that it has :meth:`z_loss`.
+
+    Attributes:
         own_loss: whether criterions take :meth:`loss` unless they are told to use the scores.
         adversarial: whether it has :meth:`adversarial_loss`.
+        softcap: c of the scores' soft cap, ``None`` for none.
     """
 
     kind: ClassVar[str]
     summary: ClassVar[str]
     options: ClassVar[Tuple[Option, ...]] = ()
     any_width: ClassVar[bool] = False
-    own_loss: ClassVar[bool] = False
-    adversarial: ClassVar[bool] = False
+    own_loss: bool = False
+    adversarial: bool = False
+    normalised: ClassVar[bool] = False
 
-    def __init__(self, table: Table) -> None:
+    softcap: Optional[float]
+
+    def __init__(self, table: Table, softcap: Optional[float] = None) -> None:
         super().__init__()
         self.table = table
+        check_softcap(softcap)
+        self.softcap = None if softcap is None else float(softcap)
+        if softcap is not None:
+            if not self.normalised:
+                raise UnsupportedError(
+                    "an output layer with one softmax, for `softcap`",
+                    f"{type(self).__name__}, whose scores have no single normaliser",
+                    "Use SoftmaxHead or MixtureOfContexts, or leave `softcap` out.",
+                )
+            # The scores are no longer linear in the features.
+            self.own_loss, self.adversarial = True, False
 
     @classmethod
     def build(cls, table: Table, spec: HeadSpec, **options: Any) -> "Head":
@@ -113,6 +133,38 @@ class Head(nn.Module):
         """
         raise NotImplementedError
 
+    def check_linear(self) -> None:
+        """Refuse scores with a soft cap, whose targets have no single logit w'h + b.
+
+        Raises:
+            UnsupportedError: the scores have a cap.
+        """
+        if self.softcap is not None:
+            raise UnsupportedError(
+                "scores without a cap, for the adversarial loss",
+                f"softcap={self.softcap:g}",
+                "Leave one of them out.",
+            )
+
+    def z_loss(
+        self,
+        features: Tensor,
+        targets: Tensor,
+        z_loss: float,
+        label_smoothing: float = 0.0,
+        ignore_index: Optional[int] = None,
+    ) -> ZLoss:
+        """:meth:`loss` with the square of the normaliser: ``functional/z_loss.py``.
+
+        Args:
+            features: shape (*, d_h).
+            targets: shape (*).
+            z_loss: lambda, at least 0.
+            label_smoothing: as of :meth:`loss`.
+            ignore_index: targets with this value contribute zero.
+        """
+        raise NotImplementedError
+
     def check_label_smoothing(self, label_smoothing: float) -> None:
         """Raise an error, before training starts, if :meth:`loss` cannot smooth labels."""
 
@@ -128,6 +180,16 @@ class Head(nn.Module):
             state_dict[f"{name}.table.weight"] = weight
 
 
+SOFTCAP = Option(
+    "logit_softcap",
+    None,
+    "c of a soft cap on the scores of an output layer with one softmax, c tanh(score / c); 30 in "
+    "Gemma 2. It is a part of the model",
+    type=Optional[float],
+    argument="softcap",
+)
+
+
 # The single softmax, p(y | h) = softmax(W h + b)_y, over a table of any kind.
 
 
@@ -137,18 +199,24 @@ class SoftmaxHead(Head):
     Args:
         table: W, which look-ups may share.
         bias: give the logits a bias b, shape (N,), zero at the start.
+        softcap: c, with which the scores are c tanh((W h + b) / c); ``None`` for none.
+
+    Raises:
+        ConfigurationError: c is not above 0.
     """
 
     kind = "softmax"
     summary = "one softmax"
+    options: ClassVar[Tuple[Option, ...]] = (SOFTCAP,)
     adversarial = True
-
-    cross_entropy = staticmethod(blockwise_cross_entropy)
+    normalised = True
 
     bias: Optional[Tensor]
 
-    def __init__(self, table: Table, *, bias: bool = False) -> None:
-        super().__init__(table)
+    def __init__(
+        self, table: Table, *, bias: bool = False, softcap: Optional[float] = None
+    ) -> None:
+        super().__init__(table, softcap)
         if bias:
             self.bias = nn.Parameter(torch.zeros(table.num_embeddings))
         else:
@@ -161,7 +229,9 @@ class SoftmaxHead(Head):
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits, shape (*, N), of ``features``, shape (*, d)."""
-        return self.table.project(features, self.bias)
+        scores = self.table.project(features, self.bias)
+        softcap = self.softcap
+        return scores if softcap is None else softcapped(scores, softcap)
 
     def loss(
         self,
@@ -171,12 +241,26 @@ class SoftmaxHead(Head):
         ignore_index: Optional[int] = None,
     ) -> Tuple[Tensor, Tensor]:
         """Label-smoothed cross entropy; see :meth:`Head.loss`."""
+        found = self.z_loss(features, targets, 0.0, label_smoothing, ignore_index)
+        return found.loss, found.nll
+
+    def z_loss(
+        self,
+        features: Tensor,
+        targets: Tensor,
+        z_loss: float,
+        label_smoothing: float = 0.0,
+        ignore_index: Optional[int] = None,
+    ) -> ZLoss:
+        """The loss with the square of the normaliser; see :meth:`Head.z_loss`."""
         rows, matrix = self.table.operands(features.flatten(0, -2))
-        return self.cross_entropy(
+        return z_cross_entropy(
             rows,
             targets.flatten(),
             matrix,
             self.bias,
+            z_loss=z_loss,
+            softcap=self.softcap,
             label_smoothing=label_smoothing,
             ignore_index=ignore_index,
         )
@@ -190,6 +274,7 @@ class SoftmaxHead(Head):
         ignore_index: Optional[int] = None,
     ) -> AdversarialLoss:
         """The loss with the target's logit lowered; see :meth:`Head.adversarial_loss`."""
+        self.check_linear()
         features, targets = features.flatten(0, -2), targets.flatten()
         norms = row_norms(self.table.vectors(targets))
         rows, matrix = self.table.operands(features)
@@ -219,10 +304,32 @@ class SigSoftmaxHead(SoftmaxHead):
 
     kind = "sigsoftmax"
     summary = "one sigsoftmax"
+    options = ()
     adversarial = False
-    cross_entropy = staticmethod(sigsoftmax_cross_entropy)  # type: ignore[assignment]
     own_loss = True  # so that no loss for linear scores is taken
+    normalised = False
+
+    def __init__(self, table: Table, *, bias: bool = False) -> None:
+        super().__init__(table, bias=bias)
 
     def forward(self, features: Tensor) -> Tensor:
         """Scores, shape (*, N), of ``features``, shape (*, d)."""
         return sigsoftmax_scores(self.table.project(features, self.bias))
+
+    def loss(
+        self,
+        features: Tensor,
+        targets: Tensor,
+        label_smoothing: float = 0.0,
+        ignore_index: Optional[int] = None,
+    ) -> Tuple[Tensor, Tensor]:
+        """Label-smoothed cross entropy; see :meth:`Head.loss`."""
+        rows, matrix = self.table.operands(features.flatten(0, -2))
+        return sigsoftmax_cross_entropy(
+            rows,
+            targets.flatten(),
+            matrix,
+            self.bias,
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
+        )

@@ -18,7 +18,7 @@ The features of a Transformer are larger, and with a larger s it learns much fas
 # No "from __future__ import annotations" here: TorchScript reads the attributes' types.
 import logging
 import math
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, ClassVar, Dict, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -41,9 +41,10 @@ from spectral_fairseq.functional.softmax_loss import (
     AdversarialLoss,
     adversarial_blockwise_cross_entropy,
     adversarial_margin,
-    blockwise_cross_entropy,
+    z_cross_entropy,
 )
-from spectral_fairseq.heads.head import Head, HeadSpec
+from spectral_fairseq.functional.z_loss import ZLoss, softcapped
+from spectral_fairseq.heads.head import SOFTCAP, Head, HeadSpec
 from spectral_fairseq.options import Option
 
 logger = logging.getLogger(__name__)
@@ -63,13 +64,15 @@ class MixtureHead(Head):
             a recurrent network, 0 for features of shape (time, batch, d_h)); ``None`` draws a mask
             for every position.
         context_scale: s, greater than 0.
+        softcap: c of a soft cap on the scores, of a mixture of contexts alone.
 
     Raises:
-        ConfigurationError: K outside [1, N], a dropout outside [0, 1), or a scale that is not
-            positive.
+        ConfigurationError: K outside [1, N], a dropout outside [0, 1), or a scale or a cap that is
+            not positive.
+        UnsupportedError: a cap on the scores of several softmaxes.
     """
 
-    options = (
+    options: ClassVar[Tuple[Option, ...]] = (
         Option(
             "mixture_components",
             15,
@@ -110,8 +113,9 @@ class MixtureHead(Head):
         bias: bool = False,
         locked_dim: Optional[int] = None,
         context_scale: float = 1.0,
+        softcap: Optional[float] = None,
     ) -> None:
-        super().__init__(table)
+        super().__init__(table, softcap)
         # The rank of the log-probabilities is at most N, so more than N experts give nothing.
         if not 1 <= components <= table.num_embeddings:
             raise ConfigurationError(
@@ -188,6 +192,7 @@ class MixtureHead(Head):
         ignore_index: Optional[int] = None,
     ) -> AdversarialLoss:
         """The loss with the target's logits lowered; see :meth:`Head.adversarial_loss`."""
+        self.check_linear()
         experts, ignore_index = self._experts(features, targets, ignore_index)
         return self.lowered_loss(
             *experts,
@@ -255,9 +260,10 @@ class MixtureHead(Head):
 
     def extra_repr(self) -> str:
         """What ``repr`` shows beside the submodules."""
+        cap = "" if self.softcap is None else f", softcap={self.softcap:g}"
         return (
             f"components={self.components}, dropout={self.dropout}, locked={self.locked_dim}, "
-            f"context_scale={self.context_scale}"
+            f"context_scale={self.context_scale}{cap}"
         )
 
 
@@ -307,11 +313,16 @@ class MixtureOfContexts(MixtureHead):
 
     kind = "moc"
     summary = "a mixture of contexts"
+    options = (*MixtureHead.options, SOFTCAP)
+    normalised = True
 
     def forward(self, features: Tensor) -> Tensor:
         """log P of ``features``, shape (*, d_h): shape (*, N), float32."""
         mixed = mixture_of_contexts(self.contexts(features), self.log_prior(features))  # [*, d]
         scores = self.table.project(mixed, self.bias)
+        softcap = self.softcap
+        if softcap is not None:
+            scores = softcapped(scores, softcap)
         if scores.dtype != torch.float64:
             scores = scores.float()
         return torch.log_softmax(scores, -1)
@@ -320,8 +331,31 @@ class MixtureOfContexts(MixtureHead):
         self, contexts: Tensor, log_prior: Tensor, targets: Tensor, **smoothing: Any
     ) -> Tuple[Tensor, Tensor]:
         """Cross entropy of one softmax; see :meth:`MixtureHead.mixed_loss`."""
+        found = self._z_loss(contexts, log_prior, targets, **smoothing)
+        return found.loss, found.nll
+
+    def z_loss(
+        self,
+        features: Tensor,
+        targets: Tensor,
+        z_loss: float,
+        label_smoothing: float = 0.0,
+        ignore_index: Optional[int] = None,
+    ) -> ZLoss:
+        """The loss with the square of the normaliser; see :meth:`Head.z_loss`."""
+        experts, ignore_index = self._experts(features, targets, ignore_index)
+        return self._z_loss(
+            *experts,
+            z_loss=z_loss,
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
+        )
+
+    def _z_loss(
+        self, contexts: Tensor, log_prior: Tensor, targets: Tensor, **options: Any
+    ) -> ZLoss:
         mixed, matrix = self.table.operands(mixture_of_contexts(contexts, log_prior))
-        return blockwise_cross_entropy(mixed, targets, matrix, self.bias, **smoothing)
+        return z_cross_entropy(mixed, targets, matrix, self.bias, softcap=self.softcap, **options)
 
     def lowered_loss(
         self,

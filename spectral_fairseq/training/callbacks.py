@@ -18,7 +18,7 @@ from spectral_fairseq.training.control import SpectrumControl
 from spectral_fairseq.training.groups import check_decay
 from spectral_fairseq.training.hidden_states import HandsOn
 from spectral_fairseq.training.losses import TokenLoss, check_plain, plain_
-from spectral_fairseq.training.modules import output_layer
+from spectral_fairseq.training.modules import output_layer, unwrapped
 
 
 class _Missing:
@@ -210,9 +210,17 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
         """Measure the table if that is due."""
         due = self.measure_every and state.global_step % self.measure_every == 0
         if due and state.is_world_process_zero:
-            measures = _measures(model)
+            measures = {**_measures(model), **self._of_loss(model)}
             if measures:
                 self.trainer.log(measures)
+
+    def _of_loss(self, model: Any) -> Dict[str, float]:
+        """The mean of (log Z)^2, where the loss has it."""
+        loss = getattr(self.trainer, "compute_loss_func", None)
+        if not isinstance(loss, TokenLoss):
+            loss = getattr(getattr(unwrapped(model), "loss_function", None), "loss", None)
+        found = getattr(loss, "mean_square", None)
+        return {} if found is None else {"z_loss": float(found)}
 
     def on_train_end(
         self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any

@@ -11,6 +11,7 @@ from torch.utils import _pytree
 
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.functional.blocks import outside_graphs
+from spectral_fairseq.functional.z_loss import softcapped
 from spectral_fairseq.training.modules import Changed
 
 
@@ -19,12 +20,12 @@ class _Refused(UnsupportedError, AttributeError):
 
     def __init__(self, found: str) -> None:
         super().__init__(
-            "logits that a model leaves as they are, multiplies by a number or adds a bias to, "
-            "before a loss of spectral_fairseq.training",
+            "logits that a model leaves as they are, multiplies by a number, adds a bias to or "
+            "gives a soft cap, before a loss of spectral_fairseq.training",
             f"`{found}`, which would change the hidden states",
             "Pass compute_loss_func=fused_loss_(model) to Trainer, labels to no other loss, and "
             "label_smoothing to fused_loss_ instead of label_smoothing_factor to Trainer; if the "
-            "model itself changes its logits so, as with soft caps, train it without fused_loss_.",
+            "model itself changes its logits so, train it without fused_loss_.",
         )
 
     def __reduce__(self) -> tuple:
@@ -36,8 +37,9 @@ class HiddenStates:
     """What an output layer hands on in the place of its logits s W h + b.
 
     What a model does to logits is done to these in a way that the loss knows of: conversions to
-    another type (the loss has its own), products with a number, and a bias for all words. Anything
-    else is refused by name, since it would be done to hidden states.
+    another type (the loss has its own), products with a number, a bias for all words, and a soft
+    cap c tanh(s / c) as Gemma 2 has it. Anything else is refused by name, since it would be done to
+    hidden states.
 
     Attributes:
         features: h, shape (*, d).
@@ -45,6 +47,7 @@ class HiddenStates:
         product_dtype: of the logits; autocast ends before the loss.
         scale: s, which multiplies the layer's own bias too; a tensor, shape (), if it is learned.
         bias: b that the model adds, shape (N,), if any.
+        cap: c where the model multiplies the tanh of all that by it, a soft cap.
     """
 
     features: Tensor
@@ -52,6 +55,7 @@ class HiddenStates:
     product_dtype: torch.dtype
     scale: Union[float, Tensor] = 1.0
     bias: Optional[Tensor] = None
+    cap: Optional[float] = None
 
     @property
     def shape(self) -> torch.Size:
@@ -93,6 +97,10 @@ class HiddenStates:
     def __mul__(self, other: Any) -> HiddenStates:
         if isinstance(other, Tensor) and other.numel() != 1:
             raise _Refused("mul")
+        if self.cap is not None:
+            if isinstance(other, Tensor) or not other > 0:
+                raise _Refused("mul behind tanh")
+            return replace(self, cap=self.cap * float(other))
         bias = None if self.bias is None else self.bias * other
         learned = isinstance(other, Tensor) and other.requires_grad
         factor = other.reshape(()) if learned else float(other)
@@ -102,12 +110,19 @@ class HiddenStates:
         return self * (1 / other)
 
     def __add__(self, other: Any) -> HiddenStates:
-        if not isinstance(other, Tensor) or other.numel() != self.layer.out_features:
+        one_each = isinstance(other, Tensor) and other.numel() == self.layer.out_features
+        if not one_each or self.cap is not None:
             raise _Refused("add")
         bias = other.flatten()
         return replace(self, bias=bias if self.bias is None else self.bias + bias)
 
     __rmul__, __radd__ = __mul__, __add__
+
+    def tanh(self) -> HiddenStates:
+        """Those of a soft cap, whose c the model multiplies by afterwards."""
+        if self.cap is not None:
+            raise _Refused("tanh")
+        return replace(self, cap=1.0)
 
     def _refuse(self, *_: Any) -> Any:
         raise _Refused("an operator")
@@ -127,17 +142,20 @@ class HiddenStates:
         if len(args) == 2 and name in ("add", "radd", "mul", "rmul"):
             this, other = args if isinstance(args[0], HiddenStates) else reversed(args)
             return this + other if "add" in name else this * other
+        if name == "tanh" and len(args) == 1 and not kwargs:
+            return args[0].tanh()
         raise _Refused(name)
 
 
 def _flat(handed: HiddenStates) -> Tuple[List[Any], Any]:
-    return [handed.features, handed.bias, handed.scale], (handed.layer, handed.product_dtype)
+    others = (handed.layer, handed.product_dtype, handed.cap)
+    return [handed.features, handed.bias, handed.scale], others
 
 
 def _made(tensors: Any, others: Any) -> HiddenStates:
     features, bias, scale = tensors
-    layer, product_dtype = others
-    return HiddenStates(features, layer, product_dtype, scale, bias)
+    layer, product_dtype, cap = others
+    return HiddenStates(features, layer, product_dtype, scale, bias, cap)
 
 
 # The tensors among a model's outputs tell fully_shard when the backward pass begins. Some versions
@@ -147,15 +165,22 @@ if hasattr(_pytree, "register_pytree_node"):
 
 
 class HandsOn(Changed):
-    """An output layer that hands on its input while it trains; without gradients it has logits."""
+    """An output layer that hands on its input while it trains; without gradients it has logits.
+
+    Attributes:
+        softcap: c of a cap that the logits get here, as in a model that has none of its own.
+    """
 
     order = 0
 
     def forward(self, input: Tensor) -> Any:
         """Hidden states in training, logits (or log-probabilities of a mixture) otherwise."""
+        cap: Optional[float] = getattr(self, "softcap", None)
         if self.training and torch.is_grad_enabled():
-            return _handed_on(input, self)
-        return super().forward(input)
+            handed = _handed_on(input, self)
+            return handed if cap is None else (handed / cap).tanh() * cap
+        logits = super().forward(input)
+        return logits if cap is None else softcapped(logits, cap)
 
 
 @outside_graphs

@@ -33,6 +33,7 @@ from spectral_fairseq.plugin.likelihood.plain import (
     LossForm,
     form_for,
 )
+from spectral_fairseq.plugin.likelihood.z_loss import Z_LOSS, ZLossOfBlocks, ZLossOfScores
 from spectral_fairseq.plugin.penalties.view import Parts
 
 __all__ = [
@@ -55,10 +56,11 @@ FLAGS = (
     SIMCUT_CUTOFF,
     GRADIENT_GATING,
     GRADIENT_GATING_MEMORY,
+    Z_LOSS,
     LOSS_FORM,
 )
 # Each changes the likelihood, or its gradient, in a way of its own.
-EXCLUSIVE = (ADVERSARIAL_EPSILON, RDROP_WEIGHT, SIMCUT_WEIGHT, GRADIENT_GATING)
+EXCLUSIVE = (ADVERSARIAL_EPSILON, RDROP_WEIGHT, SIMCUT_WEIGHT, GRADIENT_GATING, Z_LOSS)
 
 
 def read_options(cfg: Any) -> Any:
@@ -115,6 +117,10 @@ def likelihood_term(criterion: Any, parts: Parts, options: Any, form: LossForm) 
         return Consistency(criterion, parts, options, options.loss_form != "dense")
     if options.gradient_gating:
         return GradientGating(criterion, parts, options.gradient_gating)
+    if options.z_loss:
+        if form.blockwise:
+            return ZLossOfBlocks(criterion, parts, options.z_loss, form)
+        return ZLossOfScores(criterion, parts, options.z_loss)
     return plain_likelihood(criterion, parts, form)
 
 

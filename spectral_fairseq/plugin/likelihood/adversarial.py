@@ -62,8 +62,10 @@ class Adversarial(LikelihoodTerm):
         if self.own_loss and head.adversarial and not self.blockwise:
             raise refusals.DENSE_MIXTURE.error("--loss-form dense")
         if isinstance(head, Head) and not head.adversarial:
+            kind = type(head).__name__
+            kind = kind if head.softcap is None else f"{kind} with --logit-softcap"
             raise refusals.ADVERSARIAL.error(
-                f"{type(head).__name__}, in which a target's score is no single logit w'h + b"
+                f"{kind}, in which a target's score is no single logit w'h + b"
             )
 
     def check(self) -> None:

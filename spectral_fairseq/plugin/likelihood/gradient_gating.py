@@ -192,7 +192,8 @@ class GradientGating(FullScores):
         super().__init__(criterion, parts)
         self.alpha = alpha
         if self.own_loss:
-            raise refusals.GATING.error(type(self.head).__name__)
+            capped = getattr(self.head, "softcap", None) is not None
+            raise refusals.GATING.error("--logit-softcap" if capped else type(self.head).__name__)
 
     def check(self) -> None:
         """See the base class.

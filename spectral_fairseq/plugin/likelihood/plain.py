@@ -273,8 +273,14 @@ def form_for(criterion: Any, options: Any, model: nn.Module, num_words: int) -> 
         options: the parsed values of the likelihood's flags.
         model: what is trained or evaluated.
         num_words: N, the size of the target dictionary.
+
+    Raises:
+        UnsupportedError: the z-loss of scores that may not be those of a softmax.
     """
     asked = options.loss_form
+    obstacle = obstacle_to_blocks(model, num_words) if options.z_loss else None
+    if obstacle is not None:
+        raise refusals.Z_LOSS.error(obstacle)
     if asked != "auto":
         return LossForm(asked == "blockwise", "as the flags ask for")
     if options.gradient_gating:

@@ -18,6 +18,7 @@ from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import TABLES, PlainEmbedding, SVDEmbedding, Table
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.heads import HEADS, Head, SoftmaxHead
+from spectral_fairseq.heads.head import SOFTCAP
 from spectral_fairseq.options import Option
 
 logger = logging.getLogger(__name__)
@@ -119,7 +120,8 @@ def head_kind(options: Any) -> Type[Head]:
 
 def has_own_output(options: Any) -> bool:
     """Whether the output layer is one of this package's rather than fairseq's own."""
-    return table_kind(options) is not PlainEmbedding or head_kind(options) is not SoftmaxHead
+    usual = table_kind(options) is PlainEmbedding and head_kind(options) is SoftmaxHead
+    return not usual or options.logit_softcap is not None
 
 
 def warn_of_idle_options(model: Any, config: Any) -> None:
@@ -171,6 +173,8 @@ def refuse_unsupported(options: Any) -> None:
     """
     if has_own_output(options):
         chosen = f"--embedding-type {options.embedding_type} --output-head {options.output_head}"
+        if options.logit_softcap is not None:
+            chosen += f" {SOFTCAP.flag} {options.logit_softcap:g}"
         refusals.OTHER_TABLES.check(Namespace(model=options), chosen)
 
 

@@ -7,10 +7,12 @@ from typing import Any, List, Optional, Type
 from fairseq import utils
 from torch import nn
 
+from spectral_fairseq import refusals
 from spectral_fairseq.checkpoints.dictionary import FILLER
 from spectral_fairseq.embeddings import Table, TableSpec
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.heads import Head, HeadSpec
+from spectral_fairseq.heads.head import SOFTCAP
 from spectral_fairseq.options import arguments, flags_by_argument
 from spectral_fairseq.plugin.counts import counts_for_new_table
 from spectral_fairseq.plugin.models.registry import head_kind, table_kind
@@ -89,6 +91,8 @@ def build_head(
             outside their range.
     """
     kind = head_kind(options) if kind is None else kind
+    if options.logit_softcap is not None and SOFTCAP not in kind.options:
+        raise refusals.SOFTCAP.error(kind.__name__)
     table = build_table(options, dictionary, spec.input_dim) if shared is None else shared
     if not kind.any_width and table.embedding_dim != spec.input_dim:
         raise ConfigurationError(

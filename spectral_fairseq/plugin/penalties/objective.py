@@ -207,8 +207,8 @@ def reported_terms(net_output: Any) -> List[Term]:
 # batches. ``<name>_size`` is the weight of the value in averages over several updates.
 
 
-# What the likelihood terms measure, for each token: likelihood/consistency.py.
-MEASURE_NAMES = ("r_drop", "simcut")
+# What the likelihood terms measure, for each token: likelihood/consistency.py, z_loss.py.
+MEASURE_NAMES = ("r_drop", "simcut", "z_loss")
 NAMES = (*(penalty.name for penalty in PENALTIES), *ACTIVATION_NAMES, *MEASURE_NAMES)
 
 

@@ -1,0 +1,138 @@
+"""The likelihood and lambda (log Z)^2, which keeps the normaliser Z of the softmax near 1.
+
+Chowdhery et al., "PaLM", 2022, https://arxiv.org/abs/2204.02311, section 5; the formula is in
+``functional/z_loss.py``. The logs keep the likelihood, and have the mean of (log Z)^2 under a key
+of its own, in training only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spectral_fairseq import refusals
+from spectral_fairseq.functional.softmax_loss import z_cross_entropy
+from spectral_fairseq.functional.z_loss import ZLoss
+from spectral_fairseq.heads.head import Head, SoftmaxHead
+from spectral_fairseq.options import weight_option
+from spectral_fairseq.plugin.likelihood.plain import (
+    Blockwise,
+    FullScores,
+    Likelihood,
+    LossForm,
+    OutputLayer,
+    output_layer_replaced,
+)
+from spectral_fairseq.plugin.models.find import softmax_operands
+from spectral_fairseq.plugin.penalties.view import Parts, Term
+
+Z_LOSS = weight_option(
+    "z_loss",
+    "lambda of the z-loss, which adds lambda (log Z)^2 to a token's loss in training, with Z the "
+    "sum of the exponentials of all scores; 1e-4 is usual",
+)
+NAME = "z_loss"
+
+
+def _measured(loss: Any, plain: Any, nll: Any, squares: Tensor, output: Any, sample: Any) -> Any:
+    # It is part of the loss, and so has no weight here.
+    measure = Term(NAME, 0.0, squares.detach() / sample["ntokens"])
+    return Likelihood(loss, plain.detach(), nll.detach(), output, (measure,))
+
+
+class ZLossOfScores(FullScores):
+    """Computed from the scores of all words.
+
+    Args:
+        criterion: the criterion that takes it.
+        parts: of the model.
+        weight: lambda.
+
+    Raises:
+        UnsupportedError: the model's output is not scores with one normaliser.
+    """
+
+    def __init__(self, criterion: Any, parts: Parts, weight: float) -> None:
+        super().__init__(criterion, parts)
+        self.weight = weight
+        _check_head(self.head)
+        if isinstance(self.head, Head) and not isinstance(self.head, SoftmaxHead):
+            raise refusals.Z_LOSS.error(f"the probabilities of {type(self.head).__name__}")
+
+    def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
+        """See the base class."""
+        found = super().__call__(model, sample, reduce)
+        skip = self.criterion.ignore_prefix_size
+        scores = found.net_output[0][:, skip:]
+        real = sample["target"][:, skip:].ne(self.criterion.padding_idx)
+        wide = scores if scores.dtype == torch.double else scores.float()
+        squares = torch.logsumexp(wide, -1).square() * real  # [b, t]
+        added = self.weight * (squares.sum() if reduce else squares.view_as(found.loss))
+        output = found.net_output
+        total = squares.sum()
+        return _measured(found.loss + added, found.loss, found.logged_nll, total, output, sample)
+
+
+class ZLossOfBlocks(Blockwise):
+    """Computed from blocks of scores.
+
+    Args:
+        criterion: the criterion that takes it.
+        parts: of the model.
+        weight: lambda.
+        form: of the model's loss.
+
+    Raises:
+        UnsupportedError: an output layer without one normaliser, or a caller that asks for its
+            scores.
+    """
+
+    def __init__(self, criterion: Any, parts: Parts, weight: float, form: LossForm) -> None:
+        super().__init__(criterion, parts, form.dense_up_to)
+        self.weight, self._parts = weight, parts
+        _check_head(self.head)
+        if self._full_scores:
+            ZLossOfScores(criterion, parts, weight)  # which may refuse
+
+    def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
+        """See the base class."""
+        targets = sample["target"]
+        small = targets.numel() <= self.dense_up_to
+        if small or not reduce or self._full_scores:
+            return ZLossOfScores(self.criterion, self._parts, self.weight)(model, sample, reduce)
+        skip = self.criterion.ignore_prefix_size
+
+        def loss_instead(_: OutputLayer) -> OutputLayer:
+            def run(features: Tensor) -> Tensor:
+                return torch.stack(self._z_loss(features[:, skip:], targets[:, skip:]))
+
+            return run
+
+        with output_layer_replaced(self.decoder, loss_instead):
+            net_output = model(**sample["net_input"])
+        loss, plain, nll, squares = net_output[0]
+        return _measured(loss, plain, nll, squares, net_output, sample)
+
+    def _z_loss(self, features: Tensor, targets: Tensor) -> ZLoss:
+        smoothing, padding = self.criterion.eps, self.criterion.padding_idx
+        if isinstance(self.head, Head):
+            return self.head.z_loss(features, targets, self.weight, smoothing, padding)
+        rows, matrix, bias = softmax_operands(
+            self.decoder, features.flatten(0, -2), self.words.rows
+        )
+        return z_cross_entropy(
+            rows,
+            targets.flatten(),
+            matrix,
+            bias,
+            z_loss=self.weight,
+            label_smoothing=smoothing,
+            ignore_index=padding,
+        )
+
+
+def _check_head(head: Any) -> None:
+    if isinstance(head, Head) and not head.normalised:
+        raise refusals.Z_LOSS.error(type(head).__name__)

@@ -1,0 +1,350 @@
+"""The loss of a batch from the hidden states that an output layer hands on.
+
+Note [One scale]
+----------------
+The objective is that of the criterions of this package,
+
+    1/T sum_t -log p(y_t)  +  sum_i weight_i R_i,
+
+with the R of each paper and T, the number of tokens of an optimiser's step. A weight so means the
+same for every batch size. Where a step has several batches (gradient accumulation, workers), each
+adds the penalty times its own share of the tokens, so that the penalty counts once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any, Callable, Optional, Sequence, Tuple, Type
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.functional.dispersion import dispersion_penalty
+from spectral_fairseq.functional.softmax_loss import smoothing_weights, z_cross_entropy
+from spectral_fairseq.functional.z_loss import Extras, ZLoss
+from spectral_fairseq.heads.mixture import MixtureHead
+from spectral_fairseq.training.hidden_states import HiddenStates
+from spectral_fairseq.training.modules import Changed, check_whole, unwrapped
+from spectral_fairseq.training.other_losses import OtherLosses
+from spectral_fairseq.training.tables import TableUse
+
+SMOOTHINGS = ("torch", "fairseq")
+IGNORED = -100  # the label of transformers for what is no target
+
+
+class Mixes(Changed):
+    """An output layer whose scores are the log-probabilities of its ``mixture``."""
+
+    order = 1
+    mixture: MixtureHead
+
+    def forward(self, input: Tensor) -> Tensor:
+        """log P of features, shape (*, d): shape (*, N)."""
+        scores: Tensor = self.mixture(input)
+        return scores
+
+
+def operands(layer: nn.Module, features: Tensor) -> Tuple[Tensor, Tensor]:
+    """(x, M) such that x M' are the logits of features, without the bias."""
+    if isinstance(layer, TableUse):
+        return layer.used_table.operands(features)
+    weight: Any = layer.weight
+    return features, weight
+
+
+def check_normalised(mixture: Type[MixtureHead]) -> None:
+    """Refuse a z-loss of several softmaxes.
+
+    Raises:
+        UnsupportedError: the mixture has no single normaliser.
+    """
+    if not mixture.normalised:
+        raise UnsupportedError(
+            "an output layer with one softmax, for `z_loss`",
+            f"{mixture.__name__}, which has several",
+            'Use kind="moc", or leave `z_loss` out.',
+        )
+
+
+class TokenLoss:
+    """The loss that :func:`fused_loss_` returns; a model of transformers calls it by itself.
+
+    It counts tokens as Trainer does: the sum over the targets, divided by ``num_items_in_batch``,
+    which covers all batches of an optimiser's step; or by the number of targets where that is not
+    given. Without any target it is 0, and so are its gradients. The load-balancing loss of a
+    mixture of experts is added as the model adds it, by its share of the tokens.
+
+    Args:
+        model: whose output layer hands on hidden states.
+        label_smoothing: eps in [0, 1).
+        smoothing: ``torch`` gives each of the N words eps / N, as ``F.cross_entropy`` and Trainer
+            do; ``fairseq`` gives eps / (N - 1) to each word but the target, as its
+            ``label_smoothed_cross_entropy`` does.
+        z_loss: lambda of the z-loss of ``functional/z_loss.py``, lambda (log Z)^2 for each target;
+            1e-4 is usual. It is added in training only. :attr:`mean_square` is for logs.
+        penalty: called without arguments, returns the weighted sum of penalties; such as a
+            :class:`~spectral_fairseq.training.penalties.TablePenalty`. It is added in training
+            only, see Note [One scale].
+        dispersion: weight of :func:`~spectral_fairseq.functional.dispersion.dispersion_penalty`
+            of the (decoder's) layers, over the positions that have a target; likewise. The model
+            has to return its hidden states: ``model.config.output_hidden_states = True``.
+        shift: whether the target of a position is the label of the next one. ``None`` does as the
+            own loss of a model of transformers does.
+        ignore_index: label of what is no target.
+
+    Attributes:
+        mean_square: mean of (log Z)^2 over the targets of the latest batch with a z-loss.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        label_smoothing: float = 0.0,
+        smoothing: str = "torch",
+        z_loss: float = 0.0,
+        penalty: Optional[Callable[[], Tensor]] = None,
+        dispersion: float = 0.0,
+        shift: Optional[bool] = None,
+        ignore_index: int = IGNORED,
+    ) -> None:
+        smoothing_weights(label_smoothing, vocabulary=2)
+        if not 0 <= dispersion < math.inf:
+            raise ConfigurationError(
+                "`dispersion` to be a finite number >= 0", f"{dispersion}", "Correct it."
+            )
+        if smoothing not in SMOOTHINGS:
+            raise ConfigurationError(
+                f"`smoothing` to be one of {', '.join(SMOOTHINGS)}", repr(smoothing), "Correct it."
+            )
+        self.label_smoothing, self.smoothing = label_smoothing, smoothing
+        self.z_loss = Extras(z_loss).checked().z_loss
+        self.mean_square: Optional[Tensor] = None
+        self.penalty, self.dispersion = penalty, dispersion
+        self.shift = _shifts(model) if shift is None else shift
+        self.ignore_index = ignore_index
+        self.auxiliary = OtherLosses.of(unwrapped(model))
+
+    def __call__(
+        self, outputs: Any, labels: Optional[Tensor], num_items_in_batch: Any = None
+    ) -> Tensor:
+        """The loss of a batch, a scalar.
+
+        Args:
+            outputs: of the model, with ``logits`` (an attribute, an entry, or the first element).
+            labels: shape (B, T).
+            num_items_in_batch: number of targets of the optimiser's step.
+
+        Raises:
+            ConfigurationError: there are no labels, or other logits than the output layer's.
+        """
+        if labels is None:
+            raise ConfigurationError(
+                "`labels` beside the outputs of the model, for a loss of spectral_fairseq.training",
+                "none",
+                "Let the data collator give labels.",
+            )
+        # Where outputs are a tuple that has it, it stands before the logits.
+        further = 0.0 if self.auxiliary is None else self.auxiliary(outputs)
+        logits = _logits(outputs)
+        if self.shift:
+            labels = self._shifted(labels)
+        loss, share = self.of_logits(logits, labels, num_items_in_batch)
+        if isinstance(further, Tensor):
+            loss = loss + further * share
+        if self.dispersion and isinstance(logits, HiddenStates):
+            spread = dispersion_penalty(_layers(outputs), labels.ne(self.ignore_index))
+            loss = loss + self.dispersion * spread * share
+        return loss
+
+    def _shifted(self, labels: Tensor) -> Tensor:
+        """The label of the next position at each, so that nothing has to be cut out of logits."""
+        return F.pad(labels, (0, 1), value=self.ignore_index)[..., 1:]
+
+    def of_logits(
+        self, logits: Any, labels: Tensor, num_items_in_batch: Any
+    ) -> Tuple[Tensor, Tensor]:
+        """The loss with the penalties on the table, and the share of a step's tokens in the batch.
+
+        Args:
+            logits: hidden states in training, or finished logits, shape (B, T, N).
+            labels: that of each position, shape (B, T).
+            num_items_in_batch: as for :meth:`__call__`.
+        """
+        targets = labels.reshape(-1).to(logits.device)
+        counted = targets.ne(self.ignore_index).sum()
+        of_words = self._of_hidden_states if isinstance(logits, HiddenStates) else self._of_logits
+        loss = of_words(logits, targets)
+        total = counted if num_items_in_batch is None else num_items_in_batch
+        total = torch.as_tensor(total, device=loss.device).clamp(min=1)
+        share = counted.to(loss.device) / total
+        loss = loss / total
+        if self.penalty is not None and isinstance(logits, HiddenStates):
+            loss = loss + self.penalty() * share
+        return loss, share
+
+    def _fairseqs_smoothing(self, words: int) -> float:
+        """eps as fairseq spreads it, for N words."""
+        return self.label_smoothing * ((words - 1) / words if self.smoothing == "torch" else 1.0)
+
+    def _of_hidden_states(self, handed: HiddenStates, targets: Tensor) -> Tensor:
+        layer = handed.layer
+        for parameter in layer.parameters():
+            check_whole(parameter)
+        features = handed.features.flatten(0, -2)  # [T, d]
+        # tanh(s) c is c tanh(s c / c).
+        outer = 1.0 if handed.cap is None else handed.cap
+        if handed.is_scaled:
+            features = features * (handed.scale * outer)
+        bias = None if layer.bias is None else layer.bias * (handed.scale * outer)
+        if handed.bias is not None:
+            added = handed.bias * outer
+            bias = added if bias is None else bias + added
+        dtype = handed.product_dtype
+        smoothing = self._fairseqs_smoothing(layer.out_features)
+        chosen: Any = {"label_smoothing": smoothing, "ignore_index": self.ignore_index}
+        # A 16-bit product of operands that are not all so is autocast's, which has ended.
+        tensors = [features, *layer.parameters()]
+        if isinstance(layer, TableUse):
+            tensors += layer.used_table.parameters()
+        autocast = dtype in (torch.float16, torch.bfloat16) and any(
+            one.dtype != dtype for one in tensors
+        )
+        device = features.device.type
+        half = {"dtype": dtype} if autocast else {"enabled": False}
+        with torch.autocast(device, **half):
+            if not isinstance(layer, Mixes):
+                rows, matrix = operands(layer, features)
+                chosen.update(z_loss=self.z_loss, softcap=handed.cap)
+                return self._noted(z_cross_entropy(rows, targets, matrix, bias, **chosen), targets)
+            changed = handed.is_scaled or handed.cap is not None
+            if changed or (bias is not None and bool(bias.any())):
+                raise UnsupportedError(
+                    "a model that leaves its logits as they are, for a mixture",
+                    "one that scales them, caps them or adds a bias to them",
+                    "Train this model without mixture_.",
+                )
+            mixture: Any = layer.mixture
+            if self.z_loss:
+                check_normalised(type(mixture))
+                return self._noted(
+                    mixture.z_loss(features, targets, self.z_loss, **chosen), targets
+                )
+            return mixture.loss(features, targets, **chosen)[0]  # type: ignore[no-any-return]
+
+    def _noted(self, found: ZLoss, targets: Tensor) -> Tensor:
+        """The loss; its (log Z)^2 are kept for logs."""
+        if self.z_loss:
+            self.mean_square = found.squares / targets.ne(self.ignore_index).sum().clamp(min=1)
+        return found.loss
+
+    def _of_logits(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The same of finished logits, by words."""
+        logits = logits.flatten(0, -2)
+        words = logits.size(-1)
+        lost = targets[targets.ne(self.ignore_index)]
+        if lost.numel() and int(lost.max()) >= words:
+            raise ConfigurationError(
+                f"labels below the width of the logits, {words}",
+                f"{int(lost.max())}",
+                "Return the outputs of the model as they are, so that hidden states keep their "
+                "type; DistributedDataParallel with find_unused_parameters does not.",
+            )
+        log_p = torch.log_softmax(
+            logits.double() if logits.dtype == torch.double else logits.float(), -1
+        )
+        target_weight, uniform = smoothing_weights(self._fairseqs_smoothing(words), words)
+        loss = target_weight * F.nll_loss(
+            log_p, targets, ignore_index=self.ignore_index, reduction="sum"
+        )
+        if uniform:
+            loss = loss - uniform * log_p[targets.ne(self.ignore_index)].sum()
+        return loss
+
+
+class ModelLoss:
+    """A :class:`TokenLoss` in the place of a model's ``loss_function``.
+
+    The model so computes it where it is given labels, which is what Trainer, TRL, accelerate and
+    peft do. It adds the loss of its experts itself.
+
+    Args:
+        loss: the loss.
+        own: the function that the model had.
+    """
+
+    def __init__(self, loss: TokenLoss, own: Any) -> None:
+        self.loss, self.__name__ = loss, getattr(own, "__name__", "")
+
+    def __call__(
+        self,
+        logits: Any,
+        labels: Optional[Tensor] = None,
+        vocab_size: Any = None,  # noqa: ARG002 (transformers passes it by its place)
+        num_items_in_batch: Any = None,
+        ignore_index: Optional[int] = None,
+        shift_labels: Optional[Tensor] = None,
+        **_: Any,
+    ) -> Tensor:
+        """The loss of a batch, a scalar, with the arguments of transformers' own losses."""
+        loss = self.loss
+        if loss.dispersion:
+            raise ConfigurationError(
+                "the outputs of the layers, for `dispersion`",
+                "labels that were given to the model, whose own loss sees the logits alone",
+                "Pass compute_loss_func=fused_loss_(model, dispersion=...) to Trainer, or call the "
+                "loss with the outputs and the labels.",
+            )
+        targets = shift_labels
+        if targets is None:
+            if labels is None:
+                raise ConfigurationError("`labels` or `shift_labels`", "neither", "Give labels.")
+            targets = loss._shifted(labels) if loss.shift else labels
+        if ignore_index is not None and ignore_index != loss.ignore_index:
+            targets = targets.masked_fill(targets.eq(ignore_index), loss.ignore_index)
+        return loss.of_logits(logits, targets, num_items_in_batch)[0]
+
+
+def _logits(outputs: Any) -> Any:
+    if isinstance(outputs, (Tensor, HiddenStates)):
+        return outputs
+    if hasattr(outputs, "logits"):
+        return outputs.logits
+    return outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+
+
+def _layers(outputs: Any) -> Sequence[Tensor]:
+    """The outputs of the layers, without the embeddings."""
+    for name in ("decoder_hidden_states", "hidden_states"):
+        states = getattr(outputs, name, None)
+        if states is not None:
+            return states[1:]  # type: ignore[no-any-return]
+    raise ConfigurationError(
+        "outputs with the hidden states of the layers, for `dispersion`",
+        "none",
+        "Set model.config.output_hidden_states = True.",
+    )
+
+
+def _shifts(model: nn.Module) -> bool:
+    """Whether the model's own loss compares a position with the next one's label."""
+    model = unwrapped(model)
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return False
+    own = getattr(getattr(model, "loss_function", None), "__name__", "")
+    code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
+    if code is not None and "shift_logits" in code.co_varnames:  # a loss written there, as before
+        return True  # transformers 4.50
+    if own == "ForCausalLMLoss" and code is not None and "loss_function" in code.co_names:
+        return True
+    if own == "ForMaskedLMLoss" or type(model).__name__.endswith("ForMaskedLM"):
+        return False
+    raise ConfigurationError(
+        "`shift` for a model that does not tell whether its targets are the next tokens",
+        f"a {type(model).__name__}",
+        "Pass shift=True where position t predicts labels[t + 1], and False where it predicts "
+        "labels[t].",
+    )
