@@ -15,7 +15,8 @@ if not MAKEFILE.exists() or shutil.which("make") is None:
 
 def make(folder, *arguments):
     # `make test VENV=...` would otherwise hand its own environment over, to be removed.
-    handed_over = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "VENV", "CONSTRAINTS", "PYTHON")
+    make_own = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES")
+    handed_over = (*make_own, "VENV", "CONSTRAINTS", "PYTHON", "FAIRSEQ")
     env = {key: value for key, value in os.environ.items() if key not in handed_over}
     return subprocess.run(
         ["make", "-f", str(MAKEFILE), *arguments],

@@ -32,14 +32,15 @@ from spectral_fairseq.options import option
 DESCRIPTION = """\
 Collapse the tables of a checkpoint of transformer_sc*, transformer_wn*, transformer_lm_sc* or
 transformer_lm_wn* to a plain transformer or transformer_lm checkpoint, which fairseq loads without
---user-dir and which decodes at plain fairseq's speed. Both models are run on the same random input
-first, and nothing is written unless their logits agree within 1e-4 of the largest one.
+--user-dir and which decodes at plain fairseq's speed. A checkpoint of fairseq's own Transformers is
+saved anew, so that fairseq alone loads it under torch >= 2.6, which refuses fairseq's own files.
+Both models are run on the same random input first, and nothing is written unless their logits agree
+within 1e-4 of the largest one.
 
 The result holds no optimiser state: it serves fairseq-generate, fairseq-interactive,
 fairseq-eval-lm, --finetune-from-model and converters.
 
-With --to huggingface or ctranslate2, OUT is a folder, and CKPT may also be a Transformer of
-fairseq that is plain already:
+With --to huggingface or ctranslate2, OUT is a folder:
 
   AutoModelForSeq2SeqLM.from_pretrained(OUT), or AutoModelForCausalLM of a language model
   ctranslate2.Translator(OUT), or Generator of a language model
