@@ -161,9 +161,9 @@ class CoupledAdam(torch.optim.Optimizer):
         saved = [key for group in groups for key in group["params"]]
         own = [parameter for group in self.param_groups for parameter in group["params"]]
         for key, parameter in zip(saved, own):
-            for name in ("exp_avg", "exp_avg_sq"):
-                if key in state_dict["state"]:
-                    self.state[parameter][name] = state_dict["state"][key][name].to(
+            for name, value in state_dict["state"].get(key, {}).items():
+                if isinstance(value, Tensor) and value.dim() and value.is_floating_point():
+                    self.state[parameter][name] = value.to(
                         device=parameter.device,
                         dtype=torch.promote_types(parameter.dtype, torch.float32),
                         copy=True,

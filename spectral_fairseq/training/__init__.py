@@ -6,20 +6,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spectral_fairseq.functional.float32_products import float32_products
     from spectral_fairseq.lm.coupled_adam import CoupledAdam
+    from spectral_fairseq.lm.muon import Muon
     from spectral_fairseq.training.control import SpectrumControl
-    from spectral_fairseq.training.groups import parameter_groups
+    from spectral_fairseq.training.groups import hidden_matrices, parameter_groups
     from spectral_fairseq.training.losses import TokenLoss, fused_loss_, mixture_, plain_
     from spectral_fairseq.training.penalties import TablePenalty
     from spectral_fairseq.training.tables import factor_, weight_norm_
 
 __all__ = [
     "CoupledAdam",
+    "Muon",
     "SpectrumControl",
     "TablePenalty",
     "TokenLoss",
     "factor_",
     "float32_products",
     "fused_loss_",
+    "hidden_matrices",
     "mixture_",
     "parameter_groups",
     "plain_",
@@ -30,6 +33,7 @@ _PARTS = (
     *(f"training.{part}" for part in ("control", "losses", "penalties", "tables", "groups")),
     "functional.float32_products",
     "lm.coupled_adam",
+    "lm.muon",
 )
 
 

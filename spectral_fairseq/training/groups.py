@@ -18,6 +18,7 @@ from torch import nn
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.embeddings.table import Table
 from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.lm.muon import hidden_matrices as found_matrices
 from spectral_fairseq.training.modules import output_layer, unwrapped
 from spectral_fairseq.training.tables import FACTORED, TableUse
 
@@ -76,6 +77,24 @@ def parameter_groups(
         group: Dict[str, Any] = {"params": parameters, "weight_decay": decay if decays else 0.0}
         groups.append(group if rate is None else {**group, "lr": rate})
     return groups
+
+
+def hidden_matrices(model: nn.Module) -> List[nn.Parameter]:
+    """Return the trained matrices of a model that are no tables: what ``Muon`` is made for.
+
+        optimizer = Muon(parameter_groups(model, lr=1e-3, weight_decay=0.1), hidden_matrices(model))
+
+    Args:
+        model: of transformers, or any other with an output layer.
+
+    Returns:
+        The parameters of two dimensions that are weights, without those of look-ups and of the
+        output layer.
+
+    Raises:
+        ConfigurationError: no output layer.
+    """
+    return list(found_matrices(unwrapped(model), _table_parameters(model)).values())
 
 
 def _table_parameters(model: nn.Module) -> List[nn.Parameter]:

@@ -7,12 +7,14 @@ from torch import nn
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.training import (
     CoupledAdam,
+    Muon,
     TablePenalty,
     factor_,
+    hidden_matrices,
     parameter_groups,
     weight_norm_,
 )
-from tests.training.models import LAYOUTS, build
+from tests.training.models import LAYOUTS, WORDS, build
 
 TABLES = {"plain": lambda model: None, "weight-norm": weight_norm_, "svd": factor_}
 
@@ -104,6 +106,26 @@ def test_coupled_adam_takes_the_groups():
     optimizer = CoupledAdam(parameter_groups(model, weight_decay=0.1), [model.embed.weight], lr=0.1)
     before = model.lm_head.weight.detach().clone()
     torch.testing.assert_close(decayed(model, optimizer, 1), before * 0.99)
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_muon_takes_the_hidden_matrices_of_a_model(transformers, kind, layout):
+    model = build(transformers, layout)
+    TABLES[kind](model)
+    matrices = hidden_matrices(model)
+    named = {id(one): name for name, one in model.named_parameters()}
+    names = [named[id(one)] for one in matrices]
+    assert names and all(one.dim() == 2 and len(one) != WORDS for one in matrices)
+    assert not any("embed" in name or "shared" in name or "wte" in name for name in names), names
+    optimizer = Muon(parameter_groups(model, lr=0.1, weight_decay=0.1), matrices)
+    trained = [one for one in model.parameters() if one.requires_grad]
+    before = [one.detach().clone() for one in trained]
+    for parameter in trained:
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    assert all(not torch.equal(one, two) for one, two in zip(trained, before))
 
 
 @pytest.mark.parametrize("names", [("d_optimal",), ("spectral_normalization", "cosine")])
