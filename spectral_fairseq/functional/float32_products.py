@@ -17,12 +17,7 @@ by a time, so that equal commands give equal bits. It takes oneDNN where all of 
 - torch has the setting (2.9), and was compiled with MKL and oneDNN;
 - the error of a product against float64 is at most twice MKL's.
 
-Note [Attention beside oneDNN]
-------------------------------
-torch's flash attention for CPUs makes many small products, which lose more in oneDNN than all
-others gain: 635 ms instead of 75 in an update of a small Transformer of 1.9 s. Where products go
-through oneDNN, in float32 or in bfloat16, that kernel is therefore switched off, and torch takes
-two batched products and a softmax. They hold tokens x length x heads scores.
+Attention is an exception, with a file of its own (``cpu_attention.py``).
 """
 
 from __future__ import annotations
@@ -35,6 +30,7 @@ from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple
 import torch
 
 from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.functional.cpu_attention import choose_attention, has_flash_kernel
 
 CHOICES = ("auto", "fast", "torch")
 
@@ -150,14 +146,15 @@ def set_products(products: Products, half_precision: bool = False) -> Callable[[
     Args:
         products: from :func:`choose_products`.
         half_precision: whether the model is trained in bfloat16 or float16, whose products always
-            go through oneDNN. See Note [Attention beside oneDNN].
+            go through oneDNN: attention then takes another form (``cpu_attention.py``).
 
     Returns:
         A function that puts everything back as it was found.
     """
     undo: List[Callable[[], None]] = []
+    matmul: Any = None
     if products.fast and _has_setting():
-        matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+        matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
         before = matmul.fp32_precision
         matmul.fp32_precision = "bf16"
         undo.append(lambda: setattr(matmul, "fp32_precision", before))
@@ -170,10 +167,8 @@ def set_products(products: Products, half_precision: bool = False) -> Callable[[
         torch.backends.cuda.matmul.allow_tf32 = True
         undo.append(lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", tf32))
     through_onednn = products.fast or (half_precision and _halves_lose_in_flash())
-    if through_onednn and hasattr(torch.backends.cuda, "enable_flash_sdp"):
-        if not torch.cuda.is_available() and torch.backends.cuda.flash_sdp_enabled():
-            torch.backends.cuda.enable_flash_sdp(False)
-            undo.append(lambda: torch.backends.cuda.enable_flash_sdp(True))
+    if through_onednn and has_flash_kernel():
+        undo.append(choose_attention(matmul))
 
     def restore() -> None:
         while undo:
