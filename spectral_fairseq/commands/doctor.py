@@ -38,7 +38,8 @@ def diagnose() -> Dict[str, Any]:
     """Collect the findings.
 
     Returns:
-        ``versions``, ``cuda_devices``, ``patches`` (of ``defects`` of fairseq, and for
+        ``versions``, ``cuda_devices``, ``float32_products`` (what ``--float32-products auto`` takes
+        on a CPU, and GFLOP/s of a thread through ``mkl`` and ``onednn``), ``patches`` (of ``defects`` of fairseq, and for
         ``features`` of this package), ``unsupported`` (what is refused, ``with`` what, what that
         needs, and the remedy), ``user_dir`` (what fairseq would import
         for ``--user-dir spectral_fairseq`` from the working directory, and whether that is this
@@ -63,6 +64,7 @@ def diagnose() -> Dict[str, Any]:
     return {
         "versions": found,
         "cuda_devices": cuda_devices(),
+        "float32_products": _products(),
         "patches": {group: [_as_json(one) for one in all_] for group, all_ in patches.items()},
         "unsupported": [_refusal_as_json(one) for one in REFUSALS],
         "user_dir": {
@@ -72,6 +74,13 @@ def diagnose() -> Dict[str, Any]:
         },
         "problems": problems,
     }
+
+
+def _products() -> Dict[str, Any]:
+    from spectral_fairseq.functional.float32_products import choose_products, timed_products
+
+    mkl, onednn = timed_products() or (None, None)
+    return {"auto": str(choose_products()), "mkl": mkl, "onednn": onednn}
 
 
 def _patched_for_features() -> List[Applied]:
@@ -107,6 +116,10 @@ def _as_text(found: Dict[str, Any], whole: bool) -> str:
     for name, version in found["versions"].items():
         lines.append(f"  {name:<18}{version or 'not installed'}{_tested(name, version)}")
     lines.append(f"  {'CUDA devices':<18}{', '.join(found['cuda_devices']) or 'none'}")
+    products = found["float32_products"]
+    lines += ["", "Products of float32 matrices on this CPU", f"  {products['auto']}"]
+    if products["mkl"]:
+        lines.append(f"  a thread: MKL {products['mkl']:.0f} GFLOP/s, oneDNN {products['onednn']:.0f}")
     if any(found["patches"].values()):
         lines += ["", "fairseq with this package"]
         for group, patches in found["patches"].items():

@@ -14,6 +14,7 @@ from spectral_fairseq.commands import doctor
 from spectral_fairseq.commands.main import main
 from spectral_fairseq.compat import Applied, Status
 from spectral_fairseq.compat.patching import Patch
+from spectral_fairseq.functional import float32_products
 from spectral_fairseq.plugin import trainer
 from spectral_fairseq.provenance import resolve_user_dir
 from tests.checkpoints.made import cone, entries, save, with_padding
@@ -26,11 +27,13 @@ def run(*arguments: str) -> int:
     return main(["doctor", *arguments])
 
 
-def test_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(float32_products, "timed_products", lambda: (70.2, 101.9))
     assert run() == 0
     text = capsys.readouterr().out
     assert text.rstrip() == doctor.report()
     lines = text.splitlines()
+    assert "  a thread: MKL 70 GFLOP/s, oneDNN 102" in lines
     assert lines[0] == "No problems found." and len(lines) <= 25 and max(map(len, lines)) <= 100
     assert run("--all") == 0
     text = capsys.readouterr().out
@@ -65,6 +68,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
         "features": [one.name for one in trainer.PATCHES],
     }
     assert found["problems"] == []
+    assert set(found["float32_products"]) == {"auto", "mkl", "onednn"}
 
 
 def test_what_cannot_work_sets_the_exit_status(

@@ -108,3 +108,11 @@ def test_the_choice_depends_on_no_random_numbers_and_no_time():
 def test_bfloat16_is_looked_for_in_the_flags():
     assert EPYC.has_bfloat16 and not EPYC._replace(flags=frozenset({"avx2"})).has_bfloat16
     assert Processor("", frozenset(), "unknown").has_bfloat16
+
+
+def test_both_products_are_timed_for_information():
+    before, threads = state(), torch.get_num_threads()
+    found = products.timed_products(size=8, turns=1)
+    assert (found is not None) is HAS_SETTING
+    assert found is None or min(found) > 0
+    assert (state(), torch.get_num_threads()) == (before, threads)
