@@ -119,7 +119,8 @@ def _as_text(found: Dict[str, Any], whole: bool) -> str:
     products = found["float32_products"]
     lines += ["", "Products of float32 matrices on this CPU", f"  {products['auto']}"]
     if products["mkl"]:
-        lines.append(f"  a thread: MKL {products['mkl']:.0f} GFLOP/s, oneDNN {products['onednn']:.0f}")
+        mkl, onednn = products["mkl"], products["onednn"]
+        lines.append(f"  a thread: MKL {mkl:.0f} GFLOP/s, oneDNN {onednn:.0f}")
     if any(found["patches"].values()):
         lines += ["", "fairseq with this package"]
         for group, patches in found["patches"].items():
