@@ -39,11 +39,11 @@ def diagnose() -> Dict[str, Any]:
 
     Returns:
         ``versions``, ``cuda_devices``, ``float32_products`` (what ``--float32-products auto`` takes
-        on a CPU, and GFLOP/s of a thread through ``mkl`` and ``onednn``), ``patches`` (of ``defects`` of fairseq, and for
-        ``features`` of this package), ``unsupported`` (what is refused, ``with`` what, what that
-        needs, and the remedy), ``user_dir`` (what fairseq would import
-        for ``--user-dir spectral_fairseq`` from the working directory, and whether that is this
-        package) and ``problems``, empty when everything works.
+        on a CPU, and GFLOP/s of a thread through ``mkl`` and ``onednn``), ``patches`` (of
+        ``defects`` of fairseq, and for ``features`` of this package), ``unsupported`` (what is
+        refused, ``with`` what, what that needs, and the remedy), ``user_dir`` (what fairseq would
+        import for ``--user-dir spectral_fairseq`` from the working directory, and whether that is
+        this package) and ``problems``, empty when everything works.
     """
     found = versions()
     patches: Dict[str, List[Applied]] = {"defects": [], "features": []}
