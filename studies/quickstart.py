@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
+from spectral_fairseq.analysis.verdict import ADVICE
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.files import replacing
 from studies import corpus, training
@@ -332,7 +333,10 @@ def parse_arguments(argv: Optional[Sequence[str]], default_corpus: Path) -> argp
 
 def what_next(root: Path) -> str:
     """Text that says where the results are and what to try next."""
-    best = root / "spectrum_control" / "checkpoints" / "checkpoint_best.pt"
+    plain, best = (
+        shlex.quote(str(root / recipe / "checkpoints" / "checkpoint_best.pt")) for recipe in RECIPES
+    )
+    advice = "\n".join(f"  {part}" for part in f"{ADVICE}:".replace("; ", ";\n").splitlines())
     beside = Path(sys.executable).with_name("spectral-fairseq")
     command = shlex.quote(os.path.relpath(beside) if beside.exists() else beside.name)
     return f"""
@@ -342,10 +346,15 @@ In {root}/:
   plain/, spectrum_control/     checkpoints, translations (test.en) and logs
 
 Next:
-  {command} export {shlex.quote(str(best))} plain.pt
+  {command} compare {plain} {best} --out report
+      report/report.html: both tables side by side
+  {command} export {best} plain.pt
       a plain checkpoint that fairseq loads without this package
-  your own recipe: add  --user-dir "$({command} user-dir)"  and change two flags,
-      --arch transformer_sc --criterion spectrum_control
+
+Spectrum control is shown here because its effect is seen after minutes; one seed says nothing about
+quality. For your own recipe:
+{advice}
+      --user-dir "$({command} user-dir)" --arch transformer_wn_iwslt_de_en --weight-decay 0.1
 """
 
 

@@ -372,7 +372,7 @@ def random_values(facts: TableFacts) -> Dict[str, float]:
 
 def shown(value: Optional[float], digits: int = 4) -> str:
     """A number for readers; a dash where there is none."""
-    return "–" if value is None else f"{value:.{digits}g}"
+    return "–" if value is None else f"{value + 0.0:.{digits}g}"  # no -0
 
 
 def groups_in_use(measured: Sequence[Mapping[str, Optional[float]]]) -> Dict[str, List[Measure]]:

@@ -11,18 +11,15 @@ from spectral_fairseq.analysis.verdict import MOST_VERDICTS, verdict, warnings
 from spectral_fairseq.errors import printable
 
 # What a terminal shows of a table, beside the values of a random one.
-SIX = (
-    *("mean_cosine", "mean_share", "sigma_over_edge_centred"),
-    *("effective_rank_centred", "isoscore", "i1_centred"),
-)
+FOUR = ("mean_cosine", "mean_share", "sigma_over_edge_centred", "effective_rank_centred")
 
 
 def as_summary(document: Dict[str, Any]) -> str:
-    """What was measured, the verdict, and six figures: at most 25 lines for one model."""
+    """What was measured, the verdict, and four figures: at most 25 lines for one model."""
     checkpoints = document["checkpoints"]
     parts = [_wrapped(f"Warning: {text}", "") for text in warnings(checkpoints)]
     parts += [_opening(one) for one in spread(checkpoints, MOST_VERDICTS)]
-    parts.append(_measures(document, {"": [m for m in ALL if m.key in SIX]}))
+    parts.append(_measures(document, {"": [m for m in ALL if m.key in FOUR]}))
     parts += _neighbours(checkpoints)
     parts[-1] += "\nAll measures: --all. The full report: --out DIR. For programs: --format json."
     return printable("\n\n".join(parts))

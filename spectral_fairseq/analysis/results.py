@@ -23,7 +23,7 @@ from spectral_fairseq.checkpoints.dictionary import (
 )
 from spectral_fairseq.checkpoints.models import open_memory, open_model
 from spectral_fairseq.checkpoints.opened import OpenedModel, check_readable, check_whole
-from spectral_fairseq.checkpoints.table_names import describe_choice, is_output
+from spectral_fairseq.checkpoints.table_names import describe_choice, has_output, is_output
 from spectral_fairseq.checkpoints.tables import (
     StoredTable,
     choose_table,
@@ -121,11 +121,15 @@ def analyse_model(
             "names": names,
             "choice": " ".join(
                 [
-                    describe_choice(names, tables, outputs, opened.untied, opened.unread_of(rows)),
+                    describe_choice(
+                        *(names, tables, outputs, opened.untied, opened.unread_of(rows)),
+                        tied=opened.tied,
+                    ),
                     *remarks,
                 ]
             ),
-            "is_output": is_output(names, tables),
+            "is_output": is_output(names, tables)
+            or (opened.tied and not outputs and not has_output(tables)),
             "kind": chosen.kind,
             "rows": chosen.stored_rows,
             "words": len(chosen.rows),

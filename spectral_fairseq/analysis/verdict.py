@@ -21,13 +21,14 @@ says a fact about the table itself; none is taken from other models.
 Note [Origins]
 --------------
 What is normal, and what one might try, depends on where a table comes from (``origin`` in the
-document). For fairseq checkpoints, docs/evidence.md has figures, and flags change the training.
-For models of other frameworks, Biś, Podkorytov, Liu (NAACL 2021,
+document): for fairseq's checkpoints it is flags, for models of other frameworks the functions of
+``spectral_fairseq.training``. Biś, Podkorytov, Liu (NAACL 2021,
 https://aclanthology.org/2021.naacl-main.403/) found in GPT-2, BERT, RoBERTa and others that the
-vectors drift in a common direction, without which they are far more isotropic; the same methods
-are functions there (docs/library.md). Vectors without a model are not trained any more, but can be
-processed: Mu, Viswanath (ICLR 2018, https://openreview.net/forum?id=HkuGJ3kCb) take the mean and
-the first principal components out of word2vec's and GloVe's.
+vectors drift in a common direction, without which they are far more isotropic. Vectors without a
+model are not trained any more, but can be processed: Mu, Viswanath (ICLR 2018,
+https://openreview.net/forum?id=HkuGJ3kCb) take the mean and the first principal components out of
+word2vec's and GloVe's. :data:`ADVICE` is what gained in this project's own trainings
+(docs/evidence.md), in the words of README and of the quickstart.
 """
 
 from __future__ import annotations
@@ -44,35 +45,40 @@ NARROW = 0.5
 FEW_DIRECTIONS = 0.5
 STANDS_OUT = 2.0
 
+ADVICE = (
+    "Tune the weight decay first; for a small translation model, then take the weight-norm "
+    "initialisation, and tune the weight decay again"
+)
 # Note [Origins]
 _NORMAL = {
-    "fairseq": "in this project's own trainings plain tied tables had 0.01 to 0.6, and those with "
-    "spectrum control at most 0.15",
-    "model": "pretrained Transformers usually share a direction, which makes the first figure "
-    "clearly larger than the second (Biś et al., NAACL 2021)",
-    "vectors": "those of word2vec and GloVe usually have a mean as well (Mu and Viswanath, ICLR "
-    "2018)",
+    "fairseq": "",
+    "model": " Pretrained Transformers usually share a direction (Biś et al., NAACL 2021).",
+    "vectors": " Those of word2vec and GloVe usually have a mean as well (Mu and Viswanath, ICLR "
+    "2018).",
 }
 _MORE_DIRECTIONS = {
-    "fairseq": "To use more directions, train with --criterion spectrum_control, or with a larger "
-    "--spectrum-weight if that was used, and compare the validation loss",
-    "model": "To use more directions, train with plan_change and apply_change_ of "
-    "spectral_fairseq.functional.table_control (docs/library.md), and compare the validation loss",
+    "fairseq": "To use more directions, train with --arch transformer_sc and --criterion "
+    "spectrum_control",
+    "model": "To use more directions, train with SpectrumControl(model) of "
+    "spectral_fairseq.training (docs/library.md)",
     "vectors": "Before you compare words by their cosines, you might subtract the mean and the "
     "first principal components, as Mu and Viswanath do; if the table belongs to a model, "
-    "docs/library.md has functions for its training",
+    "docs/library.md has methods for its training",
 }
 _NO_MEAN = {
-    "fairseq": "train with --criterion mle_cosreg or, where the table is a plain one, with "
-    "--table-centering",
-    "model": "train with the centering of plan_change or with cosine_penalty (docs/library.md)",
+    "fairseq": "--criterion spectrum_control takes it out of a plain table",
+    "model": "SpectrumControl(model) of spectral_fairseq.training takes it out (docs/library.md)",
     "vectors": "Before you compare words by their cosines, you might subtract the mean; if the "
-    "table belongs to a model, docs/library.md has functions for its training",
+    "table belongs to a model, docs/library.md has methods for its training",
+}
+_HOW = {
+    "fairseq": "--arch transformer_wn_iwslt_de_en, or another transformer_wn*",
+    "model": "weight_norm_(model, counts) before the optimiser is made",
 }
 
 
 def verdict(checkpoint: Mapping[str, Any]) -> List[str]:
-    """Three sentences on one table: what its figures mean, what is normal, what one might try."""
+    """Three paragraphs on one table, the headline first: findings, what is normal, what to try."""
     measures, random = checkpoint["measures"], checkpoint["random"]
     words, dim = checkpoint["table"]["words"], checkpoint["table"]["dimensions"]
     common = max(measures["mean_share"] ** 2, measures["mean_cosine"])
@@ -90,8 +96,12 @@ def verdict(checkpoint: Mapping[str, Any]) -> List[str]:
         finding = "have one among them that dwarfs the others"
     elif edges >= STANDS_OUT and not few:
         finding = "stretch along one direction, which is not their mean"
+    elif few:
+        finding = "use few directions"
+    elif edges >= BEYOND:
+        finding = "share no direction in their mean"
     else:
-        finding = f"share no direction {'that stands out' if edges < BEYOND else 'in their mean'}"
+        finding = "are spread evenly, and share no direction that stands out"
     return [
         _meaning(measures, random, finding, few, edges, row, dim),
         _normal(measures, origin),
@@ -133,7 +143,7 @@ def _percent(share: float) -> str:
 
 
 def _cosine(value: float) -> str:
-    """Without an exponent, which does not belong into a sentence."""
+    """Without an exponent or -0, which do not belong into a sentence."""
     return shown(round(value, 4), 2)
 
 
@@ -157,7 +167,7 @@ def _meaning(
     else:
         rest = f"they use {'few' if few else 'many'} directions,"
     return (
-        f"The word vectors {finding}: their mean holds {_percent(measures['mean_share'] ** 2)} of "
+        f"The word vectors {finding}. Their mean holds {_percent(measures['mean_share'] ** 2)} of "
         f"their squared length (in a random table {_percent(random['mean_share'] ** 2)}), and "
         f"apart from it {rest} an effective rank of "
         f"{shown(measures['effective_rank_centred'], 3)} of {dim} (random "
@@ -167,9 +177,8 @@ def _meaning(
 
 def _normal(measures: Mapping[str, Any], origin: str) -> str:
     return (
-        f"Two words have a mean cosine of {_cosine(measures['mean_cosine'])}, and of "
-        f"{_cosine(measures['mean_cosine_centred'])} without the mean; 0 is the value of random "
-        f"vectors, and {_NORMAL[origin]}."
+        f"Two words have a mean cosine of {_cosine(measures['mean_cosine'])} (random vectors 0), "
+        f"and of {_cosine(measures['mean_cosine_centred'])} without the mean.{_NORMAL[origin]}"
     )
 
 
@@ -178,15 +187,16 @@ def _advice(
 ) -> str:
     if row is not None:
         return f"Look at {_name(row)} first, and measure the table again without it."
-    if few:
-        return f"{_MORE_DIRECTIONS[origin]}."
-    if not shared:
+    if not shared and not few:
         return "Nothing here indicates a degenerate table, so there is nothing to repair."
+    remedy = _MORE_DIRECTIONS[origin] if few else _NO_MEAN[origin]
     if origin == "vectors":
-        return f"{_NO_MEAN[origin]}."
-    why = (
-        "The mean changes no probability of an output layer, so it is harmless there in itself"
-        if output
-        else "The mean of an input table acts like a bias, which the layers above can remove"
-    )
-    return f"{why}; to avoid it, {_NO_MEAN[origin]}, and compare the validation loss."
+        return f"{remedy}."
+    if not few:
+        why = (
+            "The mean changes no probability of an output layer, so it is harmless there in itself"
+            if output
+            else "The mean of an input table acts like a bias, which the layers above can remove"
+        )
+        remedy = f"{why}; {remedy}"
+    return f"{remedy}. A more even table is not by itself a better model. {ADVICE}: {_HOW[origin]}."

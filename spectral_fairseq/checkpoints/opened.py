@@ -366,6 +366,20 @@ class OpenedModel:
         """Whether the settings say that the output layer does not share the input's table."""
         return text_settings(self.settings).get("tie_word_embeddings") is False
 
+    @property
+    def tied(self) -> bool:
+        """Whether the settings say that the output layer shares the input's table.
+
+        config.json leaves ``tie_word_embeddings`` out where it has its default, which is true for
+        the models that write words.
+        """
+        given = text_settings(self.settings).get("tie_word_embeddings")
+        classes = self.settings.get("architectures")
+        writes = isinstance(classes, list) and any(
+            str(one).endswith(_WRITES_WORDS) for one in classes
+        )
+        return given is True or (given is None and writes)
+
 
 def _expanded(centres: Tensor, mapping: Tensor, weights: Optional[Tensor]) -> Optional[Tensor]:
     """The vector of each token, shape (N, d); None if the mapping names other rows than there are.
@@ -395,6 +409,10 @@ def _sizes(settings: Mapping[str, Any], depth: int = 3) -> Iterator[int]:
             yield from _sizes(value, depth - 1)
         elif str(name).endswith("vocab_size") and type(value) is int and value > 0:
             yield value
+
+
+# How transformers names its models with an output layer over words.
+_WRITES_WORDS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration")
 
 
 def text_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -159,6 +159,7 @@ def describe_choice(
     outputs: Sequence[str] = (),
     untied: bool = False,
     unread: Sequence[str] = (),
+    tied: bool = False,
 ) -> str:
     """One or two sentences: what the chosen table does, and which others there are.
 
@@ -171,7 +172,7 @@ def describe_choice(
         uses = [use for use in _USES if use in used]
         text = f"Measured: {names[0]}, the table of the {' and the '.join(uses)}."
         if not has_output(tables):
-            text += _without_output(outputs, untied)
+            text += _without_output(outputs, untied, tied)
     others = [other[0] for other in tables if names[0] not in other]
     if others:
         text += f" Not measured: {', '.join(others)} (choose with --table)."
@@ -185,7 +186,7 @@ def has_output(tables: Sequence[List[str]]) -> bool:
     return any(_use(name) == _USES[3] for known in tables for name in known)
 
 
-def _without_output(outputs: Sequence[str], untied: bool) -> str:
+def _without_output(outputs: Sequence[str], untied: bool, tied: bool) -> str:
     if outputs:
         return f" The output layer is not measured: {', '.join(outputs)}."
     if untied:
@@ -193,6 +194,8 @@ def _without_output(outputs: Sequence[str], untied: bool) -> str:
             " The settings say that the output layer has a table of its own, which is not stored "
             "here."
         )
+    if tied:
+        return " The settings say that the output layer shares it."
     return " No output layer is stored: it shares a table, or there is none."
 
 

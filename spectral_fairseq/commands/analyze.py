@@ -122,7 +122,7 @@ class Arguments:
     checkpoints: Tuple[str, ...] = option(
         (), "file or folder of a model or a table", metavar="MODEL", positional=True
     )
-    all: bool = option(False, "print every measure, not only six beside the verdict")
+    all: bool = option(False, "print every measure, not only four beside the verdict")
     report: ReportArguments = part(ReportArguments)
 
 

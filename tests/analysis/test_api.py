@@ -198,3 +198,25 @@ def test_an_archive_behind_a_table_that_would_become_huge_is_refused(tmp_path):
     path.write_bytes(path.read_bytes() + packed.getvalue())
     with pytest.raises(CheckpointError, match="entries that fit"):
         analyze(path)
+
+
+@pytest.mark.parametrize(
+    "settings, output",
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, True),
+        ({"tie_word_embeddings": True}, True),
+        ({"architectures": ["GPT2Model"]}, False),
+    ],
+)
+def test_a_tied_output_layer_is_known_from_the_settings(settings, output, tmp_path):
+    """A tied GPT-2 was called a model without an output layer, and given advice for an input."""
+    torch.manual_seed(1)
+    table = torch.randn(200, 8) + 1
+    torch.save({"transformer.wte.weight": table}, tmp_path / "pytorch_model.bin")
+    settings = {"model_type": "gpt2", "vocab_size": 200, **settings}
+    (tmp_path / "config.json").write_text(json.dumps(settings), "utf-8")
+    found = analyze(tmp_path)
+    (one,) = found.to_dict()["checkpoints"]
+    assert one["table"]["is_output"] is output
+    assert ("changes no probability of an output layer" in " ".join(str(found).split())) is output
+    assert ("output layer shares it" in one["table"]["choice"]) is output

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from spectral_fairseq.analysis import analyze
-from spectral_fairseq.analysis.verdict import verdict, warnings
+from spectral_fairseq.analysis.catalogue import shown
+from spectral_fairseq.analysis.verdict import ADVICE, verdict, warnings
+from studies.quickstart import what_next
 
 
 def checkpoint(
@@ -41,25 +43,21 @@ def checkpoint(
 @pytest.mark.parametrize(
     "one, meaning, spread, advice",
     [
-        (checkpoint(0.109), "share no direction", "many directions", "nothing to repair"),
-        (checkpoint(0.111), "share a direction", "many directions", "--table-centering"),
+        (checkpoint(0.109), "are spread evenly", "many directions", "nothing to repair"),
+        (checkpoint(0.111), "share a direction", "many directions", "--criterion spectrum_control"),
         (checkpoint(0.8, 0.6), "narrow cone", "many directions", "changes no probability"),
         (checkpoint(0.8, output=False), "narrow cone", "many directions", "acts like a bias"),
-        (checkpoint(0.1, rank=49.4), "share no direction", "few directions", "spectrum_control"),
-        (
-            checkpoint(0.8, rank=20.0),
-            "narrow cone",
-            "few directions",
-            "--criterion spectrum_control",
-        ),
+        (checkpoint(0.1, rank=49.4), "use few directions", "few directions", "transformer_sc"),
+        (checkpoint(0.8, rank=20.0), "narrow cone", "few directions", "transformer_sc"),
     ],
 )
 def test_the_sentences_follow_the_figures(one, meaning, spread, advice):
     first, normal, last = verdict(one)
     assert meaning in first and spread in first and "of 100 (random 99)" in first
     assert f"{100 * one['measures']['mean_share'] ** 2:.2g} %" in first and "0.01 %)" in first
-    assert f"cosine of {one['measures']['mean_cosine']}, and of -0.001 without" in normal
-    assert advice in last
+    assert f"{one['measures']['mean_cosine']} (random vectors 0), and of -0.001 with" in normal
+    assert advice in last and meaning in first.split(". ")[0]
+    assert (ADVICE in last) == ("nothing to repair" not in last)
 
 
 @pytest.mark.parametrize("dimensions", (1, 2))
@@ -74,11 +72,25 @@ def test_a_narrow_cone_of_few_dimensions_is_not_called_harmless(dimensions):
 @pytest.mark.parametrize("output", (False, True))
 @pytest.mark.parametrize("share, rank", [(0.05, 90.0), (0.8, 90.0), (0.8, 20.0), (0.05, 20.0)])
 @pytest.mark.parametrize("origin", ("model", "vectors"))
-def test_other_frameworks_are_not_told_of_flags_or_of_our_trainings(origin, share, rank, output):
+def test_other_frameworks_are_not_told_of_flags(origin, share, rank, output):
     text = " ".join(verdict(checkpoint(share, rank=rank, output=output, origin=origin)))
-    assert "--" not in text and "this project" not in text
+    assert "--" not in text
     assert ("docs/library.md" in text) == (share > 0.11 or rank < 49.5)
     assert ("Biś et al." in text) == (origin == "model")
+
+
+def test_no_figure_is_minus_zero():
+    one = checkpoint()
+    one["measures"]["mean_cosine_centred"] = -1e-6
+    assert "-0" not in " ".join(verdict(one))
+    assert shown(-0.0) == shown(0.0) == "0"
+
+
+def test_the_same_advice_is_given_everywhere():
+    """By README and by the end of the quickstart in the same words."""
+    assert ADVICE in " ".join(what_next(Path("quickstart")).split())
+    readme = Path("README.md").read_text("utf-8")
+    assert ADVICE in " ".join(readme.split())
 
 
 def test_functions_that_the_verdict_names_are_in_the_library_guide():
@@ -91,7 +103,7 @@ def test_functions_that_the_verdict_names_are_in_the_library_guide():
             r"\w+_\w+", " ".join(verdict(checkpoint(one, rank=rank, origin="model")))
         )
     }
-    assert {"plan_change", "apply_change_", "cosine_penalty"} <= told
+    assert {"weight_norm_", "spectral_fairseq"} <= told
     assert all(name in guide for name in told)
 
 

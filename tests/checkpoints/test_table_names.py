@@ -37,6 +37,9 @@ def test_the_choice_is_described():
         "Measured: transformer.wte, the table of the input. No output layer is stored: it shares a "
         "table, or there is none."
     )
+    assert describe_choice(["transformer.wte"], [["transformer.wte"]], tied=True).endswith(
+        "the table of the input. The settings say that the output layer shares it."
+    )
     assert describe_choice(["shared"], [["shared"]]).startswith(
         "Measured: shared, the table of the encoder's input and the decoder's input."
     )
