@@ -24,8 +24,9 @@ class _Refused(UnsupportedError, AttributeError):
             "gives a soft cap, before a loss of spectral_fairseq.training",
             f"`{found}`, which would change the hidden states",
             "Pass compute_loss_func=fused_loss_(model) to Trainer, labels to no other loss, and "
-            "label_smoothing to fused_loss_ instead of label_smoothing_factor to Trainer; if the "
-            "model itself changes its logits so, train it without fused_loss_.",
+            "label_smoothing to fused_loss_ instead of label_smoothing_factor to Trainer; call "
+            "fused_loss_ after get_peft_model, which may change the output layer; if the model "
+            "itself changes its logits so, train it without fused_loss_.",
         )
 
     def __reduce__(self) -> tuple:

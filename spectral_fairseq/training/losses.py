@@ -18,6 +18,7 @@ from spectral_fairseq.functional.z_loss import check_softcap
 from spectral_fairseq.heads import MixtureOfContexts, MixtureOfSoftmaxes
 from spectral_fairseq.heads.mixture import MixtureHead
 from spectral_fairseq.training.hidden_states import HandsOn
+from spectral_fairseq.training.model_loss import give_back_loss, take_over_loss
 from spectral_fairseq.training.modules import (
     check_whole,
     is_of_peft,
@@ -31,10 +32,10 @@ from spectral_fairseq.training.modules import (
 from spectral_fairseq.training.tables import TableUse, take_tables_off
 from spectral_fairseq.training.token_loss import (
     Mixes,
-    ModelLoss,
     TokenLoss,
     check_normalised,
     operands,
+    with_adapters,
 )
 
 MIXTURES: Dict[str, Type[MixtureHead]] = {"mos": MixtureOfSoftmaxes, "moc": MixtureOfContexts}
@@ -61,14 +62,6 @@ class _TableOfLayer(Table):
         return F.embedding(words, self.weight)
 
 
-def _take_over_loss(model: nn.Module, loss: TokenLoss) -> None:
-    """Let a model of transformers compute this loss where it is given labels."""
-    model = unwrapped(model)
-    if isinstance(getattr(type(model), "loss_function", None), property):
-        found: Any = model
-        found.loss_function = ModelLoss(loss, found.loss_function)
-
-
 def fused_loss_(model: nn.Module, *, softcap: Optional[float] = None, **options: Any) -> TokenLoss:
     """Let the output layer hand on hidden states in training, and return the loss that takes them.
 
@@ -85,10 +78,9 @@ def fused_loss_(model: nn.Module, *, softcap: Optional[float] = None, **options:
         **options: of :class:`TokenLoss`.
 
     Returns:
-        The loss: in a loop, ``loss(model(input_ids), labels)``. A model of transformers that has a
-        ``loss_function`` takes it over, so that ``model(input_ids, labels=labels).loss`` is it and
-        Trainer needs nothing more; others are trained with
-        ``Trainer(model, ..., compute_loss_func=fused_loss_(model))``.
+        The loss: in a loop, ``loss(model(input_ids), labels)``. A model of transformers takes it
+        over, so that ``model(input_ids, labels=labels).loss`` is it and Trainer needs nothing more.
+        SFTTrainer of TRL takes it as ``compute_loss_func``.
 
     Raises:
         ConfigurationError: no output layer, or an option outside its range.
@@ -102,7 +94,7 @@ def fused_loss_(model: nn.Module, *, softcap: Optional[float] = None, **options:
         put_on(layer, HandsOn)
     if softcap is not None and _own_cap(model) is None:
         layer.softcap = float(softcap)
-    _take_over_loss(model, loss)
+    take_over_loss(model, loss)
     keep_layers(model)
     return loss
 
@@ -184,13 +176,18 @@ def mixture_(
     put_on(layer, Mixes)
     if not isinstance(layer, HandsOn):
         put_on(layer, HandsOn)
-    _take_over_loss(model, loss)
+    take_over_loss(model, loss)
     keep_layers(model)
     return loss
 
 
 def _linear(model: nn.Module, use: str) -> nn.Module:
-    layer = output_layer(model)
+    layer: Any = output_layer(model)
+    adapted = use == "fused_loss_" and is_of_peft(layer) and hasattr(layer, "lora_A")
+    if adapted and isinstance(getattr(layer, "base_layer", None), nn.Linear):
+        with_adapters(layer, layer.weight)  # which may refuse
+        check_whole(layer.weight)
+        return layer  # type: ignore[no-any-return]
     if not isinstance(layer, nn.Linear):
         kind = type(layer)
         remedy = "Use the model's own loss."
@@ -224,8 +221,7 @@ def plain_(model: nn.Module) -> None:
     for layer in model.modules():
         if isinstance(layer, HandsOn):
             take_off(layer, HandsOn)
-        if isinstance(layer.__dict__.get("_loss_function"), ModelLoss):
-            del layer.__dict__["_loss_function"]
+        give_back_loss(layer)
     let_replace(model)
 
 

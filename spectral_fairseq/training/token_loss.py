@@ -26,8 +26,14 @@ from spectral_fairseq.functional.dispersion import dispersion_penalty
 from spectral_fairseq.functional.softmax_loss import smoothing_weights, z_cross_entropy
 from spectral_fairseq.functional.z_loss import Extras, ZLoss
 from spectral_fairseq.heads.mixture import MixtureHead
-from spectral_fairseq.training.hidden_states import HiddenStates
-from spectral_fairseq.training.modules import Changed, check_whole, unwrapped
+from spectral_fairseq.training.hidden_states import HandsOn, HiddenStates
+from spectral_fairseq.training.modules import (
+    Changed,
+    check_whole,
+    is_of_peft,
+    output_layer,
+    unwrapped,
+)
 from spectral_fairseq.training.other_losses import OtherLosses
 from spectral_fairseq.training.tables import TableUse
 
@@ -52,7 +58,28 @@ def operands(layer: nn.Module, features: Tensor) -> Tuple[Tensor, Tensor]:
     if isinstance(layer, TableUse):
         return layer.used_table.operands(features)
     weight: Any = layer.weight
-    return features, weight
+    return features, with_adapters(layer, weight)
+
+
+def with_adapters(layer: Any, weight: Tensor) -> Tensor:
+    """The matrix of an output layer, with what LoRA of peft adds to it: W + s B A.
+
+    Raises:
+        UnsupportedError: an adapter that is more than this sum.
+    """
+    if not is_of_peft(layer) or layer.disable_adapters or layer.merged:
+        return weight
+    for name in (one for one in layer.active_adapters if one in layer.lora_A):
+        dropout = getattr(layer.lora_dropout[name], "p", 0.0)
+        other = name in getattr(layer, "lora_variant", {}) or layer.use_dora.get(name, False)
+        if other or getattr(layer.lora_B[name], "bias", None) is not None or dropout:
+            raise UnsupportedError(
+                "LoRA as W + s B A on the output layer, without dropout, a bias or DoRA",
+                f"another adapter, {name!r}",
+                "Set lora_dropout=0, or train the output layer as a whole (modules_to_save).",
+            )
+        weight = weight + layer.get_delta_weight(name).to(weight.dtype)
+    return weight
 
 
 def check_normalised(mixture: Type[MixtureHead]) -> None:
@@ -127,6 +154,12 @@ class TokenLoss:
         self.shift = _shifts(model) if shift is None else shift
         self.ignore_index = ignore_index
         self.auxiliary = OtherLosses.of(unwrapped(model))
+        prompt = getattr(model, "active_peft_config", None) if is_of_peft(model) else None
+        self._virtual_tokens = int(getattr(prompt, "num_virtual_tokens", None) or 0)
+        try:
+            self._layer: Optional[nn.Module] = output_layer(model)
+        except ConfigurationError:  # a model whose logits are the loss's only concern
+            self._layer = None
 
     def __call__(
         self, outputs: Any, labels: Optional[Tensor], num_items_in_batch: Any = None
@@ -150,8 +183,9 @@ class TokenLoss:
         # Where outputs are a tuple that has it, it stands before the logits.
         further = 0.0 if self.auxiliary is None else self.auxiliary(outputs)
         logits = _logits(outputs)
+        labels = self._behind_virtual_tokens(labels, logits)
         if self.shift:
-            labels = self._shifted(labels)
+            labels = self.shifted(labels)
         loss, share = self.of_logits(logits, labels, num_items_in_batch)
         if isinstance(further, Tensor):
             loss = loss + further * share
@@ -160,7 +194,20 @@ class TokenLoss:
             loss = loss + self.dispersion * spread * share
         return loss
 
-    def _shifted(self, labels: Tensor) -> Tensor:
+    def _behind_virtual_tokens(self, labels: Tensor, logits: Any) -> Tensor:
+        """The labels of all positions: those of prompt tuning, which come first, have none."""
+        missing = logits.shape[-2] - labels.size(-1) if len(logits.shape) > 2 else 0
+        if missing and missing == self._virtual_tokens:
+            return F.pad(labels, (missing, 0), value=self.ignore_index)
+        if missing:
+            raise ConfigurationError(
+                f"a label for each of the {logits.shape[-2]} positions of the outputs",
+                f"labels of shape {tuple(labels.shape)}",
+                "Pass the labels of the batch that the model was given.",
+            )
+        return labels
+
+    def shifted(self, labels: Tensor) -> Tensor:
         """The label of the next position at each, so that nothing has to be cut out of logits."""
         return F.pad(labels, (0, 1), value=self.ignore_index)[..., 1:]
 
@@ -176,8 +223,11 @@ class TokenLoss:
         """
         targets = labels.reshape(-1).to(logits.device)
         counted = targets.ne(self.ignore_index).sum()
-        of_words = self._of_hidden_states if isinstance(logits, HiddenStates) else self._of_logits
-        loss = of_words(logits, targets)
+        if isinstance(logits, HiddenStates):
+            loss = self._of_hidden_states(logits, targets)
+        else:
+            self._check_used()
+            loss = self._of_logits(logits, targets)
         total = counted if num_items_in_batch is None else num_items_in_batch
         total = torch.as_tensor(total, device=loss.device).clamp(min=1)
         share = counted.to(loss.device) / total
@@ -185,6 +235,29 @@ class TokenLoss:
         if self.penalty is not None and isinstance(logits, HiddenStates):
             loss = loss + self.penalty() * share
         return loss, share
+
+    @property
+    def has_terms(self) -> bool:
+        """Whether it is more than the likelihood in training."""
+        return bool(self.penalty is not None or self.dispersion or self.z_loss)
+
+    def _check_used(self) -> None:
+        """Refuse logits in training that did not come from the output layer's forward pass.
+
+        Raises:
+            UnsupportedError: they lack a term of the loss, or a part of the model.
+        """
+        layer = self._layer
+        if not (isinstance(layer, HandsOn) and layer.training and torch.is_grad_enabled()):
+            return
+        if self.has_terms or isinstance(layer, Mixes) or "softcap" in layer.__dict__:
+            raise UnsupportedError(
+                "hidden states from the output layer in training, for this loss",
+                f"finished logits, so that something else than {type(layer).__name__}.forward made "
+                "them",
+                "Call the model in training mode, and let nothing else use the output layer's "
+                "weight (as trainable tokens of peft do).",
+            )
 
     def _fairseqs_smoothing(self, words: int) -> float:
         """eps as fairseq spreads it, for N words."""
@@ -263,49 +336,6 @@ class TokenLoss:
         if uniform:
             loss = loss - uniform * log_p[targets.ne(self.ignore_index)].sum()
         return loss
-
-
-class ModelLoss:
-    """A :class:`TokenLoss` in the place of a model's ``loss_function``.
-
-    The model so computes it where it is given labels, which is what Trainer, TRL, accelerate and
-    peft do. It adds the loss of its experts itself.
-
-    Args:
-        loss: the loss.
-        own: the function that the model had.
-    """
-
-    def __init__(self, loss: TokenLoss, own: Any) -> None:
-        self.loss, self.__name__ = loss, getattr(own, "__name__", "")
-
-    def __call__(
-        self,
-        logits: Any,
-        labels: Optional[Tensor] = None,
-        vocab_size: Any = None,  # noqa: ARG002 (transformers passes it by its place)
-        num_items_in_batch: Any = None,
-        ignore_index: Optional[int] = None,
-        shift_labels: Optional[Tensor] = None,
-        **_: Any,
-    ) -> Tensor:
-        """The loss of a batch, a scalar, with the arguments of transformers' own losses."""
-        loss = self.loss
-        if loss.dispersion:
-            raise ConfigurationError(
-                "the outputs of the layers, for `dispersion`",
-                "labels that were given to the model, whose own loss sees the logits alone",
-                "Pass compute_loss_func=fused_loss_(model, dispersion=...) to Trainer, or call the "
-                "loss with the outputs and the labels.",
-            )
-        targets = shift_labels
-        if targets is None:
-            if labels is None:
-                raise ConfigurationError("`labels` or `shift_labels`", "neither", "Give labels.")
-            targets = loss._shifted(labels) if loss.shift else labels
-        if ignore_index is not None and ignore_index != loss.ignore_index:
-            targets = targets.masked_fill(targets.eq(ignore_index), loss.ignore_index)
-        return loss.of_logits(logits, targets, num_items_in_batch)[0]
 
 
 def _logits(outputs: Any) -> Any:

@@ -1,0 +1,211 @@
+"""Losses and tables on models that peft and TRL have changed."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.training import TablePenalty, fused_loss_, mixture_, plain_, weight_norm_
+from tests.training.models import IDS, build
+from tests.training.test_losses import LABELS, gradients, same
+
+
+@pytest.fixture
+def peft(transformers):
+    return pytest.importorskip("peft")
+
+
+def lora(peft, targets=("c_attn",), **options):
+    options = {"lora_dropout": 0.0, **options}
+    return peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=list(targets), **options)
+
+
+KINDS = {
+    "attention": lora,
+    "the output layer": lambda peft: lora(peft, ("c_attn", "lm_head")),
+    "the look-up": lambda peft: lora(peft, ("c_attn", "wte")),
+    "a copy of the output layer": lambda peft: lora(peft, modules_to_save=["lm_head"]),
+    "copies of both": lambda peft: lora(peft, modules_to_save=["lm_head", "wte"]),
+    "prompt tuning": lambda peft: peft.PromptTuningConfig(
+        task_type="CAUSAL_LM", num_virtual_tokens=3
+    ),
+    "prefixes": lambda peft: peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
+}
+
+
+def adapted(peft, transformers, kind, before=None):
+    model = build(transformers)
+    if before is not None:
+        before(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(1)
+        model = peft.get_peft_model(model, KINDS[kind](peft)).train()
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():  # LoRA starts at zero
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("first", [True, False])
+def test_the_loss_of_an_adapted_model(peft, transformers, kind, first):
+    if first and kind == "the output layer":
+        pytest.skip("refused by name")
+    plain = adapted(peft, transformers, kind)
+    own = plain(input_ids=IDS, labels=LABELS).loss
+    own.backward()
+    expected = gradients(plain)
+    model = adapted(peft, transformers, kind, fused_loss_ if first else None)
+    loss = None if first else fused_loss_(model)
+    outputs = model(input_ids=IDS, labels=LABELS)
+    assert type(outputs.logits).__name__ == "HiddenStates"
+    torch.testing.assert_close(outputs.loss, own, rtol=1e-6, atol=1e-6)
+    outputs.loss.backward()
+    same(gradients(model), expected)
+    if loss is not None:
+        torch.testing.assert_close(loss(model(input_ids=IDS), LABELS), own, rtol=1e-6, atol=1e-6)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            model.eval()(input_ids=IDS).logits, plain.eval()(input_ids=IDS).logits
+        )
+
+
+def test_adapters_of_the_output_layer_can_be_switched_off(peft, transformers):
+    model = adapted(peft, transformers, "the output layer")
+    loss = fused_loss_(model)
+    with model.disable_adapter():
+        found = loss(model(input_ids=IDS), LABELS)
+    own = build(transformers)(input_ids=IDS, labels=LABELS).loss
+    torch.testing.assert_close(found, own, rtol=1e-6, atol=1e-6)
+    for options in ({"lora_dropout": 0.1}, {"use_dora": True}):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            other = peft.get_peft_model(build(transformers), lora(peft, ["lm_head"], **options))
+        with pytest.raises(UnsupportedError, match="without dropout"):
+            fused_loss_(other.train())
+    with pytest.raises(UnsupportedError, match="peft.tuners.lora"):
+        mixture_(model, 3)
+
+
+def test_an_adapter_around_a_fused_output_layer_is_refused(peft, transformers):
+    model = adapted(peft, transformers, "the output layer", fused_loss_)
+    with pytest.raises(UnsupportedError, match="after get_peft_model"):
+        model(input_ids=IDS, labels=LABELS)
+
+
+def test_what_uses_the_weight_alone_is_refused_where_it_loses_a_term(peft, transformers):
+    """Trainable tokens multiply by a changed weight and never call the output layer."""
+    for options, lost in (({}, False), ({"z_loss": 0.1}, True)):
+        model = build(transformers)
+        fused_loss_(model, **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = peft.get_peft_model(model, lora(peft, trainable_token_indices=[3])).train()
+        if lost:
+            with pytest.raises(UnsupportedError, match="finished logits"):
+                model(input_ids=IDS, labels=LABELS)
+        else:
+            own = build(transformers)(input_ids=IDS, labels=LABELS).loss
+            torch.testing.assert_close(model(input_ids=IDS, labels=LABELS).loss, own)
+
+
+def test_a_table_on_the_copy_that_is_trained(peft, transformers):
+    model = adapted(peft, transformers, "a copy of the output layer")
+    before = model(input_ids=IDS).logits.detach()
+    weight_norm_(model)
+    loss = fused_loss_(model)
+    loss(model(input_ids=IDS), LABELS).backward()
+    assert any(name.endswith("table.v") for name in gradients(model))
+    plain_(model)
+    torch.testing.assert_close(model(input_ids=IDS).logits, before, rtol=1e-5, atol=1e-5)
+
+
+def _sft(transformers, folder, model, **options):
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {f"w{index}": index for index in range(60)}
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0")),
+        pad_token="w0",
+        eos_token="w2",
+    )
+    data = datasets.Dataset.from_list([{"input_ids": row.tolist()} for row in IDS.repeat(4, 1)])
+    arguments = trl.SFTConfig(
+        str(folder),
+        max_steps=3,
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        save_strategy="no",
+        logging_steps=1,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        gradient_checkpointing=False,
+        learning_rate=1e-2,
+    )
+    trainer = trl.SFTTrainer(
+        model, arguments, train_dataset=data, eval_dataset=data, processing_class=tokenizer,
+        **options,
+    )  # fmt: skip
+    trainer.train()
+    losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
+    return losses, trainer.evaluate()["eval_loss"]
+
+
+def _trained(transformers, folder, *, table=None, as_function=False, **options):
+    model = build(transformers)
+    if table is not None:
+        table(model)
+    loss = fused_loss_(model, **options)
+    given = {"compute_loss_func": loss} if as_function else {}
+    return _sft(transformers, folder, model, **given)
+
+
+@pytest.mark.slow
+def test_sft_of_trl(transformers, tmp_path):
+    """It computes a loss of its own from the output layer's weight unless it is given one."""
+    own, evaluated = _sft(transformers, tmp_path, build(transformers))
+    for table in (None, weight_norm_):
+        for as_function in (False, True):
+            losses, other = _trained(transformers, tmp_path, table=table, as_function=as_function)
+            assert losses[0] == pytest.approx(own[0], rel=1e-5)
+            if table is None:
+                assert losses == pytest.approx(own, rel=1e-5)
+                assert other == pytest.approx(evaluated, rel=1e-5)
+    for options in ({"label_smoothing": 0.3}, {"z_loss": 0.1}, {"softcap": 0.1}):
+        with pytest.raises(UnsupportedError, match="compute_loss_func to SFTTrainer"):
+            _trained(transformers, tmp_path, **options)
+        losses, _ = _trained(transformers, tmp_path, as_function=True, **options)
+        assert abs(losses[0] - own[0]) > 1e-4
+    model = build(transformers)
+    penalty = TablePenalty(model, cosine=1.0)
+    fused_loss_(model, penalty=penalty)
+    with pytest.raises(UnsupportedError, match="compute_loss_func to SFTTrainer"):
+        _sft(transformers, tmp_path, model)
+
+
+def test_trainer_with_a_model_that_reads_its_targets(transformers, tmp_path):
+    """T5 makes its decoder's inputs from the labels, and computes its cross entropy itself."""
+    model, plain = build(transformers, "t5"), build(transformers, "t5")
+    data = [{"input_ids": row, "labels": row} for row in IDS.repeat(4, 1)]
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), max_steps=2, report_to=[], use_cpu=True, save_strategy="no", logging_steps=1
+    )
+
+    def losses(model, **options):
+        trainer = transformers.Trainer(
+            model, arguments, train_dataset=data, eval_dataset=data, **options
+        )
+        trainer.train()
+        found = [log["loss"] for log in trainer.state.log_history if "loss" in log]
+        return [*found, trainer.evaluate()["eval_loss"]]
+
+    loss = fused_loss_(model)
+    assert losses(copy.deepcopy(model)) == pytest.approx(losses(plain), rel=1e-5)
+    with pytest.raises(ConfigurationError, match="Leave compute_loss_func out"):
+        losses(model, compute_loss_func=loss)
