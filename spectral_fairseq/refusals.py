@@ -248,7 +248,16 @@ CONTROL = Refusal(
         COMPOSITE,
     ),
 )
-RENEWAL_OPTIMIZERS = ("adafactor", "adagrad", "adam", "coupled_adam", "lamb", "nag", "sgd")
+RENEWAL_OPTIMIZERS = (
+    "adafactor",
+    "adagrad",
+    "adam",
+    "coupled_adam",
+    "lamb",
+    "muon",
+    "nag",
+    "sgd",
+)
 RENEWAL = Refusal(
     "`--svd-interval` if it is given (by default it is 0 then)",
     f"one of the optimisers {', '.join(RENEWAL_OPTIMIZERS)}, whose state can be carried over to "
@@ -292,19 +301,35 @@ NT_ASGD_VALIDATION = Refusal(
     "`--nt-asgd-stop`.",
     (Setting("--disable-validation", "dataset.disable_validation"),),
 )
-COUPLED_ADAM = Refusal(
-    "`--optimizer coupled_adam`",
-    "whole tables that are parameters of their own",
+WHOLE_PARAMETERS = Refusal(
+    "`--optimizer coupled_adam` or `muon`",
+    "whole tables and matrices that are parameters of their own",
     "Add `--fp16-no-flatten-grads` to `--fp16`; use `--ddp-backend legacy_ddp` or `pytorch_ddp`, "
     "without `--zero-sharding`.",
     theirs="`--fp16` with flattened parameters, `--zero-sharding` or sharded parameters, which "
     "have no rows",
 )
-COUPLED_ADAM_ALONE = Refusal(
-    "`--optimizer coupled_adam`",
+ONE_OPTIMIZER = Refusal(
+    "`--optimizer coupled_adam` or `muon`",
     "one optimiser for all parameters",
-    "Use `--optimizer coupled_adam`, or adam in that group.",
-    theirs="`--optimizer composite` with coupled_adam among its groups",
+    "Use it for all of them, or adam in that group.",
+    theirs="`--optimizer composite` with one of them among its groups",
+)
+TABLE_GROUPS = Refusal(
+    "`--table-lr-scale` or `--table-weight-decay`",
+    "one optimiser, to which the output table is a parameter of its own",
+    "Add `--fp16-no-flatten-grads` to `--fp16`, use `--ddp-backend legacy_ddp` or `pytorch_ddp`; "
+    "or drop the flag.",
+    (
+        COMPOSITE,
+        _zero_sharding(),
+        FULLY_SHARDED,
+        SLOWMO,
+        BMUF,
+        TPU,
+        Setting("--relative-step", "optimizer.relative_step", after=", which sets the rate"),
+    ),
+    theirs="`--fp16` with flattened parameters",
 )
 LABEL_SMOOTHING = Refusal(  # raised by heads/adaptive.py, which knows arguments and no flags
     "the adaptive softmax of `transformer_xl_*` with a criterion of this package",

@@ -58,6 +58,7 @@ def flag_sections() -> Dict[str, List[ListedFlag]]:
     from spectral_fairseq.plugin.models.registry import SpectralOptions
     from spectral_fairseq.plugin.models.transformer_xl import TransformerXLConfig
     from spectral_fairseq.plugin.optim.coupled_adam import CoupledAdamConfig
+    from spectral_fairseq.plugin.optim.muon import MuonConfig
     from spectral_fairseq.plugin.optim.nt_asgd import NTASGDConfig, NTASGDScheduleConfig
     from spectral_fairseq.plugin.task.task import StatefulLanguageModelingConfig
 
@@ -70,6 +71,7 @@ def flag_sections() -> Dict[str, List[ListedFlag]]:
         "Transformer-XL": (TransformerXLConfig, SpectralOptions),
         "The task `stateful_language_modeling`": (StatefulLanguageModelingConfig, None),
         "The optimiser `coupled_adam`": (CoupledAdamConfig, None),
+        "The optimiser `muon`": (MuonConfig, None),
         "The optimiser `nt_asgd`": (NTASGDConfig, None),
         "The schedule `nt_asgd`": (NTASGDScheduleConfig, None),
     }

@@ -18,6 +18,7 @@ PARTS = (
     "spectral_fairseq.plugin.models.transformer",
     "spectral_fairseq.plugin.models.transformer_xl",
     "spectral_fairseq.plugin.optim.coupled_adam",
+    "spectral_fairseq.plugin.optim.muon",
     "spectral_fairseq.plugin.optim.nt_asgd",
     "spectral_fairseq.plugin.task.task",
 )

@@ -15,7 +15,6 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
     LabelSmoothedCrossEntropyCriterionConfig,
 )
 from fairseq.logging import metrics
-from fairseq.models import FairseqMultiModel
 from torch import Tensor, nn
 
 from spectral_fairseq import refusals
@@ -37,10 +36,12 @@ from spectral_fairseq.plugin.models.find import (
     decoder_of,
     is_trained,
     look_ups,
+    models_in,
     svd_tables,
     unwrapped,
 )
 from spectral_fairseq.plugin.models.registry import with_defaults, with_options
+from spectral_fairseq.plugin.models.tables import TABLE_LR_SCALE, TABLE_WEIGHT_DECAY
 from spectral_fairseq.plugin.penalties import objective
 from spectral_fairseq.plugin.penalties.objective import log_terms, reduce_terms, reported_terms
 from spectral_fairseq.plugin.penalties.view import Batch, ModelView, Parts, Words, output_table
@@ -205,6 +206,8 @@ PenalisedCriterionConfig = with_options(
         *likelihood.FLAGS,
         FAST_DROPOUT,
         LOG_SPECTRUM_INTERVAL,
+        TABLE_LR_SCALE,
+        TABLE_WEIGHT_DECAY,
     ),
     "The flags of ``label_smoothed_cross_entropy``, and those of every penalty.",
 )
@@ -267,6 +270,8 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             memory = self._likelihood_options.gradient_gating_memory
             self.word_memory = WordMemory(len(task.target_dictionary), memory)
         self.log_spectrum = SpectrumLog(LOG_SPECTRUM_INTERVAL.read(cfg))
+        for flag in (TABLE_LR_SCALE, TABLE_WEIGHT_DECAY):  # plugin/trainer/groups.py reads them
+            flag.read(cfg)
 
     @classmethod
     def build_criterion(cls, cfg: Any, task: Any) -> PenalisedCrossEntropy:
@@ -299,7 +304,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
 
     def objectives_of(self, model: nn.Module) -> List[Objective]:
         """Those of a trainer's model: of several where it holds several."""
-        return [self.objective_of(one) for one in _models_in(unwrapped(model))]
+        return [self.objective_of(one) for one in models_in(unwrapped(model))]
 
     def _bind(self, model: nn.Module) -> Objective:
         decoder, tables = decoder_of(model), svd_tables(model)
@@ -342,7 +347,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         bound = self.objectives_of(model)
         for option, needed in self._idle_flags(model, bound).items():
             logger.warning("%s has no effect without %s", option, needed)
-        for one, inner in zip(bound, _models_in(model)):
+        for one, inner in zip(bound, models_in(model)):
             one.penalties.check(inner)
             one.control.check(ModelView(one.parts))
             self.log_spectrum.check(ModelView(one.parts))
@@ -409,10 +414,6 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         super().reduce_metrics(logging_outputs)
         reduce_terms(logging_outputs)
         reduce_spectrum(logging_outputs)
-
-
-def _models_in(model: nn.Module) -> List[nn.Module]:
-    return list(model.models.values()) if isinstance(model, FairseqMultiModel) else [model]
 
 
 def _refuse_fairseqs_adaptive_softmax(model: nn.Module) -> None:

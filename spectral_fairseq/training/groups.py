@@ -15,8 +15,7 @@ from weakref import WeakSet
 
 from torch import nn
 
-from spectral_fairseq.embeddings import SVDEmbedding
-from spectral_fairseq.embeddings.table import Table
+from spectral_fairseq.embeddings.table import Table, undecayed_parameters
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.lm.muon import hidden_matrices as found_matrices
 from spectral_fairseq.training.modules import output_layer, unwrapped
@@ -56,8 +55,8 @@ def parameter_groups(
             )
     apart = table_lr is not None or table_weight_decay is not None
     of_table = {id(one) for one in _table_parameters(model)} if apart else set()
-    undecayed = {id(one) for table in _factored(model) for one in (table.U, table.V)}
-    decaying = {id(table.sigma) for table in _factored(model)} | of_table
+    undecayed = {id(one) for one in undecayed_parameters(unwrapped(model))}
+    decaying = set(of_table)
     for table in unwrapped(model).modules():
         if isinstance(table, Table):
             decaying |= {id(one) for one in table.parameters(recurse=False)}
@@ -105,10 +104,6 @@ def _table_parameters(model: nn.Module) -> List[nn.Parameter]:
     return [weight]
 
 
-def _factored(model: nn.Module) -> List[SVDEmbedding]:
-    return [one for one in unwrapped(model).modules() if isinstance(one, SVDEmbedding)]
-
-
 # A loop that passes model.parameters() to AdamW would decay a table of factor_ three times, and so
 # would the groups of Trainer. torch calls the hook before each step of every optimiser.
 
@@ -125,7 +120,7 @@ def check_decay(optimizer: Any) -> None:
         if not group.get("weight_decay"):
             continue
         held = {id(parameter) for parameter in group["params"]}
-        if any(id(one) in held for table in FACTORED for one in (table.U, table.V)):
+        if any(id(one) in held for table in FACTORED for one in undecayed_parameters(table)):
             raise ConfigurationError(
                 "a weight decay that acts on a table of factor_ once, on its sigma",
                 f"{type(optimizer).__name__} with weight_decay {group['weight_decay']:g} for U, V "

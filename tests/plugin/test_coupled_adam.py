@@ -81,7 +81,7 @@ def test_flattened_parameters_are_refused_with_what_to_do(task):
     model = build_model(task)
     trainer = trainer_of(model)
     flat = nn.Parameter(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    trainer.optimizer.optimizer.param_groups[0]["params"] = [flat]
+    trainer.optimizer.optimizer.param_groups[:] = [{"params": [flat]}]
     with pytest.raises(UnsupportedError, match="--fp16-no-flatten-grads"):
         couple_tables(trainer.optimizer, model)
 

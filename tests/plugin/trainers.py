@@ -22,6 +22,7 @@ OPTIMIZERS = {
     "sgd": ("--optimizer", "sgd", "--lr", "0.5"),
     "averaged sgd": ("--optimizer", "nt_asgd", "--lr-scheduler", "nt_asgd", "--lr", "0.5"),
     "adam": ("--optimizer", "adam", "--lr", "0.02"),
+    "muon": ("--optimizer", "muon", "--lr", "0.02"),
     "adafactor": ("--optimizer", "adafactor", "--lr", "0.02"),
 }
 PRECISIONS = {

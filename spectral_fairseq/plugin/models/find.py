@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, List, Optional, Tuple
 
+from fairseq.models import FairseqMultiModel
 from torch import Tensor, nn
 
 from spectral_fairseq import refusals
@@ -23,6 +24,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
     while "decoder" not in model._modules and isinstance(model._modules.get("module"), nn.Module):
         model = model._modules["module"]  # type: ignore[assignment]
     return model
+
+
+def models_in(model: nn.Module) -> List[nn.Module]:
+    """The models of a trainer's model: of several where it holds several."""
+    return list(model.models.values()) if isinstance(model, FairseqMultiModel) else [model]
 
 
 def decoder_of(model: nn.Module) -> nn.Module:

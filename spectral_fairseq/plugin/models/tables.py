@@ -13,9 +13,25 @@ from spectral_fairseq.embeddings import Table, TableSpec
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.heads import Head, HeadSpec
 from spectral_fairseq.heads.head import SOFTCAP
-from spectral_fairseq.options import arguments, flags_by_argument
+from spectral_fairseq.options import Option, arguments, flags_by_argument
 from spectral_fairseq.plugin.counts import counts_for_new_table
 from spectral_fairseq.plugin.models.registry import head_kind, table_kind
+
+# What the optimiser does with the output table; plugin/trainer/groups.py reads them.
+TABLE_LR_SCALE = Option(
+    "table_lr_scale",
+    1.0,
+    "factor on the learning rate of the output table and of what shares it, with any kind of table "
+    "and any optimiser",
+    above=0,
+)
+TABLE_WEIGHT_DECAY = Option(
+    "table_weight_decay",
+    None,
+    "weight decay of the output table and of what shares it; that of the optimiser by default",
+    type=Optional[float],
+    at_least=0,
+)
 
 
 def uncounted_rows(dictionary: Any) -> List[int]:

@@ -3,7 +3,7 @@
 # No "from __future__ import annotations" here: fairseq and omegaconf read the field types.
 import ast
 from dataclasses import dataclass
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Tuple, Type
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import FairseqDecoder
@@ -106,7 +106,35 @@ def table_parameters(model: nn.Module) -> List[nn.Parameter]:
     return list({id(one): one for one in found if one.requires_grad}.values())
 
 
-def couple_tables(optimizer: FairseqOptimizer, model: nn.Module) -> None:
+def stepped_for(optimizer: Any, parameters: List[nn.Parameter], flag: str) -> List[Tensor]:
+    """What a fairseq optimiser steps for parameters: themselves, or their float32 copies.
+
+    Args:
+        optimizer: fairseq's, wrapped for half precision or not.
+        parameters: of the model.
+        flag: that needs them whole.
+
+    Raises:
+        UnsupportedError: the optimiser does not step them as they are, but flattened with others or
+            in parts.
+    """
+    # FP16Optimizer trains float32 copies, in the order of the parameters.
+    originals = getattr(optimizer, "fp16_params", None)
+    copies = getattr(optimizer, "fp32_params", None)
+    groups = optimizer.optimizer.param_groups
+    stepped = {id(p): p for group in groups for p in group["params"]}
+    if originals is not None and isinstance(copies, (list, tuple)):
+        stepped = {id(original): copy for original, copy in zip(originals, copies)}
+    if not all(id(one) in stepped for one in parameters):
+        raise refusals.WHOLE_PARAMETERS.error(
+            "flattened or sharded parameters, which have no rows", flag
+        )
+    return [stepped[id(one)] for one in parameters]
+
+
+def couple_tables(
+    optimizer: FairseqOptimizer, model: nn.Module, flag: str = "--optimizer coupled_adam"
+) -> None:
     """Name the tables of ``model`` to a ``coupled_adam``, which may step copies of them.
 
     Raises:
@@ -114,37 +142,37 @@ def couple_tables(optimizer: FairseqOptimizer, model: nn.Module) -> None:
         UnsupportedError: the optimiser does not step the tables as they are, but flattened with
             other parameters or in parts.
     """
-    inner = optimizer.optimizer
-    # FP16Optimizer trains float32 copies, in the order of the parameters.
-    originals = getattr(optimizer, "fp16_params", None)
-    copies = getattr(optimizer, "fp32_params", None)
-    stepped = {id(p): p for group in inner.param_groups for p in group["params"]}
-    if originals is not None and isinstance(copies, (list, tuple)):
-        stepped = {id(original): copy for original, copy in zip(originals, copies)}
     tables = table_parameters(model)
     if not tables:
         raise ConfigurationError(
-            "a table that is trained, for --optimizer coupled_adam",
+            f"a table that is trained, for {flag}",
             f"none in {type(model).__name__}",
             "Train it, or use --optimizer adam.",
         )
-    if not all(id(table) in stepped for table in tables):
-        raise refusals.COUPLED_ADAM.error("flattened or sharded parameters, which have no rows")
-    inner.couple(stepped[id(table)] for table in tables)
+    optimizer.optimizer.couple(stepped_for(optimizer, tables, flag))
 
 
 class CoupledTables(Listener):
     """Names the tables to a ``coupled_adam``; fairseq builds an optimiser without names."""
 
+    kind: Type[CoupledAdam] = CoupledAdam
+    flag = "--optimizer coupled_adam"
+
+    def name_parameters(self) -> None:
+        """Name what the optimiser treats in another way than Adam does."""
+        couple_tables(self.trainer.optimizer, self.trainer.get_model(), self.flag)
+
     def begin_epoch(self, epoch: int) -> None:  # noqa: ARG002
-        """Couple the tables; fairseq's quantisation may have built the optimiser anew."""
+        """Name the parameters; fairseq's quantisation may have built the optimiser anew."""
         inner = self.trainer.optimizer.optimizer
-        if isinstance(inner, CoupledAdam):
-            couple_tables(self.trainer.optimizer, self.trainer.get_model())
-        if isinstance(getattr(inner, "optim", None), CoupledAdam):
-            raise refusals.COUPLED_ADAM.error("--zero-sharding os, which splits its state")
+        if type(inner) is self.kind:
+            self.name_parameters()
+        if type(getattr(inner, "optim", None)) is self.kind:
+            raise refusals.WHOLE_PARAMETERS.error(
+                "--zero-sharding os, which splits its state", self.flag
+            )
         parts = getattr(inner, "optimizers", {})
-        if any(isinstance(part.optimizer, CoupledAdam) for part in parts.values()):
-            raise refusals.COUPLED_ADAM_ALONE.error(
-                "--optimizer composite with one among its groups"
+        if any(type(part.optimizer) is self.kind for part in parts.values()):
+            raise refusals.ONE_OPTIMIZER.error(
+                "--optimizer composite with one among its groups", self.flag
             )

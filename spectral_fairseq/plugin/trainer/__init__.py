@@ -1,6 +1,6 @@
 """What fairseq's trainer has no hook for: one wrapper a method, which tells the listeners in order.
 
-Three features change something else instead: ``factor_decay.py``, ``counts.py`` and
+Three features change something else instead: ``groups.py``, ``counts.py`` and
 ``float32_products.py``.
 """
 
@@ -16,15 +16,17 @@ from spectral_fairseq.plugin.float32_products import CHOSEN_PRODUCTS, ChosenProd
 from spectral_fairseq.plugin.likelihood.gradient_gating import WordCounts
 from spectral_fairseq.plugin.listener import Listener
 from spectral_fairseq.plugin.optim.coupled_adam import CoupledTables
+from spectral_fairseq.plugin.optim.muon import MuonMatrices
 from spectral_fairseq.plugin.optim.nt_asgd import Averages
 from spectral_fairseq.plugin.spectrum_control.trainer import ControlledTables
 from spectral_fairseq.plugin.task.iterator import STREAMS
 from spectral_fairseq.plugin.trainer.checks import TABLE_KINDS, Checks, WaysOfTraining
-from spectral_fairseq.plugin.trainer.factor_decay import FACTOR_DECAY
+from spectral_fairseq.plugin.trainer.groups import GROUPS
 
 LISTENERS = (
     WaysOfTraining,  # refuses before anything else looks at the tables
     CoupledTables,
+    MuonMatrices,
     ControlledTables,  # decides how an SVD table is trained before the criterion is checked
     Checks,
     WordCounts,
@@ -144,8 +146,9 @@ def _load_checkpoint(load_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
 
 LISTENING = Patch(
     name="points of a training",
-    reason="Checks, spectrum control, --optimizer nt_asgd and coupled_adam, --gradient-gating and "
-    "weight-norm tables act at points of a training at which fairseq calls nobody.",
+    reason="Checks, spectrum control, --optimizer nt_asgd, coupled_adam and muon, "
+    "--gradient-gating and weight-norm tables act at points of a training at which fairseq calls "
+    "nobody.",
     install=replaces(
         {
             "fairseq.trainer:Trainer.__init__": _init,
@@ -159,7 +162,7 @@ LISTENING = Patch(
     ),
 )
 
-PATCHES = (LISTENING, TRAINING_COUNTS, TABLE_KINDS, FACTOR_DECAY, STREAMS, CHOSEN_PRODUCTS)
+PATCHES = (LISTENING, TRAINING_COUNTS, TABLE_KINDS, GROUPS, STREAMS, CHOSEN_PRODUCTS)
 
 
 def patch_for_features() -> List[Applied]:
