@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, List, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -182,6 +182,11 @@ class HandsOn(Changed):
             return handed if cap is None else (handed / cap).tanh() * cap
         logits = super().forward(input)
         return logits if cap is None else softcapped(logits, cap)
+
+    def recorded(self) -> Dict[str, Any]:
+        """The cap, which is a part of the model."""
+        cap = getattr(self, "softcap", None)
+        return {**super().recorded(), **({} if cap is None else {"softcap": cap})}
 
 
 @outside_graphs

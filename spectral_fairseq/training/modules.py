@@ -12,6 +12,8 @@ and know one layer each, while a tied table has several.
 from __future__ import annotations
 
 import gc
+import inspect
+import warnings
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, Type
 
 import torch
@@ -48,6 +50,14 @@ class Changed(nn.Module):
                 "Take the method off first, with plain_(model).",
             )
         super().__setattr__(name, value)
+
+    def recorded(self) -> Dict[str, Any]:
+        """What the settings of a saved model say of it, as JSON; nothing of what only trains."""
+        return {}
+
+    def plain_entries(self) -> Dict[str, Tensor]:
+        """The entries of a state dict by which a plain layer computes the same."""
+        return {}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """The class is made at run time, so pickle and deepcopy are told how."""
@@ -118,8 +128,63 @@ class _StaysTied:
         """Do nothing."""
 
 
+# The settings of a saved model have it under this name.
+RECORD = "spectral_fairseq"
+
+
+def record_of(model: nn.Module) -> Dict[str, Any]:
+    """What the methods on a model have to say in its settings."""
+    found: Dict[str, Any] = {}
+    for layer in model.modules():
+        if isinstance(layer, Changed):
+            found.update(layer.recorded())
+    return found
+
+
+class _Saving:
+    """Stands for ``save_pretrained``: what is saved loads in plain transformers, tied as it is.
+
+    The file has the plain weights beside the entries of a table, and the model's settings say which
+    methods are on it, for :func:`~spectral_fairseq.training.saving.restore_`.
+
+    Args:
+        model: whose method it is.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        model: Any = self.model
+        record = record_of(model)
+        config = getattr(model, "config", None)
+        if hasattr(config, "to_diff_dict"):
+            config.__dict__.pop(RECORD, None)
+            if record:
+                setattr(config, RECORD, record)
+        elif record:
+            warnings.warn(
+                f"{type(model).__name__} has no settings of transformers, so the file does not say "
+                f"that {', '.join(record)} of spectral_fairseq.training is on it: do the same to a "
+                "model before you load it, or take it off first, with plain_(model)",
+                stacklevel=2,
+            )
+        save = type(model).save_pretrained.__get__(model)
+        if not record:
+            return save(*args, **kwargs)
+        given = inspect.signature(save).bind(*args, **kwargs).arguments
+        more = given.pop("kwargs", {})
+        state = given.get("state_dict")
+        state = dict(model.state_dict() if state is None else state)
+        for name, layer in model.named_modules():
+            if isinstance(layer, Changed):
+                entries = layer.plain_entries()
+                state.update({f"{name}.{key}": entry for key, entry in entries.items()})
+        return save(**{**given, "state_dict": state}, **more)
+
+
 _REPLACING = ("resize_token_embeddings", "set_input_embeddings", "set_output_embeddings")
-_TIES = "tie_weights"
+_TIES, _SAVES = "tie_weights", "save_pretrained"
 
 
 def keep_layers(model: nn.Module, tied: bool = False) -> None:
@@ -135,14 +200,17 @@ def keep_layers(model: nn.Module, tied: bool = False) -> None:
                 part.__dict__[name] = _Refusing(name)
         if tied and callable(getattr(type(part), _TIES, None)):
             part.__dict__[_TIES] = _StaysTied()
+        if callable(getattr(type(part), _SAVES, None)):
+            part.__dict__[_SAVES] = _Saving(part)
 
 
 def let_replace(model: nn.Module) -> None:
     """Undo :func:`keep_layers`."""
     for part in model.modules():
-        for name in (*_REPLACING, _TIES):
-            if isinstance(part.__dict__.get(name), (_Refusing, _StaysTied)):
+        for name in (*_REPLACING, _TIES, _SAVES):
+            if isinstance(part.__dict__.get(name), (_Refusing, _StaysTied, _Saving)):
                 del part.__dict__[name]
+        getattr(getattr(part, "config", None), "__dict__", {}).pop(RECORD, None)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -11,7 +11,7 @@ parameter back; then the model saves in its own format.
 from __future__ import annotations
 
 import importlib
-from typing import Any, Callable, Optional, Sequence, TypeVar
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Type, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -32,6 +32,10 @@ from spectral_fairseq.training.modules import (
 
 # The tables that factor_ has made; groups.py checks how optimisers let them decay.
 FACTORED: WeakSet[SVDEmbedding] = WeakSet()
+_OPTIONS: Dict[Type[FactoredEmbedding], Sequence[Tuple[str, str]]] = {
+    WeightNormEmbedding: [(one, one) for one in ("sigma", "init_range", "gamma", "tau")],
+    SVDEmbedding: [("prior", "prior_kind"), ("c1", "c1"), ("c2", "c2"), ("gamma", "gamma")],
+}
 AnyTable = TypeVar("AnyTable", bound=FactoredEmbedding)
 
 
@@ -58,6 +62,23 @@ class TableUse(Changed):
     def weight(self) -> Tensor:  # type: ignore[override]
         """W, shape (N, d), differentiable."""
         return self.used_table.dense()
+
+    def recorded(self) -> Dict[str, Any]:
+        """The kind of the table and its options."""
+        table: Any = self.used_table
+        names = _OPTIONS[type(table)]
+        own = {"table": {"kind": table.kind, **{one: getattr(table, at) for one, at in names}}}
+        return {**super().recorded(), **own}
+
+    def plain_entries(self) -> Dict[str, Tensor]:
+        """W, the same tensor for all layers that share it."""
+        table = self.used_table
+        kept = table.__dict__.get("_saved_as")
+        versions = [one._version for one in table.parameters()]
+        if kept is None or kept[0] != versions:
+            kept = versions, table.dense().detach().clone()
+            table.__dict__["_saved_as"] = kept
+        return {"weight": kept[1]}
 
 
 class LookUp(TableUse):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import Any, Callable, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Type
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +51,13 @@ class Mixes(Changed):
         """log P of features, shape (*, d): shape (*, N)."""
         scores: Tensor = self.mixture(input)
         return scores
+
+    def recorded(self) -> Dict[str, Any]:
+        """The kind of the mixture and its options."""
+        made = self.mixture
+        names = ("components", "dropout", "context_scale", "softcap")
+        own = {"mixture": {"kind": made.kind, **{name: getattr(made, name) for name in names}}}
+        return {**super().recorded(), **own}
 
 
 def operands(layer: nn.Module, features: Tensor) -> Tuple[Tensor, Tensor]:

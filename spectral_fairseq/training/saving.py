@@ -1,0 +1,124 @@
+"""Methods of a saved model, put on again after it was loaded.
+
+``save_pretrained`` of a model with a table writes the plain weights, which transformers loads as
+ever, and beside them the entries of the table; the settings name the methods. :func:`restore_`
+reads the settings, does the same to the loaded model and takes the entries from the file, from
+which training goes on exactly.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any, Dict, Optional, Union
+
+import torch
+from torch import Tensor, nn
+
+from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.training.losses import fused_loss_, mixture_
+from spectral_fairseq.training.modules import RECORD, record_of, unwrapped
+from spectral_fairseq.training.tables import factor_, weight_norm_
+from spectral_fairseq.training.token_loss import TokenLoss
+
+_TABLES: Dict[str, Any] = {"weight-norm": weight_norm_, "svd": factor_}
+
+
+def restore_(
+    model: nn.Module, folder: Optional[Union[str, Path]] = None, **options: Any
+) -> Optional[TokenLoss]:
+    """Put the methods back on a model that was saved with them and loaded by ``from_pretrained``.
+
+    Args:
+        model: loaded, and changed in place. Make the optimiser afterwards.
+        folder: where it was saved; ``None`` takes the one that it was loaded from.
+        **options: of :class:`TokenLoss`, where the model has a mixture or a soft cap.
+
+    Returns:
+        The loss of a mixture or of capped logits; ``None`` for a table alone, or for a model whose
+        settings name no method.
+
+    Raises:
+        ConfigurationError: the folder is not known, the model has its methods already, or options
+            of a loss that is not made.
+        CheckpointError: the folder lacks the entries of a method.
+    """
+    config: Any = getattr(unwrapped(model), "config", None)
+    record = dict(getattr(config, RECORD, None) or {})
+    if record_of(model):
+        raise ConfigurationError(
+            "a model as from_pretrained loads it, for restore_",
+            f"one that has {', '.join(record_of(model))}",
+            "Load it again, or go on with it as it is.",
+        )
+    makes_loss = "mixture" in record or "softcap" in record
+    if options and not makes_loss:
+        raise ConfigurationError(
+            "options of a loss for a model with a mixture or a soft cap alone",
+            ", ".join(options),
+            "Call fused_loss_ with them afterwards.",
+        )
+    if not record:
+        return None
+    entries = _entries(_folder(config, folder))
+    if "table" in record:
+        settings = dict(record["table"])
+        _TABLES[settings.pop("kind")](model, **settings)
+    loss = None
+    if "mixture" in record:
+        settings = dict(record["mixture"])
+        loss = mixture_(model, settings.pop("components"), **settings, **options)
+    elif makes_loss:
+        loss = fused_loss_(model, softcap=record["softcap"], **options)
+    state = model.state_dict()
+    own = {name: entries[name] for name in state if name in entries}
+    needed = [name for name in state if ".table." in name or ".mixture." in name]
+    missing = [name for name in needed if name not in own]
+    if missing:
+        raise CheckpointError(
+            "the entries of the methods that the model's settings name",
+            f"none for {', '.join(missing[:3])}",
+            "Give the folder that save_pretrained wrote.",
+        )
+    model.load_state_dict(own, strict=False)
+    return loss
+
+
+def _folder(config: Any, folder: Optional[Union[str, Path]]) -> Path:
+    found = Path(str(getattr(config, "_name_or_path", "") if folder is None else folder))
+    if not (found / "config.json").is_file():
+        raise ConfigurationError(
+            "the `folder` of the saved model, for restore_",
+            f"{str(found)!r}, which has no config.json",
+            "Pass the folder that save_pretrained wrote.",
+        )
+    return found
+
+
+def _entries(folder: Path) -> Dict[str, Tensor]:
+    """All tensors of a folder that save_pretrained wrote.
+
+    Raises:
+        CheckpointError: there are none.
+    """
+    for stem, load in (("model.safetensors", _safetensors), ("pytorch_model.bin", _pickled)):
+        index = folder / f"{stem}.index.json"
+        files = [folder / stem]
+        if index.is_file():
+            names = json.loads(index.read_text("utf-8"))["weight_map"].values()
+            files = [folder / name for name in sorted(set(names))]
+        if all(file.is_file() for file in files):
+            return {name: entry for file in files for name, entry in load(file).items()}
+    raise CheckpointError(
+        "model.safetensors or pytorch_model.bin", f"neither in {folder}", "Give another folder."
+    )
+
+
+def _safetensors(file: Path) -> Dict[str, Tensor]:
+    load: Any = importlib.import_module("safetensors.torch").load_file
+    return load(str(file))  # type: ignore[no-any-return]
+
+
+def _pickled(file: Path) -> Dict[str, Tensor]:
+    return torch.load(file, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]

@@ -1,0 +1,174 @@
+"""Saved models load in plain transformers, and get their methods back."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.training import (
+    factor_,
+    fused_loss_,
+    mixture_,
+    plain_,
+    restore_,
+    weight_norm_,
+)
+from tests.training.models import IDS, LAYOUTS, build, inputs
+
+TABLES = {"weight-norm": weight_norm_, "svd": factor_}
+
+
+def step(model, updates=2):
+    """Train a little, so that the entries of a table are no longer those of its start."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(updates):
+        optimizer.zero_grad()
+        model.eval()(**inputs(model)).logits.logsumexp(-1).mean().backward()
+        optimizer.step()
+    return model.train()
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.eval()(**inputs(model)).logits
+
+
+def loaded(model, folder):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return type(model).from_pretrained(folder)
+
+
+def are_tied(model, layout):
+    weights = {id(model.get_submodule(name).weight) for name in LAYOUTS[layout][1]}
+    return len(weights) == 1
+
+
+@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_it_loads_in_plain_transformers_and_goes_on_exactly(transformers, tmp_path, layout, kind):
+    model = build(transformers, layout)
+    TABLES[kind](model, **({"gamma": 0.7} if kind == "weight-norm" else {"c2": 0.01}))
+    step(model)
+    model.save_pretrained(tmp_path)
+    plain = loaded(model, tmp_path)
+    torch.testing.assert_close(logits(plain), logits(model), rtol=1e-5, atol=1e-5)
+    assert are_tied(plain, layout) and isinstance(plain.get_output_embeddings(), nn.Linear)
+    assert plain.config.spectral_fairseq["table"]["kind"] == kind
+    assert restore_(plain) is None
+    table, other = (one.get_output_embeddings().used_table for one in (model, plain))
+    assert torch.equal(logits(plain), logits(model))
+    assert {**table.state_dict()}.keys() == {**other.state_dict()}.keys()
+    assert all(
+        torch.equal(one, other.state_dict()[name]) for name, one in table.state_dict().items()
+    )
+    option = "gamma" if kind == "weight-norm" else "c2"
+    assert getattr(table, option) == getattr(other, option)
+    assert torch.equal(logits(step(plain)), logits(step(model)))
+    with pytest.raises(ConfigurationError, match="one that has table"):
+        restore_(plain, tmp_path)
+    # Made plain, it says nothing of a method.
+    plain_(plain)
+    plain.save_pretrained(tmp_path / "plain")
+    assert not hasattr(loaded(model, tmp_path / "plain").config, "spectral_fairseq")
+
+
+@pytest.mark.parametrize("kind", ["mos", "moc"])
+@pytest.mark.parametrize("table", [None, weight_norm_])
+def test_mixtures(transformers, tmp_path, kind, table):
+    """Without its mixture it is another model; transformers names the entries it leaves out."""
+    model = build(transformers)
+    if table is not None:
+        table(model)
+    mixture_(model, 3, kind=kind, context_scale=2.0)
+    step(model)
+    model.save_pretrained(tmp_path)
+    other = loaded(model, tmp_path)
+    assert (logits(other) - logits(model)).abs().max() > 0.1
+    loss = restore_(other, label_smoothing=0.1)
+    assert torch.equal(logits(other), logits(model)) and loss.label_smoothing == 0.1
+    assert torch.equal(logits(copy.deepcopy(other)), logits(model))
+
+
+def test_caps(transformers, tmp_path):
+    model = build(transformers)
+    fused_loss_(model, softcap=0.05)
+    model.save_pretrained(tmp_path)
+    other = loaded(model, tmp_path)
+    assert float(logits(other).abs().max()) > 0.05
+    loss = restore_(other)
+    assert torch.equal(logits(other), logits(model))
+    own = model.train()(input_ids=IDS, labels=IDS).loss
+    torch.testing.assert_close(loss(other.train()(input_ids=IDS), IDS), own)
+
+
+def test_a_fused_loss_alone_is_no_part_of_a_model(transformers, tmp_path):
+    model = build(transformers)
+    fused_loss_(model)
+    model.save_pretrained(tmp_path)
+    other = loaded(model, tmp_path)
+    assert torch.equal(logits(other), logits(model)) and not hasattr(
+        other.config, "spectral_fairseq"
+    )
+    assert restore_(other) is None
+    with pytest.raises(ConfigurationError, match="fused_loss_ with them"):
+        restore_(other, label_smoothing=0.1)
+
+
+def test_files_in_parts_and_wrong_folders(transformers, tmp_path):
+    model = build(transformers)
+    weight_norm_(model)
+    model.save_pretrained(tmp_path / "parts", max_shard_size="4KB")
+    assert (tmp_path / "parts" / "model.safetensors.index.json").is_file()
+    other = loaded(model, tmp_path / "parts")
+    restore_(other)
+    assert torch.equal(logits(other), logits(model))
+    other = loaded(model, tmp_path / "parts")
+    with pytest.raises(ConfigurationError, match="no config.json"):
+        restore_(other, tmp_path)
+    build(transformers).save_pretrained(tmp_path / "plain")
+    with pytest.raises(CheckpointError, match="table"):
+        restore_(other, tmp_path / "plain")
+
+
+def test_settings_of_another_kind_are_warned_of():
+    class Model(nn.Module):
+        config = None
+
+        def __init__(self):
+            super().__init__()
+            self.lm_head = nn.Linear(4, 9, bias=False)
+
+        def save_pretrained(self, folder, state_dict=None):
+            return self.state_dict() if state_dict is None else state_dict
+
+    model = Model()
+    assert set(model.save_pretrained("")) == {"lm_head.weight"}
+    weight_norm_(model)
+    with pytest.warns(UserWarning, match="does not say that table"):
+        found = model.save_pretrained("")
+    torch.testing.assert_close(found["lm_head.weight"], model.lm_head.weight.detach())
+    plain_(model)
+    assert set(model.save_pretrained("")) == {"lm_head.weight"}
+
+
+@pytest.mark.parametrize("layout", ["gpt2", "llama, tied", "t5"])
+def test_beside_torchs_own_parametrizations(transformers, layout, tmp_path):
+    """They break ties without a word; the tables of this package do not."""
+    if not hasattr(parametrizations, "weight_norm"):
+        pytest.skip("this torch has no such parametrization")
+    model = build(transformers, layout)
+    parametrizations.weight_norm(model.get_submodule(LAYOUTS[layout][1][0]))
+    step(model)
+    assert not are_tied(model, layout)
+    model = build(transformers, layout)
+    weight_norm_(model)
+    step(model)
+    weights = [model.get_submodule(name).weight for name in LAYOUTS[layout][1]]
+    assert all(torch.equal(one, weights[0]) for one in weights)
+    model.save_pretrained(tmp_path)
+    assert are_tied(loaded(model, tmp_path), layout)
