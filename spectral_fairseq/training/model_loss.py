@@ -126,6 +126,11 @@ def _shifted_right(model: Any, labels: Tensor) -> Tensor:
         UnsupportedError: it does not tell how.
     """
     make = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    shift = getattr(sys.modules.get(type(model).__module__), "shift_tokens_right", None)
+    if make is None and shift is not None:  # as M2M100 does in its forward pass
+        config = model.config
+        shifted: Tensor = shift(labels, config.pad_token_id, config.decoder_start_token_id)
+        return shifted
     if make is None:
         raise UnsupportedError(
             "`decoder_input_ids` beside the labels",
@@ -203,7 +208,7 @@ def give_back_loss(part: nn.Module) -> None:
             part.__dict__["forward"] = forward.own
 
 
-_USUAL = ("loss", "loss_fct", "lm_loss", "masked_lm_loss")
+_USUAL = ("loss", "loss_fct", "lm_loss", "masked_lm_loss", "mlm_loss")
 
 
 def _has_cross_entropy(model: nn.Module) -> bool:
@@ -213,4 +218,8 @@ def _has_cross_entropy(model: nn.Module) -> bool:
         return False
     other = [one for one in code.co_names if one.endswith("Loss") and one != "CrossEntropyLoss"]
     other += [one for one in code.co_varnames if one.endswith("loss") and one not in _USUAL]
-    return "labels" in code.co_varnames and "CrossEntropyLoss" in code.co_names and not other
+    parts = [getattr(model, name, None) for name in code.co_names if name.endswith("loss_fct")]
+    usual = "CrossEntropyLoss" in code.co_names or any(
+        isinstance(part, nn.CrossEntropyLoss) for part in parts
+    )
+    return "labels" in code.co_varnames and usual and not other
