@@ -40,12 +40,10 @@ class Variant(NamedTuple):
 
     Args:
         criterion: its flags.
-        sigsoftmax: whether the output layer is one.
         coupled: whether the optimiser is Coupled Adam.
     """
 
     criterion: Dict[str, Any]
-    sigsoftmax: bool = False
     coupled: bool = False
 
 
@@ -56,18 +54,14 @@ VARIANTS: Dict[str, Variant] = {
     "gradient_gating": Variant({**OURS, "gradient_gating": 0.03}),
     "coupled_adam": Variant(PLAIN, coupled=True),
     "mean_vector": Variant({**OURS, "mean_vector_weight": 1e-4}),
-    "sigsoftmax": Variant(OURS, sigsoftmax=True),
 }
 
 
 def step_of(args: argparse.Namespace, sentences: int, variant: str) -> Step:
     """A step of plain fairseq's model with what a variant changes."""
-    criterion, sigsoftmax, coupled = VARIANTS[variant]
+    criterion, coupled = VARIANTS[variant]
     shape = {**SHAPES[args.shape], "sentences": sentences}
     arch, model = shape["archs"][0], shape["model"]
-    if sigsoftmax:
-        arch = shape["archs"][1]
-        model = {**model, "embedding_type": "plain", "output_head": "sigsoftmax"}
     shape = {**shape, "archs": (arch, arch), "model": model, "criterions": (criterion, criterion)}
     step = Step(shape, "plain", args.device, args.precision)
     parameters = list(step.model.parameters())

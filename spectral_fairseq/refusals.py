@@ -171,14 +171,14 @@ SOFTCAP = Refusal(
     "an output layer with one softmax over all words",
     "Use `--output-head softmax` or `moc`, of a Transformer-XL with `--adaptive-softmax-cutoff "
     "''`; or drop the flag.",
-    theirs="a mixture of softmaxes, a sigsoftmax or an adaptive softmax",
+    theirs="a mixture of softmaxes or an adaptive softmax",
 )
 Z_LOSS = Refusal(
     "`--z-loss`",
     "scores of all words with one normaliser, log Z",
     "Use `--output-head softmax` or `moc`, of a Transformer-XL with `--adaptive-softmax-cutoff "
     "''`; or drop the flag.",
-    theirs="a mixture of softmaxes, a sigsoftmax or an adaptive softmax; a mixture of contexts "
+    theirs="a mixture of softmaxes or an adaptive softmax; a mixture of contexts "
     "with `--loss-form dense` or `--report-accuracy`, which see its probabilities alone; an output "
     "layer that is not known",
 )
@@ -194,7 +194,7 @@ ADVERSARIAL = Refusal(
     "a softmax or a mixture over all words",
     "Use another `--output-head`, of a Transformer-XL `--adaptive-softmax-cutoff ''`; no "
     "`--logit-softcap`; or drop the flag.",
-    theirs="a sigsoftmax, an adaptive softmax or `--logit-softcap`, in which a target's score is "
+    theirs="an adaptive softmax or `--logit-softcap`, in which a target's score is "
     "no single logit w'h + b",
 )
 CONSISTENCY = Refusal(

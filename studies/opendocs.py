@@ -115,13 +115,6 @@ METHODS: Dict[str, Method] = {
         "Coupled Adam", ("--arch", "transformer", *PLAIN_LOSS, "--optimizer", "coupled_adam")
     ),
     "mean_vector": _softmax("mu-loss, 0.0001", "--mean-vector-weight", "0.0001"),
-    "sigsoftmax": Method(
-        "sigsoftmax",
-        (
-            *("--arch", "transformer_sc", "--embedding-type", "plain", *NO_PENALTY),
-            *("--output-head", "sigsoftmax"),
-        ),
-    ),
 }
 
 

@@ -14,9 +14,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Optional, Tuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.blocks import (
@@ -430,76 +428,3 @@ def _summed_losses(
     return _BlockwiseCrossEntropy.apply(
         contexts, targets, matrix, bias, margin, label_smoothing, block_elements, extras
     )
-
-
-# The sigsoftmax, p_v proportional to exp(z_v) sigmoid(z_v), and its cross entropy in blocks.
-#
-# Kanai, Fujiwara, Yamanaka, Adachi: "Sigsoftmax: Reanalysis of the Softmax Bottleneck", NeurIPS
-# 2018, https://arxiv.org/abs/1805.10829, equation 11. It is the softmax of
-#
-#     s = z + log sigmoid(z),    z = W h + b
-#
-# and because s is not linear in h, the rank of the matrix of log-probabilities is not bounded by d
-# as that of a softmax is. It has no parameters of its own.
-
-
-def sigsoftmax_scores(logits: Tensor) -> Tensor:
-    """s = z + log sigmoid(z) of ``logits``, of any shape; their softmax is the sigsoftmax of z."""
-    return logits + F.logsigmoid(logits)
-
-
-def sigsoftmax_cross_entropy(
-    contexts: Tensor,
-    targets: Tensor,
-    matrix: Tensor,
-    bias: Optional[Tensor] = None,
-    *,
-    label_smoothing: float = 0.0,
-    ignore_index: Optional[int] = None,
-    block_elements: Optional[int] = None,
-) -> Tuple[Tensor, Tensor]:
-    """Return the label-smoothed cross entropy of the sigsoftmax of W h + b, summed over tokens.
-
-    Arguments and results are those of :func:`blockwise_cross_entropy`. The scores of a block are
-    computed again in the backward pass, so that no tokens x N scores are held.
-    """
-    check_sizes(contexts, targets, matrix, bias)
-    targets, contexts = without_ignored(ignore_index, targets, contexts)
-    target_weight, uniform = smoothing_weights(label_smoothing, matrix.size(0))
-    dtype = product_dtype(contexts, matrix, bounded=False)
-    sum_dtype = accumulation_dtype(dtype)
-    table = matrix.to(dtype)
-
-    def block(rows: Tensor, targets: Tensor, counted: Tensor) -> Tuple[Tensor, Tensor]:
-        logits = F.linear(rows.to(dtype), table).to(sum_dtype)  # [b, N]
-        if bias is not None:
-            logits = logits + bias.to(sum_dtype)
-        log_p = torch.log_softmax(sigsoftmax_scores(logits), -1)
-        filler = counted.eq(0)  # 0 times an infinite loss is no number
-
-        def summed(each: Tensor) -> Tensor:
-            return counted @ each.masked_fill(filler, 0.0)
-
-        nll = -summed(log_p.gather(1, targets.unsqueeze(1)).squeeze(1))
-        if not uniform:
-            return nll, nll.detach()
-        return target_weight * nll - uniform * summed(log_p.sum(1)), nll.detach()
-
-    # Sums of nothing, which connect a batch of padding to the model.
-    given = [contexts, matrix] if bias is None else [contexts, matrix, bias]
-    loss_sum = torch.stack([one[:0].sum().to(sum_dtype) for one in given]).sum()
-    nll_sum = torch.zeros_like(loss_sum.detach())
-    with torch.autocast(contexts.device.type, enabled=False):
-        size = tokens_per_block(matrix.size(0), contexts.device, block_elements)
-        for part, rows in token_blocks(contexts.size(0), size):
-            counted = padded(contexts.new_ones(part.stop - part.start, dtype=sum_dtype), rows)
-            loss, nll = checkpoint(
-                block,
-                filled(contexts[part], rows),
-                filled(targets[part], rows),
-                counted,
-                use_reentrant=False,
-                preserve_rng_state=False,
-            )
-            loss_sum, nll_sum = loss_sum + loss, nll_sum + nll
-    return loss_sum, nll_sum

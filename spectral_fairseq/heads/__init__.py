@@ -8,12 +8,11 @@ file of its own and an entry of :data:`HEADS`.
 from typing import Tuple, Type
 
 from spectral_fairseq.heads.adaptive import AdaptiveSoftmaxHead
-from spectral_fairseq.heads.head import Head, HeadSpec, SigSoftmaxHead, SoftmaxHead
+from spectral_fairseq.heads.head import Head, HeadSpec, SoftmaxHead
 from spectral_fairseq.heads.mixture import MixtureOfContexts, MixtureOfSoftmaxes
 
 HEADS: Tuple[Type[Head], ...] = (
     SoftmaxHead,
-    SigSoftmaxHead,
     MixtureOfSoftmaxes,
     MixtureOfContexts,
 )
@@ -30,6 +29,5 @@ __all__ = [
     "HeadSpec",
     "MixtureOfContexts",
     "MixtureOfSoftmaxes",
-    "SigSoftmaxHead",
     "SoftmaxHead",
 ]

@@ -12,8 +12,6 @@ from spectral_fairseq.functional.softmax_loss import (
     AdversarialLoss,
     adversarial_blockwise_cross_entropy,
     adversarial_margin,
-    sigsoftmax_cross_entropy,
-    sigsoftmax_scores,
     z_cross_entropy,
 )
 from spectral_fairseq.functional.z_loss import ZLoss, check_softcap, softcapped
@@ -283,52 +281,6 @@ class SoftmaxHead(Head):
             targets,
             matrix,
             adversarial_margin(features, norms, targets, epsilon),
-            self.bias,
-            label_smoothing=label_smoothing,
-            ignore_index=ignore_index,
-        )
-
-
-# The sigsoftmax over a table of any kind: a softmax whose log-probabilities have any rank.
-#
-# Kanai et al., NeurIPS 2018, https://arxiv.org/abs/1805.10829
-
-
-class SigSoftmaxHead(SoftmaxHead):
-    """Scores z + log sigmoid(z) of the logits z = W h + b; their softmax is the sigsoftmax.
-
-    Args:
-        table: W, which look-ups may share.
-        bias: give the logits a bias b, shape (N,), zero at the start.
-    """
-
-    kind = "sigsoftmax"
-    summary = "one sigsoftmax"
-    options = ()
-    adversarial = False
-    own_loss = True  # so that no loss for linear scores is taken
-    normalised = False
-
-    def __init__(self, table: Table, *, bias: bool = False) -> None:
-        super().__init__(table, bias=bias)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Scores, shape (*, N), of ``features``, shape (*, d)."""
-        return sigsoftmax_scores(self.table.project(features, self.bias))
-
-    def loss(
-        self,
-        features: Tensor,
-        targets: Tensor,
-        label_smoothing: float = 0.0,
-        ignore_index: Optional[int] = None,
-    ) -> Tuple[Tensor, Tensor]:
-        """Label-smoothed cross entropy; see :meth:`Head.loss`."""
-        rows, matrix = self.table.operands(features.flatten(0, -2))
-        return sigsoftmax_cross_entropy(
-            rows,
-            targets.flatten(),
-            matrix,
             self.bias,
             label_smoothing=label_smoothing,
             ignore_index=ignore_index,

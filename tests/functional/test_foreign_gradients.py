@@ -10,7 +10,6 @@ from spectral_fairseq.functional.blocks import without_ignored
 from spectral_fairseq.functional.gradients import Gates, gated_scores
 from spectral_fairseq.functional.products import row_norms
 from spectral_fairseq.functional.row_penalties import cosine_penalty
-from spectral_fairseq.functional.softmax_loss import sigsoftmax_cross_entropy
 from spectral_fairseq.functional.spectra import gram, singular_values
 
 TARGETS = torch.tensor([2, 1, 5, 0, 1, 4])
@@ -31,7 +30,6 @@ FUNCTIONS = {
     "gated scores": lambda h, w: gated_scores(h[:, 0], w, TARGETS, GATES),
     "ignored": lambda h, _: without_ignored(1, TARGETS, h)[1],
     "softmax": lambda h, w: softmax_loss.blockwise_cross_entropy(h[:, 0], TARGETS, w)[0],
-    "sigsoftmax": lambda h, w: sigsoftmax_cross_entropy(h[:, 0], TARGETS, w)[0],
     "consistency": lambda h, w: consistency_loss.consistency_cross_entropy(
         h, TARGETS, w, weight=1.0, symmetric=True
     )[0],
@@ -83,9 +81,6 @@ def test_second_derivatives_are_right_or_refused(name):
     def function(h, w):
         return FUNCTIONS[name](h, w).square().sum()
 
-    if name == "sigsoftmax":  # computed by autograd from blocks that it runs again
-        assert torch.autograd.gradgradcheck(function, leaves)
-        return
     with pytest.raises(UnsupportedError, match="first derivatives of .* alone"):
         torch.autograd.grad(function(*leaves), leaves, create_graph=True, allow_unused=True)
 

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 
 from spectral_fairseq.functional import adaptive_loss, consistency_loss, mixture_loss, softmax_loss
-from spectral_fairseq.functional.softmax_loss import sigsoftmax_cross_entropy, sigsoftmax_scores
 
 VOCABULARY, DIM, EXPERTS, IGNORED = 13, 4, 2, 1
 # Both sides of every size of a block, whose rows are 1 to 7, 8, 10, .. of at most 8 tokens.
@@ -78,8 +77,6 @@ def blocks_of(name):
     if name == "adversarial":
         return block(lambda h, t, w, b, **o: softmax_loss.adversarial_blockwise_cross_entropy(
             h[:, 0], t, w, h.new_full(t.shape, 0.5), b, **o), 1)  # fmt: skip
-    if name == "sigsoftmax":
-        return block(lambda h, t, w, b, **o: sigsoftmax_cross_entropy(h[:, 0], t, w, b, **o), 1)
     if name == "mixture":
         return block(lambda h, t, w, b, **o: mixture_loss.mixture_cross_entropy(
             h, prior_of(h), t, w, b, **o), EXPERTS)  # fmt: skip
@@ -99,9 +96,6 @@ def blocks_of(name):
 DENSE = {
     "softmax": lambda h, t, w, b, eps: smoothed(log_softmax(h[:, 0], w, b), t, eps),
     "adversarial": lambda h, t, w, b, eps: lowered(h[:, 0], t, w, b, eps),
-    "sigsoftmax": lambda h, t, w, b, eps: smoothed(
-        F.log_softmax(sigsoftmax_scores(h[:, 0] @ w.t() + b), -1), t, eps
-    ),
     "mixture": lambda h, t, w, b, eps: smoothed(mixed(h, w, b), t, eps),
     "adversarial mixture": lambda h, t, w, b, eps: smoothed(mixed(h, w, b), t, eps),
     "log mixture": lambda h, t, w, b, eps: smoothed(mixed(h, w, b), t, eps),

@@ -49,7 +49,7 @@ class Adversarial(LikelihoodTerm):
         epsilon: radius of the perturbation as a share of ||w_y||.
 
     Raises:
-        ConfigurationError: an adaptive softmax, a sigsoftmax, or a mixture without its blockwise
+        ConfigurationError: an adaptive softmax, or a mixture without its blockwise
             loss.
     """
 
