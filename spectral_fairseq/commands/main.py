@@ -18,6 +18,7 @@ SUBCOMMANDS: Dict[str, str] = {
     "compare": "put the embedding spaces of several checkpoints side by side",
     "export": "collapse a checkpoint to one that fairseq loads without this package",
     "average": "average checkpoints, tables rather than factors",
+    "repair": "give rows that training never reached new vectors",
     "evaluate-lm": "perplexity of a language model, with cache and dynamic evaluation",
     "next-words": "the most probable next words of language models, side by side",
     "flags": "list every flag that this package adds to fairseq-train",

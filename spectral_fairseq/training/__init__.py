@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from spectral_fairseq.training.groups import hidden_matrices, parameter_groups
     from spectral_fairseq.training.losses import TokenLoss, fused_loss_, mixture_, plain_
     from spectral_fairseq.training.penalties import TablePenalty
+    from spectral_fairseq.training.repair import repair_
     from spectral_fairseq.training.saving import restore_
     from spectral_fairseq.training.tables import factor_, weight_norm_
 
@@ -27,6 +28,7 @@ __all__ = [
     "mixture_",
     "parameter_groups",
     "plain_",
+    "repair_",
     "restore_",
     "weight_norm_",
 ]
@@ -34,7 +36,7 @@ __all__ = [
 _PARTS = (
     *(
         f"training.{part}"
-        for part in ("control", "losses", "penalties", "tables", "groups", "saving")
+        for part in ("control", "losses", "penalties", "tables", "groups", "repair", "saving")
     ),
     "functional.float32_products",
     "lm.coupled_adam",

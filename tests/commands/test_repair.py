@@ -1,0 +1,103 @@
+"""Rows that training never reached get new vectors, in every kind of model."""
+
+import shutil
+
+import pytest
+import torch
+
+from spectral_fairseq.checkpoints.models import open_model
+from spectral_fairseq.checkpoints.reading import load_checkpoint
+from spectral_fairseq.checkpoints.rewriting import dense_form, entries_by_module, factored_kind
+from spectral_fairseq.commands.main import main
+from spectral_fairseq.provenance import skip_broken_torchaudio
+
+ZERO, SAME = 9, 12
+
+
+def table_of(model, name="encoder.embed_tokens"):
+    entries = entries_by_module(model)[name]
+    kind = factored_kind(entries)
+    return dense_form(kind, entries) if kind else entries["weight"].double()
+
+
+def damaged(path, to, kind):
+    """A checkpoint of which two words' vectors are zero, and equal to another one's."""
+    checkpoint = load_checkpoint(path)
+    for name, value in checkpoint["model"].items():
+        if "embed_tokens" in name and value.dim() and len(value) > SAME and "V" not in name:
+            value[ZERO] = 0
+            value[SAME] = value[SAME + 1]
+    torch.save(checkpoint, to)
+    return to
+
+
+@pytest.mark.parametrize("arch", ["transformer", "transformer_sc", "transformer_wn"])
+def test_a_fairseq_checkpoint_is_repaired(train, arch, tmp_path, capsys):
+    folder = train(arch, "cross_entropy", "--share-all-embeddings")
+    path = damaged(folder / "checkpoint_last.pt", tmp_path / "damaged.pt", arch)
+    before, original = load_checkpoint(path)["model"], path.read_bytes()
+    out = tmp_path / "repaired.pt"
+    assert main(["repair", str(path), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "rows to repair" in printed and "before" in printed and path.read_bytes() == original
+    checkpoint = load_checkpoint(out)
+    after = checkpoint["model"]
+    assert "last_optimizer_state" not in checkpoint and after.keys() == before.keys()
+    old, new = table_of(before), table_of(after)
+    kept = (new - old).abs().amax(1) < 1e-5
+    rows = (~kept).nonzero().squeeze(1).tolist()
+    assert {ZERO, SAME, SAME + 1} <= set(rows) and len(rows) < 8 and max(rows) < 44  # made up
+    kept[[1, *range(44, len(kept))]] = False
+    spread, mean = old[kept].std(0), old[kept].mean(0)
+    assert (((new[rows] - mean) / spread).abs() < 0.2).all()
+    torch.testing.assert_close(new[kept], old[kept], rtol=1e-5, atol=1e-6)
+    assert new[1].abs().max() == old[1].abs().max()  # padding
+    for name, value in before.items():
+        if "embed_tokens" not in name and "output_projection" not in name:
+            assert torch.equal(value, after[name]), name
+    tables = [name for name in after if name.endswith(("embed_tokens.weight", "projection.weight"))]
+    assert all(torch.equal(after[name], after[tables[0]]) for name in tables)
+
+
+def test_a_model_of_transformers_is_repaired(tmp_path, capsys):
+    pytest.importorskip("safetensors")
+    skip_broken_torchaudio()
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(
+        vocab_size=60, num_attention_heads=2, tie_word_embeddings=False, **sizes
+    )
+    model = transformers.LlamaForCausalLM(config)
+    model.lm_head.weight.data[ZERO] = 0
+    model.model.embed_tokens.weight.data[ZERO] = 0
+    model.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "notes.txt").write_text("kept", "utf-8")
+    before = {key: value.clone() for key, value in open_model(tmp_path / "model").tensors.items()}
+    out = tmp_path / "repaired"
+    assert main(["repair", str(tmp_path / "model"), "--out", str(out), "--fill", "normal"]) == 0
+    assert capsys.readouterr().out.count(": 1 rows to repair") == 2
+    loaded = transformers.LlamaForCausalLM.from_pretrained(out)
+    assert loaded.lm_head.weight[ZERO].norm() > 0.01
+    assert (out / "notes.txt").read_text("utf-8") == "kept"
+    for name, value in open_model(out).tensors.items():
+        rows = [row for row in range(len(value)) if row != ZERO]
+        assert torch.equal(value[rows], before[name][rows]), name
+    single = shutil.copyfile(tmp_path / "model" / "model.safetensors", tmp_path / "one.safetensors")
+    one = tmp_path / "two.safetensors"
+    assert main(["repair", str(single), "--out", str(one), "--rows", "zero"]) == 0
+    assert open_model(one).tensors["lm_head.weight"][ZERO].norm() > 0
+
+
+def test_the_input_and_what_exists_are_never_replaced(train, tmp_path, capsys):
+    folder = train("transformer", "cross_entropy", "--share-all-embeddings")
+    path = damaged(folder / "checkpoint_last.pt", tmp_path / "damaged.pt", "transformer")
+    for out, *more in ((path,), (path, "--overwrite"), (folder / "checkpoint_last.pt",)):
+        assert main(["repair", str(path), "--out", str(out), *more]) == 2
+    assert "error" in capsys.readouterr().err
+    out = tmp_path / "out.pt"
+    assert main(["repair", str(path), "--out", str(out), "--rows", "initial"]) == 2
+    assert "--initial-length" in capsys.readouterr().err
+    assert main(["repair", str(path), "--out", str(out), "--table", "none"]) == 2
+    assert main(["repair", str(path), "--out", str(out), "--rows", "long"]) == 0
+    assert "nothing was written" in capsys.readouterr().out and not out.exists()
