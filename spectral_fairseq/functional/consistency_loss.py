@@ -109,7 +109,7 @@ class _ConsistencyCrossEntropy(torch.autograd.Function):
         shares = _shares(symmetric)
         likelihood, nll, divergence = (contexts.new_zeros((), dtype=sum_dtype) for _ in range(3))
         sums = GradientSums(contexts.flatten(0, 1), matrix, bias, sum_dtype, needed)
-        block = tokens_per_block(2 * vocabulary, contexts.device, block_elements)
+        block = tokens_per_block(matrix, block_elements, softmaxes=2)
         with torch.autocast(contexts.device.type, enabled=False):
             block_scores = BlockScores(matrix, bias, dtype)
             never = _never_predicted(block_scores.bias)

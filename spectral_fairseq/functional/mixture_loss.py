@@ -242,8 +242,7 @@ def _expert_blocks(
 ) -> Iterator[Tuple[slice, int, Tensor, Tensor]]:
     """Yield the tokens of each block, its size, and its contexts and log-prior filled up to it."""
     tokens, experts = log_prior.shape
-    scores_per_token = experts * block_scores.table.size(0)
-    block = tokens_per_block(scores_per_token, contexts.device, block_elements)
+    block = tokens_per_block(block_scores.table, block_elements, softmaxes=experts)
     for part, size in token_blocks(tokens, block):
         block_contexts = block_scores.rows(contexts[part], size)  # [t, K, d]
         block_log_prior = filled(log_prior[part].to(block_scores.accumulation_dtype), size)

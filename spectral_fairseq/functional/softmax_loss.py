@@ -238,9 +238,7 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
             )
             margin_gradient = None if margin is None else margin.new_zeros(tokens, dtype=sum_dtype)
             sums = GradientSums(contexts, matrix, bias, sum_dtype, needed)
-            block = tokens_per_block(
-                vocabulary, contexts.device, block_elements, dim=contexts.size(1)
-            )
+            block = tokens_per_block(matrix, block_elements)
             for part, size in token_blocks(tokens, block):
                 rows = block_scores.rows(contexts[part], size)  # [b, d]
                 block_targets = filled(targets[part], size)  # [b]

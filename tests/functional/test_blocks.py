@@ -26,11 +26,15 @@ def test_every_token_is_in_one_block(tokens, block):
 
 
 def test_a_block_of_a_large_dictionary_has_tokens_for_half_the_width():
-    cpu, words = torch.device("cpu"), 267_735
-    assert blocks.tokens_per_block(words, cpu) == blocks.BLOCK_ELEMENTS // words
-    assert blocks.tokens_per_block(words, cpu, dim=410) == 205
-    assert blocks.tokens_per_block(1000, cpu, dim=410) == blocks.BLOCK_ELEMENTS // 1000
-    assert blocks.tokens_per_block(words, cpu, block_elements=words, dim=410) == 1
+    def rows(words, dim, *options):
+        return blocks.tokens_per_block(torch.empty(words, dim), *options)
+
+    assert rows(267_735, 2) == blocks.BLOCK_ELEMENTS // 267_735
+    assert rows(267_735, 410) == 205
+    assert rows(1000, 410) == blocks.BLOCK_ELEMENTS // 1000
+    assert rows(267_735, 410, 267_735) == 1
+    assert rows(267_735, 410, None, 5) == 41  # of a mixture of five
+    assert rows(267_735, 410, None, 1000) == 1
 
 
 def test_sizes_are_few_and_near():
