@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.table import FactoredEmbedding, TableSpec, hook
+from spectral_fairseq.embeddings.table import FactoredEmbedding, TableSpec, check_finite, hook
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.options import Option
 
@@ -114,6 +114,7 @@ class SpectralNormEmbedding(FactoredEmbedding):
         Returns:
             The three entries, with c = sigma_max(W).
         """
+        check_finite(weight)
         stored = weight.detach().clone().contiguous()
         direction = _first_direction(stored)
         largest = torch.linalg.vector_norm(stored.double() @ direction.double())

@@ -14,7 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.table import FactoredEmbedding, FactorMeasures, TableSpec, hook
+from spectral_fairseq.embeddings.table import (
+    FactoredEmbedding,
+    FactorMeasures,
+    TableSpec,
+    check_finite,
+    hook,
+)
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.products import full_float32
 from spectral_fairseq.functional.spectra import gram, table_gram
@@ -204,6 +210,7 @@ class SVDEmbedding(FactoredEmbedding):
         Raises:
             CheckpointError: every entry is zero, so that there is no scale.
         """
+        check_finite(weight)
         dense = weight.detach().to("cpu", torch.float64)
         counted = self._counted_rows()
         u, sigma, v = _thin_svd(dense[counted])

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError
 from spectral_fairseq.functional.products import row_norms
 from spectral_fairseq.functional.spectra import gram, singular_values
 from spectral_fairseq.options import Option
@@ -169,6 +169,9 @@ class Table(nn.Module):
 
         Returns:
             A tensor for each of :attr:`entries`, in the dtype of ``weight``.
+
+        Raises:
+            DataError: infinity or NaN in ``weight``.
         """
         raise NotImplementedError
 
@@ -290,6 +293,22 @@ def hook(parameter: nn.Parameter, change: Callable[[Tensor], Tensor]) -> None:
     trained = parameter.requires_grad
     parameter.requires_grad_(True).register_hook(change)
     parameter.requires_grad_(trained)
+
+
+def check_finite(weight: Tensor) -> None:
+    """Refuse a dense table that no factors stand for.
+
+    Raises:
+        DataError: it has infinity or NaN.
+    """
+    bad = int((~torch.isfinite(weight)).any(1).sum())
+    if bad:
+        raise DataError(
+            "finite numbers in the table that gets a method",
+            f"infinity or NaN in {bad} of {len(weight)} rows",
+            "Training diverged, or rows were never initialised: take an earlier checkpoint, or "
+            "give these rows values.",
+        )
 
 
 class FactoredEmbedding(Table):

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.table import FactoredEmbedding, TableSpec, hook
+from spectral_fairseq.embeddings.table import FactoredEmbedding, TableSpec, check_finite, hook
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.row_penalties import smoothed_log_counts
 from spectral_fairseq.options import Option
@@ -175,6 +175,7 @@ class WeightNormEmbedding(FactoredEmbedding):
         Returns:
             The two entries.
         """
+        check_finite(weight)
         v = weight.detach().clone().contiguous()
         g = torch.linalg.vector_norm(v.double(), dim=1)
         # A zero vector has no direction and could never move again. The padding row must not move.

@@ -259,4 +259,4 @@ def smoothed_log_counts(counts: Sequence[float]) -> Tensor:
             "Create dict.txt with fairseq-preprocess from the training text (each line is "
             "'<symbol> <count>'), or choose an option that needs no counts.",
         )
-    return torch.tensor(counts, dtype=torch.float64).clamp(min=1).log1p().float()
+    return torch.as_tensor(counts, dtype=torch.float64, device="cpu").clamp(min=1).log1p().float()

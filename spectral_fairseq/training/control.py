@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, Optional, Sequence, Union
 import torch
 from torch import Tensor, nn
 
+from spectral_fairseq.embeddings.table import check_finite
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.spectrum_penalties import DEFAULT_GAMMA, prior_spectrum
 from spectral_fairseq.functional.table_control import (
@@ -177,6 +178,8 @@ class SpectrumControl:
         self._start_norm: Optional[float] = None
         if not weight.is_meta:
             self._start_norm = self._norm(weight)
+            if not math.isfinite(self._start_norm):
+                check_finite(weight.detach())
 
     @property
     def weight(self) -> Tensor:

@@ -217,8 +217,15 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside ``DistributedDataParallel``, ``torch.compile``, peft and the like.
 
     Raises:
+        ConfigurationError: it is no module.
         UnsupportedError: parameters that FSDP flattens.
     """
+    if not isinstance(model, nn.Module):
+        raise ConfigurationError(
+            "a model or a layer, whose forward pass can be changed",
+            f"an object of type {type(model).__name__}",
+            "Pass the model.",
+        )
     while True:
         if type(model).__name__ == "FullyShardedDataParallel":
             raise UnsupportedError(
@@ -386,7 +393,7 @@ def uses_of_table(model: nn.Module, use: str) -> Uses:
         UnsupportedError: a layer that uses it in a way that cannot be changed, or an optimiser that
             has it already.
     """
-    if type(model).__name__ in WRAPPERS or "_orig_mod" in model._modules:
+    if type(model).__name__ in WRAPPERS or "_orig_mod" in getattr(model, "_modules", ()):
         raise UnsupportedError(
             f"the model itself for {use}",
             f"a {type(model).__name__} around it",

@@ -163,7 +163,16 @@ def _counted(counts: Sequence[float]) -> Sequence[float]:
     Raises:
         DataError: no word is counted more than once, or a count is no count.
     """
-    numbers = [float(count) for count in (counts.tolist() if hasattr(counts, "tolist") else counts)]
+    given: Any = counts.tolist() if hasattr(counts, "tolist") else counts
+    try:
+        numbers = [float(count) for count in given]
+    except (TypeError, ValueError):
+        raise DataError(
+            "`counts` as a sequence of numbers, one for each row of the table",
+            f"a {type(counts).__name__}"
+            + (f" of shape {tuple(counts.shape)}" if hasattr(counts, "shape") else ""),
+            "Flatten it, as torch.bincount(ids, minlength=len(tokenizer)) gives it.",
+        ) from None
     wrong = [count for count in numbers if not 0 <= count < float("inf")]
     if wrong or max(numbers, default=0) <= 1:
         raise DataError(
@@ -210,14 +219,6 @@ def factor_(model: nn.Module, **options: Any) -> SVDEmbedding:
 
 
 def _load(table: FactoredEmbedding, uses: Uses) -> None:
-    if not uses.weight.is_meta and not torch.isfinite(uses.weight).all():
-        bad = int((~torch.isfinite(uses.weight)).any(1).sum())
-        raise DataError(
-            "finite numbers in the table that gets a method",
-            f"infinity or NaN in {bad} of {len(uses.weight)} rows",
-            "Training diverged, or rows were never initialised: take an earlier checkpoint, or "
-            "give these rows values.",
-        )
     table.without_padding(uses.padding)
     table.to(device=uses.weight.device, dtype=uses.weight.dtype)
     if not uses.weight.is_meta:

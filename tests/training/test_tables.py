@@ -3,14 +3,22 @@
 import copy
 import io
 import pickle
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
-from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
-from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.training import factor_, fused_loss_, mixture_, plain_, weight_norm_
+from spectral_fairseq.embeddings import SpectralNormEmbedding, SVDEmbedding, WeightNormEmbedding
+from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
+from spectral_fairseq.training import (
+    SpectrumControl,
+    factor_,
+    fused_loss_,
+    mixture_,
+    plain_,
+    weight_norm_,
+)
 from tests.training.models import DIM, IDS, LAYOUTS, WORDS, build, inputs
 
 METHODS = {"weight norm": weight_norm_, "factors": factor_}
@@ -316,3 +324,41 @@ def test_a_table_and_a_fused_loss_come_off_in_one_call(transformers):
         assert model.transformer.wte.table.g.grad is not None
         plain_(model)
         assert traces(model) == before
+
+
+def test_a_table_with_nan_is_refused_from_every_way_in():
+    layer = nn.Linear(DIM, WORDS, bias=False)
+    layer.weight.data[3, 2] = float("nan")
+    ways = [
+        lambda: factor_(layer),
+        lambda: weight_norm_(layer),
+        lambda: SpectrumControl(layer),
+        *(
+            lambda kind=kind: kind.from_dense(layer.weight, padding_idx=1)
+            for kind in (SVDEmbedding, WeightNormEmbedding, SpectralNormEmbedding)
+        ),
+    ]
+    for way in ways:
+        with pytest.raises(DataError, match=f"finite numbers.*1 of {WORDS} rows"):
+            way()
+
+
+def test_what_is_no_model_is_refused_by_name():
+    for function in (weight_norm_, factor_, fused_loss_, SpectrumControl):
+        for wrong in (None, "gpt2"):
+            with pytest.raises(ConfigurationError, match=f"type {type(wrong).__name__}"):
+                function(wrong)
+    with pytest.raises(ConfigurationError, match="type Tensor"):
+        weight_norm_(torch.randn(WORDS, DIM))
+
+
+def test_counts_of_other_forms():
+    expected = weight_norm_(nn.Linear(DIM, WORDS), [7] * WORDS).g
+    given = torch.full((WORDS,), 7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(weight_norm_(nn.Linear(DIM, WORDS), given).g, expected)
+        WeightNormEmbedding(WORDS, DIM, 1, counts=given)
+    for wrong in (given.unsqueeze(0), torch.tensor(3), "counts"):
+        with pytest.raises(DataError, match="`counts` as a sequence of numbers"):
+            weight_norm_(nn.Linear(DIM, WORDS), wrong)
