@@ -27,7 +27,7 @@ before anything is written.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Optional
+from typing import Callable, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -170,6 +170,7 @@ def plan_change(
     scale: str = "free",
     centering: float = 0.0,
     excluded: Optional[Tensor] = None,
+    summed: Callable[[Tensor], Tensor] = lambda part: part,
 ) -> TableChange:
     """One step of the decoupled control, not yet applied.
 
@@ -182,6 +183,8 @@ def plan_change(
         scale: as in :func:`spectrum_target`.
         centering: share of the mean vector that is taken out first, in [0, 1].
         excluded: rows that are not counted, shape (m,).
+        summed: of a table that is split by rows, the sum of a tensor of shape (d + 2, d) over the
+            workers; each passes its own rows, and all call this function.
 
     Returns:
         The change, in float64 for ``both`` and otherwise in float32 or wider; NaN throughout for a
@@ -196,15 +199,17 @@ def plan_change(
             raise ConfigurationError(
                 f"{name} to be a number from 0 to 1", f"{share}", "Give the share of the way."
             )
-    count = weight.size(0) - (0 if excluded is None else excluded.numel())
+    exact = torch.float64 if side == "both" else torch.float32
+    total, gram = counted_moments(weight, excluded, exact)
+    own = weight.size(0) - (0 if excluded is None else excluded.numel())
+    sums = summed(torch.cat([gram, total[None], torch.full_like(total, own)[None]]))
+    gram, total, count = sums[:-2], sums[-2], round(float(sums[-1, 0]))
     if count < weight.size(1):
         raise ConfigurationError(
             f"at least as many words as dimensions, {weight.size(1)}",
             f"{count} rows that count",
             "Control the spectrum of a table with N >= d.",
         )
-    exact = torch.float64 if side == "both" else torch.float32
-    total, gram = counted_moments(weight, excluded, exact)
     # What no eigensolver takes, and entries whose squares the table's own precision does not hold.
     if not torch.isfinite(gram.to(torch.promote_types(weight.dtype, torch.float32))).all():
         nan = torch.full_like(gram, float("nan"))

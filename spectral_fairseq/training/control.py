@@ -10,9 +10,10 @@ where s is the learning rate as a share of the highest one of its schedule.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,7 @@ from spectral_fairseq.training.modules import (
     unwrapped,
     weight_of,
 )
+from spectral_fairseq.training.shards import RowShard, row_shard
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,13 @@ class ControlRule:
         return self.active and updates > self.start and updates % self.every == 0
 
     def plan(
-        self, weight: Tensor, rate: float, *, prior: Callable[[Tensor], Tensor], excluded: Tensor
+        self,
+        weight: Tensor,
+        rate: float,
+        *,
+        prior: Callable[[Tensor], Tensor],
+        excluded: Tensor,
+        summed: Callable[[Tensor], Tensor] = lambda part: part,
     ) -> TableChange:
         """The change that is due to a matrix, which is not yet applied.
 
@@ -82,6 +90,7 @@ class ControlRule:
             rate: s, at most 1.
             prior: returns the singular values that the matrix is moved to, shape (d,).
             excluded: rows that are left alone, shape (m,).
+            summed: as of :func:`~spectral_fairseq.functional.table_control.plan_change`.
         """
         return plan_change(
             weight,
@@ -92,18 +101,22 @@ class ControlRule:
             scale=self.scale,
             centering=min(1.0, self.centering * self.every * rate),
             excluded=excluded,
+            summed=summed,
         )
 
 
-def counted_norm(weight: Tensor, excluded: Tensor) -> float:
+def counted_norm(
+    weight: Tensor, excluded: Tensor, summed: Callable[[Tensor], Tensor] = lambda part: part
+) -> float:
     """Frobenius norm of the rows that count.
 
     Args:
         weight: shape (N, d).
         excluded: rows that are not counted, shape (m,).
+        summed: the sum of a tensor over the workers, of a table that is split by rows.
     """
     _, gram = counted_moments(weight.detach(), excluded)
-    return math.sqrt(float(gram.diagonal().double().sum()))
+    return math.sqrt(float(summed(gram.diagonal().double().sum())))
 
 
 class SpectrumControl:
@@ -111,7 +124,8 @@ class SpectrumControl:
 
     Call :meth:`step` after each step of the optimiser. Where ``torch.distributed`` has several
     workers, all of them have to call it: the first one plans the change and the others receive it,
-    so that equal tables stay equal bit for bit.
+    so that equal tables stay equal bit for bit. Of a table that is split by rows (``fully_shard``)
+    each worker changes its own rows; their Gram matrices, d x d, are all that is summed.
 
     Args:
         model: a model with an output layer (of transformers, or with an ``lm_head``), a layer, or
@@ -134,7 +148,8 @@ class SpectrumControl:
         excluded: rows that are left alone and not counted. ``None`` takes ``padding_idx`` of the
             look-ups that share the table; pass ``()`` where that row is a word too, such as the
             end of a text.
-        group: process group of the workers that hold the same table; ``None`` is all of them.
+        group: process group of the workers that hold the same table; ``None`` is all of them. A
+            table that is split knows its own.
 
     Attributes:
         rule: what is done, and when.
@@ -143,8 +158,8 @@ class SpectrumControl:
     Raises:
         ConfigurationError: an option outside its range; no output table, one that is frozen or
             computed from other parameters, or one with fewer rows than columns.
-        UnsupportedError: a table of 16 bits, quantised, or split over devices (DTensor, FSDP,
-            DeepSpeed's third stage).
+        UnsupportedError: a table of 16 bits, quantised, or split over devices in another way than
+            by rows (tensor parallelism, FSDP 1, DeepSpeed's third stage).
     """
 
     def __init__(
@@ -190,7 +205,7 @@ class SpectrumControl:
             UnsupportedError: as for the constructor.
         """
         weight = weight_of(self._model, "SpectrumControl")
-        check_table(weight, "SpectrumControl")
+        check_table(weight, "SpectrumControl", whole=False)
         return weight
 
     def step(self, rate: float = 1.0) -> bool:
@@ -216,7 +231,8 @@ class SpectrumControl:
         if not self._checked and isinstance(self._model, Tensor) and _has_workers():
             check_trained(weight, "SpectrumControl")  # once, since it takes long
         self._checked = True
-        apply_change_(weight, self._shared_plan(weight, rate), self.excluded_on(weight.device))
+        rows, excluded, _ = self._own(weight)
+        apply_change_(rows, self._shared_plan(weight, rate), excluded)
         return True
 
     @torch.no_grad()
@@ -227,10 +243,20 @@ class SpectrumControl:
             weight: the table, or the float32 copy that an optimiser trains, shape (N, d).
             rate: as for :meth:`step`.
         """
-        excluded = self.excluded_on(weight.device)
-        return self.rule.plan(weight, min(1.0, rate), prior=self._spectrum, excluded=excluded)
+        rows, excluded, shard = self._own(weight)
+        how = {} if shard is None else {"summed": shard.summed}
+        prior = functools.partial(self._spectrum, weight)
+        return self.rule.plan(rows, min(1.0, rate), prior=prior, excluded=excluded, **how)
 
-    def _spectrum(self, weight: Tensor) -> Tensor:
+    def _own(self, weight: Tensor) -> Tuple[Tensor, Tensor, Optional[RowShard]]:
+        """The rows of a table that are here, and those of them that are left alone."""
+        shard = row_shard(weight)
+        if shard is None:
+            return weight, self.excluded_on(weight.device), None
+        own = shard.own(self._excluded)
+        return shard.rows, torch.tensor(own, dtype=torch.long, device=shard.rows.device), shard
+
+    def _spectrum(self, weight: Tensor, _: Tensor) -> Tensor:
         norm = self._start_norm = self._start_norm or self._norm(weight)
         prior = prior_spectrum(
             dim=weight.size(1),
@@ -265,14 +291,16 @@ class SpectrumControl:
     def _shared_plan(self, weight: Tensor, rate: float) -> TableChange:
         """The plan of the first worker, on every worker."""
         distributed = torch.distributed
-        if not _has_workers() or distributed.get_world_size(self._group) == 1:
+        rows, _, shard = self._own(weight)
+        group = self._group if shard is None else shard.group
+        if not _has_workers() or distributed.get_world_size(group) == 1:
             return self.plan(weight, rate)
-        first = 0 if self._group is None else distributed.get_global_rank(self._group, 0)
-        dim = weight.size(1)
-        packed = weight.new_empty((dim + 2, dim), dtype=torch.float64)
-        if distributed.get_rank() == first:
+        first = 0 if group is None else distributed.get_global_rank(group, 0)
+        dim = rows.size(1)
+        packed = rows.new_empty((dim + 2, dim), dtype=torch.float64)
+        if distributed.get_rank() == first or shard is not None:  # all of them have to sum
             packed = self.plan(weight, rate).packed().contiguous()
-        distributed.broadcast(packed, first, group=self._group)
+        distributed.broadcast(packed, first, group=group)
         return TableChange.unpacked(packed)
 
     def _rows(self, excluded: Optional[Sequence[int]], weight: Tensor) -> Sequence[int]:
@@ -285,7 +313,9 @@ class SpectrumControl:
         return excluded_rows(rows, weight.size(0))
 
     def _norm(self, weight: Tensor) -> float:
-        return counted_norm(weight, self.excluded_on(weight.device))
+        rows, excluded, shard = self._own(weight)
+        how = {} if shard is None else {"summed": shard.summed}
+        return counted_norm(rows, excluded, **how)
 
 
 def _has_workers() -> bool:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.training.shards import row_shard
 
 # Usual names of an output layer, in models without get_output_embeddings().
 OUTPUT_LAYERS = ("lm_head", "output_projection", "output", "head", "classifier", "score")
@@ -334,18 +335,20 @@ def excluded_rows(excluded: Sequence[int], rows: int) -> List[int]:
     return sorted({row % rows for row in excluded})
 
 
-def check_table(weight: Any, use: str) -> None:
+def check_table(weight: Any, use: str, whole: bool = True) -> None:
     """Refuse what is no table of float32 (or float64) that is trained.
 
     Args:
         weight: of a layer.
         use: what is to be done to it.
+        whole: whether it may not be split by rows.
 
     Raises:
         UnsupportedError: it is split over devices, quantised, or of 16 bits.
         ConfigurationError: it is no matrix, computed from other parameters, or frozen.
     """
-    check_whole(weight)
+    if whole or row_shard(weight) is None:
+        check_whole(weight)
     remedy = "Pass the model, or another layer."
     if weight.dim() != 2:
         raise ConfigurationError(f"a matrix for {use}", f"shape {tuple(weight.shape)}", remedy)

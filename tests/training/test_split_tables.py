@@ -7,7 +7,7 @@ import torch
 import torch.multiprocessing
 from torch import nn
 
-from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.training import (
     SpectrumControl,
     TablePenalty,
@@ -32,19 +32,23 @@ needs_fully_shard = pytest.mark.skipif(
 )
 
 
-def test_tables_that_are_split_over_devices_are_refused(mesh):
+@pytest.mark.parametrize("split", [0, 1])
+def test_tables_that_are_split_over_devices_are_refused(mesh, split):
     from torch.distributed.tensor import Shard, distribute_tensor
 
     model = Straight()
     whole = SpectrumControl(model, every=1)
     loss = fused_loss_(model, shift=False)
     model.lm_head.weight = nn.Parameter(
-        distribute_tensor(model.lm_head.weight.detach(), mesh, [Shard(0)])
+        distribute_tensor(model.lm_head.weight.detach(), mesh, [Shard(split)])
     )
-    for attempt in (
+    by_columns = (
         lambda: SpectrumControl(model),
         lambda: SpectrumControl(model.lm_head.weight),
         whole.step,
+    )
+    for attempt in (
+        *(by_columns if split else ()),
         lambda: weight_norm_(model),
         lambda: factor_(model),
         lambda: fused_loss_(model, shift=False),
@@ -58,7 +62,7 @@ def test_tables_that_are_split_over_devices_are_refused(mesh):
 def test_fully_shard_is_refused(mesh):
     model = Straight()
     fsdp.fully_shard(model, mesh=mesh)
-    for attempt in (SpectrumControl, weight_norm_, factor_):
+    for attempt in (weight_norm_, factor_):
         with pytest.raises(UnsupportedError, match="DTensor"):
             attempt(model)
 
@@ -100,6 +104,52 @@ def message(attempt):
     return str(error.value)
 
 
+CONTROLS = {
+    "above": {"slack": 1.01, "decay": 0.5, "centering": 0.3},
+    "both": {"side": "both", "decay": 0.2, "centering": 0.0},
+    "fixed": {"scale": "fixed", "slack": 1.0, "decay": 0.5, "excluded": [0, 31, -1]},
+}
+
+
+class Output(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lm_head = nn.Linear(16, 61, bias=False)
+
+    def forward(self, features):
+        return self.lm_head(features)
+
+
+def controlled(name, shard=False, of=lambda model: model, before=False):
+    """A table of 61 rows, of which two workers hold 31 and 30, after three steps of control."""
+    torch.manual_seed(3)
+    model = Output()
+    model.lm_head.weight.data += 0.1
+    control = SpectrumControl(of(model), every=1, **CONTROLS[name]) if before else None
+    if shard:
+        fsdp.fully_shard(model)
+    control = control or SpectrumControl(of(model), every=1, **CONTROLS[name])
+    for rate in (1.0, 0.5, 1.0):
+        assert control.step(rate)
+    if shard:
+        assert len(model.lm_head.weight.to_local()) in (30, 31)
+    return whole(model.lm_head.weight.detach())
+
+
+def refuses_nan(rank):
+    """No worker writes anything where a row of one of them is not finite."""
+    model = Output()
+    fsdp.fully_shard(model)
+    control = SpectrumControl(model, every=1, decay=1.0)
+    rows = model.lm_head.weight.to_local().detach()
+    if rank == 1:
+        rows[-1, 3] = float("nan")
+    before = rows.clone()
+    with pytest.raises(DataError, match="finite"):
+        control.step()
+    assert torch.equal(model.lm_head.weight.to_local().nan_to_num(), before.nan_to_num())
+
+
 def _one_worker(rank, port, folder):
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
@@ -121,7 +171,17 @@ def _one_worker(rank, port, folder):
         control = SpectrumControl(of(model), every=1)
         fsdp.fully_shard(model)
         model(half).sum().backward()
-        split[f"control of the {name}"] = message(control.step)
+        if name == "weight":  # it is no longer that of the model
+            split[f"control of the {name}"] = message(control.step)
+        else:
+            control.step()
+    found["controls"] = {
+        (name, before): controlled(name, True, before=before)
+        for name in CONTROLS
+        for before in (False, True)
+    }
+    found["controls"]["above", "layer"] = controlled("above", True, of=given["layer"])
+    refuses_nan(rank)
     model = Straight()
     weight_norm_(model)
     fsdp.fully_shard(model)
@@ -162,5 +222,7 @@ def test_fully_shard_of_the_root_after_the_methods(tmp_path):
                 )
         no_longer = split.pop("control of the weight")
         assert "none has (any more)" in no_longer and "Pass the model" in no_longer
-        assert len(split) == len(METHODS) + 3
+        for (name, _), table in gradients["controls"].items():
+            torch.testing.assert_close(table, controlled(name), rtol=0, atol=1e-6)
+        assert len(split) == len(METHODS) + 1
         assert all("DTensor, split over devices" in text for text in split.values()), split
