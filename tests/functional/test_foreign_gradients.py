@@ -1,12 +1,18 @@
 """No backward pass writes into a gradient that it was given, or gives away what it still needs."""
 
+import importlib
+import pkgutil
+
 import pytest
 import torch
 
+import spectral_fairseq.functional
 from spectral_fairseq.embeddings import SpectralNormEmbedding, SVDEmbedding, WeightNormEmbedding
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.functional import adaptive_loss, consistency_loss, mixture_loss, softmax_loss
 from spectral_fairseq.functional.blocks import without_ignored
+from spectral_fairseq.functional.dispersion import dispersion_penalty
+from spectral_fairseq.functional.dropout import fast_dropout
 from spectral_fairseq.functional.gradients import Gates, gated_scores
 from spectral_fairseq.functional.products import row_norms
 from spectral_fairseq.functional.row_penalties import cosine_penalty
@@ -34,6 +40,10 @@ FUNCTIONS = {
         h, TARGETS, w, weight=1.0, symmetric=True
     )[0],
     "mixture": lambda h, w: mixture_loss.mixture_cross_entropy(h, prior(h), TARGETS, w)[0],
+    "z-loss": lambda h, w: (
+        softmax_loss.z_cross_entropy(h[:, 0], TARGETS, w, z_loss=0.3, softcap=2.0).loss
+    ),
+    "dispersion": lambda h, _: dispersion_penalty([h], torch.ones(6, 2, dtype=torch.bool)),
     "log mixture": lambda h, w: mixture_loss.log_mixture(h, prior(h), w),
     "adaptive": lambda h, w: adaptive_loss.adaptive_cross_entropy(
         h[:, 0], h[:, 1, :2], TARGETS, w, None, (3, 5)
@@ -90,3 +100,28 @@ def test_a_gradient_penalty_through_a_layer_is_refused_by_name():
     loss = softmax_loss.blockwise_cross_entropy(h, TARGETS, w)[0]
     with pytest.raises(UnsupportedError, match="of blockwise_cross_entropy alone"):
         torch.autograd.grad(loss, h, create_graph=True)
+
+
+def functions_of_autograd():
+    package = spectral_fairseq.functional
+    for part in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        for found in vars(importlib.import_module(part.name)).values():
+            if isinstance(found, type) and issubclass(found, torch.autograd.Function):
+                yield found
+
+
+def test_every_function_of_autograd_refuses_second_derivatives_or_has_them():
+    """A new one with a backward pass of constants would be wrong in silence."""
+    free = {one.__name__ for one in functions_of_autograd() if not _is_refusing(one)}
+    assert free == {"_FastDropout"}
+    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+
+    def dropped(x):
+        torch.manual_seed(0)
+        return fast_dropout(x, 0.4).pow(3)
+
+    assert torch.autograd.gradgradcheck(dropped, (x,))
+
+
+def _is_refusing(function):
+    return function.backward.__code__.co_name == "first_only"  # of differentiable_once
