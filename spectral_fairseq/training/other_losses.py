@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
 
 from torch import Tensor, nn
 
@@ -15,16 +15,20 @@ class OtherLosses(NamedTuple):
     """The load-balancing loss of a mixture of experts, which transformers adds beside labels only.
 
     Attributes:
-        coefficient: its weight.
+        coefficient: its weight, if it is known.
         asked: whether the model's settings ask for it; it can be asked for in a call as well.
+        model: name of the model's class.
+        terms: names of the terms that it adds.
     """
 
-    coefficient: float
+    coefficient: Optional[float]
     asked: bool
+    model: str
+    terms: Tuple[str, ...]
 
     @classmethod
     def of(cls, model: nn.Module) -> Optional[OtherLosses]:
-        """That of a model; ``None`` if it has no such loss.
+        """That of a model; ``None`` if it adds no such loss.
 
         Raises:
             UnsupportedError: the model's settings ask for a further loss, which is not known here.
@@ -38,19 +42,23 @@ class OtherLosses(NamedTuple):
         found = [getattr(place, name, None) for place in places for name in _COEFFICIENTS]
         known = next((float(one) for one in found if isinstance(one, (int, float))), None)
         if asked and others and (known is None or others != ["aux_loss"]):
-            raise UnsupportedError(
-                "a model whose loss is that of its tokens, with the `aux_loss` of its experts",
-                f"a {type(model).__name__}, which adds {', '.join(others)}",
-                "Set model.config.output_router_logits = False, or use the model's own loss.",
-            )
-        return None if known is None or "aux_loss" not in others else cls(known, asked)
+            raise _unknown(type(model).__name__, others)
+        return cls(known, asked, type(model).__name__, tuple(others)) if others else None
 
     def __call__(self, outputs: Any) -> Union[Tensor, float]:
-        """The weighted loss of a batch."""
+        """The weighted loss of a batch.
+
+        Raises:
+            ConfigurationError: outputs without the loss that the settings ask for.
+            UnsupportedError: a call asked for losses that are not known here.
+        """
         found = getattr(outputs, "aux_loss", None)
-        if found is not None:
+        if found is not None and self.coefficient is not None:
             weighted: Tensor = self.coefficient * found
             return weighted
+        routed = any(getattr(outputs, name, None) is not None for name in _ROUTED)
+        if found is not None or routed:
+            raise _unknown(self.model, self.terms)
         if self.asked and isinstance(outputs, (tuple, Tensor, HiddenStates)):
             raise ConfigurationError(
                 "outputs with the `aux_loss` of the experts, which the model's settings ask for",
@@ -60,5 +68,15 @@ class OtherLosses(NamedTuple):
         return 0.0
 
 
+def _unknown(model: str, terms: Sequence[str]) -> UnsupportedError:
+    return UnsupportedError(
+        "a model whose loss is that of its tokens, with the `aux_loss` of its experts",
+        f"a {model}, which adds {', '.join(terms)}",
+        "Set model.config.output_router_logits = False, or use the model's own loss.",
+    )
+
+
+# What outputs have where a call asks for the losses of the experts.
+_ROUTED = ("router_logits", "encoder_router_logits", "decoder_router_logits")
 _PARTS_OF_CONFIG = ("text_config", "ffn_config")
 _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")

@@ -365,7 +365,12 @@ def test_further_losses_of_a_model_are_refused_by_name(transformers):
 
     with pytest.raises(UnsupportedError, match="z_loss.*output_router_logits = False"):
         fused_loss_(build_switch(True))
-    fused_loss_(build_switch(False))
+    model = build_switch(False)
+    loss, given = fused_loss_(model), {"input_ids": IDS, "decoder_input_ids": IDS}
+    assert loss(model(**given), IDS).isfinite()
+    # A call can ask for them too.
+    with pytest.raises(UnsupportedError, match="encoder_z_loss"):
+        loss(model(**given, output_router_logits=True), IDS)
 
 
 @pytest.mark.parametrize("table", [None, weight_norm_, factor_])
