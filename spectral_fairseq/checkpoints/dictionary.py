@@ -66,8 +66,8 @@ class WordList:
 
     @property
     def has_counts(self) -> bool:
-        """Whether any word is counted more than once."""
-        return max(self.counts) > 1
+        """Whether the words were counted: equal counts, 1 or 100, only fill a dict.txt."""
+        return len({count for count in self.counts if count > 0}) > 1
 
 
 def read_dictionary(path: Union[str, Path]) -> WordList:

@@ -243,7 +243,8 @@ def smoothed_log_counts(counts: Sequence[float]) -> Tensor:
         Shape (n,), float32, at least log 2.
 
     Raises:
-        DataError: a count is negative or not finite, or no word was counted more than once.
+        DataError: a count is negative or not finite, no word was counted more than once, or all
+            as often.
     """
     wrong = next((c for c in counts if not (math.isfinite(c) and c >= 0)), None)
     if wrong is not None:
@@ -252,10 +253,12 @@ def smoothed_log_counts(counts: Sequence[float]) -> Tensor:
             f"a count of {wrong!r}",
             "Create the dictionary again with fairseq-preprocess.",
         )
-    if max(counts, default=0) <= 1:
+    most = max(counts, default=0)
+    if most <= 1 or (len(counts) > 1 and min(counts) == most):
         raise DataError(
             "a dictionary with word counts, for norms in proportion to their logarithms",
-            f"{len(counts)} symbols, none with a count above 1",
+            f"{len(counts)} symbols, "
+            + ("none with a count above 1" if most <= 1 else f"all with the count {most:g}"),
             "Create dict.txt with fairseq-preprocess from the training text (each line is "
             "'<symbol> <count>'), or choose an option that needs no counts.",
         )

@@ -1,7 +1,8 @@
 """Count the words of a dictionary in the training data, special symbols included.
 
 ``dict.txt`` holds no counts of fairseq's special symbols: every dictionary that is loaded says that
-``</s>`` and ``<unk>`` occurred once. Here they are counted in the binarised training split.
+``</s>`` and ``<unk>`` occurred once. The usual recipe for sentencepiece gives all words the same
+count, such as 100. All of them are therefore counted in the binarised training split.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from fairseq import utils
 from fairseq.data import Dictionary, indexed_dataset
 
 from spectral_fairseq.compat.patching import Patch, replaces
+from spectral_fairseq.errors import DataError
 from spectral_fairseq.functional.row_penalties import smoothed_log_counts
 
 logger = logging.getLogger(__name__)
@@ -55,41 +57,52 @@ def counts_for_new_table(dictionary: Dictionary) -> List[float]:
 
 
 def training_counts(task: Any, dictionary: Dictionary) -> List[float]:
-    """Counts of a dictionary's words, with those of the special symbols from the training data.
+    """Counts of a dictionary's words and special symbols in the training data of a task.
 
-    A dictionary of several languages is counted in all of them, or in one of them if the counts of
-    its words are those of one: dictionaries that were made apart, or given twice, may be equal.
-    Where the task has no binarised
-    training data, ``</s>`` and ``<unk>`` get the count whose smoothed logarithm is the mean of the
-    words', and a warning says so.
+    A dictionary of several languages is counted in all of them, or in one of them if its own counts
+    are those of one: dictionaries that were made apart, or given twice, may be equal. Where the
+    task has no binarised training data, the words have the dictionary's own counts, ``</s>`` and
+    ``<unk>`` get the count whose smoothed logarithm is the mean of the words', and a warning says
+    so.
 
     Args:
         task: any of fairseq's; ``None`` has no data.
         dictionary: one of the task's.
 
     Returns:
-        One count for each row. A dictionary in which no word was counted more than once is left
-        as it is.
+        One count for each row.
+
+    Raises:
+        DataError: no training data, and a dictionary whose words were not counted: all have the
+            same count.
     """
     counts = [float(count) for count in dictionary.count[: len(dictionary)]]
     # fairseq's ``madeupword`` fillers have the count 0.
     words = [count for count in counts[dictionary.nspecial :] if count > 0]
-    if max(words, default=0) <= 1:
-        return counts  # smoothed_log_counts refuses them; a true count of </s> would hide that
+    were_counted = len(set(words)) > 1
     kind = getattr(_configuration(task), "dataset_impl", None)
     languages = [
-        _special_and_other_counts(files, None if kind is None else str(kind), dictionary)
+        _counted_in(files, None if kind is None else str(kind), dictionary)
         for files in _training_files(task, dictionary).values()
     ]
     if languages:
-        every = np.sum(languages, axis=0)
-        # The first of equally near ones, so all languages where that cannot be told.
-        found = min(
-            [every, *languages], key=lambda one: abs(math.log(sum(words) / max(one[-1], 1)))
+        found = np.sum(languages, axis=0)
+        if were_counted:
+
+            def distance(one: np.ndarray) -> float:
+                return abs(math.log(sum(words) / max(int(one[dictionary.nspecial :].sum()), 1)))
+
+            # The first of equally near ones, so all languages where that cannot be told.
+            found = min([found, *languages], key=distance)
+        return [float(count) for count in found]
+    if not were_counted:
+        raise DataError(
+            "a dictionary with word counts, for norms in proportion to their logarithms",
+            f"{len(words)} words, all with the count {max(words, default=0):.0f}, and no binarised "
+            "training data to count them in",
+            "Make the data with fairseq-preprocess, or a dict.txt whose lines are "
+            "'<symbol> <count>', or choose an option that needs no counts.",
         )
-        for index in range(dictionary.nspecial):
-            counts[index] = float(found[index])
-        return counts
     mean = float(smoothed_log_counts(words).double().mean().expm1())
     logger.warning(
         "no binarised training data to count </s> and <unk> in; their count is taken to be "
@@ -147,19 +160,16 @@ def _with_numbered(prefix: str, suffix: str) -> Iterator[str]:
         number = (number or 0) + 1
 
 
-def _special_and_other_counts(
-    files: Iterable[str], kind: Optional[str], dictionary: Dictionary
-) -> np.ndarray:
-    """How often each special symbol occurs in binarised files, and then all words, int64."""
-    counts = np.zeros(dictionary.nspecial + 1, dtype=np.int64)
+def _counted_in(files: Iterable[str], kind: Optional[str], dictionary: Dictionary) -> np.ndarray:
+    """How often each symbol occurs in binarised files, int64."""
+    size = len(dictionary)
+    counts = np.zeros(size, dtype=np.int64)
     for prefix in files:
         for tokens in _blocks(prefix, kind, dictionary):
-            specials = tokens[tokens < dictionary.nspecial].astype(np.int64)
+            known = tokens[tokens < size].astype(np.int64)
+            counts += np.bincount(known, minlength=size)
             # Words that --output-dictionary-size cut off are read as <unk>.
-            unknown = int((tokens >= len(dictionary)).sum())
-            counts += np.bincount(specials, minlength=len(counts))
-            counts[dictionary.unk()] += unknown
-            counts[-1] += len(tokens) - len(specials) - unknown
+            counts[dictionary.unk()] += len(tokens) - len(known)
     return counts
 
 

@@ -54,29 +54,31 @@ def test_special_symbols_are_counted_in_the_training_text(tmp_path, kind):
     for name, lines in LINES.items():
         _write(tmp_path, name, lines, kind)
     words, other = _dictionary(), _dictionary(c=3, d=2)
-    # bos, pad, eos, unk, and then the words as the dictionary counts them
-    assert training_counts(_task(tmp_path, other, words), words) == [0, 0, 4, 3, 40, 9]
+    # bos, pad, eos, unk, and then the words, whatever the dictionary says
+    assert training_counts(_task(tmp_path, other, words), words) == [0, 0, 4, 3, 2, 1]
     joined = _task(tmp_path, words, _dictionary())
-    assert training_counts(joined, words) == [0, 0, 6, 5, 40, 9]
+    assert training_counts(joined, words) == [0, 0, 6, 5, 3, 2]
 
 
 @pytest.mark.parametrize(
-    "counted, specials",
+    "counted, expected",
     [
-        ({"a": 3, "b": 2}, [0, 0, 6, 5]),  # joined: the words of both languages
-        ({"a": 2, "b": 1}, [0, 0, 4, 3]),  # of the target alone, given for both
-        ({"a": 30, "b": 20}, [0, 0, 6, 5]),  # of a larger text
+        ({"a": 3, "b": 2}, [0, 0, 6, 5, 3, 2]),  # joined: the words of both languages
+        ({"a": 2, "b": 1}, [0, 0, 4, 3, 2, 1]),  # of the target alone, given for both
+        ({"a": 30, "b": 20}, [0, 0, 6, 5, 3, 2]),  # of a larger text
+        ({"a": 100, "b": 100}, [0, 0, 6, 5, 3, 2]),  # not counted, as sentencepiece's recipe
+        ({"a": 1, "b": 1}, [0, 0, 6, 5, 3, 2]),
     ],
 )
 def test_equal_dictionaries_are_counted_in_the_languages_of_their_words(
-    tmp_path, counted, specials
+    tmp_path, counted, expected
 ):
     for name, lines in LINES.items():
         _write(tmp_path, name, lines)
     words, copy = _dictionary(**counted), _dictionary(**counted)
     task = _task(tmp_path, copy, words)
     for one in (words, copy, _dictionary(**counted)):
-        assert training_counts(task, one) == [*specials, *counted.values()]
+        assert training_counts(task, one) == expected
 
 
 def test_text_on_both_sides_is_counted_once(tmp_path):
@@ -85,7 +87,7 @@ def test_text_on_both_sides_is_counted_once(tmp_path):
         _write(tmp_path, f"train.de-en.{language}", [[4, 4, 5, 2], [4, 3, 2]])
     words = _dictionary(a=3, b=1)
     task = _task(tmp_path, _dictionary(a=3, b=1), words)
-    assert training_counts(task, words) == [0, 0, 2, 1, 3, 1]
+    assert training_counts(task, words) == [0, 0, 2, 1, 3, 1]  # not twice as many
 
 
 def test_the_split_that_is_trained_on_is_counted(tmp_path):
@@ -97,7 +99,7 @@ def test_the_split_that_is_trained_on_is_counted(tmp_path):
     cfg = convert_namespace_to_omegaconf(parsed)
     words = _dictionary()
     task = SimpleNamespace(cfg=cfg.task, source_dictionary=words, target_dictionary=words)
-    assert training_counts(task, words) == [0, 0, 1, 1, 40, 9]
+    assert training_counts(task, words) == [0, 0, 1, 1, 1, 0]
 
 
 def test_every_data_folder_is_counted(tmp_path):
@@ -105,13 +107,13 @@ def test_every_data_folder_is_counted(tmp_path):
         (tmp_path / folder).mkdir()
         _write(tmp_path / folder, "train", [[4, 5, 3, 2], []])
     task = SimpleNamespace(args=SimpleNamespace(data=f"{tmp_path}/one:{tmp_path}/two"))
-    assert training_counts(task, _dictionary()) == [0, 0, 2, 2, 40, 9]
+    assert training_counts(task, _dictionary()) == [0, 0, 2, 2, 2, 2]
 
 
 def test_words_beyond_a_cut_dictionary_are_unknown(tmp_path):
     _write(tmp_path, "train", [[4, 5, 3, 2]])
     task = SimpleNamespace(args=SimpleNamespace(data=str(tmp_path)))
-    assert training_counts(task, _dictionary(a=40)) == [0, 0, 1, 2, 40]
+    assert training_counts(task, _dictionary(a=40)) == [0, 0, 1, 2, 1]
 
 
 def test_without_data_the_mean_of_the_words_is_taken(tmp_path, caplog):
@@ -158,16 +160,15 @@ def test_targets_by_count_know_the_number_of_lines(spoken):
     assert float(words.log_counts[end]) == pytest.approx(math.log1p(occurs["</s>"]), rel=1e-6)
 
 
-def test_a_dictionary_that_was_not_counted_is_refused(tmp_path):
-    """The true count of </s> made it look counted, and all words got one length."""
-    for name, lines in LINES.items():
-        _write(tmp_path, name, lines)
-    words = _dictionary(a=1, b=1)
+@pytest.mark.parametrize("count", [1, 100])
+def test_a_dictionary_that_was_not_counted_is_refused_without_data(tmp_path, count):
+    """All words started at one length."""
+    words = _dictionary(a=count, b=count)
     task = _task(tmp_path, words, words)
-    with pytest.raises(DataError, match="none with a count above 1"):
+    with pytest.raises(DataError, match=f"2 words, all with the count {count}, and no binarised"):
         Words(words, task).log_counts  # noqa: B018
-    with pytest.raises(DataError, match="none with a count above 1"):
-        WeightNormEmbedding(len(words), 4, 1, counts=training_counts(task, words))
+    with pytest.raises(DataError, match="all with the count"):
+        WeightNormEmbedding(2, 4, 1, counts=[100, 100])
 
 
 def test_a_restored_model_counts_nothing(spoken, monkeypatch, caplog):
@@ -190,4 +191,4 @@ def test_the_languages_of_all_pairs_are_counted(tmp_path, pairs):
         cfg=SimpleNamespace(data=str(tmp_path), lang_pairs=pairs, source_lang=None),
         dicts={"de": words, "en": _dictionary()},
     )
-    assert training_counts(task, words) == [0, 0, 6, 5, 40, 9]
+    assert training_counts(task, words) == [0, 0, 6, 5, 3, 2]
