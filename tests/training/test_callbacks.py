@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -345,8 +346,6 @@ def test_evaluation_and_early_labels(transformers, trainer):
 
 
 def test_new_callbacks_without_a_trainer_are_refused(transformers):
-    from types import SimpleNamespace
-
     made = SpectralTrainerCallback(None)
     arguments = SimpleNamespace(restore_callback_states_from_checkpoint=True)
     with pytest.raises(UnsupportedError, match="restores its own"):
@@ -449,8 +448,6 @@ def test_lightning(lightning, tmp_path):
 
 @pytest.mark.slow
 def test_several_optimisers_are_refused(lightning):
-    from types import SimpleNamespace
-
     with pytest.raises(UnsupportedError, match="one optimiser"):
         SpectralLightningCallback().on_fit_start(SimpleNamespace(optimizers=[1, 2]), None)
 
@@ -461,3 +458,16 @@ def test_a_trainer_that_keeps_no_states_measures_and_refuses_a_control(monkeypat
     SpectralTrainerCallback(None, measure_every=10).on_train_begin(None, object(), None)
     with pytest.raises(ConfigurationError, match=r"4\.41"):
         SpectralTrainerCallback(None, SpectrumControl(torch.nn.Embedding(30, 4).weight))
+
+
+def test_two_fused_losses_are_refused(transformers, tmp_path):
+    """Liger's forward pass would leave the loss of this package out without a word."""
+    model = build(transformers)
+    trainer = SimpleNamespace(compute_loss_func=None)
+    callback = SpectralTrainerCallback(trainer)
+    arguments = SimpleNamespace(use_liger_kernel=True, label_smoothing_factor=0.0)
+    state = SimpleNamespace(stateful_callbacks={}, global_step=0)
+    callback.on_train_begin(arguments, state, None, model=model)
+    fused_loss_(model)
+    with pytest.raises(UnsupportedError, match="use_liger_kernel"):
+        callback.on_train_begin(arguments, state, None, model=model)

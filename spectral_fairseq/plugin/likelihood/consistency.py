@@ -210,7 +210,7 @@ class Consistency(LikelihoodTerm):
     ) -> Likelihood:
         name = MEASURE_NAMES[0 if self.symmetric else 1]
         # It is part of the loss, and so has no weight here.
-        measure = Term(name, 0.0, divergence.detach() / sample["ntokens"])
+        measure = Term(name, 0.0, divergence.detach() / max(sample["ntokens"], 1))
         return Likelihood(loss, likelihood.detach(), nll.detach(), net_output, (measure,))
 
 

@@ -38,7 +38,7 @@ NAME = "z_loss"
 
 def _measured(loss: Any, plain: Any, nll: Any, squares: Tensor, output: Any, sample: Any) -> Any:
     # It is part of the loss, and so has no weight here.
-    measure = Term(NAME, 0.0, squares.detach() / sample["ntokens"])
+    measure = Term(NAME, 0.0, squares.detach() / max(sample["ntokens"], 1))
     return Likelihood(loss, plain.detach(), nll.detach(), output, (measure,))
 
 
