@@ -451,6 +451,63 @@ TRANSLATION_START_LONG = replace(
     contrasts=(("weight_norm_init", "short_start"), ("weight_norm_init", "log_count_start")),
 )
 
+# Is what weight norm gains a larger step of the table? The decay of a step is the rate times the
+# weight decay, so the table's own is kept, or divided by the factor on its rate.
+TRANSLATION_RATE_SMALL = replace(
+    TRANSLATION_START_SMALL,
+    model="translation, d = 64, the rate of the table",
+    methods={
+        "plain": PLAIN,
+        "table_rate": Method(
+            "plain, a rate of the table's own",
+            "plain",
+            _OURS,
+            _settings(
+                *(
+                    f"--table-lr-scale {scale} --table-weight-decay {0.1 / divided:g}"
+                    for scale in (2, 4, 8)
+                    for divided in (1, scale)
+                )
+            ),
+            on_table=True,
+        ),
+    },
+)
+
+# Muon for the hidden matrices, alone and on top of the table that gained; own rate and decay.
+_MUON = "--optimizer muon"
+_MUON_SETTINGS = tuple(
+    Setting(f"--weight-decay {decay}", factor)
+    for decay in (0.05, 0.1, 0.2)
+    for factor in (0.5, 1.0)
+)
+_MUON_METHODS = {
+    "plain": PLAIN,
+    "muon": Method("Muon", "plain", f"{_OURS} {_MUON}", _MUON_SETTINGS),
+    "muon_init": Method(
+        "Muon with weight-norm initialisation",
+        "weight-norm",
+        f"{_OURS} {_MUON} --weight-norm-init-sigma 0.07",
+        _MUON_SETTINGS,
+    ),
+}
+TRANSLATION_MUON_SMALL = replace(
+    TRANSLATION_START_SMALL,
+    model="translation, d = 64, Muon",
+    methods=_MUON_METHODS,
+    seeds=_SEEDS[:3],
+    contrasts=(("muon_init", "muon"),),
+)
+TRANSLATION_MUON_LONG = replace(
+    TRANSLATION_START_LONG,
+    model="translation, d = 64, Muon, 20,000 updates",
+    rounds=(),
+    methods=_MUON_METHODS,
+    seeds=_FRESH_SEEDS[:3],
+    plain_of="translation_start_long",
+    contrasts=(("muon_init", "muon"),),
+)
+
 # Does the gain last with three times the text and twice the width?
 TRANSLATION_MEDIUM = replace(
     TRANSLATION_SMALL,
@@ -730,6 +787,9 @@ STUDIES: Dict[str, Study] = {
     "translation_decay_small": TRANSLATION_DECAY_SMALL,
     "translation_start_small": TRANSLATION_START_SMALL,
     "translation_start_long": TRANSLATION_START_LONG,
+    "translation_rate_small": TRANSLATION_RATE_SMALL,
+    "translation_muon_small": TRANSLATION_MUON_SMALL,
+    "translation_muon_long": TRANSLATION_MUON_LONG,
     "translation_medium": TRANSLATION_MEDIUM,
     "awd_lstm": AWD_LSTM,
     "awd_lstm_small": AWD_LSTM_SMALL,

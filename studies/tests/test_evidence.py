@@ -39,7 +39,8 @@ TOY = dataclasses.replace(
 
 def test_every_method_has_the_same_budget():
     for key, study in STUDIES.items():
-        if key.startswith("translation_start_"):  # arms are starts of one table, not methods
+        # Arms are starts of one table or optimisers, which are no methods.
+        if key.startswith(("translation_start_", "translation_rate_", "translation_muon_")):
             continue
         budget = {"small": 3, "medium": 4, "confirmation": 1, "long": 1}.get(
             key.rpartition("_")[2], 6
@@ -83,6 +84,16 @@ def test_the_other_methods_share_the_frozen_recipe_and_the_trainings_of_plain():
         assert records[cell.name] == shared[cell.name]
         if seed != study.tuning_seed:
             assert records.text(cell.name) == shared.text(cell.name)
+
+
+@pytest.mark.parametrize("name", [name for name in STUDIES if "_rate_" in name or "_muon_" in name])
+def test_rates_and_muon_stand_beside_trainings_of_plain_that_are_on_record(name):
+    study = STUDIES[name]
+    records = records_of(RESULTS, name, study)
+    for seed in (study.tuning_seed, *study.seeds):
+        assert plan.cell_of(study, study.recipe, "plain", Setting(), seed).name in records
+    settings = [one.settings for key, one in study.methods.items() if key != "plain"]
+    assert all(len(one) == len(set(one)) == 6 for one in settings)
 
 
 def test_choices_follow_validation_and_each_freezes_what_comes_before():
