@@ -2,9 +2,10 @@
 
 A cell that is in the record is not repeated, so that an interrupted matrix goes on. At the end,
 each cell reads the checkpoints of all others; for this the environments stay in the folder, some
-gigabytes each, unless ``--discard`` is given. Two cells also have an environment that exists before
-this package comes (existing.py); with ``--upstream`` fairseq's own tests run in it. One cell has
-environments without fairseq beside it, with other versions of transformers (frameworks.py).
+gigabytes each, unless ``--discard`` is given. Cells without fairseq run the tests that need none.
+Some cells also have an environment that exists before this package comes (existing.py); with
+``--upstream`` fairseq's own tests run in it. One cell has environments without fairseq beside it,
+with other versions of transformers (frameworks.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Tuple
 
 from tests.conftest import ROOT
-from tests.matrix.cells import CELLS, EXISTING
+from tests.matrix.cells import CELLS, EXISTING, NONE
 from tests.matrix.existing import Existing
 from tests.matrix.frameworks import FRAMEWORKS, HOST, Room
 from tests.matrix.page import read_record, write_record
@@ -33,8 +34,9 @@ def run_cell(installation: Installation, selection: str, flags: str) -> Dict[str
     step = "installation"
     try:
         found["versions"] = installation.install()
-        step = "training"
-        found["loss"] = installation.train()
+        if cell.fairseq != NONE:
+            step = "training"
+            found["loss"] = installation.train()
         step = "tests"
         found["tests"] = installation.test(selection, flags)
     except Failure as failure:
@@ -51,7 +53,7 @@ def read_others(
         The names of both cells, and what went wrong or nothing.
     """
     for name, reader in installations.items():
-        if name not in record or not reader.is_made():
+        if name not in record or not reader.is_made() or reader.cell.fairseq == NONE:
             continue
         for other, writer in installations.items():
             loss = record.get(other, {}).get("loss")

@@ -6,6 +6,7 @@ import re
 from typing import Dict, NamedTuple
 
 UPSTREAM = "upstream"  # built from a clone of fairseq's own repository
+NONE = "torch alone"  # no fairseq at all
 
 
 class Cell(NamedTuple):
@@ -19,7 +20,7 @@ class Cell(NamedTuple):
         numpy: version.
         sympy: version, which torch 2.6 asks for.
         fairseq: requirement of pip that takes the place of the usual fairseq, or
-            :data:`UPSTREAM`.
+            :data:`UPSTREAM` or :data:`NONE`.
     """
 
     python: str
@@ -32,7 +33,7 @@ class Cell(NamedTuple):
     @property
     def name(self) -> str:
         """Name of the cell in the record and of its folder."""
-        other = f"-{self.fairseq.replace('==', '')}" if self.fairseq else ""
+        other = f"-{self.fairseq.replace('==', '').replace(' ', '')}" if self.fairseq else ""
         return f"py{self.python}-torch{self.torch}-numpy{self.numpy}{other}"
 
     def constraints(self, text: str) -> str:
@@ -70,7 +71,17 @@ _ALL = (
     # Upstream cannot be imported from Python 3.11 on.
     Cell("3.10", "2.6.0", "2.6.0", "1.23.5", "1.13.1", UPSTREAM),
     Cell("3.12", "2.6.0", "2.6.0", "1.26.4", "1.13.1", "fairseq-fixed==0.12.3.1"),
+    Cell("3.9", "1.12.1", "0.12.1", "1.23.5", fairseq=NONE),
+    Cell("3.11", "2.13.0", "2.11.0", "2.4.6", fairseq=NONE),
+    Cell("3.13", "2.13.0", "2.11.0", "2.4.6", fairseq=NONE),
 )
 CELLS: Dict[str, Cell] = {cell.name: cell for cell in _ALL}
-# Those whose torch and ve-fairseq somebody may already have, of 2024 and of today: existing.py.
-EXISTING = ("py3.11-torch2.2.2-numpy1.26.4", "py3.11-torch2.13.0-numpy2.4.6")
+# Those whose torch and fairseq somebody may already have: existing.py. A fairseq of 2022, a clone
+# that is installed with -e, fairseq-fixed, and ve-fairseq of 2024 and of today.
+EXISTING = (
+    "py3.10-torch1.12.1-numpy1.23.5",
+    "py3.10-torch2.6.0-numpy1.23.5-upstream",
+    "py3.11-torch2.2.2-numpy1.26.4",
+    "py3.11-torch2.13.0-numpy2.4.6",
+    "py3.12-torch2.6.0-numpy1.26.4-fairseq-fixed0.12.3.1",
+)

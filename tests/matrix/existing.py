@@ -1,19 +1,21 @@
 """The wheel in an environment that somebody already has, and fairseq's own tests in it.
 
 Such an environment has torch and fairseq, installed with pip and not with this project's Makefile.
-pip adds the wheel. Then one recipe is trained, translated with and exported there; nothing that was
-installed before may have changed.
+pip adds the wheel. Then one recipe is trained, translated with and exported there; no package that
+was installed before may have changed, and no file of fairseq.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Sequence
 
 from tests.conftest import ROOT, TINY_TRANSLATION
 from tests.fuzz import data
+from tests.matrix.cells import UPSTREAM
 from tests.matrix.steps import Failure, Installation, add_counts, find_python
 
 _IN_THE_WHEEL = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
@@ -71,8 +73,11 @@ class Existing(Installation):
         alone = ("--no-deps", "--no-build-isolation")
         self._run("python", *_PIP, "wheel", *alone, "-w", wheels, source)
         (wheel,) = wheels.glob("*.whl")
+        fairseq = self._fairseq_files()
         self._run("python", *_PIP, "install", wheel)
         added = added_packages(before, self._packages())
+        if self._fairseq_files() != fairseq:
+            raise Failure("the installation changed files of fairseq")
         self.use()
         if added_packages(before, self._packages()) != added:
             raise Failure("the use of the package installed another one")
@@ -87,9 +92,41 @@ class Existing(Installation):
         self._call([find_python(self.cell.python), "-m", "venv", str(self.environment)])
         pins = ("-c", self._constraints)
         self._run("python", *_PIP, "install", *pins, "setuptools", "wheel")
+        if self._is_legacy:  # pip >= 24.1 refuses it, and it is built before torch comes
+            self._run("python", *_PIP, "install", "pip<24.1")
+            self._run("python", *_PIP, "install", *pins, "cython", "numpy")
+            build = ("wheel", "--no-deps", "--no-build-isolation", "-w", self.folder / "fairseq")
+            self._run("python", *_PIP, *build, "fairseq==0.12.2")
         self._run("python", *_PIP, "install", *pins, "torch", "numpy")
-        self._run("python", *_PIP, "install", *pins, "--no-build-isolation", "ve-fairseq")
+        self._install_fairseq(pins)
         return self._packages()
+
+    @property
+    def _is_legacy(self) -> bool:
+        return not self.cell.fairseq and self.cell.python in ("3.9", "3.10")
+
+    def _install_fairseq(self, pins: Sequence[Any]) -> None:
+        install = (*_PIP, "install", *pins, "--no-build-isolation")
+        if self.cell.fairseq == UPSTREAM:
+            if self._upstream is None:
+                raise Failure("expected --upstream FOLDER with a clone of fairseq; found none")
+            self._run("python", *install, "-e", self._upstream)
+        elif self.cell.fairseq:
+            self._run("python", *install, self.cell.fairseq)
+        elif self._is_legacy:
+            self._run("python", *install, *(self.folder / "fairseq").glob("*.whl"))
+        else:
+            self._run("python", *install, "ve-fairseq")
+
+    def _fairseq_files(self) -> Dict[str, str]:
+        """A hash of each file below the folder that ``import fairseq`` reads."""
+        code = (
+            "import hashlib, importlib.util, json, pathlib; "
+            "home = pathlib.Path(importlib.util.find_spec('fairseq').origin).parent; "
+            "print(json.dumps({str(path): hashlib.sha256(path.read_bytes()).hexdigest() "
+            "for path in home.rglob('*') if path.is_file() and path.suffix != '.pyc'}))"
+        )
+        return dict(json.loads(self._run("python", "-c", code).splitlines()[-1]))
 
     def use(self) -> None:
         """Train a recipe, translate with it, export it, and translate without the plugin."""

@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from tests.conftest import PACKAGE, ROOT, TINY_TRANSLATION
 from tests.fuzz import data
-from tests.matrix.cells import UPSTREAM, Cell
+from tests.matrix.cells import NONE, UPSTREAM, Cell
 
 # Selections of tests: name -> flags of each run of pytest.
 SELECTIONS: Dict[str, Sequence[Sequence[str]]] = {
@@ -68,7 +68,7 @@ class Installation:
             self.remove()
             self._constraints.write_text(wanted, "utf-8")
         self._make("setup")
-        if self.cell.fairseq:
+        if self.cell.fairseq not in ("", NONE):
             self._replace_fairseq()
         code = (
             "import json; from spectral_fairseq.provenance import versions; "
@@ -163,7 +163,8 @@ class Installation:
         python = find_python(self.cell.python)
         own = (f"VENV={self.environment}", f"CONSTRAINTS={self._constraints}", f"PYTHON={python}")
         make = ("make", "--no-print-directory", "-C", str(ROOT))
-        return self._call([*make, target, *own, *variables])
+        fairseq = "FAIRSEQ=no" if self.cell.fairseq == NONE else "FAIRSEQ=yes"
+        return self._call([*make, target, *own, fairseq, *variables])
 
     def _call(self, argv: List[str]) -> str:
         env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.matrix import __main__ as matrix
 from tests.matrix import existing, frameworks, page, steps
-from tests.matrix.cells import CELLS, EXISTING, UPSTREAM, Cell
+from tests.matrix.cells import CELLS, EXISTING, NONE, UPSTREAM, Cell
 
 if not (ROOT / "docs").exists():
     pytest.skip("the documents are not beside these tests", allow_module_level=True)
@@ -145,7 +145,48 @@ def test_counts_are_those_of_pytests_report(tmp_path):
     assert found == {"passed": 2, "skipped": 1, "failed": 1, "failures": ["tests.test_a.c"]}
 
 
-OTHERS = [one for one in CELLS.values() if one.fairseq]
+OTHERS = [one for one in CELLS.values() if one.fairseq not in ("", NONE)]
+ALONE = [one for one in CELLS.values() if one.fairseq == NONE]
+
+
+@pytest.mark.parametrize("one", ALONE, ids=[one.name for one in ALONE])
+def test_torch_alone_is_installed_and_tested_without_fairseq(one, tmp_path, monkeypatch):
+    commands = []
+
+    def call(self, argv):
+        commands.append(argv)
+        return '{"fairseq": null}'
+
+    monkeypatch.setattr(steps, "find_python", lambda version: f"python{version}")
+    monkeypatch.setattr(steps.Installation, "_call", call)
+    monkeypatch.setattr(steps, "add_counts", lambda *_: None)
+    installation = steps.Installation(one, tmp_path / "cell")
+    assert "loss" not in matrix.run_cell(installation, "fast", "")
+    made = [argv for argv in commands if argv[0] == "make"]
+    assert made and all("FAIRSEQ=no" in argv for argv in made)
+    (tmp_path / "cell/venv").mkdir()
+    (tmp_path / "cell/venv/.installed").touch()
+    record = {one.name: {}, FIRST: {"loss": 1.0}}
+    both = {one.name: installation, FIRST: Installation(CELLS[FIRST])}
+    assert one.name not in [reader for reader, *_ in matrix.read_others(both, record)]
+
+
+def test_a_changed_file_of_an_existing_fairseq_is_found(tmp_path, monkeypatch):
+    files = iter([{"fairseq/a.py": "1"}, {"fairseq/a.py": "2"}])
+    monkeypatch.setattr(existing.Existing, "_fairseq_files", lambda _: next(files))
+    monkeypatch.setattr(existing.Existing, "_packages", lambda _: {})
+    monkeypatch.setattr(existing.Existing, "make", lambda _: {})
+    one = existing.Existing(CELLS[EXISTING[0]], tmp_path)
+
+    def run(*argv):
+        if "wheel" in argv:
+            (one.folder / "wheels").mkdir(parents=True)
+            (one.folder / "wheels" / "a.whl").touch()
+        return ""
+
+    monkeypatch.setattr(one, "_run", run)
+    with pytest.raises(steps.Failure, match="changed files of fairseq"):
+        one.check()
 
 
 @pytest.mark.parametrize("one", OTHERS, ids=[one.name for one in OTHERS])
