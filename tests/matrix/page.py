@@ -88,7 +88,9 @@ def _order(name: str) -> List[int]:
 
 def _row(name: str, record: Record) -> str:
     cell = record[name]
-    versions = [cell["versions"].get(key) or "" for key in ("python", "fairseq", "torch", "numpy")]
+    versions = [
+        cell["versions"].get(key) or "none" for key in ("python", "fairseq", "torch", "numpy")
+    ]
     tests = cell.get("tests", {})
     counts = [str(tests.get(key, "")) for key in ("passed", "skipped", "failed")]
     return f"| {' | '.join([*versions, *counts, _readable(name, record), cell['date']])} |"
