@@ -87,6 +87,9 @@ class ModelForward:
         """The outputs, with the loss where there are labels."""
         model: Any = self.model
         forward = self.own or type(model).forward.__get__(model)
+        if not isinstance(output_layer(model), HandsOn):
+            # The model is plain again, but accelerate has put this into a wrapper of its own.
+            return forward(*args, **kwargs)
         bound = inspect.signature(forward).bind_partial(*args, **kwargs)
         kwargs = {**bound.arguments, **bound.arguments.get("kwargs", {})}
         kwargs.pop("kwargs", None)

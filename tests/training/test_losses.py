@@ -3,6 +3,7 @@
 import copy
 import inspect
 import math
+import pickle
 import socket
 from types import SimpleNamespace
 
@@ -309,6 +310,22 @@ def test_labels_given_to_the_model_have_this_loss_too(transformers, layout, tabl
     plain_(model)
     assert model.loss_function.__module__.startswith("transformers")
     torch.testing.assert_close(model(**given).loss, plain(**given).loss, rtol=1e-5, atol=1e-5)
+
+
+def test_a_wrapper_around_the_forward_pass_outlives_the_loss(transformers):
+    """accelerate keeps the forward pass that it found, for mixed precision."""
+    model, plain = build(transformers, "t5"), build(transformers, "t5")
+    fused_loss_(model, label_smoothing=0.3)
+    loaded = pickle.loads(pickle.dumps(model))
+    given = {**inputs(model), "labels": LABELS}
+    smoothed, own = model(**given).loss, plain(**given).loss
+    torch.testing.assert_close(loaded(**given).loss, smoothed)
+    assert abs(float((smoothed - own).detach())) > 1e-4
+    found = model.forward
+    model.forward = lambda *args, **kwargs: found(*args, **kwargs)
+    torch.testing.assert_close(model(**given).loss, smoothed)
+    plain_(model)
+    torch.testing.assert_close(model(**given).loss, own)
 
 
 def test_labels_that_the_loss_cannot_take(transformers):
