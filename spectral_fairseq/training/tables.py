@@ -30,7 +30,7 @@ from spectral_fairseq.training.modules import (
     uses_of_table,
 )
 
-# The tables that factor_ has made; groups.py checks how optimisers let them decay.
+# The tables that factor_ has made, and copies; groups.py checks how optimisers let them decay.
 FACTORED: WeakSet[SVDEmbedding] = WeakSet()
 _OPTIONS: Dict[Type[FactoredEmbedding], Sequence[Tuple[str, str]]] = {
     WeightNormEmbedding: [(one, one) for one in ("sigma", "init_range", "gamma", "tau")],
@@ -62,6 +62,13 @@ class TableUse(Changed):
     def weight(self) -> Tensor:  # type: ignore[override]
         """W, shape (N, d), differentiable."""
         return self.used_table.dense()
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        """Tell of the table of a model that was copied or unpickled."""
+        super().__setstate__(state)
+        table = self.__dict__["_used_table"][0]
+        if isinstance(table, SVDEmbedding):
+            FACTORED.add(table)
 
     def recorded(self) -> Dict[str, Any]:
         """The kind of the table and its options."""

@@ -1,5 +1,8 @@
 """Groups of parameters: a decay that acts once, and a rate and a decay of the table's own."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -93,6 +96,18 @@ def test_an_optimiser_that_lets_the_factors_decay_is_refused_before_its_first_st
     decayed(model, torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.0))
     other = Model()  # whose table is plain
     decayed(other, torch.optim.AdamW(other.parameters(), lr=0.1, weight_decay=0.1))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_of_a_model_is_refused_too(copied):
+    if not hasattr(torch.optim.Optimizer, "register_step_pre_hook"):
+        pytest.skip("this torch tells nobody of the steps of an optimiser")
+    model = Model()
+    factor_(model)
+    other = copied(model)
+    with pytest.raises(ConfigurationError, match="act three times"):
+        decayed(other, torch.optim.AdamW(other.parameters(), lr=0.1, weight_decay=0.1))
+    decayed(other, torch.optim.AdamW(parameter_groups(other, lr=0.1, weight_decay=0.1)))
 
 
 @pytest.mark.parametrize("option", ["lr", "weight_decay", "table_lr", "table_weight_decay"])
