@@ -42,7 +42,11 @@ def checkpoint_file(path: Union[str, os.PathLike[str]]) -> Path:
     """
     obstacle = why_not_readable(path)
     if obstacle is not None:
-        raise CheckpointError(f"a checkpoint or model at {path}", obstacle, "Check the path.")
+        raise CheckpointError(
+            f"a checkpoint or model at {path}",
+            obstacle,
+            "Check the path; a model on a hub has to be downloaded first.",
+        )
     return Path(path)
 
 
