@@ -26,6 +26,7 @@ import pickle
 import re
 import struct
 import sys
+import threading
 import types
 import warnings
 import zipfile
@@ -38,6 +39,7 @@ import torch
 
 from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.checkpoints.settings import check_model, check_settings
+from spectral_fairseq.checkpoints.standins import STAND_INS
 from spectral_fairseq.errors import CheckpointError, DataError
 from spectral_fairseq.provenance import torch_release
 
@@ -369,8 +371,13 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 
 
+_STAND_INS_ALLOWED = threading.Lock()  # one thread ends what another would still need
+
+
 def torch_load(file: Any, **options: Any) -> Any:
     """``torch.load`` that never runs code from the file; see Note [Two safe readers].
+
+    Plain objects of fairseq come as stand-ins; see :mod:`spectral_fairseq.checkpoints.standins`.
 
     Args:
         file: a path or an open file.
@@ -388,10 +395,13 @@ def torch_load(file: Any, **options: Any) -> Any:
     if torch_release() < (2, 6):
         return torch.load(file, pickle_module=_restricted_pickle(), **options)
     torch.serialization.add_safe_globals(list(allowed_globals()))
-    with warnings.catch_warnings():
-        # torch asks to report a pickle of a newer protocol than its own; the result says enough.
-        warnings.filterwarnings("ignore", "Detected pickle protocol")
-        return torch.load(file, weights_only=True, **options)
+    stand_ins = [(kind, name) for name, kind in STAND_INS.items()]
+    # Others who call torch.load may have allowed fairseq's own classes under these names.
+    with _STAND_INS_ALLOWED, torch.serialization.safe_globals(stand_ins):  # type: ignore[arg-type]
+        with warnings.catch_warnings():
+            # torch asks to report a pickle of a newer protocol than its own; the result says enough.
+            warnings.filterwarnings("ignore", "Detected pickle protocol")
+            return torch.load(file, weights_only=True, **options)
 
 
 def _refuse_torchscript(file: Any) -> None:
@@ -431,7 +441,7 @@ _NAMES_OF_PYTHON_2 = {
 
 
 def _restricted_pickle() -> Any:
-    allowed: Dict[str, Any] = {name: value for value, name in allowed_globals()}
+    allowed: Dict[str, Any] = {**STAND_INS, **{name: value for value, name in allowed_globals()}}
     for rebuilder in _TORCH_REBUILDERS:
         if hasattr(torch._utils, rebuilder):
             allowed[f"torch._utils.{rebuilder}"] = getattr(torch._utils, rebuilder)

@@ -107,9 +107,11 @@ def save_atomically(checkpoint: Any, out: Path) -> None:
     """Write a checkpoint: ``out`` is the old file or the whole new one."""
     import torch
 
+    from spectral_fairseq.checkpoints.standins import pickle_by_name
+
     try:
         with replacing(out) as partial:
-            torch.save(checkpoint, partial)
+            torch.save(checkpoint, partial, pickle_module=pickle_by_name())
     except OutputError:
         raise
     except (OSError, RuntimeError) as error:

@@ -29,6 +29,7 @@ from spectral_fairseq.checkpoints.reading import (
 )
 from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.checkpoints.settings import check_settings, literal
+from spectral_fairseq.checkpoints.standins import restored
 from spectral_fairseq.compat.patching import Overlay, Patch, replaces
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, SpectralFairseqError
 from spectral_fairseq.files import replacing
@@ -77,7 +78,8 @@ def with_restricted_load(torch_module: types.ModuleType) -> Overlay:
         weights_only: Any = None,  # noqa: ARG001  (always on)
         **options: Any,
     ) -> Any:
-        return torch_load(f, map_location=map_location, **options)
+        loaded = torch_load(f, map_location=map_location, **options)
+        return restored(loaded, getattr(f, "name", f))
 
     return Overlay(torch_module, load=load)
 

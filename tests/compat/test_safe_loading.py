@@ -170,3 +170,52 @@ def test_training_resumes_after_eval_bleu(
     if torch_release() >= (2, 6) and "weights_only=False" not in loader.read_text("utf-8"):
         with pytest.raises(Failure, match="weights_only|Weights only"):
             bare.call(updates_in, path=str(tmp_path / "checkpoint_last.pt"))
+
+
+def hubert_with_its_dictionary(path: str) -> List[Any]:
+    """Save a small HuBERT as its training does, and load it with its task."""
+    import torch
+    from fairseq import checkpoint_utils
+    from fairseq.data.dictionary import Dictionary
+    from fairseq.models.hubert.hubert import HubertConfig, HubertModel
+    from fairseq.tasks.hubert_pretraining import HubertPretrainingConfig
+
+    dictionary = Dictionary()
+    for number in range(20):
+        dictionary.add_symbol(str(number))
+    small = {"encoder_embed_dim": 16, "encoder_ffn_embed_dim": 16, "encoder_attention_heads": 2}
+    convolutions = {"conv_feature_layers": "[(8, 10, 5)]", "conv_pos": 4, "conv_pos_groups": 2}
+    model = HubertConfig(encoder_layers=1, final_dim=8, label_rate=50, **small, **convolutions)
+    task = HubertPretrainingConfig(data="/missing", labels=["km"], label_rate=50)
+    sections = ("common", "dataset", "optimization", "checkpoint", "distributed_training")
+    state = {
+        "args": None,
+        "cfg": {
+            "model": {**vars(model), "_name": "hubert"},
+            "task": {**vars(task), "_name": "hubert_pretraining"},
+            "criterion": {"_name": "hubert"},
+            **{name: {} for name in sections},
+        },
+        "model": HubertModel(model, task, [dictionary]).state_dict(),
+        "optimizer_history": [
+            {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 3}
+        ],
+        "extra_state": {"train_iterator": {"epoch": 1}},
+        "task_state": {"dictionaries": [dictionary]},
+    }
+    state["cfg"]["model"]["layer_type"] = "transformer"
+    torch.save(state, path)
+    models, _, loaded = checkpoint_utils.load_model_ensemble_and_task([path])
+    kept = loaded.dictionaries[0]
+    return [type(kept) is Dictionary, len(kept), kept.index("3"), models[0].num_classes]
+
+
+def test_hubert_loads_with_its_dictionary(
+    bare: FairseqProcess, patched: FairseqProcess, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "hubert.pt")
+    assert patched.call(hubert_with_its_dictionary, path=path) == [True, 24, 7, [24]]
+    loader = PACKAGES["fairseq"] / "checkpoint_utils.py"
+    if torch_release() >= (2, 6) and "weights_only=False" not in loader.read_text("utf-8"):
+        with pytest.raises(Failure, match="dictionary.Dictionary"):
+            bare.call(hubert_with_its_dictionary, path=path)
