@@ -399,7 +399,7 @@ def torch_load(file: Any, **options: Any) -> Any:
     # Others who call torch.load may have allowed fairseq's own classes under these names.
     with _STAND_INS_ALLOWED, torch.serialization.safe_globals(stand_ins):  # type: ignore[arg-type]
         with warnings.catch_warnings():
-            # torch asks to report a pickle of a newer protocol than its own; the result says enough.
+            # torch asks to report a newer pickle protocol than its own; the result says enough.
             warnings.filterwarnings("ignore", "Detected pickle protocol")
             return torch.load(file, weights_only=True, **options)
 
