@@ -92,6 +92,32 @@ TAIL_BATCH = Patch(
 )
 
 
+# A split in several parts (train, train1, ...) is read with each part once.
+#
+# The tasks of translation repeat the first part ``--upsample-primary`` times. Its default of -1
+# means "no repetition", but reaches the dataset as it is.
+
+
+def repeated_once(initialise: Callable[..., None]) -> Callable[..., None]:
+    """Wrap ``ConcatDataset.__init__`` so that a negative ratio is 1."""
+
+    @functools.wraps(initialise)
+    def initialise_with_ratios(self: Any, datasets: Any, sample_ratios: Any = 1) -> None:
+        if not isinstance(sample_ratios, int):
+            sample_ratios = [1 if ratio < 0 else ratio for ratio in sample_ratios]
+        initialise(self, datasets, sample_ratios)
+
+    return initialise_with_ratios
+
+
+SEVERAL_PARTS = Patch(
+    name="data in several parts",
+    reason="Translation data in several parts (train, train1, ...; --combine-valid-subsets) fail "
+    "with 'negative dimensions are not allowed' unless --upsample-primary is given.",
+    install=replaces({"fairseq.data.concat_dataset:ConcatDataset.__init__": repeated_once}),
+)
+
+
 # A damaged split of binarised data is refused before anything is computed from it.
 #
 # This patch mostly changes error messages. It is worth its lines because a copy that was cut short,

@@ -94,6 +94,42 @@ NUMPY_NAMES = Patch(
 )
 
 
+# Masks of spans draw whole numbers by the name that numpy's generators have.
+
+
+def _unneeded_span_masks() -> Optional[str]:
+    from fairseq.data.data_utils import compute_mask_indices
+
+    # fairseq 0.12.2 draws from np.random itself, which has a randint.
+    generators = "default_rng" in compute_mask_indices.__code__.co_names
+    return None if generators else "this fairseq draws from numpy's global generator"
+
+
+class _Generator(np.random.Generator):
+    """numpy's generator, which also has the name that ``np.random`` has for whole numbers."""
+
+    def randint(self, low: Any, high: Any = None, size: Any = None) -> Any:
+        return self.integers(low, high, size)
+
+
+def with_randint(numpy: types.ModuleType) -> Overlay:
+    """An overlay of numpy whose ``default_rng`` draws the same numbers and has ``randint``."""
+
+    def default_rng(seed: Any = None) -> np.random.Generator:
+        return _Generator(np.random.default_rng(seed).bit_generator)
+
+    return Overlay(numpy, random=Overlay(numpy.random, default_rng=default_rng))
+
+
+SPAN_MASKS = Patch(
+    name="span masks",
+    reason="Masks of spans that do not overlap or are of random length (wav2vec and HuBERT: "
+    "--no-mask-overlap, --mask-selection uniform) fail: 'Generator' has no attribute 'randint'.",
+    install=replaces({"fairseq.data.data_utils:np": with_randint}),
+    unneeded=_unneeded_span_masks,
+)
+
+
 # Encoders of fairseq 0.12.2 do not take their fast path, which newer versions of torch refuse.
 #
 # In evaluation they would call ``torch._transformer_encoder_layer_fwd`` without saying what kind of
