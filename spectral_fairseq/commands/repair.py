@@ -43,7 +43,7 @@ class Arguments:
     )
     out: str = option("", "file, or folder, to write", metavar="FILE", required=True)
     rows: Tuple[str, ...] = option(
-        ("untrained",),
+        (),
         "which rows: untrained (zero, equal to another row, or unusually short: the finding of "
         "analyze), zero, initial (of --initial-length), long (outliers); default: untrained",
         choices=_CHOICES,
@@ -85,6 +85,7 @@ def run(args: Arguments) -> int:
     names = ("rows", "fill", "noise", "initial_length", "seed")
     with arguments_as_flags(**flags):
         how: Dict[str, Any] = {name: getattr(args, name) for name in names}
+        how["rows"] = args.rows or _CHOICES[:1]
         done, changed = repair_tables(opened, args.table, **how)
     for one in done:
         print("\n".join(_lines(one)))
