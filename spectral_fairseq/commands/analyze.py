@@ -40,6 +40,7 @@ an array of numpy (.npy, .npz), or word vectors of word2vec, fastText or GloVe.
 Of several tables, the one of the output layer is measured unless --table names another.
 Files are read without executing what they contain. With --out, a folder is written with
 pictures (PNG, SVG), the raw JSON and report.html, one page that needs no network.
+Example: spectral-fairseq analyze checkpoint_best.pt --out report
 """
 
 

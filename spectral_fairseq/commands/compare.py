@@ -20,6 +20,7 @@ checkpoints in the order of training: checkpoint<epoch>.pt and checkpoint_<epoch
 fairseq, checkpoint-<updates> of transformers. With three or more of one run, the report also draws
 the measures over the updates. A folder that holds a model as well stands for its checkpoints if it
 is the only one, and for the model beside others.
+Example: spectral-fairseq compare plain.pt other.pt --out report
 """
 
 

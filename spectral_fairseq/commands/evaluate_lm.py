@@ -25,6 +25,7 @@ of fairseq-eval-lm --tokens-per-sample SEGMENT --context-window C.
   --dynamic   adapts the model to the text that it has been scored on (Krause et al. 2018)
   --tune      searches the numbers of both on the split "valid", never on another; a number that
               is given, as by --cache-theta, is not searched
+Example: spectral-fairseq evaluate-lm checkpoint_best.pt data-bin/wikitext-2 --gen-subset test
 """
 
 # What the papers call the numbers that are searched.

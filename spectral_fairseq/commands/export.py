@@ -47,6 +47,7 @@ With --to huggingface or ctranslate2, OUT is a folder:
 
 A model for transformers is loaded again, and nothing is left unless its logits are fairseq's. What
 CTranslate2 makes is not compared.
+Example: spectral-fairseq export checkpoint_best.pt plain.pt
 """
 
 Printed = Tuple[str, Dict[str, Any]]  # what is printed as text, and as JSON

@@ -14,7 +14,7 @@ from spectral_fairseq.errors import SpectralFairseqError, arguments_as_flags
 from spectral_fairseq.options import add_flags, check_ranges, from_arguments
 
 SUBCOMMANDS: Dict[str, str] = {
-    "analyze": "measure and draw the embedding space of checkpoints",
+    "analyze": "measure and draw the embedding space of models",
     "compare": "put the embedding spaces of several checkpoints side by side",
     "export": "collapse a checkpoint to one that fairseq loads without this package",
     "average": "average checkpoints, tables rather than factors",
@@ -47,6 +47,9 @@ class _Subcommand(argparse.ArgumentParser):
             "--debug", action="store_true", default=argparse.SUPPRESS, help=_DEBUG_HELP
         )
         self.set_defaults(module=module)
+        named = [one for one in self._actions if not one.option_strings]
+        words = (f"{one.metavar}{' ...' if one.nargs in ('+', '*') else ''}" for one in named)
+        self.usage = " ".join(["%(prog)s [options]", *words])  # the list of them follows
         return super().parse_known_args(args, namespace)
 
 
@@ -54,8 +57,8 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command; it sets ``module`` to the subcommand's."""
     parser = argparse.ArgumentParser(
         prog="spectral-fairseq",
-        description="Measure, compare, average, export and evaluate fairseq checkpoints, plain or "
-        "of this package.",
+        description="Measure and compare the word-vector tables of any model; average, export and "
+        "evaluate checkpoints of fairseq, plain or of this package.",
     )
     parser.add_argument(
         "--version", action="version", version=f"%(prog)s {spectral_fairseq.__version__}"
