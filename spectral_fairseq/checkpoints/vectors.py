@@ -8,7 +8,7 @@ import os
 import re
 import zipfile
 from pathlib import Path
-from typing import IO, Any, Dict, List, Optional, Tuple
+from typing import IO, Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -139,6 +139,8 @@ def _damaged(path: Path, error: BaseException) -> CheckpointError:
 _LONGEST_LINE = 1 << 20
 _LONGEST_WORD = 1 << 12
 _MOST_DIMENSIONS = 1 << 16
+_WHOLE = re.compile(r"[-+]?\d+", re.ASCII)
+_NUMBER = re.compile(r"[-+]?((\d+\.?\d*|\.\d+)(e[-+]?\d+)?|nan|inf)", re.ASCII | re.IGNORECASE)
 # bytes.split() also takes these for separators.
 _PARTS_OF_WORDS = bytes.maketrans(b"\x0b\x0c\r", b"\0\0\0")
 
@@ -246,7 +248,25 @@ def _text(
         )
     if more:
         raise _other_length(path, dim, "more in each")
+    if count is None and _are_numbers(words):
+        raise DataError(
+            f"a word in front of each vector in {path}",
+            f"numbers alone, such as {words[0][:40]} in the place of the first word",
+            "Save a table without words with numpy.save, and read a text as this one with "
+            "numpy.loadtxt; or write a word in front of each line.",
+        )
     return words, torch.from_numpy(table[: len(words)])
+
+
+def _are_numbers(words: Sequence[str]) -> bool:
+    """Whether the first fields are numbers of a table without words, as numpy.savetxt writes it.
+
+    Whole numbers that are all different are taken for names, such as those of nodes in a graph.
+    """
+    fields = [word.strip() for word in words]
+    if not fields or not all(map(_NUMBER.fullmatch, fields)):
+        return False
+    return not all(map(_WHOLE.fullmatch, fields)) or len({*fields}) < len(fields)
 
 
 def _word_and_numbers(line: bytes, dim: int) -> List[bytes]:

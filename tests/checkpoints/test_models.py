@@ -286,3 +286,19 @@ def test_a_loss_beside_the_state_dict_does_not_hide_it(tmp_path):
     saved = {"epoch": 1, "loss": torch.tensor(0.4), "model_state_dict": {NAME: TABLE}}
     torch.save(saved, tmp_path / "file")
     assert set(open_model(tmp_path / "file").tensors) == {NAME}
+
+
+@pytest.mark.parametrize("form", ["%.18e", "% .6f", "%g", "%.0f"])
+@pytest.mark.parametrize("delimiter", [" ", "\t"])
+def test_a_text_without_words_is_refused(form, delimiter, tmp_path):
+    """The first column would be taken for words, and left out of the vectors."""
+    table = np.random.default_rng(0).normal(size=(40, 4)) * 3
+    table[0, 0] = -1.0
+    np.savetxt(tmp_path / "table.txt", table, fmt=form, delimiter=delimiter)
+    with pytest.raises(DataError, match="a word in front of each vector.*numbers alone"):
+        open_model(tmp_path / "table.txt")
+
+
+def test_whole_numbers_are_names_of_nodes(tmp_path):
+    (tmp_path / "nodes.txt").write_text("".join(f"{row} 0.5 {row}.25\n" for row in range(9)))
+    assert open_model(tmp_path / "nodes.txt").tensors["vectors"].shape == (9, 2)
