@@ -179,6 +179,51 @@ def check_sizes(found: List[zipfile.ZipInfo], file: Path) -> int:
     return declared
 
 
+OF_DISTRIBUTED = (
+    "If torch.distributed.checkpoint wrote it (.distcp), make one file of its folder: "
+    "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER model.pt."
+)
+
+
+def check_one_archive(found: List[zipfile.ZipInfo], file: Path) -> None:
+    """Refuse a zip archive of which programs read different parts, or that holds no checkpoint.
+
+    Raises:
+        CheckpointError: it does not begin at the first byte, as where several archives follow each
+            other in one file; it has two entries of one name; or torch.save did not write it.
+    """
+    if not found:
+        return
+    check_names(found, file)
+    in_front = min(entry.header_offset for entry in found)
+    if in_front > 0 or file.suffix == ".distcp":
+        raise CheckpointError(
+            f"a whole checkpoint, one archive of torch.save, in {file}",
+            "several archives, or other bytes in front of one" if in_front else "a part of one",
+            OF_DISTRIBUTED,
+        )
+    names = [entry.filename for entry in found]
+    if not any(name == "data.pkl" or name.endswith("/data.pkl") for name in names):
+        raise CheckpointError(
+            f"an archive of torch.save, which has an entry data.pkl, in {file}",
+            f"a zip archive of {len(names)} other entries: {', '.join(names[:4])[:200]}"
+            + (", ..." if len(names) > 4 else ""),
+            "Unpack it, and name the file in it.",
+        )
+
+
+def check_names(found: List[zipfile.ZipInfo], file: Path) -> None:
+    """Refuse an archive with several entries of one name, of which each program takes another."""
+    names = [entry.filename for entry in found]
+    if len({*names}) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise CheckpointError(
+            f"one entry of each name in the archive {file}",
+            f"{names.count(twice)} of the name {twice[:80]!r}",
+            "Do not use this file unless you know who made it; write it again.",
+        )
+
+
 def check_sums(found: List[zipfile.ZipInfo], file: Path) -> None:
     """Compare the bytes of an archive with its checksums, which torch does not do.
 
@@ -274,6 +319,7 @@ def read_torch_file(file: Path, verify: bool = True) -> Tuple[Any, int]:
     try:
         found = entries(file)
         stored_bytes = check_sizes(found, file)
+        check_one_archive(found, file)
         if verify:
             check_sums(found, file)
         return _read(file, found), stored_bytes

@@ -69,6 +69,13 @@ def model_path(path: Union[str, os.PathLike[str]]) -> Path:
         CheckpointError: there is none of them.
     """
     if os.path.isdir(path) and weights_file(Path(path)) is None:
+        if os.path.isfile(os.path.join(path, ".metadata")):
+            raise CheckpointError(
+                f"a model at {path}",
+                "a folder of torch.distributed.checkpoint",
+                "Make one file of it: python -m torch.distributed.checkpoint.format_utils "
+                "dcp_to_torch FOLDER model.pt.",
+            )
         raise CheckpointError(
             f"a model at {path}",
             f"a folder without {', '.join(WEIGHTS)}",

@@ -42,9 +42,11 @@ def read_npz(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
         CheckpointError: damaged, or with arrays that its members cannot hold.
     """
     try:
-        reading.check_sizes(reading.entries(path), path)
+        found = reading.entries(path)
+        reading.check_sizes(found, path)
+        reading.check_names(found, path)
         with zipfile.ZipFile(path) as opened:
-            found = {
+            arrays = {
                 info.filename[: -len(".npy")]: _member(opened, info)
                 for info in opened.infolist()
                 if info.filename.endswith(".npy")
@@ -55,7 +57,7 @@ def read_npz(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
         raise _damaged(path, error) from error
     tensors: Dict[str, Tensor] = {}
     unread: Dict[str, Unread] = {}
-    for name, array in found.items():
+    for name, array in arrays.items():
         if isinstance(array, Unread):
             unread[name] = array
         elif array is not None:

@@ -323,7 +323,9 @@ def explain(load_checkpoint_to_cpu: Callable[..., Dict[str, Any]]) -> Callable[.
         try:
             if os.path.exists(path):  # else a remote path, or an error of fairseq's own
                 file = checkpoint_file(path)
-                reading.check_sizes(reading.entries(file), file)
+                found = reading.entries(file)
+                reading.check_sizes(found, file)
+                reading.check_one_archive(found, file)
             state = load_checkpoint_to_cpu(path, *args, **kwargs)
         except (SpectralFairseqError, FileNotFoundError, PermissionError):
             raise

@@ -5,6 +5,7 @@ import zipfile
 import pytest
 import torch
 
+from spectral_fairseq.checkpoints.models import open_model
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.errors import CheckpointError
 from tests.checkpoints.made import flipped
@@ -83,3 +84,42 @@ def test_a_tensor_that_is_larger_than_the_file(tmp_path, zipped):
     torch.save({"model": {"w": wide}}, path, _use_new_zipfile_serialization=zipped)
     with pytest.raises(CheckpointError, match="1000000 x 1000000 numbers, more than the file"):
         load_checkpoint(path)
+
+
+def test_several_archives_in_one_file(path):
+    """As in .distcp: torch reads the last one, so that one tensor of many would be the model."""
+    whole = path.with_name("several.pt")
+    whole.write_bytes(path.read_bytes() * 2)
+    for read in (load_checkpoint, open_model):
+        with pytest.raises(CheckpointError, match="several archives.*dcp_to_torch"):
+            read(whole)
+
+
+def test_one_file_of_a_distributed_checkpoint(path):
+    part = path.with_name("__0_0.distcp")
+    part.write_bytes(path.read_bytes())
+    with pytest.raises(CheckpointError, match="a part of one.*dcp_to_torch"):
+        open_model(part)
+
+
+def test_the_folder_of_a_distributed_checkpoint(tmp_path):
+    (tmp_path / ".metadata").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="a folder of torch.distributed.checkpoint"):
+        open_model(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("name", ["a.npy", "model/data.pkl"])
+def test_two_entries_of_one_name(name, tmp_path):
+    with zipfile.ZipFile(tmp_path / "twice.zip", "w") as archive:
+        archive.writestr(name, b"one")
+        archive.writestr(name, b"other")
+    with pytest.raises(CheckpointError, match=f"one entry of each name.*2 of the name '{name}'"):
+        open_model(tmp_path / "twice.zip")
+
+
+def test_a_text_in_a_zip_archive(tmp_path):
+    with zipfile.ZipFile(tmp_path / "glove.zip", "w") as archive:
+        archive.writestr("glove.6B.50d.txt", "the 0.1 0.2\n")
+    with pytest.raises(CheckpointError, match="1 other entries: glove.6B.50d.txt.*Unpack it"):
+        open_model(tmp_path / "glove.zip")
