@@ -229,6 +229,13 @@ DENSE_MIXTURE = Refusal(
     "Drop one of them.",
     theirs="`--loss-form dense`",
 )
+NON_AUTOREGRESSIVE = Refusal(
+    "a criterion of this package",
+    "a model that predicts the next word from the words before it",
+    "Use `--criterion nat_loss`, or a `transformer` arch.",
+    theirs="fairseq's non-autoregressive models, such as `levenshtein_transformer`, whose forward "
+    "asks for `tgt_tokens`",
+)
 SEVERAL_DICTIONARIES = Refusal(
     "a penalty on the table, control outside the optimiser or `--gradient-gating`",
     "one target dictionary",

@@ -71,8 +71,11 @@ def dispersion_penalty(
             drawn at random, the same ones in all layers.
 
     Returns:
-        Scalar between -1/tau and 0, in float32 or wider. A sequence of one state has R = 0.
+        Scalar between -1/tau and 0, in float32 or wider. A sequence of one state has R = 0, and so
+        has a batch of which no layer is given.
     """
+    if not layers:
+        return torch.zeros((), device=counted.device)
     shares = counted.sum(1)  # [B]
     if counted.size(1) > positions:
         order = torch.rand(counted.shape, device=counted.device).masked_fill_(~counted, -1)

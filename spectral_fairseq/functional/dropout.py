@@ -23,9 +23,10 @@ def locked_dropout(features: Tensor, p: float, locked_dim: int, training: bool) 
         features: any shape.
         p: probability that an entry of the mask is 0; the others are 1 / (1 - p).
         locked_dim: the time axis.
-        training: if false, or with p = 0, ``features`` are returned unchanged.
+        training: if false, with p = 0, or without any step of time, ``features`` are returned
+            unchanged.
     """
-    if not training or p == 0.0:
+    if not training or p == 0.0 or features.size(locked_dim) == 0:
         return features
     one_step = features.detach().narrow(locked_dim, 0, 1)
     return features * F.dropout(torch.ones_like(one_step), p, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 from dataclasses import dataclass
@@ -342,8 +343,10 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         Raises:
             ConfigurationError: no table for a flag, or one that is not trained; no output layer
                 that can be replaced; fairseq's adaptive softmax; or label smoothing where the
-                output layer's own loss has none.
+                output layer's own loss has none; or a non-autoregressive model.
         """
+        for inner in models_in(unwrapped(model)):
+            _refuse_non_autoregressive(inner)
         bound = self.objectives_of(model)
         for option, needed in self._idle_flags(model, bound).items():
             logger.warning("%s has no effect without %s", option, needed)
@@ -414,6 +417,11 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         super().reduce_metrics(logging_outputs)
         reduce_terms(logging_outputs)
         reduce_spectrum(logging_outputs)
+
+
+def _refuse_non_autoregressive(model: nn.Module) -> None:
+    if "tgt_tokens" in inspect.signature(model.forward).parameters:
+        raise refusals.NON_AUTOREGRESSIVE.error(f"{type(model).__name__}, which does not")
 
 
 def _refuse_fairseqs_adaptive_softmax(model: nn.Module) -> None:

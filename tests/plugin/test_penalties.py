@@ -204,6 +204,20 @@ def test_dispersion_of_the_layers_without_padding(task, arch, options):
     assert all(torch.isfinite(g).all() for g in gradients(model, loss).values())
 
 
+@pytest.mark.parametrize("options", [{}, {"rdrop_weight": 1.0}])
+def test_an_update_in_which_layerdrop_drops_every_layer(task, options):
+    """It ended the training, with the sentence that the decoder does not tell its layers."""
+    model = build_model(task, "transformer_sc", decoder_layerdrop=1.0, decoder_layers=2).train()
+    flags = {**NOTHING, "dispersion_weight": 0.7, **options}
+    criterion = build_criterion(task, "mle_cosreg", **flags)
+    criterion.check_model(model)
+    loss, _, log = criterion(model, make_sample(task))
+    assert float(log["dispersion"]) == 0 and torch.isfinite(loss)
+    if not options:
+        assert torch.equal(loss.detach(), log["loss"])
+    loss.backward()
+
+
 @pytest.mark.parametrize("name", ["lstm shared", "fconv"])
 def test_models_that_do_not_tell_their_layers_are_refused(encoder_task, name):
     model = host_model(encoder_task, name).train()

@@ -87,6 +87,25 @@ def test_the_criterion_of_fairseqs_adaptive_softmax_is_refused(task, arch):
         trainer.begin_epoch(1)
 
 
+NON_AUTOREGRESSIVE = (
+    "nonautoregressive_transformer",
+    "iterative_nonautoregressive_transformer",
+    "levenshtein_transformer",
+    "insertion_transformer",
+    "cmlm_transformer",
+    "nacrf_transformer",
+)
+
+
+@pytest.mark.parametrize("arch", NON_AUTOREGRESSIVE)
+@pytest.mark.parametrize("criterion", ["mle_cosreg", "spectrum_control"])
+def test_models_that_ask_for_the_targets(task, arch, criterion):
+    """The first batch ended in a TypeError: missing 'tgt_tokens'."""
+    model = build_host_model(task, arch)
+    with pytest.raises(ConfigurationError, match="Transformer.*Use --criterion nat_loss"):
+        build_criterion(task, criterion).check_model(model)
+
+
 @pytest.mark.parametrize("arch", ["awd_lstm_wt2", "transformer_xl_wt103_small"])
 def test_only_criterions_of_fairseq_are_told_what_they_leave_out(task, arch, caplog):
     for criterion in (build_criterion(task, "mle_cosreg"), CrossEntropyCriterion(task, False)):

@@ -205,7 +205,7 @@ class LayerStates(NamedTuple):
     """The decoder's hidden states of a batch.
 
     Args:
-        layers: the output of each layer, shape (B, T, d) each.
+        layers: the output of each layer, shape (B, T, d) each; none if LayerDrop dropped all.
         counted: shape (B, T), false at padding.
     """
 
@@ -229,12 +229,13 @@ def layer_states(view: ModelView) -> Optional[LayerStates]:
     net_output, targets = view.batch
     extra = net_output[1] if len(net_output) > 1 else None
     states = extra.get("inner_states") if isinstance(extra, dict) else None
-    if not states or len(states) < 2:
+    if not states:
         raise refusals.NO_LAYERS.error(f"{type(decoder).__name__}, which does not")
-    layers = [layer.transpose(0, 1) for layer in states[1:]]  # without the embeddings
+    # Without the embeddings; LayerDrop may have dropped all layers.
+    layers = [layer.transpose(0, 1) for layer in states[1:]]
     counted = targets.ne(view.words.dictionary.pad())
     # Some likelihoods run each sentence several times, one after the other.
-    return LayerStates(layers, counted.repeat_interleave(layers[0].size(0) // len(counted), 0))
+    return LayerStates(layers, counted.repeat_interleave(states[0].size(1) // len(counted), 0))
 
 
 # What a penalty is: one declaration, from which its flags, checks, values and logs follow.

@@ -1,0 +1,76 @@
+"""A batch without targets, of padding alone or within the ignored prefix: a loss of 0, no NaN."""
+
+import pytest
+import torch
+
+from spectral_fairseq.errors import ConfigurationError
+from tests.plugin.conftest import build_criterion, build_model, make_sample
+
+MODELS = {
+    "plain": ("transformer_sc", {"embedding_type": "plain"}),
+    "svd": ("transformer_lm_sc", {}),
+    "capped": ("transformer_sc", {"logit_softcap": 5.0}),
+    "mos": ("transformer_mos", {}),
+    "moc": ("transformer_sc", {"output_head": "moc"}),
+    "awd-lstm": ("awd_lstm_wt2", {"embedding_type": "plain"}),
+    "awd-lstm mos": ("awd_lstm_mos_wt2", {}),
+    "awd-lstm moc": ("awd_lstm_wt2", {"output_head": "moc"}),
+    "xl": ("transformer_xl_wt103_small", {"adaptive_softmax_cutoff": "", "decoder_layers": 1}),
+    "xl adaptive": (
+        "transformer_xl_wt103_small",
+        {"adaptive_softmax_cutoff": "20,30", "decoder_layers": 1},
+    ),
+}
+METHODS = (
+    {},
+    {"adversarial_epsilon": 0.1},
+    {"rdrop_weight": 1.0},
+    {"simcut_weight": 1.0},
+    {"gradient_gating": 0.02},
+    {"z_loss": 0.1},
+    {"cosreg_weight": 1.0},
+    {"dispersion_weight": 1.0},
+    {"loss_form": "dense"},
+    {"loss_form": "blockwise"},
+    {"report_accuracy": True},
+)
+
+
+def without_targets(task, is_lm, size):
+    """(batch, tokens in the ignored prefix): of padding alone if there are none."""
+    sample = make_sample(task)
+    if not size:
+        sample["target"] = torch.full_like(sample["target"], task.target_dictionary.pad())
+        sample["ntokens"] = 0
+    if is_lm:
+        tokens = sample["net_input"]["prev_output_tokens"]
+        sample["net_input"] = {"src_tokens": tokens, "src_lengths": tokens.ne(1).sum(1)}
+    return sample
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: next(iter(method), "nothing"))
+@pytest.mark.parametrize("prefix", [0, 9])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_batch_without_targets(task, name, prefix, method):
+    arch, model_options = MODELS[name]
+    model = build_model(task, arch, dropout=0.1, **model_options)
+    smoothing = 0.0 if name == "xl adaptive" else 0.1
+    flags = {"label_smoothing": smoothing, "ignore_prefix_size": prefix, **method}
+    try:
+        criterion = build_criterion(task, "regularized_cross_entropy", **flags)
+        criterion.check_model(model)
+    except ConfigurationError:
+        return  # they cannot be combined
+    sample = without_targets(task, "encoder" not in model._modules, prefix)
+    model.eval()
+    loss, _, log = criterion(model, sample)
+    assert loss.item() == 0 and float(log["nll_loss"]) == 0
+    model.train()
+    loss, size, log = criterion(model, sample)
+    assert float(log["loss"]) == 0 and (size or loss.item() == 0)
+    assert all(torch.isfinite(torch.as_tensor(value)) for value in log.values())
+    loss.backward()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            assert torch.isfinite(parameter.grad).all()
+            assert size or not parameter.grad.any()
