@@ -40,6 +40,7 @@ PATCHES = (
     machines.CPU_WORKERS,
     machines.JOBLIB_WORKERS,
     machines.VALIDATION_TASK,
+    machines.MBART_TASK,
     machines.BF16_WITHOUT_TPU,
     checkpoints.EMBEDDING_FILE,
     checkpoints.KEPT_LAYERS,

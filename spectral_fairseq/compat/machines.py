@@ -252,14 +252,35 @@ def as_many_as_torchrun_says(infer_init_method: Callable[..., None]) -> Callable
     return infer
 
 
+def without_device_ids(data_parallel: Type[Any]) -> Type[Any]:
+    """A subclass of torch's ``DistributedDataParallel`` that takes fairseq's device on a CPU.
+
+    fairseq names device 0 for a model on a CPU too, which torch refuses.
+    """
+
+    class CpuDataParallel(data_parallel):  # type: ignore[misc]
+        """torch's own, without the numbers of GPUs where the model is on none."""
+
+        def __init__(self, module: Any, *args: Any, **kwargs: Any) -> None:
+            if all(each.device.type == "cpu" for each in module.parameters()):
+                kwargs.update(device_ids=None, output_device=None)
+            super().__init__(module, *args, **kwargs)
+
+    CpuDataParallel.__name__ = data_parallel.__name__
+    CpuDataParallel.__qualname__ = data_parallel.__qualname__
+    return CpuDataParallel
+
+
 CPU_WORKERS = Patch(
     name="workers without GPUs",
-    reason="Without GPUs, torchrun and SLURM fail, or train nothing with status 0; with one GPU "
-    "per machine, the workers of torchrun train apart and overwrite each other's checkpoints.",
+    reason="Without GPUs, torchrun and SLURM fail, as does --ddp-backend pytorch_ddp, or train "
+    "nothing with status 0; with one GPU per machine, the workers of torchrun train apart and "
+    "overwrite each other's checkpoints.",
     install=replaces(
         {
             "fairseq.distributed.utils:torch": with_one_device,
             "fairseq.distributed.utils:infer_init_method": as_many_as_torchrun_says,
+            "fairseq.models.distributed_fairseq_model:DistributedDataParallel": without_device_ids,
         }
     ),
 )
@@ -395,4 +416,26 @@ VALIDATION_TASK = Patch(
     name="task of fairseq-validate",
     reason="fairseq-validate without --task fails with 'KeyError: None'.",
     install=replaces({"fairseq.options:parse_args_and_arch": require_task}),
+)
+
+
+# Fine-tuning of mBART: its task reads its settings by the name that its base class once gave them.
+
+
+def with_args(initialise: Callable[..., None]) -> Callable[..., None]:
+    """Wrap the ``__init__`` of a task so that its settings have their older name, ``args``, too."""
+
+    @functools.wraps(initialise)
+    def initialise_with_args(self: Any, args: Any, *more: Any, **kwargs: Any) -> None:
+        self.args = args
+        initialise(self, args, *more, **kwargs)
+
+    return initialise_with_args
+
+
+_BART = "fairseq.tasks.translation_from_pretrained_bart:TranslationFromPretrainedBARTTask"
+MBART_TASK = Patch(
+    name="task of mBART",
+    reason="--task translation_from_pretrained_bart fails with \"no attribute 'args'\".",
+    install=replaces({f"{_BART}.__init__": with_args}),
 )

@@ -8,7 +8,7 @@ from typing import Any, Dict, List
 
 import pytest
 
-from tests.compat.fairseq_process import FairseqProcess
+from tests.compat.fairseq_process import Failure, FairseqProcess
 from tests.slurm import write_slurm
 
 TORCHRUN = {
@@ -106,3 +106,35 @@ def spawned() -> int:
 def test_a_worker_is_spawned(bare: FairseqProcess, patched: FairseqProcess) -> None:
     assert bare.call(spawned) == 0  # which ends with status 0, having trained nothing
     assert patched.call(spawned) == 1
+
+
+def wrapped_by(backend: str) -> List[float]:
+    """The gradient that a model on a CPU has after ``--ddp-backend``."""
+    import tempfile
+    from argparse import Namespace
+
+    import torch
+    from fairseq.models.distributed_fairseq_model import DistributedFairseqModel
+
+    with tempfile.NamedTemporaryFile() as meeting:
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{meeting.name}", rank=0, world_size=1
+        )
+    settings = {"ddp_backend": backend, "device_id": 0, "tpu": False, "ddp_comm_hook": "none"}
+    buckets = {"bucket_cap_mb": 25, "find_unused_parameters": False}
+    more = {"broadcast_buffers": False, "gradient_as_bucket_view": False}
+    args = Namespace(**settings, **buckets, **more, heartbeat_timeout=-1)
+    layer = torch.nn.Linear(2, 1, bias=False)
+    group = torch.distributed.group.WORLD
+    model = DistributedFairseqModel(args, layer, group, torch.device("cpu"))
+    model(torch.tensor([[3.0, 4.0]])).sum().backward()
+    torch.distributed.destroy_process_group()
+    return layer.weight.grad.flatten().tolist()
+
+
+def test_the_default_backend_takes_a_model_on_a_cpu(
+    bare: FairseqProcess, patched: FairseqProcess
+) -> None:
+    with pytest.raises(Failure, match="device_ids"):
+        bare.call(wrapped_by, backend="pytorch_ddp")
+    assert patched.call(wrapped_by, backend="pytorch_ddp") == [3, 4]
