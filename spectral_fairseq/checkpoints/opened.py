@@ -38,12 +38,13 @@ from spectral_fairseq.files import why_not_readable
 _OF = re.compile(r"(\d+)[-_]of[-_](\d+)")
 # A word for a part, and its number; Megatron adds a second one for the stage of a pipeline.
 _PART = re.compile(
-    r"(?<![a-z])(consolidated|(?:zero_pp_|mp_|tp_|pp_)?rank|(?:model_)?part|shard|tp|mp)"
+    r"(?<![a-z])(consolidated|(?:zero_pp_|mp_|tp_|pp_)?rank|(?:model_)?part|shard|tp|mp"
+    r"|(?<=\d-)model(?=_\d+-model_states))"  # layer_00-model_01-model_states.pt of DeepSpeed
     r"([-_.]?)(\d+(?:_\d+)?)(?![\da-z])",
     re.IGNORECASE,
 )
 # Those that number from 0 and say by it that there are others: rank-8 may be a model's own name.
-_FROM_ZERO = ("consolidated", "model_part", "mp_rank", "tp_rank")
+_FROM_ZERO = ("consolidated", "model", "model_part", "mp_rank", "tp_rank")
 _MOST_PARTS = 10_000
 
 

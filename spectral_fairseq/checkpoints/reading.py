@@ -38,7 +38,11 @@ import numpy as np
 import torch
 
 from spectral_fairseq.checkpoints.saved import checkpoint_file
-from spectral_fairseq.checkpoints.settings import check_model, check_settings
+from spectral_fairseq.checkpoints.settings import (
+    check_model,
+    check_settings,
+    check_shared_tables,
+)
 from spectral_fairseq.checkpoints.standins import STAND_INS
 from spectral_fairseq.errors import CheckpointError, DataError
 from spectral_fairseq.provenance import torch_release
@@ -305,6 +309,7 @@ def check_fairseq(state: Any, file: Path, stored_bytes: int) -> None:
         raise not_fairseq(file, state)
     check_settings(state, file)
     check_model(state["model"], file, stored_bytes)
+    check_shared_tables(state, file)
 
 
 def read_torch_file(file: Path, verify: bool = True) -> Tuple[Any, int]:

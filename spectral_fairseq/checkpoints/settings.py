@@ -318,6 +318,48 @@ def check_model(model: Mapping[Any, Any], path: Any, stored_bytes: int) -> None:
                 )
 
 
+# The modules that hold one table, by the setting that shares it.
+_SHARED = {
+    "share_all_embeddings": ("encoder.embed_tokens", "decoder.embed_tokens"),
+    "share_decoder_input_output_embed": (),
+}
+_OUTPUT = ("decoder.output_projection", "decoder.output_projection.table")
+
+
+def check_shared_tables(state: Mapping[str, Any], path: Any) -> None:
+    """Refuse a table that has different values under its names, of which only one can be right.
+
+    Raises:
+        CheckpointError: the settings share a table, and its copies in the file are not equal.
+    """
+    nodes = [state.get("args"), (state.get("cfg") or {}).get("model")]
+    values = [vars(one) if isinstance(one, argparse.Namespace) else one or {} for one in nodes]
+    for setting, inputs in _SHARED.items():
+        if not any(one.get(setting) is True for one in values):
+            continue
+        entries: Dict[str, Tuple[str, torch.Tensor]] = {}
+        for key, tensor in state["model"].items():
+            module, _, entry = key.rpartition(".")
+            if module not in (*inputs, "decoder.embed_tokens", *_OUTPUT):
+                continue
+            first, other = entries.setdefault(entry, (key, tensor))
+            if not _equal_bits(tensor, other):
+                raise CheckpointError(
+                    f"{key} to equal {first} in {path}, which share one table by {setting}",
+                    "different values",
+                    "The file is damaged, or another program has changed one of the two: take the "
+                    "checkpoint as the training saved it.",
+                )
+
+
+def _equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if one.data_ptr() == other.data_ptr():
+        return True
+    return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
 def is_extra_state(name: str) -> bool:
     """Whether a module keeps what it likes there: torch's ``get_extra_state``."""
     return name.rpartition(".")[2] == "_extra_state"

@@ -6,6 +6,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from spectral_fairseq.checkpoints.models import open_model
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.checkpoints.settings import MAX_ITEMS, literal
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
@@ -246,3 +247,35 @@ def test_settings_that_hold_one_container_often_are_refused(tmp_path):
         node = outer
     with pytest.raises(CheckpointError, match="at most 100,000 settings"):
         loaded(tmp_path, checkpoint(cfg=node))
+
+
+SHARING = {
+    "share_all_embeddings": ("encoder.embed_tokens", "decoder.embed_tokens"),
+    "share_decoder_input_output_embed": ("decoder.embed_tokens", "decoder.output_projection"),
+}
+
+
+@pytest.mark.parametrize("setting", SHARING)
+@pytest.mark.parametrize("entry", ["weight", "U"])
+@pytest.mark.parametrize("change", ["value", "nan", "rows", "type"])
+def test_copies_of_a_shared_table_that_differ(setting, entry, change, tmp_path):
+    first, second = (f"{module}.{entry}" for module in SHARING[setting])
+    table = torch.rand(20, 4)
+    changed = table.clone()
+    if change in ("value", "nan"):
+        changed[3, 1] = 2 if change == "value" else float("nan")
+    else:
+        changed = table[:17].clone() if change == "rows" else table.double()
+    for shared, wrong in ((True, True), (True, False), (False, True)):
+        state = {
+            "args": argparse.Namespace(arch="transformer", task="translation", **{setting: shared}),
+            "model": {first: table, second: changed if wrong else table.clone()},
+            "optimizer_history": [{"num_updates": 7}],
+        }
+        torch.save(state, tmp_path / "c.pt")
+        if shared and wrong:
+            for read in (load_checkpoint, open_model):
+                with pytest.raises(CheckpointError, match=f"{second} to equal {first}.*{setting}"):
+                    read(tmp_path / "c.pt")
+        else:
+            load_checkpoint(tmp_path / "c.pt")

@@ -245,3 +245,16 @@ def test_the_settings_beside_a_table_that_is_named(tmp_path):
         "50 x 6, and the settings say 200 words"
         in (measured(tmp_path, table="lm_head")["table"]["choice"])
     )
+
+
+def test_one_rank_of_a_model_in_layers(tmp_path):
+    """Files of DeepSpeed's pipeline: one for each layer and process."""
+    for rank in range(2):
+        piece = {"word_embeddings.weight": torch.rand(100, 16)}
+        torch.save(piece, tmp_path / f"layer_00-model_0{rank}-model_states.pt")
+    for rank in range(2):
+        with pytest.raises(CheckpointError, match="each of 2 files has a piece"):
+            analyze(tmp_path / f"layer_00-model_0{rank}-model_states.pt")
+    (tmp_path / "layer_00-model_00-model_states.pt").unlink()
+    with pytest.raises(CheckpointError, match="all of the at least 2 files"):
+        analyze(tmp_path / "layer_00-model_01-model_states.pt")
