@@ -49,10 +49,15 @@ def building_for(task: Any, from_checkpoint: bool) -> Iterator[None]:
         _restoring.reset(tokens[1])
 
 
-def counts_for_new_table(dictionary: Dictionary) -> List[float]:
-    """The counts from which a table of the model that is being built starts."""
+def counts_for_new_table(dictionary: Dictionary) -> Optional[List[float]]:
+    """The counts from which a table of the model that is being built starts.
+
+    Returns:
+        One count for each row; ``None`` for a model that a checkpoint overwrites, where neither
+        the data nor the counts of the dictionary need to be there.
+    """
     if _restoring.get():
-        return list(map(float, dictionary.count[: len(dictionary)]))
+        return None
     return training_counts(_task.get(), dictionary)
 
 

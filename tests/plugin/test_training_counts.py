@@ -179,6 +179,8 @@ def test_a_restored_model_counts_nothing(spoken, monkeypatch, caplog):
     assert "no binarised" not in caplog.text
     models.build_model(options, task)
     assert "no binarised" in caplog.text
+    task.target_dictionary.count = [1] * len(task.target_dictionary)
+    models.build_model(options, task, True)
 
 
 @pytest.mark.parametrize("pairs", ["de-en,en-de", ["de-en"]])

@@ -232,7 +232,7 @@ def test_the_control_follows_the_schedule(transformers, trainer):
 
 METHODS = {
     "control": lambda model: None,
-    "weight norm": lambda model: weight_norm_(model, [2.0] * WORDS),
+    "weight norm": lambda model: weight_norm_(model, range(WORDS)),
     "factors": factor_,
     "mixture": lambda model: mixture_(model, 2),
 }
