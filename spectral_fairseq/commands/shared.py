@@ -117,10 +117,13 @@ def save_atomically(checkpoint: Any, out: Path) -> None:
     except (OSError, RuntimeError) as error:
         # torch fails with an error of its own while it handles that of the system.
         cause = error if isinstance(error, OSError) else error.__context__
-        if not isinstance(cause, OSError):
+        full = "unexpected pos" in str(error)  # what torch's writer says of a full disk
+        if not isinstance(cause, OSError) and not full:
             raise
         raise OutputError(
-            f"{out} to be written", str(cause), "Free some space, or choose another output file."
+            f"{out} to be written",
+            str(cause) if isinstance(cause, OSError) else "no space left on its disk",
+            "Free some space, or choose another output file.",
         ) from error
 
 

@@ -8,7 +8,7 @@ import torch
 
 from spectral_fairseq.commands.main import main
 from spectral_fairseq.commands.shared import check_output, save_atomically
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, OutputError
 from tests.checkpoints.made import flipped
 from tests.language_models import block_checkpoint
 
@@ -59,3 +59,17 @@ def test_damage_is_found_unless_told_otherwise(command, train, tiny_lm_data, tmp
     error = capsys.readouterr().err
     assert "checksum" in error and "see --no-verify" in error
     assert main([command, *argv, "--no-verify"]) == 0
+
+
+def test_a_full_disk_is_named_and_nothing_is_damaged(tmp_path, monkeypatch):
+    """torch's writer reports a full disk as an error of its own."""
+    out = tmp_path / "out.pt"
+    save_atomically({"a": 1}, out)
+
+    def full(*arguments, **options):
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 128 vs 0")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OutputError, match="out.pt to be written; found no space left.*Free some"):
+        save_atomically({"a": 2}, out)
+    assert torch.load(out) == {"a": 1} and os.listdir(tmp_path) == ["out.pt"]
