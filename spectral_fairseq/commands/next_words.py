@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 from spectral_fairseq.checkpoints.saved import checkpoint_file
-from spectral_fairseq.commands.shared import import_plugin, no_verify
-from spectral_fairseq.errors import DataError, arguments_as_flags, printable
-from spectral_fairseq.files import why_not_readable
+from spectral_fairseq.commands.shared import import_plugin, no_verify, text_with_sentences
+from spectral_fairseq.errors import arguments_as_flags, printable
 from spectral_fairseq.options import option
 
 DESCRIPTION = """\
@@ -51,7 +49,8 @@ class Arguments:
 def run(args: Arguments) -> int:
     """Print the next words; returns the exit status 0."""
     paths = [checkpoint_file(path) for path in args.checkpoints]
-    sentences = _read(args.sentences)
+    text = text_with_sentences(args.sentences, "--sentences")
+    sentences = [line.split() for line in text.split("\n") if line.strip()]
     import_plugin()
     from spectral_fairseq.analysis.results import labels_for
     from spectral_fairseq.commands.models import load_language_model
@@ -73,23 +72,6 @@ def run(args: Arguments) -> int:
         )
     print(json.dumps({"places": found}) if args.format == "json" else printable(as_text(found)))
     return 0
-
-
-def _read(name: str) -> List[Sequence[str]]:
-    obstacle = None if name == "-" else why_not_readable(name)
-    if obstacle is not None:
-        raise DataError(
-            f"text with one sentence a line in {name}",
-            obstacle,
-            "Correct --sentences; - reads standard input.",
-        )
-    try:
-        text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"text with one sentence a line in {name}", str(error), "Correct --sentences."
-        ) from error
-    return [line.split() for line in text.split("\n") if line.strip()]
 
 
 def as_text(places: Sequence[Dict[str, Any]]) -> str:

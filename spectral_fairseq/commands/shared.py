@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Callable, Sequence, Union
 
 from spectral_fairseq.analysis.options import SHARES, StepCallback
-from spectral_fairseq.errors import ConfigurationError, OutputError, UnsupportedError
-from spectral_fairseq.files import replacing
+from spectral_fairseq.errors import ConfigurationError, DataError, OutputError, UnsupportedError
+from spectral_fairseq.files import replacing, why_not_readable
 from spectral_fairseq.options import option
 
 # Output of the subcommands: files written whole or not at all, and text for any terminal.
@@ -25,6 +25,27 @@ def print_anywhere() -> None:
     """Make stdout print escapes for characters that the terminal lacks, rather than fail."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def text_with_sentences(name: str, flag: str) -> str:
+    """The text of a file, or of standard input if ``name`` is ``-``; ``flag`` gave the name.
+
+    Raises:
+        DataError: it is no file, or not UTF-8.
+    """
+    obstacle = None if name == "-" else why_not_readable(name)
+    if obstacle is not None:
+        raise DataError(
+            f"text with one sentence a line in {name}",
+            obstacle,
+            f"Correct {flag}; - reads standard input.",
+        )
+    try:
+        return sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"text with one sentence a line in {name}", str(error), f"Correct {flag}."
+        ) from error
 
 
 def check_output(out: PathLike, inputs: Sequence[PathLike], overwrite: bool) -> Path:

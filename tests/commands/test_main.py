@@ -43,6 +43,7 @@ SLOW = ("fairseq", "matplotlib", "numpy", "sacrebleu", "sklearn", "torch")
         (["export", "absent.pt", "out.pt"], 2, SLOW),
         (["evaluate-lm", "absent.pt", "d"], 2, SLOW),
         (["next-words", "absent.pt", "--data", "d"], 2, SLOW),
+        (["score", "--ref", "absent.txt", "--sys", "absent.txt"], 2, SLOW),
         (["average", "absent.pt", "--output", "out.pt"], 2, SLOW),
         (["analyze", "one.pt"], 0, ("fairseq", "matplotlib", "sacrebleu", "sklearn")),
         (["analyze", "one.npy"], 0, ("fairseq", "matplotlib", "omegaconf", "pandas", "sacrebleu")),
