@@ -166,13 +166,6 @@ ADAPTIVE_LOSS = Refusal(
     "computes only the clusters of the targets.",
     theirs="`--criterion adaptive_loss`, which asks for fairseq's own adaptive softmax",
 )
-QUANTISED = Refusal(
-    "a table, head or criterion of this package, or `--optimizer coupled_adam`",
-    "a table that stays the same parameter throughout the training",
-    "Leave the embeddings and the output layer out of `layers_to_quantize`, or drop it.",
-    theirs="`--quantization-config-path` with a pattern that matches a table, which the "
-    "quantiser replaces",
-)
 SOFTCAP = Refusal(
     "`--logit-softcap`",
     "an output layer with one softmax over all words",

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from omegaconf import OmegaConf
-from torch import nn
 
 from spectral_fairseq.analysis import analyze
 from spectral_fairseq.embeddings import TABLES
@@ -58,73 +57,6 @@ def test_factored_tables_without_float32_copies(task, precision, dtype):
     # The reason: a step of Adam leaves the diagonal of the stored V where it is.
     diagonal = model.decoder.output_projection.table.V.detach().diagonal().to(dtype)
     assert torch.equal(diagonal - 5e-4, diagonal)
-
-
-def quantise(task, model, criterion, pattern, optimizer="adam"):
-    cfg = configuration()
-    cfg.optimizer = {"_name": optimizer}
-    trainer = SimpleNamespace(
-        cfg=cfg,
-        task=task,
-        get_model=lambda: model,
-        get_criterion=lambda: criterion,
-        quantizer=SimpleNamespace(layers_to_quantize=[r"decoder\.layers.*fc[12]", pattern]),
-    )
-    WaysOfTraining(trainer).begin_training()
-
-
-TABLE_PATTERNS = [r"(en|de)coder\.embed_tokens", r"decoder\.output_projection"]
-FEED_FORWARD = r"encoder\.layers.*fc[12]"
-
-
-@pytest.mark.parametrize("pattern", TABLE_PATTERNS)
-@pytest.mark.parametrize("kind", [table.kind for table in TABLES])
-def test_a_quantiser_that_replaces_a_table_of_any_kind(task, kind, pattern):
-    """fairseq ended in a KeyError, after the epochs before; layers beside the table are fine."""
-    shared = {"share_decoder_input_output_embed": False, "share_all_embeddings": False}
-    model = build_model(task, embedding_type=kind, **shared)
-    # With a plain table and fairseq's criterion it is a model of fairseq's own.
-    host = [] if kind == "plain" else ["label_smoothed_cross_entropy"]
-    for name in ("spectrum_control", *host):
-        criterion = build_criterion(task, name)
-        with pytest.raises(UnsupportedError, match="layers_to_quantize"):
-            quantise(task, model, criterion, pattern)
-        quantise(task, model, criterion, FEED_FORWARD)
-
-
-class Host(nn.Module):
-    """The names of fairseq's own Transformer."""
-
-    def __init__(self, words):
-        super().__init__()
-        for side in ("encoder", "decoder"):
-            part = nn.Module()
-            part.embed_tokens = nn.Embedding(words, 4)
-            part.layers = nn.ModuleList([nn.ModuleDict({"fc1": nn.Linear(4, 4)})])
-            setattr(self, side, part)
-        self.decoder.output_projection = nn.Linear(4, words, bias=False)
-
-
-@pytest.mark.parametrize("pattern", TABLE_PATTERNS)
-@pytest.mark.parametrize(
-    "criterion, optimizer",
-    [("spectrum_control", "adam"), ("label_smoothed_cross_entropy", "coupled_adam")],
-)
-def test_a_quantiser_that_replaces_a_table_of_fairseq(task, criterion, optimizer, pattern):
-    """Control and Coupled Adam went on with the parameter of before, without effect."""
-    model, criterion = Host(len(task.target_dictionary)), build_criterion(task, criterion)
-    with pytest.raises(UnsupportedError, match="which matches (en|de)coder"):
-        quantise(task, model, criterion, pattern, optimizer)
-    quantise(task, model, criterion, FEED_FORWARD, optimizer)
-    quantise(task, model, build_criterion(task, "label_smoothed_cross_entropy"), pattern)
-
-
-@pytest.mark.parametrize("head", ["mos", "moc"])
-def test_a_quantiser_that_replaces_a_part_of_a_head(task, head):
-    model = build_model(task, embedding_type="plain", output_head=head)
-    criterion = build_criterion(task, "label_smoothed_cross_entropy")
-    with pytest.raises(UnsupportedError, match="decoder.output_projection"):
-        quantise(task, model, criterion, r"decoder\.output_projection\.prior")
 
 
 @pytest.mark.slow

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any, Callable, Mapping, Set
+from typing import Any, Callable, Mapping
 
 import torch
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
-from fairseq.modules.quantization.pq.utils import get_layers
 from torch import Tensor, nn
 
 from spectral_fairseq import refusals
@@ -45,47 +44,6 @@ class WaysOfTraining(Listener):
             refusals.SHARDED.check(self.trainer.cfg)
         if any(isinstance(module, (SVDEmbedding, WeightNormEmbedding)) for module in modules):
             refusals.ROUNDED.check(self.trainer.cfg)
-        if getattr(self.trainer, "quantizer", None) is not None:
-            name = getattr(self.trainer.cfg.optimizer, "_name", None)
-            own = any(isinstance(module, (Table, Head)) for module in modules)
-            if ours or own or name == "coupled_adam":
-                self._refuse_quantised_tables()
-
-    def _refuse_quantised_tables(self) -> None:
-        """Refuse a product quantisation that replaces a table when its epoch begins.
-
-        Control would go on with the parameter of before, without effect.
-        """
-        model, task = self.trainer.get_model(), self.trainer.task
-        for pattern in self.trainer.quantizer.layers_to_quantize:
-            for name in get_layers(model, pattern):
-                if _is_in_a_table(model, name, _numbers_of_words(task)):
-                    raise refusals.QUANTISED.error(f"the pattern {pattern!r}, which matches {name}")
-
-
-def _numbers_of_words(task: Any) -> Set[int]:
-    both = (getattr(task, f"{side}_dictionary", None) for side in ("source", "target"))
-    return {len(dictionary) for dictionary in both if dictionary is not None}
-
-
-def _is_in_a_table(model: nn.Module, name: str, words: Set[int]) -> bool:
-    """Whether a layer is a table of any kind, or a part of one or of an output layer.
-
-    Args:
-        model: with the layer.
-        name: of a layer, or of a parameter that is not called weight.
-        words: the numbers of rows that tables have.
-    """
-    module = model
-    for part in name.split("."):
-        found = getattr(module, part, None)
-        if not isinstance(found, nn.Module):
-            break
-        module = found
-        if isinstance(module, (Table, Head)):
-            return True
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, Tensor) and weight.dim() == 2 and len(weight) in words
 
 
 def _is_own(module: nn.Module) -> bool:
