@@ -146,6 +146,29 @@ OTHER_TABLES = Refusal(
         Setting("--adaptive-softmax-cutoff", "model.adaptive_softmax_cutoff"),
     ),
 )
+# fairseq's iterative product quantisation puts other modules in the place of layers, at its first
+# epoch and between its stages, and builds the optimiser anew each time.
+REPLACED_LAYERS = Refusal(
+    "a table or head of this package, `--spectrum-decay`, `--table-centering`, `--simcut-weight`, "
+    "`--table-lr-scale`, `--table-weight-decay` or `--optimizer coupled_adam`",
+    "a table that stays in the model",
+    "Take the table and the output layer out of `layers_to_quantize` in that file, or drop the "
+    "flag.",
+    theirs="`--quantization-config-path` whose `layers_to_quantize` has the table or the output "
+    "layer",
+)
+REBUILT_OPTIMIZER = Refusal(
+    "`--optimizer coupled_adam` with `--max-update`, `muon` or `nt_asgd`",
+    "an optimiser and matrices that last for the whole training",
+    "Use `--optimizer adam`; coupled_adam works with stages of whole epochs (`--max-epoch`).",
+    theirs="`--quantization-config-path`, which replaces matrices and builds the optimiser anew",
+)
+QUANTISED_SCORES = Refusal(
+    "`--loss-form blockwise`, `--gradient-gating`, `--rdrop-weight` or `--simcut-weight`",
+    "an output layer that computes its scores from its table as it is",
+    "Use `--loss-form dense` without `--gradient-gating`, or drop the quantisation.",
+    (Setting("--quant-noise-scalar", "model.quant_noise_scalar"),),
+)
 FROZEN = Refusal(
     "a penalty, `--spectrum-decay`, `--table-centering`, `--svd-interval`, `--gradient-gating` or "
     "`--optimizer coupled_adam`",

@@ -29,6 +29,7 @@ from spectral_fairseq.plugin.models.awd_lstm import AWDLSTMLanguageModel
 from spectral_fairseq.plugin.models.find import head_of
 from spectral_fairseq.plugin.models.registry import warn_of_idle_options
 from spectral_fairseq.plugin.models.transformer_xl import TransformerXLLanguageModel
+from spectral_fairseq.plugin.trainer.quantisation import check_quantisation
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +38,14 @@ class WaysOfTraining(Listener):
     """Refuses ways of training that would run, and would train something else or nothing."""
 
     def begin_training(self) -> None:
-        """Refuse sharded tables, and tables that half precision keeps from moving."""
+        """Refuse sharded tables, and tables that half precision or quantisation keeps still."""
         modules = list(self.trainer.get_model().modules())
         ours = isinstance(self.trainer.get_criterion(), PenalisedCrossEntropy)
         if ours or any(map(_is_own, modules)):
             refusals.SHARDED.check(self.trainer.cfg)
         if any(isinstance(module, (SVDEmbedding, WeightNormEmbedding)) for module in modules):
             refusals.ROUNDED.check(self.trainer.cfg)
+        check_quantisation(self.trainer)
 
 
 def _is_own(module: nn.Module) -> bool:
