@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -161,7 +162,7 @@ def write_folder(opened: OpenedModel, changed: Mapping[str, Tensor], folder: Pat
     source = opened.weights.parent
     files = {name: opened.file_of(name) for name in changed}
     for path in sorted(source.iterdir()):
-        if path.is_file():
+        if os.path.isfile(path):
             own = {name: changed[name] for name, file in files.items() if file == path}
             if own:
                 write_weights(path, own, folder / path.name)

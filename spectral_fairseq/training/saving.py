@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from pathlib import Path
 from typing import Any, Dict, Optional, Union
 
@@ -87,7 +88,7 @@ def restore_(
 
 def _folder(config: Any, folder: Optional[Union[str, Path]]) -> Path:
     found = Path(str(getattr(config, "_name_or_path", "") if folder is None else folder))
-    if not (found / "config.json").is_file():
+    if not os.path.isfile(found / "config.json"):
         raise ConfigurationError(
             "the `folder` of the saved model, for restore_",
             f"{str(found)!r}, which has no config.json",
@@ -105,10 +106,10 @@ def _entries(folder: Path) -> Dict[str, Tensor]:
     for stem, load in (("model.safetensors", _safetensors), ("pytorch_model.bin", _pickled)):
         index = folder / f"{stem}.index.json"
         files = [folder / stem]
-        if index.is_file():
+        if os.path.isfile(index):
             names = json.loads(index.read_text("utf-8"))["weight_map"].values()
             files = [folder / name for name in sorted(set(names))]
-        if all(file.is_file() for file in files):
+        if all(map(os.path.isfile, files)):
             return {name: entry for file in files for name, entry in load(file).items()}
     raise CheckpointError(
         "model.safetensors or pytorch_model.bin", f"neither in {folder}", "Give another folder."
