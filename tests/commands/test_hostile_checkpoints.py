@@ -19,19 +19,21 @@ def no_tensors(state):
 
 
 def first_entry(state, entry):
-    name = next(name for name in state["model"] if name.endswith(f".{entry}"))
-    state["model"][name] = state["model"][name].clone()
-    return name, state["model"][name]
+    """A copy of a factor, under all names of its table: copies that differ are refused before."""
+    names = [name for name in state["model"] if name.endswith(f".{entry}")]
+    copy = state["model"][names[0]].clone()
+    state["model"].update({name: copy for name in names})
+    return names, copy
 
 
 def factor_of_three_dimensions(state):
-    name, factor = first_entry(state, "V")
-    state["model"][name] = factor.unsqueeze(0)
+    names, factor = first_entry(state, "V")
+    state["model"].update({name: factor.unsqueeze(0) for name in names})
 
 
 def scale_without_a_number(state):
-    name, scale = first_entry(state, "scale")
-    state["model"][name] = scale.reshape(1)[:0]
+    names, scale = first_entry(state, "scale")
+    state["model"].update({name: scale.reshape(1)[:0] for name in names})
 
 
 def scale_that_is_not_a_number(state):
