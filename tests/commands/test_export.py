@@ -460,7 +460,7 @@ def test_a_failed_write_leaves_the_old_file(torch_fails_too, train, tmp_path, mo
     out = tmp_path / "plain.pt"
     out.write_text("precious")
 
-    def fail(checkpoint, file):
+    def fail(checkpoint, file, **options):
         Path(file).write_bytes(b"half")
         try:
             raise OSError("disk full")
