@@ -28,6 +28,7 @@ PATCHES = (
     machines.PREFETCH_THREAD,
     checkpoints.DEAD_ENCODER_KEYS,
     machines.ENCODER_FAST_PATH,
+    machines.BASE_LAYERS,
     checkpoints.ATOMIC_COPY,
     data.DAMAGED_DATA,
     data.SEVERAL_PARTS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import functools
+import importlib
 import importlib.util
 import multiprocessing
 import os
@@ -17,9 +18,10 @@ import weakref
 from typing import Any, Callable, Dict, Optional, Tuple, Type
 
 import numpy as np
+import torch
 
 from spectral_fairseq.compat.patching import Overlay, Patch, replaces
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, needs_extra
 from spectral_fairseq.provenance import torch_release
 
 # Names that numpy has retired, given back to the few fairseq modules that still use them.
@@ -438,4 +440,60 @@ MBART_TASK = Patch(
     name="task of mBART",
     reason="--task translation_from_pretrained_bart fails with \"no attribute 'args'\".",
     install=replaces({f"{_BART}.__init__": with_args}),
+)
+
+
+# BASE layers (Lewis et al. 2021) where fairseq's compiled library is of another torch.
+
+
+def _unneeded_base_layers() -> Optional[str]:
+    try:
+        importlib.import_module("fairseq.libbase")
+    except ImportError:
+        return None
+    return "this fairseq's library fits this torch"
+
+
+def balanced_assignment(scores: torch.Tensor) -> torch.Tensor:
+    """The assignment of equally many tokens to each expert that has the largest sum of scores.
+
+    Args:
+        scores: tokens x experts; of finite numbers.
+
+    Returns:
+        Indices of the tokens, int64 ``(tokens,)``: those of the first expert, then the second's.
+
+    Raises:
+        ConfigurationError: the tokens cannot be shared out equally.
+    """
+    with needs_extra("predictions", "for BASE layers"):
+        from scipy.optimize import linear_sum_assignment
+    tokens, experts = scores.shape
+    if tokens % experts:
+        raise ConfigurationError(
+            f"a number of tokens that {experts} experts of BASE layers can share equally",
+            f"{tokens:,}",
+            "Give --tokens-per-sample and --batch-size whose product is a multiple of the experts.",
+        )
+    places = scores.detach().float().cpu().repeat_interleave(tokens // experts, dim=1)
+    order, place = linear_sum_assignment(places.numpy(), maximize=True)
+    return torch.from_numpy(order[place.argsort(kind="stable")]).to(scores.device)
+
+
+def without_library(load_assignment: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace ``BaseLayer.load_assignment``."""
+
+    @functools.wraps(load_assignment)
+    def load_without_library(self: Any) -> Any:  # noqa: ARG001  (fairseq's signature)
+        return types.SimpleNamespace(balanced_assignment=balanced_assignment)
+
+    return load_without_library
+
+
+BASE_LAYERS = Patch(
+    name="BASE layers",
+    reason="Models with --base-layers fail where fairseq's library libbase was compiled for "
+    "another torch ('undefined symbol'); the assignment is computed by scipy instead.",
+    install=replaces({"fairseq.modules.base_layer:BaseLayer.load_assignment": without_library}),
+    unneeded=_unneeded_base_layers,
 )
