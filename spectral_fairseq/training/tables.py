@@ -168,7 +168,8 @@ def _counted(counts: Sequence[float]) -> Sequence[float]:
     """The counts as numbers, from a tensor or an array as well.
 
     Raises:
-        DataError: no word is counted more than once, or a count is no count.
+        DataError: no word is counted more than once, all are counted equally often, or a count is
+            no count.
     """
     given: Any = counts.tolist() if hasattr(counts, "tolist") else counts
     try:
@@ -181,10 +182,12 @@ def _counted(counts: Sequence[float]) -> Sequence[float]:
             "Flatten it, as torch.bincount(ids, minlength=len(tokenizer)) gives it.",
         ) from None
     wrong = [count for count in numbers if not 0 <= count < float("inf")]
-    if wrong or max(numbers, default=0) <= 1:
+    most = max(numbers, default=0)
+    if wrong or most <= 1 or (len(numbers) > 1 and min(numbers) == most):
+        numbered = f"{len(numbers)} numbers, {'none above 1' if most <= 1 else f'all {most:g}'}"
         raise DataError(
             "`counts` of the words in the training text, finite numbers >= 0, some above 1",
-            f"a count of {wrong[0]:g}" if wrong else f"{len(numbers)} numbers, none above 1",
+            f"a count of {wrong[0]:g}" if wrong else numbered,
             "Count the ids of the tokenised training text, as with torch.bincount(ids, "
             "minlength=len(tokenizer)); or leave `counts` out.",
         )

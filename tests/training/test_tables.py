@@ -353,8 +353,8 @@ def test_what_is_no_model_is_refused_by_name():
 
 
 def test_counts_of_other_forms():
-    expected = weight_norm_(nn.Linear(DIM, WORDS), [7] * WORDS).g
-    given = torch.full((WORDS,), 7)
+    given = torch.arange(7, 7 + WORDS)
+    expected = weight_norm_(nn.Linear(DIM, WORDS), given.tolist()).g
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.equal(weight_norm_(nn.Linear(DIM, WORDS), given).g, expected)
@@ -362,3 +362,5 @@ def test_counts_of_other_forms():
     for wrong in (given.unsqueeze(0), torch.tensor(3), "counts"):
         with pytest.raises(DataError, match="`counts` as a sequence of numbers"):
             weight_norm_(nn.Linear(DIM, WORDS), wrong)
+    with pytest.raises(DataError, match=f"found {WORDS} numbers, all 100"):
+        weight_norm_(nn.Linear(DIM, WORDS), [100] * WORDS)
