@@ -27,7 +27,13 @@ from spectral_fairseq.functional.isotropy import (
     isotropy_i2,
     log_partition,
 )
-from spectral_fairseq.functional.products import cached_rows, row_blocks, sample_rows
+from spectral_fairseq.functional.products import (
+    cached_rows,
+    row_blocks,
+    row_lengths,
+    rows_from,
+    sample_rows,
+)
 from spectral_fairseq.functional.ranks import (
     random_spectrum,
     upper_edge,
@@ -40,6 +46,9 @@ from spectral_fairseq.functional.spectra import right_singular_system_of_gram, r
 from spectral_fairseq.functional.spectrum_penalties import prior_spectrum
 
 COSINE_BINS = 100
+# The squares of squared lengths are numbers in float64 down to here. No table of float32 has
+# shorter vectors.
+SHORTEST = 1e-70
 _FINE_BINS = 20_000
 # Of a table with more products of a row and a direction than that, I1 and I2 are sampled: one core
 # does so many in some ten seconds in float32.
@@ -125,13 +134,19 @@ class TableFacts:
         # In the precision of the table, or float32 for narrower ones, without a copy of it.
         narrowest = self.weight.dtype if self.weight.dtype == torch.float64 else torch.float32
         blocks = row_blocks(self.weight, cached_rows(self.dim), narrowest)
-        norms = torch.cat([torch.linalg.vector_norm(block, dim=1) for block in blocks]).double()
+        norms = torch.cat([row_lengths(block) for block in blocks])
         if not torch.isfinite(norms).all():  # though every entry is finite: their squares are not
             raise DataError(
                 f"vectors in {self.table.name} whose lengths are numbers in {self.table.dtype}",
                 f"{int((~torch.isfinite(norms)).sum())} of {self.count} that are too long, with "
                 f"entries up to {max(abs(float(end)) for end in self.weight.aminmax()):.3g}",
                 "Training diverged, or the file is damaged: take an earlier checkpoint.",
+            )
+        if 0 < float(norms.max()) < SHORTEST:
+            raise DataError(
+                f"vectors in {self.table.name} of a length of at least {SHORTEST:g}",
+                f"{float(norms.max()):.3g} for the longest, whose squares are not numbers",
+                "Multiply the table by a larger number: most measures do not depend on its scale.",
             )
         return norms
 
@@ -276,7 +291,7 @@ class TableFacts:
     def _centred_sample(self) -> Tensor:
         sample = self.cosine_sample
         wide = sample if sample.dtype == torch.float64 else sample.float()
-        return wide - self.mean.to(wide.dtype)
+        return rows_from(wide, self.mean)
 
     @cached_property
     def untrained(self) -> Tensor:

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from spectral_fairseq.errors import DataError
 from spectral_fairseq.functional.products import (
-    SMALLEST_NORM,
     cached_rows,
     checked_table,
     row_blocks,
+    rows_from,
+    rows_with_norms,
     unit_rows,
 )
 
@@ -90,11 +91,9 @@ def mean_cosines(
     total = matrix.new_zeros((groups, matrix.size(1)), dtype=torch.float64)
     with_direction = total.new_zeros(groups)  # rows that are not zero
     block_rows = block_rows or cached_rows(matrix.size(1))
-    shift = None if centre is None else centre.to(dtype)
     for block, part in zip(row_blocks(matrix, block_rows, dtype), group.split(block_rows)):
-        moved = block if shift is None else block - shift  # [b, d]
-        norms = torch.linalg.vector_norm(moved, dim=1)  # [b]
-        has_direction = norms > SMALLEST_NORM
+        moved, norms, _ = rows_with_norms(block if centre is None else rows_from(block, centre))
+        has_direction = norms > 0  # [b]
         inverse = torch.where(has_direction, 1 / norms, torch.zeros_like(norms))
         # One product adds the unit vectors of each group, without storing them.
         weights = inverse.new_zeros(groups, len(part)).scatter_(0, part[None], inverse[None])

@@ -201,9 +201,11 @@ def isoscore(covariance: Tensor) -> float:
 def isoscore_of_variances(values: Tensor) -> float:
     """Return the score from the eigenvalues of the covariance, shape (n,), n >= 2, all >= 0."""
     dim = values.numel()
-    length = float(values.norm())
-    if length == 0:
+    largest = float(values.max())
+    if largest == 0:
         return 0.0
+    values = values / largest  # whose squares are no smaller than the numbers of the dtype
+    length = float(values.norm())
     root = dim**0.5
     squared_defect = float((root * values / length - 1).square().sum()) / (2 * (dim - root))
     used = (dim - squared_defect * (dim - root)) ** 2 / dim**2

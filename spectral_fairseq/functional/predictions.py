@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spectral_fairseq.errors import DataError, UnsupportedError, needs_extra
 from spectral_fairseq.functional.isotropy import covariance_from_gram, isoscore
-from spectral_fairseq.functional.products import SMALLEST_NORM, unit_rows
+from spectral_fairseq.functional.products import SMALLEST_SHARE, unit_rows
 
 # Expected pairwise Kullback-Leibler divergence of next-word distributions.
 #
@@ -173,7 +173,8 @@ def separate(points: Tensor, vector: Tensor) -> Separation:
     away = (points.double() - vector.double()).cpu()  # [M, d]
     lengths = away.norm(dim=1, keepdim=True)
     dim = away.size(1)
-    if float(lengths.min()) <= SMALLEST_NORM:
+    scale = max(float(points.double().abs().max()), float(vector.double().abs().max()))
+    if float(lengths.min()) <= SMALLEST_SHARE * scale:
         return Separation(True, torch.zeros(dim, dtype=torch.float64))
     rows = torch.cat([away / lengths, torch.ones(len(away), 1, dtype=torch.float64)], 1)
     found = linprog(

@@ -23,9 +23,10 @@ products is tried once.
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from functools import cache, wraps
-from typing import Any, Callable, Iterator, Optional
+from typing import Any, Callable, Iterator, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -270,7 +271,20 @@ def row_blocks(
 # Euclidean norms of rows: one for each row, their root mean square, and rows divided by them.
 
 
-# The direction of a shorter row is rounding error: such a row counts as a zero row.
+#
+# Note [Short rows]
+# -----------------
+# A table keeps its directions when it is multiplied by 1e-19, but in float32 the squares of its
+# entries are then below the smallest number, and the norms become zero or coarse. Measures
+# therefore divide such rows by their largest entry before they square them, and know no length
+# below which a row has no direction: only zero rows have none, and differences from a mean vector
+# that are no longer than its rounding. Where one length has to be told from zero, the bound is
+# relative to the longest.
+
+
+# A row that is shorter, as a share of the longest, counts as a zero row.
+SMALLEST_SHARE = 1e-12
+# The smallest norm that penalties divide by: float32 squares of shorter rows are inexact.
 SMALLEST_NORM = 1e-12
 
 
@@ -311,12 +325,55 @@ def rms_row_norm(matrix: Tensor) -> float:
     return (total / matrix.size(0)) ** 0.5
 
 
+def rows_with_norms(rows: Tensor) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
+    """Return rows in the same directions, their norms, and what short ones were divided by.
+
+    See Note [Short rows].
+
+    Args:
+        rows: w_i, shape (n, d), float32 or float64.
+
+    Returns:
+        w_i / c_i, shape (n, d), which is ``rows`` itself unless some are short; their norms, zero
+        for zero rows alone, shape (n,); and c_i, shape (n,), or None where all are 1.
+    """
+    info = torch.finfo(rows.dtype)
+    norms = torch.linalg.vector_norm(rows, dim=1)
+    short = norms < math.sqrt(info.tiny) / info.eps  # whose squares lose digits
+    if not bool(short.any()):
+        return rows, norms, None
+    largest = torch.linalg.vector_norm(rows[short], float("inf"), dim=1)
+    divisors = torch.ones_like(norms)
+    divisors[short] = torch.where(largest > 0, largest, torch.ones_like(largest))
+    rows = rows / divisors.unsqueeze(1)
+    return rows, torch.linalg.vector_norm(rows, dim=1), divisors
+
+
+def row_lengths(rows: Tensor) -> Tensor:
+    """Return ||w_i||, shape (n,), float64, exact for short rows too; float32 or float64 rows."""
+    _, norms, divisors = rows_with_norms(rows)
+    return norms.double() if divisors is None else norms.double() * divisors.double()
+
+
 def unit_rows(matrix: Tensor) -> Tensor:
     """Return w_i / ||w_i||, shape (n, d), in float32 or wider; zero rows stay zero."""
     wide = matrix.detach()
-    wide = wide if wide.dtype == torch.float64 else wide.float()
-    norms = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
-    return torch.where(norms > SMALLEST_NORM, wide / norms, torch.zeros_like(wide))
+    rows, norms, _ = rows_with_norms(wide if wide.dtype == torch.float64 else wide.float())
+    norms = norms.unsqueeze(1)
+    return torch.where(norms > 0, rows / norms, torch.zeros_like(rows))
+
+
+def rows_from(rows: Tensor, centre: Tensor) -> Tensor:
+    """Return w_i - c, where differences no longer than the rounding of c are zero.
+
+    Args:
+        rows: w_i, shape (n, d), float32 or float64.
+        centre: c, shape (d,).
+    """
+    centre = centre.to(rows.dtype)
+    moved = rows - centre
+    rounding = 4 * torch.finfo(rows.dtype).eps * row_lengths(centre[None])  # [1]
+    return moved.masked_fill_((row_lengths(moved) <= rounding).unsqueeze(1), 0)
 
 
 # Random rows that depend on the seed alone.

@@ -18,8 +18,13 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.products import SMALLEST_NORM, row_norms
-from spectral_fairseq.functional.rows import OUTLYING, robust_scores, untrained_rows
+from spectral_fairseq.functional.products import row_lengths
+from spectral_fairseq.functional.rows import (
+    OUTLYING,
+    length_scores,
+    untrained_rows,
+    zero_rows,
+)
 
 CHOICES = ("untrained", "zero", "initial", "long")
 """Rows by name: what ``analyze`` finds untrained, zero, of their initial length, outliers."""
@@ -77,14 +82,14 @@ def rows_to_repair(
         counted[excluded] = False
     places = counted.nonzero().squeeze(1)
     rows = matrix[places]
-    norms = row_norms(rows.float())
+    norms = row_lengths(rows.float())
     found = torch.zeros(len(rows), dtype=torch.bool, device=matrix.device)
     if "untrained" in choices:
         found[untrained_rows(rows, norms)] = True
     if "zero" in choices:
-        found |= norms <= SMALLEST_NORM
+        found |= zero_rows(norms)
     if "long" in choices:
-        found |= robust_scores(norms.double().clamp(min=SMALLEST_NORM).log()) > OUTLYING
+        found |= length_scores(norms) > OUTLYING
     if "initial" in choices and initial_length is not None:
         away = (norms.double() / initial_length - 1).abs()
         found |= away < _SPREADS / math.sqrt(2 * rows.size(1))

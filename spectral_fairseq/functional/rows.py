@@ -27,7 +27,7 @@ from torch import Tensor
 from spectral_fairseq.errors import DataError
 from spectral_fairseq.functional.products import (
     BLOCK_ROWS,
-    SMALLEST_NORM,
+    SMALLEST_SHARE,
     cached_rows,
     checked_table,
 )
@@ -127,6 +127,20 @@ def robust_scores(values: Tensor) -> Tensor:
     return away / unit if unit > 0 else torch.zeros_like(away)
 
 
+def zero_rows(norms: Tensor) -> Tensor:
+    """Return which rows count as zero beside the longest, shape (n,), bool, from their norms."""
+    return norms <= SMALLEST_SHARE * norms.max() if norms.numel() else norms <= 0
+
+
+def length_scores(norms: Tensor) -> Tensor:
+    """Return :func:`robust_scores` of log ||w_i||, shape (n,), float64; zero rows as short ones."""
+    wide = norms.double()
+    longest = float(wide.max()) if wide.numel() else 0.0
+    if longest == 0:
+        return torch.zeros_like(wide)
+    return robust_scores((wide / longest).clamp(min=SMALLEST_SHARE).log())
+
+
 # Rows of a table that look as if training had never reached them.
 #
 # Land, Bartolo: "Fishing for Magikarp: Automatically Detecting Under-trained Tokens in Large
@@ -163,8 +177,8 @@ def untrained_rows(matrix: Tensor, norms: Tensor) -> Tensor:
     Raises:
         DataError: ``matrix`` is not a table.
     """
-    zero = norms <= SMALLEST_NORM
-    short = robust_scores(norms.double().clamp(min=SMALLEST_NORM).log()) < -OUTLYING
+    zero, scores = zero_rows(norms), length_scores(norms)
+    short = scores < -OUTLYING
     return (zero | short | repeated_rows(matrix)).nonzero().squeeze(1)
 
 

@@ -80,6 +80,25 @@ def test_vectors_too_long_to_be_measured():
     assert measured(rows.double()).measures["sigma_max"] == pytest.approx(1e30)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("exponent", [-40, -63, -75, -125])
+def test_measures_of_short_vectors(dtype, exponent):
+    rows = cone().to(dtype)
+    rows[7] = 0
+    scale = 2.0**exponent
+    expected, found = measured(rows).measures, measured(rows * scale).measures
+    on_scale = {"i1", "i2", "sigma_max", "sigma_min", "norm_mean"}  # which depend on it
+    for key, value in expected.items():
+        if key not in on_scale and value is not None:
+            assert found[key] == pytest.approx(value, rel=1e-5, abs=1e-9), key
+    assert found["sigma_max"] == pytest.approx(scale * expected["sigma_max"], rel=1e-5)
+
+
+def test_vectors_too_short_to_be_measured():
+    with pytest.raises(DataError, match="of a length of at least 1e-70; found .*e-9.* longest"):
+        measured(cone().double() * 1e-90)
+
+
 def test_naive_forms_and_numpy():
     rows = cone(37, 5).double()
     result = measured(rows)

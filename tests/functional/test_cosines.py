@@ -28,6 +28,30 @@ def test_naive_parity(n, d):
     assert mean_cosine(matrix, excluded) == pytest.approx(naive.mean_cosine(kept), rel=1e-10)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("exponent", [-42, -64, -120, -140])
+def test_short_rows(dtype, exponent):
+    whole = (random_table(31, 5) * 64).round().to(dtype)  # exact when scaled, and below normal
+    whole[4] = 0
+    short = whole * 2.0**exponent
+    centre = whole[6].double()
+    assert mean_cosine(short) == pytest.approx(mean_cosine(whole), rel=1e-5)
+    assert mean_cosine(short, centre=centre * 2.0**exponent) == pytest.approx(
+        mean_cosine(whole, centre=centre), rel=1e-5
+    )
+    assert cosine_histogram(short, 20) == cosine_histogram(whole, 20)
+    rows = torch.tensor([2, 9])
+    expected, places = nearest_neighbours(whole, rows, 3)
+    found, at = nearest_neighbours(short, rows, 3)
+    assert torch.equal(at, places) and torch.allclose(found, expected)
+
+
+def test_rounding_of_the_centre_is_no_direction():
+    rows = torch.tensor([[1 / 3, 0.1]], dtype=torch.float64).expand(10, 2)
+    for dtype in (torch.float32, torch.float64):
+        assert mean_cosine(rows.to(dtype), centre=rows.sum(0) / 10) == 0
+
+
 def test_equal_rows():
     assert mean_cosine(torch.tensor([[3.0, 0.0]]).expand(10, 2)) == pytest.approx(1, rel=1e-6)
 

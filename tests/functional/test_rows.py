@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import DataError
+from spectral_fairseq.functional.products import row_lengths
+from spectral_fairseq.functional.repair import rows_to_repair
 from spectral_fairseq.functional.rows import (
     OUTLYING,
     centred_products,
@@ -115,3 +117,13 @@ def test_constants_have_no_correlation():
     tenths = torch.full((1000,), 0.1, dtype=torch.float64)  # their mean is rounded
     y = torch.arange(1000.0)
     assert math.isnan(slope(tenths, y)) and math.isnan(pearson(tenths, y))
+
+
+def test_untrained_rows_do_not_depend_on_the_scale():
+    torch.manual_seed(0)
+    rows = torch.randn(200, 8)
+    rows[3], rows[5] = 0, rows[5] * 1e-4
+    for scale in (1.0, 2.0**-60, 2.0**-100):
+        lengths = row_lengths(rows * scale)
+        assert untrained_rows(rows * scale, lengths).tolist() == [3, 5]
+        assert rows_to_repair(rows * scale, ["zero"]).tolist() == [3]
