@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from spectral_fairseq.checkpoints.tables import (
     Unread,
     only_matrix,
     parts_of_outputs,
+    turned_outputs,
     unread_outputs,
 )
 from spectral_fairseq.errors import CheckpointError
@@ -69,6 +70,7 @@ class Shards(Mapping[str, Tensor]):
         self._read = read
         self._opened: Dict[str, Mapping[str, Tensor]] = {}
         self._unread: Dict[str, Unread] = {}
+        self._turned: Set[str] = set()
         weight_map = read_json_object(index, "the index of a model in several files").get(
             "weight_map"
         )
@@ -103,6 +105,10 @@ class Shards(Mapping[str, Tensor]):
                 del self._files[name]
         return self._unread
 
+    def turn(self, names: Sequence[str]) -> None:
+        """Transpose some of the tensors when they are read."""
+        self._turned.update(names)
+
     def file_of(self, name: str) -> Path:
         """The file that holds a tensor, or the first tensor of a module."""
         held = [
@@ -122,7 +128,8 @@ class Shards(Mapping[str, Tensor]):
                 f"{len(self._opened[file])} others",
                 "The files do not belong together: copy the whole folder again.",
             )
-        return self._opened[file][name]
+        found = self._opened[file][name]
+        return found.t() if name in self._turned else found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
@@ -305,6 +312,7 @@ class OpenedModel:
         declared_parts: in how many files the model is, by the settings in this one.
         files: name of a tensor -> the files that hold it, of a model in numbered parts.
         remark: what is said about the tensors beside the choice of a table.
+        turned: names of output layers that are stored as d x N, and are N x d in ``tensors``.
     """
 
     name: str
@@ -323,6 +331,7 @@ class OpenedModel:
     declared_parts: int = 1
     files: Mapping[str, List[Path]] = field(default_factory=dict)
     remark: str = ""
+    turned: List[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # model2vec stores the centre of a cluster of tokens once, and each token's cluster.
@@ -339,6 +348,15 @@ class OpenedModel:
                 said += " and scaled by weights." if "weights" in others else "."
                 self.remark = f"{self.remark} {said}".strip()
             self.tensors = others
+        self._turn_outputs()
+
+    def _turn_outputs(self) -> None:
+        self.turned = turned_outputs(self.tensors, self.vocabulary_sizes())
+        if isinstance(self.tensors, Shards):
+            self.tensors.turn(self.turned)
+        elif self.turned:
+            rest = {key: one.t() for key, one in self.tensors.items() if key in self.turned}
+            self.tensors = {**self.tensors, **rest}
 
     def file_of(self, table: str) -> Optional[Path]:
         """The file that holds a table, the first of several; None for a model in memory."""
@@ -520,6 +538,8 @@ def check_whole(
     if not asked and all(name in changed for name in bare):
         raise _of_an_adapter(opened, sorted({*bare}))
     remarks = [opened.remark] if opened.remark else []
+    if any(key in (names[0], f"{names[0]}.weight") for key in opened.turned):
+        remarks.append(f"It is stored as {shape[1]} x {shape[0]}, with a column for each word.")
     sizes, dim = opened.vocabulary_sizes(), opened.settings.get("dim")
     rows, columns = shape
     if not any(names[0] in known for known in tables):

@@ -81,7 +81,8 @@ def repair_tables(
         table, tensors = _repaired(opened, names, **how)
         done.append(table)
         changed.update(tensors)
-    return done, changed
+    # An output layer that is stored as d x N stays so.
+    return done, {k: v.t().contiguous() if k in opened.turned else v for k, v in changed.items()}
 
 
 def _repaired(

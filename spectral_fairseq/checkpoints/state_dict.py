@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spectral_fairseq.checkpoints.table_names import may_be_table
+from spectral_fairseq.checkpoints.table_names import is_output_entry, may_be_table
 from spectral_fairseq.checkpoints.tables import Unread
 from spectral_fairseq.checkpoints.vectors import tensor_of
 from spectral_fairseq.errors import DataError
@@ -92,10 +92,13 @@ def _leaves(value: Any, prefix: str, seen: Set[int], depth: int = 0) -> Iterator
 
 
 def _names_a_table(found: Mapping[str, Any]) -> bool:
-    names = (name[: -len(".weight")] if name.endswith(".weight") else name for name in found)
-    return any(
-        one.ndim == 2 and may_be_table(name, *one.shape) for name, one in zip(names, found.values())
-    )
+    return any(one.ndim == 2 and _may_be_table(name, *one.shape) for name, one in found.items())
+
+
+def _may_be_table(key: str, rows: int, columns: int) -> bool:
+    """Whether an entry may be a table, or an output layer that lies the other way round."""
+    name = key[: -len(".weight")] if key.endswith(".weight") else key
+    return may_be_table(name, rows, columns) or (rows < columns and is_output_entry(key))
 
 
 def _why_unreadable(tensor: Tensor) -> Optional[str]:

@@ -93,18 +93,7 @@ def find_tables(model: Mapping[str, Tensor], words: Sequence[int] = ()) -> Dict[
         For each different table the names of the modules that hold it, in the checkpoint's order.
         Two modules hold the same table if they share memory or their values are equal.
     """
-    shapes: Dict[str, Tuple[int, int]] = {}
-    modules = entries_by_module(model)
-    for module, entries in modules.items():
-        parent, _, part = module.rpartition(".")
-        if part != "table" and f"{parent}.table" in modules:  # another matrix of a head
-            continue
-        for entry in _main_entries(entries):
-            bare = entry not in _kind(entries).entries
-            name = f"{module}.{entry}".lstrip(".") if bare else module
-            rows, columns = entries[entry].shape
-            if may_be_table(name, rows, columns) and not adapted(f"{module}.{entry}"):
-                shapes[name] = rows, columns
+    shapes = _shapes(model)
     names = fitting_tables(shapes, words)
     if names and not has_output([names]):
         names += _nameless_outputs(model, {shapes[name][0] for name in names})
@@ -119,6 +108,56 @@ def find_tables(model: Mapping[str, Tensor], words: Sequence[int] = ()) -> Dict[
     return found
 
 
+def _shapes(model: Mapping[str, Tensor]) -> Dict[str, Tuple[int, int]]:
+    """Rows and columns of the matrices with names of tables, by module."""
+    shapes: Dict[str, Tuple[int, int]] = {}
+    modules = entries_by_module(model)
+    for module, entries in modules.items():
+        parent, _, part = module.rpartition(".")
+        if part != "table" and f"{parent}.table" in modules:  # another matrix of a head
+            continue
+        for entry in _main_entries(entries):
+            bare = entry not in _kind(entries).entries
+            name = f"{module}.{entry}".lstrip(".") if bare else module
+            rows, columns = entries[entry].shape
+            if may_be_table(name, rows, columns) and not adapted(f"{module}.{entry}"):
+                shapes[name] = rows, columns
+    return shapes
+
+
+def turned_outputs(model: Mapping[str, Tensor], words: Sequence[int] = ()) -> List[str]:
+    """Entries that hold an output layer the other way round, d x N, as flax and Marian store it.
+
+    Their columns are the words: as many as an input table has rows, or as the settings say. Where
+    an output layer lies as usual, no other is looked for.
+
+    Args:
+        model: name -> tensor.
+        words: as for :func:`find_tables`.
+    """
+    shapes = _shapes(model)
+    fitting = fitting_tables(shapes, words)
+    inputs = {shapes[name][0] for name in fitting if not has_output([[name]])} | {*words}
+    upright = [name for name in fitting if shapes[name][0] in inputs and has_output([[name]])]
+    if upright or not inputs or _nameless_outputs(model, inputs):
+        return []
+    modules = entries_by_module(model)
+    known, others = [], []
+    for key, value in model.items():
+        module, _, entry = key.rpartition(".")
+        if value.dim() != 2 or value.dtype not in FLOATING or not value.size(1) > value.size(0):
+            continue
+        # A matrix beside others may be a factor of the table, so that it is no layer by itself.
+        alone = entry in ("weight", "kernel") and {*modules[module]} <= {entry, "bias"}
+        if value.size(1) in inputs and (alone or not module):
+            name = module if alone else key
+            if is_output_entry(key):
+                known.append(key)
+            elif may_be_output(name):
+                others.append(key)
+    return known or others
+
+
 def _nameless_outputs(model: Mapping[str, Tensor], sizes: Collection[int]) -> List[str]:
     """Plain matrices with a row for each word of an input table, which are its output layers."""
     modules = entries_by_module(model)
@@ -127,7 +166,7 @@ def _nameless_outputs(model: Mapping[str, Tensor], sizes: Collection[int]) -> Li
         module, _, entry = key.rpartition(".")
         name = module if entry == "weight" and {*modules[module]} <= {"weight", "bias"} else key
         if value.dim() == 2 and value.size(0) in sizes and value.size(0) > value.size(1):
-            if entry in ("weight", module or key) and may_be_output(name):
+            if entry in ("weight", "kernel", module or key) and may_be_output(name):
                 found.append(name)
     return found
 
@@ -368,14 +407,17 @@ def _kind(entries: Mapping[str, Tensor]) -> Type[Table]:
 
 
 def _main_entries(entries: Mapping[str, Tensor]) -> List[str]:
-    """The entries of a module that are tables; bare parameters have names of their own."""
+    """The entries of a module that are tables; bare parameters have names of their own.
+
+    flax has kernels where torch has weights.
+    """
     main = _kind(entries).entries[0]
     if main in entries and entries[main].dim() == 2:
         return [main]
     return [
         entry
         for entry, value in entries.items()
-        if value.dim() == 2 and may_be_table(entry, *value.shape)
+        if value.dim() == 2 and (entry == "kernel" or may_be_table(entry, *value.shape))
     ]
 
 

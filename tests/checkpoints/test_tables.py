@@ -4,7 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from spectral_fairseq.checkpoints.tables import choose_table, extract_table, find_tables
+from spectral_fairseq.analysis import analyze
+from spectral_fairseq.checkpoints.models import open_memory
+from spectral_fairseq.checkpoints.repairing import repair_tables
+from spectral_fairseq.checkpoints.tables import (
+    choose_table,
+    extract_table,
+    find_tables,
+    turned_outputs,
+)
 from spectral_fairseq.embeddings import TABLES, PlainEmbedding
 from spectral_fairseq.errors import CheckpointError, DataError
 from spectral_fairseq.heads import MixtureOfSoftmaxes
@@ -184,3 +192,57 @@ def test_a_table_of_other_numbers():
 def test_excluded_rows():
     table = extract_table(entries(cone(20, 3)), "x.pt", excluded=[1, 18, 19, 25])
     assert table.rows.tolist() == [0, *range(2, 18)]
+
+
+def _lying(inputs, outputs):
+    """Models whose output layer is stored as d x N, as flax, Marian and Conv1D have it."""
+    across = outputs.t().contiguous()
+    return {
+        "flax": {"transformer": {"wte": {"embedding": inputs}}, "lm_head": {"kernel": across}},
+        "flax with parameters": {
+            "params": {"shared": {"embedding": inputs}, "lm_head": {"kernel": across}}
+        },
+        "marian": {"Wemb": inputs, "decoder_ff_logit_out_W": across},
+        "known name": {"wte.weight": inputs, "lm_head.weight": across},
+        "common name": {"wte.weight": inputs, "output.weight": across},
+        "kernel of a common name": {"wte.embedding": inputs, "head.kernel": across},
+        "name not listed": {
+            "shared.embedding": inputs,
+            "decoder.logits_dense.kernel": across,
+            "decoder.logits_dense.bias": torch.zeros(len(outputs)),
+        },
+    }
+
+
+@pytest.mark.parametrize("stored", sorted(_lying(torch.zeros(2, 1), torch.zeros(2, 1))))
+def test_an_output_layer_that_lies_the_other_way_round_is_measured(stored, tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    inputs, outputs = torch.randn(2, 300, 16, generator=generator).unbind()
+    model = _lying(inputs, outputs + 0.7)[stored]
+    torch.save(model, tmp_path / "model.pt")
+    expected = analyze(outputs + 0.7).scalars()["mean_cosine"]
+    for source in (model, tmp_path / "model.pt"):
+        found = analyze(source)
+        assert found.scalars()["mean_cosine"] == pytest.approx(expected, rel=1e-4)
+        assert "stored as 16 x 300" in " ".join(str(found).split())
+
+
+@pytest.mark.parametrize("name", ["fc.weight", "h.0.mlp.fc_out.weight", "lm_head.dense.weight"])
+def test_other_matrices_are_not_turned(name):
+    model = {"wte.weight": torch.randn(300, 16), name: torch.randn(16, 64)}
+    model["lm_head.weight"] = torch.randn(300, 16)
+    assert turned_outputs(model) == []
+    del model["lm_head.weight"]
+    assert turned_outputs(model) == []
+
+
+def test_the_repair_of_an_output_layer_keeps_how_it_lies():
+    outputs = torch.randn(300, 16)
+    outputs[5] = 0
+    across = outputs.t().contiguous()
+    opened = open_memory({"wte.weight": torch.randn(300, 16), "lm_head.weight": across})
+    how = {"rows": ["zero"], "initial_length": None, "fill": "mean", "noise": 0.0, "seed": 1}
+    _, changed = repair_tables(opened, "lm_head", **how)
+    assert changed["lm_head.weight"].shape == (16, 300)
+    kept = [row for row in range(300) if row != 5]
+    assert torch.equal(changed["lm_head.weight"][:, kept], across[:, kept])
