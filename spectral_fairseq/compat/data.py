@@ -393,3 +393,49 @@ FASTA_INDEX = Patch(
     install=replaces({"fairseq.data.fasta_dataset:FastaDataset._build_index": without_shell}),
     unneeded=_unneeded_fasta_index,
 )
+
+
+# The perplexity of nothing.
+#
+# fairseq-eval-lm cuts the text into pieces of --tokens-per-sample, 1,024 by default, and skips the
+# pieces that are longer than the model's positions: of a model of 512 all but the last one. Where
+# nothing is left it prints "Evaluated 0 tokens" and the perplexity 1.
+
+
+def refuse_nothing(dataloader: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the ``eval_lm_dataloader`` of a task, so that it refuses to hand out no batch."""
+
+    @functools.wraps(dataloader)
+    def dataloader_of_something(
+        self: Any, dataset: Any, *args: Any, max_positions: Any = None, **kwargs: Any
+    ) -> Any:
+        batches = dataloader(self, dataset, *args, max_positions=max_positions, **kwargs)
+        if len(batches) > 0:
+            return batches
+        raise DataError(  # a text of no sentence is refused when it is opened
+            "a text in pieces that the model can read",
+            f"{len(dataset):,}, all skipped, with {max(dataset.sizes):,} tokens in the longest; "
+            f"the model reads {max_positions}",
+            "Give --tokens-per-sample (less --context-window, if any) and --max-tokens to suit.",
+        )
+
+    return dataloader_of_something
+
+
+_TASKS = (
+    "fairseq.tasks.language_modeling:LanguageModelingTask",
+    "fairseq.tasks.multilingual_language_modeling:MultilingualLanguageModelingTask",
+)
+
+
+def _refuse_nothing() -> str:
+    replaces({f"{task}.eval_lm_dataloader": refuse_nothing for task in _TASKS})()
+    return "replaces eval_lm_dataloader of fairseq's tasks of language models"
+
+
+NOTHING_EVALUATED = Patch(
+    name="nothing evaluated",
+    reason="fairseq-eval-lm prints the perplexity 1 where it skipped the whole text, such as in "
+    "pieces that are longer than the model reads.",
+    install=_refuse_nothing,
+)
