@@ -478,7 +478,7 @@ def check_readable(
         _refuse(opened, {} if readable else asked)
         return list(outputs)
     _refuse(opened, {} if all(map(is_in_pieces, outputs)) else outputs)
-    _refuse(opened, parts_of_outputs(opened.tensors, tables))
+    _refuse(opened, parts_of_outputs(opened.tensors, tables, sizes))
     adapters = sorted({adapted(key) for key in opened.tensors} - {""})
     changed = [] if has_output(tables) else [one for one in adapters if is_output_entry(one + ".")]
     if changed or (not tables and adapters and all(map(adapted, opened.tensors))):

@@ -206,8 +206,16 @@ def unread_outputs(
     return found
 
 
-def parts_of_outputs(model: Mapping[str, Tensor], tables: Sequence[List[str]]) -> Dict[str, str]:
+def parts_of_outputs(
+    model: Mapping[str, Tensor], tables: Sequence[List[str]], sizes: Sequence[int]
+) -> Dict[str, str]:
     """Output layers with a half, a quarter, ... of the rows of the input's table.
+
+    Args:
+        model: name -> tensor.
+        tables: as :func:`find_tables` returns them.
+        sizes: of the vocabularies, by the settings. An output layer of one of them is whole, and
+            the larger table that of something else, such as all codebooks of an audio model.
 
     Returns:
         Name -> what it is.
@@ -221,7 +229,8 @@ def parts_of_outputs(model: Mapping[str, Tensor], tables: Sequence[List[str]]) -
     for key, value in model.items():
         if value.dim() == 2 and value.size(0) > value.size(1) and is_output_entry(key):
             whole = [rows for rows in inputs if rows in (value.size(0) * k for k in _DEVICES)]
-            if whole and value.size(0) not in inputs and not is_in_pieces(key):
+            known = value.size(0) in inputs or value.size(0) in sizes
+            if whole and not known and not is_in_pieces(key):
                 found[key] = f"{value.size(0)} rows, a part of {whole[0]}"
     return found
 

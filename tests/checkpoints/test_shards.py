@@ -104,6 +104,19 @@ def test_a_part_of_an_output_layer_beside_the_whole_input(name):
     assert is_table(measured(model), OUTPUT[:100])
 
 
+@pytest.mark.parametrize("words, whole", [(50, True), (200, False)])
+def test_an_output_layer_beside_the_codebooks(words, whole, tmp_path):
+    """The settings tell the layer of one codebook of 50 rows from a quarter of a layer of 200."""
+    model = {"audio.embed_tokens.weight": INPUT, "lm_head.weight": OUTPUT[:50].clone()}
+    torch.save(model, tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text(f'{{"vocab_size": {words}, "num_codebooks": 4}}')
+    if whole:
+        assert is_table(measured(tmp_path), OUTPUT[:50])
+    else:
+        with pytest.raises(CheckpointError, match="50 rows, a part of 200"):
+            analyze(tmp_path)
+
+
 @pytest.mark.parametrize("form", ["safetensors", "bin"])
 @pytest.mark.parametrize("first", [0, 1])
 def test_numbered_files_without_an_index(form, first, tmp_path):
