@@ -129,8 +129,14 @@ def adapted(name: str) -> str:
 
 
 def output_tables(tables: Sequence[List[str]]) -> List[List[str]]:
-    """Those of several tables that the softmax uses, or all if their names do not tell."""
-    return _known_outputs(tables) or list(tables)
+    """Those of several tables that the softmax uses, or all if their names do not tell.
+
+    A head inside a numbered layer, as those that predict further words have it, is not the one that
+    is asked for where another stands beside the layers.
+    """
+    known = _known_outputs(tables)
+    beside = [names for names in known if has_output_beside([names])]
+    return beside or known or list(tables)
 
 
 def is_output(names: Sequence[str], tables: Sequence[List[str]]) -> bool:
@@ -184,6 +190,11 @@ def describe_choice(
 def has_output(tables: Sequence[List[str]]) -> bool:
     """Whether one of the tables is known to be that of an output layer."""
     return any(_use(name) == _USES[3] for known in tables for name in known)
+
+
+def has_output_beside(tables: Sequence[List[str]]) -> bool:
+    """Whether one of the tables is that of an output layer outside of the numbered layers."""
+    return any(_use(name) == _USES[3] and not in_layers(name) for known in tables for name in known)
 
 
 def _without_output(outputs: Sequence[str], untied: bool, tied: bool) -> str:

@@ -23,6 +23,7 @@ from spectral_fairseq.checkpoints.table_names import (
     adapted,
     fitting_tables,
     has_output,
+    has_output_beside,
     is_in_pieces,
     is_output_entry,
     is_surely_output,
@@ -182,7 +183,7 @@ def unread_outputs(
     Returns:
         Name -> what it is; empty where a table of an output layer can be read.
     """
-    if has_output(tables):
+    if has_output_beside(tables):
         return {}
     sizes = {table_shape(model, names[0])[0] for names in tables} | {*words}
     # DeepSpeed leaves parameters without numbers; other vectors are biases and scales.
@@ -301,9 +302,11 @@ def choose_table(
             "Give one of these with --table NAME, or the full name of another matrix: "
             f"{_matrices(model)}.",
         )
+    others = [_describe(model, names) for names in tables.values() if names not in fitting]
     raise CheckpointError(
         f"one table to measure in {path}",
-        f"{len(fitting)}: {listed}",
+        f"{len(fitting)}: {'; '.join(_describe(model, names) for names in fitting)}"
+        + (f" (others: {'; '.join(others)})" if others else ""),
         "Choose one with --table NAME.",
     )
 

@@ -12,6 +12,7 @@ from spectral_fairseq.checkpoints.tables import (
     extract_table,
     find_tables,
     turned_outputs,
+    unread_outputs,
 )
 from spectral_fairseq.embeddings import TABLES, PlainEmbedding
 from spectral_fairseq.errors import CheckpointError, DataError
@@ -246,3 +247,42 @@ def test_the_repair_of_an_output_layer_keeps_how_it_lies():
     assert changed["lm_head.weight"].shape == (16, 300)
     kept = [row for row in range(300) if row != 5]
     assert torch.equal(changed["lm_head.weight"][:, kept], across[:, kept])
+
+
+_FURTHER = [
+    "model.layers.2.shared_head.head.weight",  # of DeepSeek-V3
+    "model.layers.2.lm_head.weight",
+    "mtp.0.output_layer.weight",
+]
+
+
+@pytest.mark.parametrize("further", _FURTHER)
+def test_a_head_inside_a_layer_is_a_further_table(further):
+    inputs, main, other = torch.randn(3, 120, 8).unbind()
+    model = {
+        "model.embed_tokens.weight": inputs,
+        "model.layers.2.embed_tokens.weight": inputs + 1,
+        further: other,
+    }
+    # Where no output layer stands beside the layers, the head is the only one known.
+    assert choose_table(model, None, "x.pt") == [further[: -len(".weight")]]
+    model["lm_head.weight"] = main
+    assert choose_table(model, None, "x.pt") == ["lm_head"]
+    assert len(find_tables(model)) == 4
+
+
+@pytest.mark.parametrize("further", _FURTHER)
+def test_a_head_inside_a_layer_does_not_stand_for_an_output_layer_that_is_not_read(further):
+    inputs, other = torch.randn(2, 120, 8).unbind()
+    packed = torch.zeros(1, 120, dtype=torch.int32)
+    model = {"model.embed_tokens.weight": inputs, further: other, "lm_head.qweight": packed}
+    assert "lm_head.qweight" in unread_outputs(model, {}, list(find_tables(model).values()))
+
+
+def test_the_tables_that_are_listed_are_those_that_are_counted():
+    model = {f"{name}.weight": torch.randn(120, 8) for name in ("wte", "lm_head", "embed_out")}
+    with pytest.raises(CheckpointError) as error:
+        choose_table(model, None, "x.pt")
+    assert error.value.found == (
+        "2: lm_head, plain, 120 x 8; embed_out, plain, 120 x 8 (others: wte, plain, 120 x 8)"
+    )
