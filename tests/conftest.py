@@ -300,3 +300,28 @@ def mesh():
     torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     yield distributed.init_device_mesh("cpu", (2,))
     torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def products_as_torch_comes():
+    """Float32 products and attention as torch has them, whatever an earlier trainer has chosen."""
+    import torch
+    from torch.nn import functional
+
+    matmul = getattr(torch.backends.mkldnn, "matmul", None)
+    if not hasattr(matmul, "fp32_precision"):
+        matmul = None
+    attention = getattr(functional, "scaled_dot_product_attention", None)
+    flash = getattr(torch.backends.cuda, "flash_sdp_enabled", lambda: None)()
+    precision = None if matmul is None else matmul.fp32_precision
+    if attention is not None:
+        functional.scaled_dot_product_attention = getattr(attention, "__wrapped__", attention)
+        torch.backends.cuda.enable_flash_sdp(True)
+    if matmul is not None:
+        matmul.fp32_precision = "none"
+    yield
+    if attention is not None:
+        functional.scaled_dot_product_attention = attention
+        torch.backends.cuda.enable_flash_sdp(flash)
+    if matmul is not None:
+        matmul.fp32_precision = precision

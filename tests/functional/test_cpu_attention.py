@@ -7,13 +7,15 @@ from spectral_fairseq.functional.cpu_attention import LONG, choose_attention, ha
 if not has_flash_kernel():
     pytest.skip("this torch has no flash attention for CPUs", allow_module_level=True)
 
+pytestmark = pytest.mark.usefixtures("products_as_torch_comes")
+
 MATMUL = getattr(torch.backends.mkldnn, "matmul", None)
 if not hasattr(MATMUL, "fp32_precision"):
     MATMUL = None
 
 
 @pytest.fixture
-def chosen():
+def chosen(products_as_torch_comes):
     """Attention by length beside products of oneDNN."""
     original = F.scaled_dot_product_attention
     if MATMUL is not None:

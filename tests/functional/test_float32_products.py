@@ -12,6 +12,8 @@ from spectral_fairseq.functional.float32_products import (
     using_products,
 )
 
+pytestmark = pytest.mark.usefixtures("products_as_torch_comes")
+
 EPYC = Processor("AuthenticAMD", frozenset({"avx2", "avx512f", "avx512_bf16"}), "AMD EPYC 9R45")
 HAS_SETTING = products._has_setting()
 needs_setting = pytest.mark.skipif(not HAS_SETTING, reason="this torch has no setting for oneDNN")
