@@ -25,7 +25,7 @@ CFG = SimpleNamespace(common=SimpleNamespace(cpu=True))
 
 
 @pytest.fixture(autouse=True)
-def as_found():
+def as_found(products_as_torch_comes):
     yield
     CHOICE.end()
 
