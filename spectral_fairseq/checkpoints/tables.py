@@ -146,7 +146,9 @@ def turned_outputs(model: Mapping[str, Tensor], words: Sequence[int] = ()) -> Li
     known, others = [], []
     for key, value in model.items():
         module, _, entry = key.rpartition(".")
-        if value.dim() != 2 or value.dtype not in FLOATING or not value.size(1) > value.size(0):
+        if value.dim() != 2 or value.dtype not in FLOATING:
+            continue
+        if not value.size(1) > value.size(0) > 1:  # a single row is a bias of the scores
             continue
         # A matrix beside others may be a factor of the table, so that it is no layer by itself.
         alone = entry in ("weight", "kernel") and {*modules[module]} <= {entry, "bias"}

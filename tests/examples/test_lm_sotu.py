@@ -12,6 +12,7 @@ from spectral_fairseq.errors import ConfigurationError, DataError
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 if not EXAMPLES.exists():
     pytest.skip("the examples are not beside these tests", allow_module_level=True)
+pytest.importorskip("fairseq")  # whose commands the example runs
 
 from studies import bottleneck, own_text, sotu, sotu_comparison  # noqa: E402
 from studies.running import WorkDir, Workers  # noqa: E402

@@ -7,6 +7,7 @@ import torch
 from fairseq.distributed import utils as distributed_utils
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
+from spectral_fairseq.functional.cpu_attention import has_flash_kernel
 from spectral_fairseq.functional.float32_products import (
     CHOICES,
     Products,
@@ -63,9 +64,10 @@ def test_two_commands_in_one_process_do_not_disturb_each_other(monkeypatch):
         float32_products, "choose_products", lambda asked: Products(asked == "fast", asked)
     )
     seen = []
+    flash = getattr(torch.backends.cuda, "flash_sdp_enabled", lambda: None)  # torch 2.0
 
     def main(cfg):
-        seen.append((CHOICE.products, torch.backends.cuda.flash_sdp_enabled()))
+        seen.append((CHOICE.products, flash()))
 
     cfg = SimpleNamespace(
         common=SimpleNamespace(cpu=True, tpu=False),
@@ -79,8 +81,9 @@ def test_two_commands_in_one_process_do_not_disturb_each_other(monkeypatch):
     for _ in range(2):
         distributed_utils.call_main(cfg, main)
     assert [products.fast for products, _ in seen] == [True, False]
-    assert [flash for _, flash in seen] == [False, True]
-    assert CHOICE.products is None and torch.backends.cuda.flash_sdp_enabled()
+    if has_flash_kernel():
+        assert [enabled for _, enabled in seen] == [False, True]
+    assert CHOICE.products is None and flash() is not False
 
 
 @pytest.mark.parametrize("saved, fast", [
