@@ -1,7 +1,7 @@
 """Losses by blocks and mixtures for models of transformers.
 
 Their models hand finished logits, tokens x N, to the loss. :func:`fused_loss_` lets the output
-layer hand on the hidden states instead while it trains, as :class:`HiddenStates`, and returns the
+layer hand on the hidden states instead while it trains, as ``HiddenStates``, and returns the
 loss that takes them; in evaluation and generation the layer returns logits as before.
 """
 
