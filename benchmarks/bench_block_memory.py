@@ -38,7 +38,7 @@ def train(variant: str, components: int, words: int, dim: int, batches: int) -> 
         if components > 1:
             contexts = torch.randn(tokens, components, dim).requires_grad_()
             prior = F.log_softmax(torch.randn(tokens, components), -1)
-            loss, _ = mixture_cross_entropy(
+            loss, *_ = mixture_cross_entropy(
                 contexts, prior, targets, table, label_smoothing=SMOOTHING
             )
         else:
@@ -47,7 +47,7 @@ def train(variant: str, components: int, words: int, dim: int, batches: int) -> 
                 log_p = F.log_softmax(F.linear(contexts, table), -1)
                 loss, _ = reference.smoothed_nll(log_p, targets, SMOOTHING)
             else:
-                loss, _ = blockwise_cross_entropy(
+                loss, *_ = blockwise_cross_entropy(
                     contexts, targets, table, label_smoothing=SMOOTHING
                 )
         loss.backward()

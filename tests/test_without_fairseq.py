@@ -51,7 +51,7 @@ TRAINING = """
     for _ in range(30):
         hidden, _ = network(table(tokens[:, :-1]))
         contexts, matrix = table.operands(hidden.flatten(0, 1))  # [tokens, d], [N, d]
-        loss, _ = blockwise_cross_entropy(contexts, tokens[:, 1:].flatten(), matrix)
+        loss, *_ = blockwise_cross_entropy(contexts, tokens[:, 1:].flatten(), matrix)
         penalty = spectrum_penalty(table.singular_values(), table.prior())
         (loss + penalty + cosine_penalty(table.weight)).backward()
         optimizer.step()

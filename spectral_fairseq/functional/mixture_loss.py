@@ -66,7 +66,7 @@ from spectral_fairseq.functional.blocks import (
 )
 from spectral_fairseq.functional.products import differentiable_once
 from spectral_fairseq.functional.softmax_loss import (
-    AdversarialLoss,
+    Losses,
     adversarial_logits,
     smoothing_weights,
     unperturbed_nll,
@@ -456,6 +456,7 @@ class _MixtureCrossEntropy(torch.autograd.Function):
         return contexts, shares, None, matrix, bias, margin, None, None
 
 
+@outside_graphs
 def mixture_cross_entropy(
     contexts: Tensor,
     log_prior: Tensor,
@@ -463,14 +464,16 @@ def mixture_cross_entropy(
     matrix: Tensor,
     bias: Optional[Tensor] = None,
     *,
+    margin: Optional[Tensor] = None,
     label_smoothing: float = 0.0,
     ignore_index: Optional[int] = None,
     block_elements: Optional[int] = None,
-) -> Tuple[Tensor, Tensor]:
+) -> Losses:
     """Return the label-smoothed cross entropy of a mixture of softmaxes, summed over tokens.
 
-    It equals ``tests/reference/mixture.py: smoothed_nll(log_mixture(...))``, but neither pass holds
-    tokens x K x N, with or without label smoothing.
+    It equals ``tests/reference/mixture.py: smoothed_nll(log_mixture(...))``, or that of
+    ``adversarial_log_mixture(...)``, but neither pass holds tokens x K x N, with or without label
+    smoothing.
 
     Args:
         contexts: h, shape (T, K, d).
@@ -478,67 +481,21 @@ def mixture_cross_entropy(
         targets: shape (T,).
         matrix: W, shape (N, d).
         bias: b, shape (N,).
+        margin: what the target's score loses in each expert, m_k = eps ||w_y|| ||h_k|| from
+            :func:`~.softmax_loss.adversarial_margin`, shape (T, K); it has a gradient.
         label_smoothing: eps in [0, 1), spread over the words of the mixture.
         ignore_index: target whose tokens contribute zero.
         block_elements: number of scores held at a time; ``None`` is
             ``blocks.elements_for`` the device.
 
     Returns:
-        loss_sum and nll_sum as of :func:`~.softmax_loss.blockwise_cross_entropy`.
+        The losses as of :func:`~.softmax_loss.blockwise_cross_entropy`. With a margin the plain
+        ones cost next to nothing without label smoothing, and a product over the vocabulary with
+        it.
 
     Raises:
         ConfigurationError: shapes that do not fit together, or eps outside its range.
     """
-    return _summed_losses(
-        (contexts, log_prior, targets, matrix, bias),
-        None,
-        label_smoothing,
-        ignore_index,
-        block_elements,
-    )
-
-
-def adversarial_mixture_cross_entropy(
-    contexts: Tensor,
-    log_prior: Tensor,
-    targets: Tensor,
-    matrix: Tensor,
-    margin: Tensor,
-    bias: Optional[Tensor] = None,
-    *,
-    label_smoothing: float = 0.0,
-    ignore_index: Optional[int] = None,
-    block_elements: Optional[int] = None,
-) -> AdversarialLoss:
-    """Return :func:`mixture_cross_entropy` with the target's score lowered in each expert.
-
-    It equals ``tests/reference/mixture.py: smoothed_nll(adversarial_log_mixture(...))``. ``margin``
-    is m_k = eps ||w_y|| ||h_k|| from :func:`~.softmax_loss.adversarial_margin`, shape (T, K), and
-    has a gradient; the other arguments are those of that function.
-
-    Returns:
-        The loss, and the plain losses for logs. They cost next to nothing without label smoothing,
-        and a product over the vocabulary with it.
-    """
-    inputs = (contexts, log_prior, targets, matrix, bias)
-    options = (label_smoothing, ignore_index, block_elements)
-    loss, nll = _summed_losses(inputs, margin, *options)
-    if label_smoothing == 0.0:
-        return AdversarialLoss(loss, nll, nll)
-    with torch.no_grad():
-        return AdversarialLoss(loss, *_summed_losses(inputs, None, *options))
-
-
-@outside_graphs
-def _summed_losses(
-    inputs: Tuple[Tensor, Tensor, Tensor, Tensor, Optional[Tensor]],
-    margin: Optional[Tensor],
-    label_smoothing: float,
-    ignore_index: Optional[int],
-    block_elements: Optional[int],
-) -> Tuple[Tensor, Tensor]:
-    """Check and apply :class:`_MixtureCrossEntropy`."""
-    contexts, log_prior, targets, matrix, bias = inputs
     check_sizes(contexts, targets, matrix, bias)
     if log_prior.shape != contexts.shape[:-1]:
         raise ConfigurationError(
@@ -553,6 +510,14 @@ def _summed_losses(
     contexts, log_prior, matrix, bias, margin = detached_without_grad(
         contexts, log_prior, matrix, bias, margin
     )
-    return _MixtureCrossEntropy.apply(
-        contexts, log_prior, targets, matrix, bias, margin, label_smoothing, block_elements
-    )
+    inputs = (contexts, log_prior, targets, matrix, bias)
+    options = (label_smoothing, block_elements)
+    loss, plain_nll = _MixtureCrossEntropy.apply(*inputs, margin, *options)
+    if margin is None:
+        plain_loss = loss.detach()
+    elif label_smoothing == 0.0:
+        plain_loss = plain_nll
+    else:
+        with torch.no_grad():
+            plain_loss, plain_nll = _MixtureCrossEntropy.apply(*inputs, None, *options)
+    return Losses(loss, plain_loss, plain_nll, torch.zeros_like(plain_nll))

@@ -35,7 +35,25 @@ from spectral_fairseq.functional.blocks import (
     without_ignored,
 )
 from spectral_fairseq.functional.products import differentiable_once, row_norms
-from spectral_fairseq.functional.z_loss import Extras, ZLoss, softcap_
+from spectral_fairseq.functional.z_loss import check_softcap, check_z_loss, softcap_
+
+
+class Losses(NamedTuple):
+    """Losses summed over tokens, in nats, float32 (float64 for float64 input).
+
+    Attributes:
+        loss: label-smoothed cross entropy, of the scores with their margin, and the z-loss; the
+            only one with a gradient.
+        plain_loss: label-smoothed cross entropy without margin and z-loss, for logs.
+        nll: the same without label smoothing.
+        squares: (log Z)^2; 0 without the z-loss.
+    """
+
+    loss: Tensor
+    plain_loss: Tensor
+    nll: Tensor
+    squares: Tensor
+
 
 # The adversarial softmax: each target word is scored with the worst vector near its own.
 #
@@ -55,21 +73,6 @@ from spectral_fairseq.functional.z_loss import Extras, ZLoss, softcap_
 # with a constant worst delta. For w_y the authors' public implementation differs in two ways: it
 # holds the radius constant, which leaves out -eps ||h|| w_y/||w_y||, and it perturbs only targets
 # whose cosine with h is positive. Detach ``target_norms`` to hold the radius constant.
-
-
-class AdversarialLoss(NamedTuple):
-    """Losses summed over tokens, in nats.
-
-    Attributes:
-        loss: label-smoothed cross entropy with the target's logits lowered; the only one with a
-            gradient.
-        plain_loss: the same of the logits as they are.
-        plain_nll: the latter without label smoothing.
-    """
-
-    loss: Tensor
-    plain_loss: Tensor
-    plain_nll: Tensor
 
 
 def adversarial_margin(
@@ -220,17 +223,18 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
         margin: Optional[Tensor],
         label_smoothing: float,
         block_elements: Optional[int],
-        extras: Extras,
+        z_loss: float,
+        softcap: Optional[float],
     ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
         tokens, vocabulary = contexts.size(0), matrix.size(0)
         target_weight, uniform = smoothing_weights(label_smoothing, vocabulary)
         # With the z-loss the gradient of a score may be larger than 1.
-        dtype = product_dtype(contexts, matrix, bounded=not extras.z_loss)
+        dtype = product_dtype(contexts, matrix, bounded=not z_loss)
         sum_dtype = accumulation_dtype(dtype)
         needed = tuple(ctx.needs_input_grad[i] for i in (0, 2, 3))
         with torch.autocast(contexts.device.type, enabled=False):
             block_scores = BlockScores(matrix, bias, dtype)
-            linear = extras.softcap is None
+            linear = softcap is None
             word_sum = matrix.sum(0, dtype=sum_dtype) if uniform and linear else None  # [d]
             bias_sum = 0.0 if block_scores.bias is None else block_scores.bias.sum()
             loss_sum, plain_loss_sum, plain_nll_sum, square_sum = (
@@ -246,7 +250,7 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
                 real = part.stop - part.start
                 counted = padded(rows.new_ones(real, dtype=sum_dtype), size)  # [b]
                 scores = block_scores(rows)  # [b, N]
-                slope = None if extras.softcap is None else softcap_(scores, extras.softcap)
+                slope = None if softcap is None else softcap_(scores, softcap)
                 score_sum = None if slope is None or not uniform else scores.sum(1)
                 block_margin = None
                 if margin is not None:
@@ -280,10 +284,10 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
                 #                - target_weight [v = y] - uniform,
                 # whose last term is the same for all tokens and is added after the loop.
                 weights = (target_weight + vocabulary * uniform) * counted
-                if extras.z_loss:
+                if z_loss:
                     log_z[real:] = 0
                     square_sum += log_z @ log_z
-                    weights = weights + 2 * extras.z_loss * log_z
+                    weights = weights + 2 * z_loss * log_z
                 hits = target_weight * counted
                 if slope is None:
                     sums.add_block(
@@ -293,8 +297,8 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
                 scores.mul_(weights.unsqueeze(1)).sub_(uniform * counted.unsqueeze(1))
                 scores.scatter_add_(1, block_targets.unsqueeze(1), -hits.unsqueeze(1))
                 sums.add_block(part, rows, scores.mul_(slope), block_scores.table)
-            if extras.z_loss:
-                loss_sum = loss_sum + extras.z_loss * square_sum
+            if z_loss:
+                loss_sum = loss_sum + z_loss * square_sum
             if word_sum is not None:
                 if sums.contexts is not None:
                     sums.contexts -= uniform * word_sum
@@ -310,119 +314,54 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
     @differentiable_once("blockwise_cross_entropy")
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Tuple[Optional[Tensor], ...]:
         contexts, matrix, bias, margin = scaled_gradients(ctx, grad)
-        return contexts, None, matrix, bias, margin, None, None, None
+        return contexts, None, matrix, bias, margin, None, None, None, None
 
 
+@outside_graphs
 def blockwise_cross_entropy(
     contexts: Tensor,
     targets: Tensor,
     matrix: Tensor,
     bias: Optional[Tensor] = None,
     *,
+    margin: Optional[Tensor] = None,
+    z_loss: float = 0.0,
+    softcap: Optional[float] = None,
     label_smoothing: float = 0.0,
     ignore_index: Optional[int] = None,
     block_elements: Optional[int] = None,
-) -> Tuple[Tensor, Tensor]:
+) -> Losses:
     """Return the label-smoothed cross entropy of softmax(W h + b), summed over tokens.
 
-    It equals ``tests/reference/mixture.py: smoothed_nll(log_softmax(h W' + b))``, but its memory
-    does not grow with tokens x N.
+    It equals ``tests/reference/mixture.py: smoothed_nll(log_softmax(h W' + b))``, or that of
+    :func:`adversarial_logits`, but its memory does not grow with tokens x N.
 
     Args:
         contexts: h, shape (T, d).
         targets: shape (T,).
         matrix: W, shape (N, d).
         bias: b, shape (N,).
+        margin: what the target's score loses, eps ||w_y|| ||h|| from :func:`adversarial_margin`,
+            shape (T,); it has a gradient.
+        z_loss: lambda of ``z_loss.py``, with which (log Z)^2 is added to the loss.
+        softcap: c of scores c tanh((W h + b) / c), or ``None``.
         label_smoothing: eps in [0, 1).
         ignore_index: target whose tokens contribute zero.
         block_elements: number of scores held at a time; ``None`` is
             ``blocks.elements_for`` the device.
 
     Returns:
-        loss_sum and nll_sum, scalars in float32 (float64 for float64 input), in nats. Only
-        loss_sum has a gradient, and only a first one.
+        The losses, of which only the first has a gradient, and only a first one. The plain ones
+        come at a cost independent of N.
 
     Raises:
-        ConfigurationError: shapes that do not fit together, or eps outside its range.
+        ConfigurationError: shapes that do not fit together, or eps, lambda or c outside its range.
     """
-    inputs = (contexts, targets, matrix, bias)
-    loss, _, nll, _ = _summed_losses(inputs, None, label_smoothing, ignore_index, block_elements)
-    return loss, nll
-
-
-def z_cross_entropy(
-    contexts: Tensor,
-    targets: Tensor,
-    matrix: Tensor,
-    bias: Optional[Tensor] = None,
-    *,
-    z_loss: float = 0.0,
-    softcap: Optional[float] = None,
-    label_smoothing: float = 0.0,
-    ignore_index: Optional[int] = None,
-    block_elements: Optional[int] = None,
-) -> ZLoss:
-    """Return :func:`blockwise_cross_entropy` with a z-loss, of scores with a soft cap.
-
-    Args:
-        contexts: as of that function, like all below but the two.
-        targets: shape (T,).
-        matrix: W, shape (N, d).
-        bias: b, shape (N,).
-        z_loss: lambda of ``z_loss.py``.
-        softcap: c of c tanh((W h + b) / c), or ``None``.
-        label_smoothing: eps in [0, 1).
-        ignore_index: target whose tokens contribute zero.
-        block_elements: number of scores held at a time.
-
-    Raises:
-        ConfigurationError: as of that function, or lambda or c outside their ranges.
-    """
-    inputs = (contexts, targets, matrix, bias)
-    options = (label_smoothing, ignore_index, block_elements, Extras(z_loss, softcap).checked())
-    return ZLoss(*_summed_losses(inputs, None, *options))
-
-
-def adversarial_blockwise_cross_entropy(
-    contexts: Tensor,
-    targets: Tensor,
-    matrix: Tensor,
-    margin: Tensor,
-    bias: Optional[Tensor] = None,
-    *,
-    label_smoothing: float = 0.0,
-    ignore_index: Optional[int] = None,
-    block_elements: Optional[int] = None,
-) -> AdversarialLoss:
-    """Return :func:`blockwise_cross_entropy` with the target's score lowered, and without.
-
-    It equals ``tests/reference/mixture.py: smoothed_nll`` of the log-softmax of
-    :func:`adversarial_logits`. ``margin`` is eps ||w_y|| ||h|| from :func:`adversarial_margin`,
-    shape (T,), and has a gradient; the other arguments are those of that function.
-
-    Returns:
-        The loss, and the plain losses for logs, at a cost independent of N.
-    """
-    inputs = (contexts, targets, matrix, bias)
-    sums = _summed_losses(inputs, margin, label_smoothing, ignore_index, block_elements)
-    return AdversarialLoss(*sums[:3])
-
-
-@outside_graphs
-def _summed_losses(
-    inputs: Tuple[Tensor, Tensor, Tensor, Optional[Tensor]],
-    margin: Optional[Tensor],
-    label_smoothing: float,
-    ignore_index: Optional[int],
-    block_elements: Optional[int],
-    extras: Extras = Extras(),  # noqa: B008 (a tuple)
-) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Check and apply :class:`_BlockwiseCrossEntropy`."""
-    contexts, targets, matrix, bias = inputs
     check_sizes(contexts, targets, matrix, bias)
+    check_z_loss(z_loss)
+    check_softcap(softcap)
     targets, contexts, margin = without_ignored(ignore_index, targets, contexts, margin)
     contexts, matrix = aligned(contexts, matrix)
     contexts, matrix, bias, margin = detached_without_grad(contexts, matrix, bias, margin)
-    return _BlockwiseCrossEntropy.apply(
-        contexts, targets, matrix, bias, margin, label_smoothing, block_elements, extras
-    )
+    options = (label_smoothing, block_elements, z_loss, softcap)
+    return Losses(*_BlockwiseCrossEntropy.apply(contexts, targets, matrix, bias, margin, *options))

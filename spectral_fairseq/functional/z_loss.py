@@ -12,13 +12,13 @@ whose c is 30, the scores are
 
 The z-loss changes the training alone. A soft cap is a part of the model, which has other
 probabilities without it. The loss by blocks that takes both is
-:func:`~.softmax_loss.z_cross_entropy`.
+:func:`~.softmax_loss.blockwise_cross_entropy`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor
@@ -26,29 +26,14 @@ from torch import Tensor
 from spectral_fairseq.errors import ConfigurationError
 
 
-class Extras(NamedTuple):
-    """What a softmax has beside its scores.
+def check_z_loss(z_loss: float) -> None:
+    """Refuse a weight outside its range.
 
-    Attributes:
-        z_loss: lambda.
-        softcap: c, or ``None`` for scores as they are.
+    Raises:
+        ConfigurationError: lambda is negative, infinite or not a number.
     """
-
-    z_loss: float = 0.0
-    softcap: Optional[float] = None
-
-    def checked(self) -> Extras:
-        """These, if they are in their ranges.
-
-        Raises:
-            ConfigurationError: a negative or infinite lambda, or a cap that is not above 0.
-        """
-        if not 0 <= self.z_loss < math.inf:
-            raise ConfigurationError(
-                "`z_loss` to be a finite number >= 0", repr(self.z_loss), "Correct it."
-            )
-        check_softcap(self.softcap)
-        return self
+    if not 0 <= z_loss < math.inf:
+        raise ConfigurationError("`z_loss` to be a finite number >= 0", repr(z_loss), "Correct it.")
 
 
 def check_softcap(softcap: Optional[float]) -> None:
@@ -61,22 +46,6 @@ def check_softcap(softcap: Optional[float]) -> None:
         raise ConfigurationError(
             "`softcap` to be a finite number > 0", repr(softcap), "Correct it, or leave it out."
         )
-
-
-class ZLoss(NamedTuple):
-    """Losses summed over tokens, in nats.
-
-    Attributes:
-        loss: label-smoothed cross entropy and lambda (log Z)^2; the only one with a gradient.
-        plain_loss: the first of them alone.
-        nll: the same without label smoothing.
-        squares: (log Z)^2; 0 where lambda is 0.
-    """
-
-    loss: Tensor
-    plain_loss: Tensor
-    nll: Tensor
-    squares: Tensor
 
 
 def softcapped(scores: Tensor, softcap: float) -> Tensor:

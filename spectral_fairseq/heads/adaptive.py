@@ -7,7 +7,7 @@ for the distribution and its loss.
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from spectral_fairseq.functional.adaptive_loss import (
     check_cutoffs,
 )
 from spectral_fairseq.functional.blocks import without_ignored
+from spectral_fairseq.functional.softmax_loss import Losses
 from spectral_fairseq.heads.head import Head, HeadSpec
 from spectral_fairseq.options import Option
 
@@ -105,12 +106,16 @@ class AdaptiveSoftmaxHead(Head):
         targets: Tensor,
         label_smoothing: float = 0.0,
         ignore_index: Optional[int] = None,
-    ) -> Tuple[Tensor, Tensor]:
+        *,
+        epsilon: float = 0.0,
+        z_loss: float = 0.0,
+    ) -> Losses:
         """Cross entropy from the head and the clusters of the targets; see :meth:`Head.loss`.
 
         Raises:
             ConfigurationError: label smoothing, which needs the probability of every word.
         """
+        self.check_extras(epsilon, z_loss)
         self.check_label_smoothing(label_smoothing)
         targets, features = without_ignored(
             ignore_index, targets.flatten(), features.flatten(0, -2)
@@ -118,7 +123,8 @@ class AdaptiveSoftmaxHead(Head):
         contexts, matrix = self.table.operands(features)
         clusters = self._cluster_scores(features)
         nll = adaptive_cross_entropy(contexts, clusters, targets, matrix, self.bias, self.cutoffs)
-        return nll, nll.detach()
+        plain = nll.detach()
+        return Losses(nll, plain, plain, torch.zeros_like(plain))
 
     def check_label_smoothing(self, label_smoothing: float) -> None:
         """Raise an error if labels are to be smoothed.

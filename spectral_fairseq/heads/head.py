@@ -1,6 +1,6 @@
 """The base class of output layers: a table, scores, and a loss that never holds all scores."""
 
-from typing import Any, ClassVar, Dict, NamedTuple, Optional, Tuple
+from typing import Any, ClassVar, Dict, NamedTuple, Optional, Tuple, Type
 
 import torch
 from torch import Tensor, nn
@@ -9,12 +9,11 @@ from spectral_fairseq.embeddings.table import Table
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.functional.products import row_norms
 from spectral_fairseq.functional.softmax_loss import (
-    AdversarialLoss,
-    adversarial_blockwise_cross_entropy,
+    Losses,
     adversarial_margin,
-    z_cross_entropy,
+    blockwise_cross_entropy,
 )
-from spectral_fairseq.functional.z_loss import ZLoss, check_softcap, softcapped
+from spectral_fairseq.functional.z_loss import check_softcap, softcapped
 from spectral_fairseq.options import Option
 
 # No "from __future__ import annotations" here: TorchScript reads the annotations.
@@ -48,11 +47,11 @@ class Head(nn.Module):
         summary: the kind in a few words.
         options: arguments that users choose.
         any_width: whether the features may be wider or narrower than the table.
-        normalised: whether its scores have one normaliser, so that it has :meth:`z_loss`.
+        normalised: whether its scores have one normaliser, so that there is a z-loss.
 
     Attributes:
         own_loss: whether criterions take :meth:`loss` unless they are told to use the scores.
-        adversarial: whether it has :meth:`adversarial_loss`.
+        adversarial: whether a target has logits w'h + b, which can be lowered.
         softcap: c of the scores' soft cap, ``None`` for none.
     """
 
@@ -72,12 +71,7 @@ class Head(nn.Module):
         check_softcap(softcap)
         self.softcap = None if softcap is None else float(softcap)
         if softcap is not None:
-            if not self.normalised:
-                raise UnsupportedError(
-                    "an output layer with one softmax, for `softcap`",
-                    f"{type(self).__name__}, whose scores have no single normaliser",
-                    "Use SoftmaxHead or MixtureOfContexts, or leave `softcap` out.",
-                )
+            check_normalised(type(self), "softcap")
             # The scores are no longer linear in the features.
             self.own_loss, self.adversarial = True, False
 
@@ -98,70 +92,46 @@ class Head(nn.Module):
         targets: Tensor,
         label_smoothing: float = 0.0,
         ignore_index: Optional[int] = None,
-    ) -> Tuple[Tensor, Tensor]:
-        """Label-smoothed cross entropy, computed from blocks of scores.
+        *,
+        epsilon: float = 0.0,
+        z_loss: float = 0.0,
+    ) -> Losses:
+        """Label-smoothed cross entropy summed over tokens, computed from blocks of scores.
 
         Args:
             features: shape (*, d_h).
             targets: shape (*).
             label_smoothing: eps, as fairseq's ``label_smoothed_cross_entropy`` spreads it.
             ignore_index: targets with this value contribute zero.
-
-        Returns:
-            loss_sum and nll_sum, in nats, float32; only loss_sum has a gradient.
-        """
-        raise NotImplementedError
-
-    def adversarial_loss(
-        self,
-        features: Tensor,
-        targets: Tensor,
-        epsilon: float,
-        label_smoothing: float = 0.0,
-        ignore_index: Optional[int] = None,
-    ) -> AdversarialLoss:
-        """:meth:`loss` with the target's logits lowered: ``functional/softmax_loss.py``.
-
-        Args:
-            features: shape (*, d_h).
-            targets: shape (*).
-            epsilon: radius of the perturbation as a share of ||w_y||, at least 0.
-            label_smoothing: as of :meth:`loss`.
-            ignore_index: targets with this value contribute zero.
-        """
-        raise NotImplementedError
-
-    def check_linear(self) -> None:
-        """Refuse scores with a soft cap, whose targets have no single logit w'h + b.
+            epsilon: radius of the perturbation of the targets' vectors, as a share of ||w_y||:
+                ``functional/softmax_loss.py``, of a head that is ``adversarial``.
+            z_loss: lambda of ``functional/z_loss.py``, of a head that is ``normalised``.
 
         Raises:
-            UnsupportedError: the scores have a cap.
-        """
-        if self.softcap is not None:
-            raise UnsupportedError(
-                "scores without a cap, for the adversarial loss",
-                f"softcap={self.softcap:g}",
-                "Leave one of them out.",
-            )
-
-    def z_loss(
-        self,
-        features: Tensor,
-        targets: Tensor,
-        z_loss: float,
-        label_smoothing: float = 0.0,
-        ignore_index: Optional[int] = None,
-    ) -> ZLoss:
-        """:meth:`loss` with the square of the normaliser: ``functional/z_loss.py``.
-
-        Args:
-            features: shape (*, d_h).
-            targets: shape (*).
-            z_loss: lambda, at least 0.
-            label_smoothing: as of :meth:`loss`.
-            ignore_index: targets with this value contribute zero.
+            UnsupportedError: an epsilon or a lambda that this head cannot have.
         """
         raise NotImplementedError
+
+    def check_extras(self, epsilon: float, z_loss: float) -> None:
+        """Refuse what the scores of this head do not allow.
+
+        Args:
+            epsilon: of :meth:`loss`. Scores with a soft cap have no single logit w'h + b.
+            z_loss: of :meth:`loss`. The scores of several softmaxes have several normalisers.
+
+        Raises:
+            UnsupportedError: as its name says.
+        """
+        if epsilon and not self.adversarial:
+            cap = "" if self.softcap is None else f" with softcap={self.softcap:g}"
+            raise UnsupportedError(
+                "an output layer in which a target's score is a logit w'h + b, for the adversarial "
+                "loss",
+                f"{type(self).__name__}{cap}",
+                "Leave one of them out.",
+            )
+        if z_loss:
+            check_normalised(type(self), "z_loss")
 
     def check_label_smoothing(self, label_smoothing: float) -> None:
         """Raise an error, before training starts, if :meth:`loss` cannot smooth labels."""
@@ -176,6 +146,20 @@ class Head(nn.Module):
         has_table = any(key.startswith(f"{name}.table.") for key in state_dict)
         if weight is not None and not has_table:
             state_dict[f"{name}.table.weight"] = weight
+
+
+def check_normalised(head: Type[Head], argument: str) -> None:
+    """Refuse an argument that is for scores with one normaliser.
+
+    Raises:
+        UnsupportedError: the scores of ``head`` have several.
+    """
+    if not head.normalised:
+        raise UnsupportedError(
+            f"an output layer with one softmax, for `{argument}`",
+            f"{head.__name__}, whose scores have no single normaliser",
+            f'Use one softmax or a mixture of contexts ("moc"), or leave `{argument}` out.',
+        )
 
 
 SOFTCAP = Option(
@@ -237,51 +221,26 @@ class SoftmaxHead(Head):
         targets: Tensor,
         label_smoothing: float = 0.0,
         ignore_index: Optional[int] = None,
-    ) -> Tuple[Tensor, Tensor]:
+        *,
+        epsilon: float = 0.0,
+        z_loss: float = 0.0,
+    ) -> Losses:
         """Label-smoothed cross entropy; see :meth:`Head.loss`."""
-        found = self.z_loss(features, targets, 0.0, label_smoothing, ignore_index)
-        return found.loss, found.nll
-
-    def z_loss(
-        self,
-        features: Tensor,
-        targets: Tensor,
-        z_loss: float,
-        label_smoothing: float = 0.0,
-        ignore_index: Optional[int] = None,
-    ) -> ZLoss:
-        """The loss with the square of the normaliser; see :meth:`Head.z_loss`."""
-        rows, matrix = self.table.operands(features.flatten(0, -2))
-        return z_cross_entropy(
-            rows,
-            targets.flatten(),
-            matrix,
-            self.bias,
-            z_loss=z_loss,
-            softcap=self.softcap,
-            label_smoothing=label_smoothing,
-            ignore_index=ignore_index,
-        )
-
-    def adversarial_loss(
-        self,
-        features: Tensor,
-        targets: Tensor,
-        epsilon: float,
-        label_smoothing: float = 0.0,
-        ignore_index: Optional[int] = None,
-    ) -> AdversarialLoss:
-        """The loss with the target's logit lowered; see :meth:`Head.adversarial_loss`."""
-        self.check_linear()
+        self.check_extras(epsilon, z_loss)
         features, targets = features.flatten(0, -2), targets.flatten()
-        norms = row_norms(self.table.vectors(targets))
+        margin = None
+        if epsilon:
+            norms = row_norms(self.table.vectors(targets))
+            margin = adversarial_margin(features, norms, targets, epsilon)
         rows, matrix = self.table.operands(features)
-        return adversarial_blockwise_cross_entropy(
+        return blockwise_cross_entropy(
             rows,
             targets,
             matrix,
-            adversarial_margin(features, norms, targets, epsilon),
             self.bias,
+            margin=margin,
+            z_loss=z_loss,
+            softcap=self.softcap,
             label_smoothing=label_smoothing,
             ignore_index=ignore_index,
         )

@@ -30,7 +30,6 @@ from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.blocks import without_ignored
 from spectral_fairseq.functional.dropout import locked_dropout
 from spectral_fairseq.functional.mixture_loss import (
-    adversarial_mixture_cross_entropy,
     log_mixture,
     log_mixture_scripted,
     mixture_cross_entropy,
@@ -38,12 +37,11 @@ from spectral_fairseq.functional.mixture_loss import (
 )
 from spectral_fairseq.functional.products import row_norms
 from spectral_fairseq.functional.softmax_loss import (
-    AdversarialLoss,
-    adversarial_blockwise_cross_entropy,
+    Losses,
     adversarial_margin,
-    z_cross_entropy,
+    blockwise_cross_entropy,
 )
-from spectral_fairseq.functional.z_loss import ZLoss, softcapped
+from spectral_fairseq.functional.z_loss import softcapped
 from spectral_fairseq.heads.head import SOFTCAP, Head, HeadSpec
 from spectral_fairseq.options import Option
 
@@ -174,68 +172,43 @@ class MixtureHead(Head):
         targets: Tensor,
         label_smoothing: float = 0.0,
         ignore_index: Optional[int] = None,
-    ) -> Tuple[Tensor, Tensor]:
+        *,
+        epsilon: float = 0.0,
+        z_loss: float = 0.0,
+    ) -> Losses:
         """Cross entropy that holds neither tokens x N nor tokens x K x N; see :meth:`Head.loss`."""
-        experts, ignore_index = self._experts(features, targets, ignore_index)
-        return self.mixed_loss(
-            *experts,
-            label_smoothing=label_smoothing,
-            ignore_index=ignore_index,
-        )
-
-    def adversarial_loss(
-        self,
-        features: Tensor,
-        targets: Tensor,
-        epsilon: float,
-        label_smoothing: float = 0.0,
-        ignore_index: Optional[int] = None,
-    ) -> AdversarialLoss:
-        """The loss with the target's logits lowered; see :meth:`Head.adversarial_loss`."""
-        self.check_linear()
-        experts, ignore_index = self._experts(features, targets, ignore_index)
-        return self.lowered_loss(
-            *experts,
-            epsilon,
-            label_smoothing=label_smoothing,
-            ignore_index=ignore_index,
-        )
-
-    def _experts(
-        self, features: Tensor, targets: Tensor, ignore_index: Optional[int]
-    ) -> Tuple[Tuple[Tensor, Tensor, Tensor], Optional[int]]:
-        """Contexts, shape (T, K, d), log-prior, shape (T, K), and targets, shape (T,).
-
-        With them comes the target that is still to be ignored, if any.
-        """
+        self.check_extras(epsilon, z_loss)
+        options: Dict[str, Any] = {"label_smoothing": label_smoothing}
+        if self.normalised:
+            options["z_loss"] = z_loss
         if self.locked_dim is None:
             # Each position has a dropout mask of its own, so padding can be removed first.
             targets, features = without_ignored(
                 ignore_index, targets.flatten(), features.flatten(0, -2)
             )
-            ignore_index = None
+        else:
+            options["ignore_index"] = ignore_index
         contexts = self.contexts(features).flatten(0, -3)
         log_prior = self.log_prior(features).flatten(0, -2)
-        return (contexts, log_prior, targets.flatten()), ignore_index
+        return self.mixed_loss(contexts, log_prior, targets.flatten(), epsilon, **options)
 
     def mixed_loss(
-        self, contexts: Tensor, log_prior: Tensor, targets: Tensor, **smoothing: Any
-    ) -> Tuple[Tensor, Tensor]:
-        """The loss of contexts h_k, shape (T, K, d), with log pi, shape (T, K).
-
-        ``smoothing`` is ``label_smoothing`` and ``ignore_index`` of :meth:`loss`.
-        """
-        raise NotImplementedError
-
-    def lowered_loss(
         self,
         contexts: Tensor,
         log_prior: Tensor,
         targets: Tensor,
-        epsilon: float,
-        **smoothing: Any,
-    ) -> AdversarialLoss:
-        """The same with lowered target logits, as of :meth:`adversarial_loss`."""
+        epsilon: float = 0.0,
+        **options: Any,
+    ) -> Losses:
+        """The loss of contexts h_k, shape (T, K, d), with log pi, shape (T, K).
+
+        Args:
+            contexts: h_k.
+            log_prior: log pi.
+            targets: shape (T,).
+            epsilon: of :meth:`loss`.
+            **options: of :meth:`loss`, for the function of tensors.
+        """
         raise NotImplementedError
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
@@ -285,26 +258,25 @@ class MixtureOfSoftmaxes(MixtureHead):
         return log_mixture(contexts, log_prior, matrix, self.bias)
 
     def mixed_loss(
-        self, contexts: Tensor, log_prior: Tensor, targets: Tensor, **smoothing: Any
-    ) -> Tuple[Tensor, Tensor]:
-        """Cross entropy of the log-mixture; see :meth:`MixtureHead.mixed_loss`."""
-        contexts, matrix = self.table.operands(contexts)
-        return mixture_cross_entropy(contexts, log_prior, targets, matrix, self.bias, **smoothing)
-
-    def lowered_loss(
         self,
         contexts: Tensor,
         log_prior: Tensor,
         targets: Tensor,
-        epsilon: float,
-        **smoothing: Any,
-    ) -> AdversarialLoss:
-        """Each expert's target loses its own margin; see :meth:`MixtureHead.lowered_loss`."""
-        index = targets.unsqueeze(1)  # [T, 1]
-        margin = adversarial_margin(contexts, row_norms(self.table.vectors(index)), index, epsilon)
+        epsilon: float = 0.0,
+        **options: Any,
+    ) -> Losses:
+        """Cross entropy of the log-mixture; see :meth:`MixtureHead.mixed_loss`.
+
+        The target loses a margin of its own in each expert.
+        """
+        margin = None
+        if epsilon:
+            index = targets.unsqueeze(1)  # [T, 1]
+            norms = row_norms(self.table.vectors(index))
+            margin = adversarial_margin(contexts, norms, index, epsilon)
         rows, matrix = self.table.operands(contexts)
-        return adversarial_mixture_cross_entropy(
-            rows, log_prior, targets, matrix, margin, self.bias, **smoothing
+        return mixture_cross_entropy(
+            rows, log_prior, targets, matrix, self.bias, margin=margin, **options
         )
 
 
@@ -328,47 +300,20 @@ class MixtureOfContexts(MixtureHead):
         return torch.log_softmax(scores, -1)
 
     def mixed_loss(
-        self, contexts: Tensor, log_prior: Tensor, targets: Tensor, **smoothing: Any
-    ) -> Tuple[Tensor, Tensor]:
-        """Cross entropy of one softmax; see :meth:`MixtureHead.mixed_loss`."""
-        found = self._z_loss(contexts, log_prior, targets, **smoothing)
-        return found.loss, found.nll
-
-    def z_loss(
-        self,
-        features: Tensor,
-        targets: Tensor,
-        z_loss: float,
-        label_smoothing: float = 0.0,
-        ignore_index: Optional[int] = None,
-    ) -> ZLoss:
-        """The loss with the square of the normaliser; see :meth:`Head.z_loss`."""
-        experts, ignore_index = self._experts(features, targets, ignore_index)
-        return self._z_loss(
-            *experts,
-            z_loss=z_loss,
-            label_smoothing=label_smoothing,
-            ignore_index=ignore_index,
-        )
-
-    def _z_loss(
-        self, contexts: Tensor, log_prior: Tensor, targets: Tensor, **options: Any
-    ) -> ZLoss:
-        mixed, matrix = self.table.operands(mixture_of_contexts(contexts, log_prior))
-        return z_cross_entropy(mixed, targets, matrix, self.bias, softcap=self.softcap, **options)
-
-    def lowered_loss(
         self,
         contexts: Tensor,
         log_prior: Tensor,
         targets: Tensor,
-        epsilon: float,
-        **smoothing: Any,
-    ) -> AdversarialLoss:
-        """The one softmax's target loses its margin; see :meth:`MixtureHead.lowered_loss`."""
+        epsilon: float = 0.0,
+        **options: Any,
+    ) -> Losses:
+        """Cross entropy of one softmax; see :meth:`MixtureHead.mixed_loss`."""
         mixed = mixture_of_contexts(contexts, log_prior)  # [T, d]
-        margin = adversarial_margin(mixed, row_norms(self.table.vectors(targets)), targets, epsilon)
+        margin = None
+        if epsilon:
+            norms = row_norms(self.table.vectors(targets))
+            margin = adversarial_margin(mixed, norms, targets, epsilon)
         rows, matrix = self.table.operands(mixed)
-        return adversarial_blockwise_cross_entropy(
-            rows, targets, matrix, margin, self.bias, **smoothing
+        return blockwise_cross_entropy(
+            rows, targets, matrix, self.bias, margin=margin, softcap=self.softcap, **options
         )

@@ -16,6 +16,7 @@ from spectral_fairseq.embeddings.table import Table
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.functional.z_loss import check_softcap
 from spectral_fairseq.heads import MixtureOfContexts, MixtureOfSoftmaxes
+from spectral_fairseq.heads.head import check_normalised
 from spectral_fairseq.heads.mixture import MixtureHead
 from spectral_fairseq.training.hidden_states import HandsOn
 from spectral_fairseq.training.model_loss import give_back_loss, take_over_loss
@@ -33,7 +34,6 @@ from spectral_fairseq.training.tables import TableUse, take_tables_off
 from spectral_fairseq.training.token_loss import (
     Mixes,
     TokenLoss,
-    check_normalised,
     operands,
     with_adapters,
 )
@@ -160,7 +160,7 @@ def mixture_(
         )
     loss = TokenLoss(model, **options)
     if loss.z_loss:
-        check_normalised(MIXTURES[kind])
+        check_normalised(MIXTURES[kind], "z_loss")
     layer: Any = _linear(model, "mixture_")
     if isinstance(layer, Mixes):
         raise UnsupportedError("an output layer without a mixture", "one with it", "Keep that one.")

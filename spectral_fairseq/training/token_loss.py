@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +23,12 @@ from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.functional.dispersion import dispersion_penalty
-from spectral_fairseq.functional.softmax_loss import smoothing_weights, z_cross_entropy
-from spectral_fairseq.functional.z_loss import Extras, ZLoss
+from spectral_fairseq.functional.softmax_loss import (
+    Losses,
+    blockwise_cross_entropy,
+    smoothing_weights,
+)
+from spectral_fairseq.functional.z_loss import check_z_loss
 from spectral_fairseq.heads.mixture import MixtureHead
 from spectral_fairseq.training.hidden_states import HandsOn, HiddenStates
 from spectral_fairseq.training.modules import (
@@ -89,20 +93,6 @@ def with_adapters(layer: Any, weight: Tensor) -> Tensor:
     return weight
 
 
-def check_normalised(mixture: Type[MixtureHead]) -> None:
-    """Refuse a z-loss of several softmaxes.
-
-    Raises:
-        UnsupportedError: the mixture has no single normaliser.
-    """
-    if not mixture.normalised:
-        raise UnsupportedError(
-            "an output layer with one softmax, for `z_loss`",
-            f"{mixture.__name__}, which has several",
-            'Use kind="moc", or leave `z_loss` out.',
-        )
-
-
 class TokenLoss:
     """The loss that :func:`fused_loss_` returns; a model of transformers calls it by itself.
 
@@ -155,7 +145,8 @@ class TokenLoss:
                 f"`smoothing` to be one of {', '.join(SMOOTHINGS)}", repr(smoothing), "Correct it."
             )
         self.label_smoothing, self.smoothing = label_smoothing, smoothing
-        self.z_loss = Extras(z_loss).checked().z_loss
+        check_z_loss(z_loss)
+        self.z_loss = z_loss
         self.mean_square: Optional[Tensor] = None
         self.penalty, self.dispersion = penalty, dispersion
         self.shift = _shifts(model) if shift is None else shift
@@ -299,7 +290,8 @@ class TokenLoss:
             if not isinstance(layer, Mixes):
                 rows, matrix = operands(layer, features)
                 chosen.update(z_loss=self.z_loss, softcap=handed.cap)
-                return self._noted(z_cross_entropy(rows, targets, matrix, bias, **chosen), targets)
+                found = blockwise_cross_entropy(rows, targets, matrix, bias, **chosen)
+                return self._noted(found, targets)
             changed = handed.is_scaled or handed.cap is not None
             if changed or (bias is not None and bool(bias.any())):
                 raise UnsupportedError(
@@ -308,14 +300,11 @@ class TokenLoss:
                     "Train this model without mixture_.",
                 )
             mixture: Any = layer.mixture
-            if self.z_loss:
-                check_normalised(type(mixture))
-                return self._noted(
-                    mixture.z_loss(features, targets, self.z_loss, **chosen), targets
-                )
-            return mixture.loss(features, targets, **chosen)[0]  # type: ignore[no-any-return]
+            return self._noted(
+                mixture.loss(features, targets, z_loss=self.z_loss, **chosen), targets
+            )
 
-    def _noted(self, found: ZLoss, targets: Tensor) -> Tensor:
+    def _noted(self, found: Losses, targets: Tensor) -> Tensor:
         """The loss; its (log Z)^2 are kept for logs."""
         if self.z_loss:
             self.mean_square = found.squares / targets.ne(self.ignore_index).sum().clamp(min=1)

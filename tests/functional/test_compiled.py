@@ -26,8 +26,8 @@ LOSSES = {
     "softmax": lambda h, w, b: softmax_loss.blockwise_cross_entropy(
         h[:, 0], TARGETS, w, b, label_smoothing=0.1, ignore_index=1
     )[0],
-    "adversarial": lambda h, w, b: softmax_loss.adversarial_blockwise_cross_entropy(
-        h[:, 0], TARGETS, w, h[:, 0].norm(dim=1), b
+    "adversarial": lambda h, w, b: softmax_loss.blockwise_cross_entropy(
+        h[:, 0], TARGETS, w, b, margin=h[:, 0].norm(dim=1)
     )[0],
     "mixture": lambda h, w, b: mixture_loss.mixture_cross_entropy(h, prior(h), TARGETS, w, b)[0],
     "log mixture": lambda h, w, b: mixture_loss.log_mixture(h, prior(h), w, b)[:, 3].sum(),

@@ -41,7 +41,7 @@ FUNCTIONS = {
     )[0],
     "mixture": lambda h, w: mixture_loss.mixture_cross_entropy(h, prior(h), TARGETS, w)[0],
     "z-loss": lambda h, w: (
-        softmax_loss.z_cross_entropy(h[:, 0], TARGETS, w, z_loss=0.3, softcap=2.0).loss
+        softmax_loss.blockwise_cross_entropy(h[:, 0], TARGETS, w, z_loss=0.3, softcap=2.0).loss
     ),
     "dispersion": lambda h, _: dispersion_penalty([h], torch.ones(6, 2, dtype=torch.bool)),
     "log mixture": lambda h, w: mixture_loss.log_mixture(h, prior(h), w),

@@ -75,14 +75,14 @@ def blocks_of(name):
         return block(lambda h, t, w, b, **o: softmax_loss.blockwise_cross_entropy(
             h[:, 0], t, w, b, **o), 1)  # fmt: skip
     if name == "adversarial":
-        return block(lambda h, t, w, b, **o: softmax_loss.adversarial_blockwise_cross_entropy(
-            h[:, 0], t, w, h.new_full(t.shape, 0.5), b, **o), 1)  # fmt: skip
+        return block(lambda h, t, w, b, **o: softmax_loss.blockwise_cross_entropy(
+            h[:, 0], t, w, b, margin=h.new_full(t.shape, 0.5), **o), 1)  # fmt: skip
     if name == "mixture":
         return block(lambda h, t, w, b, **o: mixture_loss.mixture_cross_entropy(
             h, prior_of(h), t, w, b, **o), EXPERTS)  # fmt: skip
     if name == "adversarial mixture":
-        return block(lambda h, t, w, b, **o: mixture_loss.adversarial_mixture_cross_entropy(
-            h, prior_of(h), t, w, h.new_zeros(h.shape[:2]), b, **o), EXPERTS)  # fmt: skip
+        return block(lambda h, t, w, b, **o: mixture_loss.mixture_cross_entropy(
+            h, prior_of(h), t, w, b, margin=h.new_zeros(h.shape[:2]), **o), EXPERTS)  # fmt: skip
     if name == "log mixture":
         return lambda h, t, w, b, eps: smoothed(
             mixture_loss.log_mixture(h, prior_of(h), w, b)[t.ne(IGNORED)], t[t.ne(IGNORED)], eps

@@ -6,7 +6,6 @@ import torch
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional import blocks
 from spectral_fairseq.functional.mixture_loss import (
-    adversarial_mixture_cross_entropy,
     log_mixture,
     mix_scores,
     mixture_cross_entropy,
@@ -15,8 +14,8 @@ from spectral_fairseq.functional.mixture_loss import (
 )
 from spectral_fairseq.functional.products import row_norms
 from spectral_fairseq.functional.softmax_loss import (
-    adversarial_blockwise_cross_entropy,
     adversarial_margin,
+    blockwise_cross_entropy,
 )
 from tests.capabilities import FLOAT16, HALF_ON_CPU, WATCHING
 from tests.reference import mixture as reference
@@ -69,7 +68,7 @@ def relative(found, expected):
 @pytest.mark.parametrize("tokens,block", [(23, None), (23, 4 * 3 * 53), (2, None), (23, 1)])
 def test_loss_equals_the_naive_form_in_float64(smoothing, experts, tokens, block):
     leaves, targets = inputs(tokens, experts)
-    loss, nll = blockwise_loss(leaves, targets, smoothing, block)
+    loss, _, nll, _ = blockwise_loss(leaves, targets, smoothing, block)
     (3 * loss).backward()
     expected_loss, expected_nll, gradients = naive(leaves, targets, smoothing)
     assert relative(loss, expected_loss) < 1e-6
@@ -138,7 +137,7 @@ def test_scores_held_at_once_mix_alike(scale):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_only_ignored_targets_give_zero_and_zero_gradients(smoothing):
     leaves, targets = inputs()
-    loss, nll = blockwise_loss(leaves, targets.fill_(PAD), smoothing)
+    loss, _, nll, _ = blockwise_loss(leaves, targets.fill_(PAD), smoothing)
     loss.backward()
     assert loss.item() == nll.item() == 0
     assert all(leaf.grad.eq(0).all() for leaf in leaves)
@@ -148,7 +147,7 @@ def test_only_ignored_targets_give_zero_and_zero_gradients(smoothing):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, FLOAT16])
 def test_scores_of_ten_thousand_are_finite(dtype, smoothing):
     leaves, targets = inputs(dtype=dtype, scale=3e3)
-    loss, _ = blockwise_loss(leaves, targets, smoothing)
+    loss, *_ = blockwise_loss(leaves, targets, smoothing)
     loss.backward()
     expected, _, _ = naive(leaves, targets, smoothing)
     assert relative(loss, expected) < 1e-2
@@ -163,7 +162,7 @@ def test_saturated_priors(smoothing, gap):
     with torch.no_grad():
         leaves[1].zero_()
         leaves[1][:, 1] = gap
-    loss, _ = blockwise_loss(leaves, targets, smoothing)
+    loss, *_ = blockwise_loss(leaves, targets, smoothing)
     loss.backward()
     expected, _, gradients = naive(leaves, targets, smoothing)
     assert relative(loss, expected) < 1e-6
@@ -178,7 +177,7 @@ def test_saturated_priors(smoothing, gap):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_half_precision_stays_near_float64(dtype, limit, smoothing):
     leaves, targets = inputs(dtype=dtype)
-    loss, _ = blockwise_loss(leaves, targets, smoothing)
+    loss, *_ = blockwise_loss(leaves, targets, smoothing)
     loss.backward()
     expected, _, gradients = naive(leaves, targets, smoothing)
     assert loss.dtype == torch.float32
@@ -192,7 +191,7 @@ def test_half_precision_stays_near_float64(dtype, limit, smoothing):
 def test_autocast_takes_products_in_bfloat16_and_sums_in_float32(smoothing):
     leaves, targets = inputs()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss, _ = blockwise_loss(leaves, targets, smoothing)
+        loss, *_ = blockwise_loss(leaves, targets, smoothing)
     loss.backward()
     expected, _, gradients = naive(leaves, targets, smoothing)
     assert loss.dtype == torch.float32
@@ -219,7 +218,7 @@ def test_no_pass_holds_tokens_times_experts_times_words(smoothing):
     leaves, targets = inputs(40, 3, 7, 53)
     block = 4 * 3 * 53
     with Watch():
-        loss, _ = blockwise_loss(leaves, targets, smoothing, block)
+        loss, *_ = blockwise_loss(leaves, targets, smoothing, block)
         loss.backward()
     assert largest[0] <= max(block, *(leaf.numel() for leaf in leaves))
 
@@ -257,13 +256,13 @@ def blockwise(leaves, targets, epsilon, smoothing, block=None):
     contexts, logits, matrix, bias = leaves
     prior = logits if logits.dtype == torch.float64 else logits.float()
     norms = row_norms(matrix[targets]).unsqueeze(1)  # [T, 1]
-    return adversarial_mixture_cross_entropy(
+    return mixture_cross_entropy(
         contexts,
         prior.log_softmax(-1),
         targets,
         matrix,
-        adversarial_margin(contexts, norms, targets.unsqueeze(1), epsilon),
         bias,
+        margin=adversarial_margin(contexts, norms, targets.unsqueeze(1), epsilon),
         label_smoothing=smoothing,
         ignore_index=PAD,
         block_elements=block,
@@ -336,12 +335,14 @@ def test_one_expert_is_a_single_softmax(smoothing):
     mixed = blockwise(leaves, targets, EPSILON, smoothing, 4 * 53)
     expected = torch.autograd.grad(mixed.loss, [leaves[0], *leaves[2:]])
     contexts, _, matrix, bias = leaves
-    single = adversarial_blockwise_cross_entropy(
+    single = blockwise_cross_entropy(
         contexts.squeeze(1),
         targets,
         matrix,
-        adversarial_margin(contexts.squeeze(1), row_norms(matrix[targets]), targets, EPSILON),
         bias,
+        margin=adversarial_margin(
+            contexts.squeeze(1), row_norms(matrix[targets]), targets, EPSILON
+        ),
         label_smoothing=smoothing,
         ignore_index=PAD,
         block_elements=4 * 53,

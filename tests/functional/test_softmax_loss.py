@@ -48,7 +48,7 @@ def relative(found, expected):
 @pytest.mark.parametrize("tokens,block", [(23, None), (23, 53 * 4), (1, None), (24, 1)])
 def test_equals_the_naive_form_in_float64(smoothing, tokens, block):
     contexts, targets, matrix, bias = inputs(tokens + 1)
-    loss, nll = blockwise_cross_entropy(
+    loss, _, nll, _ = blockwise_cross_entropy(
         contexts,
         targets,
         matrix,
@@ -86,7 +86,7 @@ def test_gradcheck(smoothing):
 def test_only_ignored_targets_give_zero_and_zero_gradients():
     contexts, targets, matrix, bias = inputs()
     targets.fill_(PAD)
-    loss, nll = blockwise_cross_entropy(
+    loss, _, nll, _ = blockwise_cross_entropy(
         contexts, targets, matrix, bias, label_smoothing=0.1, ignore_index=PAD
     )
     loss.backward()
@@ -97,14 +97,14 @@ def test_only_ignored_targets_give_zero_and_zero_gradients():
 
 def test_frozen_inputs_get_no_gradient():
     contexts, targets, matrix, bias = inputs()
-    loss, _ = blockwise_cross_entropy(
+    loss, *_ = blockwise_cross_entropy(
         contexts, targets, matrix.detach(), None, label_smoothing=0.1, ignore_index=PAD
     )
     loss.backward()
     _, _, gradients = naive(contexts, targets, matrix, torch.zeros(53), 0.1)
     assert relative(contexts.grad, gradients[0]) < 1e-6
     with torch.no_grad():
-        same, _ = blockwise_cross_entropy(
+        same, *_ = blockwise_cross_entropy(
             contexts, targets, matrix, None, label_smoothing=0.1, ignore_index=PAD
         )
     assert same == loss
@@ -116,7 +116,7 @@ def test_frozen_inputs_get_no_gradient():
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_half_precision_stays_near_float64(dtype, limit, smoothing):
     contexts, targets, matrix, bias = inputs(dtype=dtype)
-    loss, _ = blockwise_cross_entropy(
+    loss, *_ = blockwise_cross_entropy(
         contexts, targets, matrix, bias, label_smoothing=smoothing, ignore_index=PAD
     )
     loss.backward()
@@ -136,7 +136,7 @@ def test_float16_gradients_below_its_range_survive_loss_scaling():
         matrix.copy_(torch.eye(4)[:3])
         bias.zero_()
         contexts.copy_(torch.tensor([[0.0, 0.0, 18.5, 0.0]]))
-    loss, _ = blockwise_cross_entropy(contexts, targets, matrix, bias)
+    loss, *_ = blockwise_cross_entropy(contexts, targets, matrix, bias)
     (loss * 2.0**14).backward()
     expected = 2.0**14 * torch.exp(torch.tensor(-18.5))
     assert bias.grad[0] == pytest.approx(expected.item(), rel=2e-3)
@@ -146,7 +146,7 @@ def test_float16_gradients_below_its_range_survive_loss_scaling():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, FLOAT16])
 def test_scores_of_ten_thousand_are_finite(dtype, smoothing):
     contexts, targets, matrix, bias = inputs(dtype=dtype, scale=1e3)
-    loss, nll = blockwise_cross_entropy(
+    loss, _, nll, _ = blockwise_cross_entropy(
         contexts, targets, matrix, bias, label_smoothing=smoothing, ignore_index=PAD
     )
     loss.backward()
@@ -187,7 +187,7 @@ def test_product_that_is_added_with_transposed_factors(tokens, within, monkeypat
 def test_the_loss_does_without_the_onednn_operator(monkeypatch):
     contexts, targets, matrix, bias = inputs()
     monkeypatch.setattr(products, "_ONEDNN_LINEAR", None)
-    loss, _ = blockwise_cross_entropy(contexts, targets, matrix, bias, ignore_index=PAD)
+    loss, *_ = blockwise_cross_entropy(contexts, targets, matrix, bias, ignore_index=PAD)
     loss.backward()
     expected, _, gradients = naive(contexts, targets, matrix, bias, 0.0)
     assert relative(loss, expected) < 1e-6

@@ -72,7 +72,7 @@ def test_loss_and_every_gradient_equal_the_naive_form(cls, table, smoothing):
     module, (features, targets) = head(cls, table, bias=True, context_scale=scale).double(), batch()
     features = features.double().requires_grad_()
     leaves = dict(module.named_parameters(), features=features)
-    loss, nll = module.loss(features, targets, smoothing, PAD)
+    loss, _, nll, _ = module.loss(features, targets, smoothing, PAD)
     # Backward rather than autograd.grad, which passes hooks of leaves by in torch < 2.
     found = gradients(loss, leaves)
     expected_loss, expected_nll = reference.smoothed_nll(
@@ -135,7 +135,7 @@ def test_a_locked_mask_holds_along_time_only():
 def test_loss_under_a_locked_mask_is_that_of_the_masked_forward():
     module, (features, targets) = head(MixtureOfSoftmaxes, dropout=0.5, locked_dim=0), batch()
     torch.manual_seed(11)
-    loss, _ = module.loss(features, targets, 0.1, PAD)
+    loss, *_ = module.loss(features, targets, 0.1, PAD)
     torch.manual_seed(11)
     log_p = module(features).flatten(0, -2)
     expected, _ = reference.smoothed_nll(log_p, targets.flatten(), 0.1, PAD)
@@ -145,7 +145,7 @@ def test_loss_under_a_locked_mask_is_that_of_the_masked_forward():
 @pytest.mark.parametrize("cls", HEADS)
 def test_a_batch_of_padding_gives_zero_and_reaches_every_parameter(cls):
     module, (features, targets) = head(cls, dropout=0.2, bias=True), batch()
-    loss, _ = module.loss(features, targets.fill_(PAD), 0.1, PAD)
+    loss, *_ = module.loss(features, targets.fill_(PAD), 0.1, PAD)
     loss.backward()
     assert loss.item() == 0
     assert all(p.grad is not None and p.grad.eq(0).all() for p in module.parameters())

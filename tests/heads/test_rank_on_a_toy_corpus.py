@@ -41,7 +41,7 @@ def trained(kind):
     contexts, words = corpus()
     optimiser = torch.optim.Adam([*head.parameters(), *features.parameters()], lr=0.05)
     for _ in range(150):
-        loss, nll = head.loss(features(contexts), words)
+        loss, _, nll, _ = head.loss(features(contexts), words)
         optimiser.zero_grad()
         (loss / len(words)).backward()
         optimiser.step()

@@ -16,10 +16,10 @@ from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import UnsupportedError, arguments_as_flags
 from spectral_fairseq.functional.products import row_norms
 from spectral_fairseq.functional.softmax_loss import (
-    AdversarialLoss,
-    adversarial_blockwise_cross_entropy,
+    Losses,
     adversarial_logits,
     adversarial_margin,
+    blockwise_cross_entropy,
     smoothing_weights,
     unperturbed_loss,
 )
@@ -178,7 +178,7 @@ class AdversarialBlocks(Adversarial):
             )
         skip = self.criterion.ignore_prefix_size
         targets = sample["target"][:, skip:]
-        losses: List[AdversarialLoss] = []
+        losses: List[Losses] = []
         scores: List[Tensor] = []
 
         def loss_instead(output_layer: OutputLayer) -> OutputLayer:
@@ -195,22 +195,23 @@ class AdversarialBlocks(Adversarial):
 
         with output_layer_replaced(self.decoder, loss_instead):
             net_output = model(**sample["net_input"])
-        return Likelihood(*losses[0], (*scores, *net_output[len(scores) :]))
+        loss, plain_loss, nll, _ = losses[0]
+        return Likelihood(loss, plain_loss, nll, (*scores, *net_output[len(scores) :]))
 
-    def _loss(self, features: Tensor, targets: Tensor) -> AdversarialLoss:
+    def _loss(self, features: Tensor, targets: Tensor) -> Losses:
         head = self.head
         smoothing, padding_idx = self.criterion.eps, self.criterion.padding_idx
         if isinstance(head, Head):
-            return head.adversarial_loss(features, targets, self.epsilon, smoothing, padding_idx)
+            return head.loss(features, targets, smoothing, padding_idx, epsilon=self.epsilon)
         features, targets = features.flatten(0, -2), targets.flatten()
         norms = row_norms(self._vectors(targets))
         rows, matrix, bias = softmax_operands(self.decoder, features, self.words.rows)
-        return adversarial_blockwise_cross_entropy(
+        return blockwise_cross_entropy(
             rows,
             targets,
             matrix,
-            adversarial_margin(features, norms, targets, self.epsilon),
             bias,
+            margin=adversarial_margin(features, norms, targets, self.epsilon),
             label_smoothing=smoothing,
             ignore_index=padding_idx,
         )

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq import refusals
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
-from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy
+from spectral_fairseq.functional.softmax_loss import Losses, blockwise_cross_entropy
 from spectral_fairseq.heads.head import Head
 from spectral_fairseq.options import Option
 from spectral_fairseq.plugin.models.find import (
@@ -170,6 +170,8 @@ class Blockwise(FullScores):
             output layer's own loss has none.
     """
 
+    z_loss = 0.0
+
     def __init__(self, criterion: Any, parts: Parts, dense_up_to: float = 0) -> None:
         super().__init__(criterion, parts)
         self.dense_up_to = dense_up_to
@@ -200,28 +202,28 @@ class Blockwise(FullScores):
 
         def loss_instead(_: OutputLayer) -> OutputLayer:
             def run(features: Tensor) -> Tensor:
-                return torch.stack(
-                    self._loss(
-                        features[:, skip:],
-                        targets[:, skip:],
-                        self.criterion.eps,
-                        self.criterion.padding_idx,
-                    )
-                )
+                return torch.stack(self.losses(features[:, skip:], targets[:, skip:]))
 
             return run
 
         with output_layer_replaced(self.decoder, loss_instead):
             net_output = model(**sample["net_input"])
-        loss, nll = net_output[0]
-        return Likelihood(loss, loss.detach(), nll.detach(), net_output)
+        return self.likelihood(Losses(*net_output[0]), net_output, sample)
 
-    def _loss(
-        self, features: Tensor, targets: Tensor, smoothing: float, ignore_index: int
-    ) -> Tuple[Tensor, Tensor]:
-        """(loss_sum, nll_sum) of features, shape (b, t, d), and targets, shape (b, t)."""
+    def likelihood(
+        self,
+        losses: Losses,
+        net_output: Any,
+        sample: Any,  # noqa: ARG002 (for subclasses)
+    ) -> Likelihood:
+        """What is trained and logged of the losses of a batch."""
+        return Likelihood(losses.loss, losses.plain_loss.detach(), losses.nll.detach(), net_output)
+
+    def losses(self, features: Tensor, targets: Tensor) -> Losses:
+        """The losses of features, shape (b, t, d), and targets, shape (b, t)."""
+        smoothing, padding_idx = self.criterion.eps, self.criterion.padding_idx
         if isinstance(self.head, Head):
-            return self.head.loss(features, targets, smoothing, ignore_index)
+            return self.head.loss(features, targets, smoothing, padding_idx, z_loss=self.z_loss)
         rows, matrix, bias = softmax_operands(
             self.decoder, features.flatten(0, -2), self.words.rows
         )
@@ -230,8 +232,9 @@ class Blockwise(FullScores):
             targets.flatten(),
             matrix,
             bias,
+            z_loss=self.z_loss,
             label_smoothing=smoothing,
-            ignore_index=ignore_index,
+            ignore_index=padding_idx,
         )
 
 

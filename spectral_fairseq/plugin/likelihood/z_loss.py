@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from spectral_fairseq import refusals
-from spectral_fairseq.functional.softmax_loss import z_cross_entropy
-from spectral_fairseq.functional.z_loss import ZLoss
+from spectral_fairseq.functional.softmax_loss import Losses
 from spectral_fairseq.heads.head import Head, SoftmaxHead
 from spectral_fairseq.options import weight_option
 from spectral_fairseq.plugin.likelihood.plain import (
@@ -22,10 +21,7 @@ from spectral_fairseq.plugin.likelihood.plain import (
     FullScores,
     Likelihood,
     LossForm,
-    OutputLayer,
-    output_layer_replaced,
 )
-from spectral_fairseq.plugin.models.find import softmax_operands
 from spectral_fairseq.plugin.penalties.view import Parts, Term
 
 Z_LOSS = weight_option(
@@ -36,10 +32,11 @@ Z_LOSS = weight_option(
 NAME = "z_loss"
 
 
-def _measured(loss: Any, plain: Any, nll: Any, squares: Tensor, output: Any, sample: Any) -> Any:
+def _measured(losses: Losses, net_output: Any, sample: Any) -> Likelihood:
     # It is part of the loss, and so has no weight here.
-    measure = Term(NAME, 0.0, squares.detach() / max(sample["ntokens"], 1))
-    return Likelihood(loss, plain.detach(), nll.detach(), output, (measure,))
+    measure = Term(NAME, 0.0, losses.squares.detach() / max(sample["ntokens"], 1))
+    plain, nll = losses.plain_loss.detach(), losses.nll.detach()
+    return Likelihood(losses.loss, plain, nll, net_output, (measure,))
 
 
 class ZLossOfScores(FullScores):
@@ -70,9 +67,8 @@ class ZLossOfScores(FullScores):
         wide = scores if scores.dtype == torch.double else scores.float()
         squares = torch.logsumexp(wide, -1).square() * real  # [b, t]
         added = self.weight * (squares.sum() if reduce else squares.view_as(found.loss))
-        output = found.net_output
-        total = squares.sum()
-        return _measured(found.loss + added, found.loss, found.logged_nll, total, output, sample)
+        losses = Losses(found.loss + added, found.loss, found.logged_nll, squares.sum())
+        return _measured(losses, found.net_output, sample)
 
 
 class ZLossOfBlocks(Blockwise):
@@ -91,46 +87,20 @@ class ZLossOfBlocks(Blockwise):
 
     def __init__(self, criterion: Any, parts: Parts, weight: float, form: LossForm) -> None:
         super().__init__(criterion, parts, form.dense_up_to)
-        self.weight, self._parts = weight, parts
+        self.z_loss, self._parts = weight, parts
         _check_head(self.head)
         if self._full_scores:
             ZLossOfScores(criterion, parts, weight)  # which may refuse
 
     def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
         """See the base class."""
-        targets = sample["target"]
-        small = targets.numel() <= self.dense_up_to
-        if small or not reduce or self._full_scores:
-            return ZLossOfScores(self.criterion, self._parts, self.weight)(model, sample, reduce)
-        skip = self.criterion.ignore_prefix_size
+        if sample["target"].numel() <= self.dense_up_to or not reduce or self._full_scores:
+            return ZLossOfScores(self.criterion, self._parts, self.z_loss)(model, sample, reduce)
+        return super().__call__(model, sample, reduce)
 
-        def loss_instead(_: OutputLayer) -> OutputLayer:
-            def run(features: Tensor) -> Tensor:
-                return torch.stack(self._z_loss(features[:, skip:], targets[:, skip:]))
-
-            return run
-
-        with output_layer_replaced(self.decoder, loss_instead):
-            net_output = model(**sample["net_input"])
-        loss, plain, nll, squares = net_output[0]
-        return _measured(loss, plain, nll, squares, net_output, sample)
-
-    def _z_loss(self, features: Tensor, targets: Tensor) -> ZLoss:
-        smoothing, padding = self.criterion.eps, self.criterion.padding_idx
-        if isinstance(self.head, Head):
-            return self.head.z_loss(features, targets, self.weight, smoothing, padding)
-        rows, matrix, bias = softmax_operands(
-            self.decoder, features.flatten(0, -2), self.words.rows
-        )
-        return z_cross_entropy(
-            rows,
-            targets.flatten(),
-            matrix,
-            bias,
-            z_loss=self.weight,
-            label_smoothing=smoothing,
-            ignore_index=padding,
-        )
+    def likelihood(self, losses: Losses, net_output: Any, sample: Any) -> Likelihood:
+        """See the base class."""
+        return _measured(losses, net_output, sample)
 
 
 def _check_head(head: Any) -> None:
