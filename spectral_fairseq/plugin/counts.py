@@ -13,7 +13,7 @@ import functools
 import logging
 import math
 import os
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import numpy as np
 from fairseq import utils
@@ -81,26 +81,11 @@ def training_counts(task: Any, dictionary: Dictionary) -> List[float]:
         DataError: no training data, and a dictionary whose words were not counted: all have the
             same count.
     """
-    counts = [float(count) for count in dictionary.count[: len(dictionary)]]
-    # fairseq's ``madeupword`` fillers have the count 0.
-    words = [count for count in counts[dictionary.nspecial :] if count > 0]
-    were_counted = len(set(words)) > 1
-    kind = getattr(_configuration(task), "dataset_impl", None)
-    languages = [
-        _counted_in(files, None if kind is None else str(kind), dictionary)
-        for files in _training_files(task, dictionary).values()
-    ]
-    if languages:
-        found = np.sum(languages, axis=0)
-        if were_counted:
-
-            def distance(one: np.ndarray) -> float:
-                return abs(math.log(sum(words) / max(int(one[dictionary.nspecial :].sum()), 1)))
-
-            # The first of equally near ones, so all languages where that cannot be told.
-            found = min([found, *languages], key=distance)
-        return [float(count) for count in found]
-    if not were_counted:
+    found = _counts_in_data(task, dictionary)
+    if found is not None:
+        return found
+    counts, words = _own_counts(dictionary)
+    if len(set(words)) <= 1:
         raise DataError(
             "a dictionary with word counts, for norms in proportion to their logarithms",
             f"{len(words)} words, all with the count {max(words, default=0):.0f}, and no binarised "
@@ -116,6 +101,50 @@ def training_counts(task: Any, dictionary: Dictionary) -> List[float]:
     )
     counts[dictionary.eos()] = counts[dictionary.unk()] = mean
     return counts
+
+
+def known_counts(dictionary: Dictionary) -> Optional[List[float]]:
+    """The counts of the words for what can do without them, while a model is built.
+
+    Returns:
+        One count for each row, as in :func:`training_counts`; ``None`` where nothing was counted,
+        and for a model that a checkpoint overwrites.
+    """
+    if _restoring.get():
+        return None
+    found = _counts_in_data(_task.get(), dictionary)
+    if found is not None:
+        return found
+    counts, words = _own_counts(dictionary)
+    return counts if len(set(words)) > 1 else None
+
+
+def _own_counts(dictionary: Dictionary) -> Tuple[List[float], List[float]]:
+    """The counts of all rows in ``dict.txt``, and those of its words."""
+    counts = [float(count) for count in dictionary.count[: len(dictionary)]]
+    # fairseq's ``madeupword`` fillers have the count 0.
+    return counts, [count for count in counts[dictionary.nspecial :] if count > 0]
+
+
+def _counts_in_data(task: Any, dictionary: Dictionary) -> Optional[List[float]]:
+    """The counts in binarised training data, or ``None`` where the task has none."""
+    kind = getattr(_configuration(task), "dataset_impl", None)
+    languages = [
+        _counted_in(files, None if kind is None else str(kind), dictionary)
+        for files in _training_files(task, dictionary).values()
+    ]
+    if not languages:
+        return None
+    found = np.sum(languages, axis=0)
+    _, words = _own_counts(dictionary)
+    if len(set(words)) > 1:
+
+        def distance(one: np.ndarray) -> float:
+            return abs(math.log(sum(words) / max(int(one[dictionary.nspecial :].sum()), 1)))
+
+        # The first of equally near ones, so all languages where that cannot be told.
+        found = min([found, *languages], key=distance)
+    return [float(count) for count in found]
 
 
 def _configuration(task: Any) -> Any:

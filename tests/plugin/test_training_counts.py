@@ -183,6 +183,30 @@ def test_a_restored_model_counts_nothing(spoken, monkeypatch, caplog):
     models.build_model(options, task, True)
 
 
+@pytest.mark.parametrize(
+    "file, data, warned",
+    [
+        ([100] * 36, range(36, 0, -1), False),
+        ([100] * 36, range(1, 37), True),  # dict.txt of sentencepiece: no order was visible
+        (range(36, 0, -1), range(1, 37), True),
+        (range(1, 37), range(36, 0, -1), False),
+        ([100] * 36, None, False),
+        (range(1, 37), None, True),
+    ],
+)
+def test_the_order_of_an_adaptive_softmax_is_judged_by_the_training_data(
+    tmp_path, caplog, file, data, warned
+):
+    lines = "".join(f"w{index} {count}\n" for index, count in enumerate(file))
+    (tmp_path / "dict.txt").write_text(lines, "utf-8")
+    if data is not None:
+        _write(tmp_path, "train", [[4 + word] * count for word, count in enumerate(data)])
+    task = _language_modeling(tmp_path)
+    build_model(task, "transformer_xl_wt103_small", adaptive_softmax_cutoff="10,20")
+    assert ("falling counts" in caplog.text) == warned
+    assert "</s> and <unk>" not in caplog.text  # which a warning of order has no need of
+
+
 @pytest.mark.parametrize("pairs", ["de-en,en-de", ["de-en"]])
 def test_the_languages_of_all_pairs_are_counted(tmp_path, pairs):
     """Their training data were not found, so </s> and <unk> started from the words' mean."""

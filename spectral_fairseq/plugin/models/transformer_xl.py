@@ -12,7 +12,7 @@ import logging
 import math
 from argparse import Namespace
 from dataclasses import dataclass
-from typing import Any, Dict, Optional, Tuple, Type
+from typing import Any, Dict, Optional, Sequence, Tuple, Type
 
 from fairseq.models import FairseqLanguageModel
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from spectral_fairseq.heads import AdaptiveSoftmaxHead, Head, HeadSpec, SoftmaxH
 from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.lm.transformer_xl import TransformerXL
 from spectral_fairseq.options import option
+from spectral_fairseq.plugin.counts import known_counts
 from spectral_fairseq.plugin.models.registry import (
     IN_A_TRANSFORMER,
     SpectralOptions,
@@ -39,6 +40,10 @@ logger = logging.getLogger(__name__)
 
 # The published model draws all weights from N(0, 0.02^2).
 INIT_STD = 0.02
+
+# The share of the training data's words that may be in a later cluster than their counts ask for,
+# before a warning says so. The order of a dictionary that was made from other text differs a little.
+MISPLACED_SHARE = 0.02
 
 # Arguments of the network whose names differ from those of the flags.
 ARGUMENT_FLAGS = {
@@ -126,10 +131,10 @@ class TransformerXLLanguageModel(FairseqLanguageModel):
                 init_std=INIT_STD,
             )
         kind = _head_kind(options)
-        if kind is AdaptiveSoftmaxHead:
-            _warn_of_rare_words_first(dictionary)
         spec = HeadSpec(dim, bias=True, init_std=INIT_STD)
         head = build_head(options, dictionary, spec, table, kind)
+        if isinstance(head, AdaptiveSoftmaxHead):
+            _warn_of_rare_words_first(dictionary, head.cutoffs)
         return cls(TransformerXLDecoder(dictionary, network, head))
 
     def warn_of_other_criterion(self, name: str) -> None:
@@ -162,17 +167,23 @@ def _head_dim(options: Any) -> int:
     return width // heads
 
 
-def _warn_of_rare_words_first(dictionary: Any) -> None:
-    counts = dictionary.count[dictionary.nspecial :]
-    for index, (before, after) in enumerate(zip(counts, counts[1:]), dictionary.nspecial):
-        if before < after:
+def _warn_of_rare_words_first(dictionary: Any, cutoffs: Sequence[int]) -> None:
+    counts = known_counts(dictionary)
+    total = sum(counts or ())
+    if not counts or not total:
+        return
+    special = dictionary.nspecial  # which are always first
+    falling = counts[:special] + sorted(counts[special:], reverse=True)
+    for cutoff in cutoffs:
+        behind, least = (sum(order[cutoff:]) / total for order in (counts, falling))
+        if behind > least + MISPLACED_SHARE:
             logger.warning(
                 "an adaptive softmax is fast with a dictionary in order of falling counts, as "
-                "fairseq-preprocess writes it; here %r (%d) comes before %r (%d)",
-                dictionary[index],
-                before,
-                dictionary[index + 1],
-                after,
+                "fairseq-preprocess writes it; here %.0f%% of the words in the training data come "
+                "after the first %d of the dictionary, and %.0f%% would in that order",
+                100 * behind,
+                cutoff,
+                100 * least,
             )
             return
 
