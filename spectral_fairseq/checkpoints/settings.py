@@ -10,7 +10,18 @@ import argparse
 import ast
 import operator
 from numbers import Integral, Real
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Tuple, Type
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    FrozenSet,
+    Iterator,
+    List,
+    Mapping,
+    Sequence,
+    Tuple,
+    Type,
+)
 
 import torch
 
@@ -318,12 +329,19 @@ def check_model(model: Mapping[Any, Any], path: Any, stored_bytes: int) -> None:
                 )
 
 
-# The modules that hold one table, by the setting that shares it.
-_SHARED = {
-    "share_all_embeddings": ("encoder.embed_tokens", "decoder.embed_tokens"),
-    "share_decoder_input_output_embed": (),
-}
-_OUTPUT = ("decoder.output_projection", "decoder.output_projection.table")
+# The modules that hold one table, by the setting that shares it and its value.
+_OUTPUT = ("decoder.output_projection", "decoder.output_projection.table", "decoder.fc3")
+_DECODER = ("decoder.embed_tokens", *_OUTPUT)
+_SHARED = (
+    ("share_all_embeddings", True, ("encoder.embed_tokens", *_DECODER)),
+    ("share_decoder_input_output_embed", True, _DECODER),
+    ("share_input_output_embed", True, _DECODER),  # of fconv
+    (
+        "untie_weights_roberta",
+        False,
+        ("encoder.sentence_encoder.embed_tokens", "encoder.lm_head"),
+    ),
+)
 
 
 def check_shared_tables(state: Mapping[str, Any], path: Any) -> None:
@@ -334,22 +352,40 @@ def check_shared_tables(state: Mapping[str, Any], path: Any) -> None:
     """
     nodes = [state.get("args"), (state.get("cfg") or {}).get("model")]
     values = [vars(one) if isinstance(one, argparse.Namespace) else one or {} for one in nodes]
-    for setting, inputs in _SHARED.items():
-        if not any(one.get(setting) is True for one in values):
+    for setting, shares, modules in _SHARED:
+        if not any(one.get(setting) is shares for one in values):
             continue
-        entries: Dict[str, Tuple[str, torch.Tensor]] = {}
-        for key, tensor in state["model"].items():
+        entries: Dict[str, List[str]] = {}
+        for key in state["model"]:
             module, _, entry = key.rpartition(".")
-            if module not in (*inputs, "decoder.embed_tokens", *_OUTPUT):
-                continue
-            first, other = entries.setdefault(entry, (key, tensor))
-            if not _equal_bits(tensor, other):
-                raise CheckpointError(
-                    f"{key} to equal {first} in {path}, which share one table by {setting}",
-                    "different values",
-                    "The file is damaged, or another program has changed one of the two: take the "
-                    "checkpoint as the training saved it.",
-                )
+            # A head has a bias, and RoBERTa's a layer norm, which no input table has.
+            if module in modules and entry != "bias":
+                entries.setdefault(entry, []).append(key)
+        for names in entries.values():
+            refuse_unequal(
+                state["model"],
+                names,
+                f"in {path}, which share one table by {setting}",
+                "The file is damaged, or another program has changed one of the two: take the "
+                "checkpoint as the training saved it.",
+            )
+
+
+def refuse_unequal(tensors: Mapping[str, Any], names: Sequence[str], why: str, remedy: str) -> None:
+    """Raise an error unless all of some entries hold the same numbers.
+
+    Args:
+        tensors: name -> tensor.
+        names: of entries that share one table.
+        why: they do, for the message.
+        remedy: what to do where they differ.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    for name in names[1:]:
+        if not _equal_bits(tensors[name], tensors[names[0]]):
+            raise CheckpointError(f"{name} to equal {names[0]} {why}", "different values", remedy)
 
 
 def _equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

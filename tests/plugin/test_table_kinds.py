@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import CheckpointError
-from spectral_fairseq.plugin.trainer.checks import check_experts, check_tables
+from spectral_fairseq.plugin.trainer.checks import check_experts, check_shared, check_tables
+from tests.plugin.conftest import build_host_model, build_model
 from tests.plugin.trainers import build_trainer, train
 
 
@@ -44,3 +45,36 @@ def test_another_mixture_is_refused_with_its_flags():
     for wrong in (torch.tensor(3.0), "three"):  # no matrix: of another file, or damaged
         with pytest.raises(CheckpointError, match="one of a single softmax"):
             check_experts({**stored, name: wrong}, mixture.get_model())
+
+
+@pytest.mark.parametrize("arch", ["transformer", "transformer_sc", "transformer_mos"])
+def test_two_tables_for_one_of_the_model_are_refused(arch, task):
+    """fairseq loads them one after the other, so that the last one silently stays."""
+    build = build_host_model if arch == "transformer" else build_model
+    model = build(task, arch, share_all_embeddings=True)
+    state = dict(model.state_dict())
+    check_shared(state, model)
+    plain = {name: one for name, one in state.items() if not name.endswith((".U", ".sigma", ".V"))}
+    table = torch.rand(len(state["encoder.layers.0.fc1.weight"]), 4)
+    for shared in (
+        [name for name in state if name.startswith("encoder.embed_tokens.")],
+        ["encoder.embed_tokens.weight"],  # a plain table is loaded into any
+    ):
+        for name in shared:
+            for other in (1.0, float("nan")):
+                twin = name.replace("encoder", "decoder")
+                one = state.get(name, table)
+                if one.numel() and one.is_floating_point():
+                    wrong = {**plain, name: one, twin: one + other}
+                    with pytest.raises(CheckpointError, match="in the checkpoint, which are one"):
+                        check_shared(wrong, model)
+                    check_shared({**wrong, twin: one.clone()}, model)
+
+
+def test_a_bias_of_one_of_two_layers_with_one_table_is_its_own():
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(3, 5), "b": torch.nn.Linear(3, 5)})
+    model["b"].weight = model["a"].weight
+    check_shared(model.state_dict(), model)
+    wrong = {**model.state_dict(), "b.weight": torch.rand(5, 3)}
+    with pytest.raises(CheckpointError, match="b.weight to equal a.weight"):
+        check_shared(wrong, model)

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 INIT_STD = 0.02
 
 # The share of the training data's words that may be in a later cluster than their counts ask for,
-# before a warning says so. The order of a dictionary that was made from other text differs a little.
+# before a warning says so: a dictionary of other text has another order in its tail.
 MISPLACED_SHARE = 0.02
 
 # Arguments of the network whose names differ from those of the flags.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Dict, List, Mapping
 
 import torch
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq import refusals
 from spectral_fairseq.checkpoints.rewriting import entries_by_module, factored_kind
+from spectral_fairseq.checkpoints.settings import refuse_unequal
 from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.embeddings import (
     PlainEmbedding,
@@ -169,15 +170,51 @@ def check_tables(stored: Mapping[str, Any], model: nn.Module) -> None:
         )
 
 
+def check_shared(stored: Mapping[str, Any], model: nn.Module) -> None:
+    """Refuse different tables that would be loaded into one, of which the last would win.
+
+    Args:
+        stored: names -> tensors of a checkpoint, as they are about to be loaded.
+        model: the model to load them into.
+
+    Raises:
+        CheckpointError: modules of the model share a table, and the checkpoint has two for them.
+    """
+    holders: Dict[Any, List[str]] = {}  # of a parameter or buffer
+    for name, module in model.named_modules(remove_duplicate=False):
+        for part in (*module._parameters.values(), *module._buffers.values()):
+            if part is not None:
+                holders.setdefault(part, []).append(name)
+    alone = {
+        f"{name}.{key}"
+        for name, module in model.named_modules(remove_duplicate=False)
+        for key, part in (*module._parameters.items(), *module._buffers.items())
+        if part is not None and len(holders[part]) == 1
+    }
+    entries_of = entries_by_module(stored)
+    for names in {tuple(sharing) for sharing in holders.values() if len(sharing) > 1}:
+        # A plain table may be loaded into a factored one, whose parameters have other names.
+        for entry in {key for name in names for key in entries_of.get(name, ())}:
+            keys = [f"{name}.{entry}" for name in names]
+            found = [key for key in keys if key not in alone and _has_numbers(stored.get(key))]
+            refuse_unequal(
+                stored,
+                found,
+                "in the checkpoint, which are one in this model",
+                "Share the tables that the training of the checkpoint shared: "
+                "--share-all-embeddings, --share-decoder-input-output-embed. If these were shared, "
+                "the file is damaged, or another program has changed one of them.",
+            )
+
+
+def _has_numbers(value: Any) -> bool:
+    """Whether a stored value is a tensor whose numbers are here, one after the other."""
+    return isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta
+
+
 def _column_length(v: Any) -> float:
     """The mean square of the lengths of V's columns, without their scale; 1 for what is no V."""
-    if (
-        not isinstance(v, Tensor)
-        or v.dim() != 2
-        or v.layout is not torch.strided
-        or v.is_meta
-        or not v.is_floating_point()
-    ):
+    if not _has_numbers(v) or v.dim() != 2 or not v.is_floating_point():
         return 1.0
     return float(v.float().square().sum(0).mean()) / V_SCALE**2
 
@@ -187,6 +224,7 @@ def _checking_kinds(upgrade_state_dict: Callable[..., None]) -> Callable[..., No
     def upgrade_and_check(self: Any, state_dict: Any) -> None:
         upgrade_state_dict(self, state_dict)
         check_tables(state_dict, self)
+        check_shared(state_dict, self)
         check_experts(state_dict, self)
 
     return upgrade_and_check
@@ -196,6 +234,7 @@ TABLE_KINDS = Patch(
     name="kinds of tables",
     reason="A checkpoint whose tables are stored in another way than the model's, or that is of "
     "another mixture, is refused with the remedy, where fairseq only says that the architectures "
-    "differ; averages of factors get a warning.",
+    "differ; so are two tables for one of the model, of which fairseq takes the last; averages of "
+    "factors get a warning.",
     install=replaces({"fairseq.models:BaseFairseqModel.upgrade_state_dict": _checking_kinds}),
 )
