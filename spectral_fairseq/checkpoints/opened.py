@@ -15,14 +15,17 @@ from spectral_fairseq.checkpoints.reading import read_json_object
 from spectral_fairseq.checkpoints.table_names import (
     adapted,
     has_output,
+    has_output_beside,
     is_in_pieces,
     is_output_entry,
     may_be_table,
+    output_tables,
 )
 from spectral_fairseq.checkpoints.tables import (
     Unread,
     only_matrix,
     parts_of_outputs,
+    table_shape,
     turned_outputs,
     unread_outputs,
 )
@@ -458,6 +461,37 @@ def padding_rows(settings: Mapping[str, Any]) -> List[int]:
 _WITH_OUTPUT = re.compile("ForCausalLM|LMHead|ForConditionalGeneration|ForMaskedLM|Seq2SeqLM")
 
 
+def check_copies(opened: OpenedModel, tables: Sequence[List[str]]) -> None:
+    """Refuse a file whose output layer has other numbers than the table that it shares.
+
+    Some programs then take the one, some the other, and some do not share them. In memory two
+    parameters are two.
+
+    Raises:
+        CheckpointError: the settings say that the two are one, and they differ.
+    """
+    if opened.path is None or text_settings(opened.settings).get("tie_word_embeddings") is not True:
+        return
+    shapes = {names[0]: table_shape(opened.tensors, names[0]) for names in tables}
+    outputs = [names for names in output_tables(tables) if has_output_beside([names])]
+    for output in outputs:
+        if any(not has_output([[name]]) for name in output):
+            continue  # which is one with a table of the input
+        others = [
+            names[0]
+            for names in tables
+            if not has_output([names]) and shapes[names[0]] == shapes[output[0]]
+        ]
+        if others:
+            raise CheckpointError(
+                f"{output[0]} to equal {' or '.join(others)} in {opened.name}, which share one "
+                "table by tie_word_embeddings",
+                "different values",
+                "Set tie_word_embeddings to false in config.json if the model was trained so; or "
+                "choose one with --table NAME.",
+            )
+
+
 def check_readable(
     opened: OpenedModel, tables: Sequence[List[str]], wanted: Optional[str]
 ) -> List[str]:
@@ -467,7 +501,8 @@ def check_readable(
         Names of what is stored of an output layer, where no table of one can be read.
 
     Raises:
-        CheckpointError: the table is stored in a form that is not read, or not stored here.
+        CheckpointError: the table is stored in a form that is not read, or not stored here, or in
+            two copies that differ.
     """
     sizes = opened.vocabulary_sizes()
     outputs = unread_outputs(opened.tensors, opened.unread, tables, sizes)
@@ -477,6 +512,7 @@ def check_readable(
         readable = any(f"{key}.".startswith(f"{name}.") for key in opened.tensors)
         _refuse(opened, {} if readable else asked)
         return list(outputs)
+    check_copies(opened, tables)
     _refuse(opened, {} if all(map(is_in_pieces, outputs)) else outputs)
     _refuse(opened, parts_of_outputs(opened.tensors, tables, sizes))
     adapters = sorted({adapted(key) for key in opened.tensors} - {""})

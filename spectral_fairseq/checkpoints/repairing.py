@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 import torch
 from torch import Tensor
 
-from spectral_fairseq.checkpoints.opened import OpenedModel
+from spectral_fairseq.checkpoints.opened import OpenedModel, check_copies
 from spectral_fairseq.checkpoints.rewriting import (
     dense_form,
     entries_by_module,
@@ -65,10 +65,13 @@ def repair_tables(
 
     Raises:
         UnsupportedError: no table of that name.
+        CheckpointError: two copies of one table differ, and none was named.
         ConfigurationError: an unknown choice.
     """
     model = opened.tensors
     found = find_tables(model, opened.vocabulary_sizes())
+    if wanted is None:
+        check_copies(opened, list(found.values()))
     groups = [names for names in found.values() if wanted is None or wanted in names]
     if not groups:
         raise UnsupportedError(

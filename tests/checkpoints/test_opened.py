@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from spectral_fairseq.analysis import analyze
+from spectral_fairseq.checkpoints.models import open_model
+from spectral_fairseq.checkpoints.repairing import repair_tables
 from spectral_fairseq.errors import CheckpointError, DataError
 from tests.checkpoints.test_shards import INPUT, OUTPUT, is_table, measured
 from tests.checkpoints.test_untrusted import entry, safetensors_bytes
@@ -135,6 +137,28 @@ def test_settings_that_say_that_the_tables_are_not_shared(tmp_path):
     assert "a table of its own, which is not stored" in choice and NONE_STORED not in choice
     with_config(tmp_path, tensors, architectures=["LlamaForCausalLM"], tie_word_embeddings=True)
     assert "the output layer shares it" in measured(tmp_path)["table"]["choice"]
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_copies_of_a_tied_table_that_differ(nested, tmp_path):
+    """transformers takes the one, the other, or does not share them, depending on its version."""
+    names = "model.embed_tokens.weight", "lm_head.weight"
+
+    def folder(output, tied):
+        config = {"tie_word_embeddings": tied, "vocab_size": 200}
+        config = {"text_config": config} if nested else config
+        return with_config(tmp_path, dict(zip(names, (INPUT, output))), **config)
+
+    found = measured(folder(INPUT.clone(), True))
+    assert is_table(found, INPUT)
+    folder(OUTPUT, True)
+    for read in (analyze, lambda path: repair_tables(open_model(path), rows=["zero"])):
+        with pytest.raises(CheckpointError, match="lm_head to equal model.embed_tokens.*tie_word"):
+            read(tmp_path)
+    assert is_table(measured(tmp_path, table="lm_head"), OUTPUT)
+    # Of other sizes it is no copy, and two parameters of a model in memory are two.
+    assert is_table(measured(folder(OUTPUT[:, :5].clone(), True)), OUTPUT[:, :5])
+    assert is_table(measured(folder(OUTPUT, False)), OUTPUT)
 
 
 def quantized(layer):
