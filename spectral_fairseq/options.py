@@ -38,6 +38,7 @@ from typing import (
     Iterable,
     Iterator,
     List,
+    Mapping,
     NamedTuple,
     Optional,
     Sequence,
@@ -78,6 +79,8 @@ class Option:
         one_of: a name; of the options that share it at most one may be given.
         title: of a group or a part, its heading in ``--help``.
         implied: of a group, whether any of its flags switches it on.
+        needs: what it has no effect without; one of them is enough. A name is that of another
+            option, anything else is said of the model in the words of the warning.
     """
 
     name: str
@@ -100,6 +103,7 @@ class Option:
     one_of: str = ""
     title: str = ""
     implied: bool = True
+    needs: Tuple[str, ...] = ()
 
     @property
     def flag(self) -> str:
@@ -213,18 +217,26 @@ def read_options(options: Iterable[Option], cfg: Any) -> SimpleNamespace:
     return SimpleNamespace(**{one.name: one.read(cfg) for one in options})
 
 
-def given(options: Iterable[Option], values: Any) -> List[str]:
-    """The flags of those options whose values differ from the defaults.
+def idle_flags(
+    options: Iterable[Option], values: Any, defaults: Any, facts: Mapping[str, bool]
+) -> Dict[str, str]:
+    """Flags that were given although nothing that they need is there -> what they need.
 
     Args:
         options: to look at.
-        values: their checked values, by the names of their fields.
+        values: their checked values, and those of the options that they need, by the names of
+            their fields.
+        defaults: likewise the values of options that are not given.
+        facts: what an option may need beside other options, and whether it is there.
     """
-    return [
-        one.flag
+    flags = {one.name: one.flag for one in options}
+    return {
+        one.flag: " or ".join(flags.get(need, need) for need in one.needs)
         for one in options
-        if str(getattr(values, one.name)) != str(one.parsed(one.default))
-    ]
+        if one.needs
+        and str(getattr(values, one.name)) != str(getattr(defaults, one.name))
+        and not any(getattr(values, need) if need in flags else facts[need] for need in one.needs)
+    }
 
 
 def flags_by_argument(options: Iterable[Option]) -> Dict[str, str]:

@@ -6,6 +6,7 @@ import inspect
 import logging
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 from weakref import WeakKeyDictionary
 
@@ -24,11 +25,13 @@ from spectral_fairseq.functional.cosines import mean_cosine
 from spectral_fairseq.functional.ranks import spectrum_measures
 from spectral_fairseq.functional.softmax_loss import smoothing_weights
 from spectral_fairseq.functional.spectra import singular_values_of_gram, table_gram
-from spectral_fairseq.options import Option
+from spectral_fairseq.options import Option, idle_flags, read_options
 from spectral_fairseq.plugin import likelihood
 from spectral_fairseq.plugin.likelihood import LikelihoodTerm, LossForm
+from spectral_fairseq.plugin.likelihood.consistency import DROPOUT, drops
 from spectral_fairseq.plugin.likelihood.gradient_gating import WordMemory
 from spectral_fairseq.plugin.models.fast_dropout import (
+    FAIRSEQ_DROPOUT,
     FAST_DROPOUT,
     draw_masks_fast,
     draws_masks_fast,
@@ -198,18 +201,19 @@ def reduce_spectrum(logging_outputs: List[Dict[str, Any]]) -> None:
             metrics.log_scalar(key, total / measured, round=5)
 
 
+OPTIONS = (
+    *objective.FLAGS,
+    *flags.FLAGS,
+    *likelihood.FLAGS,
+    FAST_DROPOUT,
+    LOG_SPECTRUM_INTERVAL,
+    TABLE_LR_SCALE,
+    TABLE_WEIGHT_DECAY,
+)
 PenalisedCriterionConfig = with_options(
     LabelSmoothedCrossEntropyCriterionConfig,
     "PenalisedCriterionConfig",
-    (
-        *objective.FLAGS,
-        *flags.FLAGS,
-        *likelihood.FLAGS,
-        FAST_DROPOUT,
-        LOG_SPECTRUM_INTERVAL,
-        TABLE_LR_SCALE,
-        TABLE_WEIGHT_DECAY,
-    ),
+    OPTIONS,
     "The flags of ``label_smoothed_cross_entropy``, and those of every penalty.",
 )
 
@@ -348,8 +352,9 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         for inner in models_in(unwrapped(model)):
             _refuse_non_autoregressive(inner)
         bound = self.objectives_of(model)
-        for option, needed in self._idle_flags(model, bound).items():
-            logger.warning("%s has no effect without %s", option, needed)
+        idle = [self._idle_flags(inner, one) for one, inner in zip(bound, models_in(model))]
+        for flag in (one for one in idle[0] if all(one in other for other in idle)):
+            logger.warning("%s has no effect without %s", flag, idle[0][flag])
         for one, inner in zip(bound, models_in(model)):
             one.penalties.check(inner)
             one.control.check(ModelView(one.parts))
@@ -357,22 +362,18 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             _refuse_fairseqs_adaptive_softmax(inner)
             one.likelihood.check()
 
-    def _idle_flags(self, model: nn.Module, bound: List[Objective]) -> Dict[str, str]:
-        """Flags that were given and have no effect on any model -> what they would need."""
-        found = []
-        for one in bound:
-            idle = {**one.penalties.idle_flags(), **one.control.idle_flags()}
-            if one.parts.svd_tables or one.control.reads_prior:
-                for flag in prior.FLAGS:  # which a penalty is not alone to read
-                    idle.pop(flag.flag, None)
-            found.append(idle)
-        everywhere = set(found[0]).intersection(*found)
-        slow = self._cfg.fast_dropout and not draws_masks_fast(model)
-        return {
-            **{option: needed for option, needed in found[0].items() if option in everywhere},
-            **likelihood.idle_flags(self._likelihood_options, model),
-            **({FAST_DROPOUT.flag: "dropout by fairseq's modules on a CPU"} if slow else {}),
+    def _idle_flags(self, model: nn.Module, bound: Objective) -> Dict[str, str]:
+        """Flags that were given and have no effect on a model -> what they would need."""
+        has_svd = bool(bound.parts.svd_tables)
+        facts = {
+            objective.A_PENALTY: bound.penalties.active,
+            prior.AN_SVD_TABLE: has_svd,
+            DROPOUT: drops(model),
+            FAIRSEQ_DROPOUT: draws_masks_fast(model),
         }
+        values = read_options(OPTIONS, flags.with_method(self._cfg, has_svd))
+        defaults = SimpleNamespace(**{one.name: one.parsed(one.default) for one in OPTIONS})
+        return idle_flags(OPTIONS, values, defaults, facts)
 
     def forward(self, model: nn.Module, sample: Any, reduce: bool = True) -> Tuple[Any, Any, Any]:
         """As ``label_smoothed_cross_entropy``, with the penalties added to the loss in training."""

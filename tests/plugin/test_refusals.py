@@ -11,8 +11,14 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.lm.coupled_adam import CoupledAdam
+from spectral_fairseq.plugin.criterion import OPTIONS
+from spectral_fairseq.plugin.likelihood.consistency import DROPOUT
+from spectral_fairseq.plugin.models.fast_dropout import FAIRSEQ_DROPOUT
 from spectral_fairseq.plugin.models.registry import warn_of_idle_options
 from spectral_fairseq.plugin.optim.coupled_adam import couple_tables
+from spectral_fairseq.plugin.penalties.catalogue import PENALTIES
+from spectral_fairseq.plugin.penalties.objective import A_PENALTY
+from spectral_fairseq.plugin.spectrum_control.prior import AN_SVD_TABLE
 from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample, words
 from tests.plugin.trainers import build_trainer
 
@@ -248,3 +254,11 @@ def test_options_of_other_tables_and_heads_are_named(task, caplog, options, said
     model = build_model(task)
     warn_of_idle_options(model, Namespace(**options))
     assert [record.message.split()[0] for record in caplog.records] == said
+
+
+def test_a_setting_of_a_penalty_needs_its_weight_and_every_need_is_known():
+    names = {one.name for one in OPTIONS}
+    for penalty in PENALTIES:
+        assert all(penalty.weight.name in one.needs for one in penalty.settings), penalty.name
+    facts = {A_PENALTY, AN_SVD_TABLE, DROPOUT, FAIRSEQ_DROPOUT}
+    assert {need for one in OPTIONS for need in one.needs} - names == facts

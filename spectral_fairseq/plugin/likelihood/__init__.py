@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
-
-from torch import nn
+from typing import Any
 
 from spectral_fairseq import options as declared
 from spectral_fairseq import refusals
@@ -42,7 +40,6 @@ __all__ = [
     "LikelihoodTerm",
     "LossForm",
     "form_for",
-    "idle_flags",
     "likelihood_term",
     "plain_likelihood",
     "read_options",
@@ -76,26 +73,6 @@ def read_options(cfg: Any) -> Any:
     if options.loss_form == "blockwise" and options.gradient_gating:
         raise refusals.GATING.error("--loss-form blockwise")
     return options
-
-
-def idle_flags(options: Any, model: nn.Module) -> Dict[str, str]:
-    """Flags that were given and have no effect -> what they would need."""
-    idle = {}
-    if options.rdrop_weight and not _drops(model):
-        idle[RDROP_WEIGHT.flag] = "dropout, by which its two passes differ"
-    for flag, needed in ((SIMCUT_CUTOFF, SIMCUT_WEIGHT), (GRADIENT_GATING_MEMORY, GRADIENT_GATING)):
-        if not getattr(options, needed.name):
-            idle.update(dict.fromkeys(declared.given([flag], options), needed.flag))
-    return idle
-
-
-def _drops(model: nn.Module) -> bool:
-    """Whether any module of the model has a probability of dropping something."""
-    settings = (item for module in model.modules() for item in vars(module).items())
-    return any(
-        (name == "p" or "drop" in name) and isinstance(value, (int, float)) and value > 0
-        for name, value in settings
-    )
 
 
 def likelihood_term(criterion: Any, parts: Parts, options: Any, form: LossForm) -> LikelihoodTerm:

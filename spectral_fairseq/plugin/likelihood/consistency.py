@@ -80,12 +80,14 @@ def every_second_row_cut(model: nn.Module, probability: float, padding_idx: int)
             hook.remove()
 
 
+DROPOUT = "dropout, by which its two passes differ"
 RDROP_WEIGHT = Option(
     "rdrop_weight",
     0.0,
     "alpha of R-Drop: in training run each sentence twice, and penalise the divergence of the two "
     "distributions",
     at_least=0,
+    needs=(DROPOUT,),
 )
 SIMCUT_WEIGHT = Option(
     "simcut_weight",
@@ -100,7 +102,17 @@ SIMCUT_CUTOFF = Option(
     "probability of SimCut that the embedding of a position is set to zero",
     above=0,
     below=1,
+    needs=("simcut_weight",),
 )
+
+
+def drops(model: nn.Module) -> bool:
+    """Whether any module of the model has a probability of dropping something."""
+    settings = (item for module in model.modules() for item in vars(module).items())
+    return any(
+        (name == "p" or "drop" in name) and isinstance(value, (int, float)) and value > 0
+        for name, value in settings
+    )
 
 
 class Consistency(LikelihoodTerm):

@@ -173,6 +173,7 @@ GRADIENT_GATING_MEMORY = Option(
     "K of adaptive gradient gating: number of updates over which words are counted; the paper "
     "counts over the updates of an epoch",
     at_least=1,
+    needs=("gradient_gating",),
 )
 
 

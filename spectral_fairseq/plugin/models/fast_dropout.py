@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from spectral_fairseq.functional.dropout import fast_dropout
 from spectral_fairseq.options import Option
 
+FAIRSEQ_DROPOUT = "dropout by fairseq's modules on a CPU"
 FAST_DROPOUT = Option(
     "fast_dropout",
     False,
     "draw the masks of dropout on a CPU from a quarter of the random numbers; the masks differ "
     "from those that fairseq draws with the same seed",
+    needs=(FAIRSEQ_DROPOUT,),
 )
 
 

@@ -19,16 +19,25 @@ from spectral_fairseq.embeddings import TABLES, PlainEmbedding, SVDEmbedding, Ta
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.heads import HEADS, Head, SoftmaxHead
 from spectral_fairseq.heads.head import SOFTCAP
-from spectral_fairseq.options import Option
+from spectral_fairseq.options import Option, idle_flags
 
 logger = logging.getLogger(__name__)
 
 EMBEDDING_TABLES = ("output", "all")
 
 
-def _options_of(kinds: Iterable[Union[Type[Table], Type[Head]]]) -> List[Option]:
-    """The options of any of the kinds, each once if several kinds share it."""
-    return list({one.name: one for kind in kinds for one in kind.options}.values())
+def _options_of(flag: str, kinds: Iterable[Union[Type[Table], Type[Head]]]) -> List[Option]:
+    """The options of any of the kinds that a flag names, each once if several kinds share it."""
+    options = {one.name: one for kind in kinds for one in kind.options}
+    return [
+        dataclasses.replace(
+            one, needs=tuple(f"{flag} {kind.kind}" for kind in kinds if one in kind.options)
+        )
+        # The criterions read the prior of a table that is no SVD table.
+        if one not in SVDEmbedding.options
+        else one
+        for one in options.values()
+    ]
 
 
 def with_options(
@@ -58,32 +67,38 @@ def _one_of(kinds: Iterable[Union[Type[Table], Type[Head]]]) -> str:
     return f"{', '.join(others)}, or {last}"
 
 
+EMBEDDING_TYPE = Option(
+    "embedding_type",
+    TABLES[0].kind,
+    f"parameterisation of the embedding table: {_one_of(TABLES)}",
+    choices=[kind.kind for kind in TABLES],
+)
+OUTPUT_HEAD = Option(
+    "output_head",
+    HEADS[0].kind,
+    f"output layer of the decoder: {_one_of(HEADS)}",
+    choices=[kind.kind for kind in HEADS],
+)
+OPTIONS = (
+    EMBEDDING_TYPE,
+    Option(
+        "embedding_tables",
+        EMBEDDING_TABLES[0],
+        "which tables --embedding-type applies to: the one that the softmax uses, with "
+        "whatever shares it, or all of them",
+        choices=EMBEDDING_TABLES,
+        needs=tuple(
+            f"{EMBEDDING_TYPE.flag} {kind.kind}" for kind in TABLES if kind is not PlainEmbedding
+        ),
+    ),
+    *_options_of(EMBEDDING_TYPE.flag, TABLES),
+    OUTPUT_HEAD,
+    *_options_of(OUTPUT_HEAD.flag, HEADS),
+)
 SpectralOptions: Any = with_options(
     FairseqDataclass,
     "SpectralOptions",
-    [
-        Option(
-            "embedding_type",
-            TABLES[0].kind,
-            f"parameterisation of the embedding table: {_one_of(TABLES)}",
-            choices=[kind.kind for kind in TABLES],
-        ),
-        Option(
-            "embedding_tables",
-            EMBEDDING_TABLES[0],
-            "which tables --embedding-type applies to: the one that the softmax uses, with "
-            "whatever shares it, or all of them",
-            choices=EMBEDDING_TABLES,
-        ),
-        *_options_of(TABLES),
-        Option(
-            "output_head",
-            HEADS[0].kind,
-            f"output layer of the decoder: {_one_of(HEADS)}",
-            choices=[kind.kind for kind in HEADS],
-        ),
-        *_options_of(HEADS),
-    ],
+    OPTIONS,
     "The options of all tables and heads; an architecture is a preset of them.",
 )
 
@@ -125,7 +140,7 @@ def has_own_output(options: Any) -> bool:
 
 
 def warn_of_idle_options(model: Any, config: Any) -> None:
-    """Warn of options of tables and heads that were given and that the chosen ones do not have.
+    """Warn of options that were given and that the chosen table and head do not have.
 
     Args:
         model: whose class is an architecture of this package, or of fairseq, which has none.
@@ -143,26 +158,16 @@ def warn_of_idle_options(model: Any, config: Any) -> None:
             for name, value in settings.items()
         }
     )
-    chosen = (table_kind(options), head_kind(options))
-    used = {option.name for kind in chosen for option in kind.options}
-    # The criterions read the prior of a table that is no SVD table.
-    used |= {option.name for option in SVDEmbedding.options}
-    idle = {
-        option.flag
-        for options_of_kind in (kind.options for kinds in (TABLES, HEADS) for kind in kinds)
-        for option in options_of_kind
-        if option.name not in used
-        and str(getattr(options, option.name)) != str(getattr(defaults, option.name))
-    }
-    if table_kind(options) is PlainEmbedding and str(options.embedding_tables) == "all":
-        idle.add("--embedding-tables")
-    for flag in sorted(idle):
-        logger.warning(
-            "%s has no effect with --embedding-type %s --output-head %s",
-            flag,
-            options.embedding_type,
-            options.output_head,
+    facts = {
+        f"{flag} {kind.kind}": kind is chosen
+        for flag, kinds, chosen in (
+            (EMBEDDING_TYPE.flag, TABLES, table_kind(options)),
+            (OUTPUT_HEAD.flag, HEADS, head_kind(options)),
         )
+        for kind in kinds
+    }
+    for flag, needed in idle_flags(OPTIONS, options, defaults, facts).items():
+        logger.warning("%s has no effect without %s", flag, needed)
 
 
 def refuse_unsupported(options: Any) -> None:

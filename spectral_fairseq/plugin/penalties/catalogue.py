@@ -228,12 +228,14 @@ WEIGHT_NORM = Penalty(
             2.0,
             "nu: the norm to which word vectors are pulled",
             at_least=0,
+            needs=("weight_norm_weight",),
         ),
         Option(
             "weight_norm_target_by_count",
             False,
             "give each word a target of its own, proportional to its smoothed log count, with "
             "mean nu",
+            needs=("weight_norm_weight",),
         ),
     ),
     for_words=_with_targets,

@@ -23,7 +23,7 @@ from torch import nn
 from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
-from spectral_fairseq.options import Option, given, read_options
+from spectral_fairseq.options import Option, read_options
 from spectral_fairseq.plugin.penalties.catalogue import PENALTIES
 from spectral_fairseq.plugin.penalties.view import Batch, ModelView, Parts, Penalty, Term
 
@@ -63,12 +63,14 @@ def interval_for(num_words: int) -> int:
     return 1 if num_words < LARGE_DICTIONARY else num_words // WORDS_PER_INTERVAL_STEP
 
 
+A_PENALTY = "a penalty, such as --cosreg-weight"
 PENALTY_INTERVAL = Option(
     "penalty_interval",
     "auto",
     "compute the penalties on whole tables every k-th update, k times as strong; 'auto' is 1 up "
     "to 65,535 words and grows with the dictionary",
     parse=parse_interval,
+    needs=(A_PENALTY,),
 )
 
 
@@ -97,6 +99,11 @@ class Penalties:
         self._lazy = [one for one in self._active if one.lazy(view)]
         self._each_update = [one for one in self._active if one not in self._lazy]
         self._last: Optional[List[Term]] = None if self._lazy else []
+
+    @property
+    def active(self) -> bool:
+        """Whether there is any."""
+        return bool(self._active)
 
     def __call__(self, updates: int, batch: Optional[Batch] = None) -> List[Term]:
         """The terms that are due.
@@ -158,19 +165,6 @@ class Penalties:
         if self._last is None:
             self._last = self._terms(self._lazy, ModelView(self._parts))
         return self._last
-
-    def idle_flags(self) -> Dict[str, str]:
-        """Flags that were given although no penalty reads them -> the flags that they belong to."""
-        idle = {
-            option: penalty.weight.flag
-            for penalty in PENALTIES
-            if penalty not in self._active
-            for option in given(penalty.settings, self._flags)
-        }
-        if not self._active:
-            needed = "a penalty, such as --cosreg-weight"
-            idle.update(dict.fromkeys(given([PENALTY_INTERVAL], self._flags), needed))
-        return idle
 
     def _terms(self, penalties: Iterable[Penalty], view: ModelView) -> List[Term]:
         terms = []

@@ -20,7 +20,7 @@ from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.spectrum_penalties import check_rank
 from spectral_fairseq.functional.table_control import SCALES, SIDES, TableChange
-from spectral_fairseq.options import Option, given, read_options
+from spectral_fairseq.options import Option, read_options
 from spectral_fairseq.plugin.models.find import output_table
 from spectral_fairseq.plugin.penalties.view import ModelView, svd_tables
 from spectral_fairseq.plugin.spectrum_control import prior as table_prior
@@ -52,6 +52,8 @@ SVD_INTERVAL = Option(
     at_least=0,
     type=Optional[int],
 )
+NEEDS_DECAY = ("spectrum_decay",)
+NEEDS_EITHER = ("spectrum_decay", "table_centering")
 FLAGS = (
     DECAY,
     Option(
@@ -60,12 +62,14 @@ FLAGS = (
         "with --spectrum-decay move every singular value to the prior, or only what exceeds "
         "--spectrum-slack times the prior back to that bound",
         choices=SIDES,
+        needs=NEEDS_DECAY,
     ),
     Option(
         "spectrum_slack",
         3.0,
         "factor on the prior of --spectrum-side above",
         at_least=1,
+        needs=NEEDS_DECAY,
     ),
     Option(
         "spectrum_scale",
@@ -73,6 +77,7 @@ FLAGS = (
         "with --spectrum-decay take the prior as it is, or scale it to the norm that the table "
         "has: 'both' then keeps that norm, while 'above' shortens the table by what it cuts",
         choices=SCALES,
+        needs=NEEDS_DECAY,
     ),
     CENTERING,
     Option(
@@ -80,17 +85,17 @@ FLAGS = (
         10,
         "k of --spectrum-decay and --table-centering",
         at_least=1,
+        needs=NEEDS_EITHER,
     ),
     Option(
         "spectrum_decay_start",
         0,
         "updates before --spectrum-decay and --table-centering begin",
         at_least=0,
+        needs=NEEDS_EITHER,
     ),
     SVD_INTERVAL,
 )
-_OF_DECAY = ("spectrum_side", "spectrum_slack", "spectrum_scale")
-_OF_BOTH = ("spectrum_decay_interval", "spectrum_decay_start")
 
 
 class Controlled(NamedTuple):
@@ -151,25 +156,6 @@ class TableControl:
         other = copy.copy(self)
         other._options = SimpleNamespace(**{**vars(self._options), "svd_interval": 0})
         return other
-
-    @property
-    def reads_prior(self) -> bool:
-        """Whether singular values are moved to the prior of the criterion's flags."""
-        return bool(self._options.spectrum_decay)
-
-    def idle_flags(self) -> Dict[str, str]:
-        """Flags that were given and have no effect -> the flags that they belong to."""
-        needs = {}
-        if not self._options.spectrum_decay:
-            needs.update(dict.fromkeys(_OF_DECAY, DECAY.flag))
-        if not self._rule.active:
-            needs.update(dict.fromkeys(_OF_BOTH, f"{DECAY.flag} or {CENTERING.flag}"))
-        return {
-            option: needs[flag.name]
-            for flag in FLAGS
-            if flag.name in needs
-            for option in given([flag], self._options)
-        }
 
     def is_due(self, num_updates: int) -> bool:
         """Whether the spectrum is to be changed after that many updates."""

@@ -26,8 +26,14 @@ from spectral_fairseq.training.control import counted_norm
 PRIOR_OPTIONS = tuple(
     one for one in SVDEmbedding.options if one.argument in ("prior", "c1", "c2", "gamma")
 )
+AN_SVD_TABLE = "an SVD table"
 FLAGS = tuple(
-    replace(one, help=one.help.replace("an SVD table", "a plain table"), parse=None)
+    replace(
+        one,
+        help=one.help.replace("an SVD table", "a plain table"),
+        parse=None,
+        needs=("spectrum_weight", "spectrum_decay", AN_SVD_TABLE),
+    )
     for one in PRIOR_OPTIONS
 )
 
