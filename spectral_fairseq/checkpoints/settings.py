@@ -41,10 +41,7 @@ _OPERATORS: Dict[Type[ast.AST], Callable[..., Any]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
 }
-_NUMBERS = (int, float, complex)
 _SEQUENCES = (list, tuple, str, bytes)
 
 
@@ -66,8 +63,9 @@ def literal(text: str) -> Any:
     try:
         if len(text) > MAX_CHARACTERS:
             raise ValueError("too long")
-        return _Evaluation().value(ast.parse(text.lstrip(" \t"), mode="eval").body)
-    except (ArithmeticError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
+        return ast.literal_eval(_Computed().visit(ast.parse(text.lstrip(" \t"), mode="eval")))
+    except (ArithmeticError, LookupError, MemoryError, RecursionError, SyntaxError, TypeError,
+            ValueError):  # fmt: skip
         shown = repr(text[:80]) + ("..." if len(text) > 80 else "")
         raise ConfigurationError(
             "a literal value, such as (0.9, 0.98) or [(512, 3)] * 20", shown,
@@ -75,52 +73,25 @@ def literal(text: str) -> Any:
         ) from None  # fmt: skip
 
 
-class _Evaluation:
-    """The evaluation of one expression, which makes :data:`MAX_ITEMS` items at most."""
+class _Computed(ast.NodeTransformer):
+    """Puts values in the places of operations, with :data:`MAX_ITEMS` items in all at most."""
 
-    def __init__(self) -> None:
-        self._items_left = MAX_ITEMS
+    items_left = MAX_ITEMS
 
-    def value(self, node: ast.AST) -> Any:
-        if isinstance(node, ast.Constant) and node.value is not Ellipsis:
-            return node.value
-        if isinstance(node, ast.List):
-            return [self.value(item) for item in node.elts]
-        if isinstance(node, ast.Tuple):
-            return tuple(self.value(item) for item in node.elts)
-        if isinstance(node, ast.Set):
-            return {self.value(item) for item in node.elts}
-        if isinstance(node, ast.Dict) and None not in node.keys:
-            pairs = ((key, item) for key, item in zip(node.keys, node.values) if key)
-            return {self.value(key): self.value(item) for key, item in pairs}
-        if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
-            return _OPERATORS[type(node.op)](_operand(self.value(node.operand), _NUMBERS))
-        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-            return self._combined(type(node.op), self.value(node.left), self.value(node.right))
-        raise ValueError(f"not a literal: {type(node).__name__}")
-
-    def _combined(self, kind: Type[ast.AST], left: Any, right: Any) -> Any:
-        if isinstance(left, _SEQUENCES) or isinstance(right, _SEQUENCES):
-            if kind is ast.Mult:
-                many, times = (left, right) if isinstance(left, _SEQUENCES) else (right, left)
-                items = len(many) * _operand(times, int)
-            elif kind is ast.Add:
-                items = len(left) + len(right)
-            else:
-                raise ValueError("sequences are only joined and repeated")
-            self._items_left -= max(0, items)
-            if self._items_left < 0:
+    def visit_BinOp(self, node: ast.BinOp) -> ast.Constant:
+        apply = _OPERATORS[type(node.op)]
+        operands = [ast.literal_eval(self.visit(side)) for side in (node.left, node.right)]
+        if any(isinstance(value, _SEQUENCES) for value in operands):
+            sizes = (len(one) if isinstance(one, _SEQUENCES) else one for one in operands)
+            self.items_left -= max(0, apply(*sizes))
+            if self.items_left < 0:
                 raise ValueError("too many items")
-        else:
-            _operand(left, _NUMBERS)
-            _operand(right, _NUMBERS)
-        return _OPERATORS[kind](left, right)
+        return ast.Constant(apply(*operands))
 
-
-def _operand(value: Any, kinds: Any) -> Any:
-    if not isinstance(value, kinds):
-        raise ValueError(f"not an operand: {type(value).__name__}")
-    return value
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        if node.value is Ellipsis:
+            raise ValueError("not a literal: Ellipsis")
+        return node
 
 
 MOST_SETTINGS = 100_000
@@ -145,6 +116,40 @@ OF_FCONV = frozenset(
 )
 
 _NODE = (Mapping, argparse.Namespace)
+_NUMBER = (Real, torch.Tensor)
+
+# What stands at each place of a checkpoint, unless nothing does; * is each entry of a list.
+_TYPES: Tuple[Tuple[str, Any], ...] = (
+    ("args", argparse.Namespace),
+    ("args.arch", str),
+    ("cfg", Mapping),
+    *((f"cfg.{name}", _NODE) for name in ("common", "criterion", "model", "task")),
+    *((f"cfg.{name}._name", str) for name in ("common", "criterion", "model", "task")),
+    *((f"cfg.{name}.arch", str) for name in ("common", "criterion", "model", "task")),
+    ("task_state", dict),
+    ("last_optimizer_state", dict),
+    ("last_optimizer_state.param_groups", list),
+    ("optimizer_history", list),
+    ("optimizer_history.*", dict),
+    ("optimizer_history.*.num_updates", Integral),
+    ("extra_state", dict),
+    ("extra_state.best", _NUMBER),
+    ("extra_state.val_loss", _NUMBER),
+    ("extra_state.train_iterator", dict),
+    ("extra_state.train_iterator.epoch", Integral),
+    ("extra_state.train_iterator.iterations_in_epoch", Integral),
+    ("extra_state.train_iterator.num_shards", Integral),
+)
+_NAMES = {
+    dict: "a dictionary",
+    Mapping: "a dictionary",
+    argparse.Namespace: "an argparse.Namespace",
+    Integral: "a whole number",
+    list: "a list",
+    Real: "a number",
+    str: "a string",
+    torch.Tensor: "a tensor",
+}
 
 
 def check_settings(state: Dict[str, Any], path: Any) -> None:
@@ -159,42 +164,37 @@ def check_settings(state: Dict[str, Any], path: Any) -> None:
         CheckpointError: an entry of another type than fairseq writes, or a setting that would run
             code when fairseq evaluates it.
     """
-    _check(state, "args", argparse.Namespace, path)
-    _check(state, "cfg", Mapping, path)
-    if state.get("cfg") is not None:
-        state["cfg"] = _without_omegaconf(state["cfg"], "cfg", path)
-        _check(state, "cfg", Mapping, path)  # a container may be as good as a string, or missing
-        state["cfg"] = state["cfg"] and {
-            name: _without_omegaconf(node, f"cfg.{name}", path)
-            for name, node in state["cfg"].items()
-        }
-    cfg = state.get("cfg") or {}
-    for name in ("common", "criterion", "model", "task"):
-        _check(cfg, name, _NODE, path, "cfg.")
-        for key in ("_name", "arch"):
-            _check(cfg.get(name) or {}, key, str, path, f"cfg.{name}.")
-    _check(state.get("args"), "arch", str, path, "args.")
-    _check(state, "task_state", dict, path)
-    _check(state, "last_optimizer_state", dict, path)
-    optimizer = state.get("last_optimizer_state") or {}
-    _check(optimizer, "param_groups", list, path, "last_optimizer_state.")
-    _check(state, "optimizer_history", list, path)
-    for number, entry in enumerate(state.get("optimizer_history") or ()):
-        where = f"optimizer_history[{number}]"
-        _check({where: entry}, where, dict, path)
-        _check(entry or {}, "num_updates", Integral, path, f"{where}.")
-    _check(state, "extra_state", dict, path)
-    extra_state = state.get("extra_state") or {}
-    for name in ("best", "val_loss"):
-        _check(extra_state, name, (Real, torch.Tensor), path, "extra_state.")
-    _check(extra_state, "train_iterator", dict, path, "extra_state.")
-    iterator = extra_state.get("train_iterator") or {}
-    for name in ("epoch", "iterations_in_epoch", "num_shards"):
-        _check(iterator, name, Integral, path, "extra_state.train_iterator.")
+    cfg = _without_omegaconf(state.get("cfg"), "cfg", path)
+    if isinstance(cfg, Mapping):
+        cfg = {name: _without_omegaconf(node, f"cfg.{name}", path) for name, node in cfg.items()}
+    if "cfg" in state:
+        state["cfg"] = cfg
+    for place, kind in _TYPES:
+        for name, value in _values(state, place.split(".")):
+            if value is not None and not isinstance(value, kind):
+                kinds = kind if isinstance(kind, tuple) else (kind,)
+                raise CheckpointError(
+                    f"{name} to be {' or '.join(map(_NAMES.__getitem__, kinds))} in {path}",
+                    f"a value of type {type(value).__name__}",
+                    REMEDY,
+                )
     names = EVALUATED if _may_be_fconv(state) else EVALUATED - OF_FCONV
     both = {name: state.get(name) for name in ("args", "cfg")}
     for setting, text in _evaluated(both, names, path):
         _check_literal(setting, text, path)
+
+
+def _values(node: Any, names: Sequence[str], where: str = "") -> Iterator[Tuple[str, Any]]:
+    """The values at a place of :data:`_TYPES` with their full names; None where there is none."""
+    if not names:
+        yield where, node
+    elif names[0] == "*":
+        for number, entry in enumerate(node or ()):
+            yield from _values(entry, names[1:], f"{where}[{number}]")
+    else:
+        is_mapping = isinstance(node, Mapping)
+        value = node.get(names[0]) if is_mapping else getattr(node, names[0], None)
+        yield from _values(value, names[1:], f"{where}.{names[0]}".lstrip("."))
 
 
 def _may_be_fconv(state: Mapping[str, Any]) -> bool:
@@ -240,31 +240,6 @@ def _without_omegaconf(node: Any, name: str, path: Any) -> Any:
             f"{type(error).__name__}: {error}",
             REMEDY,
         ) from error
-
-
-_NAMES = {
-    dict: "a dictionary",
-    Mapping: "a dictionary",
-    argparse.Namespace: "an argparse.Namespace",
-    Integral: "a whole number",
-    list: "a list",
-    Real: "a number",
-    str: "a string",
-    torch.Tensor: "a tensor",
-}
-
-
-def _check(node: Any, name: str, kind: Any, path: Any, prefix: str = "") -> None:
-    """Refuse ``node[name]`` unless it is missing, None or of ``kind``."""
-    value = node.get(name) if isinstance(node, Mapping) else getattr(node, name, None)
-    if value is None or isinstance(value, kind):
-        return
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    raise CheckpointError(
-        f"{prefix}{name} to be {' or '.join(_NAMES[one] for one in kinds)} in {path}",
-        f"a value of type {type(value).__name__}",
-        REMEDY,
-    )
 
 
 def _evaluated(
