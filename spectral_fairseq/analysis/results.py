@@ -15,14 +15,10 @@ from spectral_fairseq.analysis.comparison import Reference, by_method, drift
 from spectral_fairseq.analysis.measures import Measured, measure_table
 from spectral_fairseq.analysis.options import Options, StepCallback
 from spectral_fairseq.checkpoints import reading
-from spectral_fairseq.checkpoints.dictionary import (
-    Counts,
-    checkpoint_settings,
-    read_counts,
-    with_counts,
-)
+from spectral_fairseq.checkpoints.dictionary import Counts, read_counts, with_counts
 from spectral_fairseq.checkpoints.models import open_memory, open_model
 from spectral_fairseq.checkpoints.opened import OpenedModel, check_readable, check_whole
+from spectral_fairseq.checkpoints.settings import checkpoint_settings
 from spectral_fairseq.checkpoints.table_names import describe_choice, has_output, is_output
 from spectral_fairseq.checkpoints.tables import (
     StoredTable,

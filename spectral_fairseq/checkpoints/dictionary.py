@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from spectral_fairseq.checkpoints.reading import read_json
+from spectral_fairseq.checkpoints.settings import checkpoint_settings
 from spectral_fairseq.checkpoints.vectors import read_npy
 from spectral_fairseq.errors import DataError, MissingDataError
 from spectral_fairseq.files import why_not_readable
@@ -326,17 +327,6 @@ def _fitting(files: Sequence[Path], rows: int, checkpoint: Mapping[str, Any]) ->
         if len(words.symbols) == rows:
             return words
     return None
-
-
-def checkpoint_settings(checkpoint: Mapping[str, Any], node: str) -> Dict[str, Any]:
-    """A node of a checkpoint's configuration as a dict, from ``cfg`` or an old ``args``."""
-    cfg = checkpoint.get("cfg")
-    found = cfg.get(node) if isinstance(cfg, dict) else None
-    if found is None:
-        found = checkpoint.get("args") or {}
-    if isinstance(found, dict):
-        return dict(found)
-    return dict(vars(found)) if hasattr(found, "__dict__") else {}
 
 
 # How often each word of a table occurs, from a file or from Python.

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from spectral_fairseq.checkpoints import reading
-from spectral_fairseq.checkpoints.dictionary import WordList, checkpoint_settings, find_dictionary
+from spectral_fairseq.checkpoints.dictionary import WordList, find_dictionary
 from spectral_fairseq.checkpoints.opened import (
     OpenedModel,
     Shards,
@@ -24,6 +24,7 @@ from spectral_fairseq.checkpoints.opened import (
 )
 from spectral_fairseq.checkpoints.reading import (
     READ_FAILURES,
+    Unread,
     check_fairseq,
     first_line,
     read_json_object,
@@ -32,10 +33,9 @@ from spectral_fairseq.checkpoints.reading import (
 )
 from spectral_fairseq.checkpoints.rewriting import PADDING_ROW
 from spectral_fairseq.checkpoints.saved import PART, WEIGHTS, model_path, weights_file
-from spectral_fairseq.checkpoints.settings import check_model
+from spectral_fairseq.checkpoints.settings import check_model, checkpoint_settings
 from spectral_fairseq.checkpoints.state_dict import state_dict_of
 from spectral_fairseq.checkpoints.table_names import may_be_table
-from spectral_fairseq.checkpoints.tables import Unread
 from spectral_fairseq.checkpoints.vectors import (
     looks_like_word_vectors,
     read_npy,

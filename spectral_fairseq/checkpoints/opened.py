@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.checkpoints.dictionary import WordList
-from spectral_fairseq.checkpoints.reading import read_json_object
+from spectral_fairseq.checkpoints.reading import Unread, read_json_object
 from spectral_fairseq.checkpoints.table_names import (
     adapted,
     has_output,
@@ -22,7 +22,6 @@ from spectral_fairseq.checkpoints.table_names import (
     output_tables,
 )
 from spectral_fairseq.checkpoints.tables import (
-    Unread,
     only_matrix,
     parts_of_outputs,
     table_shape,

@@ -273,6 +273,17 @@ def _check_literal(setting: str, text: str, path: Any) -> None:
         ) from None
 
 
+def checkpoint_settings(checkpoint: Mapping[str, Any], node: str) -> Dict[str, Any]:
+    """A node of a checkpoint's configuration as a dict, from ``cfg`` or an old ``args``."""
+    cfg = checkpoint.get("cfg")
+    found = cfg.get(node) if isinstance(cfg, dict) else None
+    if found is None:
+        found = checkpoint.get("args") or {}
+    if isinstance(found, dict):
+        return dict(found)
+    return dict(vars(found)) if hasattr(found, "__dict__") else {}
+
+
 def check_model(model: Mapping[Any, Any], path: Any, stored_bytes: int) -> None:
     """Check a checkpoint's entry ``model``.
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spectral_fairseq.checkpoints.reading import Unread
 from spectral_fairseq.checkpoints.table_names import is_output_entry, may_be_table
-from spectral_fairseq.checkpoints.tables import Unread
 from spectral_fairseq.checkpoints.vectors import tensor_of
 from spectral_fairseq.errors import DataError
 

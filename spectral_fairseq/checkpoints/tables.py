@@ -7,11 +7,12 @@ table is saved under each of its names; the first one is read.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
 import torch
 from torch import Tensor
 
+from spectral_fairseq.checkpoints.reading import Unread
 from spectral_fairseq.checkpoints.rewriting import (
     PADDING_ROW,
     dense_form,
@@ -69,18 +70,6 @@ class StoredTable:
     orthogonality: Dict[str, float] = field(default_factory=dict)
     stored_sigma: Optional[Tensor] = None
     initial_norm: Optional[float] = None
-
-
-class Unread(NamedTuple):
-    """A stored array that cannot be read as a table.
-
-    Attributes:
-        shape: as stored.
-        why: it cannot be read.
-    """
-
-    shape: Tuple[int, ...]
-    why: str
 
 
 def find_tables(model: Mapping[str, Tensor], words: Sequence[int] = ()) -> Dict[str, List[str]]:

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.checkpoints import reading
-from spectral_fairseq.checkpoints.reading import READ_FAILURES, first_line
-from spectral_fairseq.checkpoints.tables import Unread
+from spectral_fairseq.checkpoints.reading import READ_FAILURES, Unread, first_line
 from spectral_fairseq.errors import CheckpointError, DataError
 
 

@@ -194,7 +194,7 @@ def recommending_others(checkpoint: Mapping[str, Any], refusing: str) -> Iterato
 
 
 def _other_targets(checkpoint: Mapping[str, Any], refusing: str) -> str:
-    from spectral_fairseq.checkpoints.dictionary import checkpoint_settings
+    from spectral_fairseq.checkpoints.settings import checkpoint_settings
     from spectral_fairseq.commands.export_ctranslate2 import try_out
     from spectral_fairseq.commands.export_huggingface import write_huggingface
     from spectral_fairseq.commands.export_plain import plain_form
@@ -229,7 +229,7 @@ def _other_targets(checkpoint: Mapping[str, Any], refusing: str) -> str:
 
 def _refuse_language_pairs(checkpoint: Dict[str, Any], target: str) -> None:
     """Refuse tasks that append their languages to the dictionaries of the training data."""
-    from spectral_fairseq.checkpoints.dictionary import checkpoint_settings
+    from spectral_fairseq.checkpoints.settings import checkpoint_settings
     from spectral_fairseq.commands.export_plain import ANOTHER_TARGET
 
     task = checkpoint_settings(checkpoint, "task")

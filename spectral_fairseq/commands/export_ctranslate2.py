@@ -10,7 +10,7 @@ from typing import Any, ContextManager, Mapping, Optional, Tuple
 
 import torch
 
-from spectral_fairseq.checkpoints.dictionary import checkpoint_settings
+from spectral_fairseq.checkpoints.settings import checkpoint_settings
 from spectral_fairseq.commands.export_plain import (
     ANOTHER_TARGET,
     plain_checkpoint,

@@ -11,7 +11,7 @@ import torch
 from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
 from torch import Tensor
 
-from spectral_fairseq.checkpoints.dictionary import checkpoint_settings
+from spectral_fairseq.checkpoints.settings import checkpoint_settings
 from spectral_fairseq.commands.export_plain import (
     ANOTHER_TARGET,
     LogitCheck,
