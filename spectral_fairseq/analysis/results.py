@@ -120,6 +120,7 @@ def analyse_model(
                     describe_choice(
                         *(names, tables, outputs, opened.untied, opened.unread_of(rows)),
                         tied=opened.tied,
+                        is_one_layer=opened.is_one_layer,
                     ),
                     *remarks,
                 ]

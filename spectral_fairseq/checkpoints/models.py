@@ -18,7 +18,11 @@ from spectral_fairseq.checkpoints.opened import (
     OpenedModel,
     Shards,
     check_declared,
+    check_no_rank,
+    check_one_set,
+    index_beside,
     joined,
+    neighbours,
     padding_rows,
     parts_of,
 )
@@ -341,11 +345,20 @@ def open_model(path: Union[str, Path]) -> OpenedModel:
     named = model_path(path)
     file = weights_file(named) if os.path.isdir(named) else named
     assert file is not None
+    if file is not named:
+        check_one_set(file)
+    else:
+        index = index_beside(file)
+        if index is not None:
+            model = _open(index, named)
+            return replace(model, remark=f"Read from the files that {index.name} names.")
     files = parts_of(file)
     opened = [_open(one, named) for one in files]
     model = opened[files.index(file)]
     check_declared(file, files, model.declared_parts)
     if len(files) == 1:
+        if file is named:
+            _check_neighbour(file, model)
         return model
     tensors, unread, places = joined(files, [one.tensors for one in opened])
     for one in opened:
@@ -357,6 +370,18 @@ def open_model(path: Union[str, Path]) -> OpenedModel:
         files=places,
         remark=f"Read from {len(files)} files, {files[0].name} and those that belong to it.",
     )
+
+
+def _check_neighbour(file: Path, model: OpenedModel) -> None:
+    beside = neighbours(file)
+    # fairseq's own checkpoints have their numbers by epoch and update.
+    if not beside or model.checkpoint or len(model.tensors) < 2:
+        return
+    try:
+        other = _open(beside[0], beside[0])
+    except (CheckpointError, ConfigurationError, DataError):
+        return
+    check_no_rank(file, model.tensors, other.tensors)
 
 
 def _open(file: Path, named: Path) -> OpenedModel:

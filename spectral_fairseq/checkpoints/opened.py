@@ -28,7 +28,7 @@ from spectral_fairseq.checkpoints.tables import (
     turned_outputs,
     unread_outputs,
 )
-from spectral_fairseq.errors import CheckpointError
+from spectral_fairseq.errors import CheckpointError, DataError
 from spectral_fairseq.files import why_not_readable
 
 # A model in several files: with an index, numbered, or one file for each parallel process.
@@ -49,6 +49,7 @@ _PART = re.compile(
 # Those that number from 0 and say by it that there are others: rank-8 may be a model's own name.
 _FROM_ZERO = ("consolidated", "model", "model_part", "mp_rank", "tp_rank")
 _MOST_PARTS = 10_000
+_ONE_LAYER = re.compile(r"layer_\d+-model_\d+-model_states")
 
 
 class Shards(Mapping[str, Tensor]):
@@ -85,6 +86,17 @@ class Shards(Mapping[str, Tensor]):
         for file in {str(name) for name in weight_map.values()}:
             self._check(file)
         self._files: Dict[str, str] = {str(name): str(file) for name, file in weight_map.items()}
+        for file in set(self._files.values()):
+            found = _OF.search(file)
+            there = {*map(str, parts_of(index.parent / file))} if found is not None else set()
+            missing = there - {str(index.parent / one) for one in self._files.values()}
+            if missing:
+                raise CheckpointError(
+                    f"the index {index} to name all of the {len(there)} files of which {file} is "
+                    "one",
+                    f"no tensor of {', '.join(Path(one).name for one in sorted(missing)[:4])}",
+                    "The files do not belong together: copy the whole folder again.",
+                )
 
     def _check(self, file: str) -> None:
         # A name with a folder in it could lead anywhere.
@@ -103,6 +115,9 @@ class Shards(Mapping[str, Tensor]):
             if file not in self._opened:
                 self._opened[file], unread = self._read(self._index.parent / file)
                 self._unread.update(unread)
+                # transformers, too, loads what the files hold beside what the index names.
+                for other in self._opened[file]:
+                    self._files.setdefault(other, file)
             if name in self._unread:
                 del self._files[name]
         return self._unread
@@ -185,8 +200,92 @@ def _numbered_of(file: Path, found: re.Match[str]) -> List[Path]:
     paths = paths[:-1] if why_not_readable(paths[0]) is None else paths[1:]
     there = [path for path in paths if why_not_readable(path) is None]
     if len(there) < int(count):
-        raise _incomplete(file, len(there), count)
+        raise _incomplete(file, len(there), str(int(count)))
     return there
+
+
+def check_one_set(file: Path) -> None:
+    """Refuse the numbered files of several models in one folder, of which the first would be read.
+
+    Args:
+        file: one of them, which was found in a folder.
+
+    Raises:
+        CheckpointError: others have the same name but for another number of files.
+    """
+    found = _OF.search(file.name)
+    if found is None:
+        return
+    around = file.name[: found.start()], file.name[found.end() :]
+    counts = set()
+    for name in _entries(file.absolute().parent):
+        other = _OF.search(name)
+        if other is not None and (name[: other.start()], name[other.end() :]) == around:
+            counts.add(int(other[2]))
+    if len(counts) > 1:
+        raise CheckpointError(
+            f"the files of one model in {file.parent}, such as {file.name}",
+            f"numbered files of {' and of '.join(map(str, sorted(counts)))}",
+            "Remove those of the other model, or name a file of the one that is meant.",
+        )
+
+
+def index_beside(file: Path) -> Optional[Path]:
+    """The index beside a file that names it as one of several; ``None`` if there is none."""
+    for name in sorted(_entries(file.absolute().parent)):
+        index = file.with_name(name)
+        if not name.endswith(".index.json") or why_not_readable(index) is not None:
+            continue
+        try:
+            named = read_json_object(index, "the index of a model in several files")
+        except DataError:  # which says nothing about this file
+            continue
+        weight_map = named.get("weight_map")
+        files = set(map(str, weight_map.values())) if isinstance(weight_map, dict) else set()
+        if file.name in files and len(files) > 1:
+            return index
+    return None
+
+
+def neighbours(file: Path) -> List[Path]:
+    """The files beside one whose names differ from its name in one number only."""
+    found = []
+    for name in sorted(_entries(file.absolute().parent)):
+        own, other = (re.split(r"(\d+)", one) for one in (file.name, name))
+        differing = [place for place, (a, b) in enumerate(zip(own, other)) if a != b]
+        if len(own) == len(other) and len(differing) == 1 and differing[0] % 2:
+            found.append(file.with_name(name))
+    return found
+
+
+def check_no_rank(file: Path, own: Mapping[str, Tensor], beside: Mapping[str, Tensor]) -> None:
+    """Refuse one of the files of parallel processes whose names have no word for it.
+
+    They hold the same names, the same vectors, such as those of the norms, and other rows or
+    columns of the tables. Two checkpoints of a training have other vectors as well.
+
+    Args:
+        file: that was named.
+        own: its tensors.
+        beside: those of a file whose name differs in a number only.
+
+    Raises:
+        CheckpointError: the two hold parts of one model.
+    """
+    if {*own} != {*beside}:
+        return
+    vectors = [name for name, one in own.items() if one.dim() == 1 and one.is_floating_point()]
+    tables = [name for name, one in own.items() if may_be_table(_module(name), *_matrix(one))]
+    if not vectors or not all(_equal(own[name], beside[name]) for name in vectors):
+        return
+    if tables and not any(_equal(own[name], beside[name]) for name in tables):
+        raise CheckpointError(
+            f"a whole model in {file}",
+            "the same names and vectors as in a file beside it whose name has another number, and "
+            f"other numbers in {tables[0]}, as parallel processes save them",
+            "Put the parts together in one file. If each is a whole model, move it to a folder of "
+            "its own.",
+        )
 
 
 def _incomplete(file: Path, there: int, count: str) -> CheckpointError:
@@ -381,6 +480,11 @@ class OpenedModel:
     def vocabulary_sizes(self) -> List[int]:
         """The numbers of words that the settings give, of each vocabulary one."""
         return sorted(set(_sizes(self.settings)))
+
+    @property
+    def is_one_layer(self) -> bool:
+        """Whether the file holds one layer of a model, as those of DeepSpeed's pipeline do."""
+        return self.weights is not None and bool(_ONE_LAYER.match(self.weights.name))
 
     @property
     def untied(self) -> bool:

@@ -160,10 +160,18 @@ def write_folder(opened: OpenedModel, changed: Mapping[str, Tensor], folder: Pat
         folder: an empty one.
 
     Raises:
-        UnsupportedError: weights in files of another format.
+        UnsupportedError: weights in files of another format, or a table in parts.
     """
     assert opened.weights is not None
     source = opened.weights.parent
+    for name in changed:
+        holders = opened.files_of(name)
+        if len(holders) > 1:
+            raise UnsupportedError(
+                f"{name} in one file of {source}",
+                f"parts of it in {', '.join(path.name for path in holders[:4])}",
+                "Put the parts together first.",
+            )
     files = {name: opened.file_of(name) for name in changed}
     for path in sorted(source.iterdir()):
         if os.path.isfile(path):

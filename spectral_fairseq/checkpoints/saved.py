@@ -21,12 +21,12 @@ STEP_FOLDER = re.compile(r"checkpoint-(\d+)")
 """``checkpoint-<updates>``, a model's folder that transformers' Trainer saves."""
 
 WEIGHTS = (
-    "model.safetensors.index.json",
     "model.safetensors",
-    "pytorch_model.bin.index.json",
+    "model.safetensors.index.json",
     "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
 )
-"""The weights in a model's folder of Hugging Face's libraries, the preferred ones first."""
+"""The weights in a model's folder of Hugging Face's libraries, in the order of transformers."""
 
 PART = re.compile(
     r"((pytorch_)?model-\d+-of-\d+|consolidated([-.]\d+(-of-\d+)?)?)\.(safetensors|bin|pt|pth)"

@@ -166,10 +166,12 @@ def describe_choice(
     untied: bool = False,
     unread: Sequence[str] = (),
     tied: bool = False,
+    is_one_layer: bool = False,
 ) -> str:
     """One or two sentences: what the chosen table does, and which others there are.
 
     ``outputs`` is stored of an output layer that cannot be read; ``unread`` are other such tables.
+    A file of one layer says nothing about the output layer of the model.
     """
     if not any(names[0] in known for known in tables):
         text = f"Measured: {names[0]}."
@@ -177,7 +179,9 @@ def describe_choice(
         used = {use for name in names for use in _uses(name)}
         uses = [use for use in _USES if use in used]
         text = f"Measured: {names[0]}, the table of the {' and the '.join(uses)}."
-        if not has_output(tables):
+        if is_one_layer:
+            text += " The file holds one layer of the model; others may hold other tables."
+        elif not has_output(tables):
             text += _without_output(outputs, untied, tied)
     others = [other[0] for other in tables if names[0] not in other]
     if others:

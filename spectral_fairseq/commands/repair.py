@@ -118,6 +118,10 @@ def _write(opened: Any, changed: Dict[str, Any], source: Path, out: Path, verify
     elif os.path.isdir(source):
         with making_folder(out) as folder:
             write_folder(opened, changed, folder)
+    elif opened.files or opened.weights != source:
+        raise UnsupportedError(
+            f"a model in one file, as {source}", "one of several parts", "Give the model's folder."
+        )
     else:
         with replacing(out) as partial:
             write_weights(source, changed, partial)

@@ -271,3 +271,93 @@ def test_one_rank_of_a_model_in_layers(tmp_path):
     (tmp_path / "layer_00-model_00-model_states.pt").unlink()
     with pytest.raises(CheckpointError, match="all of the at least 2 files"):
         analyze(tmp_path / "layer_00-model_01-model_states.pt")
+
+
+def test_a_file_of_one_layer_is_not_said_to_be_a_whole_model(tmp_path):
+    torch.save({"word_embeddings.weight": INPUT}, tmp_path / "layer_00-model_00-model_states.pt")
+    choice = measured(tmp_path / "layer_00-model_00-model_states.pt")["table"]["choice"]
+    assert "one layer of the model" in choice and "No output layer" not in choice
+
+
+TENSORS = {"model.embed_tokens.weight": INPUT, "lm_head.weight": OUTPUT}
+
+
+def numbered(folder, count, tensors):
+    """``count`` files, of which each holds one of the tensors."""
+    names = [f"pytorch_model-{n + 1:05}-of-{count:05}.bin" for n in range(count)]
+    for name, (key, value) in zip(names, tensors.items()):
+        torch.save({key: value}, folder / name)
+    return names
+
+
+def index_of(folder, weight_map):
+    path = folder / "pytorch_model.bin.index.json"
+    path.write_text(json.dumps({"weight_map": weight_map}), "utf-8")
+    return path
+
+
+def test_numbered_files_of_two_models_in_one_folder(tmp_path):
+    two = numbered(tmp_path, 2, TENSORS)
+    assert is_table(measured(tmp_path), OUTPUT)
+    three = numbered(tmp_path, 3, {**dict(zip(TENSORS, (OUTPUT, INPUT))), "bias": NORM})
+    with pytest.raises(CheckpointError, match="numbered files of 2 and of 3"):
+        analyze(tmp_path)
+    assert is_table(measured(tmp_path / two[1]), OUTPUT)
+    assert is_table(measured(tmp_path / three[0]), INPUT)
+    (tmp_path / three[2]).unlink()
+    with pytest.raises(CheckpointError, match="all of the 3 files"):
+        analyze(tmp_path / three[0])
+
+
+def test_a_file_that_an_index_beside_it_names_as_one_of_several(tmp_path):
+    """The input was measured, as if there were no output layer."""
+    names = dict(zip(TENSORS, ("first.bin", "second.bin")))
+    for key, name in names.items():
+        torch.save({key: TENSORS[key]}, tmp_path / name)
+    (tmp_path / "other.index.json").write_text("no JSON", "utf-8")
+    index_of(tmp_path, names)
+    found = measured(tmp_path / "first.bin")
+    assert is_table(found, OUTPUT) and "bin.index.json names" in found["table"]["choice"]
+    (tmp_path / "second.bin").unlink()
+    with pytest.raises(CheckpointError, match="'second.bin', no such file"):
+        analyze(tmp_path / "first.bin")
+    index_of(tmp_path, dict.fromkeys(names, "first.bin"))  # of one file, which is a whole
+    torch.save(TENSORS, tmp_path / "first.bin")
+    assert is_table(measured(tmp_path / "first.bin"), OUTPUT)
+
+
+def test_an_index_that_leaves_something_out(tmp_path):
+    names = numbered(tmp_path, 2, TENSORS)
+    index_of(tmp_path, {"model.embed_tokens.weight": names[0]})
+    with pytest.raises(CheckpointError, match="no tensor of pytorch_model-00002-of-00002.bin"):
+        analyze(tmp_path)
+    torch.save({"lm_head.weight": OUTPUT, "bias": NORM}, tmp_path / names[1])
+    index_of(tmp_path, {"model.embed_tokens.weight": names[0], "bias": names[1]})
+    assert is_table(measured(tmp_path), OUTPUT)
+
+
+def test_one_file_is_preferred_to_an_index_as_in_transformers(tmp_path):
+    names = numbered(tmp_path, 2, dict(zip(TENSORS, (OUTPUT, INPUT))))
+    index_of(tmp_path, dict(zip(TENSORS, names)))
+    assert is_table(measured(tmp_path), INPUT)
+    torch.save(TENSORS, tmp_path / "pytorch_model.bin")
+    assert is_table(measured(tmp_path), OUTPUT)
+
+
+@pytest.mark.parametrize("name", ["model_{}.pt", "gpu{}_step9.pt"])
+@pytest.mark.parametrize("norms, message", [("alike", "parallel processes"), ("trained", None)])
+def test_files_whose_names_differ_in_a_number_only(name, norms, message, tmp_path):
+    """Files of parallel processes have the same norms; checkpoints of a training have others."""
+    for rank in range(2):
+        piece = {"lm_head.weight": OUTPUT.chunk(2)[rank].clone()}
+        piece["norm.weight"] = NORM + (rank if norms == "trained" else 0)
+        torch.save(piece, tmp_path / name.format(rank))
+    for rank in range(2):
+        if message is not None:
+            with pytest.raises(CheckpointError, match=message):
+                analyze(tmp_path / name.format(rank))
+        else:
+            found = measured(tmp_path / name.format(rank))
+            assert is_table(found, OUTPUT.chunk(2)[rank])
+    torch.save({"other": NORM, "norm.weight": NORM}, tmp_path / name.format(1))
+    assert is_table(measured(tmp_path / name.format(0)), OUTPUT.chunk(2)[0])

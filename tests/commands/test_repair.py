@@ -89,6 +89,22 @@ def test_a_model_of_transformers_is_repaired(tmp_path, capsys):
     assert open_model(one).tensors["lm_head.weight"][ZERO].norm() > 0
 
 
+def test_a_part_of_a_model_is_not_repaired_alone(tmp_path, capsys):
+    """The file that was written held the changed tensors of all parts, and the others of one."""
+    save = pytest.importorskip("safetensors.torch").save_file
+    torch.manual_seed(0)
+    tables = {"model.embed_tokens.weight": torch.rand(60, 8), "lm_head.weight": torch.rand(60, 8)}
+    for number, (name, table) in enumerate(tables.items(), 1):
+        table[ZERO] = 0
+        save({name: table}, tmp_path / f"model-0000{number}-of-00002.safetensors")
+    first, out = tmp_path / "model-00001-of-00002.safetensors", tmp_path / "out"
+    assert main(["repair", str(first), "--out", str(out)]) == 2
+    assert "Give the model's folder" in capsys.readouterr().err and not out.exists()
+    assert main(["repair", str(tmp_path), "--out", str(out)]) == 0
+    for name, table in open_model(out).tensors.items():
+        assert table[ZERO].norm() > 0.01, name
+
+
 def test_the_input_and_what_exists_are_never_replaced(train, tmp_path, capsys):
     folder = train("transformer", "cross_entropy", "--share-all-embeddings")
     path = damaged(folder / "checkpoint_last.pt", tmp_path / "damaged.pt", "transformer")
