@@ -1,6 +1,7 @@
 # make quickstart    set up, then train, translate, measure and draw on real text
 # make test          set up, then run all tests
 # make test-fast     set up, then run the tests that take less than a second each
+# make test-studies  set up, then run the tests of the studies and of the quickstart
 # make fuzz          set up, then try options, hostile files and kills for MINUTES=60; goes on later
 # make matrix        installs and tests many combinations of versions: docs/compatibility.md
 # make setup         set up only: everything goes into .venv
@@ -31,7 +32,7 @@ FIND_PYTHON = for fits in '$(HAS_BUILD)' '$(VERSION_OK)'; do \
 WANTS_FAIRSEQ = [ "$(FAIRSEQ)" != no ] && $(BIN)/python -c '$(HAS_BUILD)'
 LEGACY = $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 11))'
 
-.PHONY: setup same-python quickstart test test-fast fuzz matrix lint docs release clean
+.PHONY: setup same-python quickstart test test-fast test-studies fuzz matrix lint docs release clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.installed
@@ -107,6 +108,9 @@ test: setup
 
 test-fast: setup
 	@$(PYTEST) -m "not slow" $(PYTEST_FLAGS)
+
+test-studies: setup
+	@$(PYTEST) studies/tests $(PYTEST_FLAGS)
 
 MINUTES ?= 60
 fuzz: setup

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from spectral_fairseq.errors import ConfigurationError, DataError  # noqa: E402
+from spectral_fairseq.errors import ConfigurationError, DataError
 from studies import corpus, translation
 from studies.evidence import (
     comparison,
@@ -159,7 +159,8 @@ def test_fairseq_takes_every_command(name, tmp_path):
     import spectral_fairseq.plugin  # noqa: F401
 
     study = STUDIES[name]
-    for method in study.methods:
+    removed = {"sigsoftmax"}  # whose records are of an earlier commit: docs/evidence.md
+    for method in set(study.methods) - removed:
         for setting in study.methods[method].settings:
             cell = plan.cell_of(study, study.recipe, method, setting, 1)
             command = training.train_command(study, cell, tmp_path, tmp_path, "cpu")

@@ -1,20 +1,6 @@
-import logging
 import shutil
-import signal
 
 import pytest
-
-
-@pytest.fixture
-def own_process():
-    """Undo what a command of the examples does to its process."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    handlers = [signal.getsignal(number) for number in numbers]
-    disabled = logging.root.manager.disable
-    yield
-    for number, handler in zip(numbers, handlers):
-        signal.signal(number, handler)
-    logging.disable(disabled)
 
 
 @pytest.fixture(scope="session")
@@ -41,14 +27,3 @@ def tiny_multi30k_data(tiny_translation_data, tmp_path_factory):
         for name in ("test1", "test2"):
             shutil.copy(path, folder / path.name.replace("test", name, 1))
     return folder
-
-
-@pytest.fixture
-def forked_commands(fork_server, tmp_path_factory, monkeypatch):
-    """The commands that the examples start run in forks of the server."""
-    from studies import running
-
-    folder = tmp_path_factory.mktemp("programs") / "bin"
-    fork_server.write_programs(folder)
-    monkeypatch.setattr(running, "find_command", lambda name: str(folder / name))
-    monkeypatch.setenv("PYTHONPATH", fork_server.python_path())

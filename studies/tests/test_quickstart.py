@@ -18,15 +18,12 @@ import torch
 
 import spectral_fairseq
 from spectral_fairseq.errors import ConfigurationError, DataError
+from studies import corpus, quickstart, running, training, translation
+from studies.running import WorkDir, write_text
 from tests.conftest import PACKAGE
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-if not EXAMPLES.exists():
-    pytest.skip("the examples are not beside these tests", allow_module_level=True)
-pytest.importorskip("fairseq")  # whose commands the example runs
 
-from studies import corpus, quickstart, running, training, translation  # noqa: E402
-from studies.running import WorkDir, write_text  # noqa: E402
 
 CORPUS = EXAMPLES / "data" / "opendocs_de_en"
 

@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 
 from spectral_fairseq.errors import DataError
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-if not EXAMPLES.exists():
-    pytest.skip("the examples are not beside these tests", allow_module_level=True)
-
-from studies import sotu_corpus  # noqa: E402
+from studies import sotu_corpus
 
 SPEECHES = {
     # Two training speeches; stored in another order than that of their names.

@@ -6,14 +6,12 @@ from pathlib import Path
 import pytest
 
 from spectral_fairseq.errors import DataError
+from studies import corpus
+from studies import sotu as lm_sotu
+from studies.opendocs import METHODS, main
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-if not EXAMPLES.exists():
-    pytest.skip("the examples are not beside these tests", allow_module_level=True)
 
-from studies import corpus  # noqa: E402
-from studies import sotu as lm_sotu  # noqa: E402
-from studies.opendocs import METHODS, main  # noqa: E402
 
 PAIRS = {"train": 400, "valid": 12, "test": 7}
 

@@ -3,20 +3,13 @@
 import importlib.util
 import json
 import random
-from pathlib import Path
 
 import pytest
 
 from spectral_fairseq.errors import ConfigurationError, DataError
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-if not EXAMPLES.exists():
-    pytest.skip("the examples are not beside these tests", allow_module_level=True)
-pytest.importorskip("fairseq")  # whose commands the example runs
-
-from studies import bottleneck, own_text, sotu, sotu_comparison  # noqa: E402
-from studies.running import WorkDir, Workers  # noqa: E402
-from studies.sotu import PreparedText  # noqa: E402
+from studies import bottleneck, own_text, sotu, sotu_comparison
+from studies.running import WorkDir, Workers
+from studies.sotu import PreparedText
 
 LINES = {"train": 300, "valid": 40, "test": 40}
 

@@ -9,13 +9,10 @@ from pathlib import Path
 import pytest
 
 from spectral_fairseq.errors import DataError
+from studies import corpus
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FOLDER = EXAMPLES / "data" / "opendocs_de_en"
-if not EXAMPLES.exists():
-    pytest.skip("the examples are not beside these tests", allow_module_level=True)
-
-from studies import corpus  # noqa: E402
 
 
 @pytest.fixture(scope="module")

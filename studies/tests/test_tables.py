@@ -4,18 +4,12 @@ import io
 import json
 import math
 import sys
-from pathlib import Path
 
 import pytest
 
 from spectral_fairseq.errors import DataError
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-if not EXAMPLES.exists():
-    pytest.skip("the examples are not beside these tests", allow_module_level=True)
-
-from studies import tables  # noqa: E402
-from studies.training import read_training_log  # noqa: E402
+from studies import tables
+from studies.training import read_training_log
 
 SIGNATURE = "BLEU|tok:13a"
 
