@@ -358,8 +358,10 @@ def blockwise_cross_entropy(
         ConfigurationError: shapes that do not fit together, or eps, lambda or c outside its range.
     """
     check_sizes(contexts, targets, matrix, bias)
-    check_z_loss(z_loss)
-    check_softcap(softcap)
+    if z_loss:
+        check_z_loss(z_loss)
+    if softcap is not None:
+        check_softcap(softcap)
     targets, contexts, margin = without_ignored(ignore_index, targets, contexts, margin)
     contexts, matrix = aligned(contexts, matrix)
     contexts, matrix, bias, margin = detached_without_grad(contexts, matrix, bias, margin)

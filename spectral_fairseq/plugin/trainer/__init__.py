@@ -7,11 +7,13 @@ Three features change something else instead: ``groups.py``, ``counts.py`` and
 from __future__ import annotations
 
 import functools
+import types
 from typing import Any, Callable, List
 
 from spectral_fairseq.compat.patching import Applied, Patch, apply_all, replaces
 from spectral_fairseq.errors import SpectralFairseqError
 from spectral_fairseq.plugin.counts import TRAINING_COUNTS
+from spectral_fairseq.plugin.criterion import Updates
 from spectral_fairseq.plugin.float32_products import CHOSEN_PRODUCTS, ChosenProducts
 from spectral_fairseq.plugin.likelihood.gradient_gating import WordCounts
 from spectral_fairseq.plugin.listener import Listener
@@ -29,6 +31,7 @@ LISTENERS = (
     MuonMatrices,
     ControlledTables,  # decides how an SVD table is trained before the criterion is checked
     Checks,
+    Updates,
     WordCounts,
     Averages,
     ChosenProducts,
@@ -37,16 +40,27 @@ LISTENERS = (
 _ATTRIBUTE = "_spectral_fairseq_listeners"
 
 
-def listeners_of(trainer: Any) -> List[Listener]:
-    """The listeners of a trainer that have something to do, in their order."""
+def listeners_of(trainer: Any, point: str = "") -> List[Listener]:
+    """The listeners of a trainer that have something to do, in their order.
+
+    Args:
+        trainer: fairseq's.
+        point: a method of :class:`Listener`: those that do something there; all of them if empty.
+    """
     if not hasattr(trainer, _ATTRIBUTE):
         _keep(trainer, [kind(trainer) for kind in LISTENERS])
-    found: List[Listener] = getattr(trainer, _ATTRIBUTE)
+    found: List[Listener] = getattr(trainer, _ATTRIBUTE)[point]
     return found
 
 
 def _keep(trainer: Any, listeners: List[Listener]) -> None:
-    setattr(trainer, _ATTRIBUTE, [one for one in listeners if one.is_concerned])
+    concerned = [one for one in listeners if one.is_concerned]
+    at_points = {
+        point: [one for one in concerned if getattr(type(one), point) is not method]
+        for point, method in vars(Listener).items()
+        if isinstance(method, types.FunctionType) and not point.startswith("_")
+    }
+    setattr(trainer, _ATTRIBUTE, {"": concerned, **at_points})
 
 
 def _init(init: Callable[..., None]) -> Callable[..., None]:
@@ -62,12 +76,12 @@ def _begin_epoch(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(begin_epoch)
     def tell_and_begin(self: Any, epoch: int) -> Any:
         if not getattr(self, "_spectral_fairseq_begun", False):
-            for listener in listeners_of(self):
+            for listener in listeners_of(self, "begin_training"):
                 listener.begin_training()
             _keep(self, listeners_of(self))
             self._spectral_fairseq_begun = True
         result = begin_epoch(self, epoch)
-        for listener in listeners_of(self):
+        for listener in listeners_of(self, "begin_epoch"):
             listener.begin_epoch(epoch)
         return result
 
@@ -77,14 +91,14 @@ def _begin_epoch(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
 def _train_step(train_step: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(train_step)
     def tell_and_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for listener in listeners_of(self):
+        for listener in listeners_of(self, "before_update"):
             listener.before_update()
         # fairseq calls itself again where --amp overflowed; and an update may be left out.
         before = self.get_num_updates()
         result = train_step(self, *args, **kwargs)
         if before < self.get_num_updates() != getattr(self, "_spectral_fairseq_told", None):
             self._spectral_fairseq_told = self.get_num_updates()
-            for listener in listeners_of(self):
+            for listener in listeners_of(self, "after_update"):
                 listener.after_update()
         return result
 
@@ -95,7 +109,7 @@ def _prepare_sample(prepare_sample: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(prepare_sample)
     def prepare_and_tell(self: Any, *args: Any, **kwargs: Any) -> Any:
         sample, is_repeated = prepare_sample(self, *args, **kwargs)
-        for listener in listeners_of(self):
+        for listener in listeners_of(self, "prepare_batch"):
             listener.prepare_batch(is_repeated)
         return sample, is_repeated
 
@@ -105,7 +119,7 @@ def _prepare_sample(prepare_sample: Callable[..., Any]) -> Callable[..., Any]:
 def _begin_valid_epoch(begin_valid_epoch: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(begin_valid_epoch)
     def tell_and_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for listener in listeners_of(self):
+        for listener in listeners_of(self, "begin_validation"):
             listener.begin_validation()
         return begin_valid_epoch(self, *args, **kwargs)
 
@@ -115,7 +129,7 @@ def _begin_valid_epoch(begin_valid_epoch: Callable[..., Any]) -> Callable[..., A
 def _save_checkpoint(save_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(save_checkpoint)
     def collect_and_save(self: Any, filename: str, extra_state: Any) -> Any:
-        saved = {one.name: one.save() for one in listeners_of(self)}
+        saved = {one.name: one.save() for one in listeners_of(self, "save")}
         kept = {name: state for name, state in saved.items() if state}
         return save_checkpoint(self, filename, {**extra_state, **kept})
 

@@ -55,10 +55,9 @@ def _is_own(module: nn.Module) -> bool:
 
 
 class Checks(Listener):
-    """Lets the criterion check the model; tells it the updates, and tables the epoch.
+    """Lets the criterion check the model, and tells tables the epoch.
 
-    fairseq tells the epoch to tasks, datasets and schedulers but to no module, and the number of
-    updates to no criterion.
+    fairseq tells the epoch to tasks, datasets and schedulers but to no module.
     """
 
     def begin_training(self) -> None:
@@ -79,16 +78,6 @@ class Checks(Listener):
     def begin_epoch(self, epoch: int) -> None:
         """Tell weight-norm tables, whose lengths may be frozen for some epochs."""
         tell_epoch(self.trainer.get_model(), epoch)
-
-    def before_update(self) -> None:
-        """Tell the criterion, on which lazy penalties depend."""
-        criterion = self.trainer.get_criterion()
-        if isinstance(criterion, PenalisedCrossEntropy):
-            criterion.num_updates = self.trainer.get_num_updates()
-
-    def after_update(self) -> None:
-        """Tell it again: the next batch may be one of validation."""
-        self.before_update()
 
 
 # Explain why a checkpoint's tables or output layer do not fit the model it is restored into.
