@@ -15,6 +15,7 @@ from spectral_fairseq.commands.shared import (
     check_output,
     check_output_folder,
     import_plugin,
+    naming_full_disk,
     no_verify,
     save_atomically,
 )
@@ -22,7 +23,6 @@ from spectral_fairseq.errors import (
     CheckpointError,
     ConfigurationError,
     MissingDataError,
-    OutputError,
     UnsupportedError,
     arguments_as_flags,
 )
@@ -163,19 +163,12 @@ def _to_folder(args: Arguments) -> Printed:
     from spectral_fairseq.checkpoints.reading import load_checkpoint
 
     checkpoint = load_checkpoint(args.checkpoint, args.verify)
-    try:
-        with recommending_others(checkpoint, args.to):
-            _refuse_language_pairs(checkpoint, args.to)
-            with making_folder(out) as folder, arguments_as_flags(quantization="--quantization"):
-                if args.to == "huggingface":
-                    return _fill_huggingface(args, checkpoint, folder, out)
-                return _fill_ctranslate2(args, checkpoint, folder, out)
-    except OSError as error:
-        if isinstance(error, (OutputError, MissingDataError)):
-            raise
-        raise OutputError(
-            f"{out} to be written", str(error), "Free some space, or choose another folder."
-        ) from error
+    with naming_full_disk(out, "choose another folder"), recommending_others(checkpoint, args.to):
+        _refuse_language_pairs(checkpoint, args.to)
+        with making_folder(out) as folder, arguments_as_flags(quantization="--quantization"):
+            if args.to == "huggingface":
+                return _fill_huggingface(args, checkpoint, folder, out)
+            return _fill_ctranslate2(args, checkpoint, folder, out)
 
 
 @contextlib.contextmanager

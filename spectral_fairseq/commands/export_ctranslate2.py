@@ -16,6 +16,7 @@ from spectral_fairseq.commands.export_plain import (
     plain_checkpoint,
     task_like,
 )
+from spectral_fairseq.commands.shared import naming_full_disk
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError, needs_extra
 
 
@@ -52,7 +53,8 @@ def write_ctranslate2(
     source, target = languages or (None, None)
     with tempfile.TemporaryDirectory() as work:
         file = Path(work) / "plain.pt"
-        torch.save(plain, file)
+        with naming_full_disk(file, "let TMPDIR name another folder"):
+            torch.save(plain, file)
         converter = FairseqConverter(str(file), str(data), source, target)
         try:
             with _namespaces_allowed():

@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from spectral_fairseq.commands.shared import (
     check_output,
     check_output_folder,
+    naming_full_disk,
     no_verify,
     save_atomically,
 )
@@ -92,7 +93,8 @@ def run(args: Arguments) -> int:
     if not changed:
         print(f"Nothing to repair, so nothing was written to {out}.")
         return 0
-    _write(opened, changed, source, out, args.verify)
+    with naming_full_disk(out, "choose another --out"):
+        _write(opened, changed, source, out, args.verify)
     print(f"{out}: {args.model} with {sum(len(one.rows) for one in done):,} rows repaired")
     return 0
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Callable, Sequence, Union
+from typing import Any, Callable, Iterator, Optional, Sequence, Union
 
 from spectral_fairseq.analysis.options import SHARES, StepCallback
-from spectral_fairseq.errors import ConfigurationError, DataError, OutputError, UnsupportedError
+from spectral_fairseq.errors import (
+    ConfigurationError,
+    DataError,
+    OutputError,
+    SpectralFairseqError,
+    UnsupportedError,
+)
 from spectral_fairseq.files import replacing, why_not_readable
 from spectral_fairseq.options import option
 
@@ -130,22 +137,42 @@ def save_atomically(checkpoint: Any, out: Path) -> None:
 
     from spectral_fairseq.checkpoints.standins import pickle_by_name
 
+    with naming_full_disk(out), replacing(out) as partial:
+        torch.save(checkpoint, partial, pickle_module=pickle_by_name())
+
+
+@contextlib.contextmanager
+def naming_full_disk(out: PathLike, place: str = "choose another output file") -> Iterator[None]:
+    """Let what cannot be written within this context end in an error that says where, and why.
+
+    Args:
+        out: what is written.
+        place: what to do if no space can be freed.
+
+    Raises:
+        OutputError: the system refused, whatever the writer made of it.
+    """
     try:
-        with replacing(out) as partial:
-            torch.save(checkpoint, partial, pickle_module=pickle_by_name())
-    except OutputError:
+        yield
+    except SpectralFairseqError:
         raise
-    except (OSError, RuntimeError) as error:
-        # torch fails with an error of its own while it handles that of the system.
-        cause = error if isinstance(error, OSError) else error.__context__
-        full = "unexpected pos" in str(error)  # what torch's writer says of a full disk
-        if not isinstance(cause, OSError) and not full:
+    except Exception as error:  # the error of safetensors has no other class
+        reason = _refusal_of_system(error)
+        if reason is None:
             raise
         raise OutputError(
-            f"{out} to be written",
-            str(cause) if isinstance(cause, OSError) else "no space left on its disk",
-            "Free some space, or choose another output file.",
+            f"{out} to be written", reason, f"Free some space, or {place}."
         ) from error
+
+
+def _refusal_of_system(error: Exception) -> Optional[str]:
+    # torch fails with an error of its own while it handles that of the system.
+    cause = error.__context__ if isinstance(error, RuntimeError) else error
+    if isinstance(cause, OSError):
+        return str(cause)
+    if "unexpected pos" in str(error):  # what torch's writer says of a full disk
+        return "no space left on its disk"
+    return str(error) if "(os error " in str(error) else None  # of safetensors
 
 
 # Progress bars on stderr, shown on terminals only.

@@ -135,6 +135,37 @@ def test_nothing_is_left_of_a_model_with_other_logits(transformers, train, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("to", ["huggingface", "ctranslate2"])
+def test_a_full_disk_is_named_and_leaves_what_was_there(
+    to, transformers, train, tmp_path, monkeypatch, capsys
+):
+    """A limit on the size of files stands for it; safetensors has an error of its own for it."""
+    resource = pytest.importorskip("resource")
+    if to == "ctranslate2":
+        pytest.importorskip("ctranslate2")
+    checkpoint = last(train_translation(train, "three ways"))
+    out = export(checkpoint, tmp_path / "out", to=to)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    capsys.readouterr()
+    save, limits = torch.save, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def save_with_space(*arguments, **options):  # in the temporary folder
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        save(*arguments, **options)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+
+    monkeypatch.setattr(torch, "save", save_with_space)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        export(checkpoint, out, "--overwrite", to=to, status=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    said = capsys.readouterr().err
+    assert "out to be written" in said and "too large" in said and "another folder" in said
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 def test_only_folders_of_the_format_are_replaced(transformers, train, tmp_path, capsys):
     checkpoint = last(train_translation(train, "three ways"))
     out = tmp_path / "hf"

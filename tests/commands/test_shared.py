@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from spectral_fairseq.commands.main import main
-from spectral_fairseq.commands.shared import check_output, save_atomically
+from spectral_fairseq.commands.shared import check_output, naming_full_disk, save_atomically
 from spectral_fairseq.errors import ConfigurationError, OutputError
 from tests.checkpoints.made import flipped
 from tests.language_models import block_checkpoint
@@ -73,3 +73,20 @@ def test_a_full_disk_is_named_and_nothing_is_damaged(tmp_path, monkeypatch):
     with pytest.raises(OutputError, match="out.pt to be written; found no space left.*Free some"):
         save_atomically({"a": 2}, out)
     assert torch.load(out) == {"a": 1} and os.listdir(tmp_path) == ["out.pt"]
+
+
+@pytest.mark.parametrize(
+    "error, named",
+    [
+        (OSError(28, "No space left on device"), "No space left"),
+        (RuntimeError("unexpected pos 128 vs 0"), "no space left"),
+        (Exception("I/O error: No space left on device (os error 28)"), "No space left"),  # Rust's
+        (RuntimeError("sizes differ"), None),
+        (KeyError("name"), None),
+    ],
+)
+def test_errors_of_writers_that_the_system_refused(error, named):
+    raised = type(error) if named is None else OutputError
+    with pytest.raises(raised, match=named and f"out to be written; found .*{named}.*elsewhere"):
+        with naming_full_disk("out", "write elsewhere"):
+            raise error
