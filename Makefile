@@ -114,12 +114,12 @@ test-studies: setup
 
 MINUTES ?= 60
 fuzz: setup
-	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --page
+	@$(BIN)/python -m studies.fuzz --minutes $(MINUTES) --page
 
 # 2 to 8 GB for each combination; MATRIX_FLAGS=--help lists them and says how to keep less.
 MATRIX_DIR ?= build/matrix
 matrix: setup
-	@$(BIN)/python -m tests.matrix --folder "$(MATRIX_DIR)" $(MATRIX_FLAGS)
+	@$(BIN)/python -m studies.matrix --folder "$(MATRIX_DIR)" $(MATRIX_FLAGS)
 
 lint: $(VENV)/.lint
 	@$(BIN)/ruff check .

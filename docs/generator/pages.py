@@ -30,7 +30,7 @@ def sources() -> Dict[str, Path]:
     outside = [
         *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
         ROOT / "benchmarks" / "README.md",
-        ROOT / "tests" / "fuzz" / "README.md",
+        ROOT / "studies" / "fuzz" / "README.md",
         *sorted((ROOT / "examples").rglob("*.md")),
         *sorted((ROOT / "studies").rglob("*.md")),
     ]

@@ -1,4 +1,4 @@
-"""Checkpoints that the fuzzer found to end in a traceback; see tests/fuzz."""
+"""Checkpoints that the fuzzer found to end in a traceback; see studies/fuzz."""
 
 import re
 

@@ -16,12 +16,12 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, Iterable, Tuple
 
+from studies.matrix.cells import CELLS, EXISTING, NONE
+from studies.matrix.existing import Existing
+from studies.matrix.frameworks import FRAMEWORKS, HOST, Room
+from studies.matrix.page import read_record, write_record
+from studies.matrix.steps import SELECTIONS, Failure, Installation
 from tests.conftest import ROOT
-from tests.matrix.cells import CELLS, EXISTING, NONE
-from tests.matrix.existing import Existing
-from tests.matrix.frameworks import FRAMEWORKS, HOST, Room
-from tests.matrix.page import read_record, write_record
-from tests.matrix.steps import SELECTIONS, Failure, Installation
 
 
 def run_cell(installation: Installation, selection: str, flags: str) -> Dict[str, Any]:
@@ -88,7 +88,7 @@ def forget(record: Dict[str, Any], name: str) -> None:
 
 def main() -> int:
     """Read the command line; status 1 if anything failed in a chosen cell."""
-    parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m studies.matrix", description=__doc__)
     parser.add_argument(
         "cells", nargs="*", metavar="CELL", help=f"all unless given: {', '.join(CELLS)}"
     )

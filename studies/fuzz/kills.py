@@ -15,10 +15,10 @@ from typing import Any, Dict, List
 import torch
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint, tensors_of
+from studies.fuzz.files import TRAINING
+from studies.fuzz.forks import BAD, DONE, LIMIT, Fork, line, run
+from studies.fuzz.training import PLUGIN
 from tests.fork_server import ForkServer
-from tests.fuzz.forks import BAD, DONE, LIMIT, Fork, line, run
-from tests.fuzz.hostile import TRAINING
-from tests.fuzz.training import PLUGIN
 
 UPDATES = 12
 UNLIKE, ENDED = "went on otherwise", "ended before it was killed"

@@ -13,10 +13,10 @@ import shutil
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
+from studies.fuzz import data
+from studies.matrix.cells import UPSTREAM
+from studies.matrix.steps import Failure, Installation, add_counts, find_python
 from tests.conftest import ROOT, TINY_TRANSLATION
-from tests.fuzz import data
-from tests.matrix.cells import UPSTREAM
-from tests.matrix.steps import Failure, Installation, add_counts, find_python
 
 _IN_THE_WHEEL = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
 _PIP = ("-m", "pip", "--disable-pip-version-check", "-q")

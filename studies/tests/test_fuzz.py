@@ -9,20 +9,17 @@ import threading
 
 import pytest
 
-from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.embeddings import TABLES
-from spectral_fairseq.errors import CheckpointError
 from spectral_fairseq.heads import HEADS
-from tests.capabilities import LOAD_ANYTHING
+from studies.fuzz import __main__ as campaign
+from studies.fuzz import data, files, forks, kills, space, training
+from tests.checkpoints import hostile
 from tests.conftest import PACKAGE
-from tests.fuzz import __main__ as campaign
-from tests.fuzz import data, forks, hostile, kills, space, training
-from tests.language_models import block_checkpoint
 
 
 @pytest.fixture(scope="module")
 def server(fork_server):
-    with fork_server.after("tests.fuzz.forks:import_plugin") as server:
+    with fork_server.after("studies.fuzz.forks:import_plugin") as server:
         yield server
 
 
@@ -78,7 +75,7 @@ def test_a_case_is_its_number():
 LM = space.Case(
     "language",
     "language_modeling",
-    [*hostile.TRAINING, "--rdrop-weight", "1"],
+    [*files.TRAINING, "--rdrop-weight", "1"],
 )
 
 
@@ -110,7 +107,7 @@ OF_OURS = ("transformer_lm_sc", "spectrum_control", "--spectrum-weight", "0.1")
 @pytest.mark.parametrize("flags, outcome", [(OF_FAIRSEQ, forks.FAIRSEQ), (OF_OURS, training.NAN)])
 def test_losses_that_are_not_finite(options, monkeypatch, flags, outcome):
     arch, criterion, *more = flags
-    argv = [*hostile.TRAINING[6:], "--arch", arch, "--criterion", criterion, *more]
+    argv = [*files.TRAINING[6:], "--arch", arch, "--criterion", criterion, *more]
     argv += ["--task", "language_modeling", "--tokens-per-sample", "16"]
     monkeypatch.setattr(training, "loss_of", lambda _: float("nan"))
     found = options.run(0, space.Case("language", "language_modeling", argv))
@@ -146,54 +143,18 @@ def test_how_an_end_is_judged(status, printed, outcome):
     assert forks.judged(status, text)[0] == outcome
 
 
-CHECKPOINTS = [index for index, kind in enumerate(hostile.KINDS) if not kind.data]
-
-
-@pytest.mark.parametrize("index", CHECKPOINTS)
-def test_hostile_checkpoints(index, train, tmp_path):
-    checkpoint = block_checkpoint(train)
-    for number in range(index, 20 * len(hostile.KINDS), len(hostile.KINDS)):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        making = hostile.make(number, checkpoint, tmp_path, folder)
-        try:
-            load_checkpoint(making.path)
-        except CheckpointError:
-            pass
-        else:
-            assert not hostile.KINDS[index].refused
-        assert not making.marker.exists()
-        if making.path.is_file():
-            making.path.unlink()
-
-
-def test_code_would_be_found(train, tmp_path):
-    """The marker appears where a file is loaded without a check."""
-    import torch
-
-    made = [kind.make for kind in hostile.KINDS].index(hostile.foreign_object)
-    executed = False
-    for number in itertools.islice(itertools.count(made, len(hostile.KINDS)), 6):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        making = hostile.make(number, block_checkpoint(train), tmp_path, folder)
-        torch.load(making.path, **LOAD_ANYTHING)
-        executed = executed or making.marker.exists()
-    assert executed
-
-
 @pytest.mark.parametrize("maker", [hostile.code_in_a_setting, hostile.foreign_token])
 def test_hostile_files_through_all_commands(maker, server, corpora, tmp_path):
     number = [kind.make for kind in hostile.KINDS].index(maker)
     saved = tmp_path / "intact"
-    argv = ["fairseq-train", corpora / "language", *training.PLUGIN, *hostile.TRAINING]
+    argv = ["fairseq-train", corpora / "language", *training.PLUGIN, *files.TRAINING]
     argv += ["--cpu", "--max-update", 1, "--save-dir", saved]
     assert forks.run(server, argv, tmp_path).outcome == forks.DONE
-    one = hostile.Hostile(
+    one = files.Hostile(
         server, saved / "checkpoint_last.pt", corpora / "language", tmp_path / "case"
     )
     found = one.run(number)
-    assert found["outcome"] not in hostile.FAILURES, found
+    assert found["outcome"] not in files.FAILURES, found
 
 
 def test_a_killed_training_goes_on(server, corpora, tmp_path):

@@ -4,13 +4,12 @@ import copy
 
 import pytest
 
+from spectral_fairseq.commands import doctor
+from studies.matrix import __main__ as matrix
+from studies.matrix import existing, frameworks, page, steps
+from studies.matrix.cells import CELLS, EXISTING, NONE, UPSTREAM, Cell
 from tests.conftest import ROOT
-from tests.matrix import __main__ as matrix
-from tests.matrix import existing, frameworks, page, steps
-from tests.matrix.cells import CELLS, EXISTING, NONE, UPSTREAM, Cell
 
-if not (ROOT / "docs").exists():
-    pytest.skip("the documents are not beside these tests", allow_module_level=True)
 FIRST, SECOND = "py3.10-torch1.12.1-numpy1.23.5", "py3.12-torch2.6.0-numpy2.4.6"
 
 
@@ -292,3 +291,10 @@ def test_a_room_that_fails_is_recorded(reports, tmp_path, monkeypatch):
     assert found.get("failures") == (["tests.a.b"] if reports else None)
     assert found.get("error") == (None if reports else "no")
     assert {"transformers==4.47.1", "accelerate==1.2.1", "torch==2.13.0"} < set(commands[0])
+
+
+def test_what_doctor_says_was_tested_is_in_the_record():
+    tested = [cell["versions"] for cell in page.read_record().values() if "tests" in cell]
+    for name, (oldest, newest) in doctor.TESTED.items():
+        found = sorted(tuple(map(int, one[name].split(".")[:2])) for one in tested)
+        assert [oldest, newest] == [".".join(map(str, found[end])) for end in (0, -1)]

@@ -89,7 +89,7 @@ class Case(NamedTuple):
     """A training to try.
 
     Attributes:
-        data: name of the data folder; see :mod:`tests.fuzz.data`.
+        data: name of the data folder; see :mod:`studies.fuzz.data`.
         task: what ``--task`` is.
         argv: arguments of ``fairseq-train`` beside the data and where to save.
     """
@@ -129,7 +129,8 @@ def draw(number: int) -> Case:
     for name in sizes:
         if name in flags:
             argv += [name, chance.choice(list(sizes[name]))]
-    ours, theirs = [], []
+    ours: List[str] = []
+    theirs: List[str] = []
     for name in sorted(set(flags) - set(sizes)):
         (ours if name in _our_flags() else theirs).append(name)
     shared = [name for name in theirs if "share" in name]

@@ -13,13 +13,13 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
+from studies.fuzz.programs import enter
 from tests.conftest import PACKAGE
 from tests.fork_server import ForkServer
-from tests.fuzz.programs import enter
 
-PROGRAM, PLAIN_PROGRAM = "tests.fuzz.programs:program", "tests.fuzz.programs:plain_program"
+PROGRAM, PLAIN_PROGRAM = "studies.fuzz.programs:program", "studies.fuzz.programs:plain_program"
 LIMIT = 120.0  # seconds, far beyond what any command takes on an idle machine
 
 DONE = "done"
@@ -68,7 +68,9 @@ def commands(argvs: Sequence[Sequence[str]], report: str, process: str) -> None:
             file.write(json.dumps([outcome, error]) + "\n")
 
 
-def run_all(server: ForkServer, argvs: Dict[str, Sequence[Any]], folder: Path) -> Dict[str, Ended]:
+def run_all(
+    server: ForkServer, argvs: Mapping[str, Sequence[Any]], folder: Path
+) -> Dict[str, Ended]:
     """Run several command lines of this package's command in one fork.
 
     Returns:
@@ -78,7 +80,7 @@ def run_all(server: ForkServer, argvs: Dict[str, Sequence[Any]], folder: Path) -
     texts = [[str(one) for one in argv] for argv in argvs.values()]
     last = Fork(server, [texts, str(report)], folder, f"{__name__}:commands").ended()
     lines = report.read_text().splitlines() if report.exists() else []
-    ends = [Ended(*json.loads(line), "") for line in lines]
+    ends = [Ended(outcome, error, "") for outcome, error in map(json.loads, lines)]
     return dict(zip(argvs, [*ends, last]))
 
 

@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 from spectral_fairseq.provenance import versions
+from studies.fuzz import data, files, forks, kills, training
 from tests.conftest import PACKAGE, ROOT
 from tests.fork_server import ForkServer
-from tests.fuzz import data, forks, hostile, kills, training
 
 PAGE = Path(__file__).with_name("README.md")
-RECORD = ROOT / "tests" / "fuzz" / "record.jsonl"
+RECORD = ROOT / "studies" / "fuzz" / "record.jsonl"
 # Raise it where a number comes to mean another case: with new options, values or damages.
 GENERATOR = 2
-FAILURES = {*training.FAILURES, *hostile.FAILURES, *kills.FAILURES}
+FAILURES = {*training.FAILURES, *files.FAILURES, *kills.FAILURES}
 # Of twenty cases in a row: how many are options and how many files; the last one is a kill.
 TURN = ("options", "file") * 9 + ("options", "kill")
 
@@ -45,7 +45,7 @@ def runners(folder: Path) -> Iterator[Dict[str, Callable[[int], Dict[str, Any]]]
         sockets = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         path = [str(PACKAGE.parent), str(ROOT)]
         plain = stack.enter_context(ForkServer.started(sockets, path))
-        server = stack.enter_context(plain.after("tests.fuzz.forks:import_plugin"))
+        server = stack.enter_context(plain.after("studies.fuzz.forks:import_plugin"))
         corpora, intact = folder / "data", folder / "intact"
 
         def run(argv: List[Any]) -> None:
@@ -56,13 +56,13 @@ def runners(folder: Path) -> Iterator[Dict[str, Callable[[int], Dict[str, Any]]]
         data.write(corpora, run)
         language = corpora / "language"
         run(
-            ["fairseq-train", language, *training.PLUGIN, *hostile.TRAINING, "--cpu"]
+            ["fairseq-train", language, *training.PLUGIN, *files.TRAINING, "--cpu"]
             + ["--max-update", 2, "--save-dir", intact]
         )
         checkpoint = intact / "checkpoint_last.pt"
         yield {
             "options": training.Options(server, plain, corpora, folder / "case").run,
-            "file": hostile.Hostile(server, checkpoint, language, folder / "case").run,
+            "file": files.Hostile(server, checkpoint, language, folder / "case").run,
             "kill": kills.Kills(server, language, folder / "kills").run,
         }
 
@@ -168,7 +168,7 @@ def write_page(lines: List[Dict[str, Any]]) -> None:
 
 def main() -> int:
     """Read the command line; status 1 if any case of the record failed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m studies.fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument(

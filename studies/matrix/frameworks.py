@@ -6,9 +6,9 @@ import datetime
 from pathlib import Path
 from typing import Any, Dict, NamedTuple
 
+from studies.matrix.cells import Cell
+from studies.matrix.steps import Failure, Installation, add_counts, find_python
 from tests.conftest import ROOT
-from tests.matrix.cells import Cell
-from tests.matrix.steps import Failure, Installation, add_counts, find_python
 
 _BESIDE = ("pytest", "filelock", "setuptools", "jinja2", "tabulate>=0.9", "tqdm", "safetensors")
 _PIP = ("-m", "pip", "--disable-pip-version-check", "-q", "install")

@@ -16,10 +16,8 @@ import shutil
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from tests.conftest import PACKAGE
-from tests.fork_server import ForkServer
-from tests.fuzz import space
-from tests.fuzz.forks import (
+from studies.fuzz import space
+from studies.fuzz.forks import (
     BAD,
     CRASH,
     DONE,
@@ -32,6 +30,8 @@ from tests.fuzz.forks import (
     loss_of,
     run,
 )
+from tests.conftest import PACKAGE
+from tests.fork_server import ForkServer
 
 PLUGIN = ("--user-dir", str(PACKAGE))
 # Losses are printed with three digits; half precision differs between training and evaluation.
@@ -46,7 +46,7 @@ class Options:
     Args:
         server: forks that have imported this package.
         without_plugin: forks that have not.
-        data: folders of :mod:`tests.fuzz.data`.
+        data: folders of :mod:`studies.fuzz.data`.
         folder: scratch; emptied by every case.
     """
 

@@ -12,9 +12,9 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
+from studies.fuzz import data
+from studies.matrix.cells import NONE, UPSTREAM, Cell
 from tests.conftest import PACKAGE, ROOT, TINY_TRANSLATION
-from tests.fuzz import data
-from tests.matrix.cells import NONE, UPSTREAM, Cell
 
 # Selections of tests: name -> flags of each run of pytest.
 SELECTIONS: Dict[str, Sequence[Sequence[str]]] = {
@@ -29,7 +29,7 @@ _TRAINING = (
     *("--data-buffer-size", "0", "--no-epoch-checkpoints", "--log-format", "simple"),
 )
 _EVALUATION = ("--user-dir", PACKAGE, "--cpu", "--num-workers", "0", "--batch-size", "8")
-_TEST_SENTENCES = 5  # tests/fuzz/data.py
+_TEST_SENTENCES = 5  # studies/fuzz/data.py
 
 
 class Failure(Exception):

@@ -1,0 +1,1 @@
+"""Options, hostile files and kills at random: ``make fuzz``."""

@@ -1,0 +1,1 @@
+"""Installations of many versions: ``make matrix``."""
