@@ -15,10 +15,11 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
     LabelSmoothedCrossEntropyCriterion,
     LabelSmoothedCrossEntropyCriterionConfig,
 )
+from fairseq.logging import metrics
 from torch import nn
 
 from spectral_fairseq import refusals
-from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
+from spectral_fairseq.errors import ConfigurationError, DataError, arguments_as_flags
 from spectral_fairseq.functional.softmax_loss import smoothing_weights
 from spectral_fairseq.options import idle_flags, read_options
 from spectral_fairseq.plugin import likelihood
@@ -300,8 +301,24 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: List[Dict[str, Any]]) -> None:
-        """Called by fairseq: log the likelihood's metrics, each penalty's R and the spectrum."""
-        super().reduce_metrics(logging_outputs)
+        """Called by fairseq: log the likelihood's metrics, each penalty's R and the spectrum.
+
+        Where there was no token, the loss is None, which counts for nothing in averages.
+
+        Raises:
+            DataError: there was no batch, as where ``fairseq-validate`` skipped all examples.
+        """
+        if not logging_outputs:
+            raise DataError(
+                "examples that the model can read",
+                "no batch, as all were skipped",
+                "Give --max-source-positions, --max-target-positions and --max-tokens to suit.",
+            )
+        if sum(log.get("ntokens", 0) for log in logging_outputs):
+            super().reduce_metrics(logging_outputs)
+        else:  # of no tokens there is no mean: neither nan, as after a divergence, nor 0
+            for name in ("loss", "nll_loss"):
+                metrics.log_scalar(name, None, 0)
         reduce_terms(logging_outputs)
         if any(TABLES in log for log in logging_outputs):
             reduce_spectrum(logging_outputs)

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from fairseq.logging import metrics
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, DataError
 from tests.plugin.conftest import build_criterion, build_model, make_sample
+from tests.plugin.trainers import build_trainer
 
 MODELS = {
     "plain": ("transformer_sc", {"embedding_type": "plain"}),
@@ -74,3 +76,26 @@ def test_a_batch_without_targets(task, name, prefix, method):
         if parameter.grad is not None:
             assert torch.isfinite(parameter.grad).all()
             assert size or not parameter.grad.any()
+
+
+@pytest.mark.parametrize("sentence_avg", [False, True])
+def test_an_update_without_tokens_has_no_loss_in_the_logs(sentence_avg):
+    """It was shown as nan, as a training that has diverged is."""
+    trainer = build_trainer(sentence_avg=sentence_avg, cosreg_weight=1.0)
+    task = trainer.task
+
+    def shown(*sizes):
+        metrics.reset()
+        with metrics.aggregate() as found:
+            for size in sizes:
+                trainer.train_step([without_targets(task, False, size)])
+        values = found.get_smoothed_values()
+        return [values.get(name) for name in ("loss", "nll_loss", "ppl")]
+
+    assert shown(0) == [None, None, None]
+    weights = {name: one.clone() for name, one in trainer.get_model().state_dict().items()}
+    alone = shown(9)
+    trainer.get_model().load_state_dict(weights)
+    assert shown(9, 0) == alone and all(value > 0 for value in alone)
+    with pytest.raises(DataError, match="no batch"):
+        type(trainer.get_criterion()).reduce_metrics([])
