@@ -16,18 +16,11 @@ from spectral_fairseq.analysis.measures import Measured, measure_table
 from spectral_fairseq.analysis.options import Options, StepCallback
 from spectral_fairseq.checkpoints import reading
 from spectral_fairseq.checkpoints.dictionary import Counts, read_counts, with_counts
-from spectral_fairseq.checkpoints.models import open_memory, open_model
-from spectral_fairseq.checkpoints.opened import OpenedModel, check_readable, check_whole
+from spectral_fairseq.checkpoints.opening import open_memory, open_model
+from spectral_fairseq.checkpoints.readable import check_readable, check_whole
 from spectral_fairseq.checkpoints.settings import checkpoint_settings
 from spectral_fairseq.checkpoints.table_names import describe_choice, has_output, is_output
-from spectral_fairseq.checkpoints.tables import (
-    StoredTable,
-    choose_table,
-    extract_table,
-    find_tables,
-    only_matrix,
-    table_shape,
-)
+from spectral_fairseq.checkpoints.tables import StoredTable, Tables
 from spectral_fairseq.checkpoints.vocabulary import words_of
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.functional.spectrum_penalties import DEFAULT_GAMMA
@@ -72,16 +65,13 @@ def analyse_model(
     progress = progress or StepCallback()
     progress.begin("load")
     opened = open_model(model) if is_path(model) else open_memory(model)
-    sizes = opened.vocabulary_sizes()
-    tables = list(find_tables(opened.tensors, sizes).values())
-    outputs = check_readable(opened, tables, table)
+    outputs = check_readable(opened, table)
     wanted = table
-    if table is None and not tables:
-        table = opened.default_table or only_matrix(opened.tensors)
-    names = choose_table(opened.tensors, table, opened.name, sizes)
-    shape = table_shape(opened.tensors, names[0])
-    remarks = check_whole(opened, names, tables, shape, wanted)
-    rows = shape[0]
+    if table is None and not opened.groups:
+        table = opened.default_table or opened.only_matrix()
+    names = opened.choose(table)
+    remarks = check_whole(opened, names, wanted)
+    rows, _ = opened.shape(names[0])
     words, remark = words_of(opened, names[0], rows, dictionary)
     if words is not None:  # what the settings say of padding counts whatever its token is called
         padding = [row for row in opened.uncounted if row < rows]
@@ -93,7 +83,7 @@ def analyse_model(
             given, source = counts, "the given counts"
         words = with_counts(words, given, rows, source, opened.uncounted)
     uncounted = opened.uncounted if words is None else words.uncounted_rows()
-    chosen = extract_table(opened.tensors, opened.name, names[0], uncounted)
+    chosen = opened.extract(names[0], uncounted)
     table_hash = _table_hash(opened, chosen, progress, verify)
     prior = prior_of(opened.checkpoint, chosen)
     measured = measure_table(chosen, options, words, prior, progress)
@@ -109,7 +99,7 @@ def analyse_model(
         "path": None if opened.path is None else str(opened.path),
         "label": reference.label,
         "sha256": table_hash,
-        "origin": _origin(opened, names, tables),
+        "origin": _origin(opened, names),
         "arch": opened.arch,
         "progress": {"epoch": opened.epoch, "updates": opened.updates},
         "table": {
@@ -118,15 +108,15 @@ def analyse_model(
             "choice": " ".join(
                 [
                     describe_choice(
-                        *(names, tables, outputs, opened.untied, opened.unread_of(rows)),
+                        *(names, opened.groups, outputs, opened.untied, opened.unread_of(rows)),
                         tied=opened.tied,
                         is_one_layer=opened.is_one_layer,
                     ),
                     *remarks,
                 ]
             ),
-            "is_output": is_output(names, tables)
-            or (opened.tied and not outputs and not has_output(tables)),
+            "is_output": is_output(names, opened.groups)
+            or (opened.tied and not outputs and not has_output(opened.groups)),
             "kind": chosen.kind,
             "rows": chosen.stored_rows,
             "words": len(chosen.rows),
@@ -149,17 +139,15 @@ def analyse_model(
     return Analysed(result, measured, reference)
 
 
-def _origin(opened: OpenedModel, names: Sequence[str], tables: Sequence[List[str]]) -> str:
+def _origin(opened: Tables, names: Sequence[str]) -> str:
     """One of :data:`ORIGINS`: what the words of a report may take for granted."""
     if opened.checkpoint:
         return "fairseq"
-    known = any(names[0] in table for table in tables)
+    known = any(names[0] in table for table in opened.groups)
     return "model" if known or opened.arch is not None else "vectors"
 
 
-def _table_hash(
-    opened: OpenedModel, table: StoredTable, progress: StepCallback, verify: bool
-) -> str:
+def _table_hash(opened: Tables, table: StoredTable, progress: StepCallback, verify: bool) -> str:
     """Hash of the verified file that holds the table; of one in memory or in parts, its own."""
     files = opened.files_of(table.name)
     for file in files if verify else ():

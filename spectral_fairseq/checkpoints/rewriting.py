@@ -1,120 +1,41 @@
-"""Turn the factored tables of checkpoints into the matrices that they stand for, and back.
-
-The functions take a checkpoint's ``model`` entry (name -> tensor) and return a new one. They build
-no model.
-"""
+"""Change the tables of stored models, which are not built: collapse, average and repair them."""
 
 from __future__ import annotations
 
-import math
+import os
+import shutil
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 import torch
 from torch import Tensor
 
+from spectral_fairseq.checkpoints.factors import (
+    check_finite,
+    dense_form,
+    entries_by_module,
+    factored_kind,
+    plain_name,
+    same_table,
+    stored_form,
+)
+from spectral_fairseq.checkpoints.readable import check_copies
 from spectral_fairseq.checkpoints.reading import load_checkpoint, tensors_of
-from spectral_fairseq.embeddings import TABLES, FactoredEmbedding, Table
-from spectral_fairseq.errors import CheckpointError, ConfigurationError, UnsupportedError
-
-# Every dictionary of fairseq starts <s>, <pad>, </s>, <unk>.
-PADDING_ROW = 1
-
-FACTORED_KINDS = {
-    frozenset(kind.entries): kind for kind in TABLES if issubclass(kind, FactoredEmbedding)
-}
-"""The factored tables by the names of what they store."""
+from spectral_fairseq.checkpoints.settings import refuse_unequal
+from spectral_fairseq.checkpoints.tables import Tables
+from spectral_fairseq.embeddings import FactoredEmbedding
+from spectral_fairseq.errors import (
+    CheckpointError,
+    ConfigurationError,
+    UnsupportedError,
+    needs_extra,
+)
+from spectral_fairseq.functional.cosines import mean_cosine
+from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.repair import new_rows, rows_to_repair
 
 # What plain fairseq itself stores for a table and for an output layer.
 PLAIN_ENTRIES = (frozenset({"weight"}), frozenset({"weight", "bias"}))
-
-_BLOCK_ROWS = 16384
-
-
-def entries_by_module(model: Mapping[str, Tensor]) -> Dict[str, Dict[str, Tensor]]:
-    """Group a checkpoint's tensors: module name -> entry name -> tensor."""
-    modules: Dict[str, Dict[str, Tensor]] = {}
-    for key, tensor in model.items():
-        module, _, entry = key.rpartition(".")
-        modules.setdefault(module, {})[entry] = tensor
-    return modules
-
-
-def factored_kind(entries: Mapping[str, Tensor]) -> Optional[Type[FactoredEmbedding]]:
-    """The kind of factored table that stores exactly these entries, if there is one."""
-    kind = FACTORED_KINDS.get(frozenset(entries))
-    return kind if kind is not None and entries[kind.entries[0]].dim() == 2 else None
-
-
-def dense_form(
-    kind: Type[Table],
-    entries: Mapping[str, Tensor],
-    rows: Optional[Tensor] = None,
-    dtype: torch.dtype = torch.float64,
-) -> Tensor:
-    """The matrix of a stored table, computed block by block.
-
-    Args:
-        kind: of table.
-        entries: what it stores, of any floating type.
-        rows: which rows, shape (n,); all if not given.
-        dtype: of the arithmetic and the result.
-
-    Returns:
-        Shape (n, d).
-
-    Raises:
-        CheckpointError: factors whose shapes do not fit together, or an entry that should be one
-            number and is not.
-    """
-    count, dim = entries[kind.entries[0]].shape
-    rows = torch.arange(count) if rows is None else rows
-    _check_factors(kind, entries, dim)
-    dense = torch.empty(len(rows), dim, dtype=dtype)
-    for chosen, block in zip(rows.split(_BLOCK_ROWS), dense.split(_BLOCK_ROWS)):
-        block.copy_(kind.dense_rows(entries, chosen, dtype))
-    return dense
-
-
-def _check_factors(kind: Type[Table], entries: Mapping[str, Tensor], dim: int) -> None:
-    """Compute no row, to see whether the shapes fit."""
-    try:
-        none = kind.dense_rows(entries, torch.zeros(0, dtype=torch.long), torch.float64)
-        fit = none.shape == (0, dim)
-    except (IndexError, RuntimeError):
-        fit = False
-    if not fit:
-        shapes = (f"{name} {tuple(entries[name].shape)}" for name in kind.entries)
-        raise CheckpointError(
-            f"factors of a {kind.kind} table that fit together",
-            ", ".join(shapes),
-            "Give a checkpoint saved by fairseq-train.",
-        )
-    for name in kind.numbers:
-        value = entries[name]
-        if value.dim() or not 0 <= float(value) < math.inf:
-            raise CheckpointError(
-                f"one finite number of at least 0 as the {name} of a {kind.kind} table",
-                f"a tensor of shape {tuple(value.shape)}" if value.dim() else f"{float(value)}",
-                "Give a checkpoint saved by fairseq-train.",
-            )
-
-
-def stored_form(kind: Type[Table], weight: Tensor) -> Dict[str, Tensor]:
-    """What a table of a kind that equals ``weight``, shape (N, d), stores; float64.
-
-    A checkpoint does not say which rows are made-up words, of which there are at most a few, so U
-    of an SVD table becomes orthonormal over all rows but padding. The product is the same.
-    """
-    with torch.random.fork_rng(devices=[]):
-        table = kind(*weight.shape, PADDING_ROW).double()
-    return table.factor(weight.double())
-
-
-def plain_name(module: str) -> str:
-    """The key under which plain fairseq keeps the table that this package keeps in ``module``."""
-    suffix = ".table"  # where a head holds its table; a Linear is its own
-    return (module[: -len(suffix)] if module.endswith(suffix) else module) + ".weight"
 
 
 def collapse_tables(model: Mapping[str, Tensor]) -> Dict[str, Tensor]:
@@ -138,7 +59,7 @@ def collapse_tables(model: Mapping[str, Tensor]) -> Dict[str, Tensor]:
                 collapsed[f"{name}.{entry}" if name else entry] = tensor
             continue
         # fairseq copies a shared table once for each of its names when it trains on a GPU.
-        product = next((product for other, product in products if _equal(entries, other)), None)
+        product = next((dense for other, dense in products if same_table(entries, other)), None)
         if product is None:
             product = dense_form(kind, entries).float().contiguous()
             products.append((entries, product))
@@ -151,12 +72,6 @@ def collapse_tables(model: Mapping[str, Tensor]) -> Dict[str, Tensor]:
             "This model has no plain equivalent: keep using it with --user-dir.",
         )
     return collapsed
-
-
-def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(
-        torch.equal(tensor, other[entry]) for entry, tensor in one.items()
-    )
 
 
 def _not_plain(model: Mapping[str, Tensor]) -> List[str]:
@@ -191,25 +106,22 @@ def average_checkpoints(paths: Sequence[Union[str, Path]], verify: bool = True) 
         point come from the first checkpoint, and shared tensors stay shared.
 
     Raises:
-        CheckpointError: unreadable, not of one model, or with a factored table that is not finite.
+        CheckpointError: unreadable, or not of one model.
+        DataError: a factored table that is not finite.
         ConfigurationError: no path is given.
     """
     if not paths:
         raise ConfigurationError("at least one checkpoint to average", "none", "Name some.")
     average = load_checkpoint(paths[0], verify)
-    like = tensors_of(average["model"])
-    sums = _terms(like)
-    _check_finite(sums, like, paths[0])
+    first = _First(tensors_of(average["model"]), paths[0])
+    sums = first.terms(first.tensors, paths[0])
     for path in paths[1:]:
         model = tensors_of(load_checkpoint(path, verify)["model"])
-        _check_same_model(like, model, paths[0], path)
-        _check_shared(_aliases(like), model, paths[0], path)
-        terms = _terms(model, like)
-        _check_finite(terms, like, path)
-        for key, term in terms.items():
+        first.check(model, path)
+        for key, term in first.terms(model, path).items():
             sums[key] += term
     means = {key: total / len(paths) for key, total in sums.items()}
-    average["model"] = {**average["model"], **_stored(means, like)}
+    average["model"] = {**average["model"], **first.stored(means)}
     for key in LEFT_OUT:
         average.pop(key, None)
     for key in LEFT_OUT_OF_EXTRA_STATE:
@@ -217,100 +129,251 @@ def average_checkpoints(paths: Sequence[Union[str, Path]], verify: bool = True) 
     return average
 
 
-def _aliases(model: Mapping[str, Tensor]) -> Dict[str, str]:
-    """Each key -> the first key that is the same tensor in memory, often the key itself."""
-    first: Dict[Tuple[object, ...], str] = {}
-    found = {}
-    for key, tensor in model.items():
-        place = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-        found[key] = first.setdefault(place, key) if tensor.numel() else key
-    return found
-
-
-def _tables(model: Mapping[str, Tensor]) -> Dict[str, Type[FactoredEmbedding]]:
-    """Modules that hold a factored table -> its kind; of several that share one, the first."""
-    same = _aliases(model)
-    found = {}
-    for module, entries in entries_by_module(model).items():
-        kind = factored_kind(entries)
-        if kind is not None:
-            matrix = f"{module}.{kind.entries[0]}"
-            if same[matrix] == matrix:
-                found[module] = kind
-    return found
-
-
-def _terms(
-    model: Mapping[str, Tensor], like: Optional[Mapping[str, Tensor]] = None
-) -> Dict[str, Tensor]:
-    """What is summed over checkpoints, float64: floating tensors once each, tables dense.
+class _First:
+    """The first of several checkpoints, which says what is shared and which entries are factors.
 
     Args:
-        model: one checkpoint's tensors.
-        like: the tensors that say what is shared; ``model`` itself if not given.
+        tensors: name -> tensor.
+        path: where they were read from, for messages.
     """
-    like = model if like is None else like
-    same = _aliases(like)
-    terms = {
-        # A copy: in float64 already, it would otherwise be added to in place.
-        key: model[key].to(torch.float64, copy=True)
-        for key in like
-        if like[key].is_floating_point() and same[key] == key
-    }
-    for module, kind in _tables(like).items():
-        entries = {entry: model[f"{module}.{entry}"] for entry in kind.entries}
-        terms[f"{module}.{kind.entries[0]}"] = dense_form(kind, entries)  # in a factor's place
-    return terms
 
+    def __init__(self, tensors: Mapping[str, Tensor], path: Any) -> None:
+        self.tensors, self.path = tensors, path
+        # Each key -> the first key that is the same tensor in memory, often the key itself.
+        self._same: Dict[str, str] = {}
+        places: Dict[Tuple[object, ...], str] = {}
+        for key, tensor in tensors.items():
+            place = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+            self._same[key] = places.setdefault(place, key) if tensor.numel() else key
+        # Modules with a factored table -> its kind; of several that share one, the first.
+        self._kinds: Dict[str, Type[FactoredEmbedding]] = {}
+        for module, entries in entries_by_module(tensors).items():
+            kind = factored_kind(entries)
+            if kind is not None:
+                matrix = f"{module}.{kind.entries[0]}"
+                if self._same[matrix] == matrix:
+                    self._kinds[module] = kind
 
-def _stored(means: Dict[str, Tensor], like: Mapping[str, Tensor]) -> Dict[str, Tensor]:
-    """The inverse of :func:`_terms`, in the types of ``like``."""
-    for module, kind in _tables(like).items():
-        entries = stored_form(kind, means[f"{module}.{kind.entries[0]}"])
-        for entry in set(kind.entries) - kind.settings:  # settings are averaged as they are
-            means[f"{module}.{entry}"] = entries[entry]
-    once = {key: mean.to(like[key].dtype).contiguous() for key, mean in means.items()}
-    same = _aliases(like)
-    return {key: once.get(same[key], tensor) for key, tensor in like.items()}
-
-
-def _check_finite(terms: Mapping[str, Tensor], like: Mapping[str, Tensor], path: Any) -> None:
-    """Refuse tables that cannot be factored again."""
-    for module, kind in _tables(like).items():
-        if not torch.isfinite(terms[f"{module}.{kind.entries[0]}"]).all():
+    def check(self, model: Mapping[str, Tensor], path: Any) -> None:
+        """Refuse a checkpoint of another model, or of one that shares less."""
+        like = self.tensors
+        differences = [f"{key} only in one of them" for key in sorted(set(like) ^ set(model))]
+        differences += [
+            f"{key} of shape {tuple(like[key].shape)} and {tuple(model[key].shape)}"
+            for key in like
+            if key in model and like[key].shape != model[key].shape
+        ]
+        if differences:
+            shown = "; ".join(differences[:3]) + ("; ..." if len(differences) > 3 else "")
             raise CheckpointError(
-                f"finite numbers in {module} of {path}",
-                "infinity or NaN",
-                "Training diverged, or the file is damaged: average earlier checkpoints.",
+                f"{path} to hold the same tensors as {self.path}",
+                f"{len(differences)} differences: {shown}",
+                "Average checkpoints of one training run, with one architecture and dictionary.",
             )
+        for key, first in self._same.items():
+            why = f"in {path}, since {self.path} shares them"
+            refuse_unequal(model, [first, key], why, "Average checkpoints of one training.")
+
+    def terms(self, model: Mapping[str, Tensor], path: Any) -> Dict[str, Tensor]:
+        """What is summed over checkpoints, float64: floating tensors once each, tables dense."""
+        terms = {
+            # A copy: in float64 already, it would otherwise be added to in place.
+            key: model[key].to(torch.float64, copy=True)
+            for key, tensor in self.tensors.items()
+            if tensor.is_floating_point() and self._same[key] == key
+        }
+        for module, kind in self._kinds.items():
+            dense = dense_form(kind, {entry: model[f"{module}.{entry}"] for entry in kind.entries})
+            check_finite(dense, f"{module} of {path}")  # others cannot be factored again
+            terms[f"{module}.{kind.entries[0]}"] = dense  # in a factor's place
+        return terms
+
+    def stored(self, means: Dict[str, Tensor]) -> Dict[str, Tensor]:
+        """The inverse of :meth:`terms`, in the types of this checkpoint."""
+        for module, kind in self._kinds.items():
+            entries = stored_form(kind, means[f"{module}.{kind.entries[0]}"])
+            for entry in set(kind.entries) - kind.settings:  # settings are averaged as they are
+                means[f"{module}.{entry}"] = entries[entry]
+        like = self.tensors
+        once = {key: mean.to(like[key].dtype).contiguous() for key, mean in means.items()}
+        return {key: once.get(self._same[key], tensor) for key, tensor in like.items()}
 
 
-def _check_shared(
-    same: Mapping[str, str], model: Mapping[str, Tensor], one_path: Any, path: Any
-) -> None:
-    """Refuse a model in which tensors differ that are one in the first checkpoint."""
-    for key, first in same.items():
-        if first != key and not torch.equal(model[key].nan_to_num(), model[first].nan_to_num()):
-            raise CheckpointError(
-                f"{key} to equal {first} in {path}, since {one_path} shares them",
-                "different values",
-                "Average checkpoints of one training.",
-            )
+# Repair of the tables of a stored model, which is read and written without building it.
 
 
-def _check_same_model(
-    one: Mapping[str, Tensor], other: Mapping[str, Tensor], one_path: Any, other_path: Any
-) -> None:
-    differences = [f"{key} only in one of them" for key in sorted(set(one) ^ set(other))]
-    differences += [
-        f"{key} of shape {tuple(one[key].shape)} and {tuple(other[key].shape)}"
-        for key in one
-        if key in other and one[key].shape != other[key].shape
-    ]
-    if differences:
-        shown = "; ".join(differences[:3]) + ("; ..." if len(differences) > 3 else "")
-        raise CheckpointError(
-            f"{other_path} to hold the same tensors as {one_path}",
-            f"{len(differences)} differences: {shown}",
-            "Average checkpoints of one training run, with one architecture and dictionary.",
+# Two forms of a table are the same up to this share of its largest entry.
+_SAME = 1e-6
+
+
+class RepairedTable(NamedTuple):
+    """What was done to one table.
+
+    Attributes:
+        names: of the modules that hold it.
+        shape: (N, d).
+        rows: that were changed.
+        words: their words, where they are known.
+        before: measures of the table as it was.
+        after: the same of the table as it is now.
+    """
+
+    names: List[str]
+    shape: Tuple[int, int]
+    rows: List[int]
+    words: List[str]
+    before: Dict[str, float]
+    after: Dict[str, float]
+
+
+def repair_tables(
+    opened: Tables, wanted: Optional[str] = None, **how: Any
+) -> Tuple[List[RepairedTable], Dict[str, Tensor]]:
+    """New tensors for the tables of a model.
+
+    Args:
+        opened: the model.
+        wanted: name of the only table to repair; all tables of words if not given.
+        **how: ``rows`` and ``initial_length`` as ``choices`` and ``initial_length`` of
+            :func:`~spectral_fairseq.functional.repair.rows_to_repair`; ``fill``, ``noise`` and
+            ``seed`` of :func:`~spectral_fairseq.functional.repair.new_rows`.
+
+    Returns:
+        What was done to each table, and the tensors that have changed by their names; tensors that
+        are shared stay shared.
+
+    Raises:
+        UnsupportedError: no table of that name.
+        CheckpointError: two copies of one table differ, and none was named.
+        ConfigurationError: an unknown choice.
+    """
+    if wanted is None:
+        check_copies(opened)
+    groups = [names for names in opened.groups if wanted is None or wanted in names]
+    if not groups:
+        raise UnsupportedError(
+            f"a table of words in {opened.name}" + (f" named {wanted}" if wanted else ""),
+            ", ".join(names[0] for names in opened.groups) or "none",
+            "Choose one with --table NAME.",
         )
+    done, changed = [], {}
+    for names in groups:
+        table, tensors = _repaired(opened, names, **how)
+        done.append(table)
+        changed.update(tensors)
+    # An output layer that is stored as d x N stays so.
+    return done, {k: v.t().contiguous() if k in opened.turned else v for k, v in changed.items()}
+
+
+def _repaired(
+    opened: Tables,
+    names: Sequence[str],
+    rows: Sequence[str],
+    initial_length: Optional[float],
+    fill: str,
+    noise: float,
+    seed: int,
+) -> Tuple[RepairedTable, Dict[str, Tensor]]:
+    entries = opened.entries_of(names[0])
+    kind = factored_kind(entries)
+    weight = dense_form(kind, entries) if kind else entries["weight"].detach()
+    words, _ = opened.find_words(names[0], len(weight))
+    uncounted = opened.uncounted if words is None else words.uncounted_rows()
+    left_out = torch.tensor(sorted({row for row in uncounted if row < len(weight)})).long()
+    places = rows_to_repair(weight, rows, left_out, initial_length)
+    before = _measures(weight, left_out, places)
+    after, tensors = before, {}
+    if len(places):
+        fixed = weight.clone()
+        fixed[places] = new_rows(weight, places, fill, noise, left_out, seed).to(weight.dtype)
+        after = _measures(fixed, left_out, places)
+        stored = {"weight": fixed} if kind is None else _factors(kind, entries, fixed, places)
+        for name in names:
+            for entry, value in stored.items():
+                tensors[name if name in opened.tensors else f"{name}.{entry}"] = value
+    symbols = [] if words is None else [words.symbols[row] for row in places.tolist()]
+    shape = (weight.size(0), weight.size(1))
+    return RepairedTable(list(names), shape, places.tolist(), symbols, before, after), tensors
+
+
+def _factors(
+    kind: Any, entries: Mapping[str, Tensor], fixed: Tensor, places: Tensor
+) -> Dict[str, Tensor]:
+    """What a factored table stores for a matrix; the other rows' factors stay where they can."""
+    made = stored_form(kind, fixed)
+    made = {name: made[name].to(entries[name].dtype) for name in made if name not in kind.settings}
+    own = {name: value.clone() for name, value in entries.items()}
+    for name, value in made.items():
+        if value.dim() and len(value) == len(fixed):
+            own[name][places] = value[places]
+    away = (dense_form(kind, own) - fixed).abs().max()
+    if away <= _SAME * fixed.abs().max():
+        return own
+    return {**own, **made}
+
+
+def _measures(weight: Tensor, left_out: Tensor, places: Tensor) -> Dict[str, float]:
+    norms = row_norms(weight.float())
+    kept = torch.ones(len(weight), dtype=torch.bool)
+    kept[left_out] = False
+    shortest = float(norms[kept].min()) if bool(kept.any()) else 0.0
+    return {
+        "mean length of these rows": float(norms[places].mean()) if len(places) else 0.0,
+        "shortest row": shortest,
+        "median length of all rows": float(norms[kept].median()),
+        "longest row": float(norms[kept].max()),
+        "mean cosine of all rows": mean_cosine(weight.float(), left_out),
+    }
+
+
+def write_folder(opened: Tables, changed: Mapping[str, Tensor], folder: Path) -> None:
+    """Copy the folder of a model, with the changed tensors in the files that hold them.
+
+    Args:
+        opened: a model of Hugging Face's libraries.
+        changed: name -> tensor.
+        folder: an empty one.
+
+    Raises:
+        UnsupportedError: weights in files of another format, or a table in parts.
+    """
+    assert opened.weights is not None
+    source = opened.weights.parent
+    for name in changed:
+        holders = opened.files_of(name)
+        if len(holders) > 1:
+            raise UnsupportedError(
+                f"{name} in one file of {source}",
+                f"parts of it in {', '.join(path.name for path in holders[:4])}",
+                "Put the parts together first.",
+            )
+    files = {name: opened.file_of(name) for name in changed}
+    for path in sorted(source.iterdir()):
+        if os.path.isfile(path):
+            own = {name: changed[name] for name, file in files.items() if file == path}
+            if own:
+                write_weights(path, own, folder / path.name)
+            else:
+                shutil.copyfile(path, folder / path.name)
+
+
+def write_weights(source: Path, changed: Mapping[str, Tensor], target: Path) -> None:
+    """Write a file of weights anew with other tensors in it.
+
+    Raises:
+        UnsupportedError: it is no file of safetensors.
+    """
+    if source.suffix != ".safetensors":
+        raise UnsupportedError(
+            "a fairseq checkpoint, or a model in files of safetensors",
+            f"{source}",
+            "Load the model, call repair_ of spectral_fairseq.training, and save it again.",
+        )
+    with needs_extra("models", "to write safetensors"):
+        import safetensors
+        import safetensors.torch
+    with safetensors.safe_open(str(source), framework="pt", device="cpu") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
+    tensors.update((name, value.clone().contiguous()) for name, value in changed.items())
+    safetensors.torch.save_file(tensors, str(target), metadata=metadata)

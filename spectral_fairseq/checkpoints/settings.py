@@ -26,6 +26,7 @@ from typing import (
 import torch
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.functional.products import BLOCK_ROWS
 
 # Values of settings that are written as Python expressions, without running code.
 #
@@ -370,16 +371,20 @@ def refuse_unequal(tensors: Mapping[str, Any], names: Sequence[str], why: str, r
         CheckpointError: they differ.
     """
     for name in names[1:]:
-        if not _equal_bits(tensors[name], tensors[names[0]]):
+        if not same_values(tensors[name], tensors[names[0]]):
             raise CheckpointError(f"{name} to equal {names[0]} {why}", "different values", remedy)
 
 
-def _equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors hold the same numbers in the same type; NaN is the same as NaN."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    if one.data_ptr() == other.data_ptr():
+    if one.data_ptr() == other.data_ptr() and one.stride() == other.stride():
         return True
-    return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())
+    return torch.equal(one, other) or all(
+        bool(((x == y) | ((x != x) & (y != y))).all())
+        for x, y in zip(*(torch.atleast_1d(v).split(BLOCK_ROWS) for v in (one, other)))
+    )
 
 
 def is_extra_state(name: str) -> bool:
@@ -398,3 +403,48 @@ def _what_is_wrong(tensor: torch.Tensor, stored_bytes: int) -> Any:
         shape = " x ".join(map(str, tensor.shape))
         return f"one of {shape} numbers, more than the file holds"
     return None
+
+
+# Settings of transformers' models, as their config.json gives them.
+
+# How transformers names its models with an output layer over words.
+_WRITES_WORDS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration")
+
+
+def vocabulary_sizes(settings: Mapping[str, Any]) -> List[int]:
+    """The numbers of words that the settings of a model give, of each vocabulary one."""
+    return sorted(set(_sizes(settings)))
+
+
+def _sizes(settings: Mapping[str, Any], depth: int = 3) -> Iterator[int]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and depth:
+            yield from _sizes(value, depth - 1)
+        elif str(name).endswith("vocab_size") and type(value) is int and value > 0:
+            yield value
+
+
+def text_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of the part of a model that has the words, with those of the whole before it."""
+    inner = next(
+        (one for one in map(settings.get, ("text_config", "decoder")) if isinstance(one, Mapping)),
+        {},
+    )
+    return {**inner, **{name: value for name, value in settings.items() if value is not None}}
+
+
+def writes_words(settings: Mapping[str, Any]) -> bool:
+    """Whether a model ends in an output layer over words, by the name of its class."""
+    classes = settings.get("architectures")
+    return isinstance(classes, list) and any(str(name).endswith(_WRITES_WORDS) for name in classes)
+
+
+def padding_rows(settings: Mapping[str, Any]) -> List[int]:
+    """The row of the padding symbol, unless the symbol has another meaning as well."""
+    settings = text_settings(settings)
+    row = settings.get("pad_token_id")
+    others: List[Any] = []
+    for name in ("bos_token_id", "eos_token_id", "unk_token_id"):
+        other = settings.get(name)
+        others += other if isinstance(other, list) else [other]
+    return [row] if type(row) is int and row >= 0 and row not in others else []

@@ -18,8 +18,8 @@ from spectral_fairseq.checkpoints.dictionary import (
     find_dictionary,
     read_dictionary,
 )
-from spectral_fairseq.checkpoints.opened import OpenedModel
 from spectral_fairseq.checkpoints.reading import read_json, read_json_object
+from spectral_fairseq.checkpoints.tables import Tables
 from spectral_fairseq.errors import DataError, MissingDataError, needs_extra
 from spectral_fairseq.files import why_not_readable
 
@@ -194,7 +194,7 @@ def _from_pieces(path: Path) -> WordList:
 
 
 def words_of(
-    opened: OpenedModel, table: str, rows: int, given: Optional[Union[str, Path]]
+    opened: Tables, table: str, rows: int, given: Optional[Union[str, Path]]
 ) -> Tuple[Optional[WordList], str]:
     """The words of a table, if they are known, and a remark on where they are from.
 

@@ -187,7 +187,7 @@ def _check_flags(args: ReportArguments) -> None:
 
 def _check_data(data: str, paths: Sequence[Path]) -> None:
     """Refuse what fairseq could not run, before the tables are measured."""
-    from spectral_fairseq.checkpoints.models import may_be_torch_file
+    from spectral_fairseq.checkpoints.opening import may_be_torch_file
 
     if not os.path.isdir(data):
         raise MissingDataError(

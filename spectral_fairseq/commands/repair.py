@@ -78,8 +78,8 @@ def run(args: Arguments) -> int:
         out = check_output_folder(args.out, [source], ["config.json"], overwrite=False)
     else:
         out = check_output(args.out, [source], args.overwrite)
-    from spectral_fairseq.checkpoints.models import open_model
-    from spectral_fairseq.checkpoints.repairing import repair_tables
+    from spectral_fairseq.checkpoints.opening import open_model
+    from spectral_fairseq.checkpoints.rewriting import repair_tables
 
     opened = open_model(source)
     flags = {"rows": "--rows", "fill": "--fill", "initial_length": "--initial-length"}
@@ -100,7 +100,7 @@ def run(args: Arguments) -> int:
 
 
 def _write(opened: Any, changed: Dict[str, Any], source: Path, out: Path, verify: bool) -> None:
-    from spectral_fairseq.checkpoints.repairing import write_folder, write_weights
+    from spectral_fairseq.checkpoints.rewriting import write_folder, write_weights
 
     if opened.checkpoint:
         from spectral_fairseq.checkpoints.reading import load_checkpoint

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Sequence
 import spectral_fairseq
 from benchmarks.harness import KEEP_FREED_MEMORY, commit
 from spectral_fairseq.checkpoints.reading import load_checkpoint
-from spectral_fairseq.checkpoints.tables import extract_table
+from spectral_fairseq.checkpoints.tables import Tables
 from spectral_fairseq.functional.cosines import mean_cosine
 from spectral_fairseq.functional.spectra import right_singular_system
 from spectral_fairseq.provenance import versions
@@ -115,7 +115,7 @@ def table_figures(checkpoint: Path) -> Dict[str, Any]:
     # A plain table shared by fairseq's Transformer is saved under four names.
     shared = "decoder.output_projection.weight" in state["model"]
     wanted = "decoder.output_projection" if shared else None
-    table = extract_table(state["model"], checkpoint, wanted)
+    table = Tables(str(checkpoint), state["model"]).extract(wanted)
     sigma, _ = right_singular_system(table.weight)
     rms = float(sigma.square().mean().sqrt())
     figures = {

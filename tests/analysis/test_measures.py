@@ -14,7 +14,7 @@ from spectral_fairseq.analysis.measures import measure_table
 from spectral_fairseq.analysis.options import SHARES, Options, StepCallback
 from spectral_fairseq.analysis.table_facts import TableFacts
 from spectral_fairseq.checkpoints.dictionary import read_dictionary
-from spectral_fairseq.checkpoints.tables import StoredTable, extract_table
+from spectral_fairseq.checkpoints.tables import StoredTable, Tables
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.products import sample_rows
 from tests.checkpoints.made import cone, entries, save_dictionary, with_padding
@@ -142,7 +142,7 @@ def test_every_measure_has_its_reason_in_the_documents():
 
 def test_every_measure_is_in_the_catalogue(tmp_path):
     words = read_dictionary(save_dictionary(tmp_path / "dict.txt", 57))
-    table = extract_table(entries(with_padding(cone(60)), "svd"), "x.pt")
+    table = Tables("x.pt", entries(with_padding(cone(60)), "svd")).extract()
     prior = {"kind": "exponential", "c1": None, "c2": 0.1, "gamma": 1.0}
     found = measure_table(table, Options(), words, prior).measures
     elsewhere = {m.key for m in ALL if m.compute is None}
@@ -172,7 +172,7 @@ def test_a_random_table_measures_what_is_expected_of_one(tmp_path):
     torch.manual_seed(0)
     n, d = 2996, 32
     words = read_dictionary(save_dictionary(tmp_path / "dict.txt", n - 3))
-    table = extract_table(entries(with_padding(3 * torch.randn(n, d))), "x.pt")
+    table = Tables("x.pt", entries(with_padding(3 * torch.randn(n, d)))).extract()
     found = measure_table(table, Options(), words)
     random = found.details["random"]
     slack = {"effective_rank": 0.01, "positive_cosines": 0.01, "isoscore": 0.02}
@@ -185,7 +185,7 @@ def test_a_random_table_measures_what_is_expected_of_one(tmp_path):
 
 def test_frequency_groups(tmp_path):
     words = read_dictionary(save_dictionary(tmp_path / "dict.txt", 57))
-    table = extract_table(entries(with_padding(cone(60))), "x.pt")
+    table = Tables("x.pt", entries(with_padding(cone(60)))).extract()
     result = measure_table(table, Options(), words)
     order = sorted(range(60), key=lambda at: (-words.counts[int(table.rows[at])], at))
     rows = table.weight.double()
@@ -212,7 +212,7 @@ def test_untrained_rows_are_named(tmp_path):
     words = read_dictionary(save_dictionary(tmp_path / "dict.txt", 57))
     weight = with_padding(cone())
     weight[[9, 30]] = 0
-    found = measure_table(extract_table(entries(weight), "x.pt"), Options(), words)
+    found = measure_table(Tables("x.pt", entries(weight)).extract(), Options(), words)
     assert found.measures["untrained_rows"] == 2
     assert found.details["untrained"] == [{"row": 9, "word": "w5"}, {"row": 30, "word": "w26"}]
 
@@ -271,7 +271,7 @@ def test_norms_follow_frequency(tmp_path):
     counts = torch.tensor(words.counts).clamp(min=1).double()
     directions = torch.nn.functional.normalize(cone(61).double())
     weight = directions * counts.log1p().unsqueeze(1) * 0.5
-    table = extract_table(entries(weight), "x.pt")
+    table = Tables("x.pt", entries(weight)).extract()
     found = measure_table(table, Options(), words)
     assert found.measures["norm_count_pearson"] == pytest.approx(1)
     assert found.measures["norm_count_slope"] == pytest.approx(0.5)
@@ -287,7 +287,7 @@ def test_neighbours(tmp_path):
     words = read_dictionary(save_dictionary(tmp_path / "dict.txt", 57))
     weight = with_padding(cone())
     weight[10] = weight[20] * 3
-    table = extract_table(entries(weight), "x.pt", excluded=words.uncounted_rows())
+    table = Tables("x.pt", entries(weight)).extract(excluded=words.uncounted_rows())
     found = measure_table(table, Options(words=("w6", "w16"), neighbours=2), words)
     near = found.details["neighbours"]
     assert near["w6"][0] == {"word": "w16", "cosine": pytest.approx(1)}

@@ -14,7 +14,7 @@ from spectral_fairseq.analysis.results import (
     labels_for,
     prior_of,
 )
-from spectral_fairseq.checkpoints.tables import extract_table
+from spectral_fairseq.checkpoints.tables import Tables
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.functional.spectrum_penalties import DEFAULT_GAMMA
@@ -77,7 +77,7 @@ def test_the_same_file_gives_the_same_numbers(svd_checkpoint):
 
 def test_the_prior_is_that_of_the_training(svd_checkpoint):
     model = entries(with_padding(cone()), "svd")
-    table = extract_table(model, "x.pt")
+    table = Tables("x.pt", model).extract()
     for kind in DEFAULT_GAMMA:
         flags = {**SC, "spectrum_prior": kind}
         prior = prior_of({"cfg": {"model": flags}}, table)
@@ -100,7 +100,7 @@ def test_the_prior_is_that_of_the_training(svd_checkpoint):
     ],
 )
 def test_a_prior_that_cannot_be(changed):
-    table = extract_table(entries(with_padding(cone()), "svd"), "x.pt")
+    table = Tables("x.pt", entries(with_padding(cone()), "svd")).extract()
     with pytest.raises(CheckpointError, match="prior in the checkpoint's settings"):
         prior_of({"cfg": {"model": {**SC, **changed}}}, table)
 

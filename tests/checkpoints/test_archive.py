@@ -5,7 +5,7 @@ import zipfile
 import pytest
 import torch
 
-from spectral_fairseq.checkpoints.models import open_model
+from spectral_fairseq.checkpoints.opening import open_model
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.errors import CheckpointError
 from tests.checkpoints.made import flipped

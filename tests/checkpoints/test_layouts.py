@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from spectral_fairseq.checkpoints.models import open_memory, open_model
-from spectral_fairseq.checkpoints.tables import choose_table, extract_table
+from spectral_fairseq.checkpoints.opening import open_memory, open_model
 
 WORDS, DIM = 60, 16
 SEQUENCE = {
@@ -61,9 +60,9 @@ def test_the_output_table_is_found(transformers, model, config, settings, name, 
     expected = made.get_output_embeddings().weight.detach()
     for opened in (open_model(tmp_path), open_memory(made)):
         assert opened.arch == model and opened.uncounted == padding
-        chosen = choose_table(opened.tensors, None, opened.name)
+        chosen = opened.choose(None)
         assert name in chosen
-        table = extract_table(opened.tensors, opened.name, None, opened.uncounted)
+        table = opened.extract(None, opened.uncounted)
         assert torch.equal(table.weight, expected[table.rows])
         assert table.rows.tolist() == [n for n in range(len(expected)) if n not in padding]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spectral_fairseq.analysis import analyze
-from spectral_fairseq.checkpoints.models import open_model
+from spectral_fairseq.checkpoints.opening import open_model
 from spectral_fairseq.checkpoints.saved import saved_epochs
 from spectral_fairseq.errors import CheckpointError, DataError
 from tests.checkpoints.made import cone, entries, save

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from spectral_fairseq.analysis import analyze
-from spectral_fairseq.checkpoints.models import open_model
-from spectral_fairseq.checkpoints.repairing import repair_tables
+from spectral_fairseq.checkpoints.opening import open_model
+from spectral_fairseq.checkpoints.rewriting import repair_tables
 from spectral_fairseq.errors import CheckpointError, DataError
 from tests.checkpoints.test_shards import INPUT, OUTPUT, is_table, measured
 from tests.checkpoints.test_untrusted import entry, safetensors_bytes

@@ -6,7 +6,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from spectral_fairseq.checkpoints.models import open_model
+from spectral_fairseq.checkpoints.opening import open_model
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.checkpoints.settings import MAX_ITEMS, literal
 from spectral_fairseq.errors import CheckpointError, ConfigurationError

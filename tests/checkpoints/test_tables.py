@@ -5,15 +5,10 @@ import torch
 from torch import nn
 
 from spectral_fairseq.analysis import analyze
-from spectral_fairseq.checkpoints.models import open_memory
-from spectral_fairseq.checkpoints.repairing import repair_tables
-from spectral_fairseq.checkpoints.tables import (
-    choose_table,
-    extract_table,
-    find_tables,
-    turned_outputs,
-    unread_outputs,
-)
+from spectral_fairseq.checkpoints.opening import open_memory
+from spectral_fairseq.checkpoints.readable import unread_outputs
+from spectral_fairseq.checkpoints.rewriting import repair_tables
+from spectral_fairseq.checkpoints.tables import Tables
 from spectral_fairseq.embeddings import TABLES, PlainEmbedding
 from spectral_fairseq.errors import CheckpointError, DataError
 from spectral_fairseq.heads import MixtureOfSoftmaxes
@@ -29,7 +24,7 @@ def test_every_kind_of_storage_gives_the_same_table(kind, dtype):
         key: value.to(dtype) if value.dim() else value
         for key, value in entries(with_padding(rows), kind).items()
     }
-    table = extract_table(stored, "x.pt")
+    table = Tables("x.pt", stored).extract()
     tolerance = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}[dtype]
     torch.testing.assert_close(table.weight.float(), rows, rtol=tolerance, atol=tolerance)
     assert table.weight.dtype == (dtype if kind == "plain" else torch.float32)
@@ -40,14 +35,14 @@ def test_every_kind_of_storage_gives_the_same_table(kind, dtype):
 
 def test_factors_of_an_svd_table():
     stored = entries(with_padding(cone(53, 7)), "svd")
-    table = extract_table(stored, "x.pt")
+    table = Tables("x.pt", stored).extract()
     assert all(0 <= value < 1e-4 for value in table.orthogonality.values())
     expected = torch.linalg.svdvals(table.weight.double())
     torch.testing.assert_close(table.stored_sigma, expected, rtol=1e-4, atol=1e-6)
     # U'U = 4 I, V'V = I - e1 e1': known distances.
     stored[f"{NAME}.U"] *= 2
     stored[f"{NAME}.V"][:, 0] = 0
-    found = extract_table(stored, "x.pt").orthogonality
+    found = Tables("x.pt", stored).extract().orthogonality
     assert found["u_frobenius"] == pytest.approx(3 * 7**0.5, rel=1e-4)
     assert found["u_spectral"] == pytest.approx(3, rel=1e-4)
     assert found["v_frobenius"] == pytest.approx(1, rel=1e-4)
@@ -58,8 +53,8 @@ def test_bare_matrices_beside_each_other():
     """Marian's files have no modules, and all matrices in one place."""
     names = ("encoder_Wemb", "decoder_Wemb", "decoder_ff_logit_out_W")
     model = {name: cone(seed=seed) for seed, name in enumerate(names)}
-    assert find_tables(model) == {name: [name] for name in names}
-    assert choose_table(model, None, "model.npz") == ["decoder_ff_logit_out_W"]
+    assert Tables("x.pt", model).groups == [[name] for name in names]
+    assert Tables("model.npz", model).choose(None) == ["decoder_ff_logit_out_W"]
 
 
 def test_shared_tables_are_one():
@@ -71,15 +66,15 @@ def test_shared_tables_are_one():
         "decoder.embed_tokens.weight": weight,
         "decoder.output_projection.weight": weight.clone(),
     }
-    assert find_tables(model) == {
-        "encoder.embed_tokens": [
+    assert Tables("x.pt", model).groups == [
+        [
             "encoder.embed_tokens",
             "decoder.embed_tokens",
             "decoder.output_projection",
         ]
-    }
+    ]
     model["decoder.output_projection.weight"][5] += 1
-    assert len(find_tables(model)) == 2
+    assert len(Tables("x.pt", model).groups) == 2
 
 
 @pytest.mark.parametrize(
@@ -87,7 +82,7 @@ def test_shared_tables_are_one():
 )
 def test_names_of_other_architectures(key):
     rows = cone()
-    table = extract_table({key: with_padding(rows), "bias": torch.ones(3)}, "x.pt")
+    table = Tables("x.pt", {key: with_padding(rows), "bias": torch.ones(3)}).extract()
     assert torch.equal(table.weight, rows)
 
 
@@ -106,7 +101,7 @@ def test_a_mixture_has_one_table():
     head = MixtureOfSoftmaxes(table, 7, 3, bias=True)
     model.update({f"decoder.output_projection.{k}": v for k, v in head.state_dict().items()})
     names = ["decoder.embed_tokens", "decoder.output_projection.table"]
-    assert choose_table(model, None, "mixture.pt") == names
+    assert Tables("mixture.pt", model).choose(None) == names
 
 
 def test_prior_and_contexts_of_a_mixture_are_no_tables():
@@ -115,33 +110,33 @@ def test_prior_and_contexts_of_a_mixture_are_no_tables():
     model.embed, model.lm_head = nn.Embedding(60, 4), nn.Linear(4, 60, bias=False)
     mixture_(model, 20, shift=True)  # contexts of 80 x 4: more rows than columns
     state = {name: one.detach() for name, one in model.state_dict().items()}
-    assert choose_table(state, None, "mixture.pt") == ["lm_head"]
+    assert Tables("mixture.pt", state).choose(None) == ["lm_head"]
 
 
 def test_the_output_table_is_the_default():
     model = several()
-    assert choose_table(model, None, "x.pt") == ["decoder.output_projection"]
+    assert Tables("x.pt", model).choose(None) == ["decoder.output_projection"]
     # Tied, as with --share-decoder-input-output-embed.
     model["decoder.output_projection.weight"] = model["decoder.embed_tokens.weight"]
     tied = ["decoder.embed_tokens", "decoder.output_projection"]
-    assert choose_table(model, None, "x.pt") == tied
+    assert Tables("x.pt", model).choose(None) == tied
     # Tied, but saved by an old version, which does not store the output layer.
     del model["decoder.output_projection.weight"]
-    assert choose_table(model, None, "x.pt") == ["decoder.embed_tokens"]
+    assert Tables("x.pt", model).choose(None) == ["decoder.embed_tokens"]
 
 
 def test_a_shared_table_has_the_name_that_users_know():
     shared = with_padding(cone())
     names = ("encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projection")
     model = {f"{name}.weight": shared for name in names}
-    assert choose_table(model, None, "x.pt")[0] == "decoder.embed_tokens"
+    assert Tables("x.pt", model).choose(None)[0] == "decoder.embed_tokens"
 
 
 def test_several_tables_need_a_choice():
     model = several()
     model["second.output_projection.weight"] = with_padding(cone(seed=5))
     with pytest.raises(CheckpointError) as caught:
-        choose_table(model, None, "x.pt")
+        Tables("x.pt", model).choose(None)
     message = str(caught.value)
     assert "--table" in message and "encoder.embed_tokens, svd, 61 x 6" in message
     for wanted, seed in (
@@ -151,47 +146,47 @@ def test_several_tables_need_a_choice():
         ("encoder.other", 4),
         ("encoder.other.weight", 4),
     ):
-        table = extract_table(model, "x.pt", wanted)
+        table = Tables("x.pt", model).extract(wanted)
         torch.testing.assert_close(table.weight, cone(seed=seed), rtol=1e-4, atol=1e-5)
     with pytest.raises(CheckpointError, match="--table"):
-        choose_table(model, "decoder", "x.pt")
+        Tables("x.pt", model).choose("decoder")
     with pytest.raises(CheckpointError, match="'nothing'"):
-        choose_table(model, "nothing", "x.pt")
+        Tables("x.pt", model).choose("nothing")
 
 
 def test_no_table():
     with pytest.raises(CheckpointError, match="--table NAME.*matrices are some.weight"):
-        choose_table({"some.weight": torch.ones(3, 2), "b": torch.ones(2)}, None, "x.pt")
+        Tables("x.pt", {"some.weight": torch.ones(3, 2), "b": torch.ones(2)}).choose(None)
 
 
 def test_tables_that_cannot_be_measured():
     with pytest.raises(DataError, match="N = 5 words.*d = 6"):
-        extract_table(entries(torch.randn(6, 6)), "x.pt")
+        Tables("x.pt", entries(torch.randn(6, 6))).extract()
     for bad in (float("nan"), float("inf")):
         weight = with_padding(cone())
         weight[4, 2] = bad
         with pytest.raises(DataError, match="NaN in 1 of 60 rows"):
-            extract_table(entries(weight), "x.pt")
+            Tables("x.pt", entries(weight)).extract()
     weight[4, 2] = 0
     weight[1] = float("nan")  # padding does not count
-    assert torch.isfinite(extract_table(entries(weight), "x.pt").weight).all()
+    assert torch.isfinite(Tables("x.pt", entries(weight)).extract().weight).all()
 
 
 @pytest.mark.parametrize("excluded, first", [([], 0), ([0, 1], 2), ([18, 19], 0), ([0, 19], 1)])
 def test_a_plain_table_is_not_copied(excluded, first):
     stored = cone(20, 3).bfloat16()
-    table = extract_table({f"{NAME}.weight": stored}, "x.pt", excluded=excluded)
+    table = Tables("x.pt", {f"{NAME}.weight": stored}).extract(excluded=excluded)
     assert table.weight.data_ptr() == stored[first].data_ptr()
     assert len(table.weight) == 20 - len(excluded)
 
 
 def test_a_table_of_other_numbers():
     with pytest.raises(DataError, match="floating-point numbers.*found int8"):
-        extract_table({f"{NAME}.weight": torch.ones(9, 3, dtype=torch.int8)}, "x.pt")
+        Tables("x.pt", {f"{NAME}.weight": torch.ones(9, 3, dtype=torch.int8)}).extract()
 
 
 def test_excluded_rows():
-    table = extract_table(entries(cone(20, 3)), "x.pt", excluded=[1, 18, 19, 25])
+    table = Tables("x.pt", entries(cone(20, 3))).extract(excluded=[1, 18, 19, 25])
     assert table.rows.tolist() == [0, *range(2, 18)]
 
 
@@ -232,9 +227,9 @@ def test_an_output_layer_that_lies_the_other_way_round_is_measured(stored, tmp_p
 def test_other_matrices_are_not_turned(name):
     model = {"wte.weight": torch.randn(300, 16), name: torch.randn(16, 64)}
     model["lm_head.weight"] = torch.randn(300, 16)
-    assert turned_outputs(model) == []
+    assert Tables("x.pt", model).turned == []
     del model["lm_head.weight"]
-    assert turned_outputs(model) == []
+    assert Tables("x.pt", model).turned == []
 
 
 def test_the_repair_of_an_output_layer_keeps_how_it_lies():
@@ -265,10 +260,10 @@ def test_a_head_inside_a_layer_is_a_further_table(further):
         further: other,
     }
     # Where no output layer stands beside the layers, the head is the only one known.
-    assert choose_table(model, None, "x.pt") == [further[: -len(".weight")]]
+    assert Tables("x.pt", model).choose(None) == [further[: -len(".weight")]]
     model["lm_head.weight"] = main
-    assert choose_table(model, None, "x.pt") == ["lm_head"]
-    assert len(find_tables(model)) == 4
+    assert Tables("x.pt", model).choose(None) == ["lm_head"]
+    assert len(Tables("x.pt", model).groups) == 4
 
 
 @pytest.mark.parametrize("further", _FURTHER)
@@ -276,13 +271,13 @@ def test_a_head_inside_a_layer_does_not_stand_for_an_output_layer_that_is_not_re
     inputs, other = torch.randn(2, 120, 8).unbind()
     packed = torch.zeros(1, 120, dtype=torch.int32)
     model = {"model.embed_tokens.weight": inputs, further: other, "lm_head.qweight": packed}
-    assert "lm_head.qweight" in unread_outputs(model, {}, list(find_tables(model).values()))
+    assert "lm_head.qweight" in unread_outputs(Tables("x.pt", model))
 
 
 def test_the_tables_that_are_listed_are_those_that_are_counted():
     model = {f"{name}.weight": torch.randn(120, 8) for name in ("wte", "lm_head", "embed_out")}
     with pytest.raises(CheckpointError) as error:
-        choose_table(model, None, "x.pt")
+        Tables("x.pt", model).choose(None)
     assert error.value.found == (
         "2: lm_head, plain, 120 x 8; embed_out, plain, 120 x 8 (others: wte, plain, 120 x 8)"
     )

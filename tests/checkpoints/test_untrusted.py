@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from spectral_fairseq.checkpoints.models import open_model
+from spectral_fairseq.checkpoints.opening import open_model
 from spectral_fairseq.errors import CheckpointError, DataError
 from tests.checkpoints.test_models import TABLE, binary_lines, sharded, text_lines
 from tests.compat.test_safe_loading import Payload

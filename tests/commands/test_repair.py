@@ -5,9 +5,9 @@ import shutil
 import pytest
 import torch
 
-from spectral_fairseq.checkpoints.models import open_model
+from spectral_fairseq.checkpoints.factors import dense_form, entries_by_module, factored_kind
+from spectral_fairseq.checkpoints.opening import open_model
 from spectral_fairseq.checkpoints.reading import load_checkpoint
-from spectral_fairseq.checkpoints.rewriting import dense_form, entries_by_module, factored_kind
 from spectral_fairseq.commands.main import main
 from spectral_fairseq.provenance import skip_broken_torchaudio
 

@@ -65,8 +65,9 @@ def main():
     embeddings.TABLES += (ScaledEmbedding,)
     heads.HEADS += (TemperedHead,)
     import spectral_fairseq.plugin  # noqa: F401  (registers with fairseq)
-    from spectral_fairseq.checkpoints.rewriting import collapse_tables, stored_form
-    from spectral_fairseq.checkpoints.tables import extract_table
+    from spectral_fairseq.checkpoints.factors import stored_form
+    from spectral_fairseq.checkpoints.rewriting import collapse_tables
+    from spectral_fairseq.checkpoints.tables import Tables
     from spectral_fairseq.errors import CheckpointError
     from tests.plugin.conftest import SIZES, build_model, make_sample, words
 
@@ -84,7 +85,7 @@ def main():
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
 
     stored = model.state_dict()
-    found = extract_table(stored, "x.pt", excluded=[])
+    found = Tables("x.pt", stored).extract(excluded=[])
     assert found.kind == "scaled" and len(found.names) == 3
     torch.testing.assert_close(found.weight, table.weight.detach())
     collapsed = collapse_tables(stored)["decoder.embed_tokens.weight"]

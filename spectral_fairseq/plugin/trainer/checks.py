@@ -11,7 +11,7 @@ from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from torch import Tensor, nn
 
 from spectral_fairseq import refusals
-from spectral_fairseq.checkpoints.rewriting import entries_by_module, factored_kind
+from spectral_fairseq.checkpoints.factors import entries_by_module, factored_kind
 from spectral_fairseq.checkpoints.settings import refuse_unequal
 from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.embeddings import (

@@ -14,18 +14,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.checkpoints import reading
 from spectral_fairseq.checkpoints.dictionary import WordList, find_dictionary
-from spectral_fairseq.checkpoints.opened import (
-    OpenedModel,
-    Shards,
-    check_declared,
-    check_no_rank,
-    check_one_set,
-    index_beside,
-    joined,
-    neighbours,
-    padding_rows,
-    parts_of,
-)
+from spectral_fairseq.checkpoints.factors import PADDING_ROW
 from spectral_fairseq.checkpoints.reading import (
     READ_FAILURES,
     Unread,
@@ -35,11 +24,21 @@ from spectral_fairseq.checkpoints.reading import (
     read_torch_file,
     tensors_of,
 )
-from spectral_fairseq.checkpoints.rewriting import PADDING_ROW
 from spectral_fairseq.checkpoints.saved import PART, WEIGHTS, model_path, weights_file
-from spectral_fairseq.checkpoints.settings import check_model, checkpoint_settings
+from spectral_fairseq.checkpoints.settings import check_model, checkpoint_settings, padding_rows
+from spectral_fairseq.checkpoints.shards import (
+    Shards,
+    check_declared,
+    check_no_rank,
+    check_one_set,
+    index_beside,
+    joined,
+    neighbours,
+    parts_of,
+)
 from spectral_fairseq.checkpoints.state_dict import state_dict_of
 from spectral_fairseq.checkpoints.table_names import may_be_table
+from spectral_fairseq.checkpoints.tables import Tables
 from spectral_fairseq.checkpoints.vectors import (
     looks_like_word_vectors,
     read_npy,
@@ -114,7 +113,7 @@ TORCH_STARTS = (ZIP, PICKLE)
 _OF_FAIRSEQ = {"optimizer_history", "task_state", "extra_state"}
 
 
-def open_torch(path: Path) -> OpenedModel:
+def open_torch(path: Path) -> Tables:
     """Open a fairseq checkpoint or a state dict.
 
     Raises:
@@ -127,7 +126,7 @@ def open_torch(path: Path) -> OpenedModel:
         return _fairseq(state, path)
     tensors, unread = _state_dict(state, path, stored_bytes)
     settings = checkpoint_settings(state, "args") if isinstance(state, dict) else {}
-    return OpenedModel(
+    return Tables(
         name=str(path),
         tensors=tensors,
         path=path,
@@ -209,7 +208,7 @@ def _declared_parts(state: Any) -> int:
     return max(1, of_megatron, size("model_parallel_size"), size("mp_world_size"))
 
 
-def _fairseq(checkpoint: Dict[str, Any], path: Path) -> OpenedModel:
+def _fairseq(checkpoint: Dict[str, Any], path: Path) -> Tables:
     tensors = tensors_of(checkpoint.pop("model"))
     checkpoint.pop("last_optimizer_state", None)
     history = checkpoint.get("optimizer_history") or [{}]
@@ -217,7 +216,7 @@ def _fairseq(checkpoint: Dict[str, Any], path: Path) -> OpenedModel:
     iterator = (checkpoint.get("extra_state") or {}).get("train_iterator") or {}
     model = checkpoint_settings(checkpoint, "model")
     arch = model.get("_name") or model.get("arch")
-    return OpenedModel(
+    return Tables(
         name=str(path),
         tensors=tensors,
         path=path,
@@ -243,7 +242,7 @@ def _whole(number: Any) -> Optional[int]:
 # The folder of a model of Hugging Face's libraries: its weights, settings, words and progress.
 
 
-def open_weights(weights: Path, path: Path) -> OpenedModel:
+def open_weights(weights: Path, path: Path) -> Tables:
     """Open weights together with what stands beside them.
 
     Raises:
@@ -265,7 +264,7 @@ def open_weights(weights: Path, path: Path) -> OpenedModel:
     names = config.get("architectures")
     arch = names[0] if isinstance(names, list) and names else config.get("model_type")
     epoch, updates = state.get("epoch"), state.get("global_step")
-    return OpenedModel(
+    return Tables(
         name=str(path),
         tensors=tensors,
         path=path,
@@ -330,7 +329,7 @@ def may_be_torch_file(path: Union[str, Path]) -> bool:
         return True
 
 
-def open_model(path: Union[str, Path]) -> OpenedModel:
+def open_model(path: Union[str, Path]) -> Tables:
     """Open a model or a table in any format that is known.
 
     Args:
@@ -372,7 +371,7 @@ def open_model(path: Union[str, Path]) -> OpenedModel:
     )
 
 
-def _check_neighbour(file: Path, model: OpenedModel) -> None:
+def _check_neighbour(file: Path, model: Tables) -> None:
     beside = neighbours(file)
     # fairseq's own checkpoints have their numbers by epoch and update.
     if not beside or model.checkpoint or len(model.tensors) < 2:
@@ -384,7 +383,7 @@ def _check_neighbour(file: Path, model: OpenedModel) -> None:
     check_no_rank(file, model.tensors, other.tensors)
 
 
-def _open(file: Path, named: Path) -> OpenedModel:
+def _open(file: Path, named: Path) -> Tables:
     """Open one file of the model that was named."""
     try:
         with open(file, "rb") as opened:
@@ -424,11 +423,11 @@ def _holds_arrays(file: Path) -> bool:
 
 def _table(
     file: Path, tensors: Dict[str, Tensor], unread: Optional[Dict[str, Unread]] = None
-) -> OpenedModel:
-    return OpenedModel(str(file), tensors, path=file, weights=file, unread=unread or {})
+) -> Tables:
+    return Tables(str(file), tensors, path=file, weights=file, unread=unread or {})
 
 
-def _vectors(file: Path) -> OpenedModel:
+def _vectors(file: Path) -> Tables:
     symbols, weight = read_word_vectors(file)
     words = WordList(file, symbols, [0] * len(symbols), [])
 
@@ -436,7 +435,7 @@ def _vectors(file: Path) -> OpenedModel:
         del table, rows
         return words, "stored with the vectors"
 
-    return OpenedModel(
+    return Tables(
         str(file),
         {"vectors": weight},
         path=file,
@@ -448,7 +447,7 @@ def _vectors(file: Path) -> OpenedModel:
 # A model or a table in memory: a tensor, an array, a state dict or a torch module.
 
 
-def open_memory(model: Any) -> OpenedModel:
+def open_memory(model: Any) -> Tables:
     """Take the tensors of a model; nothing is copied, but for a table that LoRA changes.
 
     Args:
@@ -468,7 +467,7 @@ def open_memory(model: Any) -> OpenedModel:
     return opened
 
 
-def _tensors(model: Any, kind: str) -> OpenedModel:
+def _tensors(model: Any, kind: str) -> Tables:
     if isinstance(model, np.ndarray):
         model = tensor_of(model, f"the {kind}")
     named = {"tensor": model} if isinstance(model, Tensor) else model
@@ -480,10 +479,10 @@ def _tensors(model: Any, kind: str) -> OpenedModel:
             "Pass model.state_dict(), or the table itself.",
         )
     tensors = {name: one.detach() for name, one in tensors.items()}
-    return OpenedModel(name=f"the {kind}", tensors=tensors, unread=unread)
+    return Tables(name=f"the {kind}", tensors=tensors, unread=unread)
 
 
-def _module(model: nn.Module, kind: str) -> OpenedModel:
+def _module(model: nn.Module, kind: str) -> Tables:
     # Its state_dict() waits for the other processes, which may not call it.
     if any(type(one).__name__ == "FullyShardedDataParallel" for one in model.modules()):
         raise ConfigurationError(
@@ -504,7 +503,7 @@ def _module(model: nn.Module, kind: str) -> OpenedModel:
         padding = padding_rows(settings)
     else:
         padding = sorted({one.padding_idx for one in words.values() if one.padding_idx is not None})
-    return OpenedModel(
+    return Tables(
         name=f"the module {kind}",
         tensors=tensors,
         default_table=next(iter(inputs)) or "weight" if len(inputs) == 1 else None,

@@ -1,0 +1,144 @@
+"""What modules store of a table: the matrix that it stands for, and back."""
+
+from __future__ import annotations
+
+import math
+from typing import Dict, Mapping, Optional, Type
+
+import torch
+from torch import Tensor
+
+from spectral_fairseq.checkpoints.settings import same_values
+from spectral_fairseq.embeddings import TABLES, FactoredEmbedding, PlainEmbedding, Table
+from spectral_fairseq.errors import CheckpointError, DataError
+from spectral_fairseq.functional.products import BLOCK_ROWS
+
+# Every dictionary of fairseq starts <s>, <pad>, </s>, <unk>.
+PADDING_ROW = 1
+
+FACTORED_KINDS = {
+    frozenset(kind.entries): kind for kind in TABLES if issubclass(kind, FactoredEmbedding)
+}
+"""The factored tables by the names of what they store."""
+
+
+def entries_by_module(model: Mapping[str, Tensor]) -> Dict[str, Dict[str, Tensor]]:
+    """Group a checkpoint's tensors: module name -> entry name -> tensor."""
+    modules: Dict[str, Dict[str, Tensor]] = {}
+    for key, tensor in model.items():
+        module, _, entry = key.rpartition(".")
+        modules.setdefault(module, {})[entry] = tensor
+    return modules
+
+
+def factored_kind(entries: Mapping[str, Tensor]) -> Optional[Type[FactoredEmbedding]]:
+    """The kind of factored table that stores exactly these entries, if there is one."""
+    kind = FACTORED_KINDS.get(frozenset(entries))
+    return kind if kind is not None and entries[kind.entries[0]].dim() == 2 else None
+
+
+def kind_of(entries: Mapping[str, Tensor]) -> Type[Table]:
+    """The kind of table that a module stores, if it stores one."""
+    return factored_kind(entries) or PlainEmbedding
+
+
+def same_table(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Whether two modules store one table, by what they store.
+
+    Training on a GPU, and tools that rewrite checkpoints, store shared tables apart.
+    """
+    kind = kind_of(one)
+    return kind is kind_of(other) and all(
+        same_values(one[entry], other[entry]) for entry in kind.entries
+    )
+
+
+def check_finite(weight: Tensor, name: str) -> None:
+    """Refuse a table, shape (N, d), with numbers that nothing can be computed from.
+
+    Raises:
+        DataError: infinity or NaN.
+    """
+    broken = 0
+    narrow = torch.float64 if weight.dtype == torch.float64 else torch.float32
+    for block in weight.split(BLOCK_ROWS):
+        # A sum beyond float32 only means a closer look.
+        if not torch.isfinite(block.sum(dtype=narrow)):
+            broken += int((~torch.isfinite(block).all(1)).sum())
+    if broken:
+        raise DataError(
+            f"finite numbers in {name}",
+            f"infinity or NaN in {broken} of {len(weight)} rows",
+            "Training diverged, or the file is damaged: take an earlier checkpoint.",
+        )
+
+
+def dense_form(
+    kind: Type[Table],
+    entries: Mapping[str, Tensor],
+    rows: Optional[Tensor] = None,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """The matrix of a stored table, computed block by block.
+
+    Args:
+        kind: of table.
+        entries: what it stores, of any floating type.
+        rows: which rows, shape (n,); all if not given.
+        dtype: of the arithmetic and the result.
+
+    Returns:
+        Shape (n, d).
+
+    Raises:
+        CheckpointError: factors whose shapes do not fit together, or an entry that should be one
+            number and is not.
+    """
+    count, dim = entries[kind.entries[0]].shape
+    rows = torch.arange(count) if rows is None else rows
+    _check_factors(kind, entries, dim)
+    dense = torch.empty(len(rows), dim, dtype=dtype)
+    for chosen, block in zip(rows.split(BLOCK_ROWS), dense.split(BLOCK_ROWS)):
+        block.copy_(kind.dense_rows(entries, chosen, dtype))
+    return dense
+
+
+def _check_factors(kind: Type[Table], entries: Mapping[str, Tensor], dim: int) -> None:
+    """Compute no row, to see whether the shapes fit."""
+    try:
+        none = kind.dense_rows(entries, torch.zeros(0, dtype=torch.long), torch.float64)
+        fit = none.shape == (0, dim)
+    except (IndexError, RuntimeError):
+        fit = False
+    if not fit:
+        shapes = (f"{name} {tuple(entries[name].shape)}" for name in kind.entries)
+        raise CheckpointError(
+            f"factors of a {kind.kind} table that fit together",
+            ", ".join(shapes),
+            "Give a checkpoint saved by fairseq-train.",
+        )
+    for name in kind.numbers:
+        value = entries[name]
+        if value.dim() or not 0 <= float(value) < math.inf:
+            raise CheckpointError(
+                f"one finite number of at least 0 as the {name} of a {kind.kind} table",
+                f"a tensor of shape {tuple(value.shape)}" if value.dim() else f"{float(value)}",
+                "Give a checkpoint saved by fairseq-train.",
+            )
+
+
+def stored_form(kind: Type[Table], weight: Tensor) -> Dict[str, Tensor]:
+    """What a table of a kind that equals ``weight``, shape (N, d), stores; float64.
+
+    A checkpoint does not say which rows are made-up words, of which there are at most a few, so U
+    of an SVD table becomes orthonormal over all rows but padding. The product is the same.
+    """
+    with torch.random.fork_rng(devices=[]):
+        table = kind(*weight.shape, PADDING_ROW).double()
+    return table.factor(weight.double())
+
+
+def plain_name(module: str) -> str:
+    """The key under which plain fairseq keeps the table that this package keeps in ``module``."""
+    suffix = ".table"  # where a head holds its table; a Linear is its own
+    return (module[: -len(suffix)] if module.endswith(suffix) else module) + ".weight"
