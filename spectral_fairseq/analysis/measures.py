@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from spectral_fairseq.checkpoints.tables import StoredTable
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.cosines import nearest_neighbours
 from spectral_fairseq.functional.products import sample_rows
+from spectral_fairseq.functional.spectrum_penalties import Prior
 
 # Points of the pictures of counts, which draw each of them.
 COUNT_POINTS = 1000
@@ -46,7 +47,7 @@ def measure_table(
     table: StoredTable,
     options: Options,
     words: Optional[WordList] = None,
-    prior: Optional[Mapping[str, Any]] = None,
+    prior: Optional[Prior] = None,
     progress: Optional[StepCallback] = None,
 ) -> Measured:
     """Measure one table, with the arguments of :class:`TableFacts`."""

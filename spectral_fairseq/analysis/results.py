@@ -23,7 +23,7 @@ from spectral_fairseq.checkpoints.table_names import describe_choice, has_output
 from spectral_fairseq.checkpoints.tables import StoredTable, Tables
 from spectral_fairseq.checkpoints.vocabulary import words_of
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
-from spectral_fairseq.functional.spectrum_penalties import DEFAULT_GAMMA
+from spectral_fairseq.functional.spectrum_penalties import Prior
 from spectral_fairseq.provenance import finite, sha256, signature, tensor_sha256, versions
 
 SCHEMA = "spectral-fairseq/analysis/1"
@@ -261,7 +261,7 @@ def _parts_of(model: Union[str, os.PathLike]) -> Tuple[str, ...]:
     return (path.parent / path.stem).parts or (".",)
 
 
-def prior_of(checkpoint: Mapping[str, Any], table: StoredTable) -> Optional[Dict[str, Any]]:
+def prior_of(checkpoint: Mapping[str, Any], table: StoredTable) -> Optional[Prior]:
     """The prior that a table was trained with, from the checkpoint's flags; None if it had none."""
     model = checkpoint_settings(checkpoint, "model")
     kind = model.get("spectrum_prior")
@@ -269,13 +269,13 @@ def prior_of(checkpoint: Mapping[str, Any], table: StoredTable) -> Optional[Dict
         return None
     c1, gamma = model.get("spectrum_c1"), model.get("spectrum_gamma")
     try:
-        return {
-            "kind": str(kind),
-            "c1": None if c1 in (None, "auto") else float(c1),
-            "c2": float(model.get("spectrum_c2") or 0.0),
-            "gamma": float(DEFAULT_GAMMA[str(kind)] if gamma is None else gamma),
-        }
-    except (KeyError, TypeError, ValueError) as error:
+        return Prior(
+            str(kind),
+            None if c1 in (None, "auto") else float(c1),
+            float(model.get("spectrum_c2") or 0.0),
+            None if gamma is None else float(gamma),
+        )
+    except (ConfigurationError, TypeError, ValueError) as error:
         raise CheckpointError(
             "the name and numbers of a prior in the checkpoint's settings spectrum_*",
             f"{kind!r} with c1 {c1!r} and gamma {gamma!r}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ from spectral_fairseq.functional.rows import (
     untrained_rows,
 )
 from spectral_fairseq.functional.spectra import right_singular_system_of_gram, roundoff, table_gram
-from spectral_fairseq.functional.spectrum_penalties import prior_spectrum
+from spectral_fairseq.functional.spectrum_penalties import Prior
 
 COSINE_BINS = 100
 # The squares of squared lengths are numbers in float64 down to here. No table of float32 has
@@ -105,7 +105,7 @@ class TableFacts:
         table: the table, without rows that stand for no word.
         options: what is sampled, and how.
         words: the dictionary of the table's rows.
-        prior: arguments of the prior that the table was trained with, for ``prior_spectrum``.
+        prior: that the table was trained with.
         progress: called at each step.
 
     Raises:
@@ -117,7 +117,7 @@ class TableFacts:
         table: StoredTable,
         options: Options,
         words: Optional[WordList] = None,
-        prior: Optional[Mapping[str, Any]] = None,
+        prior: Optional[Prior] = None,
         progress: Optional[StepCallback] = None,
     ) -> None:
         self.table = table
@@ -329,9 +329,9 @@ class TableFacts:
     def prior_sigma(self) -> Optional[Tensor]:
         """Singular values of the prior that the table was trained with, shape (d,)."""
         norm = self.table.initial_norm
-        if self._prior is None or (self._prior.get("c1") is None and norm is None):
+        if self._prior is None or (self._prior.c1 is None and norm is None):
             return None
-        return prior_spectrum(dim=self.dim, frobenius_norm=norm, dtype=torch.float64, **self._prior)
+        return self._prior.spectrum(self.dim, norm)
 
 
 def _mean(weight: Tensor) -> Tensor:

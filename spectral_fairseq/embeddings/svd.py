@@ -25,11 +25,10 @@ from spectral_fairseq.errors import CheckpointError, ConfigurationError, argumen
 from spectral_fairseq.functional.products import full_float32
 from spectral_fairseq.functional.spectra import gram, table_gram
 from spectral_fairseq.functional.spectrum_penalties import (
-    DEFAULT_GAMMA,
     PRIORS,
+    Prior,
     frobenius_defect,
     identity_residual,
-    prior_spectrum,
     spectral_defect,
 )
 from spectral_fairseq.options import Option
@@ -155,9 +154,10 @@ class SVDEmbedding(FactoredEmbedding):
                 f"N = {counted} words without padding and made-up rows, and d = {embedding_dim}",
                 "Use a smaller `embedding_dim`, a larger dictionary, or `PlainEmbedding`.",
             )
-        gamma = DEFAULT_GAMMA.get(prior, 1.0) if gamma is None else float(gamma)
         self.v_scale = V_SCALE
-        self.prior_kind, self.c1, self.c2, self.gamma = prior, c1, c2, gamma
+        with arguments_as_flags(kind="`prior`"):
+            self.prior_settings = Prior(prior, c1, c2, None if gamma is None else float(gamma))
+            shape = self._prior_shape()
         self.U = nn.Parameter(torch.zeros(num_embeddings, embedding_dim))
         self.sigma = nn.Parameter(torch.ones(embedding_dim))
         self.V = nn.Parameter(self.v_scale * torch.eye(embedding_dim))
@@ -166,8 +166,6 @@ class SVDEmbedding(FactoredEmbedding):
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("initial_norm", torch.ones(()))
         # With an automatic c1 the prior is this shape, of norm 1, times the initial norm.
-        with arguments_as_flags(kind="`prior`"):
-            shape = self._prior_shape()
         self.register_buffer("prior_shape", shape.to(self.U.device), persistent=False)
         self.start_norm = math.sqrt(counted) if frobenius_norm is None else float(frobenius_norm)
         self.reset_parameters()
@@ -282,7 +280,8 @@ class SVDEmbedding(FactoredEmbedding):
 
     def prior(self) -> Tensor:
         """The prior's singular values, largest first, float32, shape (d,)."""
-        return self.prior_shape * self.initial_norm if self.c1 is None else self.prior_shape
+        shape = self.prior_shape
+        return shape * self.initial_norm if self.prior_settings.c1 is None else shape
 
     def singular_values(self) -> Tensor:
         """sigma as learned, float32, shape (d,): that of W as long as U and V are orthonormal."""
@@ -303,10 +302,11 @@ class SVDEmbedding(FactoredEmbedding):
 
     def extra_repr(self) -> str:
         """What ``print(model)`` shows in the brackets."""
-        c1 = "auto" if self.c1 is None else self.c1
+        prior = self.prior_settings
+        c1 = "auto" if prior.c1 is None else prior.c1
         return (
-            f"{self.num_embeddings}, {self.embedding_dim}, prior={self.prior_kind}, c1={c1}, "
-            f"c2={self.c2}, gamma={self.gamma}"
+            f"{self.num_embeddings}, {self.embedding_dim}, prior={prior.kind}, c1={c1}, "
+            f"c2={prior.c2}, gamma={prior.gamma}"
         )
 
     def _register_hooks(self) -> None:
@@ -344,14 +344,7 @@ class SVDEmbedding(FactoredEmbedding):
             self.prior_shape = self._prior_shape().to(self.prior_shape.device)
 
     def _prior_shape(self) -> Tensor:
-        return prior_spectrum(
-            self.prior_kind,
-            self.embedding_dim,
-            c1=self.c1,
-            c2=self.c2,
-            gamma=self.gamma,
-            frobenius_norm=1.0,
-        )
+        return self.prior_settings.spectrum(self.embedding_dim, 1.0, dtype=torch.float32)
 
 
 def _thin_svd(matrix: Tensor) -> Tuple[Tensor, Tensor, Tensor]:

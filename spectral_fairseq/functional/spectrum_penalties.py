@@ -11,6 +11,7 @@ ICLR 2020, https://openreview.net/forum?id=ByxY8CNtvr, section 4.2:
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Optional, Tuple
 
 import torch
@@ -96,6 +97,55 @@ def prior_spectrum(
             "Lower `c2` or `gamma`: such a steep prior leaves directions unused.",
         )
     return prior.to(dtype)
+
+
+@dataclass(frozen=True)
+class Prior:
+    """A prior of singular values, for tables of any width.
+
+    Args:
+        kind: as of :func:`prior_spectrum`.
+        c1: likewise; with ``None`` the prior has the norm that it is asked for.
+        c2: likewise.
+        gamma: likewise; ``None`` is that of :data:`DEFAULT_GAMMA`.
+
+    Raises:
+        ConfigurationError: an unknown kind, or a value outside its range.
+    """
+
+    kind: str = "exponential"
+    c1: Optional[float] = None
+    c2: float = 0.0005
+    gamma: Optional[float] = None
+
+    def __post_init__(self) -> None:
+        if self.gamma is None:
+            object.__setattr__(self, "gamma", DEFAULT_GAMMA.get(self.kind, 1.0))
+        self.spectrum(1, 1.0)
+
+    def spectrum(
+        self, dim: int, norm: Optional[float], dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        """The singular values, largest first, shape (dim,).
+
+        Args:
+            dim: d, the width of the table.
+            norm: the Frobenius norm of a table with an automatic ``c1``; not used with any other.
+            dtype: of the result.
+
+        Raises:
+            ConfigurationError: the prior leaves directions unused at this width.
+        """
+        assert self.gamma is not None
+        return prior_spectrum(
+            self.kind,
+            dim,
+            c1=self.c1,
+            c2=self.c2,
+            gamma=self.gamma,
+            frobenius_norm=norm,
+            dtype=dtype,
+        )
 
 
 def check_rank(

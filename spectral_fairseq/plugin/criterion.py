@@ -155,6 +155,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         self._words: Dict[int, Words] = {}
         self._bound: WeakKeyDictionary[nn.Module, Objective] = WeakKeyDictionary()
         self._likelihood_options = likelihood.read_options(cfg)
+        self._prior = prior.prior_of(cfg)
         self._check_flags()
         self.num_updates = 0
         self.word_memory: Optional[WordMemory] = None
@@ -179,7 +180,8 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         """Refuse flags outside their range now rather than when a model is bound."""
         words = self._words_of(self._task.target_dictionary)
         cfg = flags.with_method(self._cfg, has_svd=True)
-        objective.Penalties(cfg, Parts(nn.Module(), words))
+        parts = Parts(nn.Module(), words, prior.TablePrior(self._prior))
+        objective.Penalties(cfg, parts)
         flags.TableControl(cfg)
 
     def objective_of(self, model: nn.Module) -> Objective:
@@ -190,7 +192,9 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         bound = self._bound.get(model)
         if bound is None or bound.device != next(model.parameters()).device:
             inner = unwrapped(model)
-            bound = self._bind(model) if inner is model else self.objective_of(inner)
+            # The norm that it remembers is that of the same table, wherever that is now.
+            kept = prior.TablePrior(self._prior) if bound is None else bound.parts.prior
+            bound = self._bind(model, kept) if inner is model else self.objective_of(inner)
             self._bound[model] = bound
         return bound
 
@@ -198,7 +202,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         """Those of a trainer's model: of several where it holds several."""
         return [self.objective_of(one) for one in models_in(unwrapped(model))]
 
-    def _bind(self, model: nn.Module) -> Objective:
+    def _bind(self, model: nn.Module, table_prior: prior.TablePrior) -> Objective:
         decoder, tables = decoder_of(model), svd_tables(model)
         if self._cfg.fast_dropout:
             draw_masks_fast(model)
@@ -206,7 +210,8 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         # criterion only the first.
         own = getattr(decoder, "dictionary", None)
         words = self._words_of(self._task.target_dictionary if own is None else own)
-        parts = Parts(decoder, words, tables, tuple(look_ups(model)), type(model).__name__)
+        name = type(model).__name__
+        parts = Parts(decoder, words, table_prior, tables, tuple(look_ups(model)), name)
         options = self._likelihood_options
         form = likelihood.form_for(self, options, model, words.rows)
         cfg = flags.with_method(self._cfg, bool(tables))

@@ -1,33 +1,29 @@
 """Control of a plain output table's spectrum between the steps of any optimiser.
 
-The mathematics is that of :mod:`spectral_fairseq.functional.table_control`, and the defaults are
-those of the criterion ``spectrum_control`` for a plain table. After every k-th step
-
-    sigma_i <- sigma_i + eta k s (target_i - sigma_i),     w_j <- w_j - eta' k s mean,
-
-where s is the learning rate as a share of the highest one of its schedule.
+What is done is told in :mod:`spectral_fairseq.functional.control_rule`; the defaults are those of
+the criterion ``spectrum_control`` for a plain table.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.table import check_finite
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.spectrum_penalties import DEFAULT_GAMMA, prior_spectrum
-from spectral_fairseq.functional.table_control import (
-    TableChange,
-    apply_change_,
-    counted_moments,
-    plan_change,
-    spectrum_target,
+from spectral_fairseq.functional.control_rule import (
+    ControlRule,
+    check_argument,
+    counted_norm,
+    has_workers,
+    shared_plan,
 )
+from spectral_fairseq.functional.spectrum_penalties import Prior
+from spectral_fairseq.functional.table_control import TableChange, apply_change_
 from spectral_fairseq.training.modules import (
     check_table,
     check_trained,
@@ -36,87 +32,6 @@ from spectral_fairseq.training.modules import (
     weight_of,
 )
 from spectral_fairseq.training.shards import RowShard, row_shard
-
-
-@dataclass(frozen=True)
-class ControlRule:
-    """What is done to a table, and after which steps; its fields are told at SpectrumControl.
-
-    Raises:
-        ConfigurationError: one of them is outside its range.
-    """
-
-    decay: float
-    slack: float
-    centering: float
-    every: int
-    start: int
-    side: str
-    scale: str
-
-    def __post_init__(self) -> None:
-        for name in ("decay", "centering"):
-            share = getattr(self, name)
-            _check(name, share, 0 <= share <= 1, "a number from 0 to 1")
-        for name, least in (("every", 1), ("start", 0)):
-            steps = getattr(self, name)
-            right = steps >= least and steps == int(steps)
-            _check(name, steps, right, f"a whole number of at least {least}")
-        flat = torch.ones(1)
-        spectrum_target(flat, flat, side=self.side, slack=self.slack, scale=self.scale)
-
-    @property
-    def active(self) -> bool:
-        """Whether a table is ever changed."""
-        return bool(self.decay or self.centering)
-
-    def is_due(self, updates: int) -> bool:
-        """Whether a table is to be changed after that many steps."""
-        return self.active and updates > self.start and updates % self.every == 0
-
-    def plan(
-        self,
-        weight: Tensor,
-        rate: float,
-        *,
-        prior: Callable[[Tensor], Tensor],
-        excluded: Tensor,
-        summed: Callable[[Tensor], Tensor] = lambda part: part,
-    ) -> TableChange:
-        """The change that is due to a matrix, which is not yet applied.
-
-        Args:
-            weight: the table, or the float32 copy that an optimiser trains, shape (N, d).
-            rate: s, at most 1.
-            prior: returns the singular values that the matrix is moved to, shape (d,).
-            excluded: rows that are left alone, shape (m,).
-            summed: as of :func:`~spectral_fairseq.functional.table_control.plan_change`.
-        """
-        return plan_change(
-            weight,
-            prior(weight),
-            min(1.0, self.decay * self.every * rate),
-            side=self.side,
-            slack=self.slack,
-            scale=self.scale,
-            centering=min(1.0, self.centering * self.every * rate),
-            excluded=excluded,
-            summed=summed,
-        )
-
-
-def counted_norm(
-    weight: Tensor, excluded: Tensor, summed: Callable[[Tensor], Tensor] = lambda part: part
-) -> float:
-    """Frobenius norm of the rows that count.
-
-    Args:
-        weight: shape (N, d).
-        excluded: rows that are not counted, shape (m,).
-        summed: the sum of a tensor over the workers, of a table that is split by rows.
-    """
-    _, gram = counted_moments(weight.detach(), excluded)
-    return math.sqrt(float(summed(gram.diagonal().double().sum())))
 
 
 class SpectrumControl:
@@ -181,15 +96,15 @@ class SpectrumControl:
         group: Any = None,
     ) -> None:
         self.rule = ControlRule(decay, slack, centering, every, start, side, scale)
-        gamma = DEFAULT_GAMMA.get(prior, 1.0) if gamma is None else gamma
-        self._prior: Dict[str, Any] = {"kind": prior, "c1": c1, "c2": c2, "gamma": gamma}
+        self._prior = Prior(prior, c1, c2, gamma)
         self.updates = 0
         self._model, self._group, self._checked = model, group, False
         weight = self.weight
         self._excluded = self._rows(excluded, weight)
         count, dim = weight.size(0) - len(self._excluded), weight.size(1)
-        _check("weight", f"{count} rows that count", count >= dim, f"a table of {dim} rows or more")
-        prior_spectrum(dim=dim, frobenius_norm=1.0, **self._prior)
+        found, expected = f"{count} rows that count", f"a table of {dim} rows or more"
+        check_argument("weight", found, count >= dim, expected)
+        self._prior.spectrum(dim, 1.0)
         self._start_norm: Optional[float] = None
         if not weight.is_meta:
             self._start_norm = self._norm(weight)
@@ -223,12 +138,12 @@ class SpectrumControl:
                 a weight that was passed, and that no layer and no optimiser has any more.
             DataError: the table has infinity or NaN in it; no worker writes anything then.
         """
-        _check("rate", rate, 0 <= rate < math.inf, "a finite number >= 0")
+        check_argument("rate", rate, 0 <= rate < math.inf, "a finite number >= 0")
         self.updates += 1
         if not self.rule.is_due(self.updates):
             return False
         weight = self.weight
-        if not self._checked and isinstance(self._model, Tensor) and _has_workers():
+        if not self._checked and isinstance(self._model, Tensor) and has_workers():
             check_trained(weight, "SpectrumControl")  # once, since it takes long
         self._checked = True
         rows, excluded, _ = self._own(weight)
@@ -257,14 +172,8 @@ class SpectrumControl:
         return shard.rows, torch.tensor(own, dtype=torch.long, device=shard.rows.device), shard
 
     def _spectrum(self, weight: Tensor, _: Tensor) -> Tensor:
-        norm = self._start_norm = self._start_norm or self._norm(weight)
-        prior = prior_spectrum(
-            dim=weight.size(1),
-            frobenius_norm=norm if self._prior["c1"] is None else 1.0,
-            dtype=torch.float64,
-            **self._prior,
-        )
-        return prior.to(weight.device)
+        self._start_norm = self._start_norm or self._norm(weight)
+        return self._prior.spectrum(weight.size(1), self._start_norm).to(weight.device)
 
     def excluded_on(self, device: torch.device) -> Tensor:
         """The rows that are left alone, shape (m,)."""
@@ -290,18 +199,11 @@ class SpectrumControl:
 
     def _shared_plan(self, weight: Tensor, rate: float) -> TableChange:
         """The plan of the first worker, on every worker."""
-        distributed = torch.distributed
         rows, _, shard = self._own(weight)
         group = self._group if shard is None else shard.group
-        if not _has_workers() or distributed.get_world_size(group) == 1:
-            return self.plan(weight, rate)
-        first = 0 if group is None else distributed.get_global_rank(group, 0)
-        dim = rows.size(1)
-        packed = rows.new_empty((dim + 2, dim), dtype=torch.float64)
-        if distributed.get_rank() == first or shard is not None:  # all of them have to sum
-            packed = self.plan(weight, rate).packed().contiguous()
-        distributed.broadcast(packed, first, group=group)
-        return TableChange.unpacked(packed)
+        first = 0 if group is None else torch.distributed.get_global_rank(group, 0)
+        plan = functools.partial(self.plan, weight, rate)
+        return shared_plan(plan, rows, group=group, first=first, together=shard is not None)
 
     def _rows(self, excluded: Optional[Sequence[int]], weight: Tensor) -> Sequence[int]:
         rows = list(excluded or ())
@@ -316,12 +218,3 @@ class SpectrumControl:
         rows, excluded, shard = self._own(weight)
         how = {} if shard is None else {"summed": shard.summed}
         return counted_norm(rows, excluded, **how)
-
-
-def _has_workers() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def _check(name: str, value: Any, right: bool, expected: str) -> None:
-    if not right:
-        raise ConfigurationError(f"`{name}` to be {expected}", f"{value}", f"Correct `{name}`.")

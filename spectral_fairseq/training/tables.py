@@ -11,6 +11,7 @@ parameter back; then the model saves in its own format.
 from __future__ import annotations
 
 import importlib
+from operator import attrgetter
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Type, TypeVar
 from weakref import WeakSet
 
@@ -34,7 +35,10 @@ from spectral_fairseq.training.modules import (
 FACTORED: WeakSet[SVDEmbedding] = WeakSet()
 _OPTIONS: Dict[Type[FactoredEmbedding], Sequence[Tuple[str, str]]] = {
     WeightNormEmbedding: [(one, one) for one in ("sigma", "init_range", "gamma", "tau")],
-    SVDEmbedding: [("prior", "prior_kind"), ("c1", "c1"), ("c2", "c2"), ("gamma", "gamma")],
+    SVDEmbedding: [
+        ("prior", "prior_settings.kind"),
+        *((one, f"prior_settings.{one}") for one in ("c1", "c2", "gamma")),
+    ],
 }
 AnyTable = TypeVar("AnyTable", bound=FactoredEmbedding)
 
@@ -74,7 +78,7 @@ class TableUse(Changed):
         """The kind of the table and its options."""
         table: Any = self.used_table
         names = _OPTIONS[type(table)]
-        own = {"table": {"kind": table.kind, **{one: getattr(table, at) for one, at in names}}}
+        own = {"table": {"kind": table.kind, **{one: attrgetter(at)(table) for one, at in names}}}
         return {**super().recorded(), **own}
 
     def plain_entries(self) -> Dict[str, Tensor]:

@@ -17,6 +17,7 @@ from spectral_fairseq.checkpoints.dictionary import read_dictionary
 from spectral_fairseq.checkpoints.tables import StoredTable, Tables
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.products import sample_rows
+from spectral_fairseq.functional.spectrum_penalties import Prior
 from tests.checkpoints.made import cone, entries, save_dictionary, with_padding
 from tests.reference import isoscore as naive_isoscore
 from tests.reference import isotropy as naive
@@ -143,7 +144,7 @@ def test_every_measure_has_its_reason_in_the_documents():
 def test_every_measure_is_in_the_catalogue(tmp_path):
     words = read_dictionary(save_dictionary(tmp_path / "dict.txt", 57))
     table = Tables("x.pt", entries(with_padding(cone(60)), "svd")).extract()
-    prior = {"kind": "exponential", "c1": None, "c2": 0.1, "gamma": 1.0}
+    prior = Prior(c2=0.1)
     found = measure_table(table, Options(), words, prior).measures
     elsewhere = {m.key for m in ALL if m.compute is None}
     assert set(found) == {m.key for m in ALL} - elsewhere

@@ -17,7 +17,7 @@ from spectral_fairseq.analysis.results import (
 from spectral_fairseq.checkpoints.tables import Tables
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
-from spectral_fairseq.functional.spectrum_penalties import DEFAULT_GAMMA
+from spectral_fairseq.functional.spectrum_penalties import PRIORS, Prior
 from spectral_fairseq.provenance import finite, sha256
 from tests.checkpoints.made import cone, entries, save, save_dictionary, with_padding
 
@@ -78,14 +78,13 @@ def test_the_same_file_gives_the_same_numbers(svd_checkpoint):
 def test_the_prior_is_that_of_the_training(svd_checkpoint):
     model = entries(with_padding(cone()), "svd")
     table = Tables("x.pt", model).extract()
-    for kind in DEFAULT_GAMMA:
+    for kind in PRIORS:
         flags = {**SC, "spectrum_prior": kind}
         prior = prior_of({"cfg": {"model": flags}}, table)
-        assert prior["gamma"] == SVDEmbedding(61, 6, 1, prior=kind).gamma
-        assert prior == {"kind": kind, "c1": None, "c2": 0.0005, "gamma": prior["gamma"]}
+        assert prior == SVDEmbedding(61, 6, 1, prior=kind).prior_settings == Prior(kind)
     flags = {**SC, "spectrum_c1": "7.5", "spectrum_gamma": 0.3}
-    assert prior_of({"cfg": {"model": flags}}, table)["c1"] == 7.5
-    assert prior_of({"cfg": {"model": flags}}, table)["gamma"] == 0.3
+    assert prior_of({"cfg": {"model": flags}}, table).c1 == 7.5
+    assert prior_of({"cfg": {"model": flags}}, table).gamma == 0.3
     assert prior_of({"cfg": {"model": {}}}, table) is None
     table.kind = "plain"
     assert prior_of({"cfg": {"model": SC}}, table) is None

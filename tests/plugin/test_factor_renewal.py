@@ -12,7 +12,6 @@ from spectral_fairseq.functional.table_control import redecomposition, singular_
 from spectral_fairseq.plugin.models.find import svd_tables
 from spectral_fairseq.plugin.spectrum_control.trainer import (
     controls_of,
-    first_workers,
     moments,
     renew_factors,
     trained_weights,
@@ -108,7 +107,7 @@ def test_the_table_stays_and_the_state_is_carried_over(optimizer):
     old_u = table.U.detach().double().clone()
     system = singular_system(table.U.detach(), sigma, v, table.excluded_rows)
     new = redecomposition(sigma, v, system, float(table.scale))
-    renew_factors(table, trainer.optimizer, functools.partial(first_workers, trainer))
+    renew_factors(table, trainer.optimizer)
     torch.testing.assert_close(table.dense().detach().double(), dense, rtol=1e-5, atol=1e-5)
     after = state_of(trainer)
     assert any(before.values())
@@ -152,7 +151,7 @@ def test_a_penalty_on_sigma_acts_as_without_renewal(optimizer):
             torch_optimizer.backward(distances[-1] / 100 + 0 * (table.U.sum() + table.V.sum()))
             torch_optimizer.step()
             if interval and update % interval == 0:
-                renew_factors(table, trainer.optimizer, functools.partial(first_workers, trainer))
+                renew_factors(table, trainer.optimizer)
         return 1 - float(distances[-1].detach() / distances[0].detach())
 
     assert share_covered(5) == pytest.approx(share_covered(0), rel=0.01)
@@ -193,7 +192,7 @@ def test_a_singular_value_of_zero_leaves_the_table_alone():
     with torch.no_grad():
         table.sigma[3] = 0
     before = [one.detach().clone() for one in (table.U, table.sigma, table.V)]
-    renew_factors(table, trainer.optimizer, functools.partial(first_workers, trainer))
+    renew_factors(table, trainer.optimizer)
     assert all(torch.equal(a, b) for a, b in zip(before, (table.U, table.sigma, table.V)))
 
 
@@ -214,7 +213,7 @@ def test_factors_with_nan_are_refused_unwritten():
         table.U[7, 3] = float("nan")
     before = table.sigma.detach().clone()
     with pytest.raises(DataError, match="an SVD table of finite numbers"):
-        renew_factors(table, trainer.optimizer, functools.partial(first_workers, trainer))
+        renew_factors(table, trainer.optimizer)
     assert torch.equal(table.sigma, before)
 
 
@@ -242,7 +241,7 @@ def test_states_that_cannot_be_carried_over_are_refused(override, message, caplo
     trainer.get_criterion = lambda: build_criterion(task, **PLAIN)
     controls_of(trainer)
     by_default = build_criterion(task)
-    assert by_default.objective_of(model).control.renews_factors
+    assert by_default.objective_of(model).control.svd_interval
     trainer.get_criterion = lambda: by_default
     with caplog.at_level("INFO"):
         assert not controls_of(trainer)

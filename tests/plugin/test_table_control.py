@@ -10,14 +10,13 @@ from omegaconf import OmegaConf
 
 from spectral_fairseq.checkpoints.reading import torch_load
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
-from spectral_fairseq.functional.table_control import TableChange, apply_change_, plan_change
+from spectral_fairseq.functional.control_rule import shared_plan
+from spectral_fairseq.functional.table_control import apply_change_, plan_change
 from spectral_fairseq.plugin.models.find import output_table
-from spectral_fairseq.plugin.spectrum_control.prior import start_norms
 from spectral_fairseq.plugin.spectrum_control.trainer import (
     ControlledTables,
     control_tables,
     controls_of,
-    first_workers,
     trained_weights,
 )
 from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample, words
@@ -163,7 +162,7 @@ def test_it_is_due_at_every_kth_update_after_the_start():
     task, flags = Task(words()), {"spectrum_decay_interval": 3, "spectrum_decay_start": 4}
     criterion = build_criterion(task, **PLAIN, **flags, spectrum_decay=0.1)
     control = criterion.objective_of(build_model(task, embedding_type="plain")).control
-    assert [n for n in range(14) if control.is_due(n)] == [6, 9, 12]
+    assert [n for n in range(14) if control.rule.is_due(n)] == [6, 9, 12]
 
 
 @pytest.mark.slow
@@ -199,8 +198,8 @@ def test_resumed_equals_uninterrupted(precision, tmp_path):
     anew = build(begin=False)
     anew.load_checkpoint(str(tmp_path / "c.pt"), reset_optimizer=True)
     anew.begin_epoch(1)
-    norms = start_norms(anew.get_model())
-    assert norms["decoder"] == pytest.approx(float(counted(anew).norm()), rel=1e-3)
+    (bound,) = anew.get_criterion().objectives_of(anew.get_model())
+    assert bound.parts.prior.start_norm == pytest.approx(float(counted(anew).norm()), rel=1e-3)
 
 
 def test_a_table_with_nan_is_refused_unwritten():
@@ -243,9 +242,8 @@ def active(criterion, model):
     model.train()
     bound = criterion.objective_of(model)
     control = bound.control
-    done = ["decay"] if control.is_due(10) else []
-    done += ["renewal"] if control.svd_is_due(10) else []
-    assert control.active is bool(done)
+    done = ["decay"] if control.rule.is_due(10) else []
+    done += ["renewal"] if control.svd_interval else []
     return [term.name for term in bound.penalties(updates=0)], done
 
 
@@ -417,15 +415,9 @@ def _worker(rank, folder):
 
     def plan():
         assert rank == 0, "only the first worker's eigensolver may decide"
-        return plan_change(weight, torch.ones(6), 0.5, slack=1.5, centering=0.1).packed()
+        return plan_change(weight, torch.ones(6), 0.5, slack=1.5, centering=0.1)
 
-    trainer = SimpleNamespace(
-        data_parallel_world_size=2,
-        data_parallel_rank=rank,
-        data_parallel_process_group=torch.distributed.group.WORLD,
-    )
-    change = first_workers(trainer, plan, torch.empty(8, 6, dtype=torch.float64))
-    apply_change_(weight, TableChange.unpacked(change))
+    apply_change_(weight, shared_plan(plan, weight, group=torch.distributed.group.WORLD))
     torch.save(weight, f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 

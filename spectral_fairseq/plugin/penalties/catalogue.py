@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, Callable, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ from spectral_fairseq.plugin.penalties.view import (
     singular_values,
     svd_tables,
 )
-from spectral_fairseq.plugin.spectrum_control.prior import FLAGS, TablePrior
+from spectral_fairseq.plugin.spectrum_control.prior import FLAGS
 
 # The mean cosine between different words: Gao et al., ICLR 2019, section 5 (MLE-CosReg).
 #
@@ -66,36 +66,23 @@ COSINE = Penalty(
 
 
 class Spectrum(NamedTuple):
-    """The singular values of a table, and its prior where it knows one.
+    """The singular values of a table, and its prior.
 
     Args:
         sigma: shape (d,).
-        prior: shape (d,); of a table without factors a function of the criterion's flags.
+        prior: shape (d,).
     """
 
     sigma: Tensor
-    prior: Union[Tensor, Callable[[TablePrior], Tensor]]
+    prior: Tensor
 
 
 def spectra(view: ModelView) -> List[Spectrum]:
     """The learned spectrum of each SVD table, or the true one of the output table without any."""
     if view.parts.svd_tables:
         return [Spectrum(one.singular_values(), one.prior()) for one in view.parts.svd_tables]
-    weight, excluded = view.get(output_table)
-    owner = view.decoder
-    return [Spectrum(view.get(singular_values), lambda flags: flags(owner, weight, excluded))]
-
-
-def _with_prior(options: Any, _: Words) -> Any:
-    return SimpleNamespace(**vars(options), table_prior=TablePrior(options))
-
-
-def _spectrum_value(found: List[Spectrum], options: Any) -> Tensor:
-    terms = []
-    for sigma, prior in found:
-        target = prior(options.table_prior).to(sigma) if callable(prior) else prior
-        terms.append(spectrum_penalty(sigma, target))
-    return torch.stack(terms).sum()
+    sigma = view.get(singular_values)
+    return [Spectrum(sigma, view.parts.prior(*view.get(output_table)).to(sigma))]
 
 
 SPECTRUM = Penalty(
@@ -109,9 +96,8 @@ SPECTRUM = Penalty(
         type=Optional[float],
     ),
     settings=FLAGS,
-    for_words=_with_prior,
     needs=spectra,
-    value=_spectrum_value,
+    value=lambda found, _: torch.stack([spectrum_penalty(*one) for one in found]).sum(),
     # Of an SVD table it takes d numbers.
     lazy=lambda view: not view.parts.svd_tables,
 )

@@ -26,6 +26,7 @@ from spectral_fairseq.options import Option
 from spectral_fairseq.plugin.counts import training_counts
 from spectral_fairseq.plugin.models import find
 from spectral_fairseq.plugin.models.tables import uncounted_rows
+from spectral_fairseq.plugin.spectrum_control.prior import TablePrior
 
 # Constants of a criterion on the devices of its models.
 
@@ -101,6 +102,7 @@ class Parts:
     Attributes:
         decoder: ends in the vocabulary.
         words: of its dictionary.
+        prior: of its output table, where that knows none itself.
         svd_tables: all SVD tables of the model, each once however often it is shared.
         look_ups: the modules that embed tokens.
         model_name: of the model's class, for messages.
@@ -108,6 +110,7 @@ class Parts:
 
     decoder: nn.Module
     words: Words
+    prior: TablePrior
     svd_tables: Tuple[SVDEmbedding, ...] = ()
     look_ups: Tuple[nn.Module, ...] = ()
     model_name: str = ""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import functools
-from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from torch import Tensor, nn
@@ -18,13 +17,12 @@ from torch import Tensor, nn
 from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
+from spectral_fairseq.functional.control_rule import ControlRule
 from spectral_fairseq.functional.spectrum_penalties import check_rank
 from spectral_fairseq.functional.table_control import SCALES, SIDES, TableChange
 from spectral_fairseq.options import Option, read_options
 from spectral_fairseq.plugin.models.find import output_table
 from spectral_fairseq.plugin.penalties.view import ModelView, svd_tables
-from spectral_fairseq.plugin.spectrum_control import prior as table_prior
-from spectral_fairseq.training.control import ControlRule
 
 DECAY = Option(
     "spectrum_decay",
@@ -121,7 +119,11 @@ class TableControl:
     """The changes that the flags make to a model's tables after an update.
 
     Args:
-        cfg: a configuration with the fields of :data:`FLAGS` and of a table's prior.
+        cfg: a configuration with the fields of :data:`FLAGS`.
+
+    Attributes:
+        rule: what is done to the spectrum of a plain table, and when.
+        svd_interval: after how many updates the factors of SVD tables are renewed; 0 is never.
 
     Raises:
         ConfigurationError: a flag outside its range.
@@ -129,8 +131,7 @@ class TableControl:
 
     def __init__(self, cfg: Any) -> None:
         options = read_options(FLAGS, cfg)
-        self._options = options
-        self._rule = ControlRule(
+        self.rule = ControlRule(
             decay=options.spectrum_decay,
             slack=options.spectrum_slack,
             centering=options.table_centering,
@@ -139,31 +140,7 @@ class TableControl:
             side=options.spectrum_side,
             scale=options.spectrum_scale,
         )
-        self._prior = table_prior.TablePrior(read_options(table_prior.FLAGS, cfg))
-
-    @property
-    def active(self) -> bool:
-        """Whether there is anything to do at all."""
-        return self._rule.active or self.renews_factors
-
-    @property
-    def renews_factors(self) -> bool:
-        """Whether the factors of SVD tables are renewed."""
-        return self._options.svd_interval > 0
-
-    def without_renewal(self) -> TableControl:
-        """The same control for a way of training in which factors cannot be renewed."""
-        other = copy.copy(self)
-        other._options = SimpleNamespace(**{**vars(self._options), "svd_interval": 0})
-        return other
-
-    def is_due(self, num_updates: int) -> bool:
-        """Whether the spectrum is to be changed after that many updates."""
-        return self._rule.is_due(num_updates)
-
-    def svd_is_due(self, num_updates: int) -> bool:
-        """Whether the factors of SVD tables are to be renewed after that many updates."""
-        return self.renews_factors and num_updates % self._options.svd_interval == 0
+        self.svd_interval: int = options.svd_interval
 
     def controlled(self, view: ModelView) -> List[Controlled]:
         """What is changed in a model.
@@ -171,13 +148,13 @@ class TableControl:
         Raises:
             ConfigurationError: the model has no table of the kind that a flag controls.
         """
-        if not self._rule.active:
+        if not self.rule.active:
             return []
         with arguments_as_flags(weight=self._table_flag):
             weight = output_table(view.decoder, view.words.rows)
         excluded = view.words.excluded_on(weight.device)
-        prior = functools.partial(self._prior, view.decoder, excluded=excluded)
-        plan = functools.partial(self._rule.plan, prior=prior, excluded=excluded)
+        prior = functools.partial(view.parts.prior, excluded=excluded)
+        plan = functools.partial(self.rule.plan, prior=prior, excluded=excluded)
         return [Controlled(self._table_flag, weight, excluded, prior, plan)]
 
     def renewed(self, view: ModelView) -> Sequence[SVDEmbedding]:
@@ -186,7 +163,7 @@ class TableControl:
         Raises:
             ConfigurationError: it has no SVD table.
         """
-        if not self.renews_factors:
+        if not self.svd_interval:
             return ()
         with arguments_as_flags(weight=SVD_INTERVAL.flag):
             return svd_tables(view)
@@ -225,7 +202,7 @@ class TableControl:
 
     @property
     def _table_flag(self) -> str:
-        return (DECAY if self._options.spectrum_decay else CENTERING).flag
+        return (DECAY if self.rule.decay else CENTERING).flag
 
 
 # What ``--criterion spectrum_control`` does where its flags are not given: one of two methods.

@@ -18,14 +18,17 @@ from typing import (
 )
 
 import torch
-from fairseq.distributed import utils as distributed_utils
 from torch import Tensor
 
 from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import UnsupportedError
+from spectral_fairseq.functional.control_rule import (
+    ControlRule,
+    from_first_worker,
+    shared_plan,
+)
 from spectral_fairseq.functional.table_control import (
-    TableChange,
     apply_change_,
     multiply_,
     redecomposition,
@@ -34,8 +37,8 @@ from spectral_fairseq.functional.table_control import (
 from spectral_fairseq.plugin.criterion import PenalisedCrossEntropy
 from spectral_fairseq.plugin.listener import Listener
 from spectral_fairseq.plugin.penalties.view import ModelView
-from spectral_fairseq.plugin.spectrum_control.flags import SVD_INTERVAL, Controlled, TableControl
-from spectral_fairseq.plugin.spectrum_control.prior import restore_start_norms, start_norms
+from spectral_fairseq.plugin.spectrum_control.flags import SVD_INTERVAL, Controlled
+from spectral_fairseq.plugin.spectrum_control.prior import TablePrior
 
 # What fairseq's optimiser holds for a parameter: the weights that it trains, and its moments.
 
@@ -112,9 +115,7 @@ _OF_ROWS = frozenset({"exp_avg_sq_row"})
 
 
 @torch.no_grad()
-def renew_factors(
-    table: SVDEmbedding, optimizer: Any, agreed: Callable[[Callable[[], Tensor], Tensor], Tensor]
-) -> None:
+def renew_factors(table: SVDEmbedding, optimizer: Any, group: Any = None) -> None:
     """Make the factors of a table the singular value decomposition of the same W.
 
     A table with a singular value of zero keeps its factors, and so does one with a frozen factor.
@@ -122,8 +123,7 @@ def renew_factors(
     Args:
         table: as the model holds it.
         optimizer: as the trainer holds it.
-        agreed: takes a function and a tensor of the shape and dtype of its result, and returns
-            the first worker's result on every worker.
+        group: process group of the workers, of which the first one plans.
 
     Raises:
         DataError: a factor with infinity or NaN in it; nothing is written.
@@ -135,7 +135,7 @@ def renew_factors(
     u, sigma, v = weights["u"], weights["sigma"], weights["v"].double() / table.v_scale
     plan = functools.partial(singular_system, u, sigma, v, table.excluded_rows)
     like = torch.empty(v.size(0) + 1, v.size(1), dtype=torch.float64, device=v.device)
-    new = redecomposition(sigma, v, agreed(plan, like), float(table.scale))
+    new = redecomposition(sigma, v, from_first_worker(plan, like, group), float(table.scale))
     if new is None:
         return
     state = {key: moments(optimizer, factor) for key, factor in factors.items()}
@@ -202,27 +202,26 @@ def _of_u(moment: Tensor, u: Tensor, sigma: Tensor) -> Tensor:
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-FirstWorkers = Callable[[Callable[[], Tensor], Tensor], Tensor]
 
 
 class Control(NamedTuple):
     """What is done to the tables of one model, and when.
 
     Attributes:
-        control: says when.
-        changed: the plain table whose spectrum is changed, if it is.
+        rule: says when the spectrum of a plain table is changed.
+        changed: that table, if there is one.
+        svd_interval: after how many updates factors are renewed; 0 is never.
         renewed: SVD tables whose factors are renewed.
     """
 
-    control: TableControl
+    rule: ControlRule
     changed: Sequence[Controlled]
+    svd_interval: int
     renewed: Sequence[SVDEmbedding]
 
 
 def controls_of(trainer: Any) -> List[Control]:
     """What is done to the tables of each model of a trainer.
-
-    Where nobody asked for ``--svd-interval`` and it cannot be followed, factors are left alone.
 
     Raises:
         UnsupportedError: sharded parameters, workers whose weights differ, or an optimiser whose
@@ -236,37 +235,40 @@ def controls_of(trainer: Any) -> List[Control]:
                 "spectrum_control, or --embedding-type plain or weight-norm with your criterion"
             )
         return []
-    bound = criterion.objectives_of(trainer.get_model())
-    obstacle = _obstacle_to_renewal(trainer.cfg, criterion.renewal_is_asked_for)
     found = []
-    for one in bound:
-        control = one.control
-        if control.renews_factors and obstacle is not None:
-            if criterion.renewal_is_asked_for:
-                raise obstacle
-            control = control.without_renewal()
-            logger.info(
-                "%s is 0: the factors of the SVD table are not renewed, because of %s",
-                SVD_INTERVAL.flag,
-                obstacle.found,
-            )
-        if control.active:
+    for one in criterion.objectives_of(trainer.get_model()):
+        control, view = one.control, ModelView(one.parts)
+        interval = _svd_interval(trainer.cfg, control.svd_interval, criterion.renewal_is_asked_for)
+        if control.rule.active or interval:
             refusals.CONTROL.check(trainer.cfg)
-            view = ModelView(one.parts)
-            found.append(Control(control, control.controlled(view), control.renewed(view)))
+            renewed = control.renewed(view) if interval else ()
+            found.append(Control(control.rule, control.controlled(view), interval, renewed))
     return found
 
 
-def _obstacle_to_renewal(cfg: Any, asked_for: bool) -> Optional[UnsupportedError]:
-    """Why factors cannot be renewed in this way of training, or should not be unasked."""
+def _svd_interval(cfg: Any, interval: int, asked_for: bool) -> int:
+    """``--svd-interval`` as this training follows it: 0 where nobody asked and it cannot be.
+
+    Raises:
+        UnsupportedError: it was asked for and cannot be followed.
+    """
+    if not interval:
+        return 0
     try:
         refusals.RENEWAL.check(cfg)
         if not asked_for:
-            refusals.RENEWAL_STEPS.check(cfg)
+            refusals.RENEWAL_STEPS.check(cfg)  # where it could be followed and should not be
         refusals.CONTROL.check(cfg)
-    except UnsupportedError as error:
-        return error
-    return None
+    except UnsupportedError as obstacle:
+        if asked_for:
+            raise
+        logger.info(
+            "%s is 0: the factors of the SVD table are not renewed, because of %s",
+            SVD_INTERVAL.flag,
+            obstacle.found,
+        )
+        return 0
+    return interval
 
 
 @torch.no_grad()
@@ -281,17 +283,20 @@ def control_tables(trainer: Any, controls: List[Control], lr: float) -> None:
     Raises:
         DataError: a table with infinity or NaN in it; no table is written.
     """
-    updates, first = trainer.get_num_updates(), functools.partial(first_workers, trainer)
-    changed = [found for one in controls if one.control.is_due(updates) for found in one.changed]
+    updates = trainer.get_num_updates()
+    changed = [found for one in controls if one.rule.is_due(updates) for found in one.changed]
     if changed:
         highest = _highest_lr(trainer)
         lr_share = min(1.0, lr / highest) if highest > 0 else 0.0
-        _change_all(_once(changed, lambda one: one.parameter), trainer.optimizer, lr_share, first)
+        _change_all(_once(changed, lambda one: one.parameter), trainer, lr_share)
     renewed = [
-        table for one in controls if one.control.svd_is_due(updates) for table in one.renewed
+        table
+        for one in controls
+        if one.svd_interval and updates % one.svd_interval == 0
+        for table in one.renewed
     ]
     for table in _once(renewed, lambda table: table):
-        renew_factors(table, trainer.optimizer, first)
+        renew_factors(table, trainer.optimizer, trainer.data_parallel_process_group)
 
 
 def _highest_lr(trainer: Any) -> float:
@@ -305,17 +310,13 @@ def _highest_lr(trainer: Any) -> float:
     return max(rates or [*trainer.cfg.optimization.lr, *([] if peak is None else [float(peak)])])
 
 
-def _change_all(
-    controlled: Iterable[Controlled], optimizer: Any, lr_share: float, first: FirstWorkers
-) -> None:
+def _change_all(controlled: Iterable[Controlled], trainer: Any, lr_share: float) -> None:
     """Plan the change of every table before the first one is written."""
     planned = []
     for one in controlled:
-        weight = trained_weights(optimizer, one.parameter)
-        shape = (weight.size(1) + 2, weight.size(1))
-        like = weight.new_empty(shape, dtype=torch.float64)
-        plan = functools.partial(_packed_plan, one, weight, lr_share)
-        change = TableChange.unpacked(first(plan, like))
+        weight = trained_weights(trainer.optimizer, one.parameter)
+        plan = functools.partial(one.plan, weight, lr_share)
+        change = shared_plan(plan, weight, group=trainer.data_parallel_process_group)
         change.check()
         planned.append((one, weight, change))
     for one, weight, change in planned:
@@ -324,29 +325,9 @@ def _change_all(
             one.parameter.copy_(weight)
 
 
-def _packed_plan(one: Controlled, weight: Tensor, lr_share: float) -> Tensor:
-    return one.plan(weight, lr_share).packed()
-
-
 def _once(found: Iterable[T], key: Callable[[T], Any]) -> List[T]:
     """What is found in the models of a trainer, each thing once."""
     return list({id(key(one)): one for one in found}.values())
-
-
-def first_workers(trainer: Any, compute: Callable[[], Tensor], like: Tensor) -> Tensor:
-    """The first worker's result of ``compute``, on every worker.
-
-    Args:
-        trainer: fairseq's.
-        compute: called by the first worker only.
-        like: a tensor of the shape, dtype and device of its result, which is written to.
-    """
-    if trainer.data_parallel_world_size == 1:
-        return compute()
-    if trainer.data_parallel_rank == 0:
-        like = compute().contiguous()
-    distributed_utils.broadcast(like, 0, trainer.data_parallel_process_group)
-    return like
 
 
 class ControlledTables(Listener):
@@ -377,9 +358,23 @@ class ControlledTables(Listener):
         control_tables(self.trainer, self.controls or [], self.lr)
 
     def save(self) -> Dict[str, float]:
-        """The norms with which the tables started."""
-        return start_norms(self.trainer.get_model())
+        """Name of a decoder -> the norm with which its output table started."""
+        priors = self._priors()
+        return {name: one.start_norm for name, one in priors.items() if one.start_norm is not None}
 
     def load(self, saved: Any) -> None:
-        """Go on with the norms of the checkpoint."""
-        restore_start_norms(self.trainer.get_model(), saved or {})
+        """Go on with the norms of the checkpoint; tables that it does not name keep their own."""
+        if saved:
+            for name, prior in self._priors().items():
+                prior.start_norm = saved.get(name, prior.start_norm)
+
+    def _priors(self) -> Dict[str, TablePrior]:
+        criterion, model = self.trainer.get_criterion(), self.trainer.get_model()
+        if not isinstance(criterion, PenalisedCrossEntropy):
+            return {}
+        of_decoder = {one.parts.decoder: one.parts.prior for one in criterion.objectives_of(model)}
+        return {
+            name: of_decoder[module]
+            for name, module in model.named_modules()
+            if module in of_decoder
+        }
