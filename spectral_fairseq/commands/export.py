@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.commands.shared import (
@@ -20,7 +18,6 @@ from spectral_fairseq.commands.shared import (
     save_atomically,
 )
 from spectral_fairseq.errors import (
-    CheckpointError,
     ConfigurationError,
     MissingDataError,
     UnsupportedError,
@@ -163,7 +160,7 @@ def _to_folder(args: Arguments) -> Printed:
     from spectral_fairseq.checkpoints.reading import load_checkpoint
 
     checkpoint = load_checkpoint(args.checkpoint, args.verify)
-    with naming_full_disk(out, "choose another folder"), recommending_others(checkpoint, args.to):
+    with naming_full_disk(out, "choose another folder"):
         _refuse_language_pairs(checkpoint, args.to)
         with making_folder(out) as folder, arguments_as_flags(quantization="--quantization"):
             if args.to == "huggingface":
@@ -171,66 +168,16 @@ def _to_folder(args: Arguments) -> Printed:
             return _fill_ctranslate2(args, checkpoint, folder, out)
 
 
-@contextlib.contextmanager
-def recommending_others(checkpoint: Mapping[str, Any], refusing: str) -> Iterator[None]:
-    """Let a converter's refusals name the targets that take the model; each of them is tried."""
-    from spectral_fairseq.commands.export_plain import ANOTHER_TARGET
-
-    try:
-        yield
-    except UnsupportedError as error:
-        if ANOTHER_TARGET not in error.remedy:
-            raise
-        others = _other_targets(checkpoint, refusing)
-        remedy = error.remedy.replace(ANOTHER_TARGET, others)
-        raise UnsupportedError(error.expected, error.found, remedy) from error
-
-
-def _other_targets(checkpoint: Mapping[str, Any], refusing: str) -> str:
-    from spectral_fairseq.checkpoints.settings import checkpoint_settings
-    from spectral_fairseq.commands.export_ctranslate2 import try_out
-    from spectral_fairseq.commands.export_huggingface import write_huggingface
-    from spectral_fairseq.commands.export_plain import plain_form
-
-    taken, untried = [], []
-    for target, converter in {"huggingface": write_huggingface, "ctranslate2": try_out}.items():
-        if target == refusing or checkpoint_settings(checkpoint, "task").get("lang_pairs"):
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                converter(checkpoint, Path(folder))
-                taken.append(f"with --to {target}")
-            except UnsupportedError:
-                continue
-            except ConfigurationError:  # it is not installed
-                untried.append(target)
-            except Exception:  # the tools behind it raise whatever they like
-                continue
-    needs_export = False
-    with contextlib.suppress(CheckpointError, UnsupportedError):
-        needs_export = plain_form(checkpoint)[1]
-    if needs_export:
-        taken.append("to plain fairseq")
-    if taken:
-        remedy = f"Export it {' or '.join(taken)}."
-    else:
-        remedy = "No other target takes it either: keep using this checkpoint with fairseq."
-    for target in untried:
-        remedy += f" Whether --to {target} takes it was not tried: it is not installed."
-    return remedy
-
-
 def _refuse_language_pairs(checkpoint: Dict[str, Any], target: str) -> None:
     """Refuse tasks that append their languages to the dictionaries of the training data."""
     from spectral_fairseq.checkpoints.settings import checkpoint_settings
-    from spectral_fairseq.commands.export_plain import ANOTHER_TARGET
 
     task = checkpoint_settings(checkpoint, "task")
     if task.get("lang_pairs"):
         raise UnsupportedError(
             f"a model of one language pair, for --to {target}",
             f"one of --task {task.get('_name') or task.get('task')}",
-            ANOTHER_TARGET,
+            "Try --to fairseq, or keep this checkpoint and use fairseq.",
         )
 
 

@@ -11,13 +11,11 @@ from typing import Any, ContextManager, Mapping, Optional, Tuple
 import torch
 
 from spectral_fairseq.checkpoints.settings import checkpoint_settings
-from spectral_fairseq.commands.export_plain import (
-    ANOTHER_TARGET,
-    plain_checkpoint,
-    task_like,
-)
+from spectral_fairseq.commands.export_plain import plain_checkpoint
 from spectral_fairseq.commands.shared import naming_full_disk
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError, needs_extra
+
+_ANOTHER_FORMAT = "Try --to huggingface or --to fairseq, or keep this checkpoint and use fairseq."
 
 
 def write_ctranslate2(
@@ -43,7 +41,7 @@ def write_ctranslate2(
         raise UnsupportedError(
             "a decoder with two attentions, for CTranslate2",
             "--cross-self-attention",
-            ANOTHER_TARGET,
+            _ANOTHER_FORMAT,
         )
     # The converter reads and sets the flags of task and model as attributes of one object.
     task = checkpoint_settings(checkpoint, "task")
@@ -63,20 +61,8 @@ def write_ctranslate2(
             raise UnsupportedError(
                 "a model that CTranslate2's converter of fairseq takes",
                 " ".join(str(error).split()),
-                ANOTHER_TARGET,
+                _ANOTHER_FORMAT,
             ) from error
-
-
-def try_out(checkpoint: Mapping[str, Any], folder: Path) -> None:
-    """The same with dictionaries that are made up, to see whether CTranslate2 takes the model."""
-    task = task_like(plain_checkpoint(checkpoint)["model"])
-    translates = any(key.startswith("encoder.") for key in checkpoint["model"])
-    data, languages = folder / "data", ("source", "target") if translates else None
-    data.mkdir()
-    task.source_dictionary.save(str(data / ("dict.source.txt" if translates else "dict.txt")))
-    task.target_dictionary.save(str(data / "dict.target.txt"))
-    (folder / "model").mkdir()
-    write_ctranslate2(checkpoint, folder / "model", data, languages)
 
 
 def _namespaces_allowed() -> ContextManager[None]:

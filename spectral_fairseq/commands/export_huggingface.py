@@ -13,7 +13,6 @@ from torch import Tensor
 
 from spectral_fairseq.checkpoints.settings import checkpoint_settings
 from spectral_fairseq.commands.export_plain import (
-    ANOTHER_TARGET,
     LogitCheck,
     build_model,
     different_logits,
@@ -276,12 +275,15 @@ def _dropout(flags: Dict[str, Any]) -> Dict[str, float]:
     return {name: float(flags.get(name) or 0.0) for name in names}
 
 
+_ANOTHER_FORMAT = "Try --to ctranslate2 or --to fairseq, or keep this checkpoint and use fairseq."
+
+
 def _refuse(problems: List[str]) -> None:
     if problems:
         raise UnsupportedError(
             "a model that a layout of transformers can represent",
             "one with " + " and ".join(dict.fromkeys(problems)),
-            ANOTHER_TARGET,
+            _ANOTHER_FORMAT,
         )
 
 
@@ -334,7 +336,7 @@ def _save(layout: Layout, folder: Path, translation: bool) -> None:
         raise UnsupportedError(
             f"the tensors of {type(model).__name__}",
             f"{_listed(absent)} missing and {_listed(unknown)} besides",
-            ANOTHER_TARGET,
+            _ANOTHER_FORMAT,
         )
     stored = model.state_dict()
     shared = [
@@ -347,7 +349,7 @@ def _save(layout: Layout, folder: Path, translation: bool) -> None:
         raise UnsupportedError(
             f"a {type(model).__name__} that keeps tables apart",
             f"transformers {version}, which stores {_listed(shared)} as others",
-            f"Install transformers 5 or newer. {ANOTHER_TARGET}",
+            f"Install transformers 5 or newer. {_ANOTHER_FORMAT}",
         )
     model.generation_config = transformers.GenerationConfig(
         **_generation(layout.config, translation)

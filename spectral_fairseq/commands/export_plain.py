@@ -174,10 +174,6 @@ def random_batch(
     }
 
 
-# The remedy of a converter for a model that it does not take; export.py names the other.
-ANOTHER_TARGET = "Export it to another target."
-
-
 def export_checkpoint(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], LogitCheck]:
     """Return the plain checkpoint that computes the same logits as ``checkpoint``.
 

@@ -134,7 +134,6 @@ def test_a_loader_that_asks_for_no_safety_gets_it(checkpoint: Path, tmp_path: Pa
     report, *outcomes = in_fairseq_of_2025_09("patched", evil, checkpoint)
     assert outcomes == ["CheckpointError", "loaded"] and not marker.exists()
     assert json.loads(report)["status"] == "patched"
-    assert "would have run code from a checkpoint" in json.loads(report)["detail"]
 
 
 def test_fairseq_waits_for_no_pipe(patched: FairseqProcess, tmp_path: Path) -> None:
