@@ -45,7 +45,7 @@ Example: spectral-fairseq analyze checkpoint_best.pt --out report
 
 
 @dataclass
-class Predictions:
+class PredictionArguments:
     """What is measured on data."""
 
     data: Optional[str] = option(
@@ -109,8 +109,8 @@ class ReportArguments:
         None, "names of the checkpoints, separated by commas", metavar="A,B,..."
     )
     measuring: Options = part(Options)
-    predictions: Predictions = part(
-        Predictions, "predictions", "fairseq builds the model and runs it on data"
+    predictions: PredictionArguments = part(
+        PredictionArguments, "predictions", "fairseq builds the model and runs it on data"
     )
     no_progress: bool = option(False, "show no progress bar (terminals only)")
     verify: bool = no_verify()
@@ -176,7 +176,7 @@ def report(
 def _check_flags(args: ReportArguments) -> None:
     """Refuse flags that would do nothing."""
     given = {**vars(args), **vars(args.predictions)}
-    defaults = {**vars(ReportArguments()), **vars(Predictions())}
+    defaults = {**vars(ReportArguments()), **vars(PredictionArguments())}
     for flag, needed in _NEEDS.items():
         name, other = (one[2:].replace("-", "_") for one in (flag, needed))
         if given[name] != defaults[name] and not given[other]:

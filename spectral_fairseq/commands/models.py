@@ -30,7 +30,7 @@ from spectral_fairseq.errors import (
     UnsupportedError,
 )
 from spectral_fairseq.lm.awd_lstm import Carry
-from spectral_fairseq.lm.evaluation import Corpus, Predictions, Reader, Segment
+from spectral_fairseq.lm.evaluation import Corpus, Reader, ScoredSegment, Segment
 from spectral_fairseq.provenance import sha256
 
 # ``--model-overrides``: settings that replace those with which a checkpoint was trained.
@@ -378,7 +378,7 @@ class BlockReader(Reader):
                 targets[row, begin - left : end - left] = corpus[begin:end].long()
             yield Segment(tokens, targets)
 
-    def predict(self, segment: Segment, carry: Carry) -> Predictions:  # noqa: ARG002  (no state)
+    def predict(self, segment: Segment, carry: Carry) -> ScoredSegment:  # noqa: ARG002  (no state)
         """Run one batch of blocks; they follow each other, so they are returned as one stream."""
         tokens, targets = segment.tokens.to(self.device), segment.targets.to(self.device)
         counted = targets.ne(self.padding)
@@ -403,7 +403,7 @@ class BlockReader(Reader):
         if not self.shows_features:
             log_probabilities = log_probabilities[counted].unsqueeze(0)
             targets = targets[counted].unsqueeze(0)
-        return Predictions(log_probabilities, targets, targets.ne(self.padding), features)
+        return ScoredSegment(log_probabilities, targets, targets.ne(self.padding), features)
 
 
 def _adaptive(clusters: Any, features: Tensor, targets: Tensor) -> Tensor:

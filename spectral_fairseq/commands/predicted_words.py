@@ -20,7 +20,7 @@ Place = Tuple[int, int]
 """Number of a sentence, and number of its words that the models have read."""
 
 
-class Predictions(NamedTuple):
+class NextWords(NamedTuple):
     """What a model predicts at every position of a sentence of n words.
 
     Attributes:
@@ -35,7 +35,7 @@ class Predictions(NamedTuple):
 
 
 @torch.no_grad()
-def predict(model: LanguageModel, sentence: Sentence, top: int) -> Predictions:
+def predict(model: LanguageModel, sentence: Sentence, top: int) -> NextWords:
     """What a model predicts before each word of a sentence and after the last one.
 
     Each sentence is read by itself, after the end of a sentence. Words that the dictionary lacks
@@ -64,12 +64,10 @@ def predict(model: LanguageModel, sentence: Sentence, top: int) -> Predictions:
     reference = probabilities[:-1].gather(1, tokens[0, 1:].unsqueeze(1)).squeeze(1)
     probabilities[:, model.padding] = 0
     best = probabilities.topk(min(top, probabilities.size(1)), 1)
-    return Predictions(best.indices, best.values, reference)
+    return NextWords(best.indices, best.values, reference)
 
 
-def widest_gaps(
-    first: Sequence[Predictions], second: Sequence[Predictions], count: int
-) -> List[Place]:
+def widest_gaps(first: Sequence[NextWords], second: Sequence[NextWords], count: int) -> List[Place]:
     """The positions at which the first model is ahead most, as the paper's cases were found.
 
     Returns:
@@ -142,7 +140,7 @@ def _word_at(sentence: Sentence, position: int) -> Optional[str]:
     return sentence[position] if position < len(sentence) else None
 
 
-def _listed(one: Predictions, position: int, symbols: Sequence[str]) -> Dict[str, Any]:
+def _listed(one: NextWords, position: int, symbols: Sequence[str]) -> Dict[str, Any]:
     pairs = zip(one.indices[position].tolist(), one.probabilities[position].tolist())
     known = position < one.reference.size(0)
     return {

@@ -124,7 +124,7 @@ def mix_scores(scores: Tensor, log_prior: Tensor) -> Tensor:
     return torch.logsumexp(joint, 1)
 
 
-class Lowered(NamedTuple):
+class TargetMargin(NamedTuple):
     """Where scores are lowered: targets y, shape (t,), and margins m, shape (t, K)."""
 
     targets: Tensor
@@ -169,7 +169,7 @@ class _MixtureBlock:
         log_prior: log pi, shape (t, K).
         block_scores: W and b.
         linear_space: decides how P is computed.
-        lowered: what the scores of the targets lose.
+        margins: what the scores of the targets lose.
     """
 
     def __init__(
@@ -178,10 +178,10 @@ class _MixtureBlock:
         log_prior: Tensor,
         block_scores: BlockScores,
         linear_space: _LinearSpace,
-        lowered: Optional[Lowered] = None,
+        margins: Optional[TargetMargin] = None,
     ) -> None:
         self.log_prior = log_prior
-        self.probabilities = expert_scores(contexts, block_scores, lowered)  # [t, K, N]
+        self.probabilities = expert_scores(contexts, block_scores, margins)  # [t, K, N]
         log_z = softmax_(self.probabilities)  # [t, K]
         mixture = torch.bmm(log_prior.exp().unsqueeze(1), self.probabilities).squeeze(1)
         self.joint: Optional[Tensor] = None
@@ -189,7 +189,7 @@ class _MixtureBlock:
             self.log_mixture = mixture.log_()  # [t, N]
         else:
             # See Note [Linear space where it is exact].
-            joint = expert_scores(contexts, block_scores, lowered)
+            joint = expert_scores(contexts, block_scores, margins)
             joint += (log_prior - log_z).unsqueeze(-1)
             self.log_mixture = torch.logsumexp(joint, 1)
             self.joint = joint
@@ -223,14 +223,14 @@ class _MixtureBlock:
 
 
 def expert_scores(
-    contexts: Tensor, block_scores: BlockScores, lowered: Optional[Lowered] = None
+    contexts: Tensor, block_scores: BlockScores, margins: Optional[TargetMargin] = None
 ) -> Tensor:
     """Return W h_k + b of ``contexts``, shape (t, K, d), as a new tensor of shape (t, K, N)."""
     scores = block_scores(contexts.flatten(0, 1))
     scores = scores.view(contexts.size(0), contexts.size(1), -1)
-    if lowered is not None:
-        index = lowered.targets.unsqueeze(1).expand_as(lowered.margin)
-        adversarial_logits(scores, index, lowered.margin, inplace=True)
+    if margins is not None:
+        index = margins.targets.unsqueeze(1).expand_as(margins.margin)
+        adversarial_logits(scores, index, margins.margin, inplace=True)
     return scores
 
 
@@ -390,13 +390,17 @@ class _MixtureCrossEntropy(torch.autograd.Function):
                     block_targets = filled(targets[part], size)  # [t]
                     index = block_targets.view(-1, 1, 1).expand(-1, experts, 1)
                     counted = part.stop - part.start  # the rows behind these only fill the block up
-                    lowered = None
+                    margins = None
                     if margin is not None:
                         block_margin = filled(margin[part].to(sum_dtype), size)
-                        lowered = Lowered(block_targets, block_margin)
+                        margins = TargetMargin(block_targets, block_margin)
                     if uniform:
                         mixed = _MixtureBlock(
-                            block_contexts, block_log_prior, block_scores, linear_space, lowered
+                            block_contexts,
+                            block_log_prior,
+                            block_scores,
+                            linear_space,
+                            margins,
                         )
                         log_p = mixed.log_mixture[:counted]
                         nll = -log_p.gather(1, block_targets[:counted].unsqueeze(1)).sum()
@@ -418,7 +422,7 @@ class _MixtureCrossEntropy(torch.autograd.Function):
                             block_scores.table,
                         )
                         continue
-                    scores = expert_scores(block_contexts, block_scores, lowered)  # [t, K, N]
+                    scores = expert_scores(block_contexts, block_scores, margins)  # [t, K, N]
                     target_score = scores.gather(2, index).squeeze(2)  # [t, K]
                     log_likelihood = target_score - softmax_(scores)  # [t, K]
                     nll = -torch.logsumexp(block_log_prior + log_likelihood, 1)[:counted].sum()
@@ -426,10 +430,10 @@ class _MixtureCrossEntropy(torch.autograd.Function):
                     responsibility = posterior(block_log_prior, log_likelihood)  # [t, K]
                     responsibility[counted:] = 0
                     shares[part] = -responsibility[:counted]
-                    if lowered is not None and margin_gradient is not None:
+                    if margins is not None and margin_gradient is not None:
                         miss = -torch.expm1(log_likelihood)  # 1 - p_k(y)
                         margin_gradient[part] = (responsibility * miss)[:counted]
-                        plain = -unperturbed_nll(-log_likelihood, lowered.margin)
+                        plain = -unperturbed_nll(-log_likelihood, margins.margin)
                         nll = -torch.logsumexp(block_log_prior + plain, 1)[:counted].sum()
                     nll_sum += nll
                     sums.add_block(

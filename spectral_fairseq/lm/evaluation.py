@@ -195,7 +195,7 @@ class ContinuousCache:
 
 
 @dataclass
-class Predictions:
+class ScoredSegment:
     """A model's predictions for a segment.
 
     Attributes:
@@ -234,7 +234,7 @@ class Reader:
         """Yield the segments of the corpus in the order of reading."""
         raise NotImplementedError
 
-    def predict(self, segment: Segment, carry: Carry) -> Predictions:
+    def predict(self, segment: Segment, carry: Carry) -> ScoredSegment:
         """Run the model on one segment; each pass through a corpus has a carry of its own."""
         raise NotImplementedError
 
@@ -274,7 +274,7 @@ class StreamReader(Reader):
             size = min(self.segment, streams.length - begin)
             yield streams.segment(begin, size, range(self.streams))
 
-    def predict(self, segment: Segment, carry: Carry) -> Predictions:
+    def predict(self, segment: Segment, carry: Carry) -> ScoredSegment:
         """Run the model on one segment, from the state in ``carry``."""
         tokens, targets = segment.tokens.to(self.device), segment.targets.to(self.device)
         counted = targets.ne(self.padding)
@@ -282,7 +282,7 @@ class StreamReader(Reader):
         log_probabilities = self.model.get_normalized_probs(
             output, log_probs=True, sample={"target": targets}
         )  # [B, T, N]
-        return Predictions(
+        return ScoredSegment(
             log_probabilities.gather(-1, targets.unsqueeze(-1)).squeeze(-1),
             targets,
             counted,
@@ -402,7 +402,7 @@ def evaluate(
 
 
 def _mixed_sums(
-    memory: ContinuousCache, cache: CacheGrid, log_model: Tensor, predicted: Predictions
+    memory: ContinuousCache, cache: CacheGrid, log_model: Tensor, predicted: ScoredSegment
 ) -> Tensor:
     """Return the summed log-probabilities with the cache, shape (thetas, lambdas)."""
     if predicted.features is None:

@@ -16,9 +16,9 @@ from spectral_fairseq.errors import ConfigurationError, SpectralFairseqError, Un
 from spectral_fairseq.provenance import distribution_version, skip_broken_torchaudio
 from spectral_fairseq.training.control import SpectrumControl
 from spectral_fairseq.training.groups import check_decay
-from spectral_fairseq.training.hidden_states import HandsOn
+from spectral_fairseq.training.hidden_states import KeepsHiddenStates
 from spectral_fairseq.training.losses import TokenLoss, check_plain, plain_
-from spectral_fairseq.training.modules import output_layer, unwrapped
+from spectral_fairseq.training.modules import output_layer, without_wrappers
 
 
 class _Missing:
@@ -67,7 +67,7 @@ def _check(base: Any, package: str, measure_every: int) -> None:
 
 
 def _hands_on(model: Any) -> bool:
-    return any(isinstance(layer, HandsOn) for layer in model.modules())
+    return any(isinstance(layer, KeepsHiddenStates) for layer in model.modules())
 
 
 def _measures(model: Any) -> Dict[str, float]:
@@ -229,7 +229,7 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
         """The mean of (log Z)^2, where the loss has it."""
         loss = getattr(self.trainer, "compute_loss_func", None)
         if not isinstance(loss, TokenLoss):
-            loss = getattr(getattr(unwrapped(model), "loss_function", None), "loss", None)
+            loss = getattr(getattr(without_wrappers(model), "loss_function", None), "loss", None)
         found = getattr(loss, "mean_square", None)
         return {} if found is None else {"z_loss": float(found)}
 

@@ -25,11 +25,11 @@ from spectral_fairseq.functional.control_rule import (
 from spectral_fairseq.functional.spectrum_penalties import Prior
 from spectral_fairseq.functional.table_control import TableChange, apply_change_
 from spectral_fairseq.training.modules import (
+    check_has_owner,
     check_table,
-    check_trained,
     excluded_rows,
-    unwrapped,
     weight_of,
+    without_wrappers,
 )
 from spectral_fairseq.training.shards import RowShard, row_shard
 
@@ -144,7 +144,7 @@ class SpectrumControl:
             return False
         weight = self.weight
         if not self._checked and isinstance(self._model, Tensor) and has_workers():
-            check_trained(weight, "SpectrumControl")  # once, since it takes long
+            check_has_owner(weight, "SpectrumControl")  # once, since it takes long
         self._checked = True
         rows, excluded, _ = self._own(weight)
         apply_change_(rows, self._shared_plan(weight, rate), excluded)
@@ -208,7 +208,7 @@ class SpectrumControl:
     def _rows(self, excluded: Optional[Sequence[int]], weight: Tensor) -> Sequence[int]:
         rows = list(excluded or ())
         if excluded is None and isinstance(self._model, nn.Module):
-            for layer in unwrapped(self._model).modules():
+            for layer in without_wrappers(self._model).modules():
                 if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
                     if layer.weight is weight:
                         rows.append(layer.padding_idx)

@@ -18,8 +18,8 @@ from torch import nn
 from spectral_fairseq.embeddings.table import Table, undecayed_parameters
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.lm.muon import hidden_matrices as found_matrices
-from spectral_fairseq.training.modules import output_layer, unwrapped
-from spectral_fairseq.training.tables import FACTORED, TableUse
+from spectral_fairseq.training.modules import output_layer, without_wrappers
+from spectral_fairseq.training.tables import FACTORED, FactoredLayer
 
 
 def parameter_groups(
@@ -55,9 +55,9 @@ def parameter_groups(
             )
     apart = table_lr is not None or table_weight_decay is not None
     of_table = {id(one) for one in _table_parameters(model)} if apart else set()
-    undecayed = {id(one) for one in undecayed_parameters(unwrapped(model))}
+    undecayed = {id(one) for one in undecayed_parameters(without_wrappers(model))}
     decaying = set(of_table)
-    for table in unwrapped(model).modules():
+    for table in without_wrappers(model).modules():
         if isinstance(table, Table):
             decaying |= {id(one) for one in table.parameters(recurse=False)}
     decaying -= undecayed
@@ -93,12 +93,12 @@ def hidden_matrices(model: nn.Module) -> List[nn.Parameter]:
     Raises:
         ConfigurationError: no output layer.
     """
-    return list(found_matrices(unwrapped(model), _table_parameters(model)).values())
+    return list(found_matrices(without_wrappers(model), _table_parameters(model)).values())
 
 
 def _table_parameters(model: nn.Module) -> List[nn.Parameter]:
     layer = output_layer(model)
-    if isinstance(layer, TableUse):
+    if isinstance(layer, FactoredLayer):
         return list(layer.used_table.parameters())
     weight: Any = layer.weight
     return [weight]

@@ -12,7 +12,7 @@ from torch.utils import _pytree
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.functional.blocks import outside_graphs
 from spectral_fairseq.functional.z_loss import softcapped
-from spectral_fairseq.training.modules import Changed
+from spectral_fairseq.training.modules import LayerMixin
 
 
 class _Refused(UnsupportedError, AttributeError):
@@ -60,7 +60,7 @@ class HiddenStates:
 
     @property
     def shape(self) -> torch.Size:
-        """That of the logits, (*, N)."""
+        """Shape that the logits would have, (*, N)."""
         return torch.Size((*self.features.shape[:-1], self.layer.out_features))
 
     @property
@@ -70,24 +70,24 @@ class HiddenStates:
 
     @property
     def device(self) -> torch.device:
-        """Where they are."""
+        """Device of the hidden states."""
         return self.features.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the logits."""
+        """Dtype that the logits would have."""
         return self.product_dtype
 
     def float(self) -> HiddenStates:
-        """Themselves: the loss has a precision of its own."""
+        """Return self: the loss has a precision of its own."""
         return self
 
     def contiguous(self) -> HiddenStates:
-        """Themselves."""
+        """Return self, which is contiguous where the loss reads it."""
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> HiddenStates:
-        """Themselves, on the device where they are."""
+        """Return self; another device is refused."""
         given = [*args, *kwargs.values()]
         devices = [torch.device(one) for one in given if isinstance(one, (str, torch.device))]
         devices += [one.device for one in given if isinstance(one, Tensor)]
@@ -165,7 +165,7 @@ if hasattr(_pytree, "register_pytree_node"):
     _pytree.register_pytree_node(HiddenStates, _flat, _made)
 
 
-class HandsOn(Changed):
+class KeepsHiddenStates(LayerMixin):
     """An output layer that hands on its input while it trains; without gradients it has logits.
 
     Attributes:

@@ -18,21 +18,21 @@ from spectral_fairseq.functional.z_loss import check_softcap
 from spectral_fairseq.heads import MixtureOfContexts, MixtureOfSoftmaxes
 from spectral_fairseq.heads.head import check_normalised
 from spectral_fairseq.heads.mixture import MixtureHead
-from spectral_fairseq.training.hidden_states import HandsOn
+from spectral_fairseq.training.hidden_states import KeepsHiddenStates
 from spectral_fairseq.training.model_loss import give_back_loss, take_over_loss
 from spectral_fairseq.training.modules import (
-    check_whole,
+    check_not_sharded,
     is_of_peft,
     keep_layers,
     let_replace,
     output_layer,
     put_on,
     take_off,
-    unwrapped,
+    without_wrappers,
 )
-from spectral_fairseq.training.tables import TableUse, take_tables_off
+from spectral_fairseq.training.tables import FactoredLayer, take_tables_off
 from spectral_fairseq.training.token_loss import (
-    Mixes,
+    MixtureLayer,
     TokenLoss,
     operands,
     with_adapters,
@@ -90,8 +90,8 @@ def fused_loss_(model: nn.Module, *, softcap: Optional[float] = None, **options:
     layer: Any = _linear(model, "fused_loss_")
     if softcap is not None:
         _check_cap(model, layer, softcap)
-    if not isinstance(layer, HandsOn):
-        put_on(layer, HandsOn)
+    if not isinstance(layer, KeepsHiddenStates):
+        put_on(layer, KeepsHiddenStates)
     if softcap is not None and _own_cap(model) is None:
         layer.softcap = float(softcap)
     take_over_loss(model, loss)
@@ -101,7 +101,7 @@ def fused_loss_(model: nn.Module, *, softcap: Optional[float] = None, **options:
 
 def _own_cap(model: nn.Module) -> Optional[float]:
     """The soft cap that the settings of a model of transformers have."""
-    config = getattr(unwrapped(model), "config", None)
+    config = getattr(without_wrappers(model), "config", None)
     for part in (config, getattr(config, "text_config", None)):
         cap = getattr(part, "final_logit_softcapping", None)
         if cap is not None:
@@ -118,7 +118,7 @@ def _check_cap(model: nn.Module, layer: nn.Module, softcap: float) -> None:
             f"{softcap:g}",
             "Leave it out.",
         )
-    if isinstance(layer, Mixes):
+    if isinstance(layer, MixtureLayer):
         raise ConfigurationError(
             "`softcap` for mixture_, which makes the output layer",
             "one for fused_loss_, on a mixture",
@@ -162,7 +162,7 @@ def mixture_(
     if loss.z_loss:
         check_normalised(MIXTURES[kind], "z_loss")
     layer: Any = _linear(model, "mixture_")
-    if isinstance(layer, Mixes):
+    if isinstance(layer, MixtureLayer):
         raise UnsupportedError("an output layer without a mixture", "one with it", "Keep that one.")
     if layer.bias is not None:
         raise ConfigurationError(
@@ -173,9 +173,9 @@ def mixture_(
     scales: Any = {"context_scale": context_scale, "softcap": softcap}
     made = MIXTURES[kind](_TableOfLayer(layer), layer.in_features, components, dropout, **scales)
     layer.mixture = made.to(device=parameter.device, dtype=parameter.dtype).train(layer.training)
-    put_on(layer, Mixes)
-    if not isinstance(layer, HandsOn):
-        put_on(layer, HandsOn)
+    put_on(layer, MixtureLayer)
+    if not isinstance(layer, KeepsHiddenStates):
+        put_on(layer, KeepsHiddenStates)
     take_over_loss(model, loss)
     keep_layers(model)
     return loss
@@ -186,7 +186,7 @@ def _linear(model: nn.Module, use: str) -> nn.Module:
     adapted = use == "fused_loss_" and is_of_peft(layer) and hasattr(layer, "lora_A")
     if adapted and isinstance(getattr(layer, "base_layer", None), nn.Linear):
         with_adapters(layer, layer.weight)  # which may refuse
-        check_whole(layer.weight)
+        check_not_sharded(layer.weight)
         return layer  # type: ignore[no-any-return]
     if not isinstance(layer, nn.Linear):
         kind = type(layer)
@@ -201,8 +201,8 @@ def _linear(model: nn.Module, use: str) -> nn.Module:
             f"a {kind.__module__}.{kind.__qualname__}",
             remedy,
         )
-    if not isinstance(layer, TableUse):
-        check_whole(layer.weight)
+    if not isinstance(layer, FactoredLayer):
+        check_not_sharded(layer.weight)
     return layer
 
 
@@ -219,8 +219,8 @@ def plain_(model: nn.Module) -> None:
     check_plain(model)
     take_tables_off(model)
     for layer in model.modules():
-        if isinstance(layer, HandsOn):
-            take_off(layer, HandsOn)
+        if isinstance(layer, KeepsHiddenStates):
+            take_off(layer, KeepsHiddenStates)
         give_back_loss(layer)
     let_replace(model)
 
@@ -233,15 +233,15 @@ def check_plain(model: nn.Module) -> None:
             whose entries are split over devices.
     """
     for layer in model.modules():
-        if isinstance(layer, TableUse):
+        if isinstance(layer, FactoredLayer):
             _ = layer.used_table  # which is refused where it is split
-        if isinstance(layer, Mixes):
+        if isinstance(layer, MixtureLayer):
             raise UnsupportedError(
                 "a model that a plain one can stand for",
                 "a mixture of softmaxes",
                 "Save it as it is, and give a new model its mixture before loading.",
             )
-        if "softcap" in layer.__dict__ and isinstance(layer, HandsOn):
+        if "softcap" in layer.__dict__ and isinstance(layer, KeepsHiddenStates):
             raise UnsupportedError(
                 "a model that a plain one can stand for",
                 f"one whose logits have the cap {layer.softcap:g}",

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.training.hidden_states import HandsOn
-from spectral_fairseq.training.modules import output_layer, unwrapped
-from spectral_fairseq.training.token_loss import Mixes, TokenLoss
+from spectral_fairseq.training.hidden_states import KeepsHiddenStates
+from spectral_fairseq.training.modules import output_layer, without_wrappers
+from spectral_fairseq.training.token_loss import MixtureLayer, TokenLoss
 
 
 class ModelLoss:
@@ -87,7 +87,7 @@ class ModelForward:
         """The outputs, with the loss where there are labels."""
         model: Any = self.model
         forward = self.own or type(model).forward.__get__(model)
-        if not isinstance(output_layer(model), HandsOn):
+        if not isinstance(output_layer(model), KeepsHiddenStates):
             # The model is plain again, but accelerate has put this into a wrapper of its own.
             return forward(*args, **kwargs)
         bound = inspect.signature(forward).bind_partial(*args, **kwargs)
@@ -177,15 +177,15 @@ class WatchedOutput:
 
     def _is_another(self) -> bool:
         layer: Any = output_layer(self.model)
-        if not (isinstance(layer, HandsOn) and layer.training):
+        if not (isinstance(layer, KeepsHiddenStates) and layer.training):
             return False
-        changed = isinstance(layer, Mixes) or "softcap" in layer.__dict__
+        changed = isinstance(layer, MixtureLayer) or "softcap" in layer.__dict__
         return bool(changed or self.loss.has_terms or self.loss.label_smoothing)
 
 
 def take_over_loss(model: nn.Module, loss: TokenLoss) -> None:
     """Let a model of transformers compute this loss where it is given labels."""
-    model = unwrapped(model)
+    model = without_wrappers(model)
     if not isinstance(getattr(type(model), "loss_function", None), property):
         return
     found: Any = model

@@ -1,6 +1,6 @@
 """The layers of a model that exists: which ones use a table, and how they get another method.
 
-Note [Changed classes]
+Note [LayerMixin classes]
 ----------------------
 A layer keeps its place, its name and its other attributes; only its class becomes a subclass of the
 one that it had, with a mixin of this package before it. ``isinstance``, ``get_input_embeddings``,
@@ -28,8 +28,8 @@ WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel
 _16_BITS = (torch.float16, torch.bfloat16)
 
 
-class Changed(nn.Module):
-    """Base class of the mixins; see Note [Changed classes].
+class LayerMixin(nn.Module):
+    """Base class of the mixins; see Note [LayerMixin classes].
 
     Class attributes:
         fixed: names of attributes that cannot be set while the mixin is there.
@@ -39,7 +39,7 @@ class Changed(nn.Module):
     fixed: Tuple[str, ...] = ()
     order = 0
     # Of a layer's class: the one that it had, and the mixins before it.
-    parts: Tuple[Type[nn.Module], Tuple[Type[Changed], ...]]
+    parts: Tuple[Type[nn.Module], Tuple[Type[LayerMixin], ...]]
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse what would have no effect, or would break a tie in silence."""
@@ -68,7 +68,7 @@ class Changed(nn.Module):
 _classes: Dict[Any, Type[nn.Module]] = {}
 
 
-def _changed_class(base: Type[nn.Module], mixins: Tuple[Type[Changed], ...]) -> Type[nn.Module]:
+def _changed_class(base: Type[nn.Module], mixins: Tuple[Type[LayerMixin], ...]) -> Type[nn.Module]:
     if (base, mixins) in _classes:
         return _classes[base, mixins]
     names = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
@@ -77,23 +77,23 @@ def _changed_class(base: Type[nn.Module], mixins: Tuple[Type[Changed], ...]) -> 
     return _classes.setdefault((base, mixins), type(base.__name__, (*mixins, base), names))
 
 
-def _empty(base: Type[nn.Module], mixins: Tuple[Type[Changed], ...]) -> nn.Module:
+def _empty(base: Type[nn.Module], mixins: Tuple[Type[LayerMixin], ...]) -> nn.Module:
     kind = _changed_class(base, mixins)
     made: nn.Module = kind.__new__(kind)
     return made
 
 
-def _parts(layer: nn.Module) -> Tuple[Type[nn.Module], Tuple[Type[Changed], ...]]:
-    return layer.parts if isinstance(layer, Changed) else (type(layer), ())
+def _parts(layer: nn.Module) -> Tuple[Type[nn.Module], Tuple[Type[LayerMixin], ...]]:
+    return layer.parts if isinstance(layer, LayerMixin) else (type(layer), ())
 
 
-def put_on(layer: nn.Module, mixin: Type[Changed]) -> None:
+def put_on(layer: nn.Module, mixin: Type[LayerMixin]) -> None:
     """Put a mixin before the class of a layer."""
     base, mixins = _parts(layer)
     layer.__class__ = _changed_class(base, tuple(sorted((*mixins, mixin), key=lambda m: m.order)))
 
 
-def take_off(layer: nn.Module, mixin: Type[Changed]) -> None:
+def take_off(layer: nn.Module, mixin: Type[LayerMixin]) -> None:
     """Take a mixin away again."""
     base, mixins = _parts(layer)
     mixins = tuple(one for one in mixins if one is not mixin)
@@ -137,7 +137,7 @@ def record_of(model: nn.Module) -> Dict[str, Any]:
     """What the methods on a model have to say in its settings."""
     found: Dict[str, Any] = {}
     for layer in model.modules():
-        if isinstance(layer, Changed):
+        if isinstance(layer, LayerMixin):
             found.update(layer.recorded())
     return found
 
@@ -178,7 +178,7 @@ class _Saving:
         state = given.get("state_dict")
         state = dict(model.state_dict() if state is None else state)
         for name, layer in model.named_modules():
-            if isinstance(layer, Changed):
+            if isinstance(layer, LayerMixin):
                 entries = layer.plain_entries()
                 state.update({f"{name}.{key}": entry for key, entry in entries.items()})
         return save(**{**given, "state_dict": state}, **more)
@@ -214,7 +214,7 @@ def let_replace(model: nn.Module) -> None:
         getattr(getattr(part, "config", None), "__dict__", {}).pop(RECORD, None)
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def without_wrappers(model: nn.Module) -> nn.Module:
     """The model inside ``DistributedDataParallel``, ``torch.compile``, peft and the like.
 
     Raises:
@@ -269,7 +269,7 @@ def output_layer(model: nn.Module) -> nn.Module:
     Raises:
         ConfigurationError: there is none.
     """
-    model = unwrapped(model)
+    model = without_wrappers(model)
     if isinstance(model, (nn.Linear, nn.Embedding, nn.EmbeddingBag)):
         return model
     layers = [getattr(model, "get_output_embeddings", lambda: None)()]
@@ -301,7 +301,7 @@ def weight_of(model: Any, use: str) -> Tensor:
     return weight
 
 
-def check_whole(weight: Tensor) -> None:
+def check_not_sharded(weight: Tensor) -> None:
     """Refuse a table of which this worker holds a part.
 
     Raises:
@@ -348,7 +348,7 @@ def check_table(weight: Any, use: str, whole: bool = True) -> None:
         ConfigurationError: it is no matrix, computed from other parameters, or frozen.
     """
     if whole or row_shard(weight) is None:
-        check_whole(weight)
+        check_not_sharded(weight)
     remedy = "Pass the model, or another layer."
     if weight.dim() != 2:
         raise ConfigurationError(f"a matrix for {use}", f"shape {tuple(weight.shape)}", remedy)
@@ -456,7 +456,7 @@ def _check_known(weight: Tensor, layers: Dict[str, nn.Module], use: str) -> None
             )
 
 
-def check_trained(weight: Tensor, use: str) -> None:
+def check_has_owner(weight: Tensor, use: str) -> None:
     """Refuse a tensor that neither a layer nor an optimiser has, such as one that was replaced.
 
     Raises:

@@ -25,8 +25,13 @@ from spectral_fairseq.functional.spectrum_penalties import (
     spectral_normalization_penalty,
     spectrum_penalty,
 )
-from spectral_fairseq.training.modules import check_whole, excluded_rows, output_layer, weight_of
-from spectral_fairseq.training.tables import TableUse
+from spectral_fairseq.training.modules import (
+    check_not_sharded,
+    excluded_rows,
+    output_layer,
+    weight_of,
+)
+from spectral_fairseq.training.tables import FactoredLayer
 
 
 def _of_spectrum(penalty: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
@@ -97,7 +102,7 @@ class TablePenalty:
 
     def _factors(self) -> SVDEmbedding:
         layer = output_layer(self.model) if isinstance(self.model, nn.Module) else None
-        table = layer.used_table if isinstance(layer, TableUse) else None
+        table = layer.used_table if isinstance(layer, FactoredLayer) else None
         if not isinstance(table, SVDEmbedding):
             raise ConfigurationError(
                 f"a table of factors for {' and '.join(OF_FACTORS)}",
@@ -109,7 +114,7 @@ class TablePenalty:
     def terms(self) -> Dict[str, Tensor]:
         """Each R before its weight, by name."""
         weight = weight_of(self.model, "TablePenalty")
-        check_whole(weight)
+        check_not_sharded(weight)
         rows = torch.tensor(self.excluded, dtype=torch.long, device=weight.device)
         found = {}
         for name, share in self.weights.items():

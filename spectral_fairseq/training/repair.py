@@ -8,7 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.functional.repair import NOISE, new_rows, rows_to_repair
-from spectral_fairseq.training.modules import check_table, excluded_rows, output_layer, unwrapped
+from spectral_fairseq.training.modules import (
+    check_table,
+    excluded_rows,
+    output_layer,
+    without_wrappers,
+)
 
 
 def repair_(
@@ -64,7 +69,7 @@ def repair_(
 
 def _tables(model: nn.Module) -> List[tuple[str, Tensor, List[int]]]:
     """The different tables of a model: name, weight, and the rows of padding of its look-ups."""
-    inner = unwrapped(model)
+    inner = without_wrappers(model)
     out = output_layer(model)
     inputs = getattr(inner, "get_input_embeddings", lambda: None)()
     weights: Dict[int, Tensor] = {}

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.training.losses import fused_loss_, mixture_
-from spectral_fairseq.training.modules import RECORD, record_of, unwrapped
+from spectral_fairseq.training.modules import RECORD, record_of, without_wrappers
 from spectral_fairseq.training.tables import factor_, weight_norm_
 from spectral_fairseq.training.token_loss import TokenLoss
 
@@ -45,7 +45,7 @@ def restore_(
             of a loss that is not made.
         CheckpointError: the folder lacks the entries of a method.
     """
-    config: Any = getattr(unwrapped(model), "config", None)
+    config: Any = getattr(without_wrappers(model), "config", None)
     record = dict(getattr(config, RECORD, None) or {})
     if record_of(model):
         raise ConfigurationError(

@@ -22,9 +22,9 @@ from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
 from spectral_fairseq.embeddings.table import FactoredEmbedding
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.training.modules import (
-    Changed,
+    LayerMixin,
     Uses,
-    check_whole,
+    check_not_sharded,
     keep_layers,
     put_on,
     take_off,
@@ -43,7 +43,7 @@ _OPTIONS: Dict[Type[FactoredEmbedding], Sequence[Tuple[str, str]]] = {
 AnyTable = TypeVar("AnyTable", bound=FactoredEmbedding)
 
 
-class TableUse(Changed):
+class FactoredLayer(LayerMixin):
     """A layer whose ``weight`` is the matrix of a table, computed at each use."""
 
     fixed = ("weight", "num_embeddings", "embedding_dim", "in_features", "out_features")
@@ -59,7 +59,7 @@ class TableUse(Changed):
         # A tuple, so that the table is a part of its owner alone.
         table: FactoredEmbedding = self.__dict__["_used_table"][0]
         for entry in table.parameters():
-            check_whole(entry)
+            check_not_sharded(entry)
         return table
 
     @property
@@ -92,7 +92,7 @@ class TableUse(Changed):
         return {"weight": kept[1]}
 
 
-class LookUp(TableUse):
+class FactoredLookUp(FactoredLayer):
     """An ``nn.Embedding`` that computes the rows that it is asked for."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class LookUp(TableUse):
         return torch.where(input.eq(padding).unsqueeze(-1), rows.detach(), rows)
 
 
-class Projection(TableUse):
+class FactoredLinear(FactoredLayer):
     """An ``nn.Linear`` that multiplies by the factors of a table."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -260,10 +260,10 @@ def _put_table_on(model: nn.Module, make: Callable[[Uses], AnyTable], use: str) 
 
 
 def _kind_of_use(layer: nn.Module) -> Any:
-    base = layer.parts[0] if isinstance(layer, Changed) else type(layer)
+    base = layer.parts[0] if isinstance(layer, LayerMixin) else type(layer)
     if base.forward is nn.Embedding.forward:
-        return LookUp
-    return Projection if base.forward is nn.Linear.forward else TableUse
+        return FactoredLookUp
+    return FactoredLinear if base.forward is nn.Linear.forward else FactoredLayer
 
 
 def take_tables_off(model: nn.Module) -> None:
@@ -272,7 +272,7 @@ def take_tables_off(model: nn.Module) -> None:
     Raises:
         ConfigurationError: a layer outside ``model`` uses the same table.
     """
-    layers = [layer for layer in model.modules() if isinstance(layer, TableUse)]
+    layers = [layer for layer in model.modules() if isinstance(layer, FactoredLayer)]
     tables = {id(layer.used_table): layer.used_table for layer in layers}
     for key, table in tables.items():
         users = [layer for layer in layers if id(layer.used_table) == key]
@@ -286,7 +286,7 @@ def take_tables_off(model: nn.Module) -> None:
         dense = table.dense().detach().clone()
         plain = nn.Parameter(dense, requires_grad=first.requires_grad)
         for layer in users:
-            for mixin in (LookUp, Projection, TableUse):
+            for mixin in (FactoredLookUp, FactoredLinear, FactoredLayer):
                 take_off(layer, mixin)
             del layer.__dict__["_used_table"]
             layer._parameters["weight"] = plain

@@ -30,22 +30,22 @@ from spectral_fairseq.functional.softmax_loss import (
 )
 from spectral_fairseq.functional.z_loss import check_z_loss
 from spectral_fairseq.heads.mixture import MixtureHead
-from spectral_fairseq.training.hidden_states import HandsOn, HiddenStates
+from spectral_fairseq.training.hidden_states import HiddenStates, KeepsHiddenStates
 from spectral_fairseq.training.modules import (
-    Changed,
-    check_whole,
+    LayerMixin,
+    check_not_sharded,
     is_of_peft,
     output_layer,
-    unwrapped,
+    without_wrappers,
 )
 from spectral_fairseq.training.other_losses import OtherLosses
-from spectral_fairseq.training.tables import TableUse
+from spectral_fairseq.training.tables import FactoredLayer
 
 SMOOTHINGS = ("torch", "fairseq")
 IGNORED = -100  # the label of transformers for what is no target
 
 
-class Mixes(Changed):
+class MixtureLayer(LayerMixin):
     """An output layer whose scores are the log-probabilities of its ``mixture``."""
 
     order = 1
@@ -66,7 +66,7 @@ class Mixes(Changed):
 
 def operands(layer: nn.Module, features: Tensor) -> Tuple[Tensor, Tensor]:
     """(x, M) such that x M' are the logits of features, without the bias."""
-    if isinstance(layer, TableUse):
+    if isinstance(layer, FactoredLayer):
         return layer.used_table.operands(features)
     weight: Any = layer.weight
     return features, with_adapters(layer, weight)
@@ -151,7 +151,7 @@ class TokenLoss:
         self.penalty, self.dispersion = penalty, dispersion
         self.shift = _shifts(model) if shift is None else shift
         self.ignore_index = ignore_index
-        self.auxiliary = OtherLosses.of(unwrapped(model))
+        self.auxiliary = OtherLosses.of(without_wrappers(model))
         prompt = getattr(model, "active_peft_config", None) if is_of_peft(model) else None
         self._virtual_tokens = int(getattr(prompt, "num_virtual_tokens", None) or 0)
         try:
@@ -246,9 +246,11 @@ class TokenLoss:
             UnsupportedError: they lack a term of the loss, or a part of the model.
         """
         layer = self._layer
-        if not (isinstance(layer, HandsOn) and layer.training and torch.is_grad_enabled()):
+        if not (
+            isinstance(layer, KeepsHiddenStates) and layer.training and torch.is_grad_enabled()
+        ):
             return
-        if self.has_terms or isinstance(layer, Mixes) or "softcap" in layer.__dict__:
+        if self.has_terms or isinstance(layer, MixtureLayer) or "softcap" in layer.__dict__:
             raise UnsupportedError(
                 "hidden states from the output layer in training, for this loss",
                 f"finished logits, so that something else than {type(layer).__name__}.forward made "
@@ -264,7 +266,7 @@ class TokenLoss:
     def _of_hidden_states(self, handed: HiddenStates, targets: Tensor) -> Tensor:
         layer = handed.layer
         for parameter in layer.parameters():
-            check_whole(parameter)
+            check_not_sharded(parameter)
         features = handed.features.flatten(0, -2)  # [T, d]
         # tanh(s) c is c tanh(s c / c).
         outer = 1.0 if handed.cap is None else handed.cap
@@ -279,7 +281,7 @@ class TokenLoss:
         chosen: Any = {"label_smoothing": smoothing, "ignore_index": self.ignore_index}
         # A 16-bit product of operands that are not all so is autocast's, which has ended.
         tensors = [features, *layer.parameters()]
-        if isinstance(layer, TableUse):
+        if isinstance(layer, FactoredLayer):
             tensors += layer.used_table.parameters()
         autocast = dtype in (torch.float16, torch.bfloat16) and any(
             one.dtype != dtype for one in tensors
@@ -287,7 +289,7 @@ class TokenLoss:
         device = features.device.type
         half = {"dtype": dtype} if autocast else {"enabled": False}
         with torch.autocast(device, **half):
-            if not isinstance(layer, Mixes):
+            if not isinstance(layer, MixtureLayer):
                 rows, matrix = operands(layer, features)
                 chosen.update(z_loss=self.z_loss, softcap=handed.cap)
                 found = blockwise_cross_entropy(rows, targets, matrix, bias, **chosen)
@@ -357,7 +359,7 @@ def _layers(outputs: Any) -> Sequence[Tensor]:
 
 def _shifts(model: nn.Module) -> bool:
     """Whether the model's own loss compares a position with the next one's label."""
-    model = unwrapped(model)
+    model = without_wrappers(model)
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return False
     own = getattr(getattr(model, "loss_function", None), "__name__", "")

@@ -151,7 +151,7 @@ class NTASGDSchedule(FairseqLRScheduler):
     again. Training ends by a learning rate of 0, at which fairseq stops (``--stop-min-lr 0``).
 
     The checkpoint at the end of an epoch is written before that epoch's loss is checked here, and
-    holds the loss elsewhere (optim/nt_asgd.py). A resumed run therefore checks it again, with the
+    holds the loss elsewhere (see ``Averages``). A resumed run therefore checks it again, with the
     flags that it is given.
 
     Args:
@@ -294,7 +294,7 @@ class Averages(Listener):
 
     @property
     def is_concerned(self) -> bool:
-        """Whether this is the optimiser."""
+        """Whether ``--optimizer nt_asgd`` is in use."""
         return self._is_used
 
     def before_update(self) -> None:
