@@ -183,6 +183,12 @@ class WeightNormEmbedding(FactoredEmbedding):
         if self.padding_idx is not None:
             unmoved[self.padding_idx] = False
         v[unmoved] = self.init_range
+        # What is shorter than `_lengths` divides by keeps its direction, at the length of these.
+        half = v.dtype == torch.float16
+        short = (g > 0) & (g < (MIN_LENGTH_FLOAT16 if half else MIN_LENGTH))
+        if bool(short.any()):
+            units = v[short].double() / g[short].unsqueeze(1)
+            v[short] = (units * self.init_range * math.sqrt(v.size(1))).to(v.dtype)
         return {"g": g.to(weight.dtype), "v": v}
 
     def forward(self, tokens: Tensor) -> Tensor:

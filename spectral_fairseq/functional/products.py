@@ -225,6 +225,8 @@ def differentiable_once(name: str) -> Callable[[Callable[..., Any]], Callable[..
 BLOCK_ROWS = 2048
 # As float64, half of the second-level cache of a usual core.
 _CACHED_NUMBERS = 1 << 16
+# Converted to float64 at a time on a GPU: 512 MB.
+_DEVICE_NUMBERS = 1 << 26
 
 
 def cached_rows(dim: int) -> int:
@@ -279,13 +281,12 @@ def row_blocks(
 # therefore divide such rows by their largest entry before they square them, and know no length
 # below which a row has no direction: only zero rows have none, and differences from a mean vector
 # that are no longer than its rounding. Where one length has to be told from zero, the bound is
-# relative to the longest.
+# relative to the longest. In training, where a GPU is not asked which rows are short, because it
+# would have to be waited for, the squares are added up in float64.
 
 
 # A row that is shorter, as a share of the longest, counts as a zero row.
 SMALLEST_SHARE = 1e-12
-# The smallest norm that penalties divide by: float32 squares of shorter rows are inexact.
-SMALLEST_NORM = 1e-12
 
 
 class _RowNorms(torch.autograd.Function):
@@ -325,6 +326,26 @@ def rms_row_norm(matrix: Tensor) -> float:
     return (total / matrix.size(0)) ** 0.5
 
 
+@torch.no_grad()
+def exact_norms(matrix: Tensor) -> Tensor:
+    """Return ||w_i||, shape (n,), exact for short rows too; the host waits for no device.
+
+    Args:
+        matrix: W, shape (n, d), float32 or float64.
+    """
+    norms = torch.linalg.vector_norm(matrix, dim=1)
+    info = torch.finfo(matrix.dtype)
+    short = norms < math.sqrt(info.tiny) / info.eps  # whose squares lose digits
+    if matrix.device.type == "cpu":
+        if bool(short.any()):
+            norms[short] = torch.linalg.vector_norm(matrix[short].double(), dim=1).to(norms.dtype)
+    elif matrix.device.type == "cuda" and matrix.dtype != torch.float64:
+        blocks = matrix.split(max(_DEVICE_NUMBERS // matrix.size(1), 1))
+        wide = torch.cat([torch.linalg.vector_norm(block.double(), dim=1) for block in blocks])
+        norms = torch.where(short, wide.to(norms.dtype), norms)
+    return norms
+
+
 def rows_with_norms(rows: Tensor) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
     """Return rows in the same directions, their norms, and what short ones were divided by.
 
@@ -343,6 +364,8 @@ def rows_with_norms(rows: Tensor) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
     if not bool(short.any()):
         return rows, norms, None
     largest = torch.linalg.vector_norm(rows[short], float("inf"), dim=1)
+    if not bool((largest > 0).any()):  # zero rows, such as that of padding
+        return rows, norms, None
     divisors = torch.ones_like(norms)
     divisors[short] = torch.where(largest > 0, largest, torch.ones_like(largest))
     rows = rows / divisors.unsqueeze(1)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import ConfigurationError, DataError
-from spectral_fairseq.functional.products import SMALLEST_NORM, differentiable_once, full_float32
+from spectral_fairseq.functional.products import differentiable_once, exact_norms, full_float32
 
 
 class _SquaredDirectionSum(torch.autograd.Function):
@@ -29,8 +29,9 @@ class _SquaredDirectionSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, excluded: Optional[Tensor]) -> Tensor:
-        norms = torch.linalg.vector_norm(matrix, dim=1)  # [n]
-        inverse = torch.where(norms > SMALLEST_NORM, norms, torch.full_like(norms, float("inf")))
+        norms = exact_norms(matrix)  # [n]
+        tiny = torch.finfo(matrix.dtype).tiny  # 1/||w_i|| is infinite for shorter rows
+        inverse = torch.where(norms >= tiny, norms, torch.full_like(norms, float("inf")))
         inverse.reciprocal_()
         if excluded is not None:
             inverse.index_fill_(0, excluded, 0)
@@ -44,15 +45,18 @@ class _SquaredDirectionSum(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, None]:
         matrix, inverse, direction_sum = ctx.saved_tensors
         along = torch.mv(matrix, direction_sum) * inverse  # [n], cosines times ||s||
-        result = matrix * (-2 * grad * along * inverse.square()).unsqueeze(1)  # [n, d]
+        # One factor after the other: the square of the inverse of a short row is infinite.
+        result = matrix * inverse.unsqueeze(1)  # [n, d]
+        result.mul_((-2 * grad * along * inverse).unsqueeze(1))
         return result.addr_(inverse, 2 * grad * direction_sum), None
 
 
 def cosine_penalty(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tensor:
     """Return R of equation 6, in time O(N d).
 
-    R does not depend on the lengths of the rows. A zero row has no direction: its cosines are taken
-    as zero, its gradient is zero, and it still counts in N.
+    R does not depend on the lengths of the rows, however short; the gradient grows with their
+    inverse. A zero row has no direction: its cosines are taken as zero, its gradient is zero, and
+    it still counts in N.
 
     Args:
         matrix: table, shape (n, d), of any floating dtype.

@@ -195,6 +195,17 @@ def test_resumed_schedule_equals_the_uninterrupted_one():
     assert torch.equal(second.weight, straight.weight)
 
 
+@pytest.mark.parametrize("scale", [1e-8, 1e-13, 1e-19, 1e-25])
+def test_very_short_rows_keep_their_directions(scale):
+    """Their squares vanish in float32, and what was shorter than 1e-12 became shorter still."""
+    weight = dense(dtype=torch.float32)
+    weight[4:] *= scale
+    module = WeightNormEmbedding.from_dense(weight, PAD)
+    expected = weight / scale
+    torch.testing.assert_close(module.weight / scale, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(module.v[:4], weight[:4])
+
+
 def test_a_zero_row_of_a_dense_table_stays_zero_but_can_be_trained():
     weight = dense(dtype=torch.float32)
     weight[7] = 0

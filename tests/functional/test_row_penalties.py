@@ -64,7 +64,7 @@ def test_equal_rows_orthogonal_rows_and_opposite_rows():
 def test_zero_rows_are_finite_and_add_no_cosine():
     matrix = table(7, 4, dtype=torch.float32)
     matrix[3] = 0
-    matrix[5] = 1e-30
+    matrix[5] = 1e-39  # whose gradient would be infinite
     matrix.requires_grad_()
     value = cosine_penalty(matrix)
     value.backward()
@@ -72,6 +72,28 @@ def test_zero_rows_are_finite_and_add_no_cosine():
     torch.testing.assert_close(value.detach(), cosine_penalty(rest) * 25 / 49)
     assert torch.isfinite(matrix.grad).all()
     assert matrix.grad[[3, 5]].abs().sum() == 0 and matrix.grad[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e-13, 1e-19, 1e-25, 1e-36])
+@pytest.mark.parametrize("rows", [slice(None), [0, 4, 9]])
+def test_rows_that_are_very_short(scale, rows):
+    """Their squares vanish in float32, and rows below 1e-12 counted as zero rows."""
+    exact = table(29, 7)
+    exact[3] = 0
+    exact[rows] *= scale
+    matrix = exact.float().requires_grad_()
+    exact = matrix.detach().double().requires_grad_()  # as it was rounded
+    value = cosine_penalty(matrix, torch.tensor([11]))
+    (gradient,) = torch.autograd.grad(value, matrix)
+    assert not gradient[[3, 11]].any() and value > 0.01
+    # The zero row has no cosines in the naive form either, but no gradient that is defined.
+    kept = [row for row in range(29) if row != 3]
+    naive = reference.penalty(exact[kept], [kept.index(11)]) * 27**2 / 28**2
+    torch.testing.assert_close(value.double(), naive, rtol=2e-5, atol=0)
+    (expected,) = torch.autograd.grad(naive, exact)
+    for row in kept:  # each of a size of its own
+        error = (gradient[row].double() - expected[row]).norm()
+        assert error <= 2e-5 * expected.norm(dim=1)[row] + 1e-30
 
 
 def test_lengths_do_not_matter_and_gradients_are_tangential():
