@@ -71,6 +71,45 @@ class MissingDataError(DataError, FileNotFoundError):
     """A data folder, dictionary or split that does not exist; also a ``FileNotFoundError``."""
 
 
+COPY_AGAIN = "It is truncated, damaged or of another format: copy it again."
+SAVE_AGAIN = (
+    "Do not use it unless you know who made it; if it is your own, save it again, tensors and "
+    "plain settings alone."
+)
+
+
+class DamagedError(CheckpointError, DataError):
+    """A file that is not what its name or its first bytes say."""
+
+    def __init__(self, expected: str, found: str, remedy: str = COPY_AGAIN) -> None:
+        super().__init__(expected, found, remedy)
+
+
+class UntrustedError(CheckpointError):
+    """A file that could run code or fill the memory, or of which programs read different parts."""
+
+    def __init__(self, expected: str, found: str, remedy: str = SAVE_AGAIN) -> None:
+        super().__init__(expected, found, remedy)
+
+
+class NotFairseqError(CheckpointError):
+    """A checkpoint with other content than fairseq saves."""
+
+    def __init__(
+        self, expected: str, found: str, remedy: str = "Give a checkpoint saved by fairseq-train."
+    ) -> None:
+        super().__init__(expected, found, remedy)
+
+
+class ForbiddenError(CheckpointError):
+    """A file or folder that the system does not let be read."""
+
+    def __init__(
+        self, expected: str, found: str, remedy: str = "Check its name and permissions."
+    ) -> None:
+        super().__init__(expected, found, remedy)
+
+
 class OutputError(SpectralFairseqError, OSError):
     """A file that could not be written, for example on a full disk; also an ``OSError``."""
 

@@ -4,9 +4,10 @@
 """
 
 import ast
+import inspect
 import re
 from pathlib import Path
-from typing import Iterator
+from typing import Iterator, List
 
 import spectral_fairseq
 from spectral_fairseq import errors
@@ -36,11 +37,17 @@ def _messages(tree: ast.Module) -> Iterator[str]:
         function = call.func
         name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
         given = [*call.args, *(keyword.value for keyword in call.keywords)]
-        if name in RAISED and len(given) == 3:
-            expected, found, remedy = map(_text, given)
+        if name in RAISED and len(given) in (2, 3):
+            expected, found, remedy = [*map(_text, given), *_usual_remedy(name)][:3]
             yield f"  {name}: expected {expected}; found {found}. {remedy}\n"
         elif name in WARNINGS and given:
             yield f"  warning: {_text(given[0])}\n"
+
+
+def _usual_remedy(name: str) -> List[str]:
+    """What an error of a class says where its third argument is not given; for most it must be."""
+    remedy = inspect.signature(getattr(errors, name)).parameters["remedy"]
+    return [] if remedy.default is remedy.empty else [remedy.default]
 
 
 def _text(node: ast.expr) -> str:

@@ -15,7 +15,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from spectral_fairseq.checkpoints.reading import read_json
+from spectral_fairseq.checkpoints.reading import read_json, read_text
 from spectral_fairseq.checkpoints.settings import checkpoint_settings
 from spectral_fairseq.checkpoints.vectors import read_npy
 from spectral_fairseq.errors import DataError, MissingDataError
@@ -85,13 +85,8 @@ def read_dictionary(path: Union[str, Path]) -> WordList:
             obstacle,
             "Give dict.txt (or dict.<language>.txt) of the folder made by fairseq-preprocess.",
         )
-    try:
-        # splitlines() would also split at U+2028 and others, which fairseq treats as symbols.
-        lines = file.read_text("utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"a readable text file in UTF-8 at {file}", str(error), "Write the file again."
-        ) from error
+    # splitlines() would also split at U+2028 and others, which fairseq treats as symbols.
+    lines = read_text(file).split("\n")
     symbols, counts = list(SPECIALS), [0] * len(SPECIALS)
     place = {symbol: row for row, symbol in enumerate(symbols)}
     for number, line in enumerate(lines, 1):
@@ -358,13 +353,8 @@ def read_counts(path: Path) -> Counts:
 
 
 def _from_lines(path: Path) -> Counts:
-    try:
-        # Other blanks than these may be words, or end them.
-        lines = [line.rstrip(" \t\r") for line in path.read_text("utf-8").split("\n")]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"a readable text file in UTF-8 at {path}", str(error)[:200], "Write the file again."
-        ) from error
+    # Other blanks than these may be words, or end them.
+    lines = [line.rstrip(" \t\r") for line in read_text(path).split("\n")]
     by_word: Dict[str, float] = {}
     by_row: List[float] = []
     for number, line in enumerate(lines, 1):

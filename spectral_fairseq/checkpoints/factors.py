@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spectral_fairseq.checkpoints.settings import same_values
 from spectral_fairseq.embeddings import TABLES, FactoredEmbedding, PlainEmbedding, Table
-from spectral_fairseq.errors import CheckpointError, DataError
+from spectral_fairseq.errors import DataError, NotFairseqError
 from spectral_fairseq.functional.products import BLOCK_ROWS
 
 # Every dictionary of fairseq starts <s>, <pad>, </s>, <unk>.
@@ -112,18 +112,15 @@ def _check_factors(kind: Type[Table], entries: Mapping[str, Tensor], dim: int) -
         fit = False
     if not fit:
         shapes = (f"{name} {tuple(entries[name].shape)}" for name in kind.entries)
-        raise CheckpointError(
-            f"factors of a {kind.kind} table that fit together",
-            ", ".join(shapes),
-            "Give a checkpoint saved by fairseq-train.",
+        raise NotFairseqError(
+            f"factors of a {kind.kind} table that fit together", ", ".join(shapes)
         )
     for name in kind.numbers:
         value = entries[name]
         if value.dim() or not 0 <= float(value) < math.inf:
-            raise CheckpointError(
+            raise NotFairseqError(
                 f"one finite number of at least 0 as the {name} of a {kind.kind} table",
                 f"a tensor of shape {tuple(value.shape)}" if value.dim() else f"{float(value)}",
-                "Give a checkpoint saved by fairseq-train.",
             )
 
 

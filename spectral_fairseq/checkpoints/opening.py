@@ -52,7 +52,14 @@ from spectral_fairseq.checkpoints.vocabulary import (
     read_vocabulary,
     vocabulary_file,
 )
-from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError, needs_extra
+from spectral_fairseq.errors import (
+    CheckpointError,
+    ConfigurationError,
+    DamagedError,
+    DataError,
+    ForbiddenError,
+    needs_extra,
+)
 
 # A safetensors file: its header is checked, and its tensors are mapped from the file.
 #
@@ -91,12 +98,7 @@ def read_safetensors(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
                     unread[name] = Unread(tuple(piece.get_shape()), kind)
         return tensors, unread
     except (safetensors.SafetensorError, *READ_FAILURES) as error:
-        raise CheckpointError(
-            f"a whole safetensors file at {path}",
-            first_line(error),
-            "It is truncated, damaged, or not of this format or a newer one: copy or download it "
-            "again.",
-        ) from error
+        raise DamagedError(f"a safetensors file at {path}", first_line(error)) from error
 
 
 # What ``torch.save`` wrote: a fairseq checkpoint, or the state dict of any other model.
@@ -389,9 +391,7 @@ def _open(file: Path, named: Path) -> Tables:
         with open(file, "rb") as opened:
             start = opened.read(_START_BYTES)
     except PermissionError as error:
-        raise CheckpointError(
-            f"a readable file at {file}", str(error), "Check the file's permissions."
-        ) from error
+        raise ForbiddenError(f"a readable file at {file}", str(error)) from error
     of_model = file.name in WEIGHTS or PART.fullmatch(file.name) or file.suffix == ".safetensors"
     if of_model or looks_like_safetensors(start):
         return open_weights(file, named)

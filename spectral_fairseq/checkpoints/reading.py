@@ -44,7 +44,14 @@ from spectral_fairseq.checkpoints.settings import (
     check_shared_tables,
 )
 from spectral_fairseq.checkpoints.standins import STAND_INS
-from spectral_fairseq.errors import CheckpointError, DataError
+from spectral_fairseq.errors import (
+    COPY_AGAIN,
+    CheckpointError,
+    DamagedError,
+    ForbiddenError,
+    NotFairseqError,
+    UntrustedError,
+)
 from spectral_fairseq.provenance import torch_release
 
 # The only classes and functions that a checkpoint may name.
@@ -143,6 +150,10 @@ def _numpy_internals() -> Any:
 
 # Weights hardly shrink when they are compressed; a longer file than this is a trap.
 MAX_INFLATION = 20
+_ANOTHER = (
+    f"{COPY_AGAIN} Another one of the same run may do: checkpoint_best.pt, checkpoint_last.pt or "
+    "one of an earlier epoch."
+)
 # What zipfile raises for entries that cannot be read, besides saying that they are bad.
 _DAMAGES = (EOFError, RuntimeError, ValueError, struct.error, zlib.error)
 
@@ -174,11 +185,9 @@ def check_sizes(found: List[zipfile.ZipInfo], file: Path) -> int:
     packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in found)
     declared = sum(entry.file_size for entry in found)
     if declared > size * (MAX_INFLATION if packed else 1):
-        raise CheckpointError(
+        raise UntrustedError(
             f"entries that fit into the {size:,} bytes of {file}",
-            f"a zip archive that declares {declared:,} bytes",
-            "Do not use this file unless you know who made it; fairseq does not compress "
-            "checkpoints.",
+            f"a zip archive that declares {declared:,} bytes; fairseq compresses no checkpoint",
         )
     return declared
 
@@ -221,10 +230,9 @@ def check_names(found: List[zipfile.ZipInfo], file: Path) -> None:
     names = [entry.filename for entry in found]
     if len({*names}) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise CheckpointError(
+        raise UntrustedError(
             f"one entry of each name in the archive {file}",
             f"{names.count(twice)} of the name {twice[:80]!r}",
-            "Do not use this file unless you know who made it; write it again.",
         )
 
 
@@ -245,11 +253,10 @@ def check_sums(found: List[zipfile.ZipInfo], file: Path) -> None:
         except _DAMAGES as error:
             damaged = what = f"{type(error).__name__}: {error}"
     if damaged is not None:
-        raise CheckpointError(
+        raise DamagedError(
             f"an intact checkpoint in {file}",
             what,
-            "Copy it again, or use another one from the same run. If torch was told to write no "
-            "checksums, see `verify`.",
+            f"{_ANOTHER} If torch was told to write no checksums, see `verify`.",
         )
 
 
@@ -343,9 +350,7 @@ def read_torch_file(file: Path, verify: bool = True) -> Tuple[Any, int]:
     except CheckpointError:
         raise
     except PermissionError as error:
-        raise CheckpointError(
-            f"a readable checkpoint at {file}", str(error), "Check the file's permissions."
-        ) from error
+        raise ForbiddenError(f"a readable checkpoint at {file}", str(error)) from error
     except READ_FAILURES as error:
         raise explain_failure(file, error) from error
 
@@ -359,11 +364,9 @@ def explain_failure(path: Union[str, Path], error: BaseException) -> CheckpointE
     """Turn a failure of ``torch.load`` into an error that says what to do."""
     foreign = re.search(r"GLOBAL ([\w.<>]+)", str(error))
     if foreign:
-        return CheckpointError(
+        return UntrustedError(
             f"a checkpoint that holds only tensors and plain settings in {path}",
             f"the object {foreign.group(1)}, which could run code when loaded",
-            "Do not use this file unless you know who made it; if you made it, save it again "
-            "without that object.",
         )
     if isinstance(error, (AttributeError, ImportError)):
         return CheckpointError(
@@ -388,11 +391,10 @@ def explain_failure(path: Union[str, Path], error: BaseException) -> CheckpointE
         )
     # Where torch fails to read a file it suggests weights_only=False, which would run its code.
     cause = "" if "weights_only" in str(error) else f" ({first_line(error)})"
-    return CheckpointError(
+    return DamagedError(
         f"an intact checkpoint in {path}",
         f"a file of {os.path.getsize(path):,} bytes that cannot be read{cause}",
-        "It is truncated, damaged or not a checkpoint: copy it again, or use another one from "
-        "the same run (checkpoint_best.pt, checkpoint_last.pt or one of an earlier epoch).",
+        _ANOTHER,
     )
 
 
@@ -421,10 +423,8 @@ def not_fairseq(path: Union[str, Path], state: Any) -> CheckpointError:
         found = f"a dictionary with the entries {shown}" if keys else "an empty dictionary"
     else:
         found = f"an object of type {type(state).__name__}"
-    return CheckpointError(
-        f"a fairseq checkpoint, a dictionary with the entry 'model', in {path}",
-        found,
-        "Give a checkpoint saved by fairseq-train.",
+    return NotFairseqError(
+        f"a fairseq checkpoint, a dictionary with the entry 'model', in {path}", found
     )
 
 
@@ -532,7 +532,23 @@ def _restricted_pickle() -> Any:
     return restricted
 
 
-# JSON files that stand beside a model.
+# Text and JSON files that stand beside a model.
+
+
+def read_text(path: Path) -> str:
+    """The content of a text file in UTF-8.
+
+    Raises:
+        DataError: it cannot be read, or is not text.
+    """
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DamagedError(
+            f"a text file in UTF-8 at {path}",
+            first_line(error),
+            "Correct its name or permissions, or save it again in UTF-8.",
+        ) from error
 
 
 def read_json(path: Path, kind: str) -> Any:
@@ -544,9 +560,7 @@ def read_json(path: Path, kind: str) -> Any:
     try:
         return json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(
-            f"{kind} in {path}", f"{type(error).__name__}: {str(error)[:200]}", "Copy it again."
-        ) from error
+        raise DamagedError(f"{kind} in {path}", first_line(error)) from error
 
 
 def read_json_object(path: Path, kind: str) -> Dict[str, Any]:
@@ -557,5 +571,5 @@ def read_json_object(path: Path, kind: str) -> Dict[str, Any]:
     """
     found = read_json(path, kind)
     if not isinstance(found, dict):
-        raise DataError(f"{kind} in {path}", f"a {type(found).__name__}", "Copy it again.")
+        raise DamagedError(f"{kind} in {path}", f"a {type(found).__name__}")
     return found

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import List, Optional, Union
 
-from spectral_fairseq.errors import CheckpointError
+from spectral_fairseq.errors import CheckpointError, ForbiddenError
 from spectral_fairseq.files import why_not_readable
 
 EPOCH_FILE = re.compile(r"checkpoint(\d+)\.pt")
@@ -101,9 +101,7 @@ def saved_epochs(folder: Path) -> List[Path]:
     try:
         paths = sorted(folder.iterdir())
     except OSError as error:
-        raise CheckpointError(
-            f"a folder of checkpoints at {folder}", str(error), "Check its name and permissions."
-        ) from error
+        raise ForbiddenError(f"a folder of checkpoints at {folder}", str(error)) from error
     for path in paths:
         by_step = STEP_FOLDER.fullmatch(path.name)
         if by_step and os.path.isdir(path) and weights_file(path) is not None:

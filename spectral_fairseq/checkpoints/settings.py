@@ -25,7 +25,12 @@ from typing import (
 
 import torch
 
-from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.errors import (
+    CheckpointError,
+    ConfigurationError,
+    NotFairseqError,
+    UntrustedError,
+)
 from spectral_fairseq.functional.products import BLOCK_ROWS
 
 # Values of settings that are written as Python expressions, without running code.
@@ -70,7 +75,7 @@ def literal(text: str) -> Any:
         shown = repr(text[:80]) + ("..." if len(text) > 80 else "")
         raise ConfigurationError(
             "a literal value, such as (0.9, 0.98) or [(512, 3)] * 20", shown,
-            "Write numbers, strings, lists, tuples or dictionaries; names and calls are not run.",
+            "Write numbers, strings, lists, tuples or dictionaries; names and calls are not run."
         ) from None  # fmt: skip
 
 
@@ -96,7 +101,6 @@ class _Computed(ast.NodeTransformer):
 
 
 MOST_SETTINGS = 100_000
-REMEDY = "Give a checkpoint saved by fairseq-train."
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -174,10 +178,9 @@ def check_settings(state: Dict[str, Any], path: Any) -> None:
         for name, value in _values(state, place.split(".")):
             if value is not None and not isinstance(value, kind):
                 kinds = kind if isinstance(kind, tuple) else (kind,)
-                raise CheckpointError(
+                raise NotFairseqError(
                     f"{name} to be {' or '.join(map(_NAMES.__getitem__, kinds))} in {path}",
                     f"a value of type {type(value).__name__}",
-                    REMEDY,
                 )
     names = EVALUATED if _may_be_fconv(state) else EVALUATED - OF_FCONV
     both = {name: state.get(name) for name in ("args", "cfg")}
@@ -212,9 +215,7 @@ def _check_size(node: Any, name: str, path: Any) -> None:
     while pending:
         nodes += 1
         if nodes > MOST_SETTINGS:
-            raise CheckpointError(
-                f"at most {MOST_SETTINGS:,} settings as {name} of {path}", "more", REMEDY
-            )
+            raise NotFairseqError(f"at most {MOST_SETTINGS:,} settings as {name} of {path}", "more")
         content = getattr(pending.pop(), "__dict__", {}).get("_content")
         if isinstance(content, dict):
             pending.extend(content.values())
@@ -236,10 +237,9 @@ def _without_omegaconf(node: Any, name: str, path: Any) -> Any:
     try:
         return OmegaConf.to_container(node, resolve=False)
     except Exception as error:  # its attributes may be anything
-        raise CheckpointError(
+        raise NotFairseqError(
             f"settings that omegaconf can read as {name} of {path}",
             f"{type(error).__name__}: {error}",
-            REMEDY,
         ) from error
 
 
@@ -267,10 +267,9 @@ def _check_literal(setting: str, text: str, path: Any) -> None:
     try:
         literal(text)
     except ConfigurationError as error:
-        raise CheckpointError(
+        raise UntrustedError(
             f"{error.expected} as the setting {setting} of {path}",
-            error.found,
-            "Do not use this file unless you know who made it: fairseq would run this as code.",
+            f"{error.found}, which fairseq would run as code",
         ) from None
 
 
@@ -301,10 +300,9 @@ def check_model(model: Mapping[Any, Any], path: Any, stored_bytes: int) -> None:
         if not isinstance(name, str) or not (
             isinstance(tensor, torch.Tensor) or is_extra_state(name)
         ):
-            raise CheckpointError(
+            raise NotFairseqError(
                 f"names and tensors, as in a fairseq checkpoint, in the entry 'model' of {path}",
                 f"{name!r} with a value of type {type(tensor).__name__}",
-                REMEDY,
             )
         if isinstance(tensor, torch.Tensor):
             wrong = _what_is_wrong(tensor, stored_bytes)

@@ -33,6 +33,7 @@ _PART = re.compile(
 # Those that number from 0 and say by it that there are others: rank-8 may be a model's own name.
 _FROM_ZERO = ("consolidated", "model", "model_part", "mp_rank", "tp_rank")
 _MOST_PARTS = 10_000
+_COPY_FOLDER = "The files do not belong together: copy the whole folder again."
 
 
 class Shards(Mapping[str, Tensor]):
@@ -78,7 +79,7 @@ class Shards(Mapping[str, Tensor]):
                     f"the index {index} to name all of the {len(there)} files of which {file} is "
                     "one",
                     f"no tensor of {', '.join(Path(one).name for one in sorted(missing)[:4])}",
-                    "The files do not belong together: copy the whole folder again.",
+                    _COPY_FOLDER,
                 )
 
     def _check(self, file: str) -> None:
@@ -89,7 +90,7 @@ class Shards(Mapping[str, Tensor]):
             raise CheckpointError(
                 f"the index {self._index} to name files beside it",
                 f"{file[:200]!r}, {obstacle}",
-                "Copy the whole folder again.",
+                _COPY_FOLDER,
             )
 
     def leave_out_unread(self) -> Dict[str, Unread]:
@@ -126,7 +127,7 @@ class Shards(Mapping[str, Tensor]):
             raise CheckpointError(
                 f"the tensor {name} in {self._index.parent / file}, as its index says",
                 f"{len(self._opened[file])} others",
-                "The files do not belong together: copy the whole folder again.",
+                _COPY_FOLDER,
             )
         found = self._opened[file][name]
         return found.t() if name in self._turned else found

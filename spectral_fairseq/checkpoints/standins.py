@@ -14,7 +14,7 @@ import pickle
 import types
 from typing import Any, Dict, Mapping, Optional, Set, Type
 
-from spectral_fairseq.errors import CheckpointError
+from spectral_fairseq.errors import UntrustedError
 
 # Classes whose objects are no more than their attributes: numbers, texts, lists and dictionaries.
 PLAIN_CLASSES = (
@@ -93,10 +93,10 @@ def _object(found: StandIn, path: Any) -> Any:
         return found  # of another version of fairseq, which does not look at it
     for attribute, value in vars(found).items():
         if hasattr(kind, attribute) or attribute.startswith("__") or not _is_data(value):
-            raise CheckpointError(
+            raise UntrustedError(
                 f"numbers, texts, lists and dictionaries in the {found.stands_for} of {path}",
-                f"an attribute {attribute[:80]!r} of type {type(value).__name__}",
-                "Do not use this file unless you know who made it; fairseq writes no such object.",
+                f"an attribute {attribute[:80]!r} of type {type(value).__name__}, which fairseq "
+                "does not write",
             )
     made = object.__new__(kind)
     made.__dict__.update(vars(found))

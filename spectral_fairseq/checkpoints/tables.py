@@ -355,9 +355,7 @@ class Tables:
             )
         if not self.groups and wanted is not None:
             return CheckpointError(
-                f"a table {wanted!r} in {self.name}",
-                f"only {self._matrices()}",
-                "Correct --table.",
+                f"a table {wanted!r} in {self.name}", f"only {self._matrices()}", "Correct --table."
             )
         if not self.groups:
             return CheckpointError(

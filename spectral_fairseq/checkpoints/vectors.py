@@ -16,7 +16,7 @@ from torch import Tensor
 
 from spectral_fairseq.checkpoints import reading
 from spectral_fairseq.checkpoints.reading import READ_FAILURES, Unread, first_line
-from spectral_fairseq.errors import CheckpointError, DataError
+from spectral_fairseq.errors import COPY_AGAIN, CheckpointError, DamagedError, DataError
 
 
 def read_npy(path: Path) -> Dict[str, Tensor]:
@@ -119,10 +119,10 @@ def tensor_of(array: np.ndarray, name: Any) -> Tensor:
 
 
 def _damaged(path: Path, error: BaseException) -> CheckpointError:
-    return CheckpointError(
-        f"a whole .npy or .npz file of numbers at {path}",
+    return DamagedError(
+        f"a .npy or .npz file of numbers at {path}",
         first_line(error),
-        "Copy it again, or save the table alone with np.save.",
+        f"{COPY_AGAIN} Or save the table alone with np.save.",
     )
 
 
@@ -176,10 +176,9 @@ def read_word_vectors(path: Path) -> Tuple[List[str], Tensor]:
         # A word takes two bytes or more, a number of text as many, and one of the binary form four.
         least = count * (2 * dim + 1 if text else 4 * dim + 2)
         if least > size - start or not 0 < dim <= _MOST_DIMENSIONS or count < 1:
-            raise DataError(
+            raise DamagedError(
                 f"{count:,} vectors of {dim:,} numbers in {path}, as its first line declares",
                 f"{size:,} bytes, which cannot hold them",
-                "The file is truncated, damaged or of another format: copy it again.",
             )
         if text:
             return _text(file, path, dim, size - start, count)
@@ -235,17 +234,14 @@ def _text(
             table[len(words)] = numbers
         except ValueError:
             at = len(words) + (1 if count is None else 2)
-            raise DataError(
+            raise DamagedError(
                 f"a word and {dim} numbers in line {at} of {path}",
                 repr(line[:60].decode("utf-8", "replace")),
-                "The file is truncated, damaged or of another format: copy it again.",
             ) from None
         words.append(word.decode("utf-8", "replace"))
     if count is not None and len(words) != count:
-        raise DataError(
-            f"{count:,} vectors in {path}, as its first line declares",
-            f"{len(words):,}",
-            "The file is truncated: copy it again.",
+        raise DamagedError(
+            f"{count:,} vectors in {path}, as its first line declares", f"{len(words):,}"
         )
     if more:
         raise _other_length(path, dim, "more in each")
@@ -287,18 +283,16 @@ def _binary(file: IO[bytes], path: Path, count: int, dim: int) -> Tuple[List[str
             start, space = at, data.find(b" ", at, at + _LONGEST_WORD)
             at = space + 1 + 4 * dim
             if space < 0 or at > len(data):
-                raise DataError(
+                raise DamagedError(
                     f"{count:,} words with {dim} float32 numbers each in {path}",
                     f"none for word {row + 1:,}",
-                    "The file is truncated, damaged or of another format: copy it again.",
                 )
             words.append(data[start:space].decode("utf-8", "replace"))
             table[row] = np.frombuffer(data[space + 1 : at], dtype="<f4")
             at += data[at : at + 1] == b"\n"
         if data[at : at + _LONGEST_WORD].strip():
-            raise DataError(
+            raise DamagedError(
                 f"{count:,} words with {dim} float32 numbers each in {path}",
                 f"{len(data) - at:,} bytes more",
-                "The file is damaged or of another format: copy it again.",
             )
     return words, torch.from_numpy(table)

@@ -18,9 +18,14 @@ from spectral_fairseq.checkpoints.dictionary import (
     find_dictionary,
     read_dictionary,
 )
-from spectral_fairseq.checkpoints.reading import read_json, read_json_object
+from spectral_fairseq.checkpoints.reading import first_line, read_json, read_json_object, read_text
 from spectral_fairseq.checkpoints.tables import Tables
-from spectral_fairseq.errors import DataError, MissingDataError, needs_extra
+from spectral_fairseq.errors import (
+    DamagedError,
+    DataError,
+    MissingDataError,
+    needs_extra,
+)
 from spectral_fairseq.files import why_not_readable
 
 # In the order of preference. sentencepiece.bpe.model is missing on purpose: the rows of models that
@@ -60,11 +65,7 @@ def read_vocabulary(path: Path) -> WordList:
     """
     obstacle = why_not_readable(path)
     if obstacle is not None:
-        raise MissingDataError(
-            f"a dictionary or tokenizer at {path}",
-            obstacle,
-            f"Give {_KNOWN}.",
-        )
+        raise MissingDataError(f"a dictionary or tokenizer at {path}", obstacle, f"Give {_KNOWN}.")
     if path.suffix in _SENTENCEPIECE:
         return _from_pieces(path)
     if is_dictionary(path):
@@ -169,12 +170,7 @@ def _added_beside(path: Path) -> Dict[str, Any]:
 
 
 def _from_lines(path: Path) -> WordList:
-    try:
-        tokens = path.read_text("utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"a readable text file in UTF-8 at {path}", str(error)[:200], "Write the file again."
-        ) from error
+    tokens = read_text(path).split("\n")
     if tokens and not tokens[-1]:
         tokens.pop()
     rows = {token.rstrip("\r"): row for row, token in enumerate(tokens)}
@@ -188,9 +184,7 @@ def _from_pieces(path: Path) -> WordList:
         model = sentencepiece.SentencePieceProcessor(model_file=str(path))
         return words_by_row(path, {model.id_to_piece(row): row for row in range(len(model))})
     except (OSError, RuntimeError) as error:
-        raise DataError(
-            f"a sentencepiece model at {path}", str(error)[:200], "Copy the file again."
-        ) from error
+        raise DamagedError(f"a sentencepiece model at {path}", first_line(error)) from error
 
 
 def words_of(

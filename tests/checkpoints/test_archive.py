@@ -20,7 +20,7 @@ def path(tmp_path):
 def test_a_flipped_bit_of_a_tensor(path):
     flipped(path, "data/0")
     assert torch.load(path)["model"]["w"].tolist() != list(range(1000))  # torch takes it
-    with pytest.raises(CheckpointError, match="data/0.*checksum.*Copy it again"):
+    with pytest.raises(CheckpointError, match="data/0.*checksum.*copy it again"):
         load_checkpoint(path)
     found = load_checkpoint(path, verify=False)["model"]["w"]
     assert (found != torch.arange(1000.0)).sum() == 1

@@ -209,7 +209,7 @@ HOSTILE = "print(1) or [1]"
      "args.w2v.encoder_layers"),
 ])  # fmt: skip
 def test_settings_that_would_be_run_as_code_are_refused_by_name(tmp_path, changed, name):
-    with pytest.raises(CheckpointError, match=f"the setting {name} of .*print.*run this as code"):
+    with pytest.raises(CheckpointError, match=f"the setting {name} of .*print.*run as code"):
         loaded(tmp_path, checkpoint(**changed))
 
 
