@@ -1,7 +1,7 @@
 """What cannot be combined, what is needed instead, and the remedy: the one table of refusals.
 
 The checks before training raise its entries, ``spectral-fairseq doctor`` lists them, and the table
-in docs/compatibility.md is generated from them (docs/generator/flags_page.py). The texts quote
+in docs/flags.md is generated from them (docs/generator/flags_page.py). The texts quote
 flags with backquotes, which only that page keeps. Nothing here imports torch or fairseq.
 """
 

@@ -1,4 +1,4 @@
-"""Write the tables of docs/flags.md, and the one of refusals in docs/compatibility.md.
+"""Write the tables of docs/flags.md.
 
 Usage, from the root of the repository: python docs/generator/flags_page.py
 
@@ -18,7 +18,6 @@ from spectral_fairseq.commands.flags import ListedFlag, default_text, flag_secti
 from spectral_fairseq.refusals import REFUSALS
 
 PAGE = Path(__file__).resolve().parents[1] / "flags.md"
-COMPATIBILITY = PAGE.with_name("compatibility.md")
 
 PRESETS = {**CRITERION_DATACLASS_REGISTRY, **MODEL_DATACLASS_REGISTRY}
 FLAG_ROWS = re.compile(r"(?:^\| `--.*\n)+", re.MULTILINE)
@@ -50,6 +49,20 @@ def _new_preset_rows(table: "re.Match[str]") -> str:
     return table[0].replace(table[2], "\n".join(rows) + "\n")
 
 
+REFUSALS_HEADING = "What is refused before training"
+REFUSED = "| refused | with | which needs | what to do |\n|---|---|---|---|\n"
+
+
+def with_refusals(section: str) -> str:
+    """The section with its table of refusals as :mod:`spectral_fairseq.refusals` has it."""
+    rows = "".join(
+        f"| {one.refused} | {one.ours} | {one.needs} | {one.remedy} |\n" for one in REFUSALS
+    )
+    text, tables = re.subn(re.escape(REFUSED) + r"(?:\|.*\n)*", lambda _: REFUSED + rows, section)
+    assert tables == 1, f"{tables} tables of refusals"
+    return text
+
+
 def rewritten(page: str) -> str:
     """The page with all its tables as the declarations have them."""
     head, *sections = re.split(r"^(?=## )", page, flags=re.MULTILINE)
@@ -57,6 +70,9 @@ def rewritten(page: str) -> str:
     found = []
     for section in sections:
         heading = section.splitlines()[0][3:]
+        if heading == REFUSALS_HEADING:
+            found.append(with_refusals(section))
+            continue
         rows = "\n".join(map(flag_row, flags[heading])) + "\n"
         section, tables = FLAG_ROWS.subn(lambda _, rows=rows: rows, section)
         assert tables == 1, f"{heading}: {tables} tables of flags"
@@ -64,19 +80,5 @@ def rewritten(page: str) -> str:
     return head + "".join(found)
 
 
-REFUSED = "| refused | with | which needs | what to do |\n|---|---|---|---|\n"
-
-
-def with_refusals(page: str) -> str:
-    """The page with its table of refusals as :mod:`spectral_fairseq.refusals` has it."""
-    rows = "".join(
-        f"| {one.refused} | {one.ours} | {one.needs} | {one.remedy} |\n" for one in REFUSALS
-    )
-    page, tables = re.subn(re.escape(REFUSED) + r"(?:\|.*\n)*", lambda _: REFUSED + rows, page)
-    assert tables == 1, f"{tables} tables of refusals"
-    return page
-
-
 if __name__ == "__main__":
-    COMPATIBILITY.write_text(with_refusals(COMPATIBILITY.read_text("utf-8")), "utf-8")
     PAGE.write_text(rewritten(PAGE.read_text("utf-8")), "utf-8")
