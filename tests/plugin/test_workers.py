@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
-from tests.conftest import PACKAGE, TINY_TRANSLATION
+from tests.conftest import PACKAGE, TINY_LANGUAGE_MODEL, TINY_TRANSLATION
 from tests.slurm import write_slurm
 
 if shutil.which("bash") is None:
@@ -26,6 +26,7 @@ TRAINING = (
 HALF = "checkpoint_1_2.pt"
 # What docs/clusters.md adds on machines without GPUs.
 ON_CPUS = ("--cpu", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 # The second worker dies before its third update, once.
 DYING = """
 import os
@@ -55,7 +56,7 @@ def one_worker(train):
 
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory, fork_server, tiny_translation_data):
-    """Start the training by a launcher's command line, as docs/clusters.md writes it."""
+    """Start a training by a launcher's command line, as docs/clusters.md writes it."""
     programs = tmp_path_factory.mktemp("programs")
     fork_server.write_programs(programs / "bin")
     write_slurm(programs / "bin")
@@ -63,13 +64,15 @@ def launch(tmp_path_factory, fork_server, tiny_translation_data):
     env["PATH"] = f"{programs / 'bin'}{os.pathsep}{env['PATH']}"
     env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
 
-    def run(launcher, *more):
+    def run(launcher, *more, recipe=None):
+        recipe = recipe or (
+            *(tiny_translation_data, "--arch", "transformer_sc", "--criterion", "spectrum_control"),
+            *("--source-lang", "de", "--target-lang", "en", *TINY_TRANSLATION, *TRAINING),
+        )
         argv = (
-            *(*launcher, programs / "bin" / "fairseq-train", tiny_translation_data),
-            *("--arch", "transformer_sc", "--criterion", "spectrum_control"),
-            *("--source-lang", "de", "--target-lang", "en", *TINY_TRANSLATION),
+            *(*launcher, programs / "bin" / "fairseq-train", *recipe),
             *("--max-epoch", "1", "--seed", "1", "--num-workers", "0", *ON_CPUS),
-            *("--data-buffer-size", "0", *TRAINING, *more),
+            *("--data-buffer-size", "0", *more),
         )
         with tempfile.TemporaryFile("w+", errors="replace") as log:
             done = subprocess.run([*map(str, argv)], env=env, stdout=log, stderr=log)
@@ -87,9 +90,8 @@ def restarted(tmp_path_factory, launch):
     folder = tmp_path_factory.mktemp("restarted")
     (folder / "dying").mkdir()
     (folder / "dying" / "__init__.py").write_text(DYING.format(package=PACKAGE.name), "utf-8")
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
     printed = launch(
-        (*torchrun, "--nproc_per_node", "2", "--max_restarts", "1"),
+        (*TORCHRUN, "--max_restarts", "1"),
         *("--user-dir", folder / "dying", "--save-dir", folder),
     )
     assert f"Loaded checkpoint {folder / 'checkpoint_last.pt'} (epoch 1 @ 2 updates)" in printed
@@ -129,3 +131,26 @@ def test_two_workers_of_slurm_go_on_for_one(one_worker, launch, tmp_path):
     )
     assert "(epoch 1 @ 2 updates)" in printed and "as rank 1" in printed
     assert_same_training(one_worker, tmp_path)
+
+
+def test_two_workers_of_torch_s_own_data_parallelism(one_worker, launch, tmp_path):
+    """``--ddp-backend pytorch_ddp`` asked for a GPU."""
+    backend = ("--ddp-backend", "pytorch_ddp")
+    launch(TORCHRUN, "--user-dir", PACKAGE, "--save-dir", tmp_path, *backend)
+    assert_same_training(one_worker, tmp_path)
+
+
+@pytest.mark.parametrize("arch", ["transformer_lm", "transformer_lm_sc"])
+def test_a_language_model_with_base_layers(arch, launch, tiny_lm_data, tmp_path):
+    """Each worker has an expert of its own; the archs of this package left the layer out."""
+    pytest.importorskip("scipy")
+    recipe = (
+        *(tiny_lm_data, "--task", "language_modeling", "--arch", arch, *TINY_LANGUAGE_MODEL),
+        *("--criterion", "regularized_cross_entropy", "--base-layers", "1", "--optimizer", "sgd"),
+        *("--lr", "0.1", "--tokens-per-sample", "16", "--batch-size", "2", "--max-update", "2"),
+    )
+    launch(TORCHRUN, "--user-dir", PACKAGE, "--save-dir", tmp_path, recipe=recipe)
+    one, two = (model_of(tmp_path / f"checkpoint_last-rank-{rank}.pt") for rank in range(2))
+    experts = [name for name in one if "expert_network" in name and "ff2" in name]
+    assert experts and all((one[name] != two[name]).any() for name in experts)
+    assert all(torch.equal(one[name], two[name]) for name in one if "expert_network" not in name)

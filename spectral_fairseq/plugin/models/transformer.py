@@ -11,6 +11,7 @@ from fairseq.models.transformer import (
     TransformerModelBase,
     transformer_legacy,
 )
+from fairseq.modules import BaseLayer
 from omegaconf import II
 from torch import nn
 
@@ -57,6 +58,10 @@ class SpectralTransformerDecoder(TransformerDecoderBase):
         shared = embed_tokens if self.share_input_output_embed else None
         spec = HeadSpec(self.output_embed_dim)
         self.output_projection = build_head(cfg, dictionary, spec, shared)
+        # fairseq adds the layers of --base-layers here, which have no other place to be added at.
+        for index in range(cfg.base_layers):
+            place = (index + 1) * cfg.decoder.layers // (cfg.base_layers + 1)
+            self.layers.insert(place, BaseLayer(cfg))
 
 
 # An architecture has the sizes of fairseq's own with the same suffix.
