@@ -96,18 +96,21 @@ def dense_form(
     """
     count, dim = entries[kind.entries[0]].shape
     rows = torch.arange(count) if rows is None else rows
-    _check_factors(kind, entries, dim)
+    _check_factors(kind, entries)
     dense = torch.empty(len(rows), dim, dtype=dtype)
     for chosen, block in zip(rows.split(BLOCK_ROWS), dense.split(BLOCK_ROWS)):
         block.copy_(kind.dense_rows(entries, chosen, dtype))
     return dense
 
 
-def _check_factors(kind: Type[Table], entries: Mapping[str, Tensor], dim: int) -> None:
-    """Compute no row, to see whether the shapes fit."""
+def _check_factors(kind: Type[Table], entries: Mapping[str, Tensor]) -> None:
+    """Compute the last row alone, to see whether the shapes fit."""
+    count, dim = entries[kind.entries[0]].shape
+    last = torch.arange(max(0, count - 1), count)
+    vectors = (entries[name] for name in kind.entries if entries[name].dim() == 1)
     try:
-        none = kind.dense_rows(entries, torch.zeros(0, dtype=torch.long), torch.float64)
-        fit = none.shape == (0, dim)
+        fit = kind.dense_rows(entries, last, torch.float64).shape == (len(last), dim)
+        fit = fit and all(len(vector) in (count, dim) for vector in vectors)
     except (IndexError, RuntimeError):
         fit = False
     if not fit:

@@ -36,7 +36,11 @@ from spectral_fairseq.checkpoints.shards import (
     neighbours,
     parts_of,
 )
-from spectral_fairseq.checkpoints.state_dict import state_dict_of
+from spectral_fairseq.checkpoints.state_dict import (
+    check_not_sharded,
+    state_dict_of,
+    without_adapters,
+)
 from spectral_fairseq.checkpoints.table_names import may_be_table
 from spectral_fairseq.checkpoints.tables import Tables
 from spectral_fairseq.checkpoints.vectors import (
@@ -124,7 +128,7 @@ def open_torch(path: Path) -> Tables:
     state, stored_bytes = read_torch_file(path, verify=False)
     if _is_fairseq(state):
         check_fairseq(state, path, stored_bytes)
-        _check_whole(state, tensors_of(state["model"]), path)
+        check_not_sharded(state, tensors_of(state["model"]), path)
         return _fairseq(state, path)
     tensors, unread = _state_dict(state, path, stored_bytes)
     settings = checkpoint_settings(state, "args") if isinstance(state, dict) else {}
@@ -160,7 +164,7 @@ def _state_dict(
 ) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
     tensors, unread = state_dict_of(state)
     if isinstance(state, dict):
-        _check_whole(state, tensors, path)
+        check_not_sharded(state, tensors, path)
     if tensors or unread:
         check_model(tensors, path, stored_bytes)
         return tensors, unread
@@ -170,25 +174,6 @@ def _state_dict(
         shown[:300] or "nothing",
         "Save model.state_dict() with torch.save.",
     )
-
-
-def _check_whole(state: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse what FSDP and DeepSpeed save of one process, in which no table is whole."""
-    optimizer = state.get("optimizer_state_dict")
-    of_zero = isinstance(optimizer, Mapping) and "zero_stage" in optimizer
-    empty = bool(tensors) and not any(one.numel() for one in tensors.values() if one.dim())
-    if of_zero or (empty and "param_shapes" in state):
-        raise CheckpointError(
-            f"the weights of a whole model in {path}",
-            "what DeepSpeed's ZeRO saves of one process",
-            "Put the parts together with the zero_to_fp32.py that DeepSpeed puts beside them.",
-        )
-    if "shard_metadata" in state or any("flat_param" in name.split(".")[-1] for name in tensors):
-        raise CheckpointError(
-            f"the weights of a whole model in {path}",
-            "the part of one process of FSDP, flat_param",
-            "Put the parts together, for example with consolidate_fsdp_shards of fairseq.",
-        )
 
 
 def _epoch(iterator: Mapping[str, Any]) -> Optional[int]:
@@ -493,7 +478,7 @@ def _module(model: nn.Module, kind: str) -> Tables:
     # Detaching may be left to the tensors that can be read: others answer with communication.
     state = model.state_dict(keep_vars=True)
     tensors, unread = state_dict_of(state)
-    tensors = _without_adapters(model, {name: one.detach() for name, one in tensors.items()})
+    tensors = without_adapters(model, {name: one.detach() for name, one in tensors.items()})
     inputs = {name: one for name, one in model.named_modules() if isinstance(one, nn.Embedding)}
     words = {k: one for k, one in inputs.items() if may_be_table(k, *one.weight.shape)} or inputs
     config = getattr(getattr(model, "module", model), "config", None)
@@ -512,41 +497,3 @@ def _module(model: nn.Module, kind: str) -> Tables:
         unread=unread,
         settings=settings,
     )
-
-
-def _without_adapters(model: nn.Module, tensors: Dict[str, Tensor]) -> Dict[str, Tensor]:
-    """The tensors with the tables that a forward pass uses in place of those that peft adapts.
-
-    Tables with adapters of other kinds than LoRA stay in parts, and are refused by name later.
-    """
-    for name, layer in model.named_modules():
-        base = f"{name}.base_layer.weight"
-        chosen = getattr(layer, "modules_to_save", None)
-        if isinstance(chosen, nn.ModuleDict) and hasattr(layer, "original_module"):
-            active: Any = getattr(layer, "active_adapter", None)
-            used = f"{name}.modules_to_save.{active}." if active in chosen else ""
-            if getattr(layer, "disable_adapters", False):
-                used = f"{name}.original_module."
-            kept = {f"{name}.{k[len(used) :]}": v for k, v in tensors.items() if k.startswith(used)}
-            if used:
-                tensors = {**_outside(name, tensors), **kept}
-        elif base in tensors and hasattr(layer, "get_delta_weight"):
-            weight = tensors[base]
-            if not (getattr(layer, "merged", False) or getattr(layer, "disable_adapters", False)):
-                other = getattr(layer, "lora_variant", None) or not hasattr(layer, "lora_A")
-                if other or any(getattr(layer, "use_dora", {}).values()) or weight.dim() != 2:
-                    continue
-                if not (may_be_table(name, *weight.shape) and weight.is_floating_point()):
-                    continue
-                for adapter in layer.active_adapters:
-                    if adapter in layer.lora_A or adapter in layer.lora_embedding_A:
-                        weight = weight + layer.get_delta_weight(adapter).detach()
-            bias = tensors.get(f"{name}.base_layer.bias")
-            tensors = {**_outside(name, tensors), f"{name}.weight": weight}
-            if bias is not None:
-                tensors[f"{name}.bias"] = bias
-    return tensors
-
-
-def _outside(module: str, tensors: Mapping[str, Tensor]) -> Dict[str, Tensor]:
-    return {key: one for key, one in tensors.items() if not key.startswith(f"{module}.")}

@@ -19,13 +19,11 @@ process; fairseq and this package replace checkpoints by renaming, which leaves 
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import pickle
 import re
 import struct
-import sys
 import threading
 import types
 import warnings
@@ -34,16 +32,15 @@ import zlib
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple, Union
 
-import numpy as np
 import torch
 
+from spectral_fairseq.checkpoints.allowed import STAND_INS, allowed_globals
 from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.checkpoints.settings import (
     check_model,
     check_settings,
     check_shared_tables,
 )
-from spectral_fairseq.checkpoints.standins import STAND_INS
 from spectral_fairseq.errors import (
     COPY_AGAIN,
     CheckpointError,
@@ -53,97 +50,6 @@ from spectral_fairseq.errors import (
     UntrustedError,
 )
 from spectral_fairseq.provenance import torch_release
-
-# The only classes and functions that a checkpoint may name.
-#
-# They only build values: containers, configuration nodes, numpy arrays. None of them opens a file,
-# imports a module or calls what a checkpoint chooses.
-
-
-_PLAIN = (
-    "argparse.Namespace",  # legacy archs keep their arguments in one
-    "builtins.dict",
-    "builtins.list",
-    "builtins.set",
-    "builtins.tuple",
-    "builtins.int",
-    "builtins.float",
-    "builtins.str",
-    "builtins.bool",
-    "builtins.bytearray",
-    "builtins.complex",
-    "collections.OrderedDict",
-    "collections.defaultdict",
-    "collections.Counter",
-    "typing.Any",  # the element type that omegaconf keeps with each container
-    "_codecs.encode",  # raw bytes in pickle protocol 2, as numpy and torch write them
-)
-
-_OMEGACONF = (
-    "omegaconf.dictconfig.DictConfig",
-    "omegaconf.listconfig.ListConfig",
-    "omegaconf.base.ContainerMetadata",
-    "omegaconf.base.Metadata",
-    "omegaconf.nodes.AnyNode",
-    "omegaconf.nodes.BooleanNode",
-    "omegaconf.nodes.FloatNode",
-    "omegaconf.nodes.IntegerNode",
-    "omegaconf.nodes.StringNode",
-)
-
-# What worker 0 sends to the others when training resumes: tensors travel apart from the rest.
-_FAIRSEQ_HOME, _FAIRSEQ_CLASS = "fairseq.distributed.utils", "_TensorPlaceholder"
-
-# numpy 2 renamed numpy.core; a checkpoint names whichever its writer had.
-_NUMPY_INTERNAL = ("_reconstruct", "scalar")
-_NUMPY_HOMES = ("numpy._core.multiarray", "numpy.core.multiarray")
-
-_NUMPY_TYPES = (
-    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-    "float16", "float32", "float64", "complex64", "complex128",
-    "str", "bytes", "datetime64", "timedelta64",
-)  # fmt: skip
-
-
-def allowed_globals() -> List[Tuple[Any, str]]:
-    """The allow-list, resolved in this process.
-
-    Returns:
-        Pairs of an object and the full dotted name under which a checkpoint may ask for it.
-        Names of packages that are not installed are left out, and those of fairseq where it is
-        not imported.
-    """
-    found = []
-    for name in _PLAIN + _OMEGACONF:
-        home, _, attribute = name.rpartition(".")
-        try:
-            found.append((getattr(importlib.import_module(home), attribute), name))
-        except (ImportError, AttributeError):
-            continue
-    if _FAIRSEQ_HOME in sys.modules:
-        placeholder = getattr(sys.modules[_FAIRSEQ_HOME], _FAIRSEQ_CLASS)
-        found.append((placeholder, f"{_FAIRSEQ_HOME}.{_FAIRSEQ_CLASS}"))
-    internals = _numpy_internals()
-    found += [
-        (getattr(internals, attribute), f"{home}.{attribute}")
-        for home in _NUMPY_HOMES
-        for attribute in _NUMPY_INTERNAL
-    ]
-    found += [(np.ndarray, "numpy.ndarray"), (np.dtype, "numpy.dtype")]
-    for name in _NUMPY_TYPES:
-        dtype_class = type(np.dtype(name))
-        found.append((dtype_class, f"{dtype_class.__module__}.{dtype_class.__qualname__}"))
-    return found
-
-
-def _numpy_internals() -> Any:
-    for home in _NUMPY_HOMES:
-        try:
-            return importlib.import_module(home)
-        except ImportError:
-            continue
-    raise ImportError("numpy has neither numpy._core.multiarray nor numpy.core.multiarray")
-
 
 # A checkpoint's zip archive: whether its sizes can be true, and its bytes are those written.
 
@@ -440,7 +346,7 @@ _STAND_INS_ALLOWED = threading.Lock()  # one thread ends what another would stil
 def torch_load(file: Any, **options: Any) -> Any:
     """``torch.load`` that never runs code from the file; see Note [Two safe readers].
 
-    Plain objects of fairseq come as stand-ins; see :mod:`spectral_fairseq.checkpoints.standins`.
+    Plain objects of fairseq come as stand-ins; see :mod:`spectral_fairseq.checkpoints.allowed`.
 
     Args:
         file: a path or an open file.

@@ -245,6 +245,7 @@ def repair_tables(
     Raises:
         UnsupportedError: no table of that name.
         CheckpointError: two copies of one table differ, and none was named.
+        DataError: a table of whole numbers.
         ConfigurationError: an unknown choice.
     """
     if wanted is None:
@@ -274,7 +275,7 @@ def _repaired(
     noise: float,
     seed: int,
 ) -> Tuple[RepairedTable, Dict[str, Tensor]]:
-    entries = opened.entries_of(names[0])
+    entries = opened.numbers_of(names[0])
     kind = factored_kind(entries)
     weight = dense_form(kind, entries) if kind else entries["weight"].detach()
     words, _ = opened.find_words(names[0], len(weight))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, Dict, Iterator, Mapping, Optional, Set, Tuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from spectral_fairseq.checkpoints.reading import Unread
 from spectral_fairseq.checkpoints.table_names import is_output_entry, may_be_table
 from spectral_fairseq.checkpoints.vectors import tensor_of
-from spectral_fairseq.errors import DataError
+from spectral_fairseq.errors import CheckpointError, DataError
 
 # What a training loop saves beside the weights.
 _NO_WEIGHTS = re.compile("optim|sched|scaler|rng", re.IGNORECASE)
@@ -78,6 +79,25 @@ def state_dict_of(state: Any) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
     return tensors, unread
 
 
+def check_not_sharded(state: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse what FSDP and DeepSpeed save of one process, in which no table is whole."""
+    optimizer = state.get("optimizer_state_dict")
+    of_zero = isinstance(optimizer, Mapping) and "zero_stage" in optimizer
+    empty = bool(tensors) and not any(one.numel() for one in tensors.values() if one.dim())
+    if of_zero or (empty and "param_shapes" in state):
+        raise CheckpointError(
+            f"the weights of a whole model in {path}",
+            "what DeepSpeed's ZeRO saves of one process",
+            "Put the parts together with the zero_to_fp32.py that DeepSpeed puts beside them.",
+        )
+    if "shard_metadata" in state or any("flat_param" in name.split(".")[-1] for name in tensors):
+        raise CheckpointError(
+            f"the weights of a whole model in {path}",
+            "the part of one process of FSDP, flat_param",
+            "Put the parts together, for example with consolidate_fsdp_shards of fairseq.",
+        )
+
+
 def _leaves(value: Any, prefix: str, seen: Set[int], depth: int = 0) -> Iterator[Tuple[str, Any]]:
     """Tensors and arrays in mappings and lists, each with its full name; each container once."""
     if isinstance(value, (Tensor, np.ndarray)):
@@ -124,3 +144,41 @@ def _why_unreadable(tensor: Tensor) -> Optional[str]:
     if tensor.is_complex() or "float8" in str(tensor.dtype):
         return f"numbers of type {tensor.dtype}".replace("torch.", "")
     return None
+
+
+def without_adapters(model: nn.Module, tensors: Dict[str, Tensor]) -> Dict[str, Tensor]:
+    """The tensors with the tables that a forward pass uses in place of those that peft adapts.
+
+    Tables with adapters of other kinds than LoRA stay in parts, and are refused by name later.
+    """
+    for name, layer in model.named_modules():
+        base = f"{name}.base_layer.weight"
+        chosen = getattr(layer, "modules_to_save", None)
+        if isinstance(chosen, nn.ModuleDict) and hasattr(layer, "original_module"):
+            active: Any = getattr(layer, "active_adapter", None)
+            used = f"{name}.modules_to_save.{active}." if active in chosen else ""
+            if getattr(layer, "disable_adapters", False):
+                used = f"{name}.original_module."
+            kept = {f"{name}.{k[len(used) :]}": v for k, v in tensors.items() if k.startswith(used)}
+            if used:
+                tensors = {**_outside(name, tensors), **kept}
+        elif base in tensors and hasattr(layer, "get_delta_weight"):
+            weight = tensors[base]
+            if not (getattr(layer, "merged", False) or getattr(layer, "disable_adapters", False)):
+                other = getattr(layer, "lora_variant", None) or not hasattr(layer, "lora_A")
+                if other or any(getattr(layer, "use_dora", {}).values()) or weight.dim() != 2:
+                    continue
+                if not (may_be_table(name, *weight.shape) and weight.is_floating_point()):
+                    continue
+                for adapter in layer.active_adapters:
+                    if adapter in layer.lora_A or adapter in layer.lora_embedding_A:
+                        weight = weight + layer.get_delta_weight(adapter).detach()
+            bias = tensors.get(f"{name}.base_layer.bias")
+            tensors = {**_outside(name, tensors), f"{name}.weight": weight}
+            if bias is not None:
+                tensors[f"{name}.bias"] = bias
+    return tensors
+
+
+def _outside(module: str, tensors: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+    return {key: one for key, one in tensors.items() if not key.startswith(f"{module}.")}

@@ -304,6 +304,23 @@ class Tables:
         entries = self.modules.get(name, {})
         return entries if _main_entries(entries) == [kind_of(entries).entries[0]] else None
 
+    def numbers_of(self, name: str) -> Mapping[str, Tensor]:
+        """The same of a table of floating-point numbers.
+
+        Raises:
+            ConfigurationError: as for :meth:`entries_of`.
+            DataError: other numbers.
+        """
+        entries = self.entries_of(name)
+        stored = entries[kind_of(entries).entries[0]]
+        if stored.dtype not in FLOATING:
+            raise DataError(
+                f"floating-point numbers of 16, 32 or 64 bits in {name} of {self.name}",
+                dtype_name(stored),
+                "Take the model as it was before it was quantized, or choose with --table NAME.",
+            )
+        return entries
+
     def shape(self, name: str) -> Tuple[int, int]:
         """The number of rows and dimensions of a table, by a name as in ``groups``.
 
@@ -406,20 +423,14 @@ class Tables:
 
         Raises:
             CheckpointError: as for :meth:`choose`.
-            DataError: fewer words than dimensions, or entries that are not finite.
+            DataError: whole numbers, fewer words than dimensions, or entries that are not finite.
             ConfigurationError: the chosen entry is not a matrix.
         """
         names = self.choose(wanted)
-        entries = {entry: value.cpu() for entry, value in self.entries_of(names[0]).items()}
+        entries = {entry: value.cpu() for entry, value in self.numbers_of(names[0]).items()}
         kind = kind_of(entries)
         stored = entries[kind.entries[0]]
         stored_rows, dim = stored.shape
-        if stored.dtype not in FLOATING:
-            raise DataError(
-                f"floating-point numbers of 16, 32 or 64 bits in {names[0]} of {self.name}",
-                dtype_name(stored),
-                "Take the model as it was before it was quantized, or choose with --table NAME.",
-            )
         uncounted = sorted(set([PADDING_ROW] if excluded is None else excluded))
         left_out = torch.tensor([row for row in uncounted if row < stored_rows], dtype=torch.long)
         counted = torch.ones(stored_rows, dtype=torch.bool)

@@ -20,16 +20,15 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 import torch
 
 from spectral_fairseq.checkpoints import reading
+from spectral_fairseq.checkpoints.allowed import allowed_globals, restored
 from spectral_fairseq.checkpoints.reading import (
     READ_FAILURES,
-    allowed_globals,
     explain_failure,
     not_fairseq,
     torch_load,
 )
 from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.checkpoints.settings import check_settings, literal
-from spectral_fairseq.checkpoints.standins import restored
 from spectral_fairseq.compat.patching import Overlay, Patch, replaces
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, SpectralFairseqError
 from spectral_fairseq.files import replacing

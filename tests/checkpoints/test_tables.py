@@ -244,6 +244,31 @@ def test_the_repair_of_an_output_layer_keeps_how_it_lies():
     assert torch.equal(changed["lm_head.weight"][:, kept], across[:, kept])
 
 
+def test_a_table_of_whole_numbers_is_not_repaired():
+    opened = open_memory({"lm_head.weight": torch.zeros(30, 4, dtype=torch.int8)})
+    how = {"rows": ["zero"], "initial_length": None, "fill": "mean", "noise": 0.0, "seed": 1}
+    with pytest.raises(DataError, match="floating-point numbers.*lm_head.*int8"):
+        repair_tables(opened, **how)
+
+
+@pytest.mark.parametrize("length", [6, 60, 62, 0])
+def test_lengths_that_do_not_fit_their_directions(length):
+    stored = entries(with_padding(cone(60, 7)), "weight-norm")
+    stored[f"{NAME}.g"] = torch.ones(length)
+    with pytest.raises(CheckpointError, match="factors of a weight-norm table that fit together"):
+        Tables("x.pt", stored).extract()
+
+
+def test_copies_with_the_same_broken_rows_are_one_table():
+    weight = with_padding(cone())
+    weight[5, 1] = float("nan")
+    names = ("decoder.embed_tokens.weight", "decoder.output_projection.weight")
+    opened = Tables("x.pt", {name: weight.clone() for name in names})
+    assert len(opened.groups) == 1
+    with pytest.raises(DataError, match="NaN in 1 of"):
+        opened.extract()
+
+
 _FURTHER = [
     "model.layers.2.shared_head.head.weight",  # of DeepSeek-V3
     "model.layers.2.lm_head.weight",

@@ -6,9 +6,9 @@ import pickle
 import pytest
 import torch
 
+from spectral_fairseq.checkpoints.allowed import STAND_INS, pickle_by_name, restored
 from spectral_fairseq.checkpoints.opening import open_model
 from spectral_fairseq.checkpoints.reading import load_checkpoint, torch_load
-from spectral_fairseq.checkpoints.standins import STAND_INS, pickle_by_name, restored
 from spectral_fairseq.commands.main import main
 from spectral_fairseq.errors import CheckpointError
 

@@ -1,4 +1,4 @@
-"""Plain objects of fairseq in a checkpoint: their state is read, none of their code is run.
+"""What a checkpoint may name: classes of values, and plain objects of fairseq, which run no code.
 
 HuBERT, wav2vec and the voice converters built on them keep the dictionary of their training in the
 checkpoint, as an object of fairseq's; checkpoints of 2018 keep meters. A stand-in takes the place
@@ -11,10 +11,106 @@ from __future__ import annotations
 import argparse
 import importlib
 import pickle
+import sys
 import types
-from typing import Any, Dict, Mapping, Optional, Set, Type
+from typing import Any, Dict, List, Mapping, Optional, Set, Tuple, Type
+
+import numpy as np
 
 from spectral_fairseq.errors import UntrustedError
+
+# The only classes and functions that a checkpoint may name.
+#
+# They only build values: containers, configuration nodes, numpy arrays. None of them opens a file,
+# imports a module or calls what a checkpoint chooses.
+
+
+_PLAIN = (
+    "argparse.Namespace",  # legacy archs keep their arguments in one
+    "builtins.dict",
+    "builtins.list",
+    "builtins.set",
+    "builtins.tuple",
+    "builtins.int",
+    "builtins.float",
+    "builtins.str",
+    "builtins.bool",
+    "builtins.bytearray",
+    "builtins.complex",
+    "collections.OrderedDict",
+    "collections.defaultdict",
+    "collections.Counter",
+    "typing.Any",  # the element type that omegaconf keeps with each container
+    "_codecs.encode",  # raw bytes in pickle protocol 2, as numpy and torch write them
+)
+
+_OMEGACONF = (
+    "omegaconf.dictconfig.DictConfig",
+    "omegaconf.listconfig.ListConfig",
+    "omegaconf.base.ContainerMetadata",
+    "omegaconf.base.Metadata",
+    "omegaconf.nodes.AnyNode",
+    "omegaconf.nodes.BooleanNode",
+    "omegaconf.nodes.FloatNode",
+    "omegaconf.nodes.IntegerNode",
+    "omegaconf.nodes.StringNode",
+)
+
+# What worker 0 sends to the others when training resumes: tensors travel apart from the rest.
+_FAIRSEQ_HOME, _FAIRSEQ_CLASS = "fairseq.distributed.utils", "_TensorPlaceholder"
+
+# numpy 2 renamed numpy.core; a checkpoint names whichever its writer had.
+_NUMPY_INTERNAL = ("_reconstruct", "scalar")
+_NUMPY_HOMES = ("numpy._core.multiarray", "numpy.core.multiarray")
+
+_NUMPY_TYPES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "float32", "float64", "complex64", "complex128",
+    "str", "bytes", "datetime64", "timedelta64",
+)  # fmt: skip
+
+
+def allowed_globals() -> List[Tuple[Any, str]]:
+    """The allow-list, resolved in this process.
+
+    Returns:
+        Pairs of an object and the full dotted name under which a checkpoint may ask for it.
+        Names of packages that are not installed are left out, and those of fairseq where it is
+        not imported.
+    """
+    found = []
+    for name in _PLAIN + _OMEGACONF:
+        home, _, attribute = name.rpartition(".")
+        try:
+            found.append((getattr(importlib.import_module(home), attribute), name))
+        except (ImportError, AttributeError):
+            continue
+    if _FAIRSEQ_HOME in sys.modules:
+        placeholder = getattr(sys.modules[_FAIRSEQ_HOME], _FAIRSEQ_CLASS)
+        found.append((placeholder, f"{_FAIRSEQ_HOME}.{_FAIRSEQ_CLASS}"))
+    internals = _numpy_internals()
+    found += [
+        (getattr(internals, attribute), f"{home}.{attribute}")
+        for home in _NUMPY_HOMES
+        for attribute in _NUMPY_INTERNAL
+    ]
+    found += [(np.ndarray, "numpy.ndarray"), (np.dtype, "numpy.dtype")]
+    for name in _NUMPY_TYPES:
+        dtype_class = type(np.dtype(name))
+        found.append((dtype_class, f"{dtype_class.__module__}.{dtype_class.__qualname__}"))
+    return found
+
+
+def _numpy_internals() -> Any:
+    for home in _NUMPY_HOMES:
+        try:
+            return importlib.import_module(home)
+        except ImportError:
+            continue
+    raise ImportError("numpy has neither numpy._core.multiarray nor numpy.core.multiarray")
+
+
+# Stand-ins for plain objects of fairseq, which save nothing but their attributes.
 
 # Classes whose objects are no more than their attributes: numbers, texts, lists and dictionaries.
 PLAIN_CLASSES = (
