@@ -79,6 +79,7 @@ class Option:
         one_of: a name; of the options that share it at most one may be given.
         title: of a group or a part, its heading in ``--help``.
         implied: of a group, whether any of its flags switches it on.
+        rare: whether only ``--help-all`` shows it.
         needs: what it has no effect without; one of them is enough. A name is that of another
             option, anything else is said of the model in the words of the warning.
     """
@@ -103,6 +104,7 @@ class Option:
     one_of: str = ""
     title: str = ""
     implied: bool = True
+    rare: bool = False
     needs: Tuple[str, ...] = ()
 
     @property
@@ -278,29 +280,35 @@ def _fields(options: Type[Any], prefix: str) -> Iterator[_Field]:
         yield _Field(one.name, kind, one.default, declared, flag, prefix + one.name, *groups)
 
 
-def add_flags(parser: Any, options: Type[Any], prefix: str = "") -> None:
+def add_flags(parser: Any, options: Type[Any], prefix: str = "", with_rare: bool = True) -> None:
     """Add a flag for each field.
 
     Args:
         parser: an argparse parser or group of one.
         options: the dataclass.
         prefix: of the flags' names, such as ``tune_``.
+        with_rare: whether ``--help`` shows options that are rarely needed.
     """
     exclusive: Dict[str, Any] = {}
     for one in _fields(options, prefix):
         declared = one.declared
         if one.is_part:
             title = (declared.title, declared.help or None)
-            add_flags(parser.add_argument_group(*title) if declared.title else parser, one.kind)
+            place = parser.add_argument_group(*title) if declared.title else parser
+            add_flags(place, one.kind, with_rare=with_rare)
             continue
         if one.is_group:
             group = parser.add_argument_group(declared.title)
             group.add_argument(
                 one.flag, dest=one.dest, action="store_true", default=None, help=declared.help
             )
-            add_flags(group, one.kind, f"{one.dest}_")
+            add_flags(group, one.kind, f"{one.dest}_", with_rare)
             continue
-        settings: Dict[str, Any] = {"default": None, "help": _help(one)}
+        hidden = declared.rare and not with_rare
+        settings: Dict[str, Any] = {
+            "default": None,
+            "help": argparse.SUPPRESS if hidden else _help(one),
+        }
         if one.kind is bool:
             settings["action"] = "store_false" if one.default else "store_true"
         else:

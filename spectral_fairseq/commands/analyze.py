@@ -53,7 +53,9 @@ class PredictionArguments:
         "folder of binarised data, on which rank and pairwise KL of log P are measured",
         metavar="DIR",
     )
-    gen_subset: str = option("valid", "subset of DIR to run the model on", metavar="NAME")
+    gen_subset: str = option(
+        "valid", "subset of DIR to run the model on", metavar="NAME", rare=True
+    )
     tokens: int = option(
         4096,
         "use the first N target tokens of the subset; the paper on mixtures of softmaxes uses the "
@@ -66,12 +68,14 @@ class PredictionArguments:
         "measure precision and recall of sentence-level BLEU on the output of fairseq-generate "
         "--nbest, one file for each checkpoint",
         metavar="FILE",
+        rare=True,
     )
     nbest_tokenize: str = option(
         "none",
         "tokenise --nbest with this tokeniser of sacrebleu (default: none, for text that is "
         "tokenised already)",
         metavar="NAME",
+        rare=True,
     )
 
 
@@ -112,7 +116,7 @@ class ReportArguments:
     predictions: PredictionArguments = part(
         PredictionArguments, "predictions", "fairseq builds the model and runs it on data"
     )
-    no_progress: bool = option(False, "show no progress bar (terminals only)")
+    no_progress: bool = option(False, "show no progress bar (terminals only)", rare=True)
     verify: bool = no_verify()
 
 

@@ -18,6 +18,7 @@ as the matrix that it stands for and factored again, so the result is a checkpoi
 architecture; averaging the factors themselves would give another matrix. The options are those of
 fairseq's scripts/average_checkpoints.py. The settings are the first checkpoint's; the optimiser
 state is left out.
+Example: spectral-fairseq average DIR --num-epoch-checkpoints 5 --output a.pt
 """
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Optional
 
 from spectral_fairseq.checkpoints.saved import checkpoint_file
@@ -21,11 +21,7 @@ split, --segment tokens at a time, as in training. All other language models of 
 blocks of --segment tokens, of which --context-window repeat the block before: the figure is that
 of fairseq-eval-lm --tokens-per-sample SEGMENT --context-window C.
 
-  --cache     mixes in a continuous cache of the last words (Grave et al. 2017)
-  --dynamic   adapts the model to the text that it has been scored on (Krause et al. 2018)
-  --tune      searches the numbers of both on the split "valid", never on another; a number that
-              is given, as by --cache-theta, is not searched
-Example: spectral-fairseq evaluate-lm checkpoint_best.pt data-bin/wikitext-2 --gen-subset test
+Example: spectral-fairseq evaluate-lm checkpoint.pt data-bin --gen-subset test
 """
 
 # What the papers call the numbers that are searched.
@@ -40,11 +36,11 @@ class Arguments:
         "", "checkpoint saved by fairseq-train", metavar="CKPT", positional=True
     )
     data: str = option("", "folder of binarised data", metavar="DATA", positional=True)
-    format: str = option("text", "format of the printed figures", choices=("text", "json"))
-    no_progress: bool = option(False, "show no progress bar (terminals only)")
-    float32_products: str = FLOAT32_PRODUCTS.field
-    verify: bool = no_verify()
     options: Options = part(Options)
+    format: str = option("text", "format of the printed figures", choices=("text", "json"))
+    no_progress: bool = option(False, "show no progress bar (terminals only)", rare=True)
+    float32_products: str = replace(FLOAT32_PRODUCTS, rare=True).field
+    verify: bool = no_verify()
 
 
 def run(args: Arguments) -> int:

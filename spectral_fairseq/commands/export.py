@@ -39,8 +39,8 @@ fairseq-eval-lm, --finetune-from-model and converters.
 
 With --to huggingface or ctranslate2, OUT is a folder:
 
-  AutoModelForSeq2SeqLM.from_pretrained(OUT), or AutoModelForCausalLM of a language model
-  ctranslate2.Translator(OUT), or Generator of a language model
+  AutoModelForSeq2SeqLM.from_pretrained(OUT), AutoModelForCausalLM of an LM
+  ctranslate2.Translator(OUT), Generator of an LM
 
 A model for transformers is loaded again, and nothing is left unless its logits are fairseq's. What
 CTranslate2 makes is not compared.

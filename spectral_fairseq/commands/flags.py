@@ -14,6 +14,7 @@ from spectral_fairseq.options import option
 DESCRIPTION = """\
 List every flag that this package adds to fairseq-train, with its default and its meaning.
 fairseq-train --help exits before it looks at plugins, so it shows none of them.
+Example: spectral-fairseq flags spectrum
 """
 
 INDENT = " " * 6

@@ -31,17 +31,19 @@ def _filled(given: Sequence[Optional[float]], published: Sequence[float]) -> Tup
 class CacheOptions:
     """Options of the continuous cache; None stands for the value published for WikiText-2."""
 
-    window: int = option(3785, "number of past words that the cache holds", metavar="W")
+    window: int = option(3785, "number of past words that the cache holds", metavar="W", rare=True)
     theta: Optional[float] = option(
         None,
         f"how strongly similar hidden states are preferred (default: {PUBLISHED_CACHE[0]:g})",
         metavar="THETA",
+        rare=True,
     )
     weight: Optional[float] = option(
         None,
         f"weight of the cache in the mixture, in [0, 1) (default: {PUBLISHED_CACHE[1]:g})",
         named="lambda",
         metavar="LAMBDA",
+        rare=True,
     )
 
     @property
@@ -60,17 +62,22 @@ class DynamicOptions:
     """Options of dynamic evaluation; None stands for the published value in ``units``."""
 
     rate: Optional[float] = option(
-        None, f"learning rate eta (default: {PUBLISHED['mean'][0]:g})", metavar="ETA"
+        None,
+        f"learning rate eta (default: {PUBLISHED['mean'][0]:g})",
+        metavar="ETA",
+        rare=True,
     )
     decay: Optional[float] = option(
         None,
         f"mean rate of decay towards the trained weights (default: {PUBLISHED['mean'][1]:g})",
         metavar="LAMBDA",
+        rare=True,
     )
     epsilon: Optional[float] = option(
         None,
         f"added to the root mean square of the gradient (default: {PUBLISHED['mean'][2]:g})",
         metavar="EPS",
+        rare=True,
     )
     units: str = option(
         "mean",
@@ -78,6 +85,7 @@ class DynamicOptions:
         "code, whose defaults are 0.002, 0.02 and 0.001. Values for mixtures of softmaxes were "
         "published in sums: lambda 0.075 on PTB, epsilon 0.002 on WikiText-2",
         choices=tuple(PUBLISHED),
+        rare=True,
     )
     batches: Optional[int] = option(
         None,
@@ -85,6 +93,7 @@ class DynamicOptions:
         "with few batches, words that occur in none of them make steps of eta/epsilon",
         metavar="N",
         at_least=1,
+        rare=True,
     )
     batch_size: Optional[int] = option(
         None,
@@ -92,6 +101,7 @@ class DynamicOptions:
         "(default: 1)",
         metavar="B",
         at_least=1,
+        rare=True,
     )
 
     @property
@@ -117,12 +127,14 @@ class TuneOptions:
         "grid of theta (default: --cache-theta where given, otherwise 0.1 to 1.3)",
         named="cache_theta",
         metavar="A,B,...",
+        rare=True,
     )
     cache_weights: Optional[Tuple[float, ...]] = option(
         None,
         "grid of lambda (default: --cache-lambda where given, otherwise 0.02 to 0.4)",
         named="cache_lambda",
         metavar="A,B,...",
+        rare=True,
     )
     dynamic_rates: Optional[Tuple[float, ...]] = option(
         None,
@@ -130,6 +142,7 @@ class TuneOptions:
         "scaled by SEGMENT/5)",
         named="dynamic_rate",
         metavar="A,B,...",
+        rare=True,
     )
     dynamic_decays: Optional[Tuple[float, ...]] = option(
         None,
@@ -137,6 +150,7 @@ class TuneOptions:
         "scaled by SEGMENT/5)",
         named="dynamic_decay",
         metavar="A,B,...",
+        rare=True,
     )
 
 
@@ -165,22 +179,23 @@ class Options:
         "settings of the checkpoint to replace, such as \"{'mem_len': 640}\"",
         named="model_overrides",
         metavar="DICT",
+        rare=True,
     )
     cpu: bool = option(False, "do not use a GPU")
     cache: Optional[CacheOptions] = option(
         None,
-        "mix in a cache of past words (any option of this group switches it on)",
-        title="cache; published: the defaults for WikiText-2; for PTB window 500, theta 1.0, "
-        "lambda 0.1",
+        "mix in a cache of the last words (Grave et al. 2017); its options switch it on",
+        title="cache (defaults for WikiText-2; for PTB: window 500, theta 1, lambda 0.1)",
     )
     dynamic: Optional[DynamicOptions] = option(
         None,
-        "adapt the model to the text (any option of this group switches it on)",
-        title="dynamic evaluation; published for AWD-LSTM: the defaults, with --segment 5",
+        "adapt the model to the text that it has been scored on (Krause et al. 2018); its options "
+        "switch it on",
+        title="dynamic evaluation (defaults for AWD-LSTM, with --segment 5)",
     )
     tune: Optional[TuneOptions] = option(
         None,
-        "search theta and lambda of the cache, eta and lambda of dynamic evaluation",
+        "search theta and lambda of the cache, eta and lambda of dynamic evaluation, unless given",
         title="grid search on the split valid; the evaluated split then uses the best values",
         implied=False,
     )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import sys
-from typing import Any, Dict, Optional, Sequence
+import textwrap
+from typing import Any, Dict, List, Optional, Sequence
 
 import spectral_fairseq
 from spectral_fairseq.commands.shared import NO_VERIFY, print_anywhere
@@ -29,24 +31,39 @@ SUBCOMMANDS: Dict[str, str] = {
 """Name -> its line in the help. Its code is in ``commands/<name>.py``: ``DESCRIPTION``,
 the dataclass ``Arguments``, and ``run(arguments) -> exit status``."""
 
+_HELP_ALL = "--help-all"
 _DEBUG_HELP = "show the traceback of an error as well"
+
+
+class _Paragraphs(argparse.HelpFormatter):
+    """Fills the paragraphs of a description; indented lines and the example stay as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines: List[str] = []
+        for block in re.split(r"\n(?=\n|[ ]|Example:)|(?<=\n)\n", text.rstrip("\n")):
+            as_it_is = not block.strip("\n") or block[0] == " " or block.startswith("Example:")
+            lines += [block] if as_it_is else textwrap.wrap(block, width, break_on_hyphens=False)
+        return textwrap.indent("\n".join(lines), indent)
 
 
 class _Subcommand(argparse.ArgumentParser):
     """Parser of one subcommand, whose module is imported only if the command line names it."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+        super().__init__(formatter_class=_Paragraphs, **settings)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         name = self.prog.split()[-1].replace("-", "_")
         module = importlib.import_module(f"spectral_fairseq.commands.{name}")
         self.description = module.DESCRIPTION
-        add_flags(self, module.Arguments)
+        with_rare = _HELP_ALL in (args or ())
+        add_flags(self, module.Arguments, with_rare=with_rare)
         # Without a default, so that one given before the subcommand stays.
+        debug_help = _DEBUG_HELP if with_rare else argparse.SUPPRESS
         self.add_argument(
-            "--debug", action="store_true", default=argparse.SUPPRESS, help=_DEBUG_HELP
+            "--debug", action="store_true", default=argparse.SUPPRESS, help=debug_help
         )
+        self.add_argument(_HELP_ALL, action="help", help="show every option and exit")
         self.set_defaults(module=module)
         named = [one for one in self._actions if not one.option_strings]
         words = (f"{one.metavar}{' ...' if one.nargs in ('+', '*') else ''}" for one in named)

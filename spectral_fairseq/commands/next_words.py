@@ -18,6 +18,7 @@ by side, as in table 14 of the paper on mixtures of softmaxes. A sentence is a l
 separated by blanks, as in the text of the training; </s> within it ends a sentence. With
 --largest-gaps the command looks inside the sentences, for the positions at which the first of two
 models gives the true next word the highest probability in comparison with the second.
+Example: echo "the end of" | spectral-fairseq next-words lm.pt --data data-bin
 """
 
 

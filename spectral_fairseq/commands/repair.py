@@ -25,6 +25,7 @@ file of safetensors, or a folder of a model for transformers with such files. Th
 written to; padding and made-up words are left alone. The optimiser's state of a fairseq checkpoint
 is left out, since its moments belong to the old rows. Where words share no direction the mean is
 short, and analyze still names the rows; --fill normal draws them like trained ones.
+Example: spectral-fairseq repair checkpoint_best.pt --out repaired.pt
 """
 
 _CHOICES = ("untrained", "zero", "initial", "long")

@@ -13,6 +13,7 @@ DESCRIPTION = """\
 BLEU of translations against references, line by line, with the options of fairseq-score, which
 takes no --user-dir and fails with --sacrebleu and --sentence-bleu. Without these two, the words of
 both files are compared as they are, as fairseq-generate does for its last line.
+Example: spectral-fairseq score --sys out.txt --ref test.de --sacrebleu
 """
 
 _WORDS = "Leave out this pair of lines, or correct them."

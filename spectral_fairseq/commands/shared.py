@@ -251,6 +251,7 @@ def no_verify() -> Any:
         True,
         "do not compare checkpoints with the checksums in them, which reads a huge file once more",
         named="no_verify",
+        rare=True,
     )
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import spectral_fairseq
 
 DESCRIPTION = """\
-Print the folder of the installed package, from any working directory:
-fairseq-train DATA --user-dir "$(spectral-fairseq user-dir)" ...
+Print the folder of the installed package, from any working directory.
+Example: fairseq-train DATA --user-dir "$(spectral-fairseq user-dir)" ...
 """
 
 

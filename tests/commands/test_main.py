@@ -22,11 +22,26 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize("name", SUBCOMMANDS)
-def test_every_subcommand_has_help(name, capsys):
+def test_every_subcommand_has_a_short_help_with_an_example(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as stop:
         main([name, "--help"])
     assert stop.value.code == 0
-    assert f"spectral-fairseq {name}" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert f"spectral-fairseq {name}" in lines[0]
+    assert len(lines) <= 50 and max(map(len, lines)) <= 80
+    assert len([line for line in lines if line.startswith("Example: ")]) == 1
+
+
+def test_rare_options_are_shown_on_demand(capsys):
+    shown = {}
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as stop:
+            main(["evaluate-lm", flag])
+        assert stop.value.code == 0
+        shown[flag] = capsys.readouterr().out
+    for name in ("--dynamic-batches", "--no-verify", "--debug"):
+        assert name not in shown["--help"] and name in shown["--help-all"]
 
 
 SLOW = ("fairseq", "matplotlib", "numpy", "sacrebleu", "sklearn", "torch")
