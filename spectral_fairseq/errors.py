@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from typing import Iterator
+from typing import Any, Iterator, Sequence
 
 
 class SpectralFairseqError(Exception):
@@ -49,6 +49,12 @@ def printable(text: str, keep: str = "\n") -> str:
         one if one.isprintable() or one in keep else one.encode("unicode_escape").decode()
         for one in text
     )
+
+
+def listed(items: Sequence[Any], most: int = 4, separator: str = ", ") -> str:
+    """The first of several items and dots for the others; ``none`` where there are none."""
+    shown = [*map(str, items[:most]), *(["..."] if len(items) > most else [])]
+    return separator.join(shown) or "none"
 
 
 class ConfigurationError(SpectralFairseqError, ValueError):

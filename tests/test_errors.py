@@ -1,6 +1,15 @@
+import pickle
+
 import pytest
 
-from spectral_fairseq.errors import ConfigurationError, DataError, arguments_as_flags, printable
+from spectral_fairseq.errors import (
+    ConfigurationError,
+    DamagedError,
+    DataError,
+    arguments_as_flags,
+    listed,
+    printable,
+)
 from tests import messages
 
 
@@ -50,6 +59,18 @@ def test_no_escape_sequence_reaches_a_terminal():
     assert str(error) == "expected a; found \\x1b[2J\\r\\x9b1mred\\tend. Correct\\nit."
     assert error.found.startswith("\x1b")  # as given, for code that asks
     assert printable("▁the – σ", keep="") == "▁the – σ" and printable("a\nb", keep="") == "a\\nb"
+
+
+def test_an_error_that_brings_its_remedy_keeps_it():
+    with pytest.raises(DamagedError) as caught, arguments_as_flags(path="--path"):
+        raise DamagedError("words in `path`", "none")
+    assert (caught.value.expected, caught.value.found) == ("words in --path", "none")
+    assert "copy it again" in str(pickle.loads(pickle.dumps(caught.value)))
+
+
+def test_some_of_many():
+    assert listed([]) == "none" and listed(["a", 2]) == "a, 2"
+    assert listed("abcd", 3, "; ") == "a; b; c; ..."
 
 
 def test_the_wording_of_every_error_and_warning_is_the_one_that_was_reviewed():

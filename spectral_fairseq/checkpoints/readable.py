@@ -16,7 +16,7 @@ from spectral_fairseq.checkpoints.table_names import (
     output_tables,
 )
 from spectral_fairseq.checkpoints.tables import Tables, dtype_name
-from spectral_fairseq.errors import CheckpointError
+from spectral_fairseq.errors import CheckpointError, listed
 
 # Over how many devices the rows of a table are usually split.
 _DEVICES = (2, 4, 8, 16)
@@ -100,10 +100,9 @@ def check_readable(opened: Tables, wanted: Optional[str]) -> List[str]:
 
 def _refuse(opened: Tables, unread: Mapping[str, str]) -> None:
     if unread:
-        listed = "; ".join(f"{name}: {why}" for name, why in list(unread.items())[:4])
         raise CheckpointError(
             f"a table that can be read in {opened.name}",
-            listed + ("; ..." if len(unread) > 4 else ""),
+            listed([f"{name}: {why}" for name, why in unread.items()], separator="; "),
             "Save the model with floating-point numbers in one matrix, as it was before it was "
             "quantized or split, or choose another table with --table NAME.",
         )
@@ -112,8 +111,7 @@ def _refuse(opened: Tables, unread: Mapping[str, str]) -> None:
 def _of_an_adapter(opened: Tables, modules: Sequence[str]) -> CheckpointError:
     return CheckpointError(
         f"whole tables in {opened.name}",
-        f"an adapter, such as LoRA's, that changes {', '.join(modules[:4])}"
-        + (", ..." if len(modules) > 4 else ""),
+        f"an adapter, such as LoRA's, that changes {listed(modules)}",
         "Merge it into the model first (merge_and_unload() of peft), or choose the unchanged table "
         "with --table NAME.base_layer where the model has one.",
     )

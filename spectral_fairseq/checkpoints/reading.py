@@ -48,6 +48,7 @@ from spectral_fairseq.errors import (
     ForbiddenError,
     NotFairseqError,
     UntrustedError,
+    listed,
 )
 from spectral_fairseq.provenance import torch_release
 
@@ -125,8 +126,7 @@ def check_one_archive(found: List[zipfile.ZipInfo], file: Path) -> None:
     if not any(name == "data.pkl" or name.endswith("/data.pkl") for name in names):
         raise CheckpointError(
             f"an archive of torch.save, which has an entry data.pkl, in {file}",
-            f"a zip archive of {len(names)} other entries: {', '.join(names[:4])[:200]}"
-            + (", ..." if len(names) > 4 else ""),
+            f"a zip archive of {len(names)} other entries: {listed([n[:60] for n in names])}",
             "Unpack it, and name the file in it.",
         )
 
@@ -324,9 +324,8 @@ def _is_python_pickle(path: Union[str, Path]) -> bool:
 def not_fairseq(path: Union[str, Path], state: Any) -> CheckpointError:
     """The error for a file that torch can read but fairseq did not write."""
     if isinstance(state, dict):
-        keys = sorted(map(str, state))
-        shown = ", ".join(keys[:5]) + (", ..." if len(keys) > 5 else "")
-        found = f"a dictionary with the entries {shown}" if keys else "an empty dictionary"
+        keys = listed(sorted(map(str, state)), 5)
+        found = f"a dictionary with the entries {keys}" if state else "an empty dictionary"
     else:
         found = f"an object of type {type(state).__name__}"
     return NotFairseqError(

@@ -28,6 +28,7 @@ from spectral_fairseq.errors import (
     CheckpointError,
     ConfigurationError,
     UnsupportedError,
+    listed,
     needs_extra,
 )
 from spectral_fairseq.functional.cosines import mean_cosine
@@ -164,10 +165,9 @@ class _First:
             if key in model and like[key].shape != model[key].shape
         ]
         if differences:
-            shown = "; ".join(differences[:3]) + ("; ..." if len(differences) > 3 else "")
             raise CheckpointError(
                 f"{path} to hold the same tensors as {self.path}",
-                f"{len(differences)} differences: {shown}",
+                f"{len(differences)} differences: {listed(differences, 3, '; ')}",
                 "Average checkpoints of one training run, with one architecture and dictionary.",
             )
         for key, first in self._same.items():
@@ -345,10 +345,10 @@ def write_folder(opened: Tables, changed: Mapping[str, Tensor], folder: Path) ->
         if len(holders) > 1:
             raise UnsupportedError(
                 f"{name} in one file of {source}",
-                f"parts of it in {', '.join(path.name for path in holders[:4])}",
+                f"parts of it in {listed([path.name for path in holders])}",
                 "Put the parts together first.",
             )
-    files = {name: opened.file_of(name) for name in changed}
+    files = {name: opened.files_of(name)[0] for name in changed}
     for path in sorted(source.iterdir()):
         if os.path.isfile(path):
             own = {name: changed[name] for name, file in files.items() if file == path}

@@ -10,18 +10,7 @@ import argparse
 import ast
 import operator
 from numbers import Integral, Real
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    FrozenSet,
-    Iterator,
-    List,
-    Mapping,
-    Sequence,
-    Tuple,
-    Type,
-)
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Sequence, Tuple, Type
 
 import torch
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from spectral_fairseq.checkpoints.reading import Unread, read_json_object
 from spectral_fairseq.checkpoints.settings import same_values
 from spectral_fairseq.checkpoints.table_names import may_be_table
-from spectral_fairseq.errors import CheckpointError, DataError
+from spectral_fairseq.errors import CheckpointError, DataError, listed
 from spectral_fairseq.files import why_not_readable
 
 # A model in several files: with an index, numbered, or one file for each parallel process.
@@ -78,7 +78,7 @@ class Shards(Mapping[str, Tensor]):
                 raise CheckpointError(
                     f"the index {index} to name all of the {len(there)} files of which {file} is "
                     "one",
-                    f"no tensor of {', '.join(Path(one).name for one in sorted(missing)[:4])}",
+                    f"no tensor of {listed([Path(one).name for one in sorted(missing)])}",
                     _COPY_FOLDER,
                 )
 

@@ -10,18 +10,7 @@ import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import (
-    Any,
-    Callable,
-    Collection,
-    Dict,
-    List,
-    Mapping,
-    Optional,
-    Sequence,
-    Tuple,
-    Type,
-)
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
 import torch
 from torch import Tensor
@@ -54,7 +43,7 @@ from spectral_fairseq.checkpoints.table_names import (
     output_tables,
 )
 from spectral_fairseq.embeddings import PlainEmbedding, Table
-from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError
+from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError, listed
 
 
 @dataclass
@@ -181,10 +170,6 @@ class Tables:
         """
         given = text_settings(self.settings).get("tie_word_embeddings")
         return given is True or (given is None and writes_words(self.settings))
-
-    def file_of(self, table: str) -> Optional[Path]:
-        """The file that holds a table, the first of several; None for a model in memory."""
-        return self.files_of(table)[0] if self.weights is not None else None
 
     def files_of(self, table: str) -> List[Path]:
         """The files that hold a table; none for a model in memory."""
@@ -367,7 +352,7 @@ class Tables:
             shapes = [f"{key} of shape {tuple(value.shape)}" for key, value in self.tensors.items()]
             return CheckpointError(
                 f"a table of shape (N, d) in {self.name}",
-                ", ".join(shapes[:4]) or "no tensor",
+                listed(shapes),
                 "Give a model, or a matrix with one row for each word.",
             )
         if not self.groups and wanted is not None:
@@ -400,8 +385,7 @@ class Tables:
         """The names and shapes of some matrices, those with the most rows first."""
         found = [(key, *value.shape) for key, value in self.tensors.items() if value.dim() == 2]
         found.sort(key=lambda matrix: -matrix[1])
-        shown = ", ".join(f"{name} ({rows} x {columns})" for name, rows, columns in found[:8])
-        return f"{shown}, ..." if len(found) > 8 else shown or "none"
+        return listed([f"{name} ({rows} x {columns})" for name, rows, columns in found], 8)
 
     def _described(self, groups: Sequence[List[str]]) -> str:
         descriptions = []

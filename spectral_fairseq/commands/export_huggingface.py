@@ -21,7 +21,7 @@ from spectral_fairseq.commands.export_plain import (
     task_like,
 )
 from spectral_fairseq.compat.checkpoints import DEAD
-from spectral_fairseq.errors import UnsupportedError
+from spectral_fairseq.errors import UnsupportedError, listed
 from spectral_fairseq.provenance import distribution_version, import_transformers
 
 # The layout of ``transformers`` in which a Transformer of fairseq computes the same logits.
@@ -335,7 +335,7 @@ def _save(layout: Layout, folder: Path, translation: bool) -> None:
     if absent or unknown:
         raise UnsupportedError(
             f"the tensors of {type(model).__name__}",
-            f"{_listed(absent)} missing and {_listed(unknown)} besides",
+            f"{listed(absent, 3)} missing and {listed(unknown, 3)} besides",
             _ANOTHER_FORMAT,
         )
     stored = model.state_dict()
@@ -348,7 +348,7 @@ def _save(layout: Layout, folder: Path, translation: bool) -> None:
         version = distribution_version("transformers")
         raise UnsupportedError(
             f"a {type(model).__name__} that keeps tables apart",
-            f"transformers {version}, which stores {_listed(shared)} as others",
+            f"transformers {version}, which stores {listed(shared, 3)} as others",
             f"Install transformers 5 or newer. {_ANOTHER_FORMAT}",
         )
     model.generation_config = transformers.GenerationConfig(
@@ -392,7 +392,3 @@ def _compare(model: Any, loaded: Any, task: Any, seed: int = 1) -> LogitCheck:
         words = target.ne(_PAD)
         expected, found = model(**batch)[0].float()[words], loaded(**inputs).logits[words]
     return LogitCheck((expected - found).abs().max().item(), expected.abs().max().item())
-
-
-def _listed(names: List[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "") if names else "none"

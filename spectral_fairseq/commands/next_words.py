@@ -9,7 +9,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 
 from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.commands.shared import import_plugin, no_verify, text_with_sentences
-from spectral_fairseq.errors import arguments_as_flags, printable
+from spectral_fairseq.errors import arguments_as_flags, listed, printable
 from spectral_fairseq.options import option
 
 DESCRIPTION = """\
@@ -65,7 +65,7 @@ def run(args: Arguments) -> int:
     words = {word for one in sentences for word in one}
     unknown = sorted(word for word in words if dictionary.index(word) == dictionary.unk())
     if unknown:
-        shown = ", ".join(unknown[:5]) + (", ..." if len(unknown) > 5 else "")
+        shown = listed(unknown, 5)
         print(printable(f"warning: read as {dictionary.unk_word}: {shown}"), file=sys.stderr)
     with arguments_as_flags(top="--top", gaps="--largest-gaps"):
         found = compare_next_words(

@@ -73,4 +73,4 @@ def test_a_model_in_several_files(transformers, tmp_path):
     assert (tmp_path / "model.safetensors.index.json").exists()
     opened = open_model(tmp_path)
     assert torch.equal(opened.tensors["lm_head.weight"], made.lm_head.weight)
-    assert opened.file_of("lm_head") != opened.file_of("model.embed_tokens")
+    assert opened.files_of("lm_head") != opened.files_of("model.embed_tokens")

@@ -12,7 +12,7 @@ import torch
 
 from spectral_fairseq.checkpoints.opening import open_model
 from spectral_fairseq.errors import CheckpointError, DataError
-from tests.checkpoints.test_models import TABLE, binary_lines, sharded, text_lines
+from tests.checkpoints.test_opening import TABLE, binary_lines, sharded, text_lines
 from tests.compat.test_safe_loading import Payload
 
 
