@@ -295,6 +295,21 @@ def _part_numbers(name: str) -> Tuple[int, ...]:
     return tuple(int(one) for _, _, part in _PART.findall(name) for one in part.split("_"))
 
 
+def check_same_part(paths: Sequence[Path]) -> None:
+    """Refuse files of several parallel processes where one model of several times is meant.
+
+    Raises:
+        CheckpointError: their names have different numbers of a part.
+    """
+    for path in paths[1:]:
+        if _part_numbers(path.name) != _part_numbers(paths[0].name):
+            raise CheckpointError(
+                f"checkpoints of the same part of a model as {paths[0].name}",
+                f"{path.name}, which another process saved",
+                "Name the checkpoints of one process, and treat each process alike.",
+            )
+
+
 def check_declared(file: Path, files: Sequence[Path], declared: int) -> None:
     """Refuse one file of a model of which the settings say that it is in several."""
     if len(files) < declared:

@@ -66,7 +66,9 @@ def run(args: Arguments) -> int:
         checkpoint_file(path)
     out = check_output(args.output, paths, args.overwrite)
     from spectral_fairseq.checkpoints.rewriting import average_checkpoints
+    from spectral_fairseq.checkpoints.shards import check_same_part
 
+    check_same_part(paths)
     save_atomically(average_checkpoints(paths, args.verify), out)
     print(f"{out}: the average of {', '.join(map(str, paths))}")
     return 0

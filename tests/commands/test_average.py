@@ -292,3 +292,16 @@ def test_tables_that_only_the_first_checkpoint_shares_are_refused(tmp_path, caps
     assert main(["average", *paths, "--output", str(tmp_path / "average.pt")]) != 0
     assert "shares them" in capsys.readouterr().err
     assert not (tmp_path / "average.pt").exists()
+
+
+@pytest.mark.parametrize("name", ["checkpoint_last-rank-{}.pt", "checkpoint1-model_part-{}.pt"])
+def test_parts_of_one_checkpoint_are_no_checkpoints_to_average(name, tmp_path, capsys):
+    """The experts of different workers were averaged with each other."""
+    paths = [tmp_path / name.format(rank) for rank in range(2)]
+    later = tmp_path / name.format(0).replace("checkpoint", "checkpoint9")
+    for path in (*paths, later):
+        torch.save({"args": None, "cfg": {}, "model": {"expert.weight": torch.ones(3)}}, path)
+    out = str(tmp_path / "out.pt")
+    assert main(["average", *map(str, paths), "--output", out]) == 2
+    assert "another process saved" in capsys.readouterr().err
+    assert main(["average", str(paths[0]), str(later), "--output", out]) == 0
