@@ -202,11 +202,24 @@ class AveragedSGD(torch.optim.Optimizer):
                 "Load the weights alone, and start with a new state of the optimiser.",
             )
         super().load_state_dict(state_dict)
-        # torch has converted every tensor to its parameter's dtype; averages have their own.
-        saved = itertools.chain.from_iterable(group["params"] for group in groups)
-        for key, parameter in zip(saved, self._parameters()):
-            if AVERAGE in state_dict["state"].get(key, {}):
-                self.state[parameter][AVERAGE] = state_dict["state"][key][AVERAGE].to(
+        restore_precision(self, state_dict)
+
+
+def restore_precision(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
+    """Give averages and moments their own precision back after ``load_state_dict``.
+
+    torch has converted every tensor of the state to the dtype of its parameter.
+
+    Args:
+        optimizer: whose state is wider than 16 bits.
+        state_dict: what it has loaded.
+    """
+    saved = (key for group in saved_groups(state_dict) for key in group["params"])
+    own = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    for key, parameter in zip(saved, own):
+        for name, value in state_dict["state"].get(key, {}).items():
+            if isinstance(value, Tensor) and value.is_floating_point() and name != "step":
+                optimizer.state[parameter][name] = value.to(
                     device=parameter.device, dtype=_at_least_float32(parameter.dtype), copy=True
                 )
 

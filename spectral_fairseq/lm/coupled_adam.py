@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
-from spectral_fairseq.lm.averaged_sgd import saved_groups
+from spectral_fairseq.lm.averaged_sgd import restore_precision, saved_groups
 
 
 class CoupledAdam(torch.optim.Optimizer):
@@ -157,17 +157,7 @@ class CoupledAdam(torch.optim.Optimizer):
                 "Load the weights alone, and start with a new state of the optimiser.",
             )
         super().load_state_dict(state_dict)
-        # torch has converted every tensor to its parameter's dtype; moments have their own.
-        saved = [key for group in groups for key in group["params"]]
-        own = [parameter for group in self.param_groups for parameter in group["params"]]
-        for key, parameter in zip(saved, own):
-            for name, value in state_dict["state"].get(key, {}).items():
-                if isinstance(value, Tensor) and value.dim() and value.is_floating_point():
-                    self.state[parameter][name] = value.to(
-                        device=parameter.device,
-                        dtype=torch.promote_types(parameter.dtype, torch.float32),
-                        copy=True,
-                    )
+        restore_precision(self, state_dict)
 
 
 def _other_moments(expected: torch.Size, found: torch.Size) -> CheckpointError:
