@@ -22,6 +22,9 @@ from spectral_fairseq.functional.ranks import (
 )
 from spectral_fairseq.functional.rows import pearson, slope
 
+# The cosine of random rows is zero only up to chance and rounding, so no more of it is shown.
+COSINE_PLACES = 4
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -39,6 +42,7 @@ class Measure:
         unit: empty for a pure number.
         headline: whether the report opens with it.
         digits: significant digits shown.
+        decimals: places behind the point beyond which it is noise about zero; None if it is never.
     """
 
     key: str
@@ -50,6 +54,11 @@ class Measure:
     unit: str = ""
     headline: bool = False
     digits: int = 4
+    decimals: Optional[int] = None
+
+    def shown(self, value: Optional[float]) -> str:
+        """A value for readers; a dash where there is none."""
+        return shown(value, self.digits, self.decimals)
 
 
 def _with_counts(
@@ -131,6 +140,7 @@ GROUPS: Dict[str, List[Measure]] = {
             random=0.0,
             better="low",
             headline=True,
+            decimals=COSINE_PLACES,
         ),
         Measure(
             "mean_cosine_centred",
@@ -140,6 +150,7 @@ GROUPS: Dict[str, List[Measure]] = {
             lambda t: t.centred_mean_cosine,
             random=0.0,
             better="low",
+            decimals=COSINE_PLACES,
         ),
         Measure(
             "positive_cosines",
@@ -225,6 +236,7 @@ GROUPS: Dict[str, List[Measure]] = {
             "Pearson correlation of ||w_i|| with the smoothed log count of word i in the "
             "dictionary",
             lambda t: _with_counts(t, pearson),
+            decimals=COSINE_PLACES,
         ),
         Measure(
             "norm_count_slope",
@@ -250,6 +262,7 @@ GROUPS: Dict[str, List[Measure]] = {
             _of_group(group),
             random=0.0,
             better="low",
+            decimals=COSINE_PLACES,
         )
         for group in FREQUENCIES
     ],
@@ -260,12 +273,14 @@ GROUPS: Dict[str, List[Measure]] = {
             "similarity of the table with that of the first checkpoint, over the words of both "
             "(Kornblith et al. 2019); 1 is equal up to rotation and scale",
             None,
+            decimals=6,
         ),
         Measure(
             "drift_procrustes",
             "Procrustes residual",
             "relative distance from the first checkpoint's table after the best rotation and scale",
             None,
+            decimals=6,
         ),
     ],
     "Factors of an SVD table": [
@@ -321,6 +336,7 @@ GROUPS: Dict[str, List[Measure]] = {
             None,
             random=0.0,
             better="low",
+            decimals=COSINE_PLACES,
         ),
         Measure(
             "origin_in_hull",
@@ -370,9 +386,19 @@ def random_values(facts: TableFacts) -> Dict[str, float]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def shown(value: Optional[float], digits: int = 4) -> str:
-    """A number for readers; a dash where there is none."""
-    return "–" if value is None else f"{value + 0.0:.{digits}g}"  # no -0
+def shown(value: Optional[float], digits: int = 4, decimals: Optional[int] = None) -> str:
+    """A number of ``digits`` significant digits and at most ``decimals`` places behind the point.
+
+    A dash stands where there is none. No number is -0.
+    """
+    if value is None:
+        return "–"
+    return f"{(value if decimals is None else round(value, decimals)) + 0.0:.{digits}g}"
+
+
+def cosine_shown(value: Optional[float], digits: int = 3) -> str:
+    """A mean cosine for readers, without an exponent."""
+    return shown(value, digits, COSINE_PLACES)
 
 
 def groups_in_use(measured: Sequence[Mapping[str, Optional[float]]]) -> Dict[str, List[Measure]]:

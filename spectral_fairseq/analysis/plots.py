@@ -13,7 +13,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
-from spectral_fairseq.analysis.catalogue import ALL, shown
+from spectral_fairseq.analysis.catalogue import ALL, cosine_shown, shown
 from spectral_fairseq.analysis.options import follows_one_run, spread
 from spectral_fairseq.analysis.results import Analysed
 from spectral_fairseq.errors import needs_extra
@@ -316,8 +316,8 @@ def _cosines(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
         return figure
 
     means = "; ".join(
-        f"{one['label']}: mean {shown(one['measures']['mean_cosine'], 3)} "
-        f"({shown(one['measures']['mean_cosine_centred'], 3)} without the mean row), "
+        f"{one['label']}: mean {cosine_shown(one['measures']['mean_cosine'])} "
+        f"({cosine_shown(one['measures']['mean_cosine_centred'])} without the mean row), "
         f"{shown(100 * one['measures']['positive_cosines'], 3)} % not negative"
         for one in checkpoints
     )
@@ -377,8 +377,9 @@ def _layers(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
         return figure
 
     ends = "; ".join(
-        f"{one['label']}: mean cosine from {shown(one['outputs']['layers'][0]['mean_cosine'], 3)} "
-        f"to {shown(one['outputs']['layers'][-1]['mean_cosine'], 3)}"
+        f"{one['label']}: mean cosine from "
+        f"{cosine_shown(one['outputs']['layers'][0]['mean_cosine'])} to "
+        f"{cosine_shown(one['outputs']['layers'][-1]['mean_cosine'])}"
         for one in checkpoints
     )
     alt = (
@@ -407,10 +408,11 @@ def _projections(
         for axes in grid.flat[len(checkpoints) :]:
             axes.remove()
         colours = _word_colours()
-        limit = 1.05 * max(float(one.measured.projection.abs().max()) for one in analysed)
         last = max(int(one.measured.projection_rank.max()) for one in analysed)
         drawn = None
         for axes, one, found in zip(grid.flat, checkpoints, analysed):
+            # Each on a scale of its own: tables of other models differ by orders of magnitude.
+            limit = 1.05 * float(found.measured.projection.abs().max()) or 1.0
             # Frequent words are few, so they are drawn last, above the others.
             order = found.measured.projection_rank.argsort(descending=True)
             rank = found.measured.projection_rank[order].tolist()
@@ -450,7 +452,11 @@ def _projections(
     centres = "; ".join(
         f"{one['label']}: centre at {_centre(found)}" for one, found in zip(checkpoints, analysed)
     )
-    alt = f"Words projected on {how}, coloured by {places}; a cross marks the origin. {centres}."
+    scale = ", each model on a scale of its own" if len(checkpoints) > 1 else ""
+    alt = (
+        f"Words projected on {how}{scale}, coloured by {places}; a cross marks the origin. "
+        f"{centres}."
+    )
     return Picture("projection", "Words in two dimensions", alt, draw)
 
 
@@ -477,8 +483,13 @@ def _word_colours() -> Any:
 
 
 def _centre(found: Analysed) -> str:
-    x, y = found.measured.projection.mean(0).tolist()
-    return f"({x:.2f}, {y:.2f})"
+    """The mean of the words, of which less than a thousandth of the panel is zero."""
+    least = 1e-3 * float(found.measured.projection.abs().max())
+    x, y = (
+        value if abs(value) >= least else 0.0
+        for value in found.measured.projection.mean(0).tolist()
+    )
+    return f"({shown(x, 3)}, {shown(y, 3)})"
 
 
 def log_probability_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:

@@ -60,7 +60,7 @@ def _measures(document: Dict[str, Any], groups: Dict[str, List[Measure]]) -> str
         for m in measures:
             cells = _values(checkpoints, m)
             if random is not None:
-                cells.append(shown(random[m.key], m.digits) if m.key in random else "")
+                cells.append(m.shown(random[m.key]) if m.key in random else "")
             rows.append([m.title, *cells])
     return _aligned(rows, headers)
 
@@ -83,8 +83,8 @@ def spread_of(method: Mapping[str, Any], measure: Measure) -> str:
     found = method["measures"].get(measure.key)
     if found is None:
         return shown(None)
-    mean = shown(found["mean"], measure.digits)
-    return mean if found["std"] is None else f"{mean} ± {shown(found['std'], 2)}"
+    mean = measure.shown(found["mean"])
+    return mean if found["std"] is None else f"{mean} ± {shown(found['std'], 2, measure.decimals)}"
 
 
 def _aligned(rows: List[Any], headers: List[str]) -> str:
@@ -128,4 +128,4 @@ def _groups(document: Dict[str, Any]) -> Dict[str, List[Measure]]:
 
 
 def _values(checkpoints: List[Dict[str, Any]], measure: Measure) -> List[str]:
-    return [shown(one["measures"].get(measure.key), measure.digits) for one in checkpoints]
+    return [measure.shown(one["measures"].get(measure.key)) for one in checkpoints]

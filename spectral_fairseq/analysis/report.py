@@ -19,9 +19,9 @@ from typing import Any, Dict, Iterable, Mapping, Sequence, Union
 
 from spectral_fairseq.analysis.catalogue import ALL, groups_in_use, shown
 from spectral_fairseq.analysis.options import spread
-from spectral_fairseq.analysis.plots import FILES, OCCASIONAL, OPENING, Picture
+from spectral_fairseq.analysis.plots import FILES, MOST_CURVES, OCCASIONAL, OPENING, Picture
 from spectral_fairseq.analysis.render import as_text, spread_of
-from spectral_fairseq.analysis.verdict import MOST_VERDICTS, verdict, warnings
+from spectral_fairseq.analysis.verdict import MOST_VERDICTS, headline, verdict, warnings
 from spectral_fairseq.errors import ConfigurationError, OutputError, needs_extra
 from spectral_fairseq.files import replacing
 
@@ -54,8 +54,10 @@ def as_html(document: Mapping[str, Any], pictures: Sequence[Picture]) -> str:
         raw=base64.b64encode(json.dumps(document, ensure_ascii=False).encode()).decode(),
         shown=shown,
         spread_of=spread_of,
+        headline_of=headline,
         verdict=verdict,
         warnings=warnings(checkpoints),
+        drawn=spread(checkpoints, MOST_CURVES),
         opened=spread(checkpoints, MOST_VERDICTS),
     )
 

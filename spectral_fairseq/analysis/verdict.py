@@ -34,9 +34,9 @@ word2vec's and GloVe's. :data:`ADVICE` is what gained in this project's own trai
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from spectral_fairseq.analysis.catalogue import shown
+from spectral_fairseq.analysis.catalogue import cosine_shown, shown
 from spectral_fairseq.analysis.measures import BEYOND
 
 # Of more checkpoints, such as the epochs of a run, some are described, evenly spaced.
@@ -77,22 +77,26 @@ _HOW = {
 }
 
 
-def verdict(checkpoint: Mapping[str, Any]) -> List[str]:
-    """Three paragraphs on one table, the headline first: findings, what is normal, what to try."""
+class _Findings(NamedTuple):
+    shared: bool
+    few: bool
+    edges: float  # 0 for a table of equal rows, which has nothing but its mean
+    words: str  # what follows "The word vectors"
+
+
+def _findings(checkpoint: Mapping[str, Any]) -> _Findings:
+    """What stands out of one table: Note [Bounds of the verdict]."""
     measures, random = checkpoint["measures"], checkpoint["random"]
     words, dim = checkpoint["table"]["words"], checkpoint["table"]["dimensions"]
     common = max(measures["mean_share"] ** 2, measures["mean_cosine"])
     narrow = common >= NARROW
     # With one or two dimensions a narrow cone can lie below the second bound.
     shared = narrow or common > (1 + math.sqrt(dim / words)) ** 2 / dim
-    rank = measures["effective_rank_centred"]
-    few = rank < FEW_DIRECTIONS * random["effective_rank_centred"]
-    # None for a table of equal rows, which has nothing but its mean.
+    few = measures["effective_rank_centred"] < FEW_DIRECTIONS * random["effective_rank_centred"]
     edges = measures["sigma_over_edge_centred"] or 0.0
-    row, origin = checkpoint["dominant_row"], checkpoint["origin"]
     if shared:
         finding = "lie in a narrow cone" if narrow else "share a direction"
-    elif row is not None:
+    elif checkpoint["dominant_row"] is not None:
         finding = "have one among them that dwarfs the others"
     elif edges >= STANDS_OUT and not few:
         finding = "stretch along one direction, which is not their mean"
@@ -102,9 +106,21 @@ def verdict(checkpoint: Mapping[str, Any]) -> List[str]:
         finding = "share no direction in their mean"
     else:
         finding = "are spread evenly, and share no direction that stands out"
+    return _Findings(shared, few, edges, finding)
+
+
+def headline(checkpoint: Mapping[str, Any]) -> str:
+    """The first sentence of :func:`verdict`."""
+    return f"The word vectors {_findings(checkpoint).words}."
+
+
+def verdict(checkpoint: Mapping[str, Any]) -> List[str]:
+    """Three paragraphs on one table, the headline first: findings, what is normal, what to try."""
+    shared, few, edges, _ = _findings(checkpoint)
+    row, origin = checkpoint["dominant_row"], checkpoint["origin"]
     return [
-        _meaning(measures, random, finding, few, edges, row, dim),
-        _normal(measures, origin),
+        f"{headline(checkpoint)} {_meaning(checkpoint, few, edges)}",
+        _normal(checkpoint["measures"], origin),
         _advice(shared, few or edges >= STANDS_OUT, row, origin, checkpoint["table"]["is_output"]),
     ]
 
@@ -142,20 +158,9 @@ def _percent(share: float) -> str:
     return f"{shown(100 * share, 2 if share < 0.95 else 4)} %"
 
 
-def _cosine(value: float) -> str:
-    """Without an exponent or -0, which do not belong into a sentence."""
-    return shown(round(value, 4), 2)
-
-
-def _meaning(
-    measures: Mapping[str, Any],
-    random: Mapping[str, Any],
-    finding: str,
-    few: bool,
-    edges: float,
-    row: Optional[Mapping[str, Any]],
-    dim: int,
-) -> str:
+def _meaning(checkpoint: Mapping[str, Any], few: bool, edges: float) -> str:
+    measures, random = checkpoint["measures"], checkpoint["random"]
+    row, dim = checkpoint["dominant_row"], checkpoint["table"]["dimensions"]
     if row is not None:
         rest = f"{_name(row)} alone holds {_percent(row['share'])}, at"
     elif edges >= BEYOND:
@@ -167,7 +172,7 @@ def _meaning(
     else:
         rest = f"they use {'few' if few else 'many'} directions,"
     return (
-        f"The word vectors {finding}. Their mean holds {_percent(measures['mean_share'] ** 2)} of "
+        f"Their mean holds {_percent(measures['mean_share'] ** 2)} of "
         f"their squared length (in a random table {_percent(random['mean_share'] ** 2)}), and "
         f"apart from it {rest} an effective rank of "
         f"{shown(measures['effective_rank_centred'], 3)} of {dim} (random "
@@ -177,8 +182,9 @@ def _meaning(
 
 def _normal(measures: Mapping[str, Any], origin: str) -> str:
     return (
-        f"Two words have a mean cosine of {_cosine(measures['mean_cosine'])} (random vectors 0), "
-        f"and of {_cosine(measures['mean_cosine_centred'])} without the mean.{_NORMAL[origin]}"
+        f"Two words have a mean cosine of {cosine_shown(measures['mean_cosine'], 2)} (random "
+        f"vectors 0), and of {cosine_shown(measures['mean_cosine_centred'], 2)} without the "
+        f"mean.{_NORMAL[origin]}"
     )
 
 

@@ -1,6 +1,7 @@
 """Pictures and page, the page in a real headless browser, and files that are never half-written."""
 
 import base64
+import copy
 import json
 import os
 import re
@@ -82,6 +83,8 @@ addEventListener("load", async () => {
     hidden: [...document.querySelectorAll("main > .scroll td")].map(
       e => e.getBoundingClientRect()).filter(b => b.left < 0 || b.right > innerWidth).length,
     first: [...document.querySelectorAll("main > .scroll td")].map(e => e.dataset.label),
+    headlines: document.querySelectorAll("header dd").length,
+    spectrum: document.querySelector("header img").getBoundingClientRect().bottom,
     size: parseFloat(getComputedStyle(document.querySelector("td")).fontSize),
     rows: document.querySelectorAll("tbody th[scope=row]").length,
     wide: document.documentElement.scrollWidth > innerWidth,
@@ -179,6 +182,8 @@ def test_the_page_in_a_browser(results, pictures, tmp_path, width):
     assert seen["labels"] == labels and seen["heads"] == 2 * [["measure", *labels]]
     # The headline table shows every checkpoint without scrolling, on a phone too.
     assert seen["hidden"] == 0 and seen["first"] == 4 * labels and seen["size"] >= 16
+    # The first screen has the headline of every model, and all of their spectra.
+    assert seen["headlines"] == len(labels) and seen["spectrum"] <= 844
     assert seen["download"] == "analysis.json" and seen["schema"] == results[0]["schema"]
     assert seen["rows"] > 30 and not seen["wide"]
 
@@ -229,6 +234,30 @@ def test_pictures_are_whole_and_say_what_they_show(results, pictures):
         xml.etree.ElementTree.fromstring(picture.file("svg"))
         assert re.search(r"\d", picture.alt)
     assert f"{results[0]['checkpoints'][0]['measures']['mean_cosine']:.3g}" in pictures[1].alt
+
+
+def test_every_projection_has_a_scale_of_its_own(results):
+    """A GPT-2 beside an array of long rows was a dot below the cross."""
+    found, analysed = results
+    scaled = [copy.deepcopy(one) for one in analysed[:2]]
+    scaled[1].measured.projection.mul_(1e3)
+    two = {**found, "checkpoints": found["checkpoints"][:2]}
+    (picture,) = [one for one in draw_all(two, scaled) if one.name == "projection"]
+    panels = [axes for axes in picture.figure().axes if axes.get_title()]
+    for axes, one in zip(panels, scaled):
+        reach = float(one.measured.projection.abs().max())
+        assert axes.get_xlim()[1] == axes.get_ylim()[1] == pytest.approx(1.05 * reach)
+    assert "scale of its own" in picture.alt
+
+
+def test_rounding_noise_is_zero_in_every_format(results):
+    one = copy.deepcopy(results[0]["checkpoints"][0])
+    one["measures"].update(mean_cosine=-1.608e-05, drift_cka=1.2e-08)
+    noisy = {**results[0], "checkpoints": [one]}
+    html = re.sub(r'href="data:[^"]*"', "", as_html(noisy, draw_all(noisy)[:2]))
+    for text in (as_text(noisy), html):
+        assert "e-05" not in text and "e-08" not in text
+        assert not re.search(r"(?<![\w.])-0(?![.\d])", text)
 
 
 @pytest.mark.slow
