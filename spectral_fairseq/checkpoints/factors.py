@@ -107,10 +107,10 @@ def _check_factors(kind: Type[Table], entries: Mapping[str, Tensor]) -> None:
     """Compute the last row alone, to see whether the shapes fit."""
     count, dim = entries[kind.entries[0]].shape
     last = torch.arange(max(0, count - 1), count)
-    vectors = (entries[name] for name in kind.entries if entries[name].dim() == 1)
+    factors = (entries[name] for name in kind.entries if name not in kind.numbers)
     try:
         fit = kind.dense_rows(entries, last, torch.float64).shape == (len(last), dim)
-        fit = fit and all(len(vector) in (count, dim) for vector in vectors)
+        fit = fit and all(len(one) in (count, dim) for one in factors if one.dim() == 1)
     except (IndexError, RuntimeError):
         fit = False
     if not fit:
