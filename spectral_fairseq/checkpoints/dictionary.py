@@ -20,6 +20,7 @@ from spectral_fairseq.checkpoints.settings import checkpoint_settings
 from spectral_fairseq.checkpoints.vectors import read_npy
 from spectral_fairseq.errors import DataError, MissingDataError
 from spectral_fairseq.files import why_not_readable
+from spectral_fairseq.functional.row_penalties import were_counted
 
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 FILLER = "madeupword"
@@ -68,7 +69,7 @@ class WordList:
     @property
     def has_counts(self) -> bool:
         """Whether the words were counted: equal counts, 1 or 100, only fill a dict.txt."""
-        return len({count for count in self.counts if count > 0}) > 1
+        return were_counted(self.counts)
 
 
 def read_dictionary(path: Union[str, Path]) -> WordList:

@@ -231,6 +231,21 @@ def _mean_of_squares(values: Tensor, counted: Optional[Tensor]) -> Tensor:
 # Logarithms of word counts, smoothed for words never counted.
 
 
+def were_counted(counts: Sequence[float]) -> bool:
+    """Whether counts tell how often words occur, or only fill a dict.txt.
+
+    The usual recipe for sentencepiece gives every piece the count 100, or another one. Symbols that
+    a task adds behind them, such as those of languages, have the count 1.
+
+    Args:
+        counts: of all rows in their order; 0 says nothing.
+    """
+    given = [count for count in counts if count > 0]
+    last = next((place for place in range(len(given), 0, -1) if given[place - 1] != 1), 0)
+    different = len(set(given[:last]))
+    return different > 1 or (different == 1 and last == 1 and len(given) > 1)
+
+
 def smoothed_log_counts(counts: Sequence[float]) -> Tensor:
     """Return log(1 + max(c_k, 1)) of each count c_k.
 

@@ -21,7 +21,7 @@ from fairseq.data import Dictionary, indexed_dataset
 
 from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.row_penalties import smoothed_log_counts
+from spectral_fairseq.functional.row_penalties import smoothed_log_counts, were_counted
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def training_counts(task: Any, dictionary: Dictionary) -> List[float]:
     if found is not None:
         return found
     counts, words = _own_counts(dictionary)
-    if len(set(words)) <= 1:
+    if not were_counted(words):
         raise DataError(
             "a dictionary with word counts, for norms in proportion to their logarithms",
             f"{len(words)} words, all with the count {max(words, default=0):.0f}, and no binarised "
@@ -116,7 +116,7 @@ def known_counts(dictionary: Dictionary) -> Optional[List[float]]:
     if found is not None:
         return found
     counts, words = _own_counts(dictionary)
-    return counts if len(set(words)) > 1 else None
+    return counts if were_counted(words) else None
 
 
 def _own_counts(dictionary: Dictionary) -> Tuple[List[float], List[float]]:
@@ -137,7 +137,7 @@ def _counts_in_data(task: Any, dictionary: Dictionary) -> Optional[List[float]]:
         return None
     found = np.sum(languages, axis=0)
     _, words = _own_counts(dictionary)
-    if len(set(words)) > 1:
+    if were_counted(words):
 
         def distance(one: np.ndarray) -> float:
             return abs(math.log(sum(words) / max(int(one[dictionary.nspecial :].sum()), 1)))

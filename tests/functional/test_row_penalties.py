@@ -14,6 +14,7 @@ from spectral_fairseq.functional.row_penalties import (
     smoothed_log_counts,
     temporal_activation_regularization,
     weight_norm_penalty,
+    were_counted,
 )
 from tests.reference import cosine as reference
 from tests.reference import weight_norm as weight_norm_reference
@@ -293,3 +294,21 @@ def test_one_position_has_no_change_and_all_padding_is_zero():
 def test_half_precision_is_squared_in_float32():
     h = torch.full((1, 2, 4), 300.0, dtype=torch.float16)
     assert activation_regularization(h).item() == 90000.0
+
+
+@pytest.mark.parametrize(
+    "counts, expected",
+    [
+        ([0, 0, 7, 5, 3, 1, 1], True),
+        ([2, 1], True),
+        ([100] * 9, False),
+        ([1] * 9, False),
+        ([0, 0, *[100] * 9, 0, 0, 0], False),  # fillers
+        ([0, 0, *[100] * 9, 1, 1], False),  # symbols of languages
+        ([1, *[100] * 9], True),
+        ([], False),
+        ([0], False),
+    ],
+)
+def test_counts_that_only_fill_a_dictionary(counts, expected):
+    assert were_counted(counts) is expected

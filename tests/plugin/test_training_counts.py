@@ -81,6 +81,20 @@ def test_equal_dictionaries_are_counted_in_the_languages_of_their_words(
         assert training_counts(task, one) == expected
 
 
+def test_symbols_that_a_task_adds_do_not_make_placeholders_counts(tmp_path):
+    """Their count is 1, which made the sum of placeholders that of the nearest language."""
+    for name, lines in LINES.items():
+        _write(tmp_path, name, [line * (40 if ".en" in name else 1) for line in lines])
+    words, copy = (_dictionary(a=2, b=2) for _ in range(2))
+    for one in (words, copy):
+        one.add_symbol("__en__")
+    found = training_counts(_task(tmp_path, copy, words), words)
+    assert found == [0, 0, 2 + 160, 2 + 120, 1 + 80, 1 + 40, 0]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="and no binarised"):
+        training_counts(_task(tmp_path / "empty", copy, words), words)
+
+
 def test_text_on_both_sides_is_counted_once(tmp_path):
     """Autoencoding: both dictionaries are made from the same lines, and neither is joined."""
     for language in ("de", "en"):
