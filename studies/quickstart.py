@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
+from spectral_fairseq.analysis import analyze
 from spectral_fairseq.analysis.verdict import ADVICE
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.files import replacing
@@ -130,6 +131,12 @@ UPDATES = {"cpu": 2000, "cuda": 8000}
 DATA_BYTES = 50_000_000  # text, binary data and the report
 STEPS = 6
 LABELS = {recipe: label for recipe, (label, _) in RECIPES.items()}
+REPORT = Path("report", "report.html")
+"""The page on both tables, in the work folder."""
+
+
+def _best_checkpoint(root: Path, recipe: str) -> Path:
+    return root / recipe / "checkpoints" / "checkpoint_best.pt"
 
 
 def settings_of(arguments: argparse.Namespace) -> TranslationSettings:
@@ -195,7 +202,8 @@ class Quickstart:
         work.step("translate", self.translate)
         self.say(5, "scores and measures", "measure")
         work.step("measure", self.measure)
-        self.say(6, "table and picture")
+        self.say(6, "table, picture and page", "report")
+        work.step("report", self.report)
         return self.write_results()
 
     def say(self, number: int, what: str, *steps: str) -> None:
@@ -219,6 +227,16 @@ class Quickstart:
         recipes = {recipe: run.figures() for recipe, run in self.runs.items()}
         return {"versions": training.versions(), "recipes": recipes}
 
+    def report(self) -> Dict[str, Any]:
+        """Write the page that puts both tables side by side."""
+        found = analyze(
+            *(_best_checkpoint(self.root, recipe) for recipe in RECIPES),
+            labels=list(LABELS.values()),
+        )
+        found.command = "compare"
+        found.write(self.root / REPORT.parent, overwrite=True)
+        return {}
+
     def commands(self) -> Dict[str, List[str]]:
         """Every command of fairseq that the job runs."""
         commands = {"preprocess": self.data.preprocess}
@@ -231,7 +249,7 @@ class Quickstart:
         """Write ``results.json``, ``results.txt`` and the picture; returns the text."""
         measured = self.work.result("measure")
         recipes = measured["recipes"]
-        steps = (*PREPARATION, "train", "translate", "measure")
+        steps = (*PREPARATION, "train", "translate", "measure", "report")
         seconds = sum(self.work.result(step)["seconds"] for step in steps)
         write_json(
             self.root / "results.json",
@@ -333,21 +351,19 @@ def parse_arguments(argv: Optional[Sequence[str]], default_corpus: Path) -> argp
 
 def what_next(root: Path) -> str:
     """Text that says where the results are and what to try next."""
-    plain, best = (
-        shlex.quote(str(root / recipe / "checkpoints" / "checkpoint_best.pt")) for recipe in RECIPES
-    )
+    best = shlex.quote(str(_best_checkpoint(root, "spectrum_control")))
     advice = "\n".join(f"  {part}" for part in f"{ADVICE}:".replace("; ", ";\n").splitlines())
     beside = Path(sys.executable).with_name("spectral-fairseq")
     command = shlex.quote(os.path.relpath(beside) if beside.exists() else beside.name)
     return f"""
+Both tables side by side, for a browser: {root / REPORT}
+
 In {root}/:
   spectra.png, spectra.svg      the singular values of both tables, with the prior
   results.json, results.txt     every figure with its options, versions and commands
   plain/, spectrum_control/     checkpoints, translations (test.en) and logs
 
 Next:
-  {command} compare {plain} {best} --out report
-      report/report.html: both tables side by side
   {command} export {best} plain.pt
       a plain checkpoint that fairseq loads without this package
 

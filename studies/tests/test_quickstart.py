@@ -1,10 +1,12 @@
 """The quickstart: its parts, and once the whole of it on a few hundred sentences."""
 
+import dataclasses
 import importlib.util
 import io
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -417,8 +419,11 @@ def test_interrupted_resumed_and_finished(small_corpus, tmp_path):
     symbols = len((work / "binary" / "dict.en.txt").read_text("utf-8").splitlines())
     fillers = (work / "binary" / "dict.en.txt").read_text("utf-8").count("madeupword")
     assert results["recipes"]["plain"]["words"] == symbols - fillers + 3
-    for name in ("spectra.png", "spectra.svg", "results.txt"):
+    for name in ("spectra.png", "spectra.svg", "results.txt", str(quickstart.REPORT)):
         assert (work / name).stat().st_size > 0
+    assert (
+        str(Path("quickstart", quickstart.REPORT)) in out and "Tune the weight decay first" in out
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["quickstart"]
 
     before = {path: path.stat().st_mtime_ns for path in work.rglob("*.pt")}
@@ -469,6 +474,66 @@ def test_commands_to_try_can_be_pasted_whatever_the_folder_is_called():
         "it's a/spectrum_control/checkpoints/checkpoint_best.pt",
         "plain.pt",
     ]
+
+
+FIGURES = {
+    # row of the README: from results.json, from a report's measures, tolerance
+    "sacreBLEU": (lambda r: r["bleu"], None, {"abs": 1.0}),
+    "chrF": (lambda r: r["chrf"], None, {"abs": 1.0}),
+    "validation perplexity": (lambda r: r["valid_ppl"], None, {"rel": 0.02}),
+    "I1, both signs (1 = isotropic)": (
+        lambda r: r["isotropy_as_is"]["I1_both_signs"],
+        lambda m: m["i1"],
+        {"rel": 0.03},
+    ),
+    "I2, both signs (0 = isotropic)": (
+        lambda r: r["isotropy_as_is"]["I2_both_signs"],
+        lambda m: m["i2"],
+        {"rel": 0.05},
+    ),
+    "sigma_d / sigma_1": (
+        lambda r: r["sigma_last_to_first"],
+        lambda m: m["sigma_min"] / m["sigma_max"],
+        {"rel": 0.03},
+    ),
+    "mean cosine": (lambda r: r["mean_cosine"], lambda m: m["mean_cosine"], {"rel": 0.05}),
+}
+
+
+def figures_of_the_readme():
+    """Row -> figures of the recipes, in their order."""
+    text = (EXAMPLES / "quickstart" / "README.md").read_text("utf-8")
+    rows = re.findall(r"^\| ([^|]+) \| ([\d.]+) \| ([\d.]+) \|$", text, re.MULTILINE)
+    found = {name: (float(plain), float(control)) for name, plain, control in rows}
+    assert set(found) == set(FIGURES)
+    return found
+
+
+def test_the_readme_has_the_figures_of_the_report_that_is_shown():
+    """The page of the documentation site is drawn from this file, which is of the same recipes."""
+    path = EXAMPLES.parent / "docs" / "quickstart_report.json"
+    checkpoints = json.loads(path.read_text("utf-8"))["checkpoints"]
+    assert [one["label"] for one in checkpoints] == list(quickstart.LABELS.values())
+    for name, told in figures_of_the_readme().items():
+        _, measured, tolerance = FIGURES[name]
+        if measured is not None:
+            for one, value in zip(checkpoints, told):
+                assert value == pytest.approx(measured(one["measures"]), **tolerance), name
+
+
+def test_the_readme_has_the_figures_of_a_finished_quickstart():
+    """make quickstart writes this record; without one there is nothing to compare."""
+    path = EXAMPLES.parent / "quickstart" / "results.json"
+    if not path.exists():
+        pytest.skip("run make quickstart first")
+    record = json.loads(path.read_text("utf-8"))
+    default = quickstart.settings_of(quickstart.parse_arguments(["--cpu"], CORPUS))
+    if record["settings"] != dataclasses.asdict(default):
+        pytest.skip("the record in quickstart/ has other settings than the README")
+    for name, told in figures_of_the_readme().items():
+        written, _, tolerance = FIGURES[name]
+        for figures, value in zip(record["recipes"].values(), told):
+            assert value == pytest.approx(written(figures), **tolerance), name
 
 
 def test_missing_package_is_named(monkeypatch):
