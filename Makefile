@@ -1,7 +1,7 @@
 # make quickstart    set up, then train, translate, measure and draw on real text
 # make test          set up, then run all tests
 # make test-fast     set up, then run the tests that take less than a second each
-# make test-studies  set up, then run the tests of the studies and of the quickstart
+# make test-studies  set up, then run the tests of the quickstart, the studies and the benchmarks
 # make fuzz          set up, then try options, hostile files and kills for MINUTES=60; goes on later
 # make matrix        installs and tests many combinations of versions: docs/compatibility.md
 # make setup         set up only: everything goes into .venv

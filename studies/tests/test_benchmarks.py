@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-if not (Path(__file__).resolve().parents[1] / "benchmarks").exists():
-    pytest.skip("the benchmarks are not beside these tests", allow_module_level=True)
-
 from benchmarks import (
     bench_allocator,
     bench_analysis,
