@@ -36,7 +36,8 @@ try:
     _Trainer = TrainerCallback
     from transformers.trainer_callback import ExportableState
 
-    _Exportable, _KEEPS_STATES = ExportableState, True
+    # transformers 4.41 keeps them, and does not call on_optimizer_step.
+    _Exportable, _KEEPS_STATES = ExportableState, hasattr(TrainerCallback, "on_optimizer_step")
 except ImportError:
     pass
 try:
@@ -115,7 +116,7 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
             a plain model.
 
     Raises:
-        ConfigurationError: transformers is not installed, or older than 4.41 and a control is
+        ConfigurationError: transformers is not installed, or older than 4.42 and a control is
             given, or ``measure_every`` is negative.
     """
 
@@ -130,12 +131,13 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
         _check(_Trainer, "transformers", measure_every)
         if control is not None and not _KEEPS_STATES:
             raise ConfigurationError(
-                "a transformers whose checkpoints hold the state of a control: 4.41 or newer",
+                "a transformers that calls a control and saves its state: 4.42 or newer",
                 f"transformers {distribution_version('transformers')}",
                 "Install a newer one, or measure without a control.",
             )
         self.trainer, self.control = trainer, control
         self.measure_every, self.plain_at_end = measure_every, plain_at_end
+        self._is_called = False
 
     def state(self) -> Dict[str, Any]:
         """What Trainer writes into ``trainer_state.json``."""
@@ -212,6 +214,7 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
         self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any
     ) -> None:
         """Change the table if that is due after this step."""
+        self._is_called = True
         if self.control is not None and not getattr(optimizer, "step_was_skipped", False):
             self.control.step(_share(self.control, optimizer))
 
@@ -219,6 +222,12 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
         self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
     ) -> None:
         """Measure the table if that is due."""
+        if self.control is not None and not self._is_called:
+            raise UnsupportedError(
+                "a trainer that calls on_optimizer_step of its callbacks",
+                f"{type(self.trainer).__name__}, which has ended a step without it",
+                "Call SpectrumControl.step after each step of the optimiser yourself.",
+            )
         due = self.measure_every and state.global_step % self.measure_every == 0
         if due and state.is_world_process_zero:
             measures = {**_measures(model), **self._of_loss(model)}
