@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchmarks import (
+    bars,
     bench_allocator,
     bench_analysis,
     bench_awd_lstm,
@@ -101,6 +102,17 @@ def test_what_is_to_be_run_on_a_gpu_runs_on_a_cpu(stage, tmp_path, capsys):
         assert all(row["ok"] for row in found["rows"])
     gpu.main(["--tables", *options])
     assert f"## {stage}" in capsys.readouterr().out
+
+
+def test_the_bars_are_those_of_the_page():
+    found = bars.rows(bars.PAGE.read_text("utf-8"))
+    assert len(found) == 2 * 3 + 1
+    first = next(line for line in bars.PAGE.read_text("utf-8").splitlines() if "likelihood" in line)
+    assert first.startswith(
+        "| likelihood | {0.time:.2f} ({0.low:.2f} to".format(found["likelihood, small model"])
+    )
+    with pytest.raises(ValueError, match="expected a ratio"):
+        bars.ratio("1.01 each")
 
 
 def test_no_row_is_begun_after_the_minutes(tmp_path):
