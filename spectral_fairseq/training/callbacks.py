@@ -272,7 +272,7 @@ class SpectralLightningCallback(_Lightning):  # type: ignore[misc]
         _check(_Lightning, "lightning", measure_every)
         self.control, self.measure_every = control, measure_every
         self._steps = 0
-        self._rate = 1.0
+        self._rate: Optional[float] = None
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Refuse several optimisers, and one that lets a factored table decay three times."""
@@ -306,6 +306,12 @@ class SpectralLightningCallback(_Lightning):  # type: ignore[misc]
             return
         self._steps = trainer.global_step
         if self.control is not None:
+            if self._rate is None:
+                raise UnsupportedError(
+                    "a trainer that calls on_before_optimizer_step of its callbacks",
+                    f"{type(trainer).__name__}, which has taken a step without it",
+                    "Call SpectrumControl.step after each step of the optimiser yourself.",
+                )
             self.control.step(self._rate)
         due = self.measure_every and self._steps % self.measure_every == 0
         if due and trainer.is_global_zero and trainer.logger is not None:

@@ -472,6 +472,15 @@ def test_a_trainer_that_does_not_call_the_control_is_refused():
     callback.on_step_end(None, state, None)
 
 
+def test_a_strategy_that_does_not_tell_the_rate_is_refused():
+    """The control went on at its full rate, whatever the schedule said."""
+    pytest.importorskip("lightning")
+    callback = SpectralLightningCallback(SpectrumControl(torch.nn.Embedding(30, 4).weight))
+    trainer = SimpleNamespace(global_step=1)
+    with pytest.raises(UnsupportedError, match="which has taken a step without it"):
+        callback.on_train_batch_end(trainer, None, None, None, 0)
+
+
 def test_two_fused_losses_are_refused(transformers, tmp_path):
     """Liger's forward pass would leave the loss of this package out without a word."""
     model = build(transformers)
