@@ -27,7 +27,7 @@ from benchmarks.harness import (
     print_table,
 )
 from spectral_fairseq.lm.coupled_adam import CoupledAdam
-from spectral_fairseq.plugin.optim.coupled_adam import table_parameters
+from spectral_fairseq.plugin.optimizers import table_parameters
 
 BUDGET = {"time": 2.05, "memory": 1.3}
 PLAIN: Dict[str, Any] = {"_name": "label_smoothed_cross_entropy", "label_smoothing": 0.1}

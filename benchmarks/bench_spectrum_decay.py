@@ -30,9 +30,9 @@ from benchmarks.harness import (
     print_table,
 )
 from spectral_fairseq.functional.table_control import apply_change_
-from spectral_fairseq.plugin.models.find import svd_tables
-from spectral_fairseq.plugin.penalties.view import ModelView
-from spectral_fairseq.plugin.spectrum_control.trainer import renew_factors
+from spectral_fairseq.plugin.control_trainer import renew_factors
+from spectral_fairseq.plugin.find import svd_tables
+from spectral_fairseq.plugin.objective import ModelView
 
 INTERVAL = 10  # the default of --spectrum-decay, and what studies/spectrum has for --svd-interval
 

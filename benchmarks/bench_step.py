@@ -50,7 +50,7 @@ from benchmarks.harness import (
     print_table,
 )
 from spectral_fairseq.lm.awd_lstm import Carry
-from spectral_fairseq.plugin.penalties.objective import interval_for
+from spectral_fairseq.plugin.objective import interval_for
 
 SHAPES: Dict[str, Dict[str, Any]] = {
     "iwslt": {

@@ -17,7 +17,6 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from spectral_fairseq.checkpoints.reading import read_json, read_text
 from spectral_fairseq.checkpoints.settings import checkpoint_settings
-from spectral_fairseq.checkpoints.vectors import read_npy
 from spectral_fairseq.errors import DataError, MissingDataError
 from spectral_fairseq.files import why_not_readable
 from spectral_fairseq.functional.row_penalties import were_counted
@@ -344,6 +343,8 @@ def read_counts(path: Path) -> Counts:
     if obstacle is not None:
         raise MissingDataError(f"word counts at {path}", obstacle, "Check the path.")
     if path.suffix == ".npy":
+        from spectral_fairseq.checkpoints.vectors import read_npy
+
         return list(read_npy(path)["array"].reshape(-1).tolist())
     if path.suffix == ".json":
         found = read_json(path, "word counts")

@@ -53,15 +53,14 @@ def flag_sections() -> Dict[str, List[ListedFlag]]:
         LabelSmoothedCrossEntropyCriterionConfig,
     )
 
+    from spectral_fairseq.plugin.awd_lstm import AWDLSTMConfig
+    from spectral_fairseq.plugin.cpu import CommandOptions
     from spectral_fairseq.plugin.criterion import PenalisedCriterionConfig
-    from spectral_fairseq.plugin.float32_products import CommandOptions
-    from spectral_fairseq.plugin.models.awd_lstm import AWDLSTMConfig
-    from spectral_fairseq.plugin.models.registry import SpectralOptions
-    from spectral_fairseq.plugin.models.transformer_xl import TransformerXLConfig
-    from spectral_fairseq.plugin.optim.coupled_adam import CoupledAdamConfig
-    from spectral_fairseq.plugin.optim.muon import MuonConfig
-    from spectral_fairseq.plugin.optim.nt_asgd import NTASGDConfig, NTASGDScheduleConfig
-    from spectral_fairseq.plugin.task.task import StatefulLanguageModelingConfig
+    from spectral_fairseq.plugin.nt_asgd import NTASGDConfig, NTASGDScheduleConfig
+    from spectral_fairseq.plugin.optimizers import CoupledAdamConfig, MuonConfig
+    from spectral_fairseq.plugin.registry import SpectralOptions
+    from spectral_fairseq.plugin.task import StatefulLanguageModelingConfig
+    from spectral_fairseq.plugin.transformer_xl import TransformerXLConfig
 
     # The dataclass of the flags, and the one whose flags are listed elsewhere.
     sections: Dict[str, Tuple[Type[Any], Optional[Type[Any]]]] = {

@@ -31,9 +31,9 @@ from spectral_fairseq.functional.products import sample_rows
 from spectral_fairseq.functional.ranks import cumulative_share, empirical_rank, roundoff_threshold
 from spectral_fairseq.functional.spectra import BlockwiseSpectrum
 from spectral_fairseq.lm.awd_lstm import Carry
-from spectral_fairseq.lm.evaluation import ContiguousStreams
-from spectral_fairseq.plugin.models.find import decoder_of
-from spectral_fairseq.plugin.task.streams import Corpus
+from spectral_fairseq.lm.streams import ContiguousStreams
+from spectral_fairseq.plugin.find import decoder_of
+from spectral_fairseq.plugin.streams import Corpus
 
 MEMORY_LIMIT = 8 * 2**30
 # 64 MiB of float64 at a time.

@@ -73,6 +73,12 @@ def processor() -> Processor:
     return Processor(found.get("vendor_id", ""), flags, name)
 
 
+@cache
+def has_amx() -> bool:
+    """Whether the processor of this machine has AMX."""
+    return processor().has_amx
+
+
 class Products(NamedTuple):
     """How float32 matrices are multiplied, and why.
 

@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from spectral_fairseq.errors import DataError, UnsupportedError
-from spectral_fairseq.functional.float32_products import processor
+from spectral_fairseq.functional.float32_products import has_amx
 
 
 def _find_onednn_linear() -> Optional[Any]:
@@ -153,7 +153,7 @@ def _without_rounding_of_onednn() -> Iterator[None]:
     """With AMX, oneDNN rounds float32 factors where ``--float32-products fast`` allows it to."""
     matmul: Any = getattr(torch.backends.mkldnn, "matmul", None)
     before = getattr(matmul, "fp32_precision", "none")
-    if before == "none" or not processor().has_amx:
+    if before == "none" or not has_amx():
         yield
         return
     matmul.fp32_precision = "ieee"

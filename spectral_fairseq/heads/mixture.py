@@ -177,7 +177,8 @@ class MixtureHead(Head):
         z_loss: float = 0.0,
     ) -> Losses:
         """Cross entropy that holds neither tokens x N nor tokens x K x N; see :meth:`Head.loss`."""
-        self.check_extras(epsilon, z_loss)
+        if epsilon or z_loss:
+            self.check_extras(epsilon, z_loss)
         options: Dict[str, Any] = {"label_smoothing": label_smoothing}
         if self.normalised:
             options["z_loss"] = z_loss

@@ -13,14 +13,13 @@ from spectral_fairseq import compat
 # fairseq's decorators register on import, so each part is imported once, in this order.
 PARTS = (
     "spectral_fairseq.plugin.criterion",
-    "spectral_fairseq.plugin.models.awd_lstm",
-    "spectral_fairseq.plugin.models.lstm",
-    "spectral_fairseq.plugin.models.transformer",
-    "spectral_fairseq.plugin.models.transformer_xl",
-    "spectral_fairseq.plugin.optim.coupled_adam",
-    "spectral_fairseq.plugin.optim.muon",
-    "spectral_fairseq.plugin.optim.nt_asgd",
-    "spectral_fairseq.plugin.task.task",
+    "spectral_fairseq.plugin.awd_lstm",
+    "spectral_fairseq.plugin.lstm",
+    "spectral_fairseq.plugin.transformer",
+    "spectral_fairseq.plugin.transformer_xl",
+    "spectral_fairseq.plugin.optimizers",
+    "spectral_fairseq.plugin.nt_asgd",
+    "spectral_fairseq.plugin.task",
 )
 
 

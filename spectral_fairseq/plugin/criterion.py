@@ -1,4 +1,4 @@
-"""The criterion: cross entropy plus a sum of penalties; penalties/objective.py has their scale."""
+"""The criterion: cross entropy plus a sum of penalties; objective.py has their scale."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import logging
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Tuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,30 +22,36 @@ from spectral_fairseq import refusals
 from spectral_fairseq.errors import ConfigurationError, DataError, arguments_as_flags
 from spectral_fairseq.functional.softmax_loss import smoothing_weights
 from spectral_fairseq.options import idle_flags, read_options
-from spectral_fairseq.plugin import likelihood
-from spectral_fairseq.plugin.likelihood import LikelihoodTerm, LossForm
-from spectral_fairseq.plugin.likelihood.consistency import DROPOUT, drops
-from spectral_fairseq.plugin.likelihood.gradient_gating import WordMemory
-from spectral_fairseq.plugin.listener import Listener
-from spectral_fairseq.plugin.models.fast_dropout import (
+from spectral_fairseq.plugin import control, likelihood, penalties
+from spectral_fairseq.plugin.cpu import (
     FAIRSEQ_DROPOUT,
     FAST_DROPOUT,
     draw_masks_fast,
     draws_masks_fast,
 )
-from spectral_fairseq.plugin.models.find import (
-    decoder_of,
-    look_ups,
-    models_in,
-    svd_tables,
-    unwrapped,
+from spectral_fairseq.plugin.find import decoder_of, look_ups, models_in, svd_tables, unwrapped
+from spectral_fairseq.plugin.likelihood import DROPOUT, LikelihoodTerm, LossForm, drops
+from spectral_fairseq.plugin.listener import Listener
+from spectral_fairseq.plugin.objective import (
+    A_PENALTY,
+    AN_SVD_TABLE,
+    Batch,
+    ModelView,
+    Parts,
+    Penalties,
+    TablePrior,
+    Words,
+    log_terms,
+    prior_of,
+    reduce_terms,
+    reported_terms,
 )
-from spectral_fairseq.plugin.models.registry import with_defaults, with_options
-from spectral_fairseq.plugin.models.tables import TABLE_LR_SCALE, TABLE_WEIGHT_DECAY
-from spectral_fairseq.plugin.penalties import objective
-from spectral_fairseq.plugin.penalties.objective import log_terms, reduce_terms, reported_terms
-from spectral_fairseq.plugin.penalties.view import Batch, ModelView, Parts, Words
-from spectral_fairseq.plugin.spectrum_control import flags, prior
+from spectral_fairseq.plugin.registry import (
+    TABLE_LR_SCALE,
+    TABLE_WEIGHT_DECAY,
+    with_defaults,
+    with_options,
+)
 from spectral_fairseq.plugin.spectrum_log import (
     LOG_SPECTRUM_INTERVAL,
     TABLES,
@@ -89,8 +95,8 @@ class IgnoredPrefix:
 
 
 OPTIONS = (
-    *objective.FLAGS,
-    *flags.FLAGS,
+    *penalties.FLAGS,
+    *control.FLAGS,
     *likelihood.FLAGS,
     FAST_DROPOUT,
     LOG_SPECTRUM_INTERVAL,
@@ -124,8 +130,8 @@ class Objective:
     form: LossForm
     likelihood: LikelihoodTerm
     reported: LikelihoodTerm
-    penalties: objective.Penalties
-    control: flags.TableControl
+    penalties: Penalties
+    control: control.TableControl
 
 
 class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
@@ -154,16 +160,18 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         self._cfg, self._task = cfg, task
         self._words: Dict[int, Words] = {}
         self._bound: WeakKeyDictionary[nn.Module, Objective] = WeakKeyDictionary()
-        self._likelihood_options = likelihood.read_options(cfg)
-        self._prior = prior.prior_of(cfg)
+        self._likelihood_options = likelihood.options_of(cfg)
+        self._prior = prior_of(cfg)
         self._check_flags()
         self.num_updates = 0
-        self.word_memory: Optional[WordMemory] = None
+        self.word_memory: Any = None
         if self._likelihood_options.gradient_gating:
+            from spectral_fairseq.plugin.likelihood_gating import WordMemory
+
             memory = self._likelihood_options.gradient_gating_memory
             self.word_memory = WordMemory(len(task.target_dictionary), memory)
         self.log_spectrum = SpectrumLog(LOG_SPECTRUM_INTERVAL.read(cfg))
-        for flag in (TABLE_LR_SCALE, TABLE_WEIGHT_DECAY):  # plugin/trainer/groups.py reads them
+        for flag in (TABLE_LR_SCALE, TABLE_WEIGHT_DECAY):  # plugin/groups.py reads them
             flag.read(cfg)
 
     @classmethod
@@ -179,10 +187,10 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     def _check_flags(self) -> None:
         """Refuse flags outside their range now rather than when a model is bound."""
         words = self._words_of(self._task.target_dictionary)
-        cfg = flags.with_method(self._cfg, has_svd=True)
-        parts = Parts(nn.Module(), words, prior.TablePrior(self._prior))
-        objective.Penalties(cfg, parts)
-        flags.TableControl(cfg)
+        cfg = control.with_method(self._cfg, has_svd=True)
+        parts = Parts(nn.Module(), words, TablePrior(self._prior))
+        Penalties(penalties.PENALTIES, cfg, parts)
+        control.TableControl(cfg)
 
     def objective_of(self, model: nn.Module) -> Objective:
         """What is done with a model, wrapped for data parallelism or not.
@@ -193,7 +201,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         if bound is None or bound.device != next(model.parameters()).device:
             inner = unwrapped(model)
             # The norm that it remembers is that of the same table, wherever that is now.
-            kept = prior.TablePrior(self._prior) if bound is None else bound.parts.prior
+            kept = TablePrior(self._prior) if bound is None else bound.parts.prior
             bound = self._bind(model, kept) if inner is model else self.objective_of(inner)
             self._bound[model] = bound
         return bound
@@ -202,7 +210,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         """Those of a trainer's model: of several where it holds several."""
         return [self.objective_of(one) for one in models_in(unwrapped(model))]
 
-    def _bind(self, model: nn.Module, table_prior: prior.TablePrior) -> Objective:
+    def _bind(self, model: nn.Module, table_prior: TablePrior) -> Objective:
         decoder, tables = decoder_of(model), svd_tables(model)
         if self._cfg.fast_dropout:
             draw_masks_fast(model)
@@ -214,15 +222,15 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         parts = Parts(decoder, words, table_prior, tables, tuple(look_ups(model)), name)
         options = self._likelihood_options
         form = likelihood.form_for(self, options, model, words.rows)
-        cfg = flags.with_method(self._cfg, bool(tables))
+        cfg = control.with_method(self._cfg, bool(tables))
         return Objective(
             next(model.parameters()).device,
             parts,
             form,
             likelihood.likelihood_term(self, parts, options, form),
             likelihood.plain_likelihood(self, parts, form),
-            objective.Penalties(cfg, parts),
-            flags.TableControl(cfg),
+            Penalties(penalties.PENALTIES, cfg, parts),
+            control.TableControl(cfg),
         )
 
     def _words_of(self, dictionary: Any) -> Words:
@@ -258,12 +266,12 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         """Flags that were given and have no effect on a model -> what they would need."""
         has_svd = bool(bound.parts.svd_tables)
         facts = {
-            objective.A_PENALTY: bound.penalties.active,
-            prior.AN_SVD_TABLE: has_svd,
+            A_PENALTY: bound.penalties.active,
+            AN_SVD_TABLE: has_svd,
             DROPOUT: drops(model),
             FAIRSEQ_DROPOUT: draws_masks_fast(model),
         }
-        values = read_options(OPTIONS, flags.with_method(self._cfg, has_svd))
+        values = read_options(OPTIONS, control.with_method(self._cfg, has_svd))
         defaults = SimpleNamespace(**{one.name: one.parsed(one.default) for one in OPTIONS})
         return idle_flags(OPTIONS, values, defaults, facts)
 
@@ -324,7 +332,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         else:  # of no tokens there is no mean: neither nan, as after a divergence, nor 0
             for name in ("loss", "nll_loss"):
                 metrics.log_scalar(name, None, 0)
-        reduce_terms(logging_outputs)
+        reduce_terms(logging_outputs, penalties.NAMES)
         if any(TABLES in log for log in logging_outputs):
             reduce_spectrum(logging_outputs)
 
@@ -348,6 +356,43 @@ class Updates(Listener):
     def after_update(self) -> None:
         """The next batch may be one of validation."""
         self.before_update()
+
+
+class WordCounts(Listener):
+    """Keeps the counts in checkpoints, and out of them what is not trained on.
+
+    A worker that has run out of batches repeats one and throws its gradient away: its words do not
+    count. Neither do those of a step that is not taken because its gradients overflow in half
+    precision; with ``--amp`` fairseq then takes the same batches again.
+    """
+
+    name = "gradient_gating"
+
+    def __init__(self, trainer: Any) -> None:
+        super().__init__(trainer)
+        self.memory: Any = getattr(trainer.get_criterion(), "word_memory", None)
+
+    @property
+    def is_concerned(self) -> bool:
+        """Whether the criterion counts words."""
+        return self.memory is not None
+
+    def before_update(self) -> None:
+        """Forget what an attempt without a step has counted."""
+        self.memory.begin(self.trainer.get_num_updates())
+
+    def prepare_batch(self, is_repeated: bool) -> None:
+        """Leave out a repeated batch."""
+        self.memory.ignored = is_repeated
+
+    def save(self) -> Any:
+        """The counts, if there are any."""
+        return self.memory.state_dict() if self.memory.has_counted else None
+
+    def load(self, saved: Any) -> None:
+        """Go on with the counts of the checkpoint."""
+        if saved is not None:
+            self.memory.load_state_dict(saved)
 
 
 def _refuse_non_autoregressive(model: nn.Module) -> None:
@@ -397,11 +442,11 @@ PRESETS = (
     Preset(
         "spectrum_control",
         "SpectrumControl",
-        {name: None for name in flags.NAMES},
+        {name: None for name in control.NAMES},
         "Cross entropy with the spectrum and orthogonality penalties of an SVD table, or the "
         "decoupled control of any other.\n\n"
         "Wang et al., ICLR 2020, https://openreview.net/forum?id=ByxY8CNtvr; see "
-        "spectrum_control/flags.py.",
+        "control.py.",
     ),
     Preset(
         "weight_norm",

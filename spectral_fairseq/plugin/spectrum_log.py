@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 from spectral_fairseq import refusals
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
-from spectral_fairseq.functional.cosines import mean_cosine
-from spectral_fairseq.functional.ranks import spectrum_measures
 from spectral_fairseq.functional.spectra import singular_values_of_gram, table_gram
 from spectral_fairseq.options import Option
-from spectral_fairseq.plugin.models.find import is_trained
-from spectral_fairseq.plugin.penalties.view import ModelView, output_table
+from spectral_fairseq.plugin.find import is_trained
+from spectral_fairseq.plugin.objective import ModelView
+from spectral_fairseq.plugin.penalties import output_table
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +32,6 @@ LOG_SPECTRUM_INTERVAL = Option(
 # The number of workers that measured their table. All tables are equal, so sums are divided by it.
 TABLES = "tables_measured"
 _PREFIX = "table_"
-_NAMES = [f"{_PREFIX}{name}" for name in ("mean_cosine", *spectrum_measures(torch.ones(1)))]
 
 
 class SpectrumLog:
@@ -78,10 +76,10 @@ class SpectrumLog:
             ConfigurationError: it is one of these measures, and ``interval`` is not 1; or it begins
                 like them, and is none.
         """
-        if name.startswith(_PREFIX) and name not in _NAMES:
+        if name.startswith(_PREFIX) and name not in _names():
             raise ConfigurationError(
                 f"a measure of {LOG_SPECTRUM_INTERVAL.flag} for --best-checkpoint-metric: "
-                + ", ".join(_NAMES),
+                + ", ".join(_names()),
                 name,
                 "Choose one of them.",
             )
@@ -104,7 +102,7 @@ class SpectrumLog:
             return dict(entries)
         if now - before < self.interval:
             return {}
-        entries = {name: math.nan for name in _NAMES}
+        entries = {name: math.nan for name in _names()}
         try:
             entries = self._measured(*view.get(output_table))
         except Exception as error:  # what is only logged ends no training
@@ -118,10 +116,19 @@ class SpectrumLog:
 
     def _measured(self, weight: Tensor, excluded: Tensor) -> Dict[str, float]:
         # In float64, as `analyze` does: float32 takes the small ones of a narrow cone for zero.
+        from spectral_fairseq.functional.cosines import mean_cosine
+        from spectral_fairseq.functional.ranks import spectrum_measures
+
         gram = table_gram(weight, excluded=excluded)
         sigma = singular_values_of_gram(gram, weight.size(0) - excluded.numel())
         measures = {"mean_cosine": mean_cosine(weight, excluded), **spectrum_measures(sigma)}
         return {f"{_PREFIX}{name}": value for name, value in measures.items()}
+
+
+def _names() -> List[str]:
+    from spectral_fairseq.functional.ranks import spectrum_measures
+
+    return [f"{_PREFIX}{name}" for name in ("mean_cosine", *spectrum_measures(torch.ones(1)))]
 
 
 def reduce_spectrum(logging_outputs: List[Dict[str, Any]]) -> None:

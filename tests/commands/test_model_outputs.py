@@ -16,7 +16,7 @@ from spectral_fairseq.commands.predictions import (
     spectrum_bytes,
 )
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
-from spectral_fairseq.plugin.models.find import output_table
+from spectral_fairseq.plugin.find import output_table
 from tests.commands.test_models import OTHERS
 from tests.conftest import TINY_LANGUAGE_MODEL
 from tests.language_models import block_checkpoint, remade, stateful_checkpoint, tokens_of

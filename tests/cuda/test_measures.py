@@ -11,7 +11,7 @@ from spectral_fairseq.functional.predictions import ExpectedPairwiseKL, StateSta
 from spectral_fairseq.functional.products import full_float32
 from spectral_fairseq.functional.ranks import cumulative_share
 from spectral_fairseq.functional.spectra import BlockwiseSpectrum, gram, right_singular_system
-from spectral_fairseq.plugin.spectrum_control.trainer import renew_factors
+from spectral_fairseq.plugin.control_trainer import renew_factors
 
 virtual = pytest.importorskip(
     "tests.cuda.virtual_cuda", reason="needs torch 2.2", exc_type=ImportError

@@ -11,7 +11,7 @@ from fairseq.options import get_training_parser, parse_args_and_arch
 
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.plugin.models.find import svd_tables
+from spectral_fairseq.plugin.find import svd_tables
 from tests.plugin.conftest import SCRIPTS, build_model, make_sample, parameters_in_use, words
 
 KINDS = {"sc": "svd", "wn": "weight-norm"}

@@ -7,7 +7,7 @@ import torch
 from fairseq.logging import metrics
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.plugin.likelihood.consistency import every_second_row_cut, twice
+from spectral_fairseq.plugin.likelihood_consistency import every_second_row_cut, twice
 from tests.plugin.conftest import (
     build_criterion,
     build_host_model,

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.plugin.optim.coupled_adam import (
+from spectral_fairseq.plugin.optimizers import (
     CoupledTables,
     couple_tables,
     table_parameters,

@@ -9,13 +9,13 @@ from omegaconf import OmegaConf
 
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.functional.table_control import redecomposition, singular_system
-from spectral_fairseq.plugin.models.find import svd_tables
-from spectral_fairseq.plugin.spectrum_control.trainer import (
+from spectral_fairseq.plugin.control_trainer import (
     controls_of,
     moments,
     renew_factors,
     trained_weights,
 )
+from spectral_fairseq.plugin.find import svd_tables
 from tests.capabilities import HALF_ON_CPU
 from tests.plugin.conftest import build_criterion, build_model, words
 from tests.plugin.trainers import (

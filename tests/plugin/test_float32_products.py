@@ -15,8 +15,8 @@ from spectral_fairseq.functional.float32_products import (
     processor,
 )
 from spectral_fairseq.options import FLOAT32_PRODUCTS
-from spectral_fairseq.plugin import float32_products
-from spectral_fairseq.plugin.float32_products import CHOICE, ChosenProducts
+from spectral_fairseq.plugin import cpu
+from spectral_fairseq.plugin.cpu import CHOICE, ChosenProducts
 from tests.plugin.test_command_line import SHARED, USER_DIR, generate
 from tests.plugin.trainers import build_trainer
 
@@ -60,9 +60,7 @@ def test_translation_takes_the_flag(train, run_cli, tiny_translation_data):
 
 
 def test_two_commands_in_one_process_do_not_disturb_each_other(monkeypatch):
-    monkeypatch.setattr(
-        float32_products, "choose_products", lambda asked: Products(asked == "fast", asked)
-    )
+    monkeypatch.setattr(cpu, "choose_products", lambda asked: Products(asked == "fast", asked))
     seen = []
     flash = getattr(torch.backends.cuda, "flash_sdp_enabled", lambda: None)  # torch 2.0
 
@@ -101,7 +99,7 @@ def test_only_the_same_kind_of_processor_takes_the_choice_of_a_checkpoint(task, 
 @pytest.mark.parametrize("flags, slow", [(("avx2",), True), (("avx512_bf16",), False)])
 def test_bfloat16_without_products_of_its_own_gets_a_warning(monkeypatch, caplog, flags, slow):
     found = processor()._replace(flags=frozenset(flags))
-    monkeypatch.setattr(float32_products, "processor", lambda: found)
+    monkeypatch.setattr(cpu, "processor", lambda: found)
     CHOICE.apply(Products(False, "at first"), CFG.common)
     common = SimpleNamespace(cpu=True, bf16=True)
     ChosenProducts(SimpleNamespace(cfg=SimpleNamespace(common=common))).begin_training()

@@ -8,8 +8,9 @@ import torch
 
 from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.plugin.likelihood import gradient_gating as word_memory
-from spectral_fairseq.plugin.models.find import output_table
+from spectral_fairseq.plugin import likelihood_gating as word_memory
+from spectral_fairseq.plugin.criterion import WordCounts
+from spectral_fairseq.plugin.find import output_table
 from tests.capabilities import LOAD_ANYTHING
 from tests.plugin.conftest import (
     build_criterion,
@@ -202,7 +203,7 @@ def test_the_trainer_begins_each_step_anew(task):
     memory = (criterion := criterion_of(task)).word_memory
     trainer = SimpleNamespace(get_criterion=lambda: criterion, get_num_updates=lambda: 0)
     for _ in range(3):  # fairseq repeats a step that overflowed
-        word_memory.WordCounts(trainer).before_update()
+        WordCounts(trainer).before_update()
         memory.add(torch.tensor([4]), 0)
     memory.add(torch.tensor([5]), 1)
     assert memory.total[4] == 1

@@ -14,7 +14,7 @@ from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.embeddings.table import undecayed_parameters
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, UnsupportedError
-from spectral_fairseq.plugin.trainer.groups import TableOptions, split_groups
+from spectral_fairseq.plugin.groups import TableOptions, split_groups
 from tests.plugin.conftest import parameters_in_use
 from tests.plugin.trainers import (
     ALL_PRECISIONS,

@@ -7,7 +7,7 @@ import torch
 from fairseq.models.transformer import TransformerDecoder
 
 from spectral_fairseq.errors import UnsupportedError
-from spectral_fairseq.plugin.likelihood.plain import SMALL_IN_HALF, Blockwise
+from spectral_fairseq.plugin.likelihood import SMALL_IN_HALF, Blockwise
 from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample
 
 OFF = {"name": "mle_cosreg", "cosreg_weight": 0.0}

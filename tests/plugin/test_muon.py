@@ -10,7 +10,7 @@ from torch import nn
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.plugin.optim.muon import MuonMatrices
+from spectral_fairseq.plugin.optimizers import MuonMatrices
 from tests.plugin.trainers import (
     ALL_PRECISIONS,
     HALF,

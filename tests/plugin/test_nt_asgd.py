@@ -14,7 +14,7 @@ from torch import nn
 
 from spectral_fairseq.checkpoints.reading import torch_load
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.plugin.optim.nt_asgd import NTASGD, averaged_sgd, show_averages, show_iterates
+from spectral_fairseq.plugin.nt_asgd import NTASGD, averaged_sgd, show_averages, show_iterates
 from spectral_fairseq.plugin.trainer import listeners_of
 from tests.capabilities import WEIGHTS_ONLY
 from tests.plugin.trainers import parsed

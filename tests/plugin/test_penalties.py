@@ -11,11 +11,10 @@ from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.cosines import mean_cosine
 from spectral_fairseq.plugin.criterion import PRESETS
-from spectral_fairseq.plugin.models.find import output_table
-from spectral_fairseq.plugin.models.tables import uncounted_rows
-from spectral_fairseq.plugin.penalties.catalogue import PENALTIES, WEIGHT_NORM
-from spectral_fairseq.plugin.penalties.objective import FLAGS
-from spectral_fairseq.plugin.penalties.view import Words
+from spectral_fairseq.plugin.find import output_table
+from spectral_fairseq.plugin.objective import Words
+from spectral_fairseq.plugin.penalties import FLAGS, PENALTIES, WEIGHT_NORM
+from spectral_fairseq.plugin.registry import uncounted_rows
 from tests.capabilities import HALF_ON_CPU
 from tests.plugin.conftest import (
     build_criterion,

@@ -11,14 +11,13 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.lm.coupled_adam import CoupledAdam
+from spectral_fairseq.plugin.cpu import FAIRSEQ_DROPOUT
 from spectral_fairseq.plugin.criterion import OPTIONS
-from spectral_fairseq.plugin.likelihood.consistency import DROPOUT
-from spectral_fairseq.plugin.models.fast_dropout import FAIRSEQ_DROPOUT
-from spectral_fairseq.plugin.models.registry import warn_of_idle_options
-from spectral_fairseq.plugin.optim.coupled_adam import couple_tables
-from spectral_fairseq.plugin.penalties.catalogue import PENALTIES
-from spectral_fairseq.plugin.penalties.objective import A_PENALTY
-from spectral_fairseq.plugin.spectrum_control.prior import AN_SVD_TABLE
+from spectral_fairseq.plugin.likelihood import DROPOUT
+from spectral_fairseq.plugin.objective import A_PENALTY, AN_SVD_TABLE
+from spectral_fairseq.plugin.optimizers import couple_tables
+from spectral_fairseq.plugin.penalties import PENALTIES
+from spectral_fairseq.plugin.registry import warn_of_idle_options
 from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample, words
 from tests.plugin.trainers import build_trainer
 

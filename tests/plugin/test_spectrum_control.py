@@ -10,9 +10,9 @@ import torch
 
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.plugin.models.find import svd_tables
-from spectral_fairseq.plugin.penalties.catalogue import four_weights
-from spectral_fairseq.plugin.penalties.objective import interval_for
+from spectral_fairseq.plugin.find import svd_tables
+from spectral_fairseq.plugin.objective import interval_for
+from spectral_fairseq.plugin.penalties import four_weights
 from tests.capabilities import AUTOCAST_ATTENTION
 from tests.plugin.conftest import build_criterion, build_model, make_sample, split
 from tests.reference import orthogonality, spectrum

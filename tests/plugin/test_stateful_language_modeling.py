@@ -17,15 +17,15 @@ from spectral_fairseq.errors import (
     MissingDataError,
     UnsupportedError,
 )
-from spectral_fairseq.plugin.task.streams import Corpus
-from spectral_fairseq.plugin.task.task import (
+from spectral_fairseq.plugin.streams import Corpus
+from spectral_fairseq.plugin.task import (
     StatefulLanguageModelingConfig,
     StatefulLanguageModelingTask,
     update_freq_in,
 )
 from tests.plugin.conftest import build_criterion, words
 
-LOGGER = "spectral_fairseq.plugin.task.task"
+LOGGER = "spectral_fairseq.plugin.task"
 
 
 class Memory(FairseqDecoder):
@@ -256,7 +256,7 @@ def test_learning_rate_of_half_precision_optimizers(kind):
     from fairseq.optim import fp16_optimizer
     from omegaconf import OmegaConf
 
-    from spectral_fairseq.plugin.task.task import scaled_rate
+    from spectral_fairseq.plugin.task import scaled_rate
 
     common = {
         "fp16_scale_window": None,

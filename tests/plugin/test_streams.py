@@ -8,8 +8,13 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.plugin.task.iterator import StreamIterator
-from spectral_fairseq.plugin.task.streams import Corpus, Streams, fixed_lengths, sampled_lengths
+from spectral_fairseq.plugin.streams import (
+    Corpus,
+    StreamIterator,
+    Streams,
+    fixed_lengths,
+    sampled_lengths,
+)
 
 PAD, EOS = 1, 2
 

@@ -12,13 +12,13 @@ from spectral_fairseq.checkpoints.reading import torch_load
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.functional.control_rule import shared_plan
 from spectral_fairseq.functional.table_control import apply_change_, plan_change
-from spectral_fairseq.plugin.models.find import output_table
-from spectral_fairseq.plugin.spectrum_control.trainer import (
+from spectral_fairseq.plugin.control_trainer import (
     ControlledTables,
     control_tables,
     controls_of,
     trained_weights,
 )
+from spectral_fairseq.plugin.find import output_table
 from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample, words
 from tests.plugin.trainers import (
     ALL_PRECISIONS,

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from spectral_fairseq.embeddings import WeightNormEmbedding
 from spectral_fairseq.errors import DataError
 from spectral_fairseq.plugin.counts import training_counts
-from spectral_fairseq.plugin.penalties.view import Words
+from spectral_fairseq.plugin.objective import Words
 from tests.plugin.conftest import build_model
 
 LINES = {

@@ -10,7 +10,7 @@ from spectral_fairseq.embeddings import PlainEmbedding, SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.heads import AdaptiveSoftmaxHead, MixtureOfSoftmaxes, SoftmaxHead
 from spectral_fairseq.lm.awd_lstm import Carry
-from spectral_fairseq.plugin.models.transformer_xl import INIT_STD
+from spectral_fairseq.plugin.transformer_xl import INIT_STD
 from tests.plugin.conftest import build_criterion, build_model
 from tests.plugin.stateful_models import beam_search, segments
 

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from spectral_fairseq.analysis import analyze
 from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.errors import UnsupportedError
-from spectral_fairseq.plugin.trainer.checks import WaysOfTraining
+from spectral_fairseq.plugin.checks import WaysOfTraining
 from tests.plugin.conftest import build_criterion, build_model, make_sample
 from tests.plugin.trainers import build_trainer, same_models, save_in_epoch, train
 

@@ -53,8 +53,8 @@ def test_every_kth_step_is_the_change_by_definition(side, scale, prior):
 
 def test_the_defaults_are_those_of_the_criterion():
     pytest.importorskip("fairseq")
-    from spectral_fairseq.plugin.spectrum_control.flags import FLAGS, METHODS
-    from spectral_fairseq.plugin.spectrum_control.prior import FLAGS as PRIOR
+    from spectral_fairseq.plugin.control import FLAGS, METHODS
+    from spectral_fairseq.plugin.objective import PRIOR_FLAGS as PRIOR
 
     flags = {flag.name: flag.default for flag in (*FLAGS, *PRIOR)}
     flags.update(METHODS["decoupled control"])
@@ -86,7 +86,7 @@ def test_the_defaults_are_those_of_the_criterion():
 @pytest.mark.parametrize("scale", ["free", "fixed"])
 def test_it_equals_a_run_of_fairseq(side, scale):
     pytest.importorskip("fairseq")
-    from spectral_fairseq.plugin.models.find import output_table
+    from spectral_fairseq.plugin.find import output_table
     from tests.plugin.trainers import build_trainer, train
 
     schedule = {"spectrum_decay": 0.1, "table_centering": 0.05, "spectrum_decay_interval": 2}

@@ -12,18 +12,16 @@ from typing import Any, Callable, List
 
 from spectral_fairseq.compat.patching import Applied, Patch, apply_all, replaces
 from spectral_fairseq.errors import SpectralFairseqError
+from spectral_fairseq.plugin.checks import TABLE_KINDS, Checks, WaysOfTraining
+from spectral_fairseq.plugin.control_trainer import ControlledTables
 from spectral_fairseq.plugin.counts import TRAINING_COUNTS
-from spectral_fairseq.plugin.criterion import Updates
-from spectral_fairseq.plugin.float32_products import CHOSEN_PRODUCTS, ChosenProducts
-from spectral_fairseq.plugin.likelihood.gradient_gating import WordCounts
+from spectral_fairseq.plugin.cpu import CHOSEN_PRODUCTS, ChosenProducts
+from spectral_fairseq.plugin.criterion import Updates, WordCounts
+from spectral_fairseq.plugin.groups import GROUPS
 from spectral_fairseq.plugin.listener import Listener
-from spectral_fairseq.plugin.optim.coupled_adam import CoupledTables
-from spectral_fairseq.plugin.optim.muon import MuonMatrices
-from spectral_fairseq.plugin.optim.nt_asgd import Averages
-from spectral_fairseq.plugin.spectrum_control.trainer import ControlledTables
-from spectral_fairseq.plugin.task.iterator import STREAMS
-from spectral_fairseq.plugin.trainer.checks import TABLE_KINDS, Checks, WaysOfTraining
-from spectral_fairseq.plugin.trainer.groups import GROUPS
+from spectral_fairseq.plugin.nt_asgd import Averages
+from spectral_fairseq.plugin.optimizers import CoupledTables, MuonMatrices
+from spectral_fairseq.plugin.streams import STREAMS
 
 LISTENERS = (
     WaysOfTraining,  # refuses before anything else looks at the tables

@@ -19,19 +19,20 @@ from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.heads import HeadSpec
 from spectral_fairseq.options import option
-from spectral_fairseq.plugin.models.registry import (
+from spectral_fairseq.plugin.registry import (
     IN_A_TRANSFORMER,
     FillSizes,
     FlatTransformerConfig,
     SpectralOptions,
     add_flags_without_defaults,
+    build_head,
+    build_table,
     check_sharing,
     has_own_output,
     refuse_unsupported,
     register,
     to_namespace,
 )
-from spectral_fairseq.plugin.models.tables import build_head, build_table
 
 # fairseq's Transformer decoder with an output layer of this package.
 

@@ -1,94 +1,43 @@
-"""What is checked of a model before it is trained, and of a checkpoint before it is restored."""
+"""What is checked of a checkpoint before it is restored into a model.
+
+fairseq reports every error of restoring a model as "please ensure that the architectures match",
+and it cannot know that averaged factors make no table.
+"""
 
 from __future__ import annotations
 
-import functools
 import logging
-from typing import Any, Callable, Dict, List, Mapping
+from typing import Any, Dict, List, Mapping
 
 import torch
-from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from torch import Tensor, nn
 
-from spectral_fairseq import refusals
 from spectral_fairseq.checkpoints.factors import entries_by_module, factored_kind
 from spectral_fairseq.checkpoints.settings import refuse_unequal
-from spectral_fairseq.compat.patching import Patch, replaces
-from spectral_fairseq.embeddings import (
-    PlainEmbedding,
-    SVDEmbedding,
-    Table,
-    WeightNormEmbedding,
-)
+from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.embeddings.svd import V_SCALE
-from spectral_fairseq.embeddings.weight_norm import tell_epoch
 from spectral_fairseq.errors import CheckpointError
-from spectral_fairseq.heads import Head, SoftmaxHead
-from spectral_fairseq.plugin.criterion import PenalisedCrossEntropy
-from spectral_fairseq.plugin.listener import Listener
-from spectral_fairseq.plugin.models.awd_lstm import AWDLSTMLanguageModel
-from spectral_fairseq.plugin.models.find import head_of
-from spectral_fairseq.plugin.models.registry import warn_of_idle_options
-from spectral_fairseq.plugin.models.transformer_xl import TransformerXLLanguageModel
-from spectral_fairseq.plugin.trainer.quantisation import check_quantisation
 
 logger = logging.getLogger(__name__)
-
-
-class WaysOfTraining(Listener):
-    """Refuses ways of training that would run, and would train something else or nothing."""
-
-    def begin_training(self) -> None:
-        """Refuse sharded tables, and tables that half precision or quantisation keeps still."""
-        modules = list(self.trainer.get_model().modules())
-        ours = isinstance(self.trainer.get_criterion(), PenalisedCrossEntropy)
-        if ours or any(map(_is_own, modules)):
-            refusals.SHARDED.check(self.trainer.cfg)
-        if any(isinstance(module, (SVDEmbedding, WeightNormEmbedding)) for module in modules):
-            refusals.ROUNDED.check(self.trainer.cfg)
-        check_quantisation(self.trainer)
-
-
-def _is_own(module: nn.Module) -> bool:
-    plain = isinstance(module, (PlainEmbedding, SoftmaxHead))
-    return isinstance(module, (Table, Head)) and not plain
-
-
-class Checks(Listener):
-    """Lets the criterion check the model, and tells tables the epoch.
-
-    fairseq tells the epoch to tasks, datasets and schedulers but to no module.
-    """
-
-    def begin_training(self) -> None:
-        """Refuse what cannot be trained, and warn of flags without effect."""
-        trainer = self.trainer
-        model, criterion = trainer.get_model(), trainer.get_criterion()
-        if isinstance(criterion, AdaptiveLoss) and isinstance(head_of(model), Head):
-            raise refusals.ADAPTIVE_LOSS.error("--criterion adaptive_loss")
-        warn_of_idle_options(model, trainer.cfg.model)
-        if isinstance(criterion, PenalisedCrossEntropy):
-            criterion.check_model(model)
-            criterion.log_spectrum.check_metric(trainer.cfg.checkpoint.best_checkpoint_metric)
-            for form in {str(one.form) for one in criterion.objectives_of(model)}:
-                logger.info("the form of the loss is %s", form)
-        elif isinstance(model, (AWDLSTMLanguageModel, TransformerXLLanguageModel)):
-            model.warn_of_other_criterion(type(criterion).__name__)
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Tell weight-norm tables, whose lengths may be frozen for some epochs."""
-        tell_epoch(self.trainer.get_model(), epoch)
-
-
-# Explain why a checkpoint's tables or output layer do not fit the model it is restored into.
-#
-# fairseq reports every error of restoring a model as "please ensure that the architectures match",
-# and it cannot know that averaged factors make no table.
-
 
 # Of the squared lengths of V's columns, which are 1. A mean of two unrelated V has one half; the
 # drift of a training whose factors are not renewed stays above.
 SHORTEST = 0.7
+
+
+def check_restored(stored: Mapping[str, Any], model: nn.Module) -> None:
+    """All checks.
+
+    Args:
+        stored: names -> tensors of a checkpoint, as they are about to be loaded.
+        model: the model to load them into.
+
+    Raises:
+        CheckpointError: they do not fit.
+    """
+    check_tables(stored, model)
+    check_shared(stored, model)
+    check_experts(stored, model)
 
 
 def check_experts(stored: Mapping[str, Any], model: nn.Module) -> None:
@@ -206,24 +155,3 @@ def _column_length(v: Any) -> float:
     if not _has_numbers(v) or v.dim() != 2 or not v.is_floating_point():
         return 1.0
     return float(v.float().square().sum(0).mean()) / V_SCALE**2
-
-
-def _checking_kinds(upgrade_state_dict: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(upgrade_state_dict)
-    def upgrade_and_check(self: Any, state_dict: Any) -> None:
-        upgrade_state_dict(self, state_dict)
-        check_tables(state_dict, self)
-        check_shared(state_dict, self)
-        check_experts(state_dict, self)
-
-    return upgrade_and_check
-
-
-TABLE_KINDS = Patch(
-    name="kinds of tables",
-    reason="A checkpoint whose tables are stored in another way than the model's, or that is of "
-    "another mixture, is refused with the remedy, where fairseq only says that the architectures "
-    "differ; so are two tables for one of the model, of which fairseq takes the last; averages of "
-    "factors get a warning.",
-    install=replaces({"fairseq.models:BaseFairseqModel.upgrade_state_dict": _checking_kinds}),
-)

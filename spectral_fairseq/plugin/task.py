@@ -27,10 +27,11 @@ from spectral_fairseq import refusals
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.options import option
-from spectral_fairseq.plugin.task.iterator import SlotCarries, StreamIterator
-from spectral_fairseq.plugin.task.streams import (
+from spectral_fairseq.plugin.streams import (
     SHORTEST,
     Corpus,
+    SlotCarries,
+    StreamIterator,
     Streams,
     fixed_lengths,
     sampled_lengths,

@@ -12,16 +12,17 @@ from torch import Tensor
 
 from spectral_fairseq.heads import HeadSpec
 from spectral_fairseq.heads.mixture import MixtureHead
-from spectral_fairseq.plugin.models.registry import (
+from spectral_fairseq.plugin.registry import (
     SpectralOptions,
     add_flags_without_defaults,
+    build_head,
+    build_table,
     check_sharing,
     fill_defaults,
     has_own_output,
     refuse_unsupported,
     register,
 )
-from spectral_fairseq.plugin.models.tables import build_head, build_table
 
 
 class SpectralLSTMDecoder(lstm.LSTMDecoder):

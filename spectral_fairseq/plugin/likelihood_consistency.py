@@ -26,17 +26,17 @@ from spectral_fairseq.functional.consistency_loss import (
     consistency_cross_entropy,
     dense_consistency,
 )
-from spectral_fairseq.options import Option
-from spectral_fairseq.plugin.likelihood.plain import (
+from spectral_fairseq.plugin.find import decoder_of, look_ups, softmax_operands
+from spectral_fairseq.plugin.likelihood import (
+    RDROP_WEIGHT,
+    SIMCUT_WEIGHT,
     Likelihood,
     LikelihoodTerm,
     OutputLayer,
     calls_output_layer,
     output_layer_replaced,
 )
-from spectral_fairseq.plugin.models.find import decoder_of, look_ups, softmax_operands
-from spectral_fairseq.plugin.penalties.objective import MEASURE_NAMES
-from spectral_fairseq.plugin.penalties.view import Parts, Term
+from spectral_fairseq.plugin.objective import MEASURE_NAMES, Parts, Term
 
 # SimCut's perturbation: some positions of the embedded input are set to zero.
 #
@@ -80,41 +80,6 @@ def every_second_row_cut(model: nn.Module, probability: float, padding_idx: int)
             hook.remove()
 
 
-DROPOUT = "dropout, by which its two passes differ"
-RDROP_WEIGHT = Option(
-    "rdrop_weight",
-    0.0,
-    "alpha of R-Drop: in training run each sentence twice, and penalise the divergence of the two "
-    "distributions",
-    at_least=0,
-    needs=(DROPOUT,),
-)
-SIMCUT_WEIGHT = Option(
-    "simcut_weight",
-    0.0,
-    "alpha of SimCut: in training run each sentence a second time with some embeddings set to "
-    "zero, and penalise the divergence of the two distributions",
-    at_least=0,
-)
-SIMCUT_CUTOFF = Option(
-    "simcut_cutoff",
-    0.05,
-    "probability of SimCut that the embedding of a position is set to zero",
-    above=0,
-    below=1,
-    needs=("simcut_weight",),
-)
-
-
-def drops(model: nn.Module) -> bool:
-    """Whether any module of the model has a probability of dropping something."""
-    settings = (item for module in model.modules() for item in vars(module).items())
-    return any(
-        (name == "p" or "drop" in name) and isinstance(value, (int, float)) and value > 0
-        for name, value in settings
-    )
-
-
 class Consistency(LikelihoodTerm):
     """The likelihood and the weighted divergence of two passes.
 
@@ -134,21 +99,23 @@ class Consistency(LikelihoodTerm):
 
     def __init__(self, criterion: Any, parts: Parts, options: Any, blockwise: bool = True) -> None:
         super().__init__(criterion, parts)
-        self.look_ups, self.model_name = parts.look_ups, parts.model_name
+        self.model_name = parts.model_name
         self.blockwise = (
             blockwise
             and not criterion.report_accuracy
             and calls_output_layer(self.decoder)
             and not self.own_loss
         )
+        self.makes_scores = self.blockwise
         self.symmetric = options.rdrop_weight > 0
+        self.held = () if self.symmetric else parts.look_ups
         self.weight = options.rdrop_weight / 2 if self.symmetric else options.simcut_weight
         self.cutoff = options.simcut_cutoff
         self.flag = (RDROP_WEIGHT if self.symmetric else SIMCUT_WEIGHT).flag
         if getattr(self.decoder, "stateful", False):
             found = f"{type(self.decoder).__name__}, whose streams would be read twice"
             raise refusals.CONSISTENCY.error(found, self.flag)
-        if not self.symmetric and not self.look_ups:
+        if not self.symmetric and not self.held:
             raise ConfigurationError(
                 f"an encoder or a decoder with embed_tokens for {self.flag}",
                 f"none in {self.model_name}",

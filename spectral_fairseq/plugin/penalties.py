@@ -9,18 +9,22 @@ from types import SimpleNamespace
 from typing import Any, List, NamedTuple, Optional, Tuple
 
 import torch
-from torch import Tensor
+from fairseq.models.fconv import FConvDecoder
+from torch import Tensor, nn
 
-from spectral_fairseq.embeddings import SVDEmbedding
+from spectral_fairseq import refusals
+from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.dispersion import dispersion_penalty
+from spectral_fairseq.functional.products import row_norms as row_norms_of
 from spectral_fairseq.functional.row_penalties import (
     cosine_penalty,
     log_count_target,
     mean_vector_penalty,
     weight_norm_penalty,
 )
+from spectral_fairseq.functional.spectra import singular_values as singular_values_of
 from spectral_fairseq.functional.spectrum_penalties import (
+    check_rank,
     d_optimal_penalty,
     normalized_d_optimal_penalty,
     orthogonality_penalty,
@@ -28,19 +32,124 @@ from spectral_fairseq.functional.spectrum_penalties import (
     spectrum_penalty,
 )
 from spectral_fairseq.options import Option, weight_option
-from spectral_fairseq.plugin.penalties.view import (
+from spectral_fairseq.plugin import find
+from spectral_fairseq.plugin.objective import (
+    ACTIVATION_NAMES,
+    MEASURE_NAMES,
+    PENALTY_INTERVAL,
+    PRIOR_FLAGS,
     ModelView,
     Penalty,
     PerDevice,
-    RowNorms,
     Words,
-    layer_states,
-    output_table,
-    row_norms,
-    singular_values,
-    svd_tables,
 )
-from spectral_fairseq.plugin.spectrum_control.prior import FLAGS
+
+# What penalties can be computed from, each a function of a model or of what it made of a batch.
+#
+# Tables are float32, and padding and ``madeupword`` rows are marked as excluded. A need raises
+# :class:`ConfigurationError` if the model lacks it; ```weight``` in the message stands for the flag
+# of the penalty that asked.
+
+
+class OutputTable(NamedTuple):
+    """The table W of the softmax.
+
+    Args:
+        weight: W, shape (N, d).
+        excluded: indices of the rows that are not counted, shape (m,).
+    """
+
+    weight: Tensor
+    excluded: Tensor
+
+
+class RowNorms(NamedTuple):
+    """The norms of the rows of the output table.
+
+    Args:
+        norms: ||W_j||, shape (N,).
+        excluded: indices of the rows that are not counted, shape (m,).
+    """
+
+    norms: Tensor
+    excluded: Tensor
+
+
+def output_table(view: ModelView) -> OutputTable:
+    """The output table, of any kind; a factored one is multiplied out."""
+    weight = find.output_table(view.decoder, view.words.rows).float()
+    return OutputTable(weight, view.words.excluded_on(weight.device))
+
+
+def row_norms(view: ModelView) -> RowNorms:
+    """The norms of the rows of the output table, which a weight-norm table stores."""
+    table = find.table_module(view.decoder)
+    if isinstance(table, WeightNormEmbedding):
+        return RowNorms(table.norms(), table.excluded_rows)
+    weight, excluded = view.get(output_table)
+    return RowNorms(row_norms_of(weight), excluded)
+
+
+def singular_values(view: ModelView) -> Tensor:
+    """The singular values of the output table, shape (d,); the learned ones of an SVD table."""
+    table = find.table_module(view.decoder)
+    if isinstance(table, SVDEmbedding):
+        return table.singular_values()
+    weight, excluded = view.get(output_table)
+    check_rank(weight, excluded)
+    return singular_values_of(weight, excluded)
+
+
+def svd_tables(view: ModelView) -> Tuple[SVDEmbedding, ...]:
+    """All SVD tables of the model; at least one."""
+    if not view.parts.svd_tables:
+        raise ConfigurationError(
+            "a model with an SVD table for `weight`",
+            f"none in {view.parts.model_name}",
+            "Use --embedding-type svd with an arch of this package, or drop `weight`.",
+        )
+    return view.parts.svd_tables
+
+
+class LayerStates(NamedTuple):
+    """The decoder's hidden states of a batch.
+
+    Args:
+        layers: the output of each layer, shape (B, T, d) each; none if LayerDrop dropped all.
+        counted: shape (B, T), false at padding.
+    """
+
+    layers: List[Tensor]
+    counted: Tensor
+
+
+def layer_states(view: ModelView) -> Optional[LayerStates]:
+    """The outputs of the decoder's layers; ``None`` outside of an update.
+
+    What a decoder tells is known when it has run; those that are known to tell nothing are refused
+    before training.
+    """
+    decoder = view.decoder
+    if view.batch is None:
+        if isinstance(decoder, FConvDecoder) or any(
+            isinstance(module, (nn.RNNBase, nn.RNNCellBase)) for module in decoder.modules()
+        ):
+            raise refusals.NO_LAYERS.error(f"{type(decoder).__name__}, which does not")
+        return None
+    net_output, targets = view.batch
+    extra = net_output[1] if len(net_output) > 1 else None
+    states = extra.get("inner_states") if isinstance(extra, dict) else None
+    if not states:
+        raise refusals.NO_LAYERS.error(f"{type(decoder).__name__}, which does not")
+    # Without the embeddings; LayerDrop may have dropped all layers.
+    layers = [layer.transpose(0, 1) for layer in states[1:]]
+    counted = targets.ne(view.words.dictionary.pad())
+    # Some likelihoods run each sentence several times, one after the other.
+    return LayerStates(layers, counted.repeat_interleave(states[0].size(1) // len(counted), 0))
+
+
+# The penalties.
+
 
 # The mean cosine between different words: Gao et al., ICLR 2019, section 5 (MLE-CosReg).
 #
@@ -95,7 +204,7 @@ SPECTRUM = Penalty(
         at_least=0,
         type=Optional[float],
     ),
-    settings=FLAGS,
+    settings=PRIOR_FLAGS,
     needs=spectra,
     value=lambda found, _: torch.stack([spectrum_penalty(*one) for one in found]).sum(),
     # Of an SVD table it takes d numbers.
@@ -251,6 +360,12 @@ MEAN_VECTOR = Penalty(
 # https://arxiv.org/abs/2602.00217, whose weight is 1.
 
 
+def _dispersion_value(states: LayerStates, _: Any) -> Tensor:
+    from spectral_fairseq.functional.dispersion import dispersion_penalty
+
+    return dispersion_penalty(states.layers, states.counted)
+
+
 DISPERSION = Penalty(
     name="dispersion",
     weight=weight_option(
@@ -259,7 +374,7 @@ DISPERSION = Penalty(
         "of a Transformer's decoder; the paper has 1",
     ),
     needs=layer_states,
-    value=lambda states, _: dispersion_penalty(states.layers, states.counted),
+    value=_dispersion_value,
     lazy=lambda _: False,
 )
 
@@ -276,3 +391,5 @@ PENALTIES = (
     MEAN_VECTOR,
     DISPERSION,
 )
+FLAGS = (*(flag for penalty in PENALTIES for flag in penalty.flags), PENALTY_INTERVAL)
+NAMES = (*(penalty.name for penalty in PENALTIES), *ACTIVATION_NAMES, *MEASURE_NAMES)

@@ -24,20 +24,16 @@ from spectral_fairseq.functional.softmax_loss import (
     unperturbed_loss,
 )
 from spectral_fairseq.heads.head import Head
-from spectral_fairseq.options import weight_option
-from spectral_fairseq.plugin.likelihood.plain import (
+from spectral_fairseq.plugin.find import output_table, softmax_operands, table_module
+from spectral_fairseq.plugin.likelihood import (
+    ADVERSARIAL_EPSILON,
     Likelihood,
     LikelihoodTerm,
     OutputLayer,
     check_output_layer,
     output_layer_replaced,
 )
-from spectral_fairseq.plugin.models.find import output_table, softmax_operands, table_module
-from spectral_fairseq.plugin.penalties.view import Parts
-
-ADVERSARIAL_EPSILON = weight_option(
-    "adversarial_epsilon", "in training a target's logit loses epsilon ||w_y|| ||h||"
-)
+from spectral_fairseq.plugin.objective import Parts
 
 
 class Adversarial(LikelihoodTerm):

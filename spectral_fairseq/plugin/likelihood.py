@@ -1,9 +1,10 @@
-"""The plain likelihood: from the scores of all words at once, as fairseq makes them, or by blocks.
+"""The likelihood term of the objective: the plain one, in two forms, and the choice among all.
 
-Both give the same likelihood up to rounding. The blocks take less memory, and on a CPU less time
-too: the scores of a batch are freed and faulted in anew at every update. Which form is faster on a
-GPU has not been measured, so there only scores that would fill it up are cut into blocks. What
-changes the likelihood or its gradient is in the other files of this folder.
+The plain likelihood is computed from the scores of all words at once, as fairseq makes them, or by
+blocks. Both give the same likelihood up to rounding. The blocks take less memory, and on a CPU less
+time too: the scores of a batch are freed and faulted in anew at every update. Which form is faster
+on a GPU has not been measured, so there only scores that would fill it up are cut into blocks. What
+changes the likelihood or its gradient is in the files likelihood_*.py, one a method.
 """
 
 from __future__ import annotations
@@ -22,16 +23,12 @@ from spectral_fairseq import refusals
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.softmax_loss import Losses, blockwise_cross_entropy
 from spectral_fairseq.heads.head import Head
-from spectral_fairseq.options import Option
-from spectral_fairseq.plugin.models.find import (
-    decoder_of,
-    head_of,
-    output_table,
-    softmax_operands,
-)
-from spectral_fairseq.plugin.penalties.view import Parts, Term
+from spectral_fairseq.options import Option, read_options, weight_option
+from spectral_fairseq.plugin.find import decoder_of, head_of, output_table, softmax_operands
+from spectral_fairseq.plugin.objective import Parts, Term
 
 logger = logging.getLogger(__name__)
+
 
 FORMS = ("auto", "blockwise", "dense")
 LOSS_FORM = Option(
@@ -69,7 +66,16 @@ class LikelihoodTerm:
     Args:
         criterion: the criterion that takes it: a ``label_smoothed_cross_entropy``.
         parts: of the model.
+
+    Attributes:
+        flag: that asks for this way; empty for the plain likelihood.
+        makes_scores: whether it computes scores beside the model's output layer.
+        held: layers that have to stay those of the model.
     """
+
+    flag = ""
+    makes_scores = False
+    held: Tuple[nn.Module, ...] = ()
 
     def __init__(self, criterion: Any, parts: Parts) -> None:
         self.criterion = criterion
@@ -349,3 +355,135 @@ def obstacle_to_blocks(model: nn.Module, num_words: int) -> Optional[str]:
     if not plain or not isinstance(table, nn.Parameter):
         return f"the output layer of {name} is no plain one"
     return None
+
+
+# Which likelihood is trained: the flags, and the choice.
+
+
+ADVERSARIAL_EPSILON = weight_option(
+    "adversarial_epsilon", "in training a target's logit loses epsilon ||w_y|| ||h||"
+)
+DROPOUT = "dropout, by which its two passes differ"
+RDROP_WEIGHT = Option(
+    "rdrop_weight",
+    0.0,
+    "alpha of R-Drop: in training run each sentence twice, and penalise the divergence of the two "
+    "distributions",
+    at_least=0,
+    needs=(DROPOUT,),
+)
+SIMCUT_WEIGHT = Option(
+    "simcut_weight",
+    0.0,
+    "alpha of SimCut: in training run each sentence a second time with some embeddings set to "
+    "zero, and penalise the divergence of the two distributions",
+    at_least=0,
+)
+SIMCUT_CUTOFF = Option(
+    "simcut_cutoff",
+    0.05,
+    "probability of SimCut that the embedding of a position is set to zero",
+    above=0,
+    below=1,
+    needs=("simcut_weight",),
+)
+GRADIENT_GATING = Option(
+    "gradient_gating",
+    0.0,
+    "alpha of adaptive gradient gating: words with fewer targets than this in an update are rare, "
+    "and the gradients that push their output vectors away are scaled down; the paper has 0.02 "
+    "and 0.03",
+    at_least=0,
+)
+GRADIENT_GATING_MEMORY = Option(
+    "gradient_gating_memory",
+    1000,
+    "K of adaptive gradient gating: number of updates over which words are counted; the paper "
+    "counts over the updates of an epoch",
+    at_least=1,
+    needs=("gradient_gating",),
+)
+Z_LOSS = weight_option(
+    "z_loss",
+    "lambda of the z-loss, which adds lambda (log Z)^2 to a token's loss in training, with Z the "
+    "sum of the exponentials of all scores; 1e-4 is usual",
+)
+FLAGS = (
+    ADVERSARIAL_EPSILON,
+    RDROP_WEIGHT,
+    SIMCUT_WEIGHT,
+    SIMCUT_CUTOFF,
+    GRADIENT_GATING,
+    GRADIENT_GATING_MEMORY,
+    Z_LOSS,
+    LOSS_FORM,
+)
+# Each changes the likelihood, or its gradient, in a way of its own.
+EXCLUSIVE = (ADVERSARIAL_EPSILON, RDROP_WEIGHT, SIMCUT_WEIGHT, GRADIENT_GATING, Z_LOSS)
+
+
+def options_of(cfg: Any) -> Any:
+    """The parsed values of :data:`FLAGS`.
+
+    Raises:
+        ConfigurationError: a value outside its range, or flags that exclude each other.
+    """
+    options = read_options(FLAGS, cfg)
+    used = [one.flag for one in EXCLUSIVE if getattr(options, one.name)]
+    if len(used) > 1:
+        raise refusals.SEVERAL_METHODS.error(" and ".join(used))
+    if options.loss_form == "blockwise" and options.gradient_gating:
+        raise refusals.GATING.error("--loss-form blockwise")
+    return options
+
+
+def drops(model: nn.Module) -> bool:
+    """Whether any module of the model has a probability of dropping something."""
+    settings = (item for module in model.modules() for item in vars(module).items())
+    return any(
+        (name == "p" or "drop" in name) and isinstance(value, (int, float)) and value > 0
+        for name, value in settings
+    )
+
+
+def likelihood_term(criterion: Any, parts: Parts, options: Any, form: LossForm) -> LikelihoodTerm:
+    """The way that the flags and the model's output layer ask for, in training.
+
+    What no flag asks for is not imported.
+
+    Args:
+        criterion: the criterion that takes it.
+        parts: of the model.
+        options: the parsed values of :data:`FLAGS`.
+        form: of the model's loss.
+    """
+    if options.adversarial_epsilon:
+        from spectral_fairseq.plugin.likelihood_adversarial import Adversarial, AdversarialBlocks
+
+        if form.blockwise:
+            return AdversarialBlocks(
+                criterion, parts, options.adversarial_epsilon, form.dense_up_to
+            )
+        return Adversarial(criterion, parts, options.adversarial_epsilon)
+    if options.rdrop_weight or options.simcut_weight:
+        from spectral_fairseq.plugin.likelihood_consistency import Consistency
+
+        return Consistency(criterion, parts, options, options.loss_form != "dense")
+    if options.gradient_gating:
+        from spectral_fairseq.plugin.likelihood_gating import GradientGating
+
+        return GradientGating(criterion, parts, options.gradient_gating)
+    if options.z_loss:
+        from spectral_fairseq.plugin.likelihood_z_loss import ZLossOfBlocks, ZLossOfScores
+
+        if form.blockwise:
+            return ZLossOfBlocks(criterion, parts, options.z_loss, form)
+        return ZLossOfScores(criterion, parts, options.z_loss)
+    return plain_likelihood(criterion, parts, form)
+
+
+def plain_likelihood(criterion: Any, parts: Parts, form: LossForm) -> LikelihoodTerm:
+    """The likelihood that is reported in evaluation, and trained where no method changes it."""
+    if form.blockwise:
+        return Blockwise(criterion, parts, form.dense_up_to)
+    return FullScores(criterion, parts)

@@ -3,7 +3,7 @@
 ``--spectrum-decay`` and ``--table-centering`` change the spectrum of a plain table,
 ``--svd-interval`` renews the factors of an SVD table: the flags, the checks on them, and the change
 that is due after an update. The trainer carries it out: see
-:mod:`spectral_fairseq.plugin.spectrum_control.trainer`.
+:mod:`spectral_fairseq.plugin.control_trainer`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from spectral_fairseq.functional.control_rule import ControlRule
 from spectral_fairseq.functional.spectrum_penalties import check_rank
 from spectral_fairseq.functional.table_control import SCALES, SIDES, TableChange
 from spectral_fairseq.options import Option, read_options
-from spectral_fairseq.plugin.models.find import output_table
-from spectral_fairseq.plugin.penalties.view import ModelView, svd_tables
+from spectral_fairseq.plugin.find import output_table
+from spectral_fairseq.plugin.objective import ModelView
+from spectral_fairseq.plugin.penalties import svd_tables
 
 DECAY = Option(
     "spectrum_decay",

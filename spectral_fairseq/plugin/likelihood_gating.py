@@ -15,17 +15,16 @@ from torch import Tensor, nn
 
 from spectral_fairseq import refusals
 from spectral_fairseq.functional.gradients import Gates, gated_scores, gates_of_counts
-from spectral_fairseq.options import Option
-from spectral_fairseq.plugin.likelihood.plain import (
+from spectral_fairseq.plugin.find import check_trained, softmax_operands
+from spectral_fairseq.plugin.likelihood import (
+    GRADIENT_GATING,
     FullScores,
     Likelihood,
     OutputLayer,
     check_output_layer,
     output_layer_replaced,
 )
-from spectral_fairseq.plugin.listener import Listener
-from spectral_fairseq.plugin.models.find import check_trained, softmax_operands
-from spectral_fairseq.plugin.penalties.view import Parts
+from spectral_fairseq.plugin.objective import Parts
 
 # Counts of target words over the last updates, equal on all workers.
 #
@@ -122,61 +121,6 @@ class WordMemory:
             self.total[words.long()] += counts
 
 
-class WordCounts(Listener):
-    """Keeps the counts in checkpoints, and out of them what is not trained on.
-
-    A worker that has run out of batches repeats one and throws its gradient away: its words do not
-    count. Neither do those of a step that is not taken because its gradients overflow in half
-    precision; with ``--amp`` fairseq then takes the same batches again.
-    """
-
-    name = "gradient_gating"
-
-    def __init__(self, trainer: Any) -> None:
-        super().__init__(trainer)
-        self.memory: Any = getattr(trainer.get_criterion(), "word_memory", None)
-
-    @property
-    def is_concerned(self) -> bool:
-        """Whether the criterion counts words."""
-        return self.memory is not None
-
-    def before_update(self) -> None:
-        """Forget what an attempt without a step has counted."""
-        self.memory.begin(self.trainer.get_num_updates())
-
-    def prepare_batch(self, is_repeated: bool) -> None:
-        """Leave out a repeated batch."""
-        self.memory.ignored = is_repeated
-
-    def save(self) -> Any:
-        """The counts, if there are any."""
-        return self.memory.state_dict() if self.memory.has_counted else None
-
-    def load(self, saved: Any) -> None:
-        """Go on with the counts of the checkpoint."""
-        if saved is not None:
-            self.memory.load_state_dict(saved)
-
-
-GRADIENT_GATING = Option(
-    "gradient_gating",
-    0.0,
-    "alpha of adaptive gradient gating: words with fewer targets than this in an update are rare, "
-    "and the gradients that push their output vectors away are scaled down; the paper has 0.02 "
-    "and 0.03",
-    at_least=0,
-)
-GRADIENT_GATING_MEMORY = Option(
-    "gradient_gating_memory",
-    1000,
-    "K of adaptive gradient gating: number of updates over which words are counted; the paper "
-    "counts over the updates of an epoch",
-    at_least=1,
-    needs=("gradient_gating",),
-)
-
-
 class GradientGating(FullScores):
     """The plain likelihood, computed from scores whose table receives gated gradients.
 
@@ -188,6 +132,9 @@ class GradientGating(FullScores):
     Raises:
         ConfigurationError: an output layer that is not a single softmax.
     """
+
+    flag = GRADIENT_GATING.flag
+    makes_scores = True
 
     def __init__(self, criterion: Any, parts: Parts, alpha: float) -> None:
         super().__init__(criterion, parts)

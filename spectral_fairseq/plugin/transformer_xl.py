@@ -24,17 +24,18 @@ from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.lm.transformer_xl import TransformerXL
 from spectral_fairseq.options import option
 from spectral_fairseq.plugin.counts import known_counts
-from spectral_fairseq.plugin.models.registry import (
+from spectral_fairseq.plugin.registry import (
     IN_A_TRANSFORMER,
     SpectralOptions,
+    build_head,
+    build_table,
     flags_of,
     head_kind,
     refuse_unsupported,
     register,
     to_namespace,
 )
-from spectral_fairseq.plugin.models.stateful_decoder import StatefulDecoder
-from spectral_fairseq.plugin.models.tables import build_head, build_table
+from spectral_fairseq.plugin.stateful_decoder import StatefulDecoder
 
 logger = logging.getLogger(__name__)
 

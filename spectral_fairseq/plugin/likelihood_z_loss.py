@@ -15,20 +15,9 @@ from torch import nn
 from spectral_fairseq import refusals
 from spectral_fairseq.functional.softmax_loss import Losses
 from spectral_fairseq.heads.head import Head, SoftmaxHead
-from spectral_fairseq.options import weight_option
-from spectral_fairseq.plugin.likelihood.plain import (
-    Blockwise,
-    FullScores,
-    Likelihood,
-    LossForm,
-)
-from spectral_fairseq.plugin.penalties.view import Parts, Term
+from spectral_fairseq.plugin.likelihood import Blockwise, FullScores, Likelihood, LossForm
+from spectral_fairseq.plugin.objective import Parts, Term
 
-Z_LOSS = weight_option(
-    "z_loss",
-    "lambda of the z-loss, which adds lambda (log Z)^2 to a token's loss in training, with Z the "
-    "sum of the exponentials of all scores; 1e-4 is usual",
-)
 NAME = "z_loss"
 
 

@@ -1,13 +1,4 @@
-"""``--float32-products``: how fairseq's commands multiply float32 matrices on a CPU.
-
-    --float32-products {auto,fast,torch}    default: auto
-
-fairseq's ``call_main`` runs every command, so the products are chosen around it, and are put back
-as they were found when it ends: two trainings in one process do not disturb each other. A training
-keeps the choice in its checkpoints, and one that is resumed on the same kind of processor takes it
-from there. ``fairseq-hydra-train`` loads the plugin within ``call_main``, and has no such flag: its
-trainer chooses as ``auto`` does.
-"""
+"""What makes a CPU faster: ``--float32-products`` and ``--fast-dropout``."""
 
 from __future__ import annotations
 
@@ -17,18 +8,32 @@ from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
 import torch
+from fairseq.modules import FairseqDropout
+from torch import Tensor, nn
 
 from spectral_fairseq.compat.patching import Patch, replaces
+from spectral_fairseq.functional.dropout import fast_dropout
 from spectral_fairseq.functional.float32_products import (
     Products,
     choose_products,
     processor,
     set_products,
 )
-from spectral_fairseq.options import FLOAT32_PRODUCTS
+from spectral_fairseq.options import FLOAT32_PRODUCTS, Option
 from spectral_fairseq.plugin.listener import Listener
 
 logger = logging.getLogger(__name__)
+
+
+# ``--float32-products``: how fairseq's commands multiply float32 matrices on a CPU.
+#
+#     --float32-products {auto,fast,torch}    default: auto
+#
+# fairseq's ``call_main`` runs every command, so the products are chosen around it, and are put
+# back as they were found when it ends: two trainings in one process do not disturb each other. A
+# training keeps the choice in its checkpoints, and one that is resumed on the same kind of
+# processor takes it from there. ``fairseq-hydra-train`` loads the plugin within ``call_main``, and
+# has no such flag: its trainer chooses as ``auto`` does.
 
 
 @dataclass
@@ -164,3 +169,44 @@ class ChosenProducts(Listener):
         if CHOICE.products is None or CHOICE.products.fast != saved["fast"]:
             products = Products(saved["fast"], "as in the checkpoint that training goes on from")
             CHOICE.apply(products, self.trainer.cfg.common)
+
+
+# ``--fast-dropout``: fairseq's dropout on a CPU, with masks from a quarter of the random numbers.
+#
+# The same seed gives other masks than without the flag, so it is off by default. The dropout of
+# attention probabilities is a part of torch's attention, and keeps torch's masks.
+
+
+FAIRSEQ_DROPOUT = "dropout by fairseq's modules on a CPU"
+FAST_DROPOUT = Option(
+    "fast_dropout",
+    False,
+    "draw the masks of dropout on a CPU from a quarter of the random numbers; the masks differ "
+    "from those that fairseq draws with the same seed",
+    needs=(FAIRSEQ_DROPOUT,),
+)
+
+
+class FastDropout(FairseqDropout):
+    """fairseq's module, which calls :func:`fast_dropout` on a CPU. It has no state either."""
+
+    def forward(self, x: Tensor, inplace: bool = False) -> Tensor:
+        """See the base class; ``inplace`` has no effect on a CPU."""
+        drops = self.p > 0 and (self.training or self.apply_during_inference)
+        if not drops or x.device.type != "cpu":
+            return super().forward(x, inplace)
+        return fast_dropout(x, self.p)
+
+
+def draw_masks_fast(model: nn.Module) -> None:
+    """Make every dropout module of fairseq in a model a :class:`FastDropout`."""
+    for module in model.modules():
+        if isinstance(module, FairseqDropout):
+            # Its settings, hooks and place in the model stay as they are.
+            module.__class__ = FastDropout
+
+
+def draws_masks_fast(model: nn.Module) -> bool:
+    """Whether the flag has an effect on a model where it is now."""
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    return on_cpu and any(isinstance(one, FastDropout) and one.p > 0 for one in model.modules())

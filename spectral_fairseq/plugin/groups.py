@@ -23,14 +23,14 @@ from spectral_fairseq import refusals
 from spectral_fairseq.compat.patching import Patch, replaces
 from spectral_fairseq.embeddings.table import undecayed_parameters
 from spectral_fairseq.lm.averaged_sgd import saved_groups
-from spectral_fairseq.plugin.models.find import (
+from spectral_fairseq.plugin.find import (
     check_trained,
     models_in,
     output_table,
     table_module,
     unwrapped,
 )
-from spectral_fairseq.plugin.models.tables import TABLE_LR_SCALE, TABLE_WEIGHT_DECAY
+from spectral_fairseq.plugin.registry import TABLE_LR_SCALE, TABLE_WEIGHT_DECAY
 
 logger = logging.getLogger(__name__)
 

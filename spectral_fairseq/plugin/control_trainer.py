@@ -34,11 +34,10 @@ from spectral_fairseq.functional.table_control import (
     redecomposition,
     singular_system,
 )
+from spectral_fairseq.plugin.control import SVD_INTERVAL, Controlled
 from spectral_fairseq.plugin.criterion import PenalisedCrossEntropy
 from spectral_fairseq.plugin.listener import Listener
-from spectral_fairseq.plugin.penalties.view import ModelView
-from spectral_fairseq.plugin.spectrum_control.flags import SVD_INTERVAL, Controlled
-from spectral_fairseq.plugin.spectrum_control.prior import TablePrior
+from spectral_fairseq.plugin.objective import ModelView, TablePrior
 
 # What fairseq's optimiser holds for a parameter: the weights that it trains, and its moments.
 
@@ -284,7 +283,12 @@ def control_tables(trainer: Any, controls: List[Control], lr: float) -> None:
         DataError: a table with infinity or NaN in it; no table is written.
     """
     updates = trainer.get_num_updates()
-    changed = [found for one in controls if one.rule.is_due(updates) for found in one.changed]
+    changed = [
+        found
+        for one in controls
+        if one.changed and one.rule.is_due(updates)
+        for found in one.changed
+    ]
     if changed:
         highest = _highest_lr(trainer)
         lr_share = min(1.0, lr / highest) if highest > 0 else 0.0

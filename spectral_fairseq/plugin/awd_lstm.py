@@ -25,16 +25,17 @@ from spectral_fairseq.functional.row_penalties import (
 from spectral_fairseq.heads import Head, HeadSpec
 from spectral_fairseq.lm.awd_lstm import AWDLSTM, TIME, Carry, detached
 from spectral_fairseq.options import check_ranges, option
-from spectral_fairseq.plugin.models.registry import (
+from spectral_fairseq.plugin.registry import (
     SpectralOptions,
+    build_head,
+    build_table,
     flags_of,
     head_kind,
     refuse_unsupported,
     register,
     to_namespace,
 )
-from spectral_fairseq.plugin.models.stateful_decoder import StatefulDecoder
-from spectral_fairseq.plugin.models.tables import build_head, build_table
+from spectral_fairseq.plugin.stateful_decoder import StatefulDecoder
 
 logger = logging.getLogger(__name__)
 

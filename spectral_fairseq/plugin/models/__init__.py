@@ -1,1 +1,0 @@
-"""Architectures registered with fairseq."""

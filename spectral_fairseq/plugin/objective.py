@@ -1,0 +1,477 @@
+"""The terms that penalties add to the objective of an update, and what they know of a model.
+
+Note [The scale of a penalty]
+-----------------------------
+Worker w and micro-batch i contribute the gradient of their loss L_wi; fairseq divides the sum by
+S, the sum of the sample sizes. With
+
+    L_wi = nll_sum_wi + weight * R * sample_size_wi
+
+the objective is (mean NLL per token) + weight * R exactly, whatever the batch size,
+``--update-freq`` or number of workers. Without the factor a penalty would be thousands of times
+too weak, and its strength would change with the batch.
+
+Note [Prior of a plain table]
+-----------------------------
+An SVD table knows its prior. For a plain one, of any arch, the criterion takes the same four flags;
+on a command line it shares them with the archs of this package. With an automatic c1 the prior has
+the norm that the table started with. It is measured when it is first asked for, before the first
+update, and kept in the extra state of checkpoints, so that a resumed run goes on with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from fairseq.logging import metrics
+from torch import Tensor, nn
+
+from spectral_fairseq import refusals
+from spectral_fairseq.embeddings import SVDEmbedding, Table
+from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
+from spectral_fairseq.functional.control_rule import counted_norm
+from spectral_fairseq.functional.row_penalties import smoothed_log_counts
+from spectral_fairseq.functional.spectrum_penalties import Prior
+from spectral_fairseq.options import Option, arguments, flags_by_argument, read_options
+from spectral_fairseq.plugin.counts import training_counts
+from spectral_fairseq.plugin.registry import uncounted_rows
+
+# The prior of a table without factors, whose flags the criterion has.
+
+
+PRIOR_OPTIONS = tuple(
+    one for one in SVDEmbedding.options if one.argument in ("prior", "c1", "c2", "gamma")
+)
+AN_SVD_TABLE = "an SVD table"
+PRIOR_FLAGS = tuple(
+    replace(
+        one,
+        help=one.help.replace("an SVD table", "a plain table"),
+        parse=None,
+        needs=("spectrum_weight", "spectrum_decay", AN_SVD_TABLE),
+    )
+    for one in PRIOR_OPTIONS
+)
+
+_NAMES = flags_by_argument(PRIOR_OPTIONS)
+_NAMES["kind"] = _NAMES.pop("prior")
+
+
+def prior_of(cfg: Any) -> Prior:
+    """The prior that a configuration with the fields of :data:`PRIOR_FLAGS` describes.
+
+    Raises:
+        ConfigurationError: a value outside its range.
+    """
+    with arguments_as_flags(prior=_NAMES["kind"], **_NAMES):
+        values = arguments(PRIOR_OPTIONS, cfg)
+        return Prior(kind=values.pop("prior"), **values)
+
+
+class TablePrior:
+    """The prior of one table, which remembers the norm that an automatic c1 refers to.
+
+    Args:
+        prior: for tables of any width.
+
+    Attributes:
+        start_norm: Frobenius norm of the rows that counted when it was first asked for, or as
+            restored.
+    """
+
+    def __init__(self, prior: Prior) -> None:
+        self._prior = prior
+        self.start_norm: Optional[float] = None
+
+    def __call__(self, weight: Tensor, excluded: Tensor) -> Tensor:
+        """The prior's singular values, largest first, float64, shape (d,).
+
+        Args:
+            weight: the table, shape (N, d).
+            excluded: rows that are not counted.
+
+        Raises:
+            ConfigurationError: the prior leaves directions unused at this width.
+        """
+        if self._prior.c1 is None and self.start_norm is None:
+            self.start_norm = counted_norm(weight, excluded)
+        with arguments_as_flags(**_NAMES):
+            return self._prior.spectrum(weight.size(1), self.start_norm).to(weight.device)
+
+
+# Constants of a criterion on the devices of its models.
+
+
+class PerDevice:
+    """A constant tensor, which is copied to a device only once: each copy keeps a GPU waiting.
+
+    Args:
+        constant: on any device.
+    """
+
+    def __init__(self, constant: Tensor) -> None:
+        self._copies: Dict[torch.device, Tensor] = {constant.device: constant}
+
+    def on(self, device: torch.device) -> Tensor:
+        """The constant on ``device``."""
+        if device not in self._copies:
+            self._copies[device] = next(iter(self._copies.values())).to(device)
+        return self._copies[device]
+
+
+class Words:
+    """What penalties know of a target dictionary.
+
+    Args:
+        dictionary: the dictionary itself.
+        task: the task in whose training data its special symbols are counted, if any.
+
+    Attributes:
+        rows: N, the number of rows of a table for it.
+        excluded: indices of the rows that are not words: padding and ``madeupword`` fillers.
+    """
+
+    def __init__(self, dictionary: Any, task: Any = None) -> None:
+        self.dictionary = dictionary
+        self._task = task
+        self.rows = len(dictionary)
+        self.excluded = torch.tensor(uncounted_rows(dictionary))
+        self._excluded = PerDevice(self.excluded)
+
+    def excluded_on(self, device: torch.device) -> Tensor:
+        """``excluded`` on the device of a table."""
+        return self._excluded.on(device)
+
+    @cached_property
+    def log_counts(self) -> Tensor:
+        """Smoothed log counts of the words in the training data, shape (N,).
+
+        Raises:
+            DataError: the dictionary has no counts.
+        """
+        return smoothed_log_counts(training_counts(self._task, self.dictionary))
+
+
+class Batch(NamedTuple):
+    """A batch of an update.
+
+    Args:
+        net_output: of the model.
+        targets: words, shape (B, T).
+    """
+
+    net_output: Any
+    targets: Tensor
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a criterion works with in a model, found once.
+
+    It does not hold the model itself, so it can be kept as long as that lives.
+
+    Attributes:
+        decoder: ends in the vocabulary.
+        words: of its dictionary.
+        prior: of its output table, where that knows none itself.
+        svd_tables: all SVD tables of the model, each once however often it is shared.
+        look_ups: the modules that embed tokens.
+        model_name: of the model's class, for messages.
+    """
+
+    decoder: nn.Module
+    words: Words
+    prior: TablePrior
+    svd_tables: Tuple[SVDEmbedding, ...] = ()
+    look_ups: Tuple[nn.Module, ...] = ()
+    model_name: str = ""
+
+
+class ModelView:
+    """A model at one update; what several penalties need of it is computed once.
+
+    Args:
+        parts: of the model.
+        batch: what the model has just computed, and for what; ``None`` outside of an update.
+    """
+
+    def __init__(self, parts: Parts, batch: Optional[Batch] = None) -> None:
+        self.parts, self.batch = parts, batch
+        self.decoder, self.words = parts.decoder, parts.words
+        self._found: Dict[Need, Any] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.decoder.parameters()).device
+
+    def get(self, need: Need) -> Any:
+        """What ``need`` returns for this model."""
+        if need not in self._found:
+            self._found[need] = need(self)
+        return self._found[need]
+
+
+Need = Callable[[ModelView], Any]
+
+
+# What a penalty is: one declaration, from which its flags, checks, values and logs follow.
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """A term ``weight * R`` of the objective, R a function of the model's parameters.
+
+    Args:
+        name: key of R in the training logs.
+        weight: flag of the weight; a weight of 0 costs nothing. A flag that parses to several
+            numbers weighs the parts of R, which then enters the objective as it is.
+        needs: what R is computed from, one of the functions above; it refuses models that lack it,
+            and finds ``None`` where it is a matter of a batch and there is none.
+        value: R, a scalar, from what ``needs`` found and the options: the parsed values of all
+            flags of this penalty, by name. Called in float32, outside autocast.
+        settings: further flags.
+        for_words: completes the options for a dictionary; called once for each dictionary.
+        lazy: whether R of a model is computed every k-th update only; see Note [Lazy penalties].
+    """
+
+    name: str
+    weight: Option
+    needs: Need
+    value: Callable[[Any, Any], Tensor]
+    settings: Tuple[Option, ...] = ()
+    for_words: Callable[[Any, Words], Any] = lambda options, _: options
+    lazy: Callable[[ModelView], bool] = lambda _: True
+
+    @property
+    def flags(self) -> Tuple[Option, ...]:
+        """All flags of this penalty."""
+        return (self.weight, *self.settings)
+
+    def factor(self, options: Any) -> float:
+        """The factor of R in the objective; 0 if the penalty is off."""
+        weight = getattr(options, self.weight.name)
+        return float(any(weight)) if isinstance(weight, tuple) else weight
+
+
+class Term(NamedTuple):
+    """One term of the objective at one update.
+
+    Args:
+        name: key in the training logs.
+        weight: the factor of ``value``.
+        value: R, a float32 scalar.
+    """
+
+    name: str
+    weight: float
+    value: Tensor
+
+
+# How often the penalties on whole tables are computed.
+#
+# Note [Lazy penalties]
+# ---------------------
+# A penalty on a whole table costs the same whatever the batch: at N = 267,735 and d = 410 the N d^2
+# products of U'U, forward and again backward, are about a quarter of the softmax of 1,024 tokens,
+# and a gradient of N d numbers alone is 2 % of such a step. A table moves by far less than its own
+# size in a few updates, so for large N these penalties are computed every k-th update with k times
+# their weight: the gradient summed over k updates stays the same to first order. In between, the
+# logs show what was computed last: fairseq would show "None" for a key without a value.
+
+
+LARGE_DICTIONARY = 65536
+WORDS_PER_INTERVAL_STEP = 16384
+
+
+def parse_interval(text: str) -> Optional[int]:
+    """The number of updates that ``text`` says, ``None`` for ``auto``.
+
+    Raises:
+        ConfigurationError: ``text`` is neither ``auto`` nor a whole number from 1.
+    """
+    if text == "auto":
+        return None
+    if not str(text).isdigit() or int(text) < 1:
+        raise ConfigurationError(
+            "`value` to be 'auto' or a whole number >= 1", repr(text), "Correct it."
+        )
+    return int(text)
+
+
+def interval_for(num_words: int) -> int:
+    """The automatic ``--penalty-interval`` for a dictionary of ``num_words``."""
+    return 1 if num_words < LARGE_DICTIONARY else num_words // WORDS_PER_INTERVAL_STEP
+
+
+A_PENALTY = "a penalty, such as --cosreg-weight"
+PENALTY_INTERVAL = Option(
+    "penalty_interval",
+    "auto",
+    "compute the penalties on whole tables every k-th update, k times as strong; 'auto' is 1 up "
+    "to 65,535 words and grows with the dictionary",
+    parse=parse_interval,
+    needs=(A_PENALTY,),
+)
+
+
+class Penalties:
+    """The penalties that a configuration turns on, of one model.
+
+    Args:
+        known: all penalties that there are.
+        cfg: a configuration with the fields of their flags, and of :data:`PENALTY_INTERVAL`.
+        parts: of the model.
+
+    Raises:
+        ConfigurationError: a flag is outside its range.
+        DataError: the dictionary lacks what a penalty needs.
+    """
+
+    def __init__(self, known: Sequence[Penalty], cfg: Any, parts: Parts) -> None:
+        self._parts = parts
+        flags = (flag for penalty in known for flag in penalty.flags)
+        self._flags = read_options((*flags, PENALTY_INTERVAL), cfg)
+        self._active = [penalty for penalty in known if penalty.factor(self._flags)]
+        self._options = {one.name: one.for_words(self._flags, parts.words) for one in self._active}
+        self._interval = self._flags.penalty_interval or interval_for(parts.words.rows)
+        view = ModelView(parts)
+        self._lazy = [one for one in self._active if one.lazy(view)]
+        self._each_update = [one for one in self._active if one not in self._lazy]
+        self._last: Optional[List[Term]] = None if self._lazy else []
+
+    @property
+    def active(self) -> bool:
+        """Whether there is any."""
+        return bool(self._active)
+
+    def __call__(self, updates: int, batch: Optional[Batch] = None) -> List[Term]:
+        """The terms that are due.
+
+        Args:
+            updates: number of updates taken before this one.
+            batch: of the update, for the penalties on hidden states.
+
+        Raises:
+            ConfigurationError: the model lacks what a penalty needs.
+        """
+        if not self._active:
+            return []
+        view = ModelView(self._parts, batch)
+        due = self._terms(self._each_update, view)
+        if updates % self._interval:
+            return due
+        lazy = self._terms(self._lazy, view)
+        self._last = [term._replace(value=term.value.detach()) for term in lazy]
+        return due + [term._replace(weight=term.weight * self._interval) for term in lazy]
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse a model that lacks what the penalties need, due or not, or does not train it.
+
+        Args:
+            model: whose parts this object has.
+
+        Raises:
+            ConfigurationError: the model lacks what a penalty needs, or R depends on nothing that
+                is trained.
+        """
+        tables = [module for module in model.modules() if isinstance(module, Table)]
+        training = [table.training for table in tables]
+        try:
+            for table in tables:
+                table.eval()  # a spectral-norm table goes on with its iteration in training
+            view, terms = ModelView(self._parts), []
+            for penalty in self._active:
+                with torch.enable_grad(), arguments_as_flags(weight=penalty.weight.flag):
+                    terms += self._terms([penalty], view)
+        finally:
+            for table, was in zip(tables, training):
+                table.train(was)
+        depends = {term.name: term.value.requires_grad for term in terms}
+        for penalty in self._active:
+            if not depends.get(penalty.name, True):
+                raise refusals.FROZEN.error("a frozen one", penalty.weight.flag)
+        self.last()
+
+    @torch.no_grad()
+    def last(self) -> List[Term]:
+        """The lazy terms as they were computed last, for the logs.
+
+        They are computed now if they never were, as in the first updates after training resumed.
+
+        Raises:
+            ConfigurationError: the model lacks what a penalty needs.
+        """
+        if self._last is None:
+            self._last = self._terms(self._lazy, ModelView(self._parts))
+        return self._last
+
+    def _terms(self, penalties: Iterable[Penalty], view: ModelView) -> List[Term]:
+        terms = []
+        with torch.autocast(view.device.type, enabled=False):
+            for penalty in penalties:
+                found = view.get(penalty.needs)
+                if found is None:
+                    continue
+                value = penalty.value(found, self._options[penalty.name])
+                terms.append(Term(penalty.name, penalty.factor(self._flags), value))
+        return terms
+
+
+# Penalties that a recurrent model computes on its own activations: AR and TAR.
+#
+# Merity, McCann, Socher: "Revisiting Activation Regularization for Language RNNs", 2017,
+# https://arxiv.org/abs/1708.01009. They need activations that only the forward pass has, so the
+# model returns them, weighted by flags of its own, as ``extra["activation_penalties"]``.
+
+
+ACTIVATION_NAMES = ("activation", "temporal_activation")
+
+
+def reported_terms(net_output: Any) -> List[Term]:
+    """The terms in a model's output; none for most models."""
+    extra = net_output[1] if len(net_output) > 1 else None
+    reported = extra.get("activation_penalties") if isinstance(extra, dict) else None
+    return [Term(name, weight, value) for name, (weight, value) in (reported or {}).items()]
+
+
+# Penalties in the training logs: R before its weight, under the name of the penalty.
+#
+# A value is logged times the sample size, because fairseq adds up the logs of workers and micro-
+# batches. ``<name>_size`` is the weight of the value in averages over several updates.
+
+
+# What likelihood_consistency.py and likelihood_z_loss.py measure, for each token.
+MEASURE_NAMES = ("r_drop", "simcut", "z_loss")
+
+
+def log_terms(due: Iterable[Term], last: Iterable[Term], sample_size: int) -> Dict[str, Any]:
+    """Entries of a logging output.
+
+    Args:
+        due: the terms of this update.
+        last: terms as they were computed last; those that are not due are shown, but have no
+            weight in averages.
+        sample_size: of the micro-batch.
+    """
+    entries: Dict[str, Any] = {}
+    for terms, size in ((due, sample_size), (last, 0)):
+        for term in terms:
+            if term.name not in entries:
+                entries[term.name] = term.value.detach() * sample_size
+                entries[f"{term.name}_size"] = size
+    return entries
+
+
+def reduce_terms(logging_outputs: List[Dict[str, Any]], names: Iterable[str]) -> None:
+    """Show the R of each penalty, from the logging outputs of all workers and micro-batches."""
+    for name in names:
+        logs = [log for log in logging_outputs if name in log]
+        shown = sum(log["sample_size"] for log in logs)
+        if shown > 0:
+            total = sum(log[name] for log in logs)
+            due = sum(log[f"{name}_size"] for log in logs)
+            metrics.log_scalar(name, total / shown, due, round=5)

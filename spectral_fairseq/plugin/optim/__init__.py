@@ -1,1 +1,0 @@
-"""Optimisers and their schedules, registered with fairseq."""
