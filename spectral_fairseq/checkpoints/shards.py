@@ -33,6 +33,8 @@ _PART = re.compile(
 # Those that number from 0 and say by it that there are others: rank-8 may be a model's own name.
 _FROM_ZERO = ("consolidated", "model", "model_part", "mp_rank", "tp_rank")
 _MOST_PARTS = 10_000
+# Unrelated rows are sqrt(2) of their length apart, and 0.4 in a cone of mean cosine 0.9.
+_UNLIKE, _COMPARED_ROWS = 0.3, 4096
 _COPY_FOLDER = "The files do not belong together: copy the whole folder again."
 
 
@@ -246,7 +248,8 @@ def check_no_rank(file: Path, own: Mapping[str, Tensor], beside: Mapping[str, Te
     """Refuse one of the files of parallel processes whose names have no word for it.
 
     They hold the same names, the same vectors, such as those of the norms, and other rows or
-    columns of the tables. Two checkpoints of a training have other vectors as well.
+    columns of the tables. Two checkpoints of a training have other vectors as well, or, where only
+    the table is trained, tables whose rows are alike.
 
     Args:
         file: that was named.
@@ -262,7 +265,8 @@ def check_no_rank(file: Path, own: Mapping[str, Tensor], beside: Mapping[str, Te
     tables = [name for name, one in own.items() if may_be_table(_module(name), *_matrix(one))]
     if not vectors or not all(same_values(own[name], beside[name]) for name in vectors):
         return
-    if tables and not any(same_values(own[name], beside[name]) for name in tables):
+    unlike = [name for name in tables if _are_unlike(own[name], beside[name])]
+    if tables and len(unlike) == len(tables):
         raise CheckpointError(
             f"a whole model in {file}",
             "the same names and vectors as in a file beside it whose name has another number, and "
@@ -270,6 +274,14 @@ def check_no_rank(file: Path, own: Mapping[str, Tensor], beside: Mapping[str, Te
             "Put the parts together in one file. If each is a whole model, move it to a folder of "
             "its own.",
         )
+
+
+def _are_unlike(one: Tensor, other: Tensor) -> bool:
+    """Whether two tables hold other words, judged by their first rows."""
+    if one.shape != other.shape or not one.is_floating_point():
+        return one.shape != other.shape
+    first, second = (table[:_COMPARED_ROWS].double() for table in (one, other))
+    return float((first - second).norm()) > _UNLIKE * float(first.norm())
 
 
 def _incomplete(file: Path, there: int, count: str) -> CheckpointError:
