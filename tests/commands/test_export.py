@@ -330,9 +330,7 @@ def test_ctranslate2_translates_the_same(beam, train, tiny_translation_data, run
 def test_an_unequal_model_is_not_written(train, tmp_path, monkeypatch, capsys):
     def wrong(model):
         tables = dict(collapse_tables(model))
-        key = NAMES["output"]
-        tables[key] = tables[key] * 1.001
-        return tables
+        return {**tables, **{name: tables[name] * 1.001 for name in NAMES.values()}}
 
     monkeypatch.setattr(export_plain, "collapse_tables", wrong)
     folder = train_translation(train, "three ways")
