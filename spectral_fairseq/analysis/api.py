@@ -251,4 +251,4 @@ class Report:
         return as_text(self.to_dict())
 
     def __str__(self) -> str:
-        return self.to_text() if self.command == "compare" else as_summary(self.to_dict())
+        return as_summary(self.to_dict())

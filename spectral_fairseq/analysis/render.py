@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, Sequence
 
 from spectral_fairseq.analysis.catalogue import ALL, Measure, groups_in_use, shown
 from spectral_fairseq.analysis.options import spread
@@ -12,14 +12,23 @@ from spectral_fairseq.errors import printable
 
 # What a terminal shows of a table, beside the values of a random one.
 FOUR = ("mean_cosine", "mean_share", "sigma_over_edge_centred", "effective_rank_centred")
+# Of several tables also how far they are from the first one.
+DRIFT = ("drift_cka", "drift_procrustes")
 
 
 def as_summary(document: Dict[str, Any]) -> str:
-    """What was measured, the verdict, and four figures: at most 25 lines for one model."""
+    """What was measured, the verdict, and four figures: at most 25 lines for one model.
+
+    Several models also have their distance from the first one, and seeds their mean.
+    """
     checkpoints = document["checkpoints"]
     parts = [_wrapped(f"Warning: {text}", "") for text in warnings(checkpoints)]
     parts += [_opening(one) for one in spread(checkpoints, MOST_VERDICTS)]
-    parts.append(_measures(document, {"": [m for m in ALL if m.key in FOUR]}))
+    compared = any(one["drift"] for one in checkpoints)
+    asked = [m for m in ALL if m.key in (*FOUR, *(DRIFT if compared else ()))]
+    parts.append(_measures(document, {"": asked}))
+    if document["methods"]:
+        parts.append(_over_seeds(document, asked))
     parts += _neighbours(checkpoints)
     parts[-1] += "\nAll measures: --all. The full report: --out DIR. For programs: --format json."
     return printable("\n\n".join(parts))
@@ -32,7 +41,7 @@ def as_text(document: Dict[str, Any]) -> str:
     parts += [_opening(one) for one in spread(checkpoints, MOST_VERDICTS)]
     parts.append(_measures(document, _groups(document)))
     if document["methods"]:
-        parts.append(_over_seeds(document))
+        parts.append(_over_seeds(document, ALL))
     parts += _neighbours(checkpoints)
     parts.append("\n".join(f"{one['label']}: {one['signature']}" for one in checkpoints))
     return printable("\n\n".join(parts))
@@ -65,15 +74,15 @@ def _measures(document: Dict[str, Any], groups: Dict[str, List[Measure]]) -> str
     return _aligned(rows, headers)
 
 
-def _over_seeds(document: Dict[str, Any]) -> str:
-    """The measures that all seeds of some method have: mean and standard deviation."""
+def _over_seeds(document: Dict[str, Any], asked: Sequence[Measure]) -> str:
+    """Of measures those that all seeds of some method have: mean and standard deviation."""
     methods = document["methods"]
     names = [f"{method['name']} (n = {len(method['labels'])})" for method in methods]
     rows = [
         [measure.title, *(spread_of(method, measure) for method in methods)]
         for measures in _groups(document).values()
         for measure in measures
-        if any(measure.key in method["measures"] for method in methods)
+        if measure in asked and any(measure.key in method["measures"] for method in methods)
     ]
     return _aligned(rows, ["mean ± standard deviation", *names])
 

@@ -83,6 +83,7 @@ class PredictionArguments:
 class ReportArguments:
     """The arguments that ``analyze`` and ``compare`` share."""
 
+    all: bool = option(False, "print every measure, not only four beside the verdict")
     out: Optional[str] = option(
         None, "write report.html, pictures and JSON to this folder", metavar="DIR"
     )
@@ -127,21 +128,19 @@ class Arguments:
     checkpoints: Tuple[str, ...] = option(
         (), "file or folder of a model or a table", metavar="MODEL", positional=True
     )
-    all: bool = option(False, "print every measure, not only four beside the verdict")
     report: ReportArguments = part(ReportArguments)
 
 
 def run(args: Arguments) -> int:
     """Measure the named checkpoints; returns the exit status 0."""
     paths = [Path(name) for name in args.checkpoints]
-    return report(args.report, paths, "analyze", whole=args.all)
+    return report(args.report, paths, "analyze")
 
 
 def report(
     args: ReportArguments,
     paths: Sequence[Path],
     command: str,
-    whole: bool = False,
     methods: Optional[str] = None,
 ) -> int:
     """Measure, print, and write the folder if asked; returns the exit status 0."""
@@ -171,7 +170,7 @@ def report(
     if args.format == "json":
         print(json.dumps(found.to_dict()))
     else:
-        print(found.to_text() if whole else found)
+        print(found.to_text() if args.all else found)
     if page is not None:
         print(f"Report: {page}", file=sys.stderr)
     return 0
