@@ -17,6 +17,8 @@ from typing import Any, Dict, Optional, Union
 import torch
 from torch import Tensor, nn
 
+from spectral_fairseq.checkpoints.saved import weights_file
+from spectral_fairseq.checkpoints.shards import parts_of
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.training.losses import fused_loss_, mixture_
 from spectral_fairseq.training.modules import RECORD, record_of, without_wrappers
@@ -101,19 +103,26 @@ def _entries(folder: Path) -> Dict[str, Tensor]:
     """All tensors of a folder that save_pretrained wrote.
 
     Raises:
-        CheckpointError: there are none.
+        CheckpointError: there are none, or a file of several is missing.
     """
-    for stem, load in (("model.safetensors", _safetensors), ("pytorch_model.bin", _pickled)):
-        index = folder / f"{stem}.index.json"
-        files = [folder / stem]
-        if os.path.isfile(index):
-            names = json.loads(index.read_text("utf-8"))["weight_map"].values()
-            files = [folder / name for name in sorted(set(names))]
-        if all(map(os.path.isfile, files)):
-            return {name: entry for file in files for name, entry in load(file).items()}
-    raise CheckpointError(
-        "model.safetensors or pytorch_model.bin", f"neither in {folder}", "Give another folder."
-    )
+    weights = weights_file(folder)  # the one that transformers has loaded
+    if weights is None:
+        raise CheckpointError(
+            "model.safetensors or pytorch_model.bin", f"neither in {folder}", "Give another folder."
+        )
+    files = parts_of(weights)
+    if weights.name.endswith(".index.json"):
+        named = json.loads(weights.read_text("utf-8"))["weight_map"].values()
+        files = [folder / Path(name).name for name in sorted(set(named))]
+    absent = [file.name for file in files if not os.path.isfile(file)]
+    if absent:
+        raise CheckpointError(
+            f"all files that {weights} names",
+            f"no {', '.join(absent[:3])}",
+            "Copy the whole folder again.",
+        )
+    load = _safetensors if files[0].suffix == ".safetensors" else _pickled
+    return {name: entry for file in files for name, entry in load(file).items()}
 
 
 def _safetensors(file: Path) -> Dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """Saved models load in plain transformers, and get their methods back."""
 
 import copy
+import shutil
 import warnings
 
 import pytest
@@ -66,7 +67,7 @@ def test_it_loads_in_plain_transformers_and_goes_on_exactly(transformers, tmp_pa
     assert all(
         torch.equal(one, other.state_dict()[name]) for name, one in table.state_dict().items()
     )
-    option = "gamma" if kind == "weight-norm" else "c2"
+    option = "gamma" if kind == "weight-norm" else "prior_settings"
     assert getattr(table, option) == getattr(other, option)
     assert torch.equal(logits(step(plain)), logits(step(model)))
     with pytest.raises(ConfigurationError, match="one that has table"):
@@ -133,6 +134,27 @@ def test_files_in_parts_and_wrong_folders(transformers, tmp_path):
     build(transformers).save_pretrained(tmp_path / "plain")
     with pytest.raises(CheckpointError, match="table"):
         restore_(other, tmp_path / "plain")
+
+
+def test_parts_of_an_earlier_save_are_not_taken_for_the_model(transformers, tmp_path):
+    """transformers loads the single file; the table was put together from both saves."""
+    pytest.importorskip("safetensors")
+    model = build(transformers)
+    weight_norm_(model)
+    step(model).save_pretrained(tmp_path / "parts", max_shard_size="20KB")
+    step(model).save_pretrained(tmp_path / "whole")
+    for path in (tmp_path / "parts").iterdir():
+        if path.name.startswith("model"):
+            shutil.copy(path, tmp_path / "whole")
+    plain = loaded(model, tmp_path / "whole")
+    restore_(plain)
+    assert torch.equal(logits(plain), logits(model))
+    next((tmp_path / "parts").glob("model-00002*")).unlink()
+    (tmp_path / "whole" / "config.json").replace(tmp_path / "parts" / "config.json")
+    again = build(transformers)
+    again.config.spectral_fairseq = plain.config.spectral_fairseq
+    with pytest.raises(CheckpointError, match="no model-00002"):
+        restore_(again, tmp_path / "parts")
 
 
 def test_settings_of_another_kind_are_warned_of():
