@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import importlib.machinery
 import os
 import pickle
@@ -29,7 +28,7 @@ from spectral_fairseq.checkpoints.reading import (
 )
 from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.checkpoints.settings import check_settings, literal
-from spectral_fairseq.compat.patching import Overlay, Patch, replaces
+from spectral_fairseq.compat.patching import Overlay, Patch, replaces, wrapping
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, SpectralFairseqError
 from spectral_fairseq.files import replacing
 
@@ -235,22 +234,20 @@ def _unneeded() -> Optional[str]:
     return "this fairseq has these parameters itself" if has_them else None
 
 
-def drop_dead_keys(upgrade: Callable[..., None]) -> Callable[..., None]:
+@wrapping
+def drop_dead_keys(
+    self: Any, state_dict: Dict[str, Any], name: str, *, original: Callable[..., None]
+) -> None:
     """Wrap an encoder layer's ``upgrade_state_dict_named``.
 
     The keys of all layers of the same stack are dropped at once: with --encoder-layers-to-keep
     the checkpoint has more layers than the model.
     """
-
-    @functools.wraps(upgrade)
-    def upgrade_without_dead_keys(self: Any, state_dict: Dict[str, Any], name: str) -> None:
-        stack = re.escape(name.rpartition(".")[0])
-        dead = re.compile(rf"{stack}\.\d+\.({'|'.join(DEAD)})")
-        for key in [key for key in state_dict if dead.fullmatch(key)]:
-            del state_dict[key]
-        upgrade(self, state_dict, name)
-
-    return upgrade_without_dead_keys
+    stack = re.escape(name.rpartition(".")[0])
+    dead = re.compile(rf"{stack}\.\d+\.({'|'.join(DEAD)})")
+    for key in [key for key in state_dict if dead.fullmatch(key)]:
+        del state_dict[key]
+    original(self, state_dict, name)
 
 
 DEAD_ENCODER_KEYS = Patch(
@@ -270,19 +267,18 @@ DEAD_ENCODER_KEYS = Patch(
 # A saved checkpoint is replaced in one step, never overwritten piece by piece.
 
 
-def atomic(copy: Callable[..., Any]) -> Callable[..., Any]:
+@wrapping
+def atomic(
+    src_path: str, dst_path: str, overwrite: bool = False, *, original: Callable[..., Any]
+) -> Any:
     """Wrap ``PathManager.copy`` so that its target is either the old file or the whole new one."""
     from fairseq.file_io import PathManager
 
-    @functools.wraps(copy)
-    def copy_then_rename(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
-        is_remote = PathManager.path_requires_pathmanager(dst_path)  # such stores cannot rename
-        if is_remote or (os.path.exists(dst_path) and not overwrite):
-            return copy(src_path, dst_path, overwrite=overwrite)
-        with replacing(dst_path) as partial:
-            return copy(src_path, str(partial), overwrite=True)
-
-    return copy_then_rename
+    is_remote = PathManager.path_requires_pathmanager(dst_path)  # such stores cannot rename
+    if is_remote or (os.path.exists(dst_path) and not overwrite):
+        return original(src_path, dst_path, overwrite=overwrite)
+    with replacing(dst_path) as partial:
+        return original(src_path, str(partial), overwrite=True)
 
 
 ATOMIC_COPY = Patch(
@@ -301,33 +297,31 @@ ATOMIC_COPY = Patch(
 # a pipe and from inflating an archive of zeros.
 
 
-def explain(load_checkpoint_to_cpu: Callable[..., Dict[str, Any]]) -> Callable[..., Dict[str, Any]]:
+@wrapping
+def explain(
+    path: str, *args: Any, original: Callable[..., Dict[str, Any]], **kwargs: Any
+) -> Dict[str, Any]:
     """Wrap fairseq's loader so that it raises :class:`CheckpointError`.
 
     Missing and forbidden files keep the system's error, which names them.
     """
-
-    @functools.wraps(load_checkpoint_to_cpu)
-    def load_or_explain(path: str, *args: Any, **kwargs: Any) -> Dict[str, Any]:
-        try:
-            if os.path.exists(path):  # else a remote path, or an error of fairseq's own
-                file = checkpoint_file(path)
-                found = reading.entries(file)
-                reading.check_sizes(found, file)
-                reading.check_one_archive(found, file)
-            state = load_checkpoint_to_cpu(path, *args, **kwargs)
-        except (SpectralFairseqError, FileNotFoundError, PermissionError):
+    try:
+        if os.path.exists(path):  # else a remote path, or an error of fairseq's own
+            file = checkpoint_file(path)
+            found = reading.entries(file)
+            reading.check_sizes(found, file)
+            reading.check_one_archive(found, file)
+        state = original(path, *args, **kwargs)
+    except (SpectralFairseqError, FileNotFoundError, PermissionError):
+        raise
+    except KeyError as error:
+        # A dictionary without the entries that fairseq upgrades old checkpoints from.
+        raise not_fairseq(path, {"... (no entry " + str(error) + ")": None}) from error
+    except READ_FAILURES as error:
+        if not os.path.isfile(path):  # a remote path: fairseq's own error says more
             raise
-        except KeyError as error:
-            # A dictionary without the entries that fairseq upgrades old checkpoints from.
-            raise not_fairseq(path, {"... (no entry " + str(error) + ")": None}) from error
-        except READ_FAILURES as error:
-            if not os.path.isfile(path):  # a remote path: fairseq's own error says more
-                raise
-            raise explain_failure(path, error) from error
-        return state
-
-    return load_or_explain
+        raise explain_failure(path, error) from error
+    return state
 
 
 DAMAGED_CHECKPOINT = Patch(
@@ -349,21 +343,19 @@ DAMAGED_CHECKPOINT = Patch(
 EMBEDDING_FILES = ("encoder_embed_path", "decoder_embed_path")
 
 
-def forget_files(load_checkpoint_to_cpu: Callable[..., Any]) -> Callable[..., Any]:
+@wrapping
+def forget_files(
+    path: str, *args: Any, original: Callable[..., Any], **kwargs: Any
+) -> Dict[str, Any]:
     """Wrap ``load_checkpoint_to_cpu`` so that a model is built without the file of its vectors."""
-
-    @functools.wraps(load_checkpoint_to_cpu)
-    def load_without_files(path: str, *args: Any, **kwargs: Any) -> Dict[str, Any]:
-        state: Dict[str, Any] = load_checkpoint_to_cpu(path, *args, **kwargs)
-        nodes = [state.get("args"), (state.get("cfg") or {}).get("model")]
-        for settings in nodes:
-            values = vars(settings) if isinstance(settings, Namespace) else settings
-            for name in EMBEDDING_FILES:
-                if values is not None and name in values and values[name] is not None:
-                    values[name] = None
-        return state
-
-    return load_without_files
+    state: Dict[str, Any] = original(path, *args, **kwargs)
+    nodes = [state.get("args"), (state.get("cfg") or {}).get("model")]
+    for settings in nodes:
+        values = vars(settings) if isinstance(settings, Namespace) else settings
+        for name in EMBEDDING_FILES:
+            if values is not None and name in values and values[name] is not None:
+                values[name] = None
+    return state
 
 
 EMBEDDING_FILE = Patch(
@@ -426,52 +418,45 @@ def _say_what_is_kept(settings: Any, side: str, number: int) -> None:
         values[f"{side}_layers_to_keep"] = None
 
 
-def pruning_once(prune_state_dict: Callable[..., Any]) -> Callable[..., Any]:
+@wrapping
+def pruning_once(
+    state_dict: Dict[str, Any], model_cfg: Any, *, original: Callable[..., Any]
+) -> Dict[str, Any]:
     """Wrap ``prune_state_dict``, which every model calls on the weights that it loads."""
-
-    @functools.wraps(prune_state_dict)
-    def prune_sides(state_dict: Dict[str, Any], model_cfg: Any) -> Dict[str, Any]:
-        kept = {} if model_cfg is None else {side: _kept(model_cfg, side) for side in _SIDES}
-        pruning = {}
-        for side, layers in kept.items():
-            there = _layers(state_dict, side)
-            if layers is None or len(there) == len(layers):  # as many as the model has
-                pruning[side] = there
-                continue
-            absent = sorted(set(layers) - set(there))
-            if absent:
-                raise ConfigurationError(
-                    f"--{side}-layers-to-keep to name layers of the checkpoint, which has "
-                    f"{len(there)}",
-                    f"layer {absent[0]}",
-                    "Count the layers from 0.",
-                )
-            pruning[side] = layers
-        if any(kept.values()):
-            names = {f"{side}_layers_to_keep": ",".join(map(str, pruning[side])) for side in kept}
-            state_dict = prune_state_dict(state_dict, Namespace(arch="", **names))
-        for side, layers in kept.items():
-            if layers is not None:
-                _say_what_is_kept(model_cfg, side, len(layers))
-        return state_dict
-
-    return prune_sides
+    kept = {} if model_cfg is None else {side: _kept(model_cfg, side) for side in _SIDES}
+    pruning = {}
+    for side, layers in kept.items():
+        there = _layers(state_dict, side)
+        if layers is None or len(there) == len(layers):  # as many as the model has
+            pruning[side] = there
+            continue
+        absent = sorted(set(layers) - set(there))
+        if absent:
+            raise ConfigurationError(
+                f"--{side}-layers-to-keep to name layers of the checkpoint, which has {len(there)}",
+                f"layer {absent[0]}",
+                "Count the layers from 0.",
+            )
+        pruning[side] = layers
+    if any(kept.values()):
+        names = {f"{side}_layers_to_keep": ",".join(map(str, pruning[side])) for side in kept}
+        state_dict = original(state_dict, Namespace(arch="", **names))
+    for side, layers in kept.items():
+        if layers is not None:
+            _say_what_is_kept(model_cfg, side, len(layers))
+    return state_dict
 
 
-def saying_what_is_kept(state_dict: Callable[[Any], Dict[str, Any]]) -> Callable[..., Any]:
+@wrapping
+def saying_what_is_kept(self: Any, *, original: Callable[[Any], Dict[str, Any]]) -> Dict[str, Any]:
     """Wrap ``Trainer.state_dict``: a model that was trained anew with the flag loads no weights."""
-
-    @functools.wraps(state_dict)
-    def state_dict_as_built(self: Any) -> Dict[str, Any]:
-        state = state_dict(self)
-        settings = state["cfg"]["model"]
-        for side in _SIDES:
-            kept = _kept(settings, side)
-            if kept is not None and len(_layers(state["model"], side)) == len(kept):
-                _say_what_is_kept(settings, side, len(kept))
-        return state
-
-    return state_dict_as_built
+    state = original(self)
+    settings = state["cfg"]["model"]
+    for side in _SIDES:
+        kept = _kept(settings, side)
+        if kept is not None and len(_layers(state["model"], side)) == len(kept):
+            _say_what_is_kept(settings, side, len(kept))
+    return state
 
 
 def _install_kept_layers() -> str:

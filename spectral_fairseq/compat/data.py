@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 from typing import Any, Callable, List, Optional, Tuple
@@ -11,7 +10,7 @@ import numpy as np
 
 from spectral_fairseq.checkpoints.dictionary import MAX_COUNT
 from spectral_fairseq.checkpoints.indexed import check_indexed_files
-from spectral_fairseq.compat.patching import Patch, replaces
+from spectral_fairseq.compat.patching import Patch, replaces, wrapping
 from spectral_fairseq.errors import DataError, MissingDataError
 from spectral_fairseq.files import why_not_readable
 
@@ -45,42 +44,40 @@ def _sentences_kept(batch_by_size: Callable[..., List[np.ndarray]]) -> int:
     return sum(len(batch) for batch in batches)
 
 
-def keep_tail(batch_by_size: Callable[..., List[np.ndarray]]) -> Callable[..., List[np.ndarray]]:
+@wrapping
+def keep_tail(
+    indices: Any,
+    num_tokens_fn: Callable[[int], int],
+    num_tokens_vec: Any = None,
+    max_tokens: Optional[int] = None,
+    max_sentences: Optional[int] = None,
+    required_batch_size_multiple: int = 1,
+    fixed_shapes: Any = None,
+    *,
+    original: Callable[..., List[np.ndarray]],
+) -> List[np.ndarray]:
     """Wrap a ``batch_by_size`` so that its batches cover all indices.
 
     The compiled batching cuts the index array into consecutive slices; what fairseq removes
     afterwards is therefore exactly the end of the array.
     """
-
-    @functools.wraps(batch_by_size)
-    def batch_by_size_keeping_tail(
-        indices: Any,
-        num_tokens_fn: Callable[[int], int],
-        num_tokens_vec: Any = None,
-        max_tokens: Optional[int] = None,
-        max_sentences: Optional[int] = None,
-        required_batch_size_multiple: int = 1,
-        fixed_shapes: Any = None,
-    ) -> List[np.ndarray]:
-        if not isinstance(indices, np.ndarray):
-            indices = np.fromiter(indices, dtype=np.int64, count=-1)
-        if len(indices) == 0:
-            return []  # fairseq looks at the last batch, which an empty set does not have
-        batches = batch_by_size(
-            indices,
-            num_tokens_fn,
-            num_tokens_vec=num_tokens_vec,
-            max_tokens=max_tokens,
-            max_sentences=max_sentences,
-            required_batch_size_multiple=required_batch_size_multiple,
-            fixed_shapes=fixed_shapes,
-        )
-        if fixed_shapes is not None:
-            return batches
-        batched = sum(len(batch) for batch in batches)
-        return list(batches) + ([indices[batched:]] if batched < len(indices) else [])
-
-    return batch_by_size_keeping_tail
+    if not isinstance(indices, np.ndarray):
+        indices = np.fromiter(indices, dtype=np.int64, count=-1)
+    if len(indices) == 0:
+        return []  # fairseq looks at the last batch, which an empty set does not have
+    batches = original(
+        indices,
+        num_tokens_fn,
+        num_tokens_vec=num_tokens_vec,
+        max_tokens=max_tokens,
+        max_sentences=max_sentences,
+        required_batch_size_multiple=required_batch_size_multiple,
+        fixed_shapes=fixed_shapes,
+    )
+    if fixed_shapes is not None:
+        return batches
+    batched = sum(len(batch) for batch in batches)
+    return list(batches) + ([indices[batched:]] if batched < len(indices) else [])
 
 
 TAIL_BATCH = Patch(
@@ -98,16 +95,14 @@ TAIL_BATCH = Patch(
 # means "no repetition", but reaches the dataset as it is.
 
 
-def repeated_once(initialise: Callable[..., None]) -> Callable[..., None]:
+@wrapping
+def repeated_once(
+    self: Any, datasets: Any, sample_ratios: Any = 1, *, original: Callable[..., None]
+) -> None:
     """Wrap ``ConcatDataset.__init__`` so that a negative ratio is 1."""
-
-    @functools.wraps(initialise)
-    def initialise_with_ratios(self: Any, datasets: Any, sample_ratios: Any = 1) -> None:
-        if not isinstance(sample_ratios, int):
-            sample_ratios = [1 if ratio < 0 else ratio for ratio in sample_ratios]
-        initialise(self, datasets, sample_ratios)
-
-    return initialise_with_ratios
+    if not isinstance(sample_ratios, int):
+        sample_ratios = [1 if ratio < 0 else ratio for ratio in sample_ratios]
+    original(self, datasets, sample_ratios)
 
 
 SEVERAL_PARTS = Patch(
@@ -128,61 +123,54 @@ SEVERAL_PARTS = Patch(
 _DICTIONARY_REMEDY = "Check the path, or make the dictionary with fairseq-preprocess."
 
 
-def check_first(load_indexed_dataset: Callable[..., Any]) -> Callable[..., Any]:
+@wrapping
+def check_first(
+    path: str,
+    dictionary: Any = None,
+    dataset_impl: Any = None,
+    combine: bool = False,
+    *args: Any,
+    original: Callable[..., Any],
+    **kwargs: Any,
+) -> Any:
     """Wrap ``load_indexed_dataset``, through which tasks open their splits."""
-
-    @functools.wraps(load_indexed_dataset)
-    def check_and_load(
-        path: str,
-        dictionary: Any = None,
-        dataset_impl: Any = None,
-        combine: bool = False,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        words = None if dictionary is None else len(dictionary)
-        for number in itertools.count():
-            prefix = f"{path}{number or ''}"
-            check_indexed_files(prefix, words)
-            if not combine or not os.path.exists(f"{prefix}.idx"):
-                break
-        return load_indexed_dataset(path, dictionary, dataset_impl, combine, *args, **kwargs)
-
-    return check_and_load
+    words = None if dictionary is None else len(dictionary)
+    for number in itertools.count():
+        prefix = f"{path}{number or ''}"
+        check_indexed_files(prefix, words)
+        if not combine or not os.path.exists(f"{prefix}.idx"):
+            break
+    return original(path, dictionary, dataset_impl, combine, *args, **kwargs)
 
 
-def check_dictionary(add_from_file: Callable[..., None]) -> Callable[..., None]:
+@wrapping
+def check_dictionary(self: Any, f: Any, *, original: Callable[..., None]) -> None:
     """Wrap ``Dictionary.add_from_file``, which would wait for a pipe and take any count."""
-
-    @functools.wraps(add_from_file)
-    def check_and_add(self: Any, f: Any) -> None:
-        if not isinstance(f, str):
-            return add_from_file(self, f)
-        if not os.path.lexists(f):
-            folder = os.path.dirname(f) or "."
-            missing = "no such file" if os.path.isdir(folder) else f"no such folder as {folder}"
-            raise MissingDataError(f"a dictionary at {f}", missing, _DICTIONARY_REMEDY)
-        obstacle = why_not_readable(f)
-        if obstacle is not None:
-            raise DataError(f"a dictionary at {f}", obstacle, _DICTIONARY_REMEDY)
-        try:
-            add_from_file(self, f)
-        except OSError:
-            raise
-        except Exception as error:  # fairseq raises this very class for text that is not UTF-8
-            found = " ".join(str(error).split())  # it may quote a line with its end
+    if not isinstance(f, str):
+        return original(self, f)
+    if not os.path.lexists(f):
+        folder = os.path.dirname(f) or "."
+        missing = "no such file" if os.path.isdir(folder) else f"no such folder as {folder}"
+        raise MissingDataError(f"a dictionary at {f}", missing, _DICTIONARY_REMEDY)
+    obstacle = why_not_readable(f)
+    if obstacle is not None:
+        raise DataError(f"a dictionary at {f}", obstacle, _DICTIONARY_REMEDY)
+    try:
+        original(self, f)
+    except OSError:
+        raise
+    except Exception as error:  # fairseq raises this very class for text that is not UTF-8
+        found = " ".join(str(error).split())  # it may quote a line with its end
+        raise DataError(
+            f"lines of a word and its count in {f}", found, _DICTIONARY_REMEDY
+        ) from error
+    for symbol, count in zip(self.symbols, self.count):
+        if not 0 <= count <= MAX_COUNT:
             raise DataError(
-                f"lines of a word and its count in {f}", found, _DICTIONARY_REMEDY
-            ) from error
-        for symbol, count in zip(self.symbols, self.count):
-            if not 0 <= count <= MAX_COUNT:
-                raise DataError(
-                    f"counts of 0 or more, below 2**63, in the dictionary {f}",
-                    f"{str(count)[:30]} of {symbol[:60]!r}",
-                    _DICTIONARY_REMEDY,
-                )
-
-    return check_and_add
+                f"counts of 0 or more, below 2**63, in the dictionary {f}",
+                f"{str(count)[:30]} of {symbol[:60]!r}",
+                _DICTIONARY_REMEDY,
+            )
 
 
 DAMAGED_DATA = Patch(
@@ -237,16 +225,12 @@ def fasta_index(path: str) -> Index:
     return np.array(offsets, np.int64), np.array(lengths, np.int64)
 
 
-def without_shell(build_index: Callable[..., Index]) -> Callable[..., Index]:
+@wrapping
+def without_shell(self: Any, path: str, *, original: Callable[..., Index]) -> Index:  # noqa: ARG001
     """Replace ``FastaDataset._build_index``."""
+    from fairseq.data.fasta_dataset import fasta_file_path
 
-    @functools.wraps(build_index)
-    def build_without_shell(self: Any, path: str) -> Index:  # noqa: ARG001  (fairseq's signature)
-        from fairseq.data.fasta_dataset import fasta_file_path
-
-        return fasta_index(fasta_file_path(path))
-
-    return build_without_shell
+    return fasta_index(fasta_file_path(path))
 
 
 FASTA_INDEX = Patch(
@@ -265,24 +249,25 @@ FASTA_INDEX = Patch(
 # nothing is left it prints "Evaluated 0 tokens" and the perplexity 1.
 
 
-def refuse_nothing(dataloader: Callable[..., Any]) -> Callable[..., Any]:
+@wrapping
+def refuse_nothing(
+    self: Any,
+    dataset: Any,
+    *args: Any,
+    max_positions: Any = None,
+    original: Callable[..., Any],
+    **kwargs: Any,
+) -> Any:
     """Wrap the ``eval_lm_dataloader`` of a task, so that it refuses to hand out no batch."""
-
-    @functools.wraps(dataloader)
-    def dataloader_of_something(
-        self: Any, dataset: Any, *args: Any, max_positions: Any = None, **kwargs: Any
-    ) -> Any:
-        batches = dataloader(self, dataset, *args, max_positions=max_positions, **kwargs)
-        if len(batches) > 0:
-            return batches
-        raise DataError(  # a text of no sentence is refused when it is opened
-            "a text in pieces that the model can read",
-            f"{len(dataset):,}, all skipped, with {max(dataset.sizes):,} tokens in the longest; "
-            f"the model reads {max_positions}",
-            "Give --tokens-per-sample (less --context-window, if any) and --max-tokens to suit.",
-        )
-
-    return dataloader_of_something
+    batches = original(self, dataset, *args, max_positions=max_positions, **kwargs)
+    if len(batches) > 0:
+        return batches
+    raise DataError(  # a text of no sentence is refused when it is opened
+        "a text in pieces that the model can read",
+        f"{len(dataset):,}, all skipped, with {max(dataset.sizes):,} tokens in the longest; "
+        f"the model reads {max_positions}",
+        "Give --tokens-per-sample (less --context-window, if any) and --max-tokens to suit.",
+    )
 
 
 _TASKS = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import functools
 import importlib
 import importlib.util
 import multiprocessing
@@ -20,7 +19,7 @@ from typing import Any, Callable, Dict, Optional, Tuple, Type
 import numpy as np
 import torch
 
-from spectral_fairseq.compat.patching import Overlay, Patch, replaces
+from spectral_fairseq.compat.patching import Overlay, Patch, replaces, wrapping
 from spectral_fairseq.errors import ConfigurationError, needs_extra
 from spectral_fairseq.provenance import torch_release
 
@@ -63,14 +62,11 @@ def _still_there(name: str) -> bool:
         return hasattr(np, name)
 
 
-def _percentile(percentile: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(percentile)
-    def percentile_with_interpolation(*args: Any, **kwargs: Any) -> Any:
-        if "interpolation" in kwargs:
-            kwargs["method"] = kwargs.pop("interpolation")
-        return percentile(*args, **kwargs)
-
-    return percentile_with_interpolation
+@wrapping
+def _percentile(*args: Any, original: Callable[..., Any], **kwargs: Any) -> Any:
+    if "interpolation" in kwargs:
+        kwargs["method"] = kwargs.pop("interpolation")
+    return original(*args, **kwargs)
 
 
 def _unneeded_numpy_names() -> Optional[str]:
@@ -150,15 +146,11 @@ def _unneeded_encoder_fast_path() -> Optional[str]:
     return "this torch takes the mask as it is" if torch_release() < (1, 13) else None
 
 
-def without_fast_path(initialise: Callable[..., None]) -> Callable[..., None]:
+@wrapping
+def without_fast_path(self: Any, *args: Any, original: Callable[..., None], **kwargs: Any) -> None:
     """Wrap an encoder layer's ``__init__``."""
-
-    @functools.wraps(initialise)
-    def initialise_without_fast_path(self: Any, *args: Any, **kwargs: Any) -> None:
-        initialise(self, *args, **kwargs)
-        self.can_use_fastpath = False
-
-    return initialise_without_fast_path
+    original(self, *args, **kwargs)
+    self.can_use_fastpath = False
 
 
 ENCODER_FAST_PATH = Patch(
@@ -181,29 +173,27 @@ def _unneeded_bf16_without_tpu() -> Optional[str]:
     return "torch_xla is installed" if importlib.util.find_spec("torch_xla") is not None else None
 
 
-def without_tpu(parse_args_and_arch: Callable[..., Any]) -> Callable[..., Any]:
+@wrapping
+def without_tpu(
+    parser: Any, input_args: Any = None, *more: Any, original: Callable[..., Any], **kwargs: Any
+) -> Any:
     """Wrap ``options.parse_args_and_arch`` so that ``--bf16`` does not imply ``--tpu``.
 
     Both kinds of half precision, of which fairseq says that TPUs have one, are refused.
     """
-
-    @functools.wraps(parse_args_and_arch)
-    def parse_without_tpu(parser: Any, input_args: Any = None, *more: Any, **kwargs: Any) -> Any:
-        given = sys.argv[1:] if input_args is None else input_args
-        if {*_FP16} & {*given} and {*_BF16} & {*given}:
-            raise ConfigurationError(
-                "one of --fp16 and --bf16",
-                " and ".join(flag for flag in (*_FP16, *_BF16) if flag in given),
-                "Drop one of them.",
-            )
-        parsed = parse_args_and_arch(parser, input_args, *more, **kwargs)
-        args = parsed[0] if isinstance(parsed, tuple) else parsed
-        # fairseq-validate and fairseq-generate parse once more without defaults: no attribute then.
-        if getattr(args, "bf16", False) and "--tpu" not in given:
-            args.tpu = False
-        return parsed
-
-    return parse_without_tpu
+    given = sys.argv[1:] if input_args is None else input_args
+    if {*_FP16} & {*given} and {*_BF16} & {*given}:
+        raise ConfigurationError(
+            "one of --fp16 and --bf16",
+            " and ".join(flag for flag in (*_FP16, *_BF16) if flag in given),
+            "Drop one of them.",
+        )
+    parsed = original(parser, input_args, *more, **kwargs)
+    args = parsed[0] if isinstance(parsed, tuple) else parsed
+    # fairseq-validate and fairseq-generate parse once more without defaults: no attribute then.
+    if getattr(args, "bf16", False) and "--tpu" not in given:
+        args.tpu = False
+    return parsed
 
 
 BF16_WITHOUT_TPU = Patch(
@@ -242,16 +232,14 @@ def with_one_device(torch_module: types.ModuleType) -> Overlay:
     )
 
 
-def as_many_as_torchrun_says(infer_init_method: Callable[..., None]) -> Callable[..., None]:
+@wrapping
+def as_many_as_torchrun_says(
+    cfg: Any, *args: Any, original: Callable[..., None], **kwargs: Any
+) -> None:
     """Wrap ``infer_init_method`` so that all workers of torchrun train together."""
-
-    @functools.wraps(infer_init_method)
-    def infer(cfg: Any, *args: Any, **kwargs: Any) -> None:
-        if cfg.distributed_init_method is None and "TORCHELASTIC_RUN_ID" in os.environ:
-            cfg.distributed_world_size = int(os.environ["WORLD_SIZE"])
-        infer_init_method(cfg, *args, **kwargs)
-
-    return infer
+    if cfg.distributed_init_method is None and "TORCHELASTIC_RUN_ID" in os.environ:
+        cfg.distributed_world_size = int(os.environ["WORLD_SIZE"])
+    original(cfg, *args, **kwargs)
 
 
 def without_device_ids(data_parallel: Type[Any]) -> Type[Any]:
@@ -401,17 +389,15 @@ PREFETCH_THREAD = Patch(
 # need no ``--task`` for translation, and this one answers with ``KeyError: None``.
 
 
-def require_task(parse_args_and_arch: Callable[..., Any]) -> Callable[..., Any]:
+@wrapping
+def require_task(
+    parser: argparse.ArgumentParser, *args: Any, original: Callable[..., Any], **kwargs: Any
+) -> Any:
     """Wrap ``parse_args_and_arch`` so that a parser without a default task asks for ``--task``."""
-
-    @functools.wraps(parse_args_and_arch)
-    def parse_with_task(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
-        for action in parser._actions:
-            if action.dest == "task" and action.default is None:
-                action.required = True
-        return parse_args_and_arch(parser, *args, **kwargs)
-
-    return parse_with_task
+    for action in parser._actions:
+        if action.dest == "task" and action.default is None:
+            action.required = True
+    return original(parser, *args, **kwargs)
 
 
 VALIDATION_TASK = Patch(
@@ -424,15 +410,13 @@ VALIDATION_TASK = Patch(
 # Fine-tuning of mBART: its task reads its settings by the name that its base class once gave them.
 
 
-def with_args(initialise: Callable[..., None]) -> Callable[..., None]:
+@wrapping
+def with_args(
+    self: Any, args: Any, *more: Any, original: Callable[..., None], **kwargs: Any
+) -> None:
     """Wrap the ``__init__`` of a task so that its settings have their older name, ``args``, too."""
-
-    @functools.wraps(initialise)
-    def initialise_with_args(self: Any, args: Any, *more: Any, **kwargs: Any) -> None:
-        self.args = args
-        initialise(self, args, *more, **kwargs)
-
-    return initialise_with_args
+    self.args = args
+    original(self, args, *more, **kwargs)
 
 
 _BART = "fairseq.tasks.translation_from_pretrained_bart:TranslationFromPretrainedBARTTask"
@@ -480,14 +464,10 @@ def balanced_assignment(scores: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(order[place.argsort(kind="stable")]).to(scores.device)
 
 
-def without_library(load_assignment: Callable[..., Any]) -> Callable[..., Any]:
+@wrapping
+def without_library(self: Any, *, original: Callable[..., Any]) -> Any:  # noqa: ARG001
     """Replace ``BaseLayer.load_assignment``."""
-
-    @functools.wraps(load_assignment)
-    def load_without_library(self: Any) -> Any:  # noqa: ARG001  (fairseq's signature)
-        return types.SimpleNamespace(balanced_assignment=balanced_assignment)
-
-    return load_without_library
+    return types.SimpleNamespace(balanced_assignment=balanced_assignment)
 
 
 BASE_LAYERS = Patch(

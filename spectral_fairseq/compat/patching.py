@@ -107,13 +107,33 @@ def _apply(patch: Patch, obstacle: Optional[str]) -> Applied:
         return Applied(patch, Status.CANNOT, why)
 
 
+def wrapping(function: Callable[..., Any]) -> Wrap:
+    """Make what :func:`replaces` takes of a function that stands for one of fairseq.
+
+    Args:
+        function: has the keyword argument ``original``, which is bound to what it replaces.
+    """
+
+    @functools.wraps(function)
+    def wrap(original: Any) -> Any:
+        # A copy whose default is the original: a call is one call, as it is without the patch.
+        made = types.FunctionType(
+            function.__code__, function.__globals__, argdefs=function.__defaults__
+        )
+        made.__kwdefaults__ = {**(function.__kwdefaults__ or {}), "original": original}
+        return functools.wraps(original)(made)
+
+    return wrap
+
+
 def replaces(targets: Mapping[str, Wrap]) -> Callable[[], str]:
     """Build an ``install`` of :class:`Patch` that replaces functions, classes or modules' globals.
 
     Args:
-        targets: place -> ``wrap``, where ``wrap(original)`` returns the replacement. A place is
-            written ``module:attribute`` or ``module:Class.attribute``. The wrapper of a
-            classmethod or staticmethod receives the plain function.
+        targets: place -> ``wrap``, where ``wrap(original)`` returns the replacement; of a function
+            usually one that :func:`wrapping` made. A place is written ``module:attribute`` or
+            ``module:Class.attribute``. The wrapper of a classmethod or staticmethod receives the
+            plain function.
 
     Returns:
         A function that makes the replacements and returns the list of them.

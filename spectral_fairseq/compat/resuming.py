@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 from typing import Any, Callable, Dict, Iterator, Optional
 
-from spectral_fairseq.compat.patching import Patch, replaces
+from spectral_fairseq.compat.patching import Patch, replaces, wrapping
 
 # A resumed training goes on counting how long its validation has not improved.
 #
@@ -27,45 +26,41 @@ def counters() -> Iterator[Any]:
             yield function
 
 
-def saving_patience(save_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+@wrapping
+def saving_patience(
+    self: Any, filename: str, extra_state: Any, *, original: Callable[..., Any]
+) -> Any:
     """Wrap ``Trainer.save_checkpoint`` so that the counts are saved."""
-
-    @functools.wraps(save_checkpoint)
-    def save_with_counts(self: Any, filename: str, extra_state: Any) -> Any:
-        for counter in counters():
-            if hasattr(counter, "best"):
-                counts = {name: getattr(counter, name) for name in COUNTED}
-                extra_state = {**extra_state, _PATIENCE_KEY: counts}
-        return save_checkpoint(self, filename, extra_state)
-
-    return save_with_counts
+    for counter in counters():
+        if hasattr(counter, "best"):
+            counts = {name: getattr(counter, name) for name in COUNTED}
+            extra_state = {**extra_state, _PATIENCE_KEY: counts}
+    return original(self, filename, extra_state)
 
 
-def restoring_patience(load_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+@wrapping
+def restoring_patience(
+    self: Any,
+    filename: str,
+    reset_optimizer: bool = False,
+    reset_lr_scheduler: bool = False,
+    optimizer_overrides: Any = None,
+    reset_meters: bool = False,
+    *,
+    original: Callable[..., Any],
+) -> Any:
     """Wrap ``Trainer.load_checkpoint`` so that saved counts are restored.
 
     As for fairseq's best loss, ``--reset-optimizer`` and ``--reset-meters`` start anew.
     """
-
-    @functools.wraps(load_checkpoint)
-    def load_with_counts(
-        self: Any,
-        filename: str,
-        reset_optimizer: bool = False,
-        reset_lr_scheduler: bool = False,
-        optimizer_overrides: Any = None,
-        reset_meters: bool = False,
-    ) -> Any:
-        extra_state = load_checkpoint(
-            self, filename, reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters
-        )
-        if not (reset_optimizer or reset_meters):
-            for name, value in ((extra_state or {}).get(_PATIENCE_KEY) or {}).items():
-                for counter in counters():
-                    setattr(counter, name, value)
-        return extra_state
-
-    return load_with_counts
+    extra_state = original(
+        self, filename, reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters
+    )
+    if not (reset_optimizer or reset_meters):
+        for name, value in ((extra_state or {}).get(_PATIENCE_KEY) or {}).items():
+            for counter in counters():
+                setattr(counter, name, value)
+    return extra_state
 
 
 PATIENCE = Patch(
@@ -92,31 +87,23 @@ PATIENCE = Patch(
 _DATA_POSITION_KEY = "num_shards"
 
 
-def saving_data_position(
-    state_dict: Callable[..., Dict[str, Any]],
-) -> Callable[..., Dict[str, Any]]:
+@wrapping
+def saving_data_position(self: Any, *, original: Callable[..., Dict[str, Any]]) -> Dict[str, Any]:
     """Wrap ``EpochBatchIterator.state_dict`` so that the number of workers is saved."""
-
-    @functools.wraps(state_dict)
-    def state_with_workers(self: Any) -> Dict[str, Any]:
-        return {**state_dict(self), _DATA_POSITION_KEY: self.num_shards}
-
-    return state_with_workers
+    return {**original(self), _DATA_POSITION_KEY: self.num_shards}
 
 
-def restoring_data_position(load_state_dict: Callable[..., None]) -> Callable[..., None]:
+@wrapping
+def restoring_data_position(
+    self: Any, state: Dict[str, Any], *, original: Callable[..., None]
+) -> None:
     """Wrap ``EpochBatchIterator.load_state_dict`` so that it counts in batches of this run.
 
     Where the number does not divide, some batches are taken twice rather than left out.
     """
-
-    @functools.wraps(load_state_dict)
-    def load_position(self: Any, state: Dict[str, Any]) -> None:
-        workers = state.get(_DATA_POSITION_KEY) or self.num_shards
-        taken = (state.get("iterations_in_epoch") or 0) * workers
-        load_state_dict(self, {**state, "iterations_in_epoch": taken // self.num_shards})
-
-    return load_position
+    workers = state.get(_DATA_POSITION_KEY) or self.num_shards
+    taken = (state.get("iterations_in_epoch") or 0) * workers
+    original(self, {**state, "iterations_in_epoch": taken // self.num_shards})
 
 
 DATA_POSITION = Patch(
@@ -144,41 +131,32 @@ DATA_POSITION = Patch(
 _BY_EPOCH = "_seed_follows_epoch"
 
 
-def composing(get_batch_iterator: Callable[..., Any]) -> Callable[..., Any]:
+@wrapping
+def composing(self: Any, *args: Any, original: Callable[..., Any], **kwargs: Any) -> Any:
     """Wrap ``FairseqTask.get_batch_iterator``: batches for all epochs are those of the first."""
-    signature = inspect.signature(get_batch_iterator)
-
-    @functools.wraps(get_batch_iterator)
-    def get_as_in_the_first_epoch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(self, *args, **kwargs)
-        given.apply_defaults()
-        values = given.arguments
-        dataset, epoch = values["dataset"], values["epoch"]
-        for_all_epochs = self.can_reuse_epoch_itr(dataset) and not (
-            values.get("disable_iterator_cache") or values.get("update_epoch_batch_itr")
-        )
-        if epoch <= 1 or not for_all_epochs or dataset in self.dataset_to_epoch_iter:
-            return get_batch_iterator(self, *args, **kwargs)
-        values["epoch"] = 1
-        values["seed"] -= (epoch - 1) * getattr(self, _BY_EPOCH, False)
-        iterator = get_batch_iterator(*given.args, **given.kwargs)
-        iterator.epoch = epoch
-        dataset.set_epoch(epoch)
-        return iterator
-
-    return get_as_in_the_first_epoch
+    given = inspect.signature(original).bind(self, *args, **kwargs)
+    given.apply_defaults()
+    values = given.arguments
+    dataset, epoch = values["dataset"], values["epoch"]
+    for_all_epochs = self.can_reuse_epoch_itr(dataset) and not (
+        values.get("disable_iterator_cache") or values.get("update_epoch_batch_itr")
+    )
+    if epoch <= 1 or not for_all_epochs or dataset in self.dataset_to_epoch_iter:
+        return original(self, *args, **kwargs)
+    values["epoch"] = 1
+    values["seed"] -= (epoch - 1) * getattr(self, _BY_EPOCH, False)
+    iterator = original(*given.args, **given.kwargs)
+    iterator.epoch = epoch
+    dataset.set_epoch(epoch)
+    return iterator
 
 
-def telling(get_train_iterator: Callable[..., Any]) -> Callable[..., Any]:
+@wrapping
+def telling(self: Any, *args: Any, original: Callable[..., Any], **kwargs: Any) -> Any:
     """Wrap ``Trainer.get_train_iterator``: the task knows whether the seed follows the epoch."""
-
-    @functools.wraps(get_train_iterator)
-    def tell_and_get(self: Any, *args: Any, **kwargs: Any) -> Any:
-        by_epoch = getattr(self.cfg.dataset, "update_ordered_indices_seed", False)
-        setattr(self.task, _BY_EPOCH, bool(by_epoch))
-        return get_train_iterator(self, *args, **kwargs)
-
-    return tell_and_get
+    by_epoch = getattr(self.cfg.dataset, "update_ordered_indices_seed", False)
+    setattr(self.task, _BY_EPOCH, bool(by_epoch))
+    return original(self, *args, **kwargs)
 
 
 BATCH_COMPOSITION = Patch(
@@ -201,19 +179,15 @@ BATCH_COMPOSITION = Patch(
 # it would have no ``checkpoint_best.pt`` and end early.
 
 
-def starting_anew(init: Callable[..., None]) -> Callable[..., None]:
+@wrapping
+def starting_anew(self: Any, *args: Any, original: Callable[..., None], **kwargs: Any) -> None:
     """Wrap ``Trainer.__init__``, which runs once a training, before any checkpoint is loaded."""
+    from fairseq import checkpoint_utils
 
-    @functools.wraps(init)
-    def start(self: Any, *args: Any, **kwargs: Any) -> None:
-        from fairseq import checkpoint_utils
-
-        for function in (checkpoint_utils.save_checkpoint, *counters()):
-            for name in COUNTED:
-                vars(function).pop(name, None)
-        init(self, *args, **kwargs)
-
-    return start
+    for function in (checkpoint_utils.save_checkpoint, *counters()):
+        for name in COUNTED:
+            vars(function).pop(name, None)
+    original(self, *args, **kwargs)
 
 
 SEVERAL_TRAININGS = Patch(
@@ -236,16 +210,14 @@ def _unneeded_curriculum() -> Optional[str]:
     return None if reuses else "this fairseq makes a data loader for each epoch"
 
 
-def shuffling(get_iterator: Callable[..., Any]) -> Callable[..., Any]:
+@wrapping
+def shuffling(
+    self: Any, epoch: int, shuffle: bool, *args: Any, original: Callable[..., Any], **kwargs: Any
+) -> Any:
     """Wrap ``EpochBatchIterator._get_iterator_for_epoch``: each epoch has its own ``shuffle``."""
-
-    @functools.wraps(get_iterator)
-    def get(self: Any, epoch: int, shuffle: bool, *args: Any, **kwargs: Any) -> Any:
-        if getattr(self, "dataloader", None) is not None:
-            self.dataloader.batch_sampler.shuffle = shuffle
-        return get_iterator(self, epoch, shuffle, *args, **kwargs)
-
-    return get
+    if getattr(self, "dataloader", None) is not None:
+        self.dataloader.batch_sampler.shuffle = shuffle
+    return original(self, epoch, shuffle, *args, **kwargs)
 
 
 CURRICULUM = Patch(
@@ -264,15 +236,13 @@ CURRICULUM = Patch(
 # validated on, so that each validation uses up an epoch of training.
 
 
-def apart(get_valid_iterator: Callable[..., Any]) -> Callable[..., Any]:
+@wrapping
+def apart(
+    self: Any, subset: str, disable_iterator_cache: bool = False, *, original: Callable[..., Any]
+) -> Any:
     """Wrap ``Trainer.get_valid_iterator``: the training split gets an iterator of its own."""
-
-    @functools.wraps(get_valid_iterator)
-    def get(self: Any, subset: str, disable_iterator_cache: bool = False) -> Any:
-        trained_on = subset == self.cfg.dataset.train_subset
-        return get_valid_iterator(self, subset, disable_iterator_cache or trained_on)
-
-    return get
+    trained_on = subset == self.cfg.dataset.train_subset
+    return original(self, subset, disable_iterator_cache or trained_on)
 
 
 VALIDATION_ON_TRAIN = Patch(

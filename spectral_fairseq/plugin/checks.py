@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from typing import Any, Callable, Iterator, List, Set, Tuple
 
@@ -12,7 +11,7 @@ from fairseq.modules.quantization.scalar.modules import IntLinear
 from torch import nn
 
 from spectral_fairseq import refusals
-from spectral_fairseq.compat.patching import Patch, replaces
+from spectral_fairseq.compat.patching import Patch, replaces, wrapping
 from spectral_fairseq.embeddings import (
     PlainEmbedding,
     SVDEmbedding,
@@ -187,15 +186,12 @@ class Checks(Listener):
         tell_epoch(self.trainer.get_model(), epoch)
 
 
-def _checking_kinds(upgrade_state_dict: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(upgrade_state_dict)
-    def upgrade_and_check(self: Any, state_dict: Any) -> None:
-        from spectral_fairseq.plugin.restoring import check_restored
+@wrapping
+def _checking_kinds(self: Any, state_dict: Any, *, original: Callable[..., None]) -> None:
+    from spectral_fairseq.plugin.restoring import check_restored
 
-        upgrade_state_dict(self, state_dict)
-        check_restored(state_dict, self)
-
-    return upgrade_and_check
+    original(self, state_dict)
+    check_restored(state_dict, self)
 
 
 TABLE_KINDS = Patch(

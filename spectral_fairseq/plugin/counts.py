@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import functools
 import logging
 import math
 import os
@@ -19,7 +18,7 @@ import numpy as np
 from fairseq import utils
 from fairseq.data import Dictionary, indexed_dataset
 
-from spectral_fairseq.compat.patching import Patch, replaces
+from spectral_fairseq.compat.patching import Patch, replaces, wrapping
 from spectral_fairseq.errors import DataError
 from spectral_fairseq.functional.row_penalties import smoothed_log_counts, were_counted
 
@@ -229,14 +228,13 @@ def _blocks(prefix: str, kind: Optional[str], dictionary: Dictionary) -> Iterato
 # fairseq passes the task to ``build_model`` of an architecture, but not on to ``build_embedding``.
 
 
-def _telling_task(build_model: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(build_model)
-    def tell_and_build(cfg: Any, task: Any, *args: Any, **kwargs: Any) -> Any:
-        from_checkpoint = bool(args[0] if args else kwargs.get("from_checkpoint", False))
-        with building_for(task, from_checkpoint):
-            return build_model(cfg, task, *args, **kwargs)
-
-    return tell_and_build
+@wrapping
+def _telling_task(
+    cfg: Any, task: Any, *args: Any, original: Callable[..., Any], **kwargs: Any
+) -> Any:
+    from_checkpoint = bool(args[0] if args else kwargs.get("from_checkpoint", False))
+    with building_for(task, from_checkpoint):
+        return original(cfg, task, *args, **kwargs)
 
 
 TRAINING_COUNTS = Patch(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from dataclasses import dataclass
 from typing import Any, Callable, Optional
@@ -11,7 +10,7 @@ import torch
 from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
-from spectral_fairseq.compat.patching import Patch, replaces
+from spectral_fairseq.compat.patching import Patch, replaces, wrapping
 from spectral_fairseq.functional.dropout import fast_dropout
 from spectral_fairseq.functional.float32_products import (
     Products,
@@ -77,45 +76,34 @@ def _on_cpu(common: Any) -> bool:
     return bool(getattr(common, "cpu", False)) or not torch.cuda.is_available()
 
 
-def _adding_flag(add_dataset_args: Callable[..., Any]) -> Callable[..., Any]:
+@wrapping
+def _adding_flag(parser: Any, *args: Any, original: Callable[..., Any], **kwargs: Any) -> Any:
     """Add the flag beside those that all commands with a model share."""
-
-    @functools.wraps(add_dataset_args)
-    def add_with_flag(parser: Any, *args: Any, **kwargs: Any) -> Any:
-        group = add_dataset_args(parser, *args, **kwargs)
-        flag = FLOAT32_PRODUCTS
-        parser.add_argument(flag.flag, default=flag.default, choices=flag.choices, help=flag.help)
-        return group
-
-    return add_with_flag
+    group = original(parser, *args, **kwargs)
+    flag = FLOAT32_PRODUCTS
+    parser.add_argument(flag.flag, default=flag.default, choices=flag.choices, help=flag.help)
+    return group
 
 
-def _remembering(parse_args_and_arch: Callable[..., Any]) -> Callable[..., Any]:
+@wrapping
+def _remembering(*args: Any, original: Callable[..., Any], **kwargs: Any) -> Any:
     """Keep the value of the flag, which no part of fairseq's configuration holds."""
-
-    @functools.wraps(parse_args_and_arch)
-    def parse_and_remember(*args: Any, **kwargs: Any) -> Any:
-        parsed = parse_args_and_arch(*args, **kwargs)
-        args_of = parsed[0] if isinstance(parsed, tuple) else parsed
-        # fairseq-validate parses once more without defaults: no attribute then.
-        CHOICE.asked = getattr(args_of, FLOAT32_PRODUCTS.name, CHOICE.asked)
-        return parsed
-
-    return parse_and_remember
+    parsed = original(*args, **kwargs)
+    args_of = parsed[0] if isinstance(parsed, tuple) else parsed
+    # fairseq-validate parses once more without defaults: no attribute then.
+    CHOICE.asked = getattr(args_of, FLOAT32_PRODUCTS.name, CHOICE.asked)
+    return parsed
 
 
-def _choosing(call_main: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(call_main)
-    def choose_and_call(cfg: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            if _on_cpu(cfg.common) or CHOICE.asked == "fast":
-                CHOICE.apply(choose_products(CHOICE.asked), cfg.common)
-            return call_main(cfg, *args, **kwargs)
-        finally:
-            CHOICE.end()
-            CHOICE.asked = str(FLOAT32_PRODUCTS.default)
-
-    return choose_and_call
+@wrapping
+def _choosing(cfg: Any, *args: Any, original: Callable[..., Any], **kwargs: Any) -> Any:
+    try:
+        if _on_cpu(cfg.common) or CHOICE.asked == "fast":
+            CHOICE.apply(choose_products(CHOICE.asked), cfg.common)
+        return original(cfg, *args, **kwargs)
+    finally:
+        CHOICE.end()
+        CHOICE.asked = str(FLOAT32_PRODUCTS.default)
 
 
 CHOSEN_PRODUCTS = Patch(

@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 from torch import Tensor, nn
 
 from spectral_fairseq import refusals
-from spectral_fairseq.compat.patching import Patch, replaces
+from spectral_fairseq.compat.patching import Patch, replaces, wrapping
 from spectral_fairseq.embeddings.table import undecayed_parameters
 from spectral_fairseq.lm.averaged_sgd import saved_groups
 from spectral_fairseq.plugin.find import (
@@ -273,14 +273,11 @@ def _regrouped(saved: List[Dict[str, Any]], parts: List[_Part]) -> Optional[List
     return found
 
 
-def _deciding(build_optimizer: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(build_optimizer)
-    def build_and_split(self: Any) -> None:
-        build_optimizer(self)
-        table = table_options(self.cfg, self.model, self.task)
-        split_groups(self.optimizer, self.model, table, self._lr_scheduler)
-
-    return build_and_split
+@wrapping
+def _deciding(self: Any, *, original: Callable[..., None]) -> None:
+    original(self)
+    table = table_options(self.cfg, self.model, self.task)
+    split_groups(self.optimizer, self.model, table, self._lr_scheduler)
 
 
 GROUPS = Patch(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import functools
 import logging
 import os
 import weakref
@@ -16,7 +15,7 @@ from fairseq.data import Dictionary, FairseqDataset, data_utils
 from fairseq.data.iterators import EpochBatchIterator
 from torch import Tensor
 
-from spectral_fairseq.compat.patching import Patch, replaces
+from spectral_fairseq.compat.patching import Patch, replaces, wrapping
 from spectral_fairseq.errors import DataError, MissingDataError
 from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.lm.streams import ContiguousStreams
@@ -419,31 +418,27 @@ class StreamIterator(EpochBatchIterator):
 # The stateful task learns which batches are for training, and when a checkpoint is due.
 
 
-def _for_training(get_train_iterator: Callable[..., Any]) -> Callable[..., Any]:
+@wrapping
+def _for_training(self: Any, *args: Any, original: Callable[..., Any], **kwargs: Any) -> Any:
     # The name of the split does not tell: one may validate on the training split, too.
-    @functools.wraps(get_train_iterator)
-    def get_for_training(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with getattr(self.task, "for_training", contextlib.nullcontext)():
-            return get_train_iterator(self, *args, **kwargs)
-
-    return get_for_training
+    with getattr(self.task, "for_training", contextlib.nullcontext)():
+        return original(self, *args, **kwargs)
 
 
-def _gathering(save_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+@wrapping
+def _gathering(
+    cfg: Any, trainer: Any, epoch_itr: Any, *args: Any, original: Callable[..., Any], **kwargs: Any
+) -> Any:
     # Patched here, where all workers pass, and not in Trainer.consolidate_optimizer: fairseq calls
     # that also when one worker alone has failed, and the other workers would never answer.
-    @functools.wraps(save_checkpoint)
-    def gather_and_save(cfg: Any, trainer: Any, epoch_itr: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(epoch_itr, StreamIterator) or cfg.no_save or epoch_itr.end_of_epoch():
-            return save_checkpoint(cfg, trainer, epoch_itr, *args, **kwargs)
-        epoch_itr.gathered = _gathered(epoch_itr, trainer)
-        epoch_itr.precision = str(next(trainer.get_model().parameters()).dtype)
-        try:
-            return save_checkpoint(cfg, trainer, epoch_itr, *args, **kwargs)
-        finally:
-            epoch_itr.gathered = None
-
-    return gather_and_save
+    if not isinstance(epoch_itr, StreamIterator) or cfg.no_save or epoch_itr.end_of_epoch():
+        return original(cfg, trainer, epoch_itr, *args, **kwargs)
+    epoch_itr.gathered = _gathered(epoch_itr, trainer)
+    epoch_itr.precision = str(next(trainer.get_model().parameters()).dtype)
+    try:
+        return original(cfg, trainer, epoch_itr, *args, **kwargs)
+    finally:
+        epoch_itr.gathered = None
 
 
 def _gathered(iterator: StreamIterator, trainer: Any) -> List[Any]:

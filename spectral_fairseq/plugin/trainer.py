@@ -6,11 +6,10 @@ Three features change something else instead: ``groups.py``, ``counts.py`` and
 
 from __future__ import annotations
 
-import functools
 import types
 from typing import Any, Callable, List
 
-from spectral_fairseq.compat.patching import Applied, Patch, apply_all, replaces
+from spectral_fairseq.compat.patching import Applied, Patch, apply_all, replaces, wrapping
 from spectral_fairseq.errors import SpectralFairseqError
 from spectral_fairseq.plugin.checks import TABLE_KINDS, Checks, WaysOfTraining
 from spectral_fairseq.plugin.control_trainer import ControlledTables
@@ -61,99 +60,85 @@ def _keep(trainer: Any, listeners: List[Listener]) -> None:
     setattr(trainer, _ATTRIBUTE, {"": concerned, **at_points})
 
 
-def _init(init: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(init)
-    def init_and_listen(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        listeners_of(self)
-
-    return init_and_listen
+@wrapping
+def _init(self: Any, *args: Any, original: Callable[..., None], **kwargs: Any) -> None:
+    original(self, *args, **kwargs)
+    listeners_of(self)
 
 
-def _begin_epoch(begin_epoch: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(begin_epoch)
-    def tell_and_begin(self: Any, epoch: int) -> Any:
-        if not getattr(self, "_spectral_fairseq_begun", False):
-            for listener in listeners_of(self, "begin_training"):
-                listener.begin_training()
-            _keep(self, listeners_of(self))
-            self._spectral_fairseq_begun = True
-        result = begin_epoch(self, epoch)
-        for listener in listeners_of(self, "begin_epoch"):
-            listener.begin_epoch(epoch)
-        return result
-
-    return tell_and_begin
+@wrapping
+def _begin_epoch(self: Any, epoch: int, *, original: Callable[..., Any]) -> Any:
+    if not getattr(self, "_spectral_fairseq_begun", False):
+        for listener in listeners_of(self, "begin_training"):
+            listener.begin_training()
+        _keep(self, listeners_of(self))
+        self._spectral_fairseq_begun = True
+    result = original(self, epoch)
+    for listener in listeners_of(self, "begin_epoch"):
+        listener.begin_epoch(epoch)
+    return result
 
 
-def _train_step(train_step: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(train_step)
-    def tell_and_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for listener in listeners_of(self, "before_update"):
-            listener.before_update()
-        # fairseq calls itself again where --amp overflowed; and an update may be left out.
-        before = self.get_num_updates()
-        result = train_step(self, *args, **kwargs)
-        if before < self.get_num_updates() != getattr(self, "_spectral_fairseq_told", None):
-            self._spectral_fairseq_told = self.get_num_updates()
-            for listener in listeners_of(self, "after_update"):
-                listener.after_update()
-        return result
-
-    return tell_and_step
+@wrapping
+def _train_step(self: Any, *args: Any, original: Callable[..., Any], **kwargs: Any) -> Any:
+    for listener in listeners_of(self, "before_update"):
+        listener.before_update()
+    # fairseq calls itself again where --amp overflowed; and an update may be left out.
+    before = self.get_num_updates()
+    result = original(self, *args, **kwargs)
+    if before < self.get_num_updates() != getattr(self, "_spectral_fairseq_told", None):
+        self._spectral_fairseq_told = self.get_num_updates()
+        for listener in listeners_of(self, "after_update"):
+            listener.after_update()
+    return result
 
 
-def _prepare_sample(prepare_sample: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(prepare_sample)
-    def prepare_and_tell(self: Any, *args: Any, **kwargs: Any) -> Any:
-        sample, is_repeated = prepare_sample(self, *args, **kwargs)
-        for listener in listeners_of(self, "prepare_batch"):
-            listener.prepare_batch(is_repeated)
-        return sample, is_repeated
-
-    return prepare_and_tell
+@wrapping
+def _prepare_sample(self: Any, *args: Any, original: Callable[..., Any], **kwargs: Any) -> Any:
+    sample, is_repeated = original(self, *args, **kwargs)
+    for listener in listeners_of(self, "prepare_batch"):
+        listener.prepare_batch(is_repeated)
+    return sample, is_repeated
 
 
-def _begin_valid_epoch(begin_valid_epoch: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(begin_valid_epoch)
-    def tell_and_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for listener in listeners_of(self, "begin_validation"):
-            listener.begin_validation()
-        return begin_valid_epoch(self, *args, **kwargs)
-
-    return tell_and_begin
+@wrapping
+def _begin_valid_epoch(self: Any, *args: Any, original: Callable[..., Any], **kwargs: Any) -> Any:
+    for listener in listeners_of(self, "begin_validation"):
+        listener.begin_validation()
+    return original(self, *args, **kwargs)
 
 
-def _save_checkpoint(save_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(save_checkpoint)
-    def collect_and_save(self: Any, filename: str, extra_state: Any) -> Any:
-        saved = {one.name: one.save() for one in listeners_of(self, "save")}
-        kept = {name: state for name, state in saved.items() if state}
-        return save_checkpoint(self, filename, {**extra_state, **kept})
+@wrapping
+def _save_checkpoint(
+    self: Any, filename: str, extra_state: Any, *, original: Callable[..., Any]
+) -> Any:
+    saved = {one.name: one.save() for one in listeners_of(self, "save")}
+    kept = {name: state for name, state in saved.items() if state}
+    return original(self, filename, {**extra_state, **kept})
 
-    return collect_and_save
 
-
-def _load_checkpoint(load_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(load_checkpoint)
-    def load_and_tell(
-        self: Any, filename: str, reset_optimizer: bool = False, *args: Any, **kwargs: Any
-    ) -> Any:
-        try:
-            extra_state = load_checkpoint(self, filename, reset_optimizer, *args, **kwargs)
-        except Exception as error:
-            # fairseq replaces what the checks of TABLE_KINDS say by a sentence of its own.
-            if isinstance(error.__context__, SpectralFairseqError):
-                raise error.__context__ from None
-            raise
-        if extra_state is not None:
-            for listener in listeners_of(self):
-                if not reset_optimizer:
-                    listener.load(extra_state.get(listener.name))
-                listener.loaded(extra_state)
-        return extra_state
-
-    return load_and_tell
+@wrapping
+def _load_checkpoint(
+    self: Any,
+    filename: str,
+    reset_optimizer: bool = False,
+    *args: Any,
+    original: Callable[..., Any],
+    **kwargs: Any,
+) -> Any:
+    try:
+        extra_state = original(self, filename, reset_optimizer, *args, **kwargs)
+    except Exception as error:
+        # fairseq replaces what the checks of TABLE_KINDS say by a sentence of its own.
+        if isinstance(error.__context__, SpectralFairseqError):
+            raise error.__context__ from None
+        raise
+    if extra_state is not None:
+        for listener in listeners_of(self):
+            if not reset_optimizer:
+                listener.load(extra_state.get(listener.name))
+            listener.loaded(extra_state)
+    return extra_state
 
 
 LISTENING = Patch(
