@@ -38,6 +38,10 @@ class SpectralFairseqError(Exception):
         return type(self), (self.expected, self.found, self.remedy)
 
 
+# Paragraphs that are printed fit a terminal of 80 columns.
+LINE_WIDTH = 79
+
+
 def printable(text: str, keep: str = "\n") -> str:
     """``text`` with backslash escapes in place of control characters, which a terminal obeys.
 

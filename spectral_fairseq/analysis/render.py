@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Mapping, Sequence
 from spectral_fairseq.analysis.catalogue import ALL, Measure, groups_in_use, shown
 from spectral_fairseq.analysis.options import spread
 from spectral_fairseq.analysis.verdict import MOST_VERDICTS, verdict, warnings
-from spectral_fairseq.errors import printable
+from spectral_fairseq.errors import LINE_WIDTH, printable
 
 # What a terminal shows of a table, beside the values of a random one.
 FOUR = ("mean_cosine", "mean_share", "sigma_over_edge_centred", "effective_rank_centred")
@@ -124,7 +124,7 @@ def _opening(checkpoint: Dict[str, Any]) -> str:
 def _wrapped(text: str, indent: str) -> str:
     return textwrap.fill(
         text,
-        98,
+        LINE_WIDTH,
         initial_indent=indent,
         subsequent_indent=indent,
         break_on_hyphens=False,

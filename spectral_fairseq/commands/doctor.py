@@ -13,6 +13,7 @@ from typing import Any, Dict, List
 import spectral_fairseq
 from spectral_fairseq.commands.shared import INSTALL_FAIRSEQ
 from spectral_fairseq.compat import Applied, Status, patch_fairseq, why_not_importable
+from spectral_fairseq.errors import LINE_WIDTH
 from spectral_fairseq.options import option
 from spectral_fairseq.provenance import cuda_devices, resolve_user_dir, versions
 from spectral_fairseq.refusals import REFUSALS, Refusal, unquoted
@@ -31,7 +32,6 @@ _TITLES = {
     "defects": "Defects of fairseq",
     "features": "Features that patch fairseq",
 }
-_WIDTH = 96
 
 
 def diagnose() -> Dict[str, Any]:
@@ -129,7 +129,7 @@ def _as_text(found: Dict[str, Any], whole: bool) -> str:
             lines.append(f"  {_TITLES[group]}: {counted}")
         lines.append(f"  Refused before training: {len(found['unsupported'])} combinations")
         lines.append(f"  --user-dir {USER_DIR}, from this folder: {_user_dir(found['user_dir'])}")
-    lines += _details(found) if whole else ["", "doctor --all explains each patch and refusal."]
+    lines += _details(found) if whole else ["doctor --all explains each patch and refusal."]
     return "\n".join(lines)
 
 
@@ -179,7 +179,7 @@ def _details(found: Dict[str, Any]) -> List[str]:
 def _indented(sentence: str, indent: str = " " * 6) -> str:
     return textwrap.fill(
         sentence,
-        _WIDTH,
+        LINE_WIDTH,
         initial_indent=indent,
         subsequent_indent=indent,
         break_long_words=False,

@@ -33,7 +33,7 @@ def test_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     assert text.rstrip() == doctor.report()
     lines = text.splitlines()
     assert "  a thread: MKL 70 GFLOP/s, oneDNN 102" in lines
-    assert lines[0] == "No problems found." and len(lines) <= 25 and max(map(len, lines)) <= 100
+    assert lines[0] == "No problems found." and len(lines) <= 25 and max(map(len, lines)) <= 80
     assert run("--all") == 0
     text = capsys.readouterr().out
     assert text.splitlines()[0] == "No problems found."
