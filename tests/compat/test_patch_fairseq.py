@@ -5,13 +5,20 @@ from __future__ import annotations
 import sys
 import types
 from pathlib import Path
-from typing import List, Set
+from typing import Any, List, Set
 
 import pytest
 
 from spectral_fairseq import compat
 from spectral_fairseq.compat import Status, patch_fairseq, patching
-from spectral_fairseq.compat.patching import Overlay, Patch, apply_all, replace, replaces
+from spectral_fairseq.compat.patching import (
+    Overlay,
+    Patch,
+    apply_all,
+    replace,
+    replaces,
+    wrapping,
+)
 from spectral_fairseq.plugin import trainer
 from tests.compat.fairseq_process import FairseqProcess
 
@@ -111,7 +118,7 @@ class Owner:
 def place(monkeypatch: pytest.MonkeyPatch) -> str:
     """A module of which everything may be replaced, as ``place:Class.attribute``."""
     module = types.ModuleType("replaceable")
-    module.Owner = type("Owner", (), dict(vars(Owner)))  # type: ignore[attr-defined]
+    module.Owner = type("Owner", (), dict(vars(Owner)))
     monkeypatch.setitem(sys.modules, "replaceable", module)
     return "replaceable:Owner"
 
@@ -133,6 +140,18 @@ def test_two_wrappers_of_one_function_both_stay_and_each_is_applied_once(place: 
         replace(f"{place}.work", first)
         replace(f"{place}.work", second)
     assert owner()().work() == ["original", "first", "second"]
+
+
+def test_a_function_that_is_written_as_it_is_called_gets_what_it_replaces(place: str) -> None:
+    @wrapping
+    def third(*args: Any, last: str = "third", original: Any) -> Any:
+        return [*original(*args), last]
+
+    original = owner().work
+    for _ in range(2):
+        replace(f"{place}.work", third)
+    assert owner()().work() == ["original", "third"]
+    assert owner()().work.__name__ == "work" and owner().work.__wrapped__ is original
 
 
 def test_class_and_static_methods_stay_so(place: str) -> None:
