@@ -165,7 +165,7 @@ def test_a_report_is_written(tmp_path):
         (torch.ones(5, 9), {}, DataError, "N = 5 words"),
         (torch.ones(9, 5, dtype=torch.int8), {}, DataError, "floating-point.*int8"),
         (torch.full((9, 5), float("nan")), {}, DataError, "NaN in 9 of 9 rows"),
-        (nn.ReLU(), {}, CheckpointError, "no tensor"),
+        (nn.ReLU(), {}, CheckpointError, "in the module ReLU; found none"),
         (torch.ones(9, 5, device="meta"), {}, ConfigurationError, "device meta"),
         (np.ones((9, 5), dtype=">f4"), {}, DataError, "byte order"),
         (nn.Linear(3, 4), {"seed": -1}, ConfigurationError, "seed"),
