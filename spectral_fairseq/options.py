@@ -70,15 +70,15 @@ class Option:
         parse: turns the value given into the value used. Errors that it raises may call the value
             ```value```, which is replaced by the flag.
         argument: of the constructor of a table or a head that takes it.
-        named: the flag's name, where it is not the field's.
+        flag_name: the flag's name, where it is not the field's.
         alias: another flag for the same.
         metavar: stands for the value in ``--help``.
         positional: whether it is given by its place, without a flag.
         nargs: how many values there may be, as for argparse.
         required: whether it has to be given.
-        one_of: a name; of the options that share it at most one may be given.
+        exclusive_group: a name; of the options that share it at most one may be given.
         title: of a group or a part, its heading in ``--help``.
-        implied: of a group, whether any of its flags switches it on.
+        switches_group_on: of a group, whether any of its flags switches it on.
         rare: whether only ``--help-all`` shows it.
         needs: what it has no effect without; one of them is enough. A name is that of another
             option, anything else is said of the model in the words of the warning.
@@ -95,22 +95,22 @@ class Option:
     below: Optional[float] = None
     parse: Optional[Callable[[Any], Any]] = None
     argument: str = ""
-    named: str = ""
+    flag_name: str = ""
     alias: str = ""
     metavar: Optional[str] = None
     positional: bool = False
     nargs: Optional[str] = None
     required: bool = False
-    one_of: str = ""
+    exclusive_group: str = ""
     title: str = ""
-    implied: bool = True
+    switches_group_on: bool = True
     rare: bool = False
     needs: Tuple[str, ...] = ()
 
     @property
     def flag(self) -> str:
         """The option as users type it, such as ``--cosreg-weight``."""
-        return "--" + (self.named or self.name).replace("_", "-")
+        return "--" + (self.flag_name or self.name).replace("_", "-")
 
     @property
     def field(self) -> Any:
@@ -275,7 +275,7 @@ def _fields(options: Type[Any], prefix: str) -> Iterator[_Field]:
         optional = type(None) in typing.get_args(kind)
         if optional:
             (kind,) = [part for part in typing.get_args(kind) if part is not type(None)]
-        flag = "--" + (prefix + (declared.named or one.name)).replace("_", "-")
+        flag = "--" + (prefix + (declared.flag_name or one.name)).replace("_", "-")
         groups = (optional and is_dataclass(kind), not optional and is_dataclass(kind))
         yield _Field(one.name, kind, one.default, declared, flag, prefix + one.name, *groups)
 
@@ -320,10 +320,10 @@ def add_flags(parser: Any, options: Type[Any], prefix: str = "", with_rare: bool
         if declared.positional:
             parser.add_argument(one.dest, **settings)
             continue
-        if declared.one_of and declared.one_of not in exclusive:
-            exclusive[declared.one_of] = parser.add_mutually_exclusive_group()
+        if declared.exclusive_group and declared.exclusive_group not in exclusive:
+            exclusive[declared.exclusive_group] = parser.add_mutually_exclusive_group()
         flags = [one.flag, declared.alias] if declared.alias else [one.flag]
-        exclusive.get(declared.one_of, parser).add_argument(
+        exclusive.get(declared.exclusive_group, parser).add_argument(
             *flags, dest=one.dest, required=declared.required, **settings
         )
 
@@ -372,7 +372,7 @@ def from_arguments(options: Type[T], arguments: argparse.Namespace, prefix: str 
         if one.is_group:
             group = one.kind
             parts = _given(group, arguments, f"{one.dest}_")
-            if parts and not value and not one.declared.implied:
+            if parts and not value and not one.declared.switches_group_on:
                 raise ConfigurationError(
                     f"{one.flag} together with {' and '.join(parts)}",
                     "no such flag",

@@ -45,41 +45,41 @@ class Refusal:
     """One row of the table.
 
     Attributes:
-        ours: what of this package.
+        feature: what of this package.
         needs: what it needs, behind "expected".
         remedy: what the user should do, as an imperative sentence.
         settings: of fairseq, with which it is refused.
-        theirs: what is refused where that cannot be read off a configuration, in words.
+        conflict: what is refused where that cannot be read off a configuration, in words.
     """
 
-    ours: str
+    feature: str
     needs: str
     remedy: str
     settings: Tuple[Setting, ...] = ()
-    theirs: str = ""
+    conflict: str = ""
 
     @property
     def refused(self) -> str:
         """Everything that is refused, for a list."""
         flags = [f"`{one.flag}`" for one in self.settings]
-        return ", ".join(flags + [self.theirs] * bool(self.theirs))
+        return ", ".join(flags + [self.conflict] * bool(self.conflict))
 
-    def error(self, found: str, ours: str = "") -> SpectralFairseqError:
+    def error(self, found: str, feature: str = "") -> SpectralFairseqError:
         """The error that names what was found.
 
         Args:
             found: the flag, or what the model has.
-            ours: the one flag that is concerned, where :attr:`ours` has several.
+            feature: the one flag that is concerned, where :attr:`feature` has several.
         """
-        expected = f"{self.needs}, for {ours or self.ours}"
+        expected = f"{self.needs}, for {feature or self.feature}"
         return UnsupportedError(unquoted(expected), found, unquoted(self.remedy))
 
-    def check(self, cfg: Any, ours: str = "") -> None:
+    def check(self, cfg: Any, feature: str = "") -> None:
         """Refuse a configuration that has any of the settings.
 
         Args:
             cfg: fairseq's.
-            ours: see :meth:`error`.
+            feature: see :meth:`error`.
 
         Raises:
             UnsupportedError: it has one.
@@ -87,7 +87,7 @@ class Refusal:
         for setting in self.settings:
             found = setting.found(cfg)
             if found:
-                raise self.error(found, ours)
+                raise self.error(found, feature)
 
 
 def unquoted(text: str) -> str:
@@ -154,14 +154,14 @@ REPLACED_LAYERS = Refusal(
     "a table that stays in the model",
     "Take the table and the output layer out of `layers_to_quantize` in that file, or drop the "
     "flag.",
-    theirs="`--quantization-config-path` whose `layers_to_quantize` has the table or the output "
+    conflict="`--quantization-config-path` whose `layers_to_quantize` has the table or the output "
     "layer",
 )
 REBUILT_OPTIMIZER = Refusal(
     "`--optimizer coupled_adam` with `--max-update`, `muon` or `nt_asgd`",
     "an optimiser and matrices that last for the whole training",
     "Use `--optimizer adam`; coupled_adam works with stages of whole epochs (`--max-epoch`).",
-    theirs="`--quantization-config-path`, which replaces matrices and builds the optimiser anew",
+    conflict="`--quantization-config-path`, which replaces matrices and builds the optimiser anew",
 )
 QUANTISED_SCORES = Refusal(
     "`--loss-form blockwise`, `--gradient-gating`, `--rdrop-weight` or `--simcut-weight`",
@@ -174,34 +174,34 @@ FROZEN = Refusal(
     "`--optimizer coupled_adam`",
     "a table that is trained",
     "Train the table, or drop the flag.",
-    theirs="a frozen table, as with `--decoder-freeze-embed` of `lstm`",
+    conflict="a frozen table, as with `--decoder-freeze-embed` of `lstm`",
 )
 ADAPTIVE_SOFTMAX = Refusal(
     "a criterion of this package",
     "an output layer whose log-probabilities have a gradient",
     "Drop `--adaptive-softmax-cutoff`, or use `--criterion adaptive_loss`.",
-    theirs="fairseq's adaptive softmax, which is trained by a loss of its own",
+    conflict="fairseq's adaptive softmax, which is trained by a loss of its own",
 )
 ADAPTIVE_LOSS = Refusal(
     "a table or head of this package, `transformer_xl_*` or `awd_lstm_*`",
     "a criterion that asks no more of the model than probabilities",
     "Use `--criterion regularized_cross_entropy`, which with an adaptive softmax of this package "
     "computes only the clusters of the targets.",
-    theirs="`--criterion adaptive_loss`, which asks for fairseq's own adaptive softmax",
+    conflict="`--criterion adaptive_loss`, which asks for fairseq's own adaptive softmax",
 )
 SOFTCAP = Refusal(
     "`--logit-softcap`",
     "an output layer with one softmax over all words",
     "Use `--output-head softmax` or `moc`, of a Transformer-XL with `--adaptive-softmax-cutoff "
     "''`; or drop the flag.",
-    theirs="a mixture of softmaxes or an adaptive softmax",
+    conflict="a mixture of softmaxes or an adaptive softmax",
 )
 Z_LOSS = Refusal(
     "`--z-loss`",
     "scores of all words with one normaliser, log Z",
     "Use `--output-head softmax` or `moc`, of a Transformer-XL with `--adaptive-softmax-cutoff "
     "''`; or drop the flag.",
-    theirs="a mixture of softmaxes or an adaptive softmax; a mixture of contexts "
+    conflict="a mixture of softmaxes or an adaptive softmax; a mixture of contexts "
     "with `--loss-form dense` or `--report-accuracy`, which see its probabilities alone; an output "
     "layer that is not known",
 )
@@ -210,60 +210,60 @@ SEVERAL_METHODS = Refusal(
     "`--z-loss`",
     "at most one method that changes the likelihood",
     "Keep one.",
-    theirs="another method that changes the likelihood",
+    conflict="another method that changes the likelihood",
 )
 ADVERSARIAL = Refusal(
     "`--adversarial-epsilon`",
     "a softmax or a mixture over all words",
     "Use another `--output-head`, of a Transformer-XL `--adaptive-softmax-cutoff ''`; no "
     "`--logit-softcap`; or drop the flag.",
-    theirs="an adaptive softmax or `--logit-softcap`, in which a target's score is "
+    conflict="an adaptive softmax or `--logit-softcap`, in which a target's score is "
     "no single logit w'h + b",
 )
 CONSISTENCY = Refusal(
     "`--rdrop-weight` or `--simcut-weight`",
     "a model that reads each batch on its own",
     "Use a Transformer, or drop the flag.",
-    theirs="`awd_lstm_*` or `transformer_xl_*`, whose streams would be read twice",
+    conflict="`awd_lstm_*` or `transformer_xl_*`, whose streams would be read twice",
 )
 GATING = Refusal(
     "`--gradient-gating`",
     "a single softmax with the scores of all words",
     "Use `--output-head softmax` without `--loss-form blockwise` and `--logit-softcap`, or drop "
     "the flag.",
-    theirs="`--loss-form blockwise`; `--logit-softcap`; a mixture, or the adaptive softmax of "
+    conflict="`--loss-form blockwise`; `--logit-softcap`; a mixture, or the adaptive softmax of "
     "`transformer_xl_*`, in which a word has no single score",
 )
 NO_OUTPUT_LAYER = Refusal(
     "`--adversarial-epsilon`, `--loss-form blockwise` or `--gradient-gating`",
     "a decoder with an output_layer",
     "Use a `transformer`, `transformer_lm` or `lstm` arch, or drop the flag.",
-    theirs="a decoder that calls none, such as fairseq's `fconv` and `lightconv`",
+    conflict="a decoder that calls none, such as fairseq's `fconv` and `lightconv`",
 )
 NO_LAYERS = Refusal(
     "`--dispersion-weight`",
     "a decoder that tells the states of its layers",
     "Use a `transformer`, `transformer_lm` or `transformer_xl_*` arch, or drop the flag.",
-    theirs="LSTMs, and fairseq's `fconv`",
+    conflict="LSTMs, and fairseq's `fconv`",
 )
 DENSE_MIXTURE = Refusal(
     "`--adversarial-epsilon` with a mixture",
     "the loss of the mixture itself, in which each expert has a logit that is lowered",
     "Drop one of them.",
-    theirs="`--loss-form dense`",
+    conflict="`--loss-form dense`",
 )
 NON_AUTOREGRESSIVE = Refusal(
     "a criterion of this package",
     "a model that predicts the next word from the words before it",
     "Use `--criterion nat_loss`, or a `transformer` arch.",
-    theirs="fairseq's non-autoregressive models, such as `levenshtein_transformer`, whose forward "
-    "asks for `tgt_tokens`",
+    conflict="fairseq's non-autoregressive models, such as `levenshtein_transformer`, whose "
+    "forward asks for `tgt_tokens`",
 )
 SEVERAL_DICTIONARIES = Refusal(
     "a penalty on the table, control outside the optimiser or `--gradient-gating`",
     "one target dictionary",
     "Binarise the data of all languages with one dictionary (`--joined-dictionary`).",
-    theirs="`multilingual_translation` with target dictionaries of different sizes",
+    conflict="`multilingual_translation` with target dictionaries of different sizes",
 )
 CONTROL = Refusal(
     "`--spectrum-decay`, `--table-centering` or `--svd-interval`",
@@ -336,14 +336,14 @@ WHOLE_PARAMETERS = Refusal(
     "whole tables and matrices that are parameters of their own",
     "Add `--fp16-no-flatten-grads` to `--fp16`; use `--ddp-backend legacy_ddp` or `pytorch_ddp`, "
     "without `--zero-sharding`.",
-    theirs="`--fp16` with flattened parameters, `--zero-sharding` or sharded parameters, which "
+    conflict="`--fp16` with flattened parameters, `--zero-sharding` or sharded parameters, which "
     "have no rows",
 )
 ONE_OPTIMIZER = Refusal(
     "`--optimizer coupled_adam` or `muon`",
     "one optimiser for all parameters",
     "Use it for all of them, or adam in that group.",
-    theirs="`--optimizer composite` with one of them among its groups",
+    conflict="`--optimizer composite` with one of them among its groups",
 )
 TABLE_GROUPS = Refusal(
     "`--table-lr-scale` or `--table-weight-decay`",
@@ -359,19 +359,19 @@ TABLE_GROUPS = Refusal(
         TPU,
         Setting("--relative-step", "optimizer.relative_step", after=", which sets the rate"),
     ),
-    theirs="`--fp16` with flattened parameters",
+    conflict="`--fp16` with flattened parameters",
 )
 LABEL_SMOOTHING = Refusal(  # raised by heads/adaptive.py, which knows arguments and no flags
     "the adaptive softmax of `transformer_xl_*` with a criterion of this package",
     "no smoothing, which needs the probability of every word",
     "Drop it, or use a full softmax: `--adaptive-softmax-cutoff ''`.",
-    theirs="`--label-smoothing`",
+    conflict="`--label-smoothing`",
 )
 CHECKPOINT_METRIC = Refusal(
     "`--best-checkpoint-metric table_...`",
     "`--log-spectrum-interval 1`, with which every validation has the measure",
     "Set `--log-spectrum-interval 1`.",
-    theirs="another `--log-spectrum-interval`",
+    conflict="another `--log-spectrum-interval`",
 )
 STREAMS = Refusal(
     "`--task stateful_language_modeling`",
@@ -387,14 +387,14 @@ GENERATE = Refusal(
     "sentences to continue",
     "Give `--task language_modeling --sample-break-mode eos`, which takes the same checkpoints; "
     "`fairseq-interactive` works with either task.",
-    theirs="`fairseq-generate`",
+    conflict="`fairseq-generate`",
 )
 EVAL_LM = Refusal(
     "`--task stateful_language_modeling`",
     "a program that carries state",
     "Leave `--task` out to score blocks of `--tokens-per-sample` tokens apart; for perplexity with "
     "carried state use `spectral-fairseq evaluate-lm` or `fairseq-validate`.",
-    theirs="`fairseq-eval-lm`",
+    conflict="`fairseq-eval-lm`",
 )
 
 REFUSALS: Tuple[Refusal, ...] = tuple(

@@ -18,7 +18,7 @@ from spectral_fairseq.options import (
 @dataclass
 class Cache:
     window: int = option(9, "words", metavar="W", at_least=1)
-    weight: float = option(0.5, "share of 50 %", named="lambda")
+    weight: float = option(0.5, "share of 50 %", flag_name="lambda")
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Options:
     words: Tuple[str, ...] = option((), "words")
     cpu: bool = option(False, "no GPU")
     cache: Optional[Cache] = option(None, "use a cache", title="cache")
-    search: Optional[Search] = option(None, "search", title="grid search", implied=False)
+    search: Optional[Search] = option(None, "search", title="grid search", switches_group_on=False)
 
 
 def parsed(*argv):

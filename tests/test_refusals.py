@@ -45,4 +45,4 @@ def test_every_entry_is_raised_somewhere():
     code = "".join(path.read_text("utf-8") for path in PACKAGE.rglob("*.py"))
     used = set(re.findall(r"refusals\.([A-Z_]+)\.", code))
     assert used | {"LABEL_SMOOTHING"} == set(NAMES.values())
-    assert all(bool(one.settings or one.theirs) for one in refusals.REFUSALS)
+    assert all(bool(one.settings or one.conflict) for one in refusals.REFUSALS)

@@ -56,7 +56,7 @@ REFUSED = "| refused | with | which needs | what to do |\n|---|---|---|---|\n"
 def with_refusals(section: str) -> str:
     """The section with its table of refusals as :mod:`spectral_fairseq.refusals` has it."""
     rows = "".join(
-        f"| {one.refused} | {one.ours} | {one.needs} | {one.remedy} |\n" for one in REFUSALS
+        f"| {one.refused} | {one.feature} | {one.needs} | {one.remedy} |\n" for one in REFUSALS
     )
     text, tables = re.subn(re.escape(REFUSED) + r"(?:\|.*\n)*", lambda _: REFUSED + rows, section)
     assert tables == 1, f"{tables} tables of refusals"

@@ -101,7 +101,7 @@ class ReportArguments:
         "read words from this dict.txt, tokenizer.json, vocab.json, vocab.txt or sentencepiece "
         "model, or from a folder with one (default: look where the checkpoint was trained, or "
         "beside the model)",
-        named="dict",
+        flag_name="dict",
         metavar="PATH",
     )
     counts: Optional[str] = option(

@@ -41,14 +41,14 @@ class Arguments:
         alias="--last",
         metavar="N",
         at_least=1,
-        one_of="numbers",
+        exclusive_group="numbers",
     )
     num_update_checkpoints: Optional[int] = option(
         None,
         "the last N checkpoints of the folder saved after a number of updates",
         metavar="N",
         at_least=1,
-        one_of="numbers",
+        exclusive_group="numbers",
     )
     checkpoint_upper_bound: Optional[int] = option(
         None,

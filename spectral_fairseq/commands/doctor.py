@@ -100,7 +100,7 @@ def _as_json(applied: Applied) -> Dict[str, str]:
 
 
 def _refusal_as_json(one: Refusal) -> Dict[str, str]:
-    found = {"refused": one.refused, "with": one.ours, "needs": one.needs, "remedy": one.remedy}
+    found = {"refused": one.refused, "with": one.feature, "needs": one.needs, "remedy": one.remedy}
     return {name: unquoted(text) for name, text in found.items()}
 
 

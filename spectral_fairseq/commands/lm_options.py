@@ -41,7 +41,7 @@ class CacheOptions:
     weight: Optional[float] = option(
         None,
         f"weight of the cache in the mixture, in [0, 1) (default: {PUBLISHED_CACHE[1]:g})",
-        named="lambda",
+        flag_name="lambda",
         metavar="LAMBDA",
         rare=True,
     )
@@ -125,14 +125,14 @@ class TuneOptions:
     cache_thetas: Optional[Tuple[float, ...]] = option(
         None,
         "grid of theta (default: --cache-theta where given, otherwise 0.1 to 1.3)",
-        named="cache_theta",
+        flag_name="cache_theta",
         metavar="A,B,...",
         rare=True,
     )
     cache_weights: Optional[Tuple[float, ...]] = option(
         None,
         "grid of lambda (default: --cache-lambda where given, otherwise 0.02 to 0.4)",
-        named="cache_lambda",
+        flag_name="cache_lambda",
         metavar="A,B,...",
         rare=True,
     )
@@ -140,7 +140,7 @@ class TuneOptions:
         None,
         "grid of eta (default: --dynamic-rate where given, otherwise the authors' 6 values, "
         "scaled by SEGMENT/5)",
-        named="dynamic_rate",
+        flag_name="dynamic_rate",
         metavar="A,B,...",
         rare=True,
     )
@@ -148,7 +148,7 @@ class TuneOptions:
         None,
         "grid of lambda (default: --dynamic-decay where given, otherwise the authors' 4 values, "
         "scaled by SEGMENT/5)",
-        named="dynamic_decay",
+        flag_name="dynamic_decay",
         metavar="A,B,...",
         rare=True,
     )
@@ -158,7 +158,7 @@ class TuneOptions:
 class Options:
     """What decides the figures; part of every signature."""
 
-    subset: str = option(VALIDATION, "split to evaluate", named="gen_subset", metavar="NAME")
+    subset: str = option(VALIDATION, "split to evaluate", flag_name="gen_subset", metavar="NAME")
     streams: int = option(
         1, "contiguous parts that a stateful model reads side by side", metavar="B", at_least=1
     )
@@ -177,7 +177,7 @@ class Options:
     overrides: str = option(
         "{}",
         "settings of the checkpoint to replace, such as \"{'mem_len': 640}\"",
-        named="model_overrides",
+        flag_name="model_overrides",
         metavar="DICT",
         rare=True,
     )
@@ -197,5 +197,5 @@ class Options:
         None,
         "search theta and lambda of the cache, eta and lambda of dynamic evaluation, unless given",
         title="grid search on the split valid; the evaluated split then uses the best values",
-        implied=False,
+        switches_group_on=False,
     )

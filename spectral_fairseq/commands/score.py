@@ -31,9 +31,11 @@ class Arguments:
         4, "longest n-grams that are counted", alias="-o", metavar="N", at_least=1, at_most=4
     )
     ignore_case: bool = option(False, "lower the case of both texts")
-    sacrebleu: bool = option(False, "score with sacrebleu, which tokenises", one_of="kind")
+    sacrebleu: bool = option(False, "score with sacrebleu, which tokenises", exclusive_group="kind")
     sentence_bleu: bool = option(
-        False, "BLEU of each sentence; n-grams of two and more words count one more", one_of="kind"
+        False,
+        "BLEU of each sentence; n-grams of two and more words count one more",
+        exclusive_group="kind",
     )
 
 

@@ -250,7 +250,7 @@ def no_verify() -> Any:
     return option(
         True,
         "do not compare checkpoints with the checksums in them, which reads a huge file once more",
-        named="no_verify",
+        flag_name="no_verify",
         rare=True,
     )
 

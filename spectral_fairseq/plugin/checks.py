@@ -26,7 +26,7 @@ from spectral_fairseq.plugin.find import head_of
 from spectral_fairseq.plugin.groups import table_options
 from spectral_fairseq.plugin.likelihood import LOSS_FORM
 from spectral_fairseq.plugin.listener import Listener
-from spectral_fairseq.plugin.objective import ModelView
+from spectral_fairseq.plugin.objective import Inputs
 from spectral_fairseq.plugin.optimizers import table_parameters
 from spectral_fairseq.plugin.registry import (
     TABLE_LR_SCALE,
@@ -119,7 +119,7 @@ def _held(trainer: Any) -> Iterator[Tuple[str, Set[int]]]:
         own = table_options(trainer.cfg, model, trainer.task).parameters
         yield f"{TABLE_LR_SCALE.flag} or {TABLE_WEIGHT_DECAY.flag}", _ids(own)
     for one in objectives:
-        for table in one.control.controlled(ModelView(one.parts)):
+        for table in one.control.controlled(Inputs(one.parts)):
             yield table.flag, _ids([table.parameter])
         yield one.likelihood.flag, _ids(one.likelihood.held)
 

@@ -21,8 +21,8 @@ from spectral_fairseq.functional.control_rule import ControlRule
 from spectral_fairseq.functional.spectrum_penalties import check_rank
 from spectral_fairseq.functional.table_control import SCALES, SIDES, TableChange
 from spectral_fairseq.options import Option, read_options
-from spectral_fairseq.plugin.find import output_table
-from spectral_fairseq.plugin.objective import ModelView
+from spectral_fairseq.plugin.find import output_matrix
+from spectral_fairseq.plugin.objective import Inputs
 from spectral_fairseq.plugin.penalties import svd_tables
 
 DECAY = Option(
@@ -143,7 +143,7 @@ class TableControl:
         )
         self.svd_interval: int = options.svd_interval
 
-    def controlled(self, view: ModelView) -> List[Controlled]:
+    def controlled(self, inputs: Inputs) -> List[Controlled]:
         """What is changed in a model.
 
         Raises:
@@ -152,13 +152,13 @@ class TableControl:
         if not self.rule.active:
             return []
         with arguments_as_flags(weight=self._table_flag):
-            weight = output_table(view.decoder, view.words.rows)
-        excluded = view.words.excluded_on(weight.device)
-        prior = functools.partial(view.parts.prior, excluded=excluded)
+            weight = output_matrix(inputs.decoder, inputs.words.rows)
+        excluded = inputs.words.excluded_on(weight.device)
+        prior = functools.partial(inputs.parts.prior, excluded=excluded)
         plan = functools.partial(self.rule.plan, prior=prior, excluded=excluded)
         return [Controlled(self._table_flag, weight, excluded, prior, plan)]
 
-    def renewed(self, view: ModelView) -> Sequence[SVDEmbedding]:
+    def renewed(self, inputs: Inputs) -> Sequence[SVDEmbedding]:
         """The tables of a model whose factors are renewed.
 
         Raises:
@@ -167,19 +167,19 @@ class TableControl:
         if not self.svd_interval:
             return ()
         with arguments_as_flags(weight=SVD_INTERVAL.flag):
-            return svd_tables(view)
+            return svd_tables(inputs)
 
-    def check(self, view: ModelView) -> None:
+    def check(self, inputs: Inputs) -> None:
         """Refuse a model whose tables cannot be controlled, before training starts.
 
         Raises:
             ConfigurationError: no table of the kind that a flag controls, one that is not trained,
                 or fewer words than dimensions.
         """
-        for table in self.renewed(view):
+        for table in self.renewed(inputs):
             if not all(factor.requires_grad for factor in (table.U, table.sigma, table.V)):
                 raise refusals.FROZEN.error("a frozen one", SVD_INTERVAL.flag)
-        for one in self.controlled(view):
+        for one in self.controlled(inputs):
             weight = one.parameter
             if not isinstance(weight, nn.Parameter):
                 raise ConfigurationError(

@@ -37,7 +37,7 @@ from spectral_fairseq.functional.table_control import (
 from spectral_fairseq.plugin.control import SVD_INTERVAL, Controlled
 from spectral_fairseq.plugin.criterion import PenalisedCrossEntropy
 from spectral_fairseq.plugin.listener import Listener
-from spectral_fairseq.plugin.objective import ModelView, TablePrior
+from spectral_fairseq.plugin.objective import Inputs, TablePrior
 
 # What fairseq's optimiser holds for a parameter: the weights that it trains, and its moments.
 
@@ -110,7 +110,7 @@ def _part(held: Tensor, offset: int, parameter: Tensor) -> Tensor:
 # of Adafactor's rows do not change when the columns are rotated.
 _GRADIENTS = frozenset({"exp_avg", "momentum_buffer"})
 _SQUARES = frozenset({"exp_avg_sq", "max_exp_avg_sq", "exp_avg_sq_col", "sum"})
-_OF_ROWS = frozenset({"exp_avg_sq_row"})
+UNROTATED = frozenset({"exp_avg_sq_row"})
 
 
 @torch.no_grad()
@@ -138,7 +138,7 @@ def renew_factors(table: SVDEmbedding, optimizer: Any, group: Any = None) -> Non
     if new is None:
         return
     state = {key: moments(optimizer, factor) for key, factor in factors.items()}
-    own = _of_sigma_alone(state["sigma"], state["u"], u, sigma)
+    own = _gradient_of_sigma_alone(state["sigma"], state["u"], u, sigma)
     multiply_(u, new.u_map)
     sigma.copy_(new.sigma)
     weights["v"].copy_(new.vectors * table.v_scale)
@@ -151,7 +151,7 @@ def renew_factors(table: SVDEmbedding, optimizer: Any, group: Any = None) -> Non
             _carry_over(name, moment, gradient)
     for name, moment in state["sigma"].items():
         if name in own:
-            through_table = _of_u(state["u"][name], u, new.sigma)
+            through_table = _gradient_through_table(state["u"][name], u, new.sigma)
             moment.copy_(through_table + own[name] @ new.v_gradient.square())
         else:
             _carry_over(name, moment.view(1, -1), new.v_gradient)
@@ -163,11 +163,11 @@ def _carry_over(name: str, moment: Tensor, gradient: Tensor) -> None:
         multiply_(moment, gradient)
     elif name in _SQUARES:
         multiply_(moment.view(-1, gradient.size(0)), gradient.square())
-    elif name not in _OF_ROWS:
+    elif name not in UNROTATED:
         raise refusals.RENEWAL.error(f"an optimiser that keeps {name}")
 
 
-def _of_sigma_alone(
+def _gradient_of_sigma_alone(
     state: Dict[str, Tensor], of_u: Dict[str, Tensor], u: Tensor, sigma: Tensor
 ) -> Dict[str, Tensor]:
     """The part of sigma's averages of gradients that did not come through W, in float64.
@@ -175,13 +175,13 @@ def _of_sigma_alone(
     It is that of penalties and of weight decay, which act on sigma alone.
     """
     return {
-        name: moment.double() - _of_u(of_u[name], u, sigma)
+        name: moment.double() - _gradient_through_table(of_u[name], u, sigma)
         for name, moment in state.items()
         if name in _GRADIENTS
     }
 
 
-def _of_u(moment: Tensor, u: Tensor, sigma: Tensor) -> Tensor:
+def _gradient_through_table(moment: Tensor, u: Tensor, sigma: Tensor) -> Tensor:
     """diag(U' G_U) / sigma, in float64: what reaches sigma through W."""
     # In the dtype of the moments and without a copy of U.
     return torch.einsum("nk,nk->k", u.to(moment.dtype), moment).double() / sigma.double()
@@ -236,12 +236,12 @@ def controls_of(trainer: Any) -> List[Control]:
         return []
     found = []
     for one in criterion.objectives_of(trainer.get_model()):
-        control, view = one.control, ModelView(one.parts)
+        control, inputs = one.control, Inputs(one.parts)
         interval = _svd_interval(trainer.cfg, control.svd_interval, criterion.renewal_is_asked_for)
         if control.rule.active or interval:
             refusals.CONTROL.check(trainer.cfg)
-            renewed = control.renewed(view) if interval else ()
-            found.append(Control(control.rule, control.controlled(view), interval, renewed))
+            renewed = control.renewed(inputs) if interval else ()
+            found.append(Control(control.rule, control.controlled(inputs), interval, renewed))
     return found
 
 
@@ -349,7 +349,7 @@ class ControlledTables(Listener):
         self.controls = controls_of(self.trainer)
 
     @property
-    def is_concerned(self) -> bool:
+    def is_active(self) -> bool:
         """Whether tables are changed, or a penalty refers to such norms."""
         return self.controls is None or bool(self.controls or self.save())
 

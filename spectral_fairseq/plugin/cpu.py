@@ -126,7 +126,7 @@ class ChosenProducts(Listener):
     name = "float32_products"
 
     @property
-    def is_concerned(self) -> bool:
+    def is_active(self) -> bool:
         """On a CPU only."""
         return _on_cpu(self.trainer.cfg.common)
 

@@ -29,14 +29,14 @@ from spectral_fairseq.plugin.cpu import (
     draw_masks_fast,
     draws_masks_fast,
 )
-from spectral_fairseq.plugin.find import decoder_of, look_ups, models_in, svd_tables, unwrapped
+from spectral_fairseq.plugin.find import decoder_of, find_svd_tables, look_ups, models_in, unwrapped
 from spectral_fairseq.plugin.likelihood import DROPOUT, LikelihoodTerm, LossForm, drops
 from spectral_fairseq.plugin.listener import Listener
 from spectral_fairseq.plugin.objective import (
     A_PENALTY,
     AN_SVD_TABLE,
     Batch,
-    ModelView,
+    Inputs,
     Parts,
     Penalties,
     TablePrior,
@@ -211,7 +211,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         return [self.objective_of(one) for one in models_in(unwrapped(model))]
 
     def _bind(self, model: nn.Module, table_prior: TablePrior) -> Objective:
-        decoder, tables = decoder_of(model), svd_tables(model)
+        decoder, tables = decoder_of(model), find_svd_tables(model)
         if self._cfg.fast_dropout:
             draw_masks_fast(model)
         # A task for several target languages has a dictionary for each, of which it shows the
@@ -257,8 +257,8 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             logger.warning("%s has no effect without %s", flag, idle[0][flag])
         for one, inner in zip(bound, models_in(model)):
             one.penalties.check(inner)
-            one.control.check(ModelView(one.parts))
-            self.log_spectrum.check(ModelView(one.parts))
+            one.control.check(Inputs(one.parts))
+            self.log_spectrum.check(Inputs(one.parts))
             _refuse_fairseqs_adaptive_softmax(inner)
             one.likelihood.check()
 
@@ -282,7 +282,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         if not model.training:
             found = bound.reported(model, sample, reduce)
             log = self._logging_output(found, model, sample)
-            log.update(self.log_spectrum(ModelView(bound.parts), self.num_updates))
+            log.update(self.log_spectrum(Inputs(bound.parts), self.num_updates))
             return found.loss, log["sample_size"], log
         found = bound.likelihood(model, sample, reduce)
         log = self._logging_output(found, model, sample)
@@ -345,7 +345,7 @@ class Updates(Listener):
         self._criterion = trainer.get_criterion()
 
     @property
-    def is_concerned(self) -> bool:
+    def is_active(self) -> bool:
         """Whether the criterion is one of this package."""
         return isinstance(self._criterion, PenalisedCrossEntropy)
 
@@ -373,7 +373,7 @@ class WordCounts(Listener):
         self.memory: Any = getattr(trainer.get_criterion(), "word_memory", None)
 
     @property
-    def is_concerned(self) -> bool:
+    def is_active(self) -> bool:
         """Whether the criterion counts words."""
         return self.memory is not None
 

@@ -57,7 +57,7 @@ def table_module(model: nn.Module) -> Optional[Table]:
     return table if isinstance(table, Table) else None
 
 
-def output_table(model: nn.Module, num_words: int) -> Tensor:
+def output_matrix(model: nn.Module, num_words: int) -> Tensor:
     """The table W of the softmax, shape (N, d), differentiable.
 
     Args:
@@ -105,7 +105,7 @@ def is_trained(model: nn.Module, num_words: int) -> bool:
         ConfigurationError: no such table can be found.
     """
     table = table_module(model)
-    weights = [output_table(model, num_words)] if table is None else table.parameters()
+    weights = [output_matrix(model, num_words)] if table is None else table.parameters()
     return any(weight.requires_grad for weight in weights)
 
 
@@ -146,12 +146,12 @@ def softmax_operands(
     if table is not None:
         rows, matrix = table.operands(features)
         return rows, matrix, getattr(head_of(model), "bias", None)
-    weight = output_table(model, num_words)
+    weight = output_matrix(model, num_words)
     layers: List[Any] = [getattr(decoder_of(model), name, None) for name in OUTPUT_LAYERS]
     biases = (layer.bias for layer in layers if getattr(layer, "weight", None) is weight)
     return features, weight, next(biases, None)
 
 
-def svd_tables(model: nn.Module) -> Tuple[SVDEmbedding, ...]:
+def find_svd_tables(model: nn.Module) -> Tuple[SVDEmbedding, ...]:
     """The model's SVD tables, each once however often it is shared."""
     return tuple(module for module in model.modules() if isinstance(module, SVDEmbedding))

@@ -26,7 +26,7 @@ from spectral_fairseq.lm.averaged_sgd import saved_groups
 from spectral_fairseq.plugin.find import (
     check_trained,
     models_in,
-    output_table,
+    output_matrix,
     table_module,
     unwrapped,
 )
@@ -85,7 +85,7 @@ def table_options(cfg: Any, model: nn.Module, task: Any) -> TableOptions:
         words = len(getattr(getattr(one, "decoder", one), "dictionary", task.target_dictionary))
         check_trained(one, words, flag)
         table = table_module(one)
-        found.extend([output_table(one, words)] if table is None else table.parameters())
+        found.extend([output_matrix(one, words)] if table is None else table.parameters())
     return TableOptions(scale, decay, tuple(one for one in found if one.requires_grad))
 
 

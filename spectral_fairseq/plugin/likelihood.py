@@ -24,7 +24,7 @@ from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.softmax_loss import Losses, blockwise_cross_entropy
 from spectral_fairseq.heads.head import Head
 from spectral_fairseq.options import Option, read_options, weight_option
-from spectral_fairseq.plugin.find import decoder_of, head_of, output_table, softmax_operands
+from spectral_fairseq.plugin.find import decoder_of, head_of, output_matrix, softmax_operands
 from spectral_fairseq.plugin.objective import Parts, Term
 
 logger = logging.getLogger(__name__)
@@ -187,7 +187,7 @@ class Blockwise(FullScores):
                 self.head.check_label_smoothing(self.criterion.eps)
         if not isinstance(self.head, Head):
             with arguments_as_flags(weight=LOSS_FORM.flag):
-                output_table(self.decoder, self.words.rows)
+                output_matrix(self.decoder, self.words.rows)
         check_output_layer(self.decoder)
 
     def check(self) -> None:
@@ -348,7 +348,7 @@ def obstacle_to_blocks(model: nn.Module, num_words: int) -> Optional[str]:
         if method not in [vars(known).get("get_normalized_probs") for known in _PROBABILITIES]:
             return f"{type(owner).__name__} computes its probabilities in its own way"
     try:
-        table = output_table(model, num_words)
+        table = output_matrix(model, num_words)
     except ConfigurationError:
         return f"{name} has no single output table"
     plain = head is None or type(head) is nn.Linear

@@ -24,7 +24,7 @@ from spectral_fairseq.functional.softmax_loss import (
     unperturbed_loss,
 )
 from spectral_fairseq.heads.head import Head
-from spectral_fairseq.plugin.find import output_table, softmax_operands, table_module
+from spectral_fairseq.plugin.find import output_matrix, softmax_operands, table_module
 from spectral_fairseq.plugin.likelihood import (
     ADVERSARIAL_EPSILON,
     Likelihood,
@@ -126,7 +126,7 @@ class Adversarial(LikelihoodTerm):
         if table is not None:
             return table
         with arguments_as_flags(weight=ADVERSARIAL_EPSILON.flag):
-            return output_table(self.decoder, self.words.rows)
+            return output_matrix(self.decoder, self.words.rows)
 
 
 # The adversarial likelihood computed block by block, of a softmax or of each expert of a mixture.

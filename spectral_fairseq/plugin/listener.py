@@ -23,7 +23,7 @@ class Listener:
     name = ""
 
     @property
-    def is_concerned(self) -> bool:
+    def is_active(self) -> bool:
         """Whether it has anything to do; asked when it is made, and when training has begun."""
         return True
 

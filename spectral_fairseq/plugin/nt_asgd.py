@@ -293,7 +293,7 @@ class Averages(Listener):
         self._is_used = _name(trainer.cfg.optimizer) == NAME
 
     @property
-    def is_concerned(self) -> bool:
+    def is_active(self) -> bool:
         """Whether ``--optimizer nt_asgd`` is in use."""
         return self._is_used
 

@@ -190,7 +190,7 @@ class Parts:
     model_name: str = ""
 
 
-class ModelView:
+class Inputs:
     """A model at one update; what several penalties need of it is computed once.
 
     Args:
@@ -201,21 +201,21 @@ class ModelView:
     def __init__(self, parts: Parts, batch: Optional[Batch] = None) -> None:
         self.parts, self.batch = parts, batch
         self.decoder, self.words = parts.decoder, parts.words
-        self._found: Dict[Need, Any] = {}
+        self._found: Dict[Input, Any] = {}
 
     @property
     def device(self) -> torch.device:
         """Where the model is."""
         return next(self.decoder.parameters()).device
 
-    def get(self, need: Need) -> Any:
+    def get(self, need: Input) -> Any:
         """What ``need`` returns for this model."""
         if need not in self._found:
             self._found[need] = need(self)
         return self._found[need]
 
 
-Need = Callable[[ModelView], Any]
+Input = Callable[[Inputs], Any]
 
 
 # What a penalty is: one declaration, from which its flags, checks, values and logs follow.
@@ -240,11 +240,11 @@ class Penalty:
 
     name: str
     weight: Option
-    needs: Need
+    needs: Input
     value: Callable[[Any, Any], Tensor]
     settings: Tuple[Option, ...] = ()
     for_words: Callable[[Any, Words], Any] = lambda options, _: options
-    lazy: Callable[[ModelView], bool] = lambda _: True
+    lazy: Callable[[Inputs], bool] = lambda _: True
 
     @property
     def flags(self) -> Tuple[Option, ...]:
@@ -338,8 +338,8 @@ class Penalties:
         self._active = [penalty for penalty in known if penalty.factor(self._flags)]
         self._options = {one.name: one.for_words(self._flags, parts.words) for one in self._active}
         self._interval = self._flags.penalty_interval or interval_for(parts.words.rows)
-        view = ModelView(parts)
-        self._lazy = [one for one in self._active if one.lazy(view)]
+        inputs = Inputs(parts)
+        self._lazy = [one for one in self._active if one.lazy(inputs)]
         self._each_update = [one for one in self._active if one not in self._lazy]
         self._last: Optional[List[Term]] = None if self._lazy else []
 
@@ -360,11 +360,11 @@ class Penalties:
         """
         if not self._active:
             return []
-        view = ModelView(self._parts, batch)
-        due = self._terms(self._each_update, view)
+        inputs = Inputs(self._parts, batch)
+        due = self._terms(self._each_update, inputs)
         if updates % self._interval:
             return due
-        lazy = self._terms(self._lazy, view)
+        lazy = self._terms(self._lazy, inputs)
         self._last = [term._replace(value=term.value.detach()) for term in lazy]
         return due + [term._replace(weight=term.weight * self._interval) for term in lazy]
 
@@ -383,10 +383,10 @@ class Penalties:
         try:
             for table in tables:
                 table.eval()  # a spectral-norm table goes on with its iteration in training
-            view, terms = ModelView(self._parts), []
+            inputs, terms = Inputs(self._parts), []
             for penalty in self._active:
                 with torch.enable_grad(), arguments_as_flags(weight=penalty.weight.flag):
-                    terms += self._terms([penalty], view)
+                    terms += self._terms([penalty], inputs)
         finally:
             for table, was in zip(tables, training):
                 table.train(was)
@@ -406,14 +406,14 @@ class Penalties:
             ConfigurationError: the model lacks what a penalty needs.
         """
         if self._last is None:
-            self._last = self._terms(self._lazy, ModelView(self._parts))
+            self._last = self._terms(self._lazy, Inputs(self._parts))
         return self._last
 
-    def _terms(self, penalties: Iterable[Penalty], view: ModelView) -> List[Term]:
+    def _terms(self, penalties: Iterable[Penalty], inputs: Inputs) -> List[Term]:
         terms = []
-        with torch.autocast(view.device.type, enabled=False):
+        with torch.autocast(inputs.device.type, enabled=False):
             for penalty in penalties:
-                found = view.get(penalty.needs)
+                found = inputs.get(penalty.needs)
                 if found is None:
                     continue
                 value = penalty.value(found, self._options[penalty.name])

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.functional.products import row_norms as row_norms_of
+from spectral_fairseq.functional.products import row_norms
 from spectral_fairseq.functional.row_penalties import (
     cosine_penalty,
     log_count_target,
     mean_vector_penalty,
     weight_norm_penalty,
 )
-from spectral_fairseq.functional.spectra import singular_values as singular_values_of
+from spectral_fairseq.functional.spectra import singular_values
 from spectral_fairseq.functional.spectrum_penalties import (
     check_rank,
     d_optimal_penalty,
@@ -38,7 +38,7 @@ from spectral_fairseq.plugin.objective import (
     MEASURE_NAMES,
     PENALTY_INTERVAL,
     PRIOR_FLAGS,
-    ModelView,
+    Inputs,
     Penalty,
     PerDevice,
     Words,
@@ -75,40 +75,40 @@ class RowNorms(NamedTuple):
     excluded: Tensor
 
 
-def output_table(view: ModelView) -> OutputTable:
+def output_table(inputs: Inputs) -> OutputTable:
     """The output table, of any kind; a factored one is multiplied out."""
-    weight = find.output_table(view.decoder, view.words.rows).float()
-    return OutputTable(weight, view.words.excluded_on(weight.device))
+    weight = find.output_matrix(inputs.decoder, inputs.words.rows).float()
+    return OutputTable(weight, inputs.words.excluded_on(weight.device))
 
 
-def row_norms(view: ModelView) -> RowNorms:
+def output_row_norms(inputs: Inputs) -> RowNorms:
     """The norms of the rows of the output table, which a weight-norm table stores."""
-    table = find.table_module(view.decoder)
+    table = find.table_module(inputs.decoder)
     if isinstance(table, WeightNormEmbedding):
         return RowNorms(table.norms(), table.excluded_rows)
-    weight, excluded = view.get(output_table)
-    return RowNorms(row_norms_of(weight), excluded)
+    weight, excluded = inputs.get(output_table)
+    return RowNorms(row_norms(weight), excluded)
 
 
-def singular_values(view: ModelView) -> Tensor:
+def output_singular_values(inputs: Inputs) -> Tensor:
     """The singular values of the output table, shape (d,); the learned ones of an SVD table."""
-    table = find.table_module(view.decoder)
+    table = find.table_module(inputs.decoder)
     if isinstance(table, SVDEmbedding):
         return table.singular_values()
-    weight, excluded = view.get(output_table)
+    weight, excluded = inputs.get(output_table)
     check_rank(weight, excluded)
-    return singular_values_of(weight, excluded)
+    return singular_values(weight, excluded)
 
 
-def svd_tables(view: ModelView) -> Tuple[SVDEmbedding, ...]:
+def svd_tables(inputs: Inputs) -> Tuple[SVDEmbedding, ...]:
     """All SVD tables of the model; at least one."""
-    if not view.parts.svd_tables:
+    if not inputs.parts.svd_tables:
         raise ConfigurationError(
             "a model with an SVD table for `weight`",
-            f"none in {view.parts.model_name}",
+            f"none in {inputs.parts.model_name}",
             "Use --embedding-type svd with an arch of this package, or drop `weight`.",
         )
-    return view.parts.svd_tables
+    return inputs.parts.svd_tables
 
 
 class LayerStates(NamedTuple):
@@ -123,27 +123,27 @@ class LayerStates(NamedTuple):
     counted: Tensor
 
 
-def layer_states(view: ModelView) -> Optional[LayerStates]:
+def layer_states(inputs: Inputs) -> Optional[LayerStates]:
     """The outputs of the decoder's layers; ``None`` outside of an update.
 
     What a decoder tells is known when it has run; those that are known to tell nothing are refused
     before training.
     """
-    decoder = view.decoder
-    if view.batch is None:
+    decoder = inputs.decoder
+    if inputs.batch is None:
         if isinstance(decoder, FConvDecoder) or any(
             isinstance(module, (nn.RNNBase, nn.RNNCellBase)) for module in decoder.modules()
         ):
             raise refusals.NO_LAYERS.error(f"{type(decoder).__name__}, which does not")
         return None
-    net_output, targets = view.batch
+    net_output, targets = inputs.batch
     extra = net_output[1] if len(net_output) > 1 else None
     states = extra.get("inner_states") if isinstance(extra, dict) else None
     if not states:
         raise refusals.NO_LAYERS.error(f"{type(decoder).__name__}, which does not")
     # Without the embeddings; LayerDrop may have dropped all layers.
     layers = [layer.transpose(0, 1) for layer in states[1:]]
-    counted = targets.ne(view.words.dictionary.pad())
+    counted = targets.ne(inputs.words.dictionary.pad())
     # Some likelihoods run each sentence several times, one after the other.
     return LayerStates(layers, counted.repeat_interleave(states[0].size(1) // len(counted), 0))
 
@@ -186,12 +186,12 @@ class Spectrum(NamedTuple):
     prior: Tensor
 
 
-def spectra(view: ModelView) -> List[Spectrum]:
+def spectra(inputs: Inputs) -> List[Spectrum]:
     """The learned spectrum of each SVD table, or the true one of the output table without any."""
-    if view.parts.svd_tables:
-        return [Spectrum(one.singular_values(), one.prior()) for one in view.parts.svd_tables]
-    sigma = view.get(singular_values)
-    return [Spectrum(sigma, view.parts.prior(*view.get(output_table)).to(sigma))]
+    if inputs.parts.svd_tables:
+        return [Spectrum(one.singular_values(), one.prior()) for one in inputs.parts.svd_tables]
+    sigma = inputs.get(output_singular_values)
+    return [Spectrum(sigma, inputs.parts.prior(*inputs.get(output_table)).to(sigma))]
 
 
 SPECTRUM = Penalty(
@@ -208,7 +208,7 @@ SPECTRUM = Penalty(
     needs=spectra,
     value=lambda found, _: torch.stack([spectrum_penalty(*one) for one in found]).sum(),
     # Of an SVD table it takes d numbers.
-    lazy=lambda view: not view.parts.svd_tables,
+    lazy=lambda inputs: not inputs.parts.svd_tables,
 )
 
 
@@ -270,7 +270,7 @@ SPECTRAL_NORMALIZATION = Penalty(
     weight=weight_option(
         "spectral_normalization_weight", "weight of sum_k (1 - sigma_k/sigma_1)^2"
     ),
-    needs=singular_values,
+    needs=output_singular_values,
     value=lambda sigma, _: spectral_normalization_penalty(sigma),
 )
 
@@ -284,14 +284,14 @@ SPECTRAL_NORMALIZATION = Penalty(
 D_OPTIMAL = Penalty(
     name="d_optimal",
     weight=weight_option("d_optimal_weight", "weight of -sum_k log sigma_k, which has no minimum"),
-    needs=singular_values,
+    needs=output_singular_values,
     value=lambda sigma, _: d_optimal_penalty(sigma),
 )
 
 NORMALIZED_D_OPTIMAL = Penalty(
     name="normalized_d_optimal",
     weight=weight_option("normalized_d_optimal_weight", "weight of -sum_k log(sigma_k/sigma_1)"),
-    needs=singular_values,
+    needs=output_singular_values,
     value=lambda sigma, _: normalized_d_optimal_penalty(sigma),
 )
 
@@ -334,7 +334,7 @@ WEIGHT_NORM = Penalty(
         ),
     ),
     for_words=_with_targets,
-    needs=row_norms,
+    needs=output_row_norms,
     value=_weight_norm_value,
 )
 

@@ -16,7 +16,7 @@ from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.spectra import singular_values_of_gram, table_gram
 from spectral_fairseq.options import Option
 from spectral_fairseq.plugin.find import is_trained
-from spectral_fairseq.plugin.objective import ModelView
+from spectral_fairseq.plugin.objective import Inputs
 from spectral_fairseq.plugin.penalties import output_table
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class SpectrumLog:
             WeakKeyDictionary()
         )
 
-    def check(self, view: ModelView) -> None:
+    def check(self, inputs: Inputs) -> None:
         """Refuse a model without a single output table, before training starts.
 
         A warning says so where the table is not trained, so that its measures stay the same.
@@ -59,8 +59,8 @@ class SpectrumLog:
         """
         if self.interval:
             with arguments_as_flags(weight=LOG_SPECTRUM_INTERVAL.flag):
-                view.get(output_table)
-            if not is_trained(view.decoder, view.words.rows):
+                inputs.get(output_table)
+            if not is_trained(inputs.decoder, inputs.words.rows):
                 logger.warning(
                     "%s measures an output table that is not trained: its measures stay the same",
                     LOG_SPECTRUM_INTERVAL.flag,
@@ -88,30 +88,30 @@ class SpectrumLog:
             raise refusals.CHECKPOINT_METRIC.error(found, f"--best-checkpoint-metric {name}")
 
     @torch.no_grad()
-    def __call__(self, view: ModelView, now: int) -> Dict[str, float]:
+    def __call__(self, inputs: Inputs, now: int) -> Dict[str, float]:
         """Entries of a logging output: the measures if they are due, else nothing.
 
         Args:
-            view: of the model.
+            inputs: of the model.
             now: number of updates it has taken.
         """
         if not self.interval:
             return {}
-        before, entries = self._latest.get(view.decoder, (-math.inf, {}))
+        before, entries = self._latest.get(inputs.decoder, (-math.inf, {}))
         if now == before:  # another batch of the same validation, maybe of another subset
             return dict(entries)
         if now - before < self.interval:
             return {}
         entries = {name: math.nan for name in _names()}
         try:
-            entries = self._measured(*view.get(output_table))
+            entries = self._measured(*inputs.get(output_table))
         except Exception as error:  # what is only logged ends no training
             if not self._warned:
-                name = view.parts.model_name
+                name = inputs.parts.model_name
                 logger.warning("the spectrum of the output table of %s is nan: %s", name, error)
             self._warned = True
         entries[TABLES] = 1
-        self._latest[view.decoder] = now, entries
+        self._latest[inputs.decoder] = now, entries
         return dict(entries)
 
     def _measured(self, weight: Tensor, excluded: Tensor) -> Dict[str, float]:

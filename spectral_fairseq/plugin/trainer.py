@@ -51,7 +51,7 @@ def listeners_of(trainer: Any, point: str = "") -> List[Listener]:
 
 
 def _keep(trainer: Any, listeners: List[Listener]) -> None:
-    concerned = [one for one in listeners if one.is_concerned]
+    concerned = [one for one in listeners if one.is_active]
     at_points = {
         point: [one for one in concerned if getattr(type(one), point) is not method]
         for point, method in vars(Listener).items()

@@ -11,7 +11,7 @@ from fairseq.options import get_training_parser, parse_args_and_arch
 
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.plugin.find import svd_tables
+from spectral_fairseq.plugin.find import find_svd_tables
 from tests.plugin.conftest import SCRIPTS, build_model, make_sample, parameters_in_use, words
 
 KINDS = {"sc": "svd", "wn": "weight-norm"}
@@ -84,7 +84,7 @@ def test_decoder_follows_the_encoder_width_as_in_the_host():
 )
 def test_sharing(task, options, count, encoder_is_svd):
     model = build_model(task, **options).eval()
-    assert len(svd_tables(model)) == count
+    assert len(find_svd_tables(model)) == count
     assert isinstance(model.encoder.embed_tokens, SVDEmbedding) == encoder_is_svd
     tied = options["share_all_embeddings"] or "share_decoder_input_output_embed" in options
     assert (model.decoder.output_projection.table is model.decoder.embed_tokens) == tied
@@ -199,7 +199,7 @@ def test_pretrained_vectors_fill_the_table(task, tmp_path):
 def test_language_model(task, shared):
     options = {"share_decoder_input_output_embed": shared, "decoder_layers": 1}
     model = build_model(task, "transformer_lm_sc", **options).eval()
-    assert len(svd_tables(model)) == 1
+    assert len(find_svd_tables(model)) == 1
     tokens = make_sample(task)["target"]
     logits, _ = model(tokens)
     assert logits.shape == (*tokens.shape, len(task.target_dictionary))

@@ -15,7 +15,7 @@ from spectral_fairseq.plugin.control_trainer import (
     renew_factors,
     trained_weights,
 )
-from spectral_fairseq.plugin.find import svd_tables
+from spectral_fairseq.plugin.find import find_svd_tables
 from tests.capabilities import HALF_ON_CPU
 from tests.plugin.conftest import build_criterion, build_model, words
 from tests.plugin.trainers import (
@@ -47,7 +47,7 @@ def more_optimizers(monkeypatch):
 
 
 def svd_table(trainer):
-    (table,) = svd_tables(trainer.get_model())
+    (table,) = find_svd_tables(trainer.get_model())
     return table
 
 

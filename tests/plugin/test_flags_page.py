@@ -29,7 +29,7 @@ def test_the_page_is_as_generated(generator):
 
 def test_the_page_has_every_refusal(generator):
     page = generator.PAGE.read_text("utf-8")
-    assert all(f"| {one.ours} | {one.needs} |" in page for one in REFUSALS)
+    assert all(f"| {one.feature} | {one.needs} |" in page for one in REFUSALS)
 
 
 def test_the_page_has_every_section_and_criterion(generator):

@@ -10,7 +10,7 @@ from spectral_fairseq.embeddings import TABLES
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.plugin import likelihood_gating as word_memory
 from spectral_fairseq.plugin.criterion import WordCounts
-from spectral_fairseq.plugin.find import output_table
+from spectral_fairseq.plugin.find import output_matrix
 from tests.capabilities import LOAD_ANYTHING
 from tests.plugin.conftest import (
     build_criterion,
@@ -119,7 +119,7 @@ def gated_naively(model, target, gates):
     gate.scatter_(1, target.flatten().unsqueeze(1), 1.0)
 
     def output_layer(features):
-        dense = output_table(model, gate.size(1))
+        dense = output_matrix(model, gate.size(1))
         of_table = torch.nn.functional.linear(features.detach(), dense)
         moving = gate.view(of_table.shape).to(of_table) * (of_table - of_table.detach())
         return torch.nn.functional.linear(features, dense.detach()) + moving

@@ -11,7 +11,7 @@ from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.cosines import mean_cosine
 from spectral_fairseq.plugin.criterion import PRESETS
-from spectral_fairseq.plugin.find import output_table
+from spectral_fairseq.plugin.find import output_matrix
 from spectral_fairseq.plugin.objective import Words
 from spectral_fairseq.plugin.penalties import FLAGS, PENALTIES, WEIGHT_NORM
 from spectral_fairseq.plugin.registry import uncounted_rows
@@ -112,7 +112,7 @@ def test_value_on_fairseqs_architectures(encoder_task, name, flag):
     key, naive = NAIVE[flag]
     criterion = build_criterion(encoder_task, "mle_cosreg", **{**NOTHING, flag: 0.7})
     loss, size, log = criterion(model, sample)
-    table = output_table(model, len(encoder_task.target_dictionary))
+    table = output_matrix(model, len(encoder_task.target_dictionary))
     expected = float(naive(counted(encoder_task, table)))
     assert math.isclose(float(log[key]) / size, expected, rel_tol=2e-4, abs_tol=1e-6)
     total = float(log["loss"]) + 0.7 * size * expected
@@ -128,7 +128,7 @@ def test_value_on_every_kind_of_table(task, flag, embedding_type):
     key, naive = NAIVE[flag]
     criterion = build_criterion(task, "mle_cosreg", **{**NOTHING, flag: 0.7})
     _, size, log = criterion(model, make_sample(task))
-    expected = float(naive(counted(task, output_table(model, len(task.target_dictionary)))))
+    expected = float(naive(counted(task, output_matrix(model, len(task.target_dictionary)))))
     assert math.isclose(float(log[key]) / size, expected, rel_tol=2e-4, abs_tol=1e-6)
 
 
@@ -139,7 +139,7 @@ def test_the_scale_is_that_of_the_sample(task, sentence_avg):
     options = {**NOTHING, "cosreg_weight": 50.0, "sentence_avg": sentence_avg}
     loss, size, log = build_criterion(task, "mle_cosreg", **options)(model, sample)
     assert size == log["sample_size"] == sample["nsentences" if sentence_avg else "ntokens"]
-    table = counted(task, output_table(model, len(task.target_dictionary)))
+    table = counted(task, output_matrix(model, len(task.target_dictionary)))
     added = 50.0 * size * float(NAIVE["cosreg_weight"][1](table))
     assert math.isclose(float(loss.detach() - log["loss"]), added, rel_tol=1e-3)
 
@@ -476,7 +476,7 @@ def test_training_with_a_penalty_does_what_its_paper_says(task, flag, key):
 def test_tables_of_this_package_are_found_under_a_shared_name(task):
     model = build_model(task, "transformer_lm_sc", share_decoder_input_output_embed=True)
     assert isinstance(model.decoder.output_projection.table, SVDEmbedding)
-    assert output_table(model, len(words())).shape == (len(words()), 16)
+    assert output_matrix(model, len(words())).shape == (len(words()), 16)
 
 
 def test_the_log_of_an_adaptive_softmaxs_spectrum_is_refused_before_training(task):
@@ -489,7 +489,7 @@ def test_the_log_of_an_adaptive_softmaxs_spectrum_is_refused_before_training(tas
 def test_the_spectrum_of_a_narrow_cone_is_logged_exactly(task):
     """In float32 all but the largest value were zero, and the effective rank was 1."""
     model = build_host_model(task, "transformer").eval()
-    weight = output_table(model, len(task.target_dictionary))
+    weight = output_matrix(model, len(task.target_dictionary))
     with torch.no_grad():
         weight.copy_(1 + 1e-5 * torch.randn(weight.shape))
     log = build_criterion(task, "mle_cosreg", log_spectrum_interval=1)(model, make_sample(task))[2]
@@ -501,7 +501,7 @@ def test_a_table_that_has_diverged_ends_no_training_by_its_log(task, caplog):
     model, sample = build_host_model(task, "transformer").eval(), make_sample(task)
     criterion = build_criterion(task, "regularized_cross_entropy", log_spectrum_interval=1)
     with torch.no_grad():
-        output_table(model, len(task.target_dictionary))[5] = math.nan
+        output_matrix(model, len(task.target_dictionary))[5] = math.nan
     for update in range(2):
         criterion.num_updates = update
         log = criterion(model, sample)[2]
@@ -523,7 +523,7 @@ def test_spectrum_is_measured_once_in_a_validation(task):
     model.eval()
     logs = [criterion(model, sample)[2] for _ in range(2)]
     assert logs[1] == logs[0]  # of another batch, or of another --valid-subset
-    table = counted(task, output_table(model, len(task.target_dictionary)))
+    table = counted(task, output_matrix(model, len(task.target_dictionary)))
     assert math.isclose(
         logs[0]["table_sigma_max"], float(torch.linalg.svdvals(table)[0]), rel_tol=1e-4
     )

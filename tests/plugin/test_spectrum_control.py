@@ -10,7 +10,7 @@ import torch
 
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.plugin.find import svd_tables
+from spectral_fairseq.plugin.find import find_svd_tables
 from spectral_fairseq.plugin.objective import interval_for
 from spectral_fairseq.plugin.penalties import four_weights
 from tests.capabilities import AUTOCAST_ATTENTION
@@ -23,7 +23,7 @@ HEAVY = {"spectrum_weight": 0.3, "orthogonality_weights": "0.1,0.2,0.3,0.4"}
 
 def off_constraint(model):
     """Move the table away from its constraint set, so that no penalty is zero by accident."""
-    (table,) = svd_tables(model)
+    (table,) = find_svd_tables(model)
     with torch.no_grad():
         table.U.mul_(1.1)
         table.V.add_(torch.randn(table.V.shape, generator=torch.Generator().manual_seed(3)))
@@ -127,9 +127,9 @@ def test_filler_and_padding_rows_are_not_counted(task):
 
 def test_a_shared_table_is_counted_once_and_separate_tables_each(task):
     shared = build_model(task)
-    assert len(svd_tables(shared)) == 1
+    assert len(find_svd_tables(shared)) == 1
     separate = build_model(task, share_all_embeddings=False, embedding_tables="all")
-    assert len(svd_tables(separate)) == 3
+    assert len(find_svd_tables(separate)) == 3
     one = dict(
         (n, v) for n, _, v in build_criterion(task, **HEAVY).objective_of(shared).penalties(0)
     )
@@ -210,4 +210,4 @@ def test_orthogonality_weights_parse():
 
 def test_tables_are_found_through_a_wrapper(task):
     wrapped = torch.nn.DataParallel(build_model(task))
-    assert all(isinstance(t, SVDEmbedding) for t in svd_tables(wrapped))
+    assert all(isinstance(t, SVDEmbedding) for t in find_svd_tables(wrapped))

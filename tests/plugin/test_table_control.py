@@ -18,7 +18,7 @@ from spectral_fairseq.plugin.control_trainer import (
     controls_of,
     trained_weights,
 )
-from spectral_fairseq.plugin.find import output_table
+from spectral_fairseq.plugin.find import output_matrix
 from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample, words
 from tests.plugin.trainers import (
     ALL_PRECISIONS,
@@ -40,7 +40,7 @@ FULL = {"spectrum_decay": 1.0, "spectrum_decay_interval": 1, "spectrum_slack": 1
 
 
 def table(trainer):
-    return output_table(trainer.get_model(), len(trainer.task.target_dictionary)).detach()
+    return output_matrix(trainer.get_model(), len(trainer.task.target_dictionary)).detach()
 
 
 def excluded_rows(trainer):
@@ -89,7 +89,7 @@ def test_what_is_trained_is_what_is_controlled(precision):
     excluded = excluded_rows(plain)
     before, after = (
         trained_weights(
-            t.optimizer, output_table(t.get_model(), len(t.task.target_dictionary))
+            t.optimizer, output_matrix(t.get_model(), len(t.task.target_dictionary))
         ).double()
         for t in (plain, controlled)
     )
@@ -360,7 +360,7 @@ def test_penalty_on_a_plain_table_of_fairseq(task, shared):
     criterion = build_criterion(
         task, **PLAIN, spectrum_weight=0.3, spectrum_c1="2.0", spectrum_c2=0.1
     )
-    weight = output_table(model, len(task.target_dictionary))
+    weight = output_matrix(model, len(task.target_dictionary))
     excluded = criterion.objective_of(model).parts.words.excluded.tolist()
     rows = weight.detach().double()[[i for i in range(len(weight)) if i not in excluded]]
     target = 2.0 * torch.exp(-0.1 * torch.arange(1, 17, dtype=torch.float64))
@@ -386,7 +386,7 @@ def test_an_automatic_prior_keeps_the_norm_of_the_start(task):
     model = build_model(task, embedding_type="plain")
     criterion = build_criterion(task, **PLAIN, spectrum_weight=0.3)
     model.train()
-    weight, sample = output_table(model, len(task.target_dictionary)), make_sample(task)
+    weight, sample = output_matrix(model, len(task.target_dictionary)), make_sample(task)
     first, second = [], []
     for log in (first, second):
         value = float(criterion(model, sample)[2]["spectrum"]) / sample["ntokens"]
