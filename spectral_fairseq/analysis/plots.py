@@ -165,6 +165,31 @@ def _curve(index: int) -> Dict[str, Any]:
     return {"color": COLOURS[index], "linestyle": DASHES[index], "linewidth": 1.8}
 
 
+def _line(axes: Any, index: int, label: str, values: Sequence[float]) -> None:
+    """The curve of one model over the ranks from 1 on."""
+    axes.plot(range(1, len(values) + 1), values, label=_literal(label), **_curve(index))
+
+
+def _panel(fill: Callable[[Any], Any], **settings: Any) -> Draw:
+    """A figure of one pair of axes, which ``fill`` draws into; what it returns are settings too."""
+
+    def draw(pyplot: Any) -> Any:
+        figure, axes = pyplot.subplots(figsize=SIZE)
+        more = fill(axes) or {}
+        axes.set(**settings, **more)
+        _legend(axes)
+        return figure
+
+    return draw
+
+
+def _for_each(
+    checkpoints: Sequence[Mapping[str, Any]], figures: Callable[[Mapping[str, Any]], str]
+) -> str:
+    """The main figures of each model, for those who cannot see a picture."""
+    return "; ".join(f"{one['label']}: {figures(one)}" for one in checkpoints)
+
+
 def _literal(label: str) -> str:
     """A name as it is: matplotlib sets what is between dollars, and hides names that begin _."""
     escaped = label.replace("$", r"\$")
@@ -200,17 +225,10 @@ def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def _spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
-    def draw(pyplot: Any) -> Any:
-        figure, axes = pyplot.subplots(figsize=SIZE)
+    def fill(axes: Any) -> None:
         for index, one in enumerate(checkpoints):
             sigma = one["singular_values"]
-            k = range(1, len(sigma) + 1)
-            axes.plot(
-                k,
-                [s / sigma[0] for s in sigma],
-                label=_literal(one["label"]),
-                **_curve(index),
-            )
+            _line(axes, index, one["label"], [s / sigma[0] for s in sigma])
         for index, label, values in _priors(checkpoints):
             axes.plot(
                 range(1, len(values) + 1),
@@ -223,16 +241,13 @@ def _spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
                 markevery=max(len(values) // 12, 1),
                 markerfacecolor="none",
             )
-        axes.set(xlabel="k", ylabel=r"$\sigma_k / \sigma_1$", ylim=(0, 1.05), xlim=(1, None))
-        _legend(axes)
-        return figure
 
-    shares = "; ".join(
-        f"{one['label']}: sigma_2/sigma_1 "
-        f"{shown(_ratio(one['singular_values'], 1), 3)}, sigma_d/sigma_1 "
-        f"{shown(_ratio(one['singular_values'], -1), 3)}"
-        for one in checkpoints
-    )
+    def figures(one: Mapping[str, Any]) -> str:
+        second, last = (shown(_ratio(one["singular_values"], at), 3) for at in (1, -1))
+        return f"sigma_2/sigma_1 {second}, sigma_d/sigma_1 {last}"
+
+    draw = _panel(fill, xlabel="k", ylabel=r"$\sigma_k / \sigma_1$", ylim=(0, 1.05), xlim=(1, None))
+    shares = _for_each(checkpoints, figures)
     alt = f"Singular values divided by the largest, over their rank k. {shares}."
     return Picture("singular_values", "Normalised singular values", alt, draw)
 
@@ -241,24 +256,11 @@ def _absolute_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
     alone = len(checkpoints) == 1
     random_label = "random table of this shape" if alone else "random tables of these shapes"
 
-    def draw(pyplot: Any) -> Any:
-        figure, axes = pyplot.subplots(figsize=SIZE)
+    def fill(axes: Any) -> None:
         for index, one in enumerate(checkpoints):
-            sigma = one["singular_values"]
-            axes.plot(
-                range(1, len(sigma) + 1),
-                sigma,
-                label=_literal(one["label"]),
-                **_curve(index),
-            )
+            _line(axes, index, one["label"], one["singular_values"])
             if alone:
-                centred = one["centred"]["singular_values"]
-                axes.plot(
-                    range(1, len(centred) + 1),
-                    centred,
-                    label="minus the mean row",
-                    **_curve(1),
-                )
+                _line(axes, 1, "minus the mean row", one["centred"]["singular_values"])
         for one in checkpoints:
             random = one["random_singular_values"]
             axes.plot(
@@ -269,21 +271,17 @@ def _absolute_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
                 linewidth=0.9,
                 linestyle=":",
             )
-        axes.set(xlabel="k", ylabel=r"$\sigma_k$", yscale="log", xlim=(1, None))
-        _legend(axes)
-        return figure
 
-    ends = "; ".join(
-        f"{one['label']}: from {shown(one['singular_values'][0], 3)} to "
-        f"{shown(one['singular_values'][-1], 3)}, random from "
-        f"{shown(one['random_singular_values'][0], 3)} to "
-        f"{shown(one['random_singular_values'][-1], 3)}"
-        for one in checkpoints
-    )
+    def figures(one: Mapping[str, Any]) -> str:
+        own, random = one["singular_values"], one["random_singular_values"]
+        ends = [shown(value, 3) for value in (own[0], own[-1], random[0], random[-1])]
+        return "from {} to {}, random from {} to {}".format(*ends)
+
     alt = (
         "Singular values on a logarithmic scale over their rank k, and dotted those of a random "
-        f"table of the same shape and row length. {ends}."
+        f"table of the same shape and row length. {_for_each(checkpoints, figures)}."
     )
+    draw = _panel(fill, xlabel="k", ylabel=r"$\sigma_k$", yscale="log", xlim=(1, None))
     return Picture("singular_values_absolute", "Singular values", alt, draw)
 
 
@@ -296,8 +294,7 @@ def _cosines(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
     if len(checkpoints) == 1:
         curves.append(("minus the mean row", checkpoints[0]["centred"]["cosines"]))
 
-    def draw(pyplot: Any) -> Any:
-        figure, axes = pyplot.subplots(figsize=SIZE)
+    def fill(axes: Any) -> Dict[str, Any]:
         seen = []
         for index, (label, histogram) in enumerate(curves):
             edges, counts = histogram["edges"], histogram["counts"]
@@ -306,28 +303,24 @@ def _cosines(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
             axes.stairs(density, edges, label=_literal(label), baseline=None, **_curve(index))
             seen += [edge for edge, d in zip(edges, density) if d > 1e-3 * max(density)]
         axes.axvline(0, color=INK, linewidth=0.8)
-        axes.set(
-            xlabel="cosine between two words",
-            ylabel="density",
-            xlim=(min([*seen, -0.05]) - 0.03, max([*seen, 0.05]) + 0.05),
-            ylim=(0, None),
-        )
-        _legend(axes)
-        return figure
+        return {"xlim": (min([*seen, -0.05]) - 0.03, max([*seen, 0.05]) + 0.05)}
 
-    means = "; ".join(
-        f"{one['label']}: mean {cosine_shown(one['measures']['mean_cosine'])} "
-        f"({cosine_shown(one['measures']['mean_cosine_centred'])} without the mean row), "
-        f"{shown(100 * one['measures']['positive_cosines'], 3)} % not negative"
-        for one in checkpoints
-    )
+    def figures(one: Mapping[str, Any]) -> str:
+        found = one["measures"]
+        return (
+            f"mean {cosine_shown(found['mean_cosine'])} "
+            f"({cosine_shown(found['mean_cosine_centred'])} without the mean row), "
+            f"{shown(100 * found['positive_cosines'], 3)} % not negative"
+        )
+
+    means = _for_each(checkpoints, figures)
     alt = f"Distribution of the cosine between pairs of different words. {means}."
+    draw = _panel(fill, xlabel="cosine between two words", ylabel="density", ylim=(0, None))
     return Picture("cosines", "Cosines between words", alt, draw)
 
 
 def _norms_by_count(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
-    def draw(pyplot: Any) -> Any:
-        figure, axes = pyplot.subplots(figsize=SIZE)
+    def fill(axes: Any) -> None:
         for index, one in enumerate(checkpoints):
             axes.plot(
                 one["counts"]["log_count"],
@@ -340,19 +333,17 @@ def _norms_by_count(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
                 label=_literal(one["label"]),
                 rasterized=True,  # thousands of marks would make the SVG heavy
             )
-        axes.set(xlabel="smoothed log count", ylabel=r"$\|w\|$", ylim=(0, None))
-        _legend(axes)
-        return figure
 
-    slopes = "; ".join(
-        f"{one['label']}: slope {shown(one['measures']['norm_count_slope'], 3)}, correlation "
-        f"{shown(one['measures']['norm_count_pearson'], 3)}"
-        for one in checkpoints
-    )
+    def figures(one: Mapping[str, Any]) -> str:
+        keys = ("norm_count_slope", "norm_count_pearson")
+        return "slope {}, correlation {}".format(*(shown(one["measures"][key], 3) for key in keys))
+
     alt = (
         "Length of word vectors over the logarithm of the word's count, for up to 1,000 words "
-        f"evenly spaced in log rank; the figures are over all words. {slopes}."
+        "evenly spaced in log rank; the figures are over all words. "
+        f"{_for_each(checkpoints, figures)}."
     )
+    draw = _panel(fill, xlabel="smoothed log count", ylabel=r"$\|w\|$", ylim=(0, None))
     return Picture("norms_by_count", "Row norms by log count", alt, draw)
 
 
@@ -376,15 +367,15 @@ def _layers(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
         _legend(grid[-1], below=0.32)
         return figure
 
-    ends = "; ".join(
-        f"{one['label']}: mean cosine from "
-        f"{cosine_shown(one['outputs']['layers'][0]['mean_cosine'])} to "
-        f"{cosine_shown(one['outputs']['layers'][-1]['mean_cosine'])}"
-        for one in checkpoints
-    )
+    def figures(one: Mapping[str, Any]) -> str:
+        layers = one["outputs"]["layers"]
+        ends = (cosine_shown(layer["mean_cosine"]) for layer in (layers[0], layers[-1]))
+        return "mean cosine from {} to {}".format(*ends)
+
     alt = (
         "Mean cosine, over all and within a sequence, and IsoScore of the decoder's hidden states, "
-        f"layer by layer from the embeddings to the input of the output layer. {ends}."
+        "layer by layer from the embeddings to the input of the output layer. "
+        f"{_for_each(checkpoints, figures)}."
     )
     return Picture("layers", "Hidden states by layer", alt, draw)
 
@@ -495,8 +486,7 @@ def _centre(found: Analysed) -> str:
 def log_probability_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
     """The singular values of the log-probabilities of several models, as shares below a bound."""
 
-    def draw(pyplot: Any) -> Any:
-        figure, axes = pyplot.subplots(figsize=SIZE)
+    def fill(axes: Any) -> None:
         for index, one in enumerate(checkpoints):
             axes.plot(
                 one["outputs"]["points"],
@@ -506,23 +496,22 @@ def log_probability_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture
             )
         for index, one in enumerate(checkpoints):
             axes.axvline(one["outputs"]["threshold"], color=COLOURS[index], linewidth=0.8)
-        axes.set(
-            xscale="log",
-            xlabel=r"$\sigma / \sigma_1$ of the log-probability matrix",
-            ylabel="singular values below, %",
-            ylim=(0, 102),
-        )
-        _legend(axes)
-        return figure
 
-    ranks = "; ".join(
-        f"{one['label']}: rank {shown(one['measures'].get('log_probability_rank'), 6)} of "
-        f"{min(one['outputs']['tokens'], one['outputs']['words'])}"
-        for one in checkpoints
-    )
+    def figures(one: Mapping[str, Any]) -> str:
+        least = min(one["outputs"]["tokens"], one["outputs"]["words"])
+        return f"rank {shown(one['measures'].get('log_probability_rank'), 6)} of {least}"
+
     alt = (
         "Share of singular values below a multiple of the largest, for the matrix of "
-        f"log-probabilities; thin vertical lines mark the threshold of the rank. {ranks}."
+        "log-probabilities; thin vertical lines mark the threshold of the rank. "
+        f"{_for_each(checkpoints, figures)}."
+    )
+    draw = _panel(
+        fill,
+        xscale="log",
+        xlabel=r"$\sigma / \sigma_1$ of the log-probability matrix",
+        ylabel="singular values below, %",
+        ylim=(0, 102),
     )
     return Picture("log_probabilities", "Singular values of the log-probability matrix", alt, draw)
 
