@@ -31,8 +31,8 @@ from benchmarks.harness import (
 )
 from spectral_fairseq.functional.table_control import apply_change_
 from spectral_fairseq.plugin.control_trainer import renew_factors
-from spectral_fairseq.plugin.find import svd_tables
-from spectral_fairseq.plugin.objective import ModelView
+from spectral_fairseq.plugin.find import find_svd_tables
+from spectral_fairseq.plugin.objective import Inputs
 
 INTERVAL = 10  # the default of --spectrum-decay, and what studies/spectrum has for --svd-interval
 
@@ -51,7 +51,7 @@ class ControlledStep(Step):
     def change(self) -> None:
         """Change the table."""
         bound = self.controlling.objective_of(self.model)
-        for one in bound.control.controlled(ModelView(bound.parts)):
+        for one in bound.control.controlled(Inputs(bound.parts)):
             apply_change_(one.parameter, one.plan(one.parameter, 1.0), one.excluded)
 
 
@@ -63,7 +63,7 @@ class RenewedStep(Step):
 
     def change(self) -> None:
         """Renew the factors."""
-        for table in svd_tables(self.model):
+        for table in find_svd_tables(self.model):
             optimizer = SimpleNamespace(optimizer=self.optimiser)
             renew_factors(table, optimizer, lambda compute, _like: compute())
 

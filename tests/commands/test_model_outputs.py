@@ -16,7 +16,7 @@ from spectral_fairseq.commands.predictions import (
     spectrum_bytes,
 )
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
-from spectral_fairseq.plugin.find import output_table
+from spectral_fairseq.plugin.find import output_matrix
 from tests.commands.test_models import OTHERS
 from tests.conftest import TINY_LANGUAGE_MODEL
 from tests.language_models import block_checkpoint, remade, stateful_checkpoint, tokens_of
@@ -116,7 +116,7 @@ def test_tokens_are_the_first_ones(path, tiny_translation_data):
 def assert_states_belong_to_predictions(path, data, tokens):
     """The last states times W give the log-probabilities, but for a bias and a normaliser."""
     predictions = predict(path, data, "valid", tokens)
-    weight = output_table(build_model(path, data, {})[0], predictions.words).detach()
+    weight = output_matrix(build_model(path, data, {})[0], predictions.words).detach()
     rows = list(predictions.blocks)
     states = torch.cat([block.states[-1] for block in rows])
     log_probabilities = torch.cat([block.log_probabilities for block in rows])

@@ -32,7 +32,7 @@ def test_truncated(bare: FairseqProcess, patched: FairseqProcess, truncated: Pat
     assert str(truncated) not in before.value.message
     with pytest.raises(Failure) as after:
         patched.call(load, path=str(truncated))
-    assert after.value.kinds[0] == "CheckpointError"
+    assert after.value.kinds[0] == "DamagedError"
     assert str(truncated) in after.value.message and "copy it again" in after.value.message
 
 
@@ -51,7 +51,7 @@ def test_not_from_fairseq(bare: FairseqProcess, patched: FairseqProcess, tmp_pat
     assert before.value.kinds[0] == "KeyError"
     with pytest.raises(Failure, match="a fairseq checkpoint") as after:
         patched.call(load, path=str(path))
-    assert after.value.kinds[0] == "CheckpointError"
+    assert after.value.kinds[0] == "NotFairseqError"
 
 
 @pytest.mark.skipif(torch_release() < (2, 6), reason="this torch refuses nothing by default")
@@ -60,7 +60,7 @@ def test_foreign_globals(patched: FairseqProcess, tmp_path: Path) -> None:
     torch.save({"model": {}, "args": Payload(tmp_path / "executed")}, path)
     with pytest.raises(Failure, match=r"object ((builtins|__builtin__)\.)?exec,") as caught:
         patched.call(load, path=str(path))
-    assert caught.value.kinds[0] == "CheckpointError"
+    assert caught.value.kinds[0] == "UntrustedError"
     assert not (tmp_path / "executed").exists()
 
 
@@ -72,11 +72,11 @@ def test_training_does_not_start(
     arguments: List[str] = train_arguments(data, saved, flag, str(truncated), "--max-epoch", "1")
     with pytest.raises(Failure) as caught:
         patched.cli("fairseq_cli.train", *arguments)
-    assert caught.value.kinds[0] == "CheckpointError"
+    assert caught.value.kinds[0] == "DamagedError"
     assert list(saved.iterdir()) == []
 
 
 def test_generation_names_the_file(patched: FairseqProcess, data: Path, truncated: Path) -> None:
     with pytest.raises(Failure, match=str(truncated)) as caught:
         patched.cli("fairseq_cli.generate", data, "--path", truncated, "--cpu")
-    assert caught.value.kinds[0] == "CheckpointError"
+    assert caught.value.kinds[0] == "DamagedError"

@@ -172,7 +172,7 @@ def test_a_checkpoint_runs_no_code(
     marker.unlink()
     with pytest.raises(Failure, match="cfg.model.adaptive_softmax_cutoff") as caught:
         patched.call(build, path=str(path))
-    assert caught.value.kinds[0] == "CheckpointError"
+    assert caught.value.kinds[0] == "UntrustedError"
     with pytest.raises(CheckpointError, match="cfg.model.adaptive_softmax_cutoff"):
         load_checkpoint(path)
     assert command.main(["export", str(path), str(tmp_path / "out.pt")]) == 2

@@ -482,5 +482,5 @@ def test_a_truncated_checkpoint_is_named_and_left_alone(
     bad.write_bytes(good.read_bytes()[:2000])
     argv = ("--arch", "transformer_sc", "--criterion", "spectrum_control", SHARED)
     output = failing(run_cli, tiny_translation_data, tmp_path, *argv)
-    assert "CheckpointError" in output and str(bad) in output
+    assert "DamagedError" in output and str(bad) in output
     assert bad.stat().st_size == 2000

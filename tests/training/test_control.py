@@ -86,14 +86,14 @@ def test_the_defaults_are_those_of_the_criterion():
 @pytest.mark.parametrize("scale", ["free", "fixed"])
 def test_it_equals_a_run_of_fairseq(side, scale):
     pytest.importorskip("fairseq")
-    from spectral_fairseq.plugin.find import output_table
+    from spectral_fairseq.plugin.find import output_matrix
     from tests.plugin.trainers import build_trainer, train
 
     schedule = {"spectrum_decay": 0.1, "table_centering": 0.05, "spectrum_decay_interval": 2}
     flags = {"spectrum_side": side, "spectrum_scale": scale, "spectrum_slack": 1.2}
     theirs, ours = build_trainer(**schedule, **flags), build_trainer()
     tables = [
-        output_table(one.get_model(), len(one.task.target_dictionary)) for one in (theirs, ours)
+        output_matrix(one.get_model(), len(one.task.target_dictionary)) for one in (theirs, ours)
     ]
     parts = theirs.get_criterion().objective_of(theirs.get_model()).parts
     control = SpectrumControl(  # both measure the norm of the new table
