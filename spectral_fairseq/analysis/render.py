@@ -22,8 +22,7 @@ def as_summary(document: Dict[str, Any]) -> str:
     Several models also have their distance from the first one, and seeds their mean.
     """
     checkpoints = document["checkpoints"]
-    parts = [_wrapped(f"Warning: {text}", "") for text in warnings(checkpoints)]
-    parts += [_opening(one) for one in spread(checkpoints, MOST_VERDICTS)]
+    parts = _openings(checkpoints)
     compared = any(one["drift"] for one in checkpoints)
     asked = [m for m in ALL if m.key in (*FOUR, *(DRIFT if compared else ()))]
     parts.append(_measures(document, {"": asked}))
@@ -37,8 +36,7 @@ def as_summary(document: Dict[str, Any]) -> str:
 def as_text(document: Dict[str, Any]) -> str:
     """All measures of the document as aligned plain text."""
     checkpoints = document["checkpoints"]
-    parts = [_wrapped(f"Warning: {text}", "") for text in warnings(checkpoints)]
-    parts += [_opening(one) for one in spread(checkpoints, MOST_VERDICTS)]
+    parts = _openings(checkpoints)
     parts.append(_measures(document, _groups(document)))
     if document["methods"]:
         parts.append(_over_seeds(document, ALL))
@@ -105,8 +103,21 @@ def _aligned(rows: List[Any], headers: List[str]) -> str:
     return tabulate(rows, headers, disable_numparse=True, colalign=align)
 
 
-def _opening(checkpoint: Dict[str, Any]) -> str:
-    """The name, architecture, progress and table of one checkpoint, and the verdict on it."""
+def _openings(checkpoints: List[Dict[str, Any]]) -> List[str]:
+    """The warnings, and what each model is; the same advice for several is printed once."""
+    parts = [_wrapped(f"Warning: {text}", "") for text in warnings(checkpoints)]
+    advised: Dict[str, str] = {}  # advice -> label of the first model that it is for
+    for one in spread(checkpoints, MOST_VERDICTS):
+        *findings, advice = verdict(one)
+        first = advised.setdefault(advice, one["label"])
+        if first != one["label"]:
+            advice = f"What to try is the same as for {first}."
+        parts.append(_opening(one, " ".join([*findings, advice])))
+    return parts
+
+
+def _opening(checkpoint: Dict[str, Any], words: str) -> str:
+    """The name, architecture, progress and table of one checkpoint, and ``words`` on it."""
     updates = checkpoint["progress"]["updates"]
     nameless = "word vectors without a model"
     if checkpoint["origin"] != "vectors":
@@ -116,7 +127,7 @@ def _opening(checkpoint: Dict[str, Any]) -> str:
         [
             name if updates is None else f"{name}, {updates:,} updates",
             _wrapped(checkpoint["table"]["choice"], "  "),
-            _wrapped(" ".join(verdict(checkpoint)), "  "),
+            _wrapped(words, "  "),
         ]
     )
 
