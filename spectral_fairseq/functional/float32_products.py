@@ -196,7 +196,9 @@ def set_products(products: Products, half_precision: bool = False) -> Callable[[
         undo.append(lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", tf32))
     through_onednn = products.fast or (half_precision and _halves_lose_in_flash())
     if through_onednn and has_flash_kernel():
-        undo.append(choose_attention(matmul))
+        # What the user has asked to go through oneDNN takes the form that was measured there.
+        amx = processor().has_amx and not products.fast
+        undo.append(choose_attention(matmul, amx))
 
     def restore() -> None:
         while undo:
@@ -208,6 +210,8 @@ def set_products(products: Products, half_precision: bool = False) -> Callable[[
 def _halves_lose_in_flash() -> bool:
     """Whether flash attention is known to lose in half precision on this processor."""
     found = processor()
+    if found.vendor == "GenuineIntel":
+        return "amx_bf16" in found.flags
     return found.vendor == "AuthenticAMD" and "avx512_bf16" in found.flags and not found.has_amx
 
 

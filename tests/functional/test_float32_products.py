@@ -1,5 +1,6 @@
 import pytest
 import torch
+import torch.nn.functional as F
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional import float32_products as products
@@ -87,6 +88,11 @@ def test_attention_takes_its_other_form_beside_onednn(on):
     on(EPYC._replace(vendor="GenuineIntel"))
     with using_products(Products(False, ""), half_precision=True):
         assert torch.backends.cuda.flash_sdp_enabled()
+        assert not hasattr(F.scaled_dot_product_attention, "is_chosen_by_length")
+    on(EPYC._replace(vendor="GenuineIntel", flags=frozenset({"avx512_bf16", "amx_bf16"})))
+    with using_products(Products(False, ""), half_precision=True):
+        assert torch.backends.cuda.flash_sdp_enabled()
+        assert hasattr(F.scaled_dot_product_attention, "is_chosen_by_length")
 
 
 def test_a_product_keeps_the_precision_of_float32():
