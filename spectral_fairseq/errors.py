@@ -10,9 +10,11 @@ at the command line reads "expected --adversarial-epsilon to be a finite number 
 
 from __future__ import annotations
 
+import math
+import operator
 import re
 from contextlib import contextmanager
-from typing import Any, Iterator, Sequence
+from typing import Any, Iterable, Iterator, Optional, Sequence, Type
 
 
 class SpectralFairseqError(Exception):
@@ -81,6 +83,15 @@ class MissingDataError(DataError, FileNotFoundError):
     """A data folder, dictionary or split that does not exist; also a ``FileNotFoundError``."""
 
 
+# Remedies that several errors give.
+DIVERGED = (
+    "Training diverged, rows were never initialised, or the file is damaged: take an earlier "
+    "checkpoint, and lower the learning rate if training diverges again."
+)
+NEW_STATE = (
+    "Load the weights alone, and start with a new state of the optimiser (fairseq: "
+    "--reset-optimizer)."
+)
 COPY_AGAIN = "It is truncated, damaged or of another format: copy it again."
 SAVE_AGAIN = (
     "Do not use it unless you know who made it; if it is your own, save it again, tensors and "
@@ -122,6 +133,97 @@ class ForbiddenError(CheckpointError):
 
 class OutputError(SpectralFairseqError, OSError):
     """A file that could not be written, for example on a full disk; also an ``OSError``."""
+
+
+def check_range(
+    what: str,
+    value: Any,
+    *,
+    at_least: Optional[float] = None,
+    above: Optional[float] = None,
+    at_most: Optional[float] = None,
+    below: Optional[float] = None,
+    whole: bool = False,
+    remedy: str = "Correct it.",
+) -> None:
+    """Refuse a number outside its range; None is in every one, infinity and NaN in none.
+
+    Args:
+        what: the argument, in backquotes.
+        value: given for it.
+        at_least: the least value, if there is one.
+        above: a bound below all values.
+        at_most: the largest value.
+        below: a bound above all values.
+        whole: whether it has to be a whole number.
+        remedy: more than that the value has to be corrected.
+
+    Raises:
+        ConfigurationError: it is outside.
+    """
+    bounds = [
+        (sign, holds, bound)
+        for sign, holds, bound in (
+            (">=", operator.ge, at_least),
+            (">", operator.gt, above),
+            ("<=", operator.le, at_most),
+            ("<", operator.lt, below),
+        )
+        if bound is not None
+    ]
+    if value is None or not bounds:
+        return
+    # NaN is on no side of a bound.
+    right = math.isfinite(value) and all(holds(value, bound) for _, holds, bound in bounds)
+    if not right or (whole and value != int(value)):
+        wanted = " and ".join(f"{sign} {bound:g}" for sign, _, bound in bounds)
+        kind = "whole" if whole else "finite"
+        raise ConfigurationError(f"{what} to be a {kind} number {wanted}", repr(value), remedy)
+
+
+def check_choice(what: str, value: Any, choices: Iterable[str]) -> None:
+    """Refuse a name that is none of the known ones.
+
+    Raises:
+        ConfigurationError: it is none of ``choices``.
+    """
+    if value not in choices:
+        names = ", ".join(choices)
+        raise ConfigurationError(f"{what} to be one of {names}", repr(value), "Choose one of them.")
+
+
+def check_shape(what: str, tensor: Any, shape: Sequence[int], remedy: str) -> None:
+    """Refuse a tensor of another shape.
+
+    Raises:
+        ConfigurationError: it has another.
+    """
+    found, wanted = tuple(tensor.shape), tuple(shape)
+    if found != wanted:
+        raise ConfigurationError(f"{what} of shape {wanted}", f"shape {found}", remedy)
+
+
+def check_enough(
+    count: int,
+    least: int,
+    what: str,
+    remedy: str,
+    error: Type[SpectralFairseqError] = DataError,
+) -> None:
+    """Refuse too few of something.
+
+    Args:
+        count: how many there are.
+        least: how many are needed.
+        what: they are, in the plural, and what they are needed for.
+        remedy: what the user should do.
+        error: the class that is raised.
+
+    Raises:
+        DataError: there are fewer; or an error of the class that is given.
+    """
+    if count < least:
+        raise error(f"at least {least:,} {what}", f"{count:,}" if count else "none", remedy)
 
 
 @contextmanager

@@ -26,8 +26,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
-import operator
 import typing
 from dataclasses import dataclass, is_dataclass
 from types import SimpleNamespace
@@ -47,7 +45,7 @@ from typing import (
     TypeVar,
 )
 
-from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
+from spectral_fairseq.errors import ConfigurationError, arguments_as_flags, check_range
 
 T = TypeVar("T")
 _KEY = "option"
@@ -120,33 +118,21 @@ class Option:
             metadata["argparse_alias"] = self.alias
         return dataclasses.field(default=self.default, metadata=metadata)
 
-    @property
-    def _bounds(self) -> List[Tuple[str, Callable[[Any, Any], bool], float]]:
-        bounds = (
-            (">=", operator.ge, self.at_least),
-            (">", operator.gt, self.above),
-            ("<=", operator.le, self.at_most),
-            ("<", operator.lt, self.below),
-        )
-        return [(sign, holds, bound) for sign, holds, bound in bounds if bound is not None]
-
     def check(self, value: Any) -> None:
         """Refuse a value outside the range; None is in every one.
 
         Raises:
             ConfigurationError: the message calls it ```value```.
         """
-        bounds = self._bounds
-        if bounds and value is not None:
-            # NaN is on no side of a bound.
-            if not (math.isfinite(value) and all(holds(value, by) for _, holds, by in bounds)):
-                whole = int in (self.type or type(self.default), *typing.get_args(self.type))
-                wanted = " and ".join(f"{sign} {bound:g}" for sign, _, bound in bounds)
-                raise ConfigurationError(
-                    f"`value` to be a {'whole' if whole else 'finite'} number {wanted}",
-                    repr(value),
-                    "Correct it.",
-                )
+        check_range(
+            "`value`",
+            value,
+            at_least=self.at_least,
+            above=self.above,
+            at_most=self.at_most,
+            below=self.below,
+            whole=int in (self.type or type(self.default), *typing.get_args(self.type)),
+        )
 
     def parsed(self, value: Any) -> Any:
         """The value used for a value given.

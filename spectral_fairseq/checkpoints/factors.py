@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spectral_fairseq.checkpoints.settings import same_values
 from spectral_fairseq.embeddings import TABLES, FactoredEmbedding, PlainEmbedding, Table
-from spectral_fairseq.errors import DataError, NotFairseqError
+from spectral_fairseq.errors import NotFairseqError
 from spectral_fairseq.functional.products import BLOCK_ROWS
 
 # Every dictionary of fairseq starts <s>, <pad>, </s>, <unk>.
@@ -51,26 +51,6 @@ def same_table(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return kind is kind_of(other) and all(
         same_values(one[entry], other[entry]) for entry in kind.entries
     )
-
-
-def check_finite(weight: Tensor, name: str) -> None:
-    """Refuse a table, shape (N, d), with numbers that nothing can be computed from.
-
-    Raises:
-        DataError: infinity or NaN.
-    """
-    broken = 0
-    narrow = torch.float64 if weight.dtype == torch.float64 else torch.float32
-    for block in weight.split(BLOCK_ROWS):
-        # A sum beyond float32 only means a closer look.
-        if not torch.isfinite(block.sum(dtype=narrow)):
-            broken += int((~torch.isfinite(block).all(1)).sum())
-    if broken:
-        raise DataError(
-            f"finite numbers in {name}",
-            f"infinity or NaN in {broken} of {len(weight)} rows",
-            "Training diverged, or the file is damaged: take an earlier checkpoint.",
-        )
 
 
 def dense_form(

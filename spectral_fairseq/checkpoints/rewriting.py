@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.checkpoints.factors import (
-    check_finite,
     dense_form,
     entries_by_module,
     factored_kind,
@@ -34,6 +33,7 @@ from spectral_fairseq.errors import (
 from spectral_fairseq.functional.cosines import mean_cosine
 from spectral_fairseq.functional.products import row_norms
 from spectral_fairseq.functional.repair import new_rows, rows_to_repair
+from spectral_fairseq.functional.rows import check_finite
 
 # What plain fairseq itself stores for a table and for an output layer.
 PLAIN_ENTRIES = (frozenset({"weight"}), frozenset({"weight", "bias"}))

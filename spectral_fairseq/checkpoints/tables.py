@@ -18,7 +18,6 @@ from torch import Tensor
 from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.factors import (
     PADDING_ROW,
-    check_finite,
     dense_form,
     entries_by_module,
     kind_of,
@@ -44,6 +43,7 @@ from spectral_fairseq.checkpoints.table_names import (
 )
 from spectral_fairseq.embeddings import PlainEmbedding, Table
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError, listed
+from spectral_fairseq.functional.rows import check_finite
 
 
 @dataclass

@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.table import FactoredEmbedding, TableSpec, check_finite, hook
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.embeddings.table import FactoredEmbedding, TableSpec, hook
+from spectral_fairseq.errors import check_range
+from spectral_fairseq.functional.rows import check_finite
 from spectral_fairseq.options import Option
 
 # Lower bound on sigma_max, to avoid division by zero.
@@ -73,12 +74,7 @@ class SpectralNormEmbedding(FactoredEmbedding):
         init_range: Optional[float] = None,
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, excluded_rows)
-        if not 0 < scale < math.inf:
-            raise ConfigurationError(
-                "`scale` of a spectral-norm table to be a finite number above 0",
-                repr(scale),
-                "Correct `scale`.",
-            )
+        check_range("`scale`", scale, above=0)
         self.init_range, self.start_scale = init_range, float(scale)
         self.stored = nn.Parameter(torch.zeros(num_embeddings, embedding_dim))
         self.register_buffer("direction", torch.zeros(embedding_dim))
@@ -114,7 +110,7 @@ class SpectralNormEmbedding(FactoredEmbedding):
         Returns:
             The three entries, with c = sigma_max(W).
         """
-        check_finite(weight)
+        check_finite(weight, "the table")
         stored = weight.detach().clone().contiguous()
         direction = _first_direction(stored)
         largest = torch.linalg.vector_norm(stored.double() @ direction.double())

@@ -18,15 +18,16 @@ from spectral_fairseq.embeddings.table import (
     FactoredEmbedding,
     FactorMeasures,
     TableSpec,
-    check_finite,
     hook,
 )
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, arguments_as_flags
 from spectral_fairseq.functional.products import full_float32
+from spectral_fairseq.functional.rows import check_finite
 from spectral_fairseq.functional.spectra import gram, table_gram
 from spectral_fairseq.functional.spectrum_penalties import (
     PRIORS,
     Prior,
+    check_rank,
     frobenius_defect,
     identity_residual,
     spectral_defect,
@@ -148,12 +149,7 @@ class SVDEmbedding(FactoredEmbedding):
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, excluded_rows)
         counted = num_embeddings - len(self.excluded_rows)
-        if counted < embedding_dim:
-            raise ConfigurationError(
-                "at least as many words as dimensions (N >= d) for an SVD table",
-                f"N = {counted} words without padding and made-up rows, and d = {embedding_dim}",
-                "Use a smaller `embedding_dim`, a larger dictionary, or `PlainEmbedding`.",
-            )
+        check_rank(counted, embedding_dim, "an SVD table", "use `PlainEmbedding`")
         self.v_scale = V_SCALE
         with arguments_as_flags(kind="`prior`"):
             self.prior_settings = Prior(prior, c1, c2, None if gamma is None else float(gamma))
@@ -208,7 +204,7 @@ class SVDEmbedding(FactoredEmbedding):
         Raises:
             CheckpointError: every entry is zero, so that there is no scale.
         """
-        check_finite(weight)
+        check_finite(weight, "the table")
         dense = weight.detach().to("cpu", torch.float64)
         counted = self._counted_rows()
         u, sigma, v = _thin_svd(dense[counted])

@@ -21,8 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError
+from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_shape
 from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.rows import check_finite
 from spectral_fairseq.functional.spectra import gram, singular_values
 from spectral_fairseq.options import Option
 
@@ -295,22 +296,6 @@ def hook(parameter: nn.Parameter, change: Callable[[Tensor], Tensor]) -> None:
     parameter.requires_grad_(trained)
 
 
-def check_finite(weight: Tensor) -> None:
-    """Refuse a dense table that no factors stand for.
-
-    Raises:
-        DataError: it has infinity or NaN.
-    """
-    bad = int((~torch.isfinite(weight)).any(1).sum())
-    if bad:
-        raise DataError(
-            "finite numbers in the table that gets a method",
-            f"infinity or NaN in {bad} of {len(weight)} rows",
-            "Training diverged, or rows were never initialised: take an earlier checkpoint, or "
-            "give these rows values.",
-        )
-
-
 class FactoredEmbedding(Table):
     """Base class of tables that store factors of W instead of W.
 
@@ -357,18 +342,9 @@ class FactoredEmbedding(Table):
         if weight is None or any(f"{name}.{entry}" in state_dict for entry in self.entries):
             return
         shape = (self.num_embeddings, self.embedding_dim)
-        if tuple(weight.shape) != shape:
-            raise ConfigurationError(
-                f"a checkpoint table of shape {shape} for {name}",
-                f"one of shape {tuple(weight.shape)}",
-                "Use the dictionary and the embedding dimension of that checkpoint.",
-            )
-        if not torch.isfinite(weight).all():
-            raise CheckpointError(
-                f"finite numbers in {name}.weight of the checkpoint",
-                f"infinity or NaN in {int((~torch.isfinite(weight)).any(1).sum())} rows",
-                "Training diverged, or the file is damaged: use an earlier checkpoint.",
-            )
+        remedy = "Use the dictionary and the embedding dimension of that checkpoint."
+        check_shape(f"{name}.weight of the checkpoint", weight, shape, remedy)
+        check_finite(weight, f"{name}.weight of the checkpoint", CheckpointError)
         # Factors of 16 bits would multiply to another matrix.
         wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
         for key, value in self.factor(wide).items():

@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.table import FactoredEmbedding, TableSpec, check_finite, hook
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.embeddings.table import FactoredEmbedding, TableSpec, hook
+from spectral_fairseq.errors import ConfigurationError, check_range
 from spectral_fairseq.functional.row_penalties import smoothed_log_counts
+from spectral_fairseq.functional.rows import check_finite
 from spectral_fairseq.options import Option
 
 # Lower bound on ||v||, to avoid division by zero.
@@ -119,18 +120,8 @@ class WeightNormEmbedding(FactoredEmbedding):
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, excluded_rows)
         for name, value in (("sigma", sigma), ("init_range", init_range), ("tau", tau)):
-            if not (math.isfinite(value) and value > 0):
-                raise ConfigurationError(
-                    f"`{name}` of a weight-norm table to be a finite number above 0",
-                    repr(value),
-                    f"Correct `{name}`.",
-                )
-        if not 0 <= gamma <= 1:
-            raise ConfigurationError(
-                "`gamma` of a weight-norm table to lie between 0 and 1",
-                repr(gamma),
-                "Correct `gamma`: 1 keeps the gradient as it is, 0 stops it after tau epochs.",
-            )
+            check_range(f"`{name}`", value, above=0)
+        check_range("`gamma`", gamma, at_least=0, at_most=1)
         if counts is not None and len(counts) != num_embeddings:
             raise ConfigurationError(
                 f"one count for each of the {num_embeddings} rows",
@@ -175,7 +166,7 @@ class WeightNormEmbedding(FactoredEmbedding):
         Returns:
             The two entries.
         """
-        check_finite(weight)
+        check_finite(weight, "the table")
         v = weight.detach().clone().contiguous()
         g = torch.linalg.vector_norm(v.double(), dim=1)
         # A zero vector has no direction and could never move again. The padding row must not move.

@@ -26,21 +26,7 @@ from typing import NamedTuple, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import ConfigurationError
-
-
-def check_interpolation(weight: float) -> None:
-    """Refuse a weight with which the mixture would have zero probabilities or none at all.
-
-    Raises:
-        ConfigurationError: lambda is outside [0, 1).
-    """
-    if not 0.0 <= weight < 1.0:
-        raise ConfigurationError(
-            "the cache's lambda in [0, 1)",
-            repr(weight),
-            "Give the share of the cache in the mixture, such as 0.1.",
-        )
+from spectral_fairseq.errors import check_range
 
 
 def cache_probability(
@@ -105,7 +91,7 @@ def interpolate(log_model: Tensor, cache: Tensor, seen: Tensor, weight: float) -
     Raises:
         ConfigurationError: lambda is outside [0, 1).
     """
-    check_interpolation(weight)
+    check_range("`weight`", weight, at_least=0, below=1)
     mixed = torch.logaddexp(log_model + math.log1p(-weight), torch.log(weight * cache))
     return torch.where(seen, mixed, log_model.expand_as(mixed))
 

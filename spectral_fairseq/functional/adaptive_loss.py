@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, check_shape
 from spectral_fairseq.functional.blocks import (
     BlockScores,
     GradientSums,
@@ -64,21 +64,13 @@ def check_cutoffs(cutoffs: Sequence[int], vocabulary: int) -> Tuple[int, ...]:
         ConfigurationError: there are none, they do not rise, or one is not between 0 and N.
     """
     cut = tuple(int(c) for c in cutoffs)
-    if not cut:
+    edges = (0, *cut, vocabulary)
+    if not cut or any(before >= after for before, after in zip(edges, edges[1:])):
         raise ConfigurationError(
-            "at least one number in `cutoffs`", "none", "Give one, or use a full softmax."
-        )
-    if cut[0] < 1 or any(a >= b for a, b in zip(cut, cut[1:])):
-        raise ConfigurationError(
-            "`cutoffs` to be whole numbers from 1 on, each above the one before",
-            ",".join(map(str, cut)),
-            "Correct them, for example: 20000,40000,200000.",
-        )
-    if cut[-1] >= vocabulary:
-        raise ConfigurationError(
-            f"every number in `cutoffs` to be below the dictionary's {vocabulary} entries",
-            ",".join(map(str, cut)),
-            "Give smaller numbers, or none ('') for a full softmax.",
+            f"`cutoffs` to be whole numbers above 0 and below {vocabulary}, the size of the "
+            "dictionary, each above the one before",
+            ",".join(map(str, cut)) or "none",
+            "Correct them, for example: 20000,40000,200000; or leave them out ('').",
         )
     return cut
 
@@ -246,12 +238,8 @@ def adaptive_cross_entropy(
         ConfigurationError: shapes that do not fit together.
     """
     check_sizes(contexts, targets, matrix, bias)
-    if cluster_scores.shape != (targets.size(0), len(cutoffs)):
-        raise ConfigurationError(
-            f"`cluster_scores` of shape {(targets.size(0), len(cutoffs))}",
-            str(tuple(cluster_scores.shape)),
-            "Give one score for each token and cluster.",
-        )
+    shape = (targets.size(0), len(cutoffs))
+    check_shape("`cluster_scores`", cluster_scores, shape, "Give one for each token and cluster.")
     contexts, matrix = aligned(contexts, matrix)
     contexts, cluster_scores, matrix, bias = detached_without_grad(
         contexts, cluster_scores, matrix, bias

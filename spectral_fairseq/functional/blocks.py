@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import check_shape
 from spectral_fairseq.functional.products import (
     add_matmul_transposed_,
     differentiable_once,
@@ -159,24 +159,11 @@ def check_sizes(contexts: Tensor, targets: Tensor, matrix: Tensor, bias: Optiona
         ConfigurationError: it names the shapes.
     """
     vocabulary, dim = matrix.shape
-    if contexts.size(-1) != dim:
-        raise ConfigurationError(
-            f"`contexts` of d = {dim} dimensions, like those of the table",
-            f"shape {tuple(contexts.shape)}",
-            "Give the output layer a table of its context dimension.",
-        )
-    if targets.dim() != 1 or targets.size(0) != contexts.size(0):
-        raise ConfigurationError(
-            f"one target for each of {contexts.size(0)} contexts",
-            f"`targets` of shape {tuple(targets.shape)}",
-            "Flatten contexts and targets alike.",
-        )
-    if bias is not None and bias.shape != (vocabulary,):
-        raise ConfigurationError(
-            f"a `bias` of shape ({vocabulary},)",
-            str(tuple(bias.shape)),
-            "Give one value for each word.",
-        )
+    flat, like = "Flatten contexts and targets alike.", (*contexts.shape[:-1], dim)
+    check_shape("`contexts`", contexts, like, "Make the table of the output layer as wide.")
+    check_shape("`targets`", targets, contexts.shape[:1], flat)
+    if bias is not None:
+        check_shape("`bias`", bias, (vocabulary,), "Give one value for each word.")
 
 
 def aligned(contexts: Tensor, matrix: Tensor) -> Tuple[Tensor, Tensor]:

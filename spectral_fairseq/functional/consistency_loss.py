@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import check_shape
 from spectral_fairseq.functional.blocks import (
     BlockScores,
     GradientSums,
@@ -197,12 +197,8 @@ def consistency_cross_entropy(
         ConfigurationError: shapes that do not fit together, or eps outside its range.
     """
     check_sizes(contexts, targets, matrix, bias)
-    if contexts.dim() != 3 or contexts.size(1) != 2:
-        raise ConfigurationError(
-            "`contexts` of shape (T, 2, d), two for each token",
-            str(tuple(contexts.shape)),
-            "Stack the hidden states of the two passes.",
-        )
+    two = (contexts.size(0), 2, contexts.size(-1))
+    check_shape("`contexts`", contexts, two, "Stack the hidden states of the two passes.")
     targets, contexts = without_ignored(ignore_index, targets, contexts)
     contexts, matrix = aligned(contexts, matrix)
     contexts, matrix, bias = detached_without_grad(contexts, matrix, bias)

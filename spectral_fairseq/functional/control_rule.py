@@ -16,23 +16,13 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import check_range
 from spectral_fairseq.functional.table_control import (
     TableChange,
     counted_moments,
     plan_change,
     spectrum_target,
 )
-
-
-def check_argument(name: str, value: Any, right: bool, expected: str) -> None:
-    """Refuse an argument.
-
-    Raises:
-        ConfigurationError: it is not right.
-    """
-    if not right:
-        raise ConfigurationError(f"`{name}` to be {expected}", f"{value}", f"Correct `{name}`.")
 
 
 @dataclass(frozen=True)
@@ -53,12 +43,9 @@ class ControlRule:
 
     def __post_init__(self) -> None:
         for name in ("decay", "centering"):
-            share = getattr(self, name)
-            check_argument(name, share, 0 <= share <= 1, "a number from 0 to 1")
+            check_range(f"`{name}`", getattr(self, name), at_least=0, at_most=1)
         for name, least in (("every", 1), ("start", 0)):
-            steps = getattr(self, name)
-            right = steps >= least and steps == int(steps)
-            check_argument(name, steps, right, f"a whole number of at least {least}")
+            check_range(f"`{name}`", getattr(self, name), at_least=least, whole=True)
         flat = torch.ones(1)
         spectrum_target(flat, flat, side=self.side, slack=self.slack, scale=self.scale)
 

@@ -17,7 +17,7 @@ from typing import List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import DataError
+from spectral_fairseq.errors import check_enough
 from spectral_fairseq.functional.products import (
     cached_rows,
     checked_table,
@@ -48,12 +48,7 @@ def mean_cosine(
     """
     matrix = checked_table(matrix)
     count = matrix.size(0) - (0 if excluded is None else excluded.numel())
-    if count < 2:
-        raise DataError(
-            "at least two rows for a mean cosine",
-            f"{count}",
-            "Pass the whole embedding matrix.",
-        )
+    check_enough(count, 2, "rows for a mean cosine", "Pass the whole table.")
     group = torch.zeros(matrix.size(0), dtype=torch.long, device=matrix.device)
     if excluded is not None:
         group[excluded] = 1
@@ -127,12 +122,7 @@ def cosine_histogram(
     Raises:
         DataError: fewer than two rows.
     """
-    if matrix.size(0) < 2:
-        raise DataError(
-            "at least two rows for a distribution of cosines",
-            str(matrix.size(0)),
-            "Pass the whole table.",
-        )
+    check_enough(matrix.size(0), 2, "rows for a distribution of cosines", "Pass the whole table.")
     units = unit_rows(matrix)
     # torch.histc counts in float32, which is exact up to 2^24 pairs in one call.
     block_rows = min(block_rows, max(2**24 // units.size(0), 1))

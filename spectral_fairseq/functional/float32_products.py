@@ -30,7 +30,7 @@ from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, O
 
 import torch
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import check_choice
 from spectral_fairseq.functional.cpu_attention import choose_attention, has_flash_kernel
 
 CHOICES = ("auto", "fast", "torch")
@@ -104,10 +104,7 @@ def choose_products(choice: str = "auto") -> Products:
     Raises:
         ConfigurationError: another choice.
     """
-    if choice not in CHOICES:
-        raise ConfigurationError(
-            f"float32 products {', '.join(CHOICES)}", repr(choice), "Choose one of these."
-        )
+    check_choice("float32 products", choice, CHOICES)
     if choice != "auto":
         return Products(choice == "fast", f"--float32-products {choice}")
     found = processor()

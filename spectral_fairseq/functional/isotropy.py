@@ -40,7 +40,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import DataError
+from spectral_fairseq.errors import check_enough
 from spectral_fairseq.functional.products import (
     BLOCK_ROWS,
     ProgressCallback,
@@ -173,8 +173,7 @@ def covariance_from_gram(gram: Tensor, row_sum: Tensor, count: int) -> Tensor:
     Raises:
         DataError: fewer than two rows.
     """
-    if count < 2:
-        raise DataError("at least two rows for a covariance", str(count), "Pass the whole table.")
+    check_enough(count, 2, "rows for a covariance", "Pass the whole table.")
     mean = row_sum.double() / count
     return (gram.double() - count * torch.outer(mean, mean)) / (count - 1)
 
@@ -192,8 +191,7 @@ def isoscore(covariance: Tensor) -> float:
         DataError: fewer than two dimensions, or an entry that is infinite or not a number.
     """
     dim = covariance.size(0)
-    if dim < 2:
-        raise DataError("points of at least two dimensions for IsoScore", str(dim), "Leave it out.")
+    check_enough(dim, 2, "dimensions of the points for IsoScore", "Leave it out.")
     require_finite(covariance)
     return isoscore_of_variances(torch.linalg.eigvalsh(covariance.double()).clamp(min=0))
 

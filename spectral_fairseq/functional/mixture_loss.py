@@ -46,7 +46,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import check_shape
 from spectral_fairseq.functional.blocks import (
     BlockScores,
     GradientSums,
@@ -501,12 +501,8 @@ def mixture_cross_entropy(
         ConfigurationError: shapes that do not fit together, or eps outside its range.
     """
     check_sizes(contexts, targets, matrix, bias)
-    if log_prior.shape != contexts.shape[:-1]:
-        raise ConfigurationError(
-            f"a `log_prior` of shape {tuple(contexts.shape[:-1])}, one value for each expert",
-            str(tuple(log_prior.shape)),
-            "Compute contexts and prior from the same features.",
-        )
+    remedy = "Compute contexts and prior from the same features."
+    check_shape("`log_prior`", log_prior, contexts.shape[:-1], remedy)
     targets, contexts, log_prior, margin = without_ignored(
         ignore_index, targets, contexts, log_prior, margin
     )

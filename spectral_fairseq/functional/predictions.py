@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import DataError, UnsupportedError, needs_extra
+from spectral_fairseq.errors import UnsupportedError, check_enough, needs_extra
 from spectral_fairseq.functional.isotropy import covariance_from_gram, isoscore
 from spectral_fairseq.functional.products import SMALLEST_SHARE, unit_rows
 
@@ -62,10 +62,7 @@ class ExpectedPairwiseKL:
             DataError: fewer than two contexts.
         """
         count = self.contexts
-        if count < 2:
-            raise DataError(
-                "at least two contexts for a pairwise divergence", str(count), "Use more data."
-            )
+        check_enough(count, 2, "contexts for a pairwise divergence", "Use more data.")
         products = self._probability * self._log_probability
         # 0 * -inf counts as 0 here, too: a word that no context allows.
         cross = float(products.masked_fill_(self._probability == 0, 0.0).sum()) / count**2
@@ -109,8 +106,7 @@ class StateStatistics:
         Raises:
             DataError: fewer than two states.
         """
-        if self.count < 2:
-            raise DataError("at least two states for a mean cosine", str(self.count), "Add data.")
+        check_enough(self.count, 2, "states for a mean cosine", "Use more data.")
         pairs = self.count * (self.count - 1)
         return (float(self._unit_sum.square().sum()) - self._with_direction) / pairs
 

@@ -17,7 +17,7 @@ from typing import Optional, Sequence
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, check_choice, check_enough, check_range
 from spectral_fairseq.functional.products import row_lengths
 from spectral_fairseq.functional.rows import (
     OUTLYING,
@@ -121,22 +121,19 @@ def new_rows(
     Raises:
         ConfigurationError: another fill, a negative noise, or fewer than two rows to learn from.
     """
-    if fill not in FILLS or not 0 <= noise < math.inf:
-        raise ConfigurationError(
-            f"`fill` to be one of {', '.join(FILLS)}, and `noise` a finite number >= 0",
-            f"{fill}, {noise}",
-            "Correct it.",
-        )
+    check_choice("`fill`", fill, FILLS)
+    check_range("`noise`", noise, at_least=0)
     kept = torch.ones(len(matrix), dtype=torch.bool, device=matrix.device)
     kept[rows] = False
     if excluded is not None:
         kept[excluded] = False
-    if int(kept.sum()) < 2:
-        raise ConfigurationError(
-            "at least two trained rows, whose mean the others get",
-            f"{int(kept.sum())} of {len(matrix)}",
-            "Choose fewer rows, or another table.",
-        )
+    check_enough(
+        int(kept.sum()),
+        2,
+        "trained rows, whose mean the others get",
+        "Choose fewer rows, or another table.",
+        ConfigurationError,
+    )
     known = matrix[kept].to(torch.promote_types(matrix.dtype, torch.float32))
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(len(rows), matrix.size(1), generator=generator, dtype=torch.float64)

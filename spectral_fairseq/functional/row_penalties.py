@@ -15,7 +15,7 @@ from typing import Any, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.errors import ConfigurationError, DataError, check_enough
 from spectral_fairseq.functional.products import differentiable_once, exact_norms, full_float32
 
 
@@ -69,15 +69,16 @@ def cosine_penalty(matrix: Tensor, excluded: Optional[Tensor] = None) -> Tensor:
     Raises:
         ConfigurationError: every row is excluded.
     """
-    count = matrix.size(0) - (0 if excluded is None else excluded.numel())
-    if count < 1:
-        raise ConfigurationError(
-            "a table with at least one row that is not excluded, for the cosine penalty",
-            f"{matrix.size(0)} rows, all of them padding or made-up words",
-            "Check the dictionary.",
-        )
+    count = _counted(matrix, excluded, "the cosine penalty")
     wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
     return _SquaredDirectionSum.apply(wide, excluded) / count**2
+
+
+def _counted(matrix: Tensor, excluded: Optional[Tensor], use: str) -> int:
+    count = matrix.size(0) - (0 if excluded is None else excluded.numel())
+    what = f"row that is neither padding nor a made-up word, for {use}"
+    check_enough(count, 1, what, "Check the dictionary.", ConfigurationError)
+    return count
 
 
 # The penalty that pulls the norms of word vectors to a target.
@@ -173,17 +174,10 @@ def mean_vector_penalty(matrix: Tensor, excluded: Optional[Tensor] = None) -> Te
     Raises:
         ConfigurationError: every row is excluded.
     """
-    dtype = torch.promote_types(matrix.dtype, torch.float32)
-    total, count = matrix.sum(0, dtype=dtype), matrix.size(0)
+    count = _counted(matrix, excluded, "the mean vector")
+    total = matrix.sum(0, dtype=torch.promote_types(matrix.dtype, torch.float32))
     if excluded is not None:
-        total = total - matrix.index_select(0, excluded).sum(0, dtype=dtype)
-        count -= excluded.numel()
-    if count < 1:
-        raise ConfigurationError(
-            "a table with at least one row that is not excluded, for the mean vector",
-            f"{matrix.size(0)} rows, all of them padding or made-up words",
-            "Check the dictionary.",
-        )
+        total = total - matrix.index_select(0, excluded).sum(0, dtype=total.dtype)
     return (total / count).square().sum()
 
 

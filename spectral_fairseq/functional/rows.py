@@ -19,18 +19,40 @@ CKA follows the directions of the largest variance; the residual counts every di
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional
+from typing import List, NamedTuple, Optional, Type
 
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import DataError
+from spectral_fairseq.errors import DIVERGED, DataError, SpectralFairseqError
 from spectral_fairseq.functional.products import (
     BLOCK_ROWS,
     SMALLEST_SHARE,
     cached_rows,
     checked_table,
 )
+
+
+def check_finite(weight: Tensor, name: str, error: Type[SpectralFairseqError] = DataError) -> None:
+    """Refuse a table, shape (N, d), with numbers that nothing can be computed from.
+
+    Args:
+        weight: the table.
+        name: stands for it in the message.
+        error: the class that is raised.
+
+    Raises:
+        DataError: infinity or NaN; or an error of the class that is given.
+    """
+    broken = 0
+    narrow = torch.float64 if weight.dtype == torch.float64 else torch.float32
+    for block in weight.split(BLOCK_ROWS):
+        # A sum beyond float32 only means a closer look.
+        if not torch.isfinite(block.sum(dtype=narrow)):
+            broken += int((~torch.isfinite(block).all(1)).sum())
+    if broken:
+        found = f"infinity or NaN in {broken} of {len(weight)} rows"
+        raise error(f"finite numbers in {name}", found, DIVERGED)
 
 
 class CentredProducts(NamedTuple):

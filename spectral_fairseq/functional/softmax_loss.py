@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, check_enough, check_range
 from spectral_fairseq.functional.blocks import (
     BlockScores,
     GradientSums,
@@ -35,7 +35,7 @@ from spectral_fairseq.functional.blocks import (
     without_ignored,
 )
 from spectral_fairseq.functional.products import differentiable_once, row_norms
-from spectral_fairseq.functional.z_loss import check_softcap, check_z_loss, softcap_
+from spectral_fairseq.functional.z_loss import softcap_
 
 
 class Losses(NamedTuple):
@@ -99,10 +99,7 @@ def adversarial_margin(
     Raises:
         ConfigurationError: epsilon is negative, infinite or not a number.
     """
-    if not 0 <= epsilon < float("inf"):
-        raise ConfigurationError(
-            "`epsilon` to be a finite number >= 0", repr(epsilon), "Correct `epsilon`."
-        )
+    check_range("`epsilon`", epsilon, at_least=0)
     if features.dtype in (torch.float16, torch.bfloat16):
         features = features.float()
     margin = epsilon * target_norms.to(features.dtype) * row_norms(features)
@@ -189,18 +186,11 @@ def smoothing_weights(label_smoothing: float, vocabulary: int) -> Tuple[float, f
     Raises:
         ConfigurationError: eps is outside [0, 1), or there are fewer than two words to smooth over.
     """
-    if not 0.0 <= label_smoothing < 1.0:
-        raise ConfigurationError(
-            "`label_smoothing` in [0, 1)", repr(label_smoothing), "Choose a value in that range."
-        )
+    check_range("`label_smoothing`", label_smoothing, at_least=0, below=1)
     if label_smoothing == 0.0:
         return 1.0, 0.0
-    if vocabulary < 2:
-        raise ConfigurationError(
-            "a vocabulary of two words or more with `label_smoothing`",
-            f"N = {vocabulary}",
-            "Set `label_smoothing` to 0.",
-        )
+    zero = "Set `label_smoothing` to 0."
+    check_enough(vocabulary, 2, "words with `label_smoothing`", zero, ConfigurationError)
     uniform = label_smoothing / (vocabulary - 1)
     return 1.0 - label_smoothing - uniform, uniform
 
@@ -359,9 +349,8 @@ def blockwise_cross_entropy(
     """
     check_sizes(contexts, targets, matrix, bias)
     if z_loss:
-        check_z_loss(z_loss)
-    if softcap is not None:
-        check_softcap(softcap)
+        check_range("`z_loss`", z_loss, at_least=0)
+    check_range("`softcap`", softcap, above=0)
     targets, contexts, margin = without_ignored(ignore_index, targets, contexts, margin)
     contexts, matrix = aligned(contexts, matrix)
     contexts, matrix, bias, margin = detached_without_grad(contexts, matrix, bias, margin)

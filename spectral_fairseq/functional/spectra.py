@@ -37,7 +37,7 @@ from typing import Any, List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.errors import DIVERGED, ConfigurationError, DataError, check_enough
 from spectral_fairseq.functional.products import (
     BLOCK_ROWS,
     ProgressCallback,
@@ -161,19 +161,15 @@ def _roots(eigenvalues: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
     return resolved.sqrt().flip(0)
 
 
-def require_finite(gram_matrix: Tensor) -> None:
+def require_finite(matrix: Tensor, what: str = "a matrix", remedy: str = DIVERGED) -> None:
     """Refuse what no eigensolver takes.
 
     Raises:
         DataError: an entry is infinite or not a number.
     """
-    if not torch.isfinite(gram_matrix).all():
-        raise DataError(
-            "a matrix of finite numbers",
-            "infinity or NaN among its entries or in their squares",
-            "Training diverged, or the file is damaged: take an earlier checkpoint, or train "
-            "with a lower learning rate.",
-        )
+    if not torch.isfinite(matrix).all():
+        found = "infinity or NaN among them, or numbers too large to be squared"
+        raise DataError(f"{what} of finite numbers", found, remedy)
 
 
 def _equal_values(eigenvalues: Tensor) -> Tensor:
@@ -393,15 +389,9 @@ class BlockwiseSpectrum:
         Raises:
             DataError: no rows were added, or an entry is infinite or not a number.
         """
-        if self.rows == 0:
-            raise DataError("at least one row", "none", "Check that the data are not empty.")
+        check_enough(self.rows, 1, "row of log-probabilities", "Check that there are data.")
         gram = mirror_gram(self._gram) if self._tall else self._row_gram()
-        if not torch.isfinite(gram).all():
-            raise DataError(
-                "finite log-probabilities",
-                "infinity or NaN",
-                "The model gives some word a probability of exactly zero, or training diverged.",
-            )
+        require_finite(gram, "log-probabilities", "A word has probability 0, or training diverged.")
         sigma = singular_values_of_gram(gram, max(self.rows, self.columns))
         return sigma[: min(self.rows, self.columns)]
 

@@ -10,14 +10,13 @@ ICLR 2020, https://openreview.net/forum?id=ByxY8CNtvr, section 4.2:
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, check_choice, check_range
 from spectral_fairseq.functional.products import full_float32
 from spectral_fairseq.functional.spectra import require_finite
 
@@ -55,31 +54,15 @@ def prior_spectrum(
     Raises:
         ConfigurationError: an unknown kind, or a value outside its range.
     """
-    for name, value in (("c1", c1), ("c2", c2), ("gamma", gamma)):
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            raise ConfigurationError(
-                f"`{name}` to be a finite number >= 0",
-                repr(value),
-                "Choose a value in that range.",
-            )
-    if c1 == 0:
-        raise ConfigurationError(
-            "`c1` to be a positive number",
-            "0",
-            "With 0 every singular value would be driven to zero; leave `c1` out to choose it "
-            "automatically.",
-        )
+    check_choice("`kind` of prior", kind, PRIORS)
+    check_range("`c1`", c1, above=0, remedy="Leave `c1` out to choose it automatically.")
+    check_range("`c2`", c2, at_least=0)
+    check_range("`gamma`", gamma, at_least=0)
     k = torch.arange(1, dim + 1, dtype=torch.float64, device="cpu")
     if kind == "exponential":
         shape = torch.exp(-c2 * k**gamma)
-    elif kind == "polynomial":
-        shape = k**-gamma
     else:
-        raise ConfigurationError(
-            f"`kind` of prior to be one of {', '.join(PRIORS)}",
-            repr(kind),
-            "Correct `kind`.",
-        )
+        shape = k**-gamma
     if c1 is None:
         if frobenius_norm is None:
             raise ConfigurationError(
@@ -149,24 +132,23 @@ class Prior:
 
 
 def check_rank(
-    weight: Tensor, excluded: Tensor, use: str = "`weight`", otherwise: str = "drop `weight`"
+    counted: int, dim: int, use: str = "`weight`", otherwise: str = "drop `weight`"
 ) -> None:
     """Refuse a table with fewer counted rows than dimensions, which has no d singular values.
 
     Args:
-        weight: the table, shape (N, d).
-        excluded: indices of the rows that do not count.
+        counted: N, the number of rows that count.
+        dim: d.
         use: what needs the singular values.
         otherwise: what to do if neither the table nor the dictionary can be changed.
 
     Raises:
         ConfigurationError: N < d.
     """
-    counted = weight.size(0) - excluded.numel()
-    if counted < weight.size(1):
+    if counted < dim:
         raise ConfigurationError(
             f"at least as many words as dimensions (N >= d) for {use}",
-            f"N = {counted} words, padding and made-up rows left out, and d = {weight.size(1)}",
+            f"N = {counted} words, padding and made-up rows left out, and d = {dim}",
             f"Use a narrower table or a larger dictionary, or {otherwise}.",
         )
 

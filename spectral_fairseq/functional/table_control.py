@@ -26,21 +26,22 @@ before anything is written.
 
 from __future__ import annotations
 
-import math
 from typing import Callable, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.errors import check_choice, check_range, check_shape
 from spectral_fairseq.functional.products import BLOCK_ROWS, full_float32
 from spectral_fairseq.functional.spectra import (
     accumulate_gram,
     mirror_gram,
+    require_finite,
     right_singular_system_of_gram,
     roundoff,
     table_gram,
 )
+from spectral_fairseq.functional.spectrum_penalties import check_rank
 
 SIDES = ("both", "above")
 SCALES = ("fixed", "free")
@@ -83,12 +84,7 @@ class TableChange(NamedTuple):
         Raises:
             DataError: it was.
         """
-        if not torch.isfinite(self.ratio).all():
-            raise DataError(
-                "a table of finite numbers",
-                "infinity or NaN among its entries, or entries too large to be squared",
-                "Training diverged: lower the learning rate, and go on from an earlier checkpoint.",
-            )
+        require_finite(self.ratio, "a table")
 
 
 def spectrum_target(sigma: Tensor, prior: Tensor, *, side: str, slack: float, scale: str) -> Tensor:
@@ -111,19 +107,10 @@ def spectrum_target(sigma: Tensor, prior: Tensor, *, side: str, slack: float, sc
         ConfigurationError: a prior of another length than the spectrum, a slack below 1, or another
             side or scale.
     """
-    for name, value, known in (("side", side, SIDES), ("scale", scale, SCALES)):
-        if value not in known:
-            raise ConfigurationError(
-                f"{name} to be one of {', '.join(known)}", repr(value), "Choose one of them."
-            )
-    if not 1 <= slack < math.inf:
-        raise ConfigurationError("slack to be a finite number >= 1", f"{slack}", "Raise it.")
-    if prior.shape != sigma.shape:
-        raise ConfigurationError(
-            f"a prior of {sigma.numel()} singular values, one for each dimension",
-            f"one of shape {tuple(prior.shape)}",
-            "Make the prior for the width of this table.",
-        )
+    check_choice("`side`", side, SIDES)
+    check_choice("`scale`", scale, SCALES)
+    check_range("`slack`", slack, at_least=1)
+    check_shape("a prior", prior, sigma.shape, "Make the prior for the width of this table.")
     if scale == "free":
         prior = prior * (sigma.norm() / prior.norm())
     return torch.minimum(sigma, slack * prior) if side == "above" else prior
@@ -194,22 +181,14 @@ def plan_change(
         ConfigurationError: a rate, a centering or another option outside its range, a prior of
             another length than the table's width, or fewer rows that count than dimensions.
     """
-    for name, share in (("rate", rate), ("centering", centering)):
-        if not 0 <= share <= 1:
-            raise ConfigurationError(
-                f"{name} to be a number from 0 to 1", f"{share}", "Give the share of the way."
-            )
+    check_range("`rate`", rate, at_least=0, at_most=1)
+    check_range("`centering`", centering, at_least=0, at_most=1)
     exact = torch.float64 if side == "both" else torch.float32
     total, gram = counted_moments(weight, excluded, exact)
     own = weight.size(0) - (0 if excluded is None else excluded.numel())
     sums = summed(torch.cat([gram, total[None], torch.full_like(total, own)[None]]))
     gram, total, count = sums[:-2], sums[-2], round(float(sums[-1, 0]))
-    if count < weight.size(1):
-        raise ConfigurationError(
-            f"at least as many words as dimensions, {weight.size(1)}",
-            f"{count} rows that count",
-            "Control the spectrum of a table with N >= d.",
-        )
+    check_rank(count, weight.size(1), "control of the spectrum", "leave the control out")
     # What no eigensolver takes, and entries whose squares the table's own precision does not hold.
     if not torch.isfinite(gram.to(torch.promote_types(weight.dtype, torch.float32))).all():
         nan = torch.full_like(gram, float("nan"))
@@ -365,12 +344,7 @@ def redecomposition(
         DataError: the system is that of factors with infinity or NaN in them.
     """
     new_sigma, vectors = system[0] / scale, system[1:]
-    if not torch.isfinite(system).all():
-        raise DataError(
-            "an SVD table of finite numbers",
-            "infinity or NaN among its factors, or entries too large to be squared",
-            "Training diverged: lower the learning rate, and go on from an earlier checkpoint.",
-        )
+    require_finite(system, "the factors of an SVD table")
     if not new_sigma[-1] > 0:
         return None
     old = sigma.double().unsqueeze(1) * v.double().t()  # M

@@ -17,35 +17,8 @@ probabilities without it. The loss by blocks that takes both is
 
 from __future__ import annotations
 
-import math
-from typing import Optional
-
 import torch
 from torch import Tensor
-
-from spectral_fairseq.errors import ConfigurationError
-
-
-def check_z_loss(z_loss: float) -> None:
-    """Refuse a weight outside its range.
-
-    Raises:
-        ConfigurationError: lambda is negative, infinite or not a number.
-    """
-    if not 0 <= z_loss < math.inf:
-        raise ConfigurationError("`z_loss` to be a finite number >= 0", repr(z_loss), "Correct it.")
-
-
-def check_softcap(softcap: Optional[float]) -> None:
-    """Refuse a cap outside its range.
-
-    Raises:
-        ConfigurationError: c is not a finite number above 0.
-    """
-    if softcap is not None and not 0 < softcap < math.inf:
-        raise ConfigurationError(
-            "`softcap` to be a finite number > 0", repr(softcap), "Correct it, or leave it out."
-        )
 
 
 def softcapped(scores: Tensor, softcap: float) -> Tensor:

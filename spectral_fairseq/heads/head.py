@@ -6,14 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.table import Table
-from spectral_fairseq.errors import UnsupportedError
+from spectral_fairseq.errors import UnsupportedError, check_range
 from spectral_fairseq.functional.products import row_norms
 from spectral_fairseq.functional.softmax_loss import (
     Losses,
     adversarial_margin,
     blockwise_cross_entropy,
 )
-from spectral_fairseq.functional.z_loss import check_softcap, softcapped
+from spectral_fairseq.functional.z_loss import softcapped
 from spectral_fairseq.options import Option
 
 # No "from __future__ import annotations" here: TorchScript reads the annotations.
@@ -68,7 +68,7 @@ class Head(nn.Module):
     def __init__(self, table: Table, softcap: Optional[float] = None) -> None:
         super().__init__()
         self.table = table
-        check_softcap(softcap)
+        check_range("`softcap`", softcap, above=0)
         self.softcap = None if softcap is None else float(softcap)
         if softcap is not None:
             check_normalised(type(self), "softcap")

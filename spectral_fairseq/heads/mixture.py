@@ -17,7 +17,6 @@ The features of a Transformer are larger, and with a larger s it learns much fas
 
 # No "from __future__ import annotations" here: TorchScript reads the attributes' types.
 import logging
-import math
 from typing import Any, ClassVar, Dict, Optional, Tuple
 
 import torch
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from torch.jit import Final
 
 from spectral_fairseq.embeddings.table import Table
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import check_range
 from spectral_fairseq.functional.blocks import without_ignored
 from spectral_fairseq.functional.dropout import locked_dropout
 from spectral_fairseq.functional.mixture_loss import (
@@ -115,22 +114,10 @@ class MixtureHead(Head):
     ) -> None:
         super().__init__(table, softcap)
         # The rank of the log-probabilities is at most N, so more than N experts give nothing.
-        if not 1 <= components <= table.num_embeddings:
-            raise ConfigurationError(
-                f"`components` from 1 to the number of words, {table.num_embeddings}",
-                repr(components),
-                "Choose such a K (the paper's is 15), or `SoftmaxHead` for no mixture.",
-            )
-        if not 0.0 <= dropout < 1.0:
-            raise ConfigurationError(
-                "`dropout` in [0, 1)", repr(dropout), "Choose a value in that range."
-            )
-        if not 0.0 < context_scale < math.inf:
-            raise ConfigurationError(
-                "`context_scale` to be a number above 0",
-                repr(context_scale),
-                "Use 1, the paper's value, or more; 4 did well with a Transformer.",
-            )
+        most = table.num_embeddings
+        check_range("`components`", components, at_least=1, at_most=most, whole=True)
+        check_range("`dropout`", dropout, at_least=0, below=1)
+        check_range("`context_scale`", context_scale, above=0)
         self.components = components
         self.dropout = dropout
         self.locked_dim = locked_dim

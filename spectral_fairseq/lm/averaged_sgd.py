@@ -23,16 +23,23 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.errors import NEW_STATE, CheckpointError, ConfigurationError, check_range
 
 # What torch's optimisers save, checked before it is read.
 
 
-def saved_groups(state_dict: Mapping[str, Any]) -> List[Dict[str, Any]]:
+def saved_groups(
+    state_dict: Mapping[str, Any], entry: str = "params", kind: str = "an optimiser"
+) -> List[Dict[str, Any]]:
     """The groups of parameters in the saved state of an optimiser.
 
+    Args:
+        state_dict: as torch saves it.
+        entry: what each group has.
+        kind: of the optimiser, whose groups have it.
+
     Raises:
-        CheckpointError: it has no groups of parameters, or no state.
+        CheckpointError: it has no groups of parameters, no state, or a group without the entry.
     """
     groups = state_dict.get("param_groups")
     has_groups = isinstance(groups, list) and all(
@@ -46,9 +53,10 @@ def saved_groups(state_dict: Mapping[str, Any]) -> List[Dict[str, Any]]:
             raise CheckpointError(
                 f"the state of an optimiser, with {name} as torch saves them",
                 f"no such {name}",
-                "Take another checkpoint of the run, or load the weights alone and start with a "
-                "new state of the optimiser (fairseq: --reset-optimizer).",
+                f"Take another checkpoint of the run. {NEW_STATE}",
             )
+    if any(entry not in group for group in groups or ()):
+        raise CheckpointError(f"the state of {kind}", "the state of another optimiser", NEW_STATE)
     return list(groups or ())
 
 
@@ -89,12 +97,8 @@ class AveragedSGD(torch.optim.Optimizer):
     disable_mem_eff_fp16_loading_hack = True
 
     def __init__(self, params: Any, lr: float, weight_decay: float = 0.0) -> None:
-        if lr < 0 or weight_decay < 0:
-            raise ConfigurationError(
-                "`lr` and `weight_decay` of 0 or more",
-                f"{lr} and {weight_decay}",
-                "Correct `lr` or `weight_decay`.",
-            )
+        check_range("`lr`", lr, at_least=0)
+        check_range("`weight_decay`", weight_decay, at_least=0)
         defaults = {"lr": lr, "weight_decay": weight_decay, "averaging": False, "averaged": 0}
         super().__init__(params, defaults)
 
@@ -194,13 +198,7 @@ class AveragedSGD(torch.optim.Optimizer):
         Raises:
             CheckpointError: the state belongs to another optimiser.
         """
-        groups = saved_groups(state_dict)
-        if any("averaged" not in group for group in groups):
-            raise CheckpointError(
-                "the state of SGD with averaged iterates",
-                "the state of another optimiser",
-                "Load the weights alone, and start with a new state of the optimiser.",
-            )
+        saved_groups(state_dict, "averaged", "SGD with averaged iterates")
         super().load_state_dict(state_dict)
         restore_precision(self, state_dict)
 
@@ -257,12 +255,7 @@ class NonMonotonicTrigger:
     """
 
     def __init__(self, interval: int = 5, history: Sequence[float] = ()) -> None:
-        if interval < 0:
-            raise ConfigurationError(
-                "`interval` to be 0 or more epochs",
-                f"{interval}",
-                "Correct `interval`; the paper's is 5.",
-            )
+        check_range("`interval`", interval, at_least=0, whole=True)
         self.interval = interval
         self.history: List[float] = list(history)
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings import Table
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, check_range
 from spectral_fairseq.functional.dropout import locked_dropout, word_dropout
 
 # Checks of the sizes and probabilities that a network is built with.
@@ -29,17 +29,24 @@ from spectral_fairseq.functional.dropout import locked_dropout, word_dropout
 def check_sizes(**sizes: int) -> None:
     """Refuse sizes below 1."""
     for name, size in sizes.items():
-        if size < 1:
-            raise ConfigurationError(f"`{name}` to be 1 or more", repr(size), f"Raise `{name}`.")
+        check_range(f"`{name}`", size, at_least=1, whole=True)
 
 
 def check_probabilities(**probabilities: float) -> None:
     """Refuse probabilities outside [0, 1)."""
     for name, p in probabilities.items():
-        if not 0.0 <= p < 1.0:
-            raise ConfigurationError(
-                f"`{name}` in [0, 1)", repr(p), "Choose a probability in that range."
-            )
+        check_range(f"`{name}`", p, at_least=0, below=1)
+
+
+def check_carried(layers: int, streams: int, own_layers: int, own_streams: int) -> None:
+    """Refuse a carried state of other numbers of layers or streams than the network has."""
+    if (layers, streams) != (own_layers, own_streams):
+        raise ConfigurationError(
+            f"a carried state of {own_layers} layers and {own_streams} streams",
+            f"one of {layers} layers and {streams} streams",
+            "Give each batch of streams a carry of its own, and reset it where their number "
+            "changes.",
+        )
 
 
 TIME = 1  # the time axis of (streams, time, dimensions)
@@ -161,7 +168,7 @@ class AWDLSTM(nn.Module):
             ConfigurationError: the state has another number of streams or layers.
         """
         if state is not None:
-            self._check_state(state, tokens.size(0))
+            check_carried(len(state), state[0][0].size(1), len(self.layers), tokens.size(0))
         embedded = self.embed_tokens(tokens)  # [B, T, d]
         embedded = word_dropout(
             embedded, tokens, self.embed_tokens.num_embeddings, self.word_dropout, self.training
@@ -175,15 +182,6 @@ class AWDLSTM(nn.Module):
             after.append(layer_state)
         raw = steps.transpose(0, 1).contiguous()  # [B, T, d_h]
         return Features(locked_dropout(raw, self.dropout, TIME, self.training), raw, after)
-
-    def _check_state(self, state: State, streams: int) -> None:
-        if len(state) != len(self.layers) or state[0][0].size(1) != streams:
-            raise ConfigurationError(
-                f"a carried state of {len(self.layers)} layers and {streams} streams",
-                f"one of {len(state)} layers and {state[0][0].size(1)} streams",
-                "Give each batch of streams a carry of its own, and reset it where the number "
-                "of streams changes.",
-            )
 
 
 def detached(state: State) -> State:

@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.errors import NEW_STATE, CheckpointError, ConfigurationError
 from spectral_fairseq.lm.averaged_sgd import restore_precision, saved_groups
 
 
@@ -79,20 +79,26 @@ class CoupledAdam(torch.optim.Optimizer):
             ConfigurationError: a table that is no matrix, or is not among the parameters.
             CheckpointError: a table whose second moments were kept for each entry before.
         """
-        known = {id(parameter) for group in self.param_groups for parameter in group["params"]}
         for table in tables:
-            if table.dim() != 2 or id(table) not in known:
-                raise ConfigurationError(
-                    "each of `tables` to be a matrix among `params`",
-                    f"a tensor of shape {tuple(table.shape)}, "
-                    f"{'one' if id(table) in known else 'not one'} of them",
-                    "Pass the parameters themselves, not copies or views of them.",
-                )
+            self._check_matrix("tables", table)
             moment = self.state.get(table, {}).get("exp_avg_sq")
             if moment is not None and moment.size(0) != 1:
                 raise _other_moments(table[:1].shape, moment.shape)
             if not any(table is one for one in self._tables):
                 self._tables.append(table)
+
+    def _check_matrix(self, name: str, matrix: Tensor, apart: Iterable[Tensor] = ()) -> None:
+        """Refuse what is no matrix among the parameters, or is one of those that stand apart."""
+        held = (one for group in self.param_groups for one in group["params"])
+        known, taken = any(matrix is one for one in held), any(matrix is one for one in apart)
+        if matrix.dim() != 2 or not known or taken:
+            raise ConfigurationError(
+                f"each of `{name}` to be a matrix among `params`, and of one kind",
+                f"a tensor of shape {tuple(matrix.shape)}, "
+                + ("a table" if taken else "one" if known else "not one")
+                + " of them",
+                "Pass the parameters themselves, not copies or views of them.",
+            )
 
     @torch.no_grad()
     def step(  # type: ignore[override]
@@ -149,13 +155,7 @@ class CoupledAdam(torch.optim.Optimizer):
         Raises:
             CheckpointError: it is not the state of an optimiser, or not that of an Adam.
         """
-        groups = saved_groups(state_dict)
-        if any("betas" not in group for group in groups):
-            raise CheckpointError(
-                "the state of an Adam with or without coupled moments",
-                "the state of another optimiser",
-                "Load the weights alone, and start with a new state of the optimiser.",
-            )
+        saved_groups(state_dict, "betas", "an Adam with or without coupled moments")
         super().load_state_dict(state_dict)
         restore_precision(self, state_dict)
 
@@ -165,5 +165,5 @@ def _other_moments(expected: torch.Size, found: torch.Size) -> CheckpointError:
         f"second moments of shape {tuple(expected)}: one for all rows of a coupled table, one for "
         "each entry elsewhere",
         f"loaded ones of shape {tuple(found)}",
-        "Couple the tables that were coupled before, or start with a new state of the optimiser.",
+        f"Couple the tables that were coupled before. {NEW_STATE}",
     )

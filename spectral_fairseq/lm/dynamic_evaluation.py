@@ -8,14 +8,13 @@ dropout and weight drop are off, and gradients are computed.
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass
 from typing import Any, List, Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import check_range
 from spectral_fairseq.functional.adaptation import (
     DynamicRates,
     decay_factors,
@@ -30,17 +29,9 @@ from spectral_fairseq.lm.evaluation import Corpus, Reader, differentiable
 
 def check_rates(rates: DynamicRates) -> None:
     """Refuse eta or lambda below 0, and an epsilon that is not above 0."""
-    for name, value, positive in (
-        ("rate (eta)", rates.rate, False),
-        ("decay (lambda)", rates.decay, False),
-        ("epsilon", rates.epsilon, True),
-    ):
-        if not math.isfinite(value) or value < 0.0 or (positive and value == 0.0):
-            raise ConfigurationError(
-                f"a {name} of dynamic evaluation {'above 0' if positive else 'of 0 or more'}",
-                repr(value),
-                "Correct it; the defaults are published values.",
-            )
+    check_range("the rate (eta) of dynamic evaluation", rates.rate, at_least=0)
+    check_range("the decay (lambda) of dynamic evaluation", rates.decay, at_least=0)
+    check_range("the epsilon of dynamic evaluation", rates.epsilon, above=0)
 
 
 def adapted_parameters(model: Any) -> List[Tensor]:
@@ -81,10 +72,7 @@ def gradient_statistics(
         ConfigurationError: fewer than one batch.
         DataError: the corpus is too short for the reader.
     """
-    if batches is not None and batches < 1:
-        raise ConfigurationError(
-            "at least one batch for the gradient statistics", repr(batches), "Use more batches."
-        )
+    check_range("`batches`", batches, at_least=1, whole=True)
     parameters = adapted_parameters(reader.model)
     squares = [torch.zeros_like(parameter) for parameter in parameters]
     carry, count = Carry(), 0

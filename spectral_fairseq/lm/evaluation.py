@@ -15,10 +15,9 @@ from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.errors import ConfigurationError, check_enough, check_range
 from spectral_fairseq.functional.adaptation import (
     cache_probability,
-    check_interpolation,
     interpolate,
 )
 from spectral_fairseq.functional.products import ProgressCallback, ignore_progress
@@ -52,12 +51,7 @@ class ContinuousCache:
     """
 
     def __init__(self, window: int, block_scores: int = BLOCK_SCORES) -> None:
-        if window < 1:
-            raise ConfigurationError(
-                "a cache window of 1 or more",
-                repr(window),
-                "Give the number of past words that the cache holds, such as 500.",
-            )
+        check_range("the cache's `window`", window, at_least=1, whole=True)
         self.window = window
         self.block_scores = block_scores
         self.keys: Optional[Tensor] = None  # [B, at most window, d]
@@ -220,15 +214,11 @@ class CacheGrid:
         """Refuse impossible values."""
         ContinuousCache(self.window)
         for name, values in (("theta", self.thetas), ("lambda", self.weights)):
-            if len(values) < 1:
-                raise ConfigurationError(f"a value of the cache's {name}", "none", "Give one.")
+            check_enough(len(values), 1, f"{name} of the cache", "Give one.", ConfigurationError)
         for theta in self.thetas:
-            if not (math.isfinite(theta) and theta >= 0.0):
-                raise ConfigurationError(
-                    "the cache's theta to be 0 or more", repr(theta), "Correct it."
-                )
+            check_range("the cache's theta", theta, at_least=0)
         for weight in self.weights:
-            check_interpolation(weight)
+            check_range("the cache's lambda", weight, at_least=0, below=1)
 
 
 @dataclass
@@ -285,8 +275,7 @@ def evaluate(
         ConfigurationError: impossible values of the cache, or a model that does not return its
             features.
     """
-    if len(corpus) < 1:
-        raise DataError("a corpus with at least one token", "none", "Check the data.")
+    check_enough(len(corpus), 1, "token in the corpus", "Check the data.")
     found = Evaluation()
     memory = None
     sums = torch.zeros(0, 0, dtype=torch.float64)

@@ -22,7 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.table import Table
-from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.errors import (
+    NEW_STATE,
+    CheckpointError,
+    ConfigurationError,
+    check_choice,
+    check_range,
+)
 from spectral_fairseq.lm.coupled_adam import CoupledAdam
 
 ADJUSTMENTS = ("match_rms_adamw", "original")
@@ -92,14 +98,8 @@ class Muon(CoupledAdam):
         momentum: float = 0.95,
         adjust_lr_fn: str = "match_rms_adamw",
     ) -> None:
-        if not 0 <= momentum < 1:
-            raise ConfigurationError(
-                "`momentum` to be a number from 0 to below 1", f"{momentum}", "Correct it."
-            )
-        if adjust_lr_fn not in ADJUSTMENTS:
-            raise ConfigurationError(
-                f"`adjust_lr_fn` to be {' or '.join(ADJUSTMENTS)}", f"{adjust_lr_fn}", "Correct it."
-            )
+        check_range("`momentum`", momentum, at_least=0, below=1)
+        check_choice("`adjust_lr_fn`", adjust_lr_fn, ADJUSTMENTS)
         self._momentum, self._adjust_lr_fn = momentum, adjust_lr_fn
         self._matrices: List[Tensor] = []
         self._inner = _torch_muon(momentum, adjust_lr_fn)
@@ -128,17 +128,8 @@ class Muon(CoupledAdam):
         Raises:
             ConfigurationError: one that is no matrix, is a table, or is not among the parameters.
         """
-        known = {id(parameter) for group in self.param_groups for parameter in group["params"]}
         for matrix in matrices:
-            is_table = any(matrix is one for one in self._tables)
-            if matrix.dim() != 2 or id(matrix) not in known or is_table:
-                raise ConfigurationError(
-                    "each of `matrices` to be a matrix among `params`, and none of `tables`",
-                    f"a tensor of shape {tuple(matrix.shape)}, "
-                    + ("a table" if is_table else "one" if id(matrix) in known else "not one")
-                    + " of them",
-                    "Pass the parameters themselves, not copies or views of them.",
-                )
+            self._check_matrix("matrices", matrix, self._tables)
             if not any(matrix is one for one in self._matrices):
                 self._matrices.append(matrix)
 
@@ -150,7 +141,7 @@ class Muon(CoupledAdam):
                 "a state in which the same parameters are stepped by Muon as now",
                 f"the state of {'Adam' if taken else 'Muon'} for one of shape "
                 f"{tuple(parameter.shape)}, which {'Muon' if taken else 'Adam'} is to step",
-                "Load the weights alone, and start with a new state of the optimiser.",
+                NEW_STATE,
             )
         if not taken:
             super()._update(parameter, group)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import DataError
+from spectral_fairseq.errors import check_enough
 
 Corpus = Any
 """``len(corpus)`` tokens, of which ``corpus[a:b]`` is a tensor of integers; it can be a tensor."""
@@ -59,12 +59,7 @@ class ContiguousStreams:
 
     def __init__(self, corpus: Corpus, streams: int, padding: int, start: int) -> None:
         total = len(corpus)
-        if total < streams:
-            raise DataError(
-                f"at least one token for each of {streams} streams",
-                f"a corpus of {total} tokens",
-                "Use fewer streams or more text.",
-            )
+        check_enough(total, streams, "tokens, one for each stream", "Use fewer streams.")
         self.corpus, self.padding, self.start = corpus, padding, start
         # Where each stream starts, and where the last one ends.
         self.bounds = [stream * total // streams for stream in range(streams + 1)]

@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings import Table
-from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.lm.awd_lstm import check_probabilities, check_sizes
+from spectral_fairseq.errors import check_range
+from spectral_fairseq.lm.awd_lstm import check_carried, check_probabilities, check_sizes
 
 # Multi-head attention with relative positions, as in Transformer-XL.
 #
@@ -302,12 +302,7 @@ class TransformerXL(nn.Module):
         super().__init__()
         check_sizes(layers=layers, heads=heads, head_dim=head_dim, ffn_dim=ffn_dim)
         check_probabilities(dropout=dropout, attention_dropout=attention_dropout)
-        if mem_len < 0 or (same_length and mem_len == 0):
-            raise ConfigurationError(
-                "`mem_len` to be 0 or more, and above 0 with `same_length`",
-                repr(mem_len),
-                "Give the number of positions to keep in memory.",
-            )
+        check_range("`mem_len`", mem_len, at_least=int(same_length), whole=True)
         self.embed_tokens = embed_tokens
         self.dim = embed_tokens.embedding_dim
         self.dropout = dropout
@@ -343,7 +338,7 @@ class TransformerXL(nn.Module):
             ConfigurationError: the memory has another number of streams or layers.
         """
         if state is not None:
-            self._check_state(state, tokens.size(0))
+            check_carried(len(state), state[0].size(0), len(self.layers), tokens.size(0))
         x = self._embedded(tokens)  # [B, T, d]
         past = 0 if state is None else min(state[0].size(1), self.mem_len)
         relative = self._relative(tokens.size(1), past + tokens.size(1), x)
@@ -410,12 +405,3 @@ class TransformerXL(nn.Module):
             self.position_bias,
             masked_keys(queries, keys, self.mem_len if self.same_length else None, like.device),
         )
-
-    def _check_state(self, state: State, streams: int) -> None:
-        if len(state) != len(self.layers) or state[0].size(0) != streams:
-            raise ConfigurationError(
-                f"a memory of {len(self.layers)} layers and {streams} streams",
-                f"one of {len(state)} layers and {state[0].size(0)} streams",
-                "Give each batch of streams a carry of its own, and reset it where the number "
-                "of streams changes.",
-            )

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence
 
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, check_enough
 from spectral_fairseq.functional.adaptation import DynamicRates
 from spectral_fairseq.functional.products import ProgressCallback, ignore_progress
 from spectral_fairseq.lm.dynamic_evaluation import (
@@ -77,10 +77,8 @@ class GridSearch:
 
 def check_dynamic_grid(rates: Sequence[float], decays: Sequence[float], epsilon: float) -> None:
     """Refuse a grid with an impossible point."""
-    if not rates or not decays:
-        raise ConfigurationError(
-            "a grid with a value on each axis", "an empty list", "Give at least one value."
-        )
+    there = min(len(rates), len(decays))
+    check_enough(there, 1, "value on each axis of the grid", "Give one.", ConfigurationError)
     for rate in rates:
         for decay in decays:
             check_rates(DynamicRates(rate, decay, epsilon))

@@ -194,8 +194,8 @@ class TableControl:
                 raise refusals.FROZEN.error("a frozen one", one.flag)
             with arguments_as_flags(weight=one.flag):
                 check_rank(
-                    weight,
-                    one.excluded,
+                    len(weight) - len(one.excluded),
+                    weight.size(1),
                     otherwise="drop `weight`; or leave --criterion spectrum_control, if that "
                     "sets the flag",
                 )

@@ -96,7 +96,7 @@ def output_singular_values(inputs: Inputs) -> Tensor:
     if isinstance(table, SVDEmbedding):
         return table.singular_values()
     weight, excluded = inputs.get(output_table)
-    check_rank(weight, excluded)
+    check_rank(len(weight) - len(excluded), weight.size(1))
     return singular_values(weight, excluded)
 
 

@@ -12,7 +12,12 @@ from typing import Any, Dict, List, Optional
 from torch import Tensor
 
 from spectral_fairseq.embeddings.weight_norm import tell_epoch
-from spectral_fairseq.errors import ConfigurationError, SpectralFairseqError, UnsupportedError
+from spectral_fairseq.errors import (
+    ConfigurationError,
+    SpectralFairseqError,
+    UnsupportedError,
+    check_range,
+)
 from spectral_fairseq.provenance import distribution_version, skip_broken_torchaudio
 from spectral_fairseq.training.control import SpectrumControl
 from spectral_fairseq.training.groups import check_decay
@@ -61,10 +66,7 @@ def _check(base: Any, package: str, measure_every: int) -> None:
             "no such package",
             "Run pip install numpy, or leave `measure_every` out.",
         )
-    if measure_every < 0:
-        raise ConfigurationError(
-            "`measure_every` to be a whole number of at least 0", f"{measure_every}", "Correct it."
-        )
+    check_range("`measure_every`", measure_every, at_least=0, whole=True)
 
 
 def _hands_on(model: Any) -> bool:

@@ -13,16 +13,15 @@ from typing import Any, Dict, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor, nn
 
-from spectral_fairseq.embeddings.table import check_finite
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, check_range
 from spectral_fairseq.functional.control_rule import (
     ControlRule,
-    check_argument,
     counted_norm,
     has_workers,
     shared_plan,
 )
-from spectral_fairseq.functional.spectrum_penalties import Prior
+from spectral_fairseq.functional.rows import check_finite
+from spectral_fairseq.functional.spectrum_penalties import Prior, check_rank
 from spectral_fairseq.functional.table_control import TableChange, apply_change_
 from spectral_fairseq.training.modules import (
     check_has_owner,
@@ -102,14 +101,13 @@ class SpectrumControl:
         weight = self.weight
         self._excluded = self._rows(excluded, weight)
         count, dim = weight.size(0) - len(self._excluded), weight.size(1)
-        found, expected = f"{count} rows that count", f"a table of {dim} rows or more"
-        check_argument("weight", found, count >= dim, expected)
+        check_rank(count, dim, "SpectrumControl", "leave the control out")
         self._prior.spectrum(dim, 1.0)
         self._start_norm: Optional[float] = None
         if not weight.is_meta:
             self._start_norm = self._norm(weight)
             if not math.isfinite(self._start_norm):
-                check_finite(weight.detach())
+                check_finite(weight.detach(), "the table")
 
     @property
     def weight(self) -> Tensor:
@@ -138,7 +136,7 @@ class SpectrumControl:
                 a weight that was passed, and that no layer and no optimiser has any more.
             DataError: the table has infinity or NaN in it; no worker writes anything then.
         """
-        check_argument("rate", rate, 0 <= rate < math.inf, "a finite number >= 0")
+        check_range("`rate`", rate, at_least=0)
         self.updates += 1
         if not self.rule.is_due(self.updates):
             return False

@@ -16,7 +16,7 @@ from weakref import WeakSet
 from torch import nn
 
 from spectral_fairseq.embeddings.table import Table, undecayed_parameters
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, check_range
 from spectral_fairseq.lm.muon import hidden_matrices as found_matrices
 from spectral_fairseq.training.modules import output_layer, without_wrappers
 from spectral_fairseq.training.tables import FACTORED, FactoredLayer
@@ -49,10 +49,7 @@ def parameter_groups(
     numbers = {"lr": lr, "weight_decay": weight_decay}
     numbers.update(table_lr=table_lr, table_weight_decay=table_weight_decay)
     for name, value in numbers.items():
-        if value is not None and not 0 <= value < float("inf"):
-            raise ConfigurationError(
-                f"`{name}` to be a finite number >= 0", f"{value}", "Correct it."
-            )
+        check_range(f"`{name}`", value, at_least=0)
     apart = table_lr is not None or table_weight_decay is not None
     of_table = {id(one) for one in _table_parameters(model)} if apart else set()
     undecayed = {id(one) for one in undecayed_parameters(without_wrappers(model))}

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.table import Table
-from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.functional.z_loss import check_softcap
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_choice, check_range
 from spectral_fairseq.heads import MixtureOfContexts, MixtureOfSoftmaxes
 from spectral_fairseq.heads.head import check_normalised
 from spectral_fairseq.heads.mixture import MixtureHead
@@ -110,7 +109,7 @@ def _own_cap(model: nn.Module) -> Optional[float]:
 
 
 def _check_cap(model: nn.Module, layer: nn.Module, softcap: float) -> None:
-    check_softcap(softcap)
+    check_range("`softcap`", softcap, above=0)
     own = _own_cap(model)
     if own not in (None, softcap):
         raise ConfigurationError(
@@ -154,10 +153,7 @@ def mixture_(
         ConfigurationError: an option outside its range, or an output layer with a bias.
         UnsupportedError: as for :func:`fused_loss_`, or the layer has a mixture already.
     """
-    if kind not in MIXTURES:
-        raise ConfigurationError(
-            f"`kind` to be one of {', '.join(MIXTURES)}", repr(kind), "Choose one of them."
-        )
+    check_choice("`kind`", kind, MIXTURES)
     loss = TokenLoss(model, **options)
     if loss.z_loss:
         check_normalised(MIXTURES[kind], "z_loss")

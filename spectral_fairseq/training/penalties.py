@@ -95,8 +95,8 @@ class TablePenalty:
         self.weight_norm, self.norm_target = weight_norm, norm_target
         of_spectrum = [name for name in OF_SPECTRUM if weights.get(name)]
         if of_spectrum:
-            rows = torch.tensor(self.excluded, dtype=torch.long)
-            check_rank(table, rows, ", ".join(of_spectrum), "drop these weights")
+            count = len(table) - len(self.excluded)
+            check_rank(count, table.size(1), ", ".join(of_spectrum), "drop these weights")
         if any(weights.get(name) for name in OF_FACTORS):
             self._factors()
 

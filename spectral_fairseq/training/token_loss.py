@@ -14,21 +14,19 @@ adds the penalty times its own share of the tokens, so that the penalty counts o
 from __future__ import annotations
 
 import inspect
-import math
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_choice, check_range
 from spectral_fairseq.functional.dispersion import dispersion_penalty
 from spectral_fairseq.functional.softmax_loss import (
     Losses,
     blockwise_cross_entropy,
     smoothing_weights,
 )
-from spectral_fairseq.functional.z_loss import check_z_loss
 from spectral_fairseq.heads.mixture import MixtureHead
 from spectral_fairseq.training.hidden_states import HiddenStates, KeepsHiddenStates
 from spectral_fairseq.training.modules import (
@@ -136,16 +134,10 @@ class TokenLoss:
         ignore_index: int = IGNORED,
     ) -> None:
         smoothing_weights(label_smoothing, vocabulary=2)
-        if not 0 <= dispersion < math.inf:
-            raise ConfigurationError(
-                "`dispersion` to be a finite number >= 0", f"{dispersion}", "Correct it."
-            )
-        if smoothing not in SMOOTHINGS:
-            raise ConfigurationError(
-                f"`smoothing` to be one of {', '.join(SMOOTHINGS)}", repr(smoothing), "Correct it."
-            )
+        check_range("`dispersion`", dispersion, at_least=0)
+        check_choice("`smoothing`", smoothing, SMOOTHINGS)
         self.label_smoothing, self.smoothing = label_smoothing, smoothing
-        check_z_loss(z_loss)
+        check_range("`z_loss`", z_loss, at_least=0)
         self.z_loss = z_loss
         self.mean_square: Optional[Tensor] = None
         self.penalty, self.dispersion = penalty, dispersion
