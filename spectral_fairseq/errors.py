@@ -215,7 +215,7 @@ def check_enough(
     Args:
         count: how many there are.
         least: how many are needed.
-        what: they are, in the plural, and what they are needed for.
+        what: they are and what they are needed for, in words that follow the number.
         remedy: what the user should do.
         error: the class that is raised.
 
@@ -223,7 +223,8 @@ def check_enough(
         DataError: there are fewer; or an error of the class that is given.
     """
     if count < least:
-        raise error(f"at least {least:,} {what}", f"{count:,}" if count else "none", remedy)
+        number = {1: "one", 2: "two"}.get(least, f"{least:,}")
+        raise error(f"at least {number} {what}", f"{count:,}" if count else "none", remedy)
 
 
 @contextmanager

@@ -302,7 +302,8 @@ class TransformerXL(nn.Module):
         super().__init__()
         check_sizes(layers=layers, heads=heads, head_dim=head_dim, ffn_dim=ffn_dim)
         check_probabilities(dropout=dropout, attention_dropout=attention_dropout)
-        check_range("`mem_len`", mem_len, at_least=int(same_length), whole=True)
+        what = "`mem_len` with `same_length`" if same_length else "`mem_len`"
+        check_range(what, mem_len, at_least=int(same_length), whole=True)
         self.embed_tokens = embed_tokens
         self.dim = embed_tokens.embedding_dim
         self.dropout = dropout

@@ -196,7 +196,7 @@ def test_another_shape_is_refused(kind):
 def test_what_is_not_finite_is_refused(kind, bad):
     weight = torch.zeros(37, 5)
     weight[7, 3] = bad
-    with pytest.raises(CheckpointError, match="t.weight.*infinity or NaN in 1 rows.*earlier"):
+    with pytest.raises(CheckpointError, match="t.weight.*infinity or NaN in 1 of 37 rows.*earlier"):
         table(kind).upgrade_state_dict_named({"t.weight": weight}, "t")
 
 

@@ -106,7 +106,7 @@ def test_the_first_token_sees_nothing_and_keeps_the_models_probability():
 @pytest.mark.parametrize("weight", [1.0, -0.1, math.nan])
 def test_a_lambda_outside_its_range_is_refused(weight):
     log_model, seen = torch.zeros(1, 1), torch.tensor([True])
-    with pytest.raises(ConfigurationError, match="lambda"):
+    with pytest.raises(ConfigurationError, match="`weight`"):
         interpolate(log_model, torch.zeros(1, 1), seen, weight)
 
 

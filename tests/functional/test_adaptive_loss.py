@@ -148,11 +148,11 @@ def test_no_tokens():
 @pytest.mark.parametrize(
     "cutoffs, message",
     [
-        ((), "at least one"),
-        ((0, 5), "from 1 on"),
+        ((), "found none"),
+        ((0, 5), "found 0,5"),
         ((7, 5), "7,5"),
         ((5, 5), "5,5"),
-        ((5, WORDS), f"{WORDS} entries"),
+        ((5, WORDS), f"below {WORDS}"),
     ],
 )
 def test_bad_cutoffs_are_refused(cutoffs, message):
