@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Iterator, List
 
 import spectral_fairseq
-from spectral_fairseq import errors
+from spectral_fairseq import errors, files
 
 MESSAGES = Path(__file__).with_suffix(".txt")
 PACKAGE = Path(spectral_fairseq.__file__).parent
@@ -20,6 +20,8 @@ RAISED = {
     for name, value in vars(errors).items()
     if isinstance(value, type) and issubclass(value, errors.SpectralFairseqError)
 }
+# The common checks, whose messages follow from what they are given.
+CHECKS = {name for name in {**vars(errors), **vars(files)} if name.startswith("check_")}
 
 
 def all_messages() -> str:
@@ -40,6 +42,9 @@ def _messages(tree: ast.Module) -> Iterator[str]:
         if name in RAISED and len(given) in (2, 3):
             expected, found, remedy = [*map(_text, given), *_usual_remedy(name)][:3]
             yield f"  {name}: expected {expected}; found {found}. {remedy}\n"
+        elif name in CHECKS:
+            named = [f"{keyword.arg}={_text(keyword.value)}" for keyword in call.keywords]
+            yield f"  {name}: {'; '.join([*map(_text, call.args), *named])}\n"
         elif name in WARNINGS and given:
             yield f"  warning: {_text(given[0])}\n"
 
@@ -57,7 +62,11 @@ def _text(node: ast.expr) -> str:
         return "".join(map(_text, node.values))
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return _text(node.left) + _text(node.right)
-    code = ast.unparse(node.value if isinstance(node, ast.FormattedValue) else node)
+    inner = node.value if isinstance(node, ast.FormattedValue) else node
+    remedy = getattr(errors, inner.id, None) if isinstance(inner, ast.Name) else None
+    if isinstance(remedy, str):
+        return remedy
+    code = ast.unparse(inner)
     # Versions of Python differ in the quotes and in the parentheses of "for (a, b) in".
     code = re.sub(r"for \((.+?)\) in", r"for \1 in", code).replace('"', "'")
     return f"{{{code}}}"

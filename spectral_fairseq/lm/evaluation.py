@@ -51,7 +51,7 @@ class ContinuousCache:
     """
 
     def __init__(self, window: int, block_scores: int = BLOCK_SCORES) -> None:
-        check_range("the cache's `window`", window, at_least=1, whole=True)
+        check_range("the cache window", window, at_least=1, whole=True)
         self.window = window
         self.block_scores = block_scores
         self.keys: Optional[Tensor] = None  # [B, at most window, d]

@@ -250,9 +250,9 @@ def test_overrides_show_in_the_signature(stateful, run):
 REFUSED = {
     "--streams to be a whole number >= 1": ("--streams", 0),
     "--segment to be a whole number >= 1": ("--segment", 0),
-    "cache window": ("--cache-window", 0),
-    r"lambda in \[0, 1\)": ("--cache-lambda", 1),
-    "theta to be 0 or more": ("--cache-theta", -1),
+    "the cache window to be": ("--cache-window", 0),
+    "lambda to be a finite number >= 0 and < 1": ("--cache-lambda", 1),
+    "theta to be a finite number >= 0": ("--cache-theta", -1),
     "epsilon of dynamic": ("--dynamic-epsilon", 0),
     "--dynamic-batches to be": ("--dynamic-batches", 0),
     "Add one of them": ("--tune",),
