@@ -89,7 +89,7 @@ DIVERGED = (
     "checkpoint, and lower the learning rate if training diverges again."
 )
 NEW_STATE = (
-    "Load the weights alone, and start with a new state of the optimiser (fairseq: "
+    "To train on with the weights alone, start with a new state of the optimiser (fairseq: "
     "--reset-optimizer)."
 )
 COPY_AGAIN = "It is truncated, damaged or of another format: copy it again."

@@ -243,7 +243,8 @@ def test_overrides_reach_the_model(train, tiny_lm_data):
     assert model.decoder.network.layers[0].weight_drop == 0.25
     with pytest.raises(ConfigurationError, match="'weight_dorp'.*Did you mean.*weight_drop"):
         load_language_model(path, tiny_lm_data, {"weight_dorp": 0.25})
-    with pytest.raises(ConfigurationError, match=r"^expected --weight-drop to be a finite number >= 0 and < 1"):
+    expected = "^expected --weight-drop to be a finite number >= 0 and < 1"
+    with pytest.raises(ConfigurationError, match=expected):
         load_language_model(path, tiny_lm_data, {"weight_drop": 1.5})
     with pytest.raises(DataError, match="override only"):
         load_language_model(path, tiny_lm_data, {"decoder_hidden_size": 13})

@@ -194,7 +194,7 @@ def test_a_prior_of_another_length_is_refused():
         ({"side": "abvoe"}, "`side` to be one of both, above"),
         ({"scale": "fre"}, "`scale` to be one of fixed, free"),
         ({"weight": table()[:6]}, "N = 6 .* d = 7"),
-        ({"excluded": torch.arange(len(table()) - 6)}, "at least as many words as dimensions .* N = 6"),
+        ({"excluded": torch.arange(len(table()) - 6)}, "at least as many words as dim.* N = 6"),
     ],
 )
 def test_options_outside_their_range_are_refused(changed, message):
