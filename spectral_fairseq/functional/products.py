@@ -289,31 +289,6 @@ def row_blocks(
 SMALLEST_SHARE = 1e-12
 
 
-class _RowNorms(torch.autograd.Function):
-    """||w_i||, whose gradient w_i/||w_i|| is defined as zero for a zero row.
-
-    The backward pass is one product; autograd's own rule adds a masked pass over the table.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, matrix: Tensor) -> Tensor:
-        norms = torch.linalg.vector_norm(matrix, dim=-1)
-        ctx.save_for_backward(matrix, norms)
-        return norms
-
-    @staticmethod
-    @differentiable_once("row_norms")
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        matrix, norms = ctx.saved_tensors
-        ratio = torch.where(norms > 0, grad / norms, torch.zeros_like(grad))
-        return matrix * ratio.unsqueeze(-1)
-
-
-def row_norms(matrix: Tensor) -> Tensor:
-    """Return the norms over the last dimension, (*, d) to (*); a zero row's gradient is zero."""
-    return _RowNorms.apply(matrix)
-
-
 @torch.no_grad()
 def rms_row_norm(matrix: Tensor) -> float:
     """Return sqrt(mean_i ||w_i||^2) of W, shape (N, d), computed in float64.
@@ -328,13 +303,13 @@ def rms_row_norm(matrix: Tensor) -> float:
 
 @torch.no_grad()
 def exact_norms(matrix: Tensor) -> Tensor:
-    """Return ||w_i||, shape (n,), exact for short rows too; the host waits for no device.
+    """Return ||w_i||, shape (n,), exact for short rows too; the host waits for no GPU.
 
     Args:
-        matrix: W, shape (n, d), float32 or float64.
+        matrix: W, shape (n, d), of any floating dtype.
     """
     norms = torch.linalg.vector_norm(matrix, dim=1)
-    info = torch.finfo(matrix.dtype)
+    info = torch.finfo(torch.promote_types(matrix.dtype, torch.float32))  # of the sum of squares
     short = norms < math.sqrt(info.tiny) / info.eps  # whose squares lose digits
     if matrix.device.type == "cpu":
         if bool(short.any()):
@@ -344,6 +319,32 @@ def exact_norms(matrix: Tensor) -> Tensor:
         wide = torch.cat([torch.linalg.vector_norm(block.double(), dim=1) for block in blocks])
         norms = torch.where(short, wide.to(norms.dtype), norms)
     return norms
+
+
+class _RowNorms(torch.autograd.Function):
+    """||w_i||, whose gradient w_i/||w_i|| is defined as zero for a zero row.
+
+    The backward pass is one product; autograd's own rule adds a masked pass over the table.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor) -> Tensor:
+        norms = exact_norms(matrix.reshape(-1, matrix.size(-1))).view(matrix.shape[:-1])
+        ctx.save_for_backward(matrix, norms)
+        return norms
+
+    @staticmethod
+    @differentiable_once("row_norms")
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        matrix, norms = ctx.saved_tensors
+        directed = norms >= 1 / torch.finfo(norms.dtype).max  # else 1/||w_i|| is infinite
+        ratio = torch.where(directed, grad / norms, torch.zeros_like(grad))
+        return matrix * ratio.unsqueeze(-1)
+
+
+def row_norms(matrix: Tensor) -> Tensor:
+    """Return the norms over the last dimension, (*, d) to (*); a zero row's gradient is zero."""
+    return _RowNorms.apply(matrix)
 
 
 def rows_with_norms(rows: Tensor) -> Tuple[Tensor, Tensor, Optional[Tensor]]:

@@ -13,6 +13,21 @@ def test_row_norms_of_any_leading_shape(shape):
     assert torch.autograd.gradcheck(row_norms, (rows,))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1e-8, 1e-19, 1e-25, 1e-36])
+def test_row_norms_of_rows_whose_squares_vanish(scale, dtype):
+    rows = (torch.randn(13, 7).double() * scale).to(dtype)
+    rows[4] = 0
+    rows.requires_grad_()
+    exact = rows.detach().double()
+    norms = row_norms(rows)
+    bound = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(norms.detach().double(), exact.norm(dim=1), rtol=bound, atol=0)
+    norms.sum().backward()
+    directions = torch.nn.functional.normalize(exact, eps=0)
+    torch.testing.assert_close(rows.grad.double(), directions.nan_to_num(), rtol=0, atol=2 * bound)
+
+
 def test_rms_row_norm():
     assert rms_row_norm(torch.tensor([[3.0, 4.0], [0.0, 0.0]])) == pytest.approx(math.sqrt(12.5))
 
