@@ -123,3 +123,53 @@ def test_only_compat_asks_for_versions():
             if isinstance(node, ast.Attribute) and node.attr == "__version__":
                 owner = ast.unparse(node.value)
                 assert owner == "spectral_fairseq", f"{path}:{node.lineno} asks {owner}"
+
+
+# The files of methods open with two more lists than the formula: flags with their defaults, and the
+# functions in the order in which they are called, in other files as "file: name".
+HEADERS = {
+    path: docstring
+    for path in sorted(PACKAGE.rglob("*.py"))
+    for docstring in [ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""]
+    if re.search(r"^(Flags|In order): ", docstring, re.MULTILINE)
+}
+
+
+def listed(docstring, label):
+    """The text of a list of a header, in one line."""
+    found = re.search(rf"^{label}: (.*(?:\n    .*)*)", docstring, re.MULTILINE)
+    return " ".join(found[1].split()) if found else ""
+
+
+def defined_in(path):
+    """The names that a file defines, and those of its classes as Class.name."""
+    tree = ast.parse(path.read_text("utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+            if isinstance(node, ast.ClassDef):
+                yield from (f"{node.name}.{one.name}" for one in node.body if hasattr(one, "name"))
+
+
+def test_headers_name_every_flag_with_its_default():
+    page = (PAGE.parent / "flags.md").read_text("utf-8")
+    page, _ = page.split("\n## What is refused before training")
+    declared = set(re.findall(r"^\| `(--[\w-]+)` \| (.*?) \|", page, re.MULTILINE))
+    named = set()
+    for docstring in HEADERS.values():
+        flags = listed(docstring, "Flags").rstrip(".")
+        named.update(re.findall(r"``(--[\w-]+)`` ?(.*?)(?:, (?=``)|$)", flags))
+    assert named == declared
+
+
+def test_headers_name_functions_that_exist():
+    for path, docstring in HEADERS.items():
+        for place in re.findall(r"``(.*?)``", listed(docstring, "In order")):
+            file, _, name = place.rpartition(": ") if ".py: " in place else ("", "", place)
+            if place.endswith(".py"):
+                assert (PACKAGE / place).exists(), f"{path}: {place}"
+            else:
+                names = set(defined_in(PACKAGE / file if file else path))
+                assert name in names, f"{path}: {place}"

@@ -5,6 +5,10 @@ Networks under Spectrum Control", ICLR 2019, https://openreview.net/forum?id=rJN
 weight by its largest singular value. One step of the power iteration an update follows that value
 (Miyato et al., ICLR 2018, https://openreview.net/forum?id=B1QRgziT-). Appendix B of Wang et al.,
 ICLR 2020, https://openreview.net/forum?id=ByxY8CNtvr, compares with it on language models.
+
+Flags: ``--spectral-norm-scale`` 1.
+In order: ``SpectralNormEmbedding.build``, ``SpectralNormEmbedding.factor_of_stored``,
+    ``SpectralNormEmbedding.operands``.
 """
 
 # No "from __future__ import annotations" here: TorchScript reads the annotations of the buffers.

@@ -4,6 +4,10 @@ Wang, Huang, Huang, Hu, Wang, Gu: "Improving Neural Language Generation with Spe
 ICLR 2020, equation 4.1, https://openreview.net/forum?id=ByxY8CNtvr. The penalties of
 :mod:`spectral_fairseq.functional.spectrum_penalties` keep U and V near orthonormal and sigma near
 its prior. This module stores the factors and multiplies by them.
+
+Flags: ``--spectrum-prior`` exponential, ``--spectrum-c1`` auto, ``--spectrum-c2`` 0.0005,
+    ``--spectrum-gamma``.
+In order: ``SVDEmbedding.build``, ``SVDEmbedding.reset_parameters``, ``SVDEmbedding.operands``.
 """
 
 # No "from __future__ import annotations" here: TorchScript reads the annotations of the buffers.

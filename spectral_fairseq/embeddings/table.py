@@ -1,4 +1,8 @@
-"""The base class of embedding tables, and what each kind of table declares."""
+"""The base class of embedding tables, and what each kind of table declares.
+
+Flags: ``--embedding-type`` plain, ``--embedding-tables`` output.
+In order: ``plugin/registry.py: table_kind``, ``Table.build``, ``Table.operands``.
+"""
 
 import numbers
 from typing import (

@@ -5,6 +5,10 @@ Regularization", WMT 2018, https://aclanthology.org/W18-6310. Section 4 has the 
 8), its initialisation g_k = sigma log c_k (9), and the schedule that slows the lengths down as
 training goes on (10). The schedule is a factor on a gradient. The paper's models were trained by
 SGD; Adam divides such a factor out again, so that under Adam only the other two act.
+
+Flags: ``--weight-norm-init-sigma`` 0.5, ``--weight-norm-init-range`` 0.1,
+    ``--weight-norm-gradient-scale`` 0.1, ``--weight-norm-gradient-epochs`` 100.
+In order: ``WeightNormEmbedding.build``, ``WeightNormEmbedding.operands``, ``tell_epoch``.
 """
 
 # No "from __future__ import annotations" here: TorchScript reads the annotations of the buffers.

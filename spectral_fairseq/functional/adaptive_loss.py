@@ -12,6 +12,9 @@ z = (s_1 .. s_{c_1}, q_1 .. q_J) and q the scores of the clusters,
 
 which sums to 1 over all N words. The loss of a token needs the head and at most one cluster.
 
+Flags: ``--adaptive-softmax-cutoff``.
+In order: ``heads/adaptive.py: AdaptiveSoftmaxHead``, ``check_cutoffs``, ``adaptive_cross_entropy``.
+
 Note [A head of two sources]
 ----------------------------
 The scores q of the clusters come from vectors of their own, which belong to no table. Where W is

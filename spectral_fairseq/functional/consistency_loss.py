@@ -11,6 +11,10 @@ NeurIPS 2021, https://arxiv.org/abs/2106.14448. The second form is SimCut: Gao e
 NAACL 2022, https://aclanthology.org/2022.naacl-main.289/. Both sides have gradients. The naive form
 is ``tests/reference/consistency.py``.
 
+Flags: ``--rdrop-weight`` 0, ``--simcut-weight`` 0, ``--simcut-cutoff`` 0.05.
+In order: ``plugin/likelihood_consistency.py: twice``, ``plugin/likelihood_consistency.py:
+    every_second_row_cut``, ``consistency_cross_entropy``.
+
 Note [Gradients of a divergence]
 --------------------------------
 With r = log p_1 - log p_2, KL(p_1||p_2) weighted by f and KL(p_2||p_1) weighted by g,

@@ -11,6 +11,9 @@ of one sequence and one layer, from -1/tau for opposite states to 0 for aligned 
 over the layers and over the sequences, each of which counts by its positions: so a batch may be cut
 in any way, and for sequences of one length, as in the paper, it is the plain mean.
 
+Flags: ``--dispersion-weight`` 0.
+In order: ``plugin/penalties.py: layer_states``, ``dispersion_penalty``.
+
 Note [The slope of the angle]
 -----------------------------
 The slope of arccos is infinite at 1, where the states begin. As in the paper's code, cosines are

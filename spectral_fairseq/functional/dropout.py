@@ -1,4 +1,8 @@
-"""Dropout: with one mask along a dimension, of whole words, and with masks that are drawn fast."""
+"""Dropout: with one mask along a dimension, of whole words, and with masks that are drawn fast.
+
+Flags: ``--fast-dropout`` off.
+In order: ``plugin/cpu.py: draw_masks_fast``, ``plugin/cpu.py: FastDropout``, ``fast_dropout``.
+"""
 
 from typing import Any, Tuple
 

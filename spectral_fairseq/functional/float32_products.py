@@ -6,6 +6,9 @@ which *may* then round the factors to bfloat16, but does so on processors with A
 EPYC with AVX-512 the products are float32's, with an error of 4e-7, and take 0.33 to 0.69 of MKL's
 time.
 
+Flags: ``--float32-products`` auto.
+In order: ``plugin/cpu.py: CHOSEN_PRODUCTS``, ``choose_products``, ``set_products``.
+
 Note [Which products]
 ---------------------
 ``auto`` chooses by the processor, the version of torch and the precision of one product, and never

@@ -16,6 +16,9 @@ and the gate is 1 otherwise. The hidden states receive their plain gradient, and
 change. Of a table W = M B' that is stored as factors, both receive what the chain rule makes of the
 gated gradient of W. The naive form is ``tests/reference/gradient_gating.py``.
 
+Flags: ``--gradient-gating`` 0, ``--gradient-gating-memory`` 1000.
+In order: ``plugin/likelihood_gating.py: WordMemory``, ``gates_of_counts``, ``gated_scores``.
+
 Note [Gates by group of targets]
 --------------------------------
 The gate of a row depends on the token only through the group of its target. Hence

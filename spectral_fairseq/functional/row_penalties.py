@@ -5,6 +5,11 @@ Generation Models", ICLR 2019, https://openreview.net/forum?id=SkEYojRqtm, equat
 appendix B:
 
     R = 1/N^2 sum_i sum_{j != i} w_i'w_j / (||w_i|| ||w_j||) = (||sum_i w_i/||w_i|| ||^2 - N) / N^2
+
+Flags: ``--cosreg-weight`` 0, ``--weight-norm-weight`` 0, ``--weight-norm-target`` 2,
+    ``--weight-norm-target-by-count`` off, ``--mean-vector-weight`` 0.
+In order: ``plugin/penalties.py: output_table``, ``cosine_penalty``, ``mean_vector_penalty``, or
+    ``plugin/penalties.py: output_row_norms``, ``log_count_target``, ``weight_norm_penalty``.
 """
 
 from __future__ import annotations

@@ -7,6 +7,10 @@ With scores s = W h + b, p = softmax(s) and label smoothing eps over N words,
 which is the loss of fairseq's ``label_smoothed_cross_entropy``; label smoothing is that of
 Szegedy et al., CVPR 2016, https://arxiv.org/abs/1512.00567. The naive form is
 ``tests/reference/mixture.py``.
+
+Flags: ``--loss-form`` auto, ``--adversarial-epsilon`` 0.
+In order: ``plugin/likelihood.py: form_for``, ``heads/head.py: SoftmaxHead.loss``,
+    ``adversarial_margin``, ``blockwise_cross_entropy``.
 """
 
 from __future__ import annotations

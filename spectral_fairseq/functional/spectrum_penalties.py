@@ -6,6 +6,12 @@ ICLR 2020, https://openreview.net/forum?id=ByxY8CNtvr, section 4.2:
     exponential:  P_e(gamma) = {W : sigma_k <= c1 exp(-c2 k^gamma)}
     polynomial:   P_p(gamma) = {W : sigma_k <= c1 k^-gamma}
     R(Sigma) = sum_k (sigma_k - prior_k)^2
+
+Flags: ``--spectrum-weight`` 0, ``--spectrum-prior`` exponential, ``--spectrum-c1`` auto,
+    ``--spectrum-c2`` 0.0005, ``--spectrum-gamma``, ``--orthogonality-weights`` 0,0,0,0,
+    ``--spectral-normalization-weight`` 0, ``--d-optimal-weight`` 0,
+    ``--normalized-d-optimal-weight`` 0.
+In order: ``plugin/penalties.py: spectra``, ``Prior``, ``spectrum_penalty``.
 """
 
 from __future__ import annotations

@@ -13,6 +13,10 @@ whose c is 30, the scores are
 The z-loss changes the training alone. A soft cap is a part of the model, which has other
 probabilities without it. The loss by blocks that takes both is
 :func:`~.softmax_loss.blockwise_cross_entropy`.
+
+Flags: ``--z-loss`` 0, ``--logit-softcap``.
+In order: ``heads/head.py: SoftmaxHead.loss``, ``functional/softmax_loss.py:
+    blockwise_cross_entropy``, ``softcap_``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The base class of output layers: a table, scores, and a loss that never holds all scores."""
+"""The base class of output layers: a table, scores, and a loss that never holds all scores.
+
+Flags: ``--output-head`` softmax.
+In order: ``plugin/registry.py: head_kind``, ``Head.build``, ``Head.loss``.
+"""
 
 from typing import Any, ClassVar, Dict, NamedTuple, Optional, Tuple, Type
 

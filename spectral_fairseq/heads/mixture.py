@@ -13,6 +13,9 @@ embedding:
 The scale s is 1 in the paper, whose features come from an LSTM and are bounded by 1, as tanh is.
 The features of a Transformer are larger, and with a larger s it learns much faster: see
 ``studies/mixtures.md``.
+
+Flags: ``--mixture-components`` 15, ``--mixture-dropout`` 0, ``--mixture-context-scale`` 1.
+In order: ``MixtureHead.log_prior``, ``MixtureHead.contexts``, ``MixtureHead.mixed_loss``.
 """
 
 # No "from __future__ import annotations" here: TorchScript reads the attributes' types.

@@ -12,6 +12,10 @@ Training continues from w, and a is evaluated. This is :class:`torch.optim.ASGD`
 lambd = 0, except for two points in which its code deviates from its definition: it leaves the first
 iterate w_{T+1} out of the average, and it applies the learning rate of the previous step, which
 matters where the rate changes with the length of every segment.
+
+Flags: ``--weight-decay`` 0, ``--nt-asgd-from-start`` off, ``--nt-asgd-interval`` 5,
+    ``--nt-asgd-stop`` off, ``--warmup-updates`` 0.
+In order: ``NonMonotonicTrigger.check``, ``AveragedSGD.start_averaging``, ``AveragedSGD.step``.
 """
 
 from __future__ import annotations

@@ -9,6 +9,12 @@ https://openreview.net/forum?id=SyyGPP0TZ. Three or more LSTM layers with
 
 Yang et al., ICLR 2018, https://openreview.net/forum?id=HkwZSG-CZ, use the same network with a
 mixture of softmaxes and a last layer of a different width.
+
+Flags: ``--decoder-embed-dim`` 400, ``--decoder-hidden-size`` 1150, ``--decoder-last-hidden-size``,
+    ``--decoder-layers`` 3, ``--untied-output`` off, ``--dropout`` 0.4, ``--input-dropout`` 0.65,
+    ``--hidden-dropout`` 0.2, ``--word-dropout`` 0.1, ``--weight-drop`` 0.5,
+    ``--activation-regularization`` 2, ``--temporal-activation-regularization`` 1.
+In order: ``plugin/lstm.py``, ``Carry``, ``AWDLSTM.forward``.
 """
 
 from __future__ import annotations

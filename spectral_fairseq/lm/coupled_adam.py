@@ -12,6 +12,9 @@ and leaves every other parameter to Adam. A mean of moving averages is the movin
 means, so v of shape (1, d) is all that is stored: a third less than Adam's table and two moments.
 As in fairseq's Adam, eps is added to the root before its bias is corrected, and weight decay is
 decoupled from the gradient (AdamW).
+
+Flags: ``--adam-betas`` (0.9, 0.999), ``--adam-eps`` 1e-08, ``--weight-decay`` 0.
+In order: ``plugin/optimizers.py``, ``CoupledAdam.couple``, ``CoupledAdam.step``.
 """
 
 from __future__ import annotations

@@ -12,6 +12,10 @@ steps are those of torch's own ``torch.optim.Muon``, which torch has from versio
 
 A row of a table has a gradient only where its word occurs: a step of equal size in all directions
 is none that a table should take, nor an output layer, which is one.
+
+Flags: ``--muon-momentum`` 0.95, ``--muon-adjust-lr`` match_rms_adamw, ``--muon-tables`` adam,
+    ``--adam-betas`` (0.9, 0.999), ``--adam-eps`` 1e-08, ``--weight-decay`` 0.
+In order: ``hidden_matrices``, ``Muon.take``, ``lm/coupled_adam.py: CoupledAdam.step``.
 """
 
 from __future__ import annotations

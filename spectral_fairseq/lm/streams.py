@@ -1,5 +1,8 @@
 """A corpus as contiguous streams that are read side by side, segment by segment.
 
+Flags: ``--tokens-per-sample`` 70, ``--variable-bptt`` off.
+In order: ``plugin/streams.py``, ``ContiguousStreams``, ``Segment``.
+
 Note [How a corpus is cut]
 --------------------------
 A model with a state reads B contiguous streams side by side, segment by segment, and carries its

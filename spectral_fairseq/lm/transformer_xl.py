@@ -6,6 +6,11 @@ attention (:class:`RelativeAttention`) and a feed-forward part, each followed by
 and layer normalisation. A layer attends over the segment and over the M positions before it, whose
 inputs to this layer were stored without a gradient when they were computed (section 3.2).
 
+Flags: ``--decoder-embed-dim`` 410, ``--decoder-layers`` 16, ``--decoder-attention-heads`` 10,
+    ``--decoder-head-dim``, ``--decoder-ffn-embed-dim`` 2100, ``--dropout`` 0.1,
+    ``--attention-dropout`` 0, ``--mem-len`` 150, ``--clamp-len`` 0, ``--same-length`` off.
+In order: ``TransformerXL.forward``, ``TransformerXLLayer``, ``RelativeAttention``.
+
 Note [Reach of a memory]
 ------------------------
 While M is at least as long as the stream so far, segments with memory compute exactly what one long

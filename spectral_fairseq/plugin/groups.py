@@ -8,6 +8,8 @@ all three would shrink W three times as fast as that of a plain table; W is line
 decay of sigma alone is decay of W, in the L2 form of SGD as in the decoupled form of fairseq's
 Adam. Each group keeps at which places its parameters were in the one group, so that a state is
 restored whatever the flags were with which it was saved.
+
+Flags: ``--table-lr-scale`` 1, ``--table-weight-decay``.
 """
 
 from __future__ import annotations

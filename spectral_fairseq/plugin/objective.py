@@ -1,5 +1,7 @@
 """The terms that penalties add to the objective of an update, and what they know of a model.
 
+Flags: ``--penalty-interval`` auto.
+
 Note [The scale of a penalty]
 -----------------------------
 Worker w and micro-batch i contribute the gradient of their loss L_wi; fairseq divides the sum by

@@ -1,4 +1,7 @@
-"""Measures of the output table's spectrum in the validation logs: ``--log-spectrum-interval``."""
+"""Measures of the output table's spectrum in the validation logs: ``--log-spectrum-interval``.
+
+Flags: ``--log-spectrum-interval`` 0.
+"""
 
 from __future__ import annotations
 
