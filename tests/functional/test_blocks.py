@@ -1,16 +1,14 @@
-"""How tokens are cut into blocks, and what the losses make of the rows that only fill a block."""
+"""How tokens are cut into blocks, and which of them are left out."""
 
 import pytest
 import torch
 
-from spectral_fairseq.functional import adaptive_loss as adaptive_softmax
 from spectral_fairseq.functional import blocks
-from spectral_fairseq.functional import mixture_loss as mixture
-from spectral_fairseq.functional import softmax_loss as blockwise
 from spectral_fairseq.functional.blocks import (
     filled,
     padded,
     rows_for,
+    softmax_,
     token_blocks,
     without_ignored,
 )
@@ -51,106 +49,6 @@ def test_filled_and_padded():
     assert torch.equal(padded(values, 5), torch.cat([values, torch.zeros(2, 2)]))
 
 
-def softmax_loss(contexts, targets, matrix, bias):
-    return blockwise.blockwise_cross_entropy(
-        contexts[:, 0], targets, matrix, bias, label_smoothing=0.1
-    )[0]
-
-
-def mixture_loss(contexts, targets, matrix, bias):
-    prior = torch.log_softmax(contexts[..., 0], -1)
-    return mixture.mixture_cross_entropy(contexts, prior, targets, matrix, bias)[0]
-
-
-def smoothed_mixture_loss(contexts, targets, matrix, bias):
-    prior = torch.log_softmax(contexts[..., 0], -1)
-    return mixture.mixture_cross_entropy(
-        contexts, prior, targets, matrix, bias, label_smoothing=0.1
-    )[0]
-
-
-def log_mixture_loss(contexts, targets, matrix, bias):
-    prior = torch.log_softmax(contexts[..., 0], -1)
-    found = mixture.log_mixture(contexts, prior, matrix, bias)
-    return -found.gather(1, targets.unsqueeze(1)).sum() - 0.1 * found.sum()
-
-
-def adaptive_loss(contexts, targets, matrix, bias):
-    return adaptive_softmax.adaptive_cross_entropy(
-        contexts[:, 0], contexts[:, 1, :2], targets, matrix, bias, (5, 11)
-    )
-
-
-LOSSES = [softmax_loss, mixture_loss, smoothed_mixture_loss, log_mixture_loss, adaptive_loss]
-
-
-def one_block_as_it_is(tokens, _block):
-    return [(slice(0, tokens), tokens)] if tokens else []
-
-
-def inputs(tokens):
-    torch.manual_seed(2)
-    contexts = torch.randn(90, 3, 4, dtype=torch.float64)[:tokens].requires_grad_()
-    targets = torch.randint(31, (90,))[:tokens]
-    # A bias under which a row of zeros would weigh, if it weighed anything.
-    leaves = contexts, *(torch.randn(31, *s, dtype=torch.float64) for s in ((4,), ()))
-    contexts, matrix, bias = (leaf.detach().requires_grad_() for leaf in leaves)
-    return contexts, targets, matrix, bias
-
-
-def value_and_gradients(loss, tokens):
-    contexts, targets, matrix, bias = inputs(tokens)
-    value = loss(contexts, targets, matrix, bias)
-    return [value.detach(), *torch.autograd.grad(value, (contexts, matrix, bias))]
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("tokens", [9, 17, 85])
-def test_rows_that_fill_a_block_count_for_nothing(loss, tokens, monkeypatch):
-    assert rows_for(tokens, 10**6) > tokens
-    found = value_and_gradients(loss, tokens)
-    for module in (blockwise, mixture, adaptive_softmax):
-        monkeypatch.setattr(module, "token_blocks", one_block_as_it_is)
-    torch.testing.assert_close(found, value_and_gradients(loss, tokens))
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_no_gradient_is_computed_under_no_grad(loss, monkeypatch):
-    def refused(*_, **__):
-        raise AssertionError("a product for a gradient")
-
-    with torch.no_grad():
-        expected = loss(*inputs(37))
-        monkeypatch.setattr(blocks, "add_matmul_transposed_", refused)
-        assert torch.equal(loss(*inputs(37)), expected)
-    with pytest.raises(AssertionError, match="a product for a gradient"):
-        value_and_gradients(loss, 37)
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_products_have_few_shapes_whatever_the_batch(loss, monkeypatch):
-    shapes = set()
-    original = blocks.matmul_transposed
-
-    def watched(left, right):
-        shapes.add((left.shape, right.shape))
-        return original(left, right)
-
-    for module in (blocks, blocks):
-        monkeypatch.setattr(module, "matmul_transposed", watched)
-    for tokens in range(32, 64):
-        value_and_gradients(loss, tokens)
-    # 32, 40, 48, 56 or 64 rows, in two or three products; a cluster's few tokens have more sizes.
-    few = len(shapes)
-    assert few <= (2 * (5 + 2 * 12) if loss is adaptive_loss else 3 * 5)
-    for module in (blockwise, mixture, adaptive_softmax):
-        monkeypatch.setattr(module, "token_blocks", one_block_as_it_is)
-    shapes.clear()
-    for tokens in range(32, 64):
-        value_and_gradients(loss, tokens)
-    assert len(shapes) > 2 * few
-
-
 @pytest.mark.parametrize("ignored", [(), (0, 3, 4), (0, 1, 2, 3, 4)])
 def test_rows_and_gradients_are_those_of_a_mask(ignored):
     targets = torch.tensor([5, 6, 7, 8, 9])
@@ -170,3 +68,10 @@ def test_rows_and_gradients_are_those_of_a_mask(ignored):
 def test_nothing_is_copied_where_nothing_is_ignored():
     targets, values = torch.tensor([1, 2]), torch.ones(2, 3)
     assert all(a is b for a, b in zip(without_ignored(None, targets, values), (targets, values)))
+
+
+def test_softmax_overwrites_the_scores():
+    scores = torch.randn(5, 4097) * 30
+    probabilities, log_z = torch.softmax(scores, -1), torch.logsumexp(scores, -1)
+    torch.testing.assert_close(softmax_(scores), log_z)
+    torch.testing.assert_close(scores, probabilities)

@@ -9,53 +9,49 @@ import torch
 import spectral_fairseq.functional
 from spectral_fairseq.embeddings import SpectralNormEmbedding, SVDEmbedding, WeightNormEmbedding
 from spectral_fairseq.errors import UnsupportedError
-from spectral_fairseq.functional import adaptive_loss, consistency_loss, mixture_loss, softmax_loss
 from spectral_fairseq.functional.blocks import without_ignored
 from spectral_fairseq.functional.dispersion import dispersion_penalty
 from spectral_fairseq.functional.dropout import fast_dropout
 from spectral_fairseq.functional.gradients import Gates, gated_scores
+from spectral_fairseq.functional.mixture_loss import log_mixture
 from spectral_fairseq.functional.products import row_norms
 from spectral_fairseq.functional.row_penalties import cosine_penalty
 from spectral_fairseq.functional.spectra import gram, singular_values
+from tests.functional.losses import LOSSES
 
 TARGETS = torch.tensor([2, 1, 5, 0, 1, 4])
 ROWS = torch.tensor([0, 3])
-GATES = Gates(torch.arange(9) > 6, torch.rand(9), torch.rand(9))
+GATES = Gates(torch.arange(53) > 6, torch.rand(53), torch.rand(53))
 
 
-def prior(h):
-    return torch.log_softmax(h[..., 0], -1)
-
-
-# Of contexts h, shape (6, 2, 4), and a table w, shape (9, 4).
+# Of contexts h, shape (6, 3, 4), scores q, shape (6, 3), a table w, shape (53, 4), and a bias b.
 FUNCTIONS = {
-    "gram": lambda _, w: gram(w, ROWS),
-    "row norms": lambda _, w: row_norms(w),
-    "singular values": lambda _, w: singular_values(w, ROWS),
-    "cosine": lambda _, w: cosine_penalty(w, ROWS),
-    "gated scores": lambda h, w: gated_scores(h[:, 0], w, TARGETS, GATES),
-    "ignored": lambda h, _: without_ignored(1, TARGETS, h)[1],
-    "softmax": lambda h, w: softmax_loss.blockwise_cross_entropy(h[:, 0], TARGETS, w)[0],
-    "consistency": lambda h, w: consistency_loss.consistency_cross_entropy(
-        h, TARGETS, w, weight=1.0, symmetric=True
-    )[0],
-    "mixture": lambda h, w: mixture_loss.mixture_cross_entropy(h, prior(h), TARGETS, w)[0],
-    "z-loss": lambda h, w: (
-        softmax_loss.blockwise_cross_entropy(h[:, 0], TARGETS, w, z_loss=0.3, softcap=2.0).loss
-    ),
-    "dispersion": lambda h, _: dispersion_penalty([h], torch.ones(6, 2, dtype=torch.bool)),
-    "log mixture": lambda h, w: mixture_loss.log_mixture(h, prior(h), w),
-    "adaptive": lambda h, w: adaptive_loss.adaptive_cross_entropy(
-        h[:, 0], h[:, 1, :2], TARGETS, w, None, (3, 5)
-    ),
+    "gram": lambda h, q, w, b: gram(w, ROWS),
+    "row norms": lambda h, q, w, b: row_norms(w),
+    "singular values": lambda h, q, w, b: singular_values(w, ROWS),
+    "cosine": lambda h, q, w, b: cosine_penalty(w, ROWS),
+    "gated scores": lambda h, q, w, b: gated_scores(h[:, 0], w, TARGETS, GATES),
+    "ignored": lambda h, q, w, b: without_ignored(1, TARGETS, h)[1],
+    "dispersion": lambda h, q, w, b: dispersion_penalty([h], torch.ones(6, 3, dtype=torch.bool)),
+    "distribution": lambda h, q, w, b: log_mixture(h, q.log_softmax(-1), w, b),
 }
+FUNCTIONS.update(
+    (name, lambda *leaves, loss=loss: loss.fast(leaves, TARGETS)[0])
+    for name, loss in LOSSES.items()
+)
+
+REFUSED_BY_NAME = {"softmax": "blockwise_cross_entropy", "mixture": "mixture_cross_entropy"}
+
+
+def random_leaves():
+    shapes = (6, 3, 4), (6, 3), (53, 4), (53,)
+    return [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradients_of_others(name):
-    h, w = (torch.randn(*shape, dtype=torch.float64) for shape in ((6, 2, 4), (9, 4)))
-    leaves = [h.requires_grad_(), w.requires_grad_()]
-    found = FUNCTIONS[name](h * 1, w * 1)
+    leaves = random_leaves()
+    found = FUNCTIONS[name](*(leaf * 1 for leaf in leaves))
     upstream = torch.randn_like(found)
     before = upstream.clone()
     first = torch.autograd.grad(found, leaves, upstream, retain_graph=True, allow_unused=True)
@@ -82,24 +78,14 @@ def test_a_table_keeps_its_hooks_to_itself(kind):
             assert not parameter.grad[1].any() and parameter.grad[2].any()
 
 
-@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_second_derivatives_are_right_or_refused(name):
     """They were those of a constant, without a word."""
-    h, w = (torch.randn(*shape, dtype=torch.float64) for shape in ((6, 2, 4), (9, 4)))
-    leaves = [h.requires_grad_(), w.requires_grad_()]
-
-    def function(h, w):
-        return FUNCTIONS[name](h, w).square().sum()
-
-    with pytest.raises(UnsupportedError, match="first derivatives of .* alone"):
-        torch.autograd.grad(function(*leaves), leaves, create_graph=True, allow_unused=True)
-
-
-def test_a_gradient_penalty_through_a_layer_is_refused_by_name():
-    h, w = torch.randn(6, 4, requires_grad=True), torch.randn(9, 4, requires_grad=True)
-    loss = softmax_loss.blockwise_cross_entropy(h, TARGETS, w)[0]
-    with pytest.raises(UnsupportedError, match="of blockwise_cross_entropy alone"):
-        torch.autograd.grad(loss, h, create_graph=True)
+    leaves = random_leaves()
+    message = f"first derivatives of {REFUSED_BY_NAME.get(name, '.*')} alone"
+    with pytest.raises(UnsupportedError, match=message):
+        value = FUNCTIONS[name](*leaves).square().sum()
+        torch.autograd.grad(value, leaves, create_graph=True, allow_unused=True)
 
 
 def functions_of_autograd():

@@ -6,15 +6,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from spectral_fairseq.functional import adaptive_loss, consistency_loss, mixture_loss, softmax_loss
+from spectral_fairseq.functional.adaptive_loss import adaptive_log_probabilities
+from spectral_fairseq.functional.consistency_loss import dense_consistency
+from spectral_fairseq.functional.mixture_loss import log_mixture
+from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.softmax_loss import adversarial_margin
+from tests.functional.losses import ALPHA, EPSILON, LOSSES, PAD, Loss, adaptive, gradients, prior
 
-VOCABULARY, DIM, EXPERTS, IGNORED = 13, 4, 2, 1
+VOCABULARY, DIM, CUTOFFS = 13, 4, (4, 9)
 # Both sides of every size of a block, whose rows are 1 to 7, 8, 10, .. of at most 8 tokens.
 TOKENS = (1, 5, 7, 8, 9, 11, 16, 17, 25)
-
-
-def log_softmax(h, w, b):
-    return F.log_softmax(h @ w.t() + b, -1)
+NAMES = ("softmax", "adversarial softmax", "mixture", "adversarial mixture", "log mixture")
+TAKEN = {name: LOSSES[name] for name in (*NAMES, "r-drop", "simcut")}
+TAKEN["adaptive"] = Loss(*adaptive(CUTOFFS))
 
 
 def smoothed(log_p, targets, eps):
@@ -23,94 +27,33 @@ def smoothed(log_p, targets, eps):
     return loss - uniform * log_p.sum() if eps else loss
 
 
-def mixed(h, w, b):
-    prior = torch.log_softmax(h[..., 0], -1)
-    joint = prior.unsqueeze(-1) + log_softmax(h, w, b)
+def mixed(log_prior, log_p):
+    joint = log_prior.unsqueeze(-1) + log_p
     never = torch.isinf(joint).all(1, keepdim=True)
     # torch's logsumexp of minus infinity alone has no gradient.
     return torch.logsumexp(joint.masked_fill(never, 0.0), 1).masked_fill(never[:, 0], -math.inf)
 
 
-def lowered(h, targets, w, b, eps):
-    scores = h @ w.t() + b
-    return smoothed(F.log_softmax(scores - 0.5 * F.one_hot(targets, VOCABULARY), -1), targets, eps)
-
-
-def consistent(h, targets, w, b, eps, symmetric):
-    parts = consistency_loss.dense_consistency(
-        log_softmax(h, w, b), targets, weight=0.7, symmetric=symmetric, label_smoothing=eps
-    )
-    return parts.loss.sum()
-
-
-def adaptive_dense(h, targets, w, b, eps):
-    found = adaptive_loss.adaptive_log_probabilities(h[:, 0], h[:, 1, :2], w, b, (4, 9))
-    return -found.gather(1, targets.unsqueeze(1)).sum()
-
-
-def block(loss, per_token):
-    """The loss in blocks of 8 tokens."""
-
-    def run(h, targets, w, b, eps):
-        options = {"label_smoothing": eps, "block_elements": 8 * per_token * VOCABULARY}
-        found = loss(h, targets, w, b, ignore_index=IGNORED, **options)
-        return found if isinstance(found, torch.Tensor) else found[0]
-
-    return run
-
-
-def adaptive_blocks(h, targets, w, b, eps):
-    kept = targets.ne(IGNORED)
-    return adaptive_loss.adaptive_cross_entropy(
-        h[kept, 0], h[kept, 1, :2], targets[kept], w, b, (4, 9), block_tokens=8
-    )
-
-
-def prior_of(h):
-    return torch.log_softmax(h[..., 0], -1)
-
-
-def blocks_of(name):
-    if name == "softmax":
-        return block(lambda h, t, w, b, **o: softmax_loss.blockwise_cross_entropy(
-            h[:, 0], t, w, b, **o), 1)  # fmt: skip
-    if name == "adversarial":
-        return block(lambda h, t, w, b, **o: softmax_loss.blockwise_cross_entropy(
-            h[:, 0], t, w, b, margin=h.new_full(t.shape, 0.5), **o), 1)  # fmt: skip
-    if name == "mixture":
-        return block(lambda h, t, w, b, **o: mixture_loss.mixture_cross_entropy(
-            h, prior_of(h), t, w, b, **o), EXPERTS)  # fmt: skip
-    if name == "adversarial mixture":
-        return block(lambda h, t, w, b, **o: mixture_loss.mixture_cross_entropy(
-            h, prior_of(h), t, w, b, margin=h.new_zeros(h.shape[:2]), **o), EXPERTS)  # fmt: skip
-    if name == "log mixture":
-        return lambda h, t, w, b, eps: smoothed(
-            mixture_loss.log_mixture(h, prior_of(h), w, b)[t.ne(IGNORED)], t[t.ne(IGNORED)], eps
-        )
+def dense(name, leaves, targets, eps):
+    """The loss by operations of torch, which know what a score of minus infinity means."""
+    h, q, w, b = leaves
     if name == "adaptive":
-        return adaptive_blocks
-    return block(lambda h, t, w, b, **o: consistency_loss.consistency_cross_entropy(
-        h, t, w, b, weight=0.7, symmetric=name == "r-drop", **o), 2)  # fmt: skip
+        found = adaptive_log_probabilities(h[:, 0], q[:, : len(CUTOFFS)], w, b, CUTOFFS)
+        return smoothed(found, targets, 0.0)
+    scores = h @ w.t() + b  # [T, 3, N]
+    if "adversarial" in name:
+        norms, at = row_norms(w[targets]).unsqueeze(1), targets.unsqueeze(1)
+        margin = adversarial_margin(h, norms, at, EPSILON)  # [T, 3]
+        scores = scores - margin.unsqueeze(-1) * F.one_hot(at, VOCABULARY)
+    log_p = scores.log_softmax(-1)
+    if name in ("r-drop", "simcut"):
+        symmetric = name == "r-drop"
+        given = {"weight": ALPHA / 2 if symmetric else ALPHA, "symmetric": symmetric}
+        return dense_consistency(log_p[:, :2], targets, label_smoothing=eps, **given).loss.sum()
+    return smoothed(log_p[:, 0] if "softmax" in name else mixed(prior(q), log_p), targets, eps)
 
 
-DENSE = {
-    "softmax": lambda h, t, w, b, eps: smoothed(log_softmax(h[:, 0], w, b), t, eps),
-    "adversarial": lambda h, t, w, b, eps: lowered(h[:, 0], t, w, b, eps),
-    "mixture": lambda h, t, w, b, eps: smoothed(mixed(h, w, b), t, eps),
-    "adversarial mixture": lambda h, t, w, b, eps: smoothed(mixed(h, w, b), t, eps),
-    "log mixture": lambda h, t, w, b, eps: smoothed(mixed(h, w, b), t, eps),
-    "adaptive": adaptive_dense,
-    "r-drop": lambda h, t, w, b, eps: consistent(h, t, w, b, eps, True),
-    "simcut": lambda h, t, w, b, eps: consistent(h, t, w, b, eps, False),
-}
-
-
-def gradients(loss, leaves):
-    found = torch.autograd.grad(loss, leaves, allow_unused=True)
-    return [torch.zeros_like(one) if each is None else each for one, each in zip(leaves, found)]
-
-
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", TAKEN)
 @pytest.mark.parametrize("eps", [0.0, 0.1])
 @pytest.mark.parametrize("never", [(0,), (0, 12), (5,)])
 @pytest.mark.parametrize("hit", [False, True])
@@ -120,21 +63,29 @@ def test_words_that_are_never_predicted(name, eps, never, hit):
         pytest.skip("no expert is responsible for such a target")
     for tokens in TOKENS:
         generator = torch.Generator().manual_seed(tokens)
-        h = torch.randn(tokens, EXPERTS, DIM, dtype=torch.float64, generator=generator)
-        w = torch.randn(VOCABULARY, DIM, dtype=torch.float64, generator=generator)
-        b = torch.randn(VOCABULARY, dtype=torch.float64, generator=generator)
-        b[list(never)] = -math.inf
+        shapes = (tokens, 3, DIM), (tokens, 3), (VOCABULARY, DIM), (VOCABULARY,)
+        leaves = [torch.randn(*one, dtype=torch.float64, generator=generator) for one in shapes]
+        leaves[3][list(never)] = -math.inf
         possible = torch.tensor([v for v in range(2, VOCABULARY) if v not in never])
         targets = possible[torch.randint(len(possible), (tokens,), generator=generator)]
         if hit:
             targets[0] = never[0]
-        targets[3::4] = IGNORED
-        leaves = [one.requires_grad_() for one in (h, w, b)]
-        kept = targets.ne(IGNORED)
-        expected = DENSE[name](h[kept], targets[kept], w, b, eps)
-        found = blocks_of(name)(h, targets, w, b, eps)
+        targets[3::4] = PAD
+        leaves = [one.requires_grad_() for one in leaves]
+        kept = targets.ne(PAD)
+        expected = dense(name, (leaves[0][kept], leaves[1][kept], *leaves[2:]), targets[kept], eps)
+        found = fast(name, leaves, targets, eps)
         torch.testing.assert_close(found, expected)
         assert hit or eps and name != "adaptive" or bool(torch.isfinite(found))
         for mine, theirs in zip(gradients(found, leaves), gradients(expected, leaves)):
             torch.testing.assert_close(mine, theirs)
             assert torch.isfinite(mine).all()
+
+
+def fast(name, leaves, targets, eps):
+    """By blocks of 8 tokens; the distribution of a mixture is smoothed here."""
+    if name != "log mixture":
+        return TAKEN[name].fast(leaves, targets, eps, 8)[0]
+    h, q, w, b = leaves
+    kept = targets.ne(PAD)
+    return smoothed(log_mixture(h, prior(q), w, b)[kept], targets[kept], eps)

@@ -3,7 +3,9 @@ import math
 import pytest
 import torch
 
+from spectral_fairseq.functional import products
 from spectral_fairseq.functional.products import rms_row_norm, row_norms, unit_rows
+from tests.functional.losses import LOSSES, gradients, leaves_and_targets
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 4, 3)])
@@ -35,3 +37,35 @@ def test_rms_row_norm():
 def test_unit_rows_keep_zero_rows():
     units = unit_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
     torch.testing.assert_close(units, torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7])
+def test_product_with_transposed_views(rows):
+    torch.manual_seed(0)
+    left, right = torch.randn(rows, 13), torch.randn(5, 13)
+    for a, b in ((left, right), (left.t().contiguous().t(), right.t().contiguous().t())):
+        found = products.matmul_transposed(a, b)
+        torch.testing.assert_close(found, left @ right.t(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("within", [0, 512])
+@pytest.mark.parametrize("tokens", [3, 40])  # fewer than half of the width, and more
+def test_product_that_is_added_with_transposed_factors(tokens, within, monkeypatch):
+    monkeypatch.setattr(products, "ADDED_WITHIN", within)
+    torch.manual_seed(0)
+    scores, rows, total = torch.randn(tokens, 30), torch.randn(tokens, 12), torch.randn(30, 12)
+    expected = total.double() + 0.5 * (scores.double().t() @ rows.double())
+    products.add_matmul_transposed_(total, scores.t(), rows.t(), alpha=0.5)
+    torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_loss_does_without_the_onednn_operator(monkeypatch):
+    leaves, targets = leaves_and_targets()
+
+    def loss_and_gradients():
+        loss = LOSSES["softmax"].fast(leaves, targets)[0]
+        return [loss, *gradients(loss, leaves)]
+
+    expected = loss_and_gradients()
+    monkeypatch.setattr(products, "_ONEDNN_LINEAR", None)
+    torch.testing.assert_close(loss_and_gradients(), expected)
