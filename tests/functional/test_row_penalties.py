@@ -97,19 +97,10 @@ def test_rows_that_are_very_short(scale, rows):
         assert error <= 2e-5 * expected.norm(dim=1)[row] + 1e-30
 
 
-def test_lengths_do_not_matter_and_gradients_are_tangential():
-    matrix = table(17, 6).requires_grad_()
-    lengths = torch.linspace(0.01, 40, 17, dtype=torch.float64).unsqueeze(1)
-    value = cosine_penalty(matrix)
-    torch.testing.assert_close(cosine_penalty(matrix * lengths), value)
-    value.backward()
-    radial = (matrix.grad * matrix.detach()).sum(1)
-    torch.testing.assert_close(radial, torch.zeros_like(radial), rtol=0, atol=1e-15)
-
-
-def test_a_table_without_words_is_refused():
+@pytest.mark.parametrize("penalty", [cosine_penalty, mean_vector_penalty])
+def test_a_table_without_words_is_refused(penalty):
     with pytest.raises(ConfigurationError, match="at least one row"):
-        cosine_penalty(torch.ones(2, 3), torch.tensor([0, 1]))
+        penalty(torch.ones(2, 3), torch.tensor([0, 1]))
 
 
 def trained(penalty, offset=0.0):
@@ -136,15 +127,10 @@ def test_mean_cosine_falls_in_training():
     assert cosine_penalty(penalised) < cosine_penalty(plain)
 
 
-def random_rows(n, d, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(n, d, generator=generator, dtype=torch.float64)
-
-
 @pytest.mark.parametrize("n, d, excluded", [(1, 3, []), (13, 5, []), (29, 7, [0, 11, 28])])
 @pytest.mark.parametrize("per_word", [False, True])
 def test_penalty_and_gradient_equal_the_naive_form(n, d, excluded, per_word):
-    matrix = random_rows(n, d).requires_grad_()
+    matrix = table(n, d).requires_grad_()
     targets = torch.linspace(0.5, 3, n, dtype=torch.float64) if per_word else torch.full((n,), 2.0)
     target = targets if per_word else 2.0
     fast = weight_norm_penalty(row_norms(matrix), target, torch.tensor(excluded).long())
@@ -156,14 +142,14 @@ def test_penalty_and_gradient_equal_the_naive_form(n, d, excluded, per_word):
 
 
 def test_weight_norm_in_float32_on_an_odd_shape():
-    matrix = random_rows(507, 123)
+    matrix = table(507, 123)
     fast = weight_norm_penalty(row_norms(matrix.float()), 2.0)
     naive = weight_norm_reference.penalty(matrix, [2.0] * 507)
     torch.testing.assert_close(fast.double(), naive, rtol=1e-5, atol=0)
 
 
 def test_gradcheck():
-    matrix = random_rows(7, 3).requires_grad_()
+    matrix = table(7, 3).requires_grad_()
     assert torch.autograd.gradcheck(
         lambda m: weight_norm_penalty(row_norms(m), 1.5, torch.tensor([2])), (matrix,)
     )
@@ -175,12 +161,12 @@ def test_equal_rows_give_the_root_of_the_sum():
 
 
 def test_norms_at_their_target_and_zero_rows_have_finite_gradients():
-    matrix = 2 * F.normalize(random_rows(6, 4), dim=1)
+    matrix = 2 * F.normalize(table(6, 4), dim=1)
     matrix.requires_grad_()
     value = weight_norm_penalty(row_norms(matrix), 2.0)
     value.backward()
     assert float(value.detach()) <= 1.001e-4 and torch.isfinite(matrix.grad).all()
-    matrix = random_rows(6, 4)
+    matrix = table(6, 4)
     matrix[2] = 0
     matrix.requires_grad_()
     weight_norm_penalty(row_norms(matrix), 2.0).backward()
@@ -243,11 +229,6 @@ def test_a_shift_of_all_rows_is_all_that_it_sees():
     assert float(mean_vector_penalty(centred)) < 1e-30
     shift = torch.tensor([3.0, 0, -4, 0], dtype=torch.float64)
     torch.testing.assert_close(mean_vector_penalty(centred + shift), shift.new_tensor(25.0))
-
-
-def test_the_mean_of_no_words_is_refused():
-    with pytest.raises(ConfigurationError, match="at least one row"):
-        mean_vector_penalty(torch.ones(2, 3), torch.tensor([0, 1]))
 
 
 def test_means_of_squares_by_hand():

@@ -21,6 +21,11 @@ from tests.reference import spectral_normalization as normalization_reference
 from tests.reference import spectrum as reference
 
 
+def table(n, d, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, d, generator=generator, dtype=torch.float64)
+
+
 @pytest.mark.parametrize("small", [0, 1, 8, 15])
 def test_the_normalised_form_is_free_of_scale_whatever_its_small_values(small):
     """The floor was cut off from sigma_1, which then fell at every update."""
@@ -37,10 +42,12 @@ def test_the_normalised_form_is_free_of_scale_whatever_its_small_values(small):
     torch.testing.assert_close(normalized_d_optimal_penalty(3 * values), found.detach())
 
 
-def test_the_normalised_form_of_a_zero_spectrum_is_finite():
-    sigma = torch.zeros(3, requires_grad=True)
-    normalized_d_optimal_penalty(sigma).backward()
-    assert torch.isfinite(sigma.grad).all()
+def test_the_normalised_form_has_a_minimum_whatever_order_and_sign():
+    values = torch.tensor([3.0, -2.0, 0.5], dtype=torch.float64, requires_grad=True)
+    expected = -torch.tensor([1.0, 2 / 3, 1 / 6], dtype=torch.float64).log().sum()
+    torch.testing.assert_close(normalized_d_optimal_penalty(values), expected)
+    assert torch.autograd.gradcheck(normalized_d_optimal_penalty, (values,))
+    assert float(normalized_d_optimal_penalty(torch.full((4,), 5.0))) == pytest.approx(0, abs=1e-5)
 
 
 PRIORS = [("exponential", 0.01, 1.0), ("exponential", 0.3, 0.5), ("polynomial", 0.0, 0.5)]
@@ -201,9 +208,8 @@ def test_spectral_defect_on_a_gpu_has_the_value_and_gradient_of_the_cpu():
     torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-3)
 
 
-def spectrum(d, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(d, generator=generator, dtype=torch.float64)
+def spectrum(d):
+    return table(d, 1).flatten()
 
 
 @pytest.mark.parametrize("d", [1, 2, 57])
@@ -218,23 +224,15 @@ def test_penalty_equals_its_formula_whatever_order_sign_and_scale(d):
     torch.testing.assert_close(fast, value, rtol=1e-5, atol=1e-6)
 
 
-def test_gradcheck_of_a_spectrum_and_of_a_table():
-    sigma = spectrum(6).requires_grad_()
-    assert torch.autograd.gradcheck(spectral_normalization_penalty, (sigma,))
+def test_gradcheck_of_a_table():
     matrix = spectrum(27).view(9, 3).requires_grad_()
     assert torch.autograd.gradcheck(
         lambda m: spectral_normalization_penalty(singular_values(m)), (matrix,)
     )
 
 
-def test_flat_rank_one_and_zero_spectra():
+def test_flat_and_zero_spectra():
     assert float(spectral_normalization_penalty(torch.full((5,), 3.0))) == 0
-    matrix = torch.ones(8, 3)  # all rows equal
-    matrix[2] = 0
-    matrix.requires_grad_()
-    value = spectral_normalization_penalty(singular_values(matrix))
-    value.backward()
-    assert float(value.detach()) == 2.0 and torch.isfinite(matrix.grad).all()
     zero = torch.zeros(4, requires_grad=True)
     value = spectral_normalization_penalty(zero)
     value.backward()
@@ -256,11 +254,6 @@ def test_descent_flattens_the_spectrum_and_leaves_its_scale():
     assert float(end[-1] / end[0]) > 2 * float(start[-1] / start[0])
 
 
-def table(n, d, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(n, d, generator=generator, dtype=torch.float64)
-
-
 @pytest.mark.parametrize("n, d", [(5, 1), (13, 5), (123, 7)])
 def test_penalty_and_gradient_equal_those_of_the_determinant(n, d):
     matrix = table(n, d).requires_grad_()
@@ -279,19 +272,14 @@ def test_d_optimality_in_float32_on_an_odd_shape():
     )
 
 
-def test_gradcheck_for_a_learned_spectrum_of_any_order_and_sign():
+@pytest.mark.parametrize("penalty", [d_optimal_penalty, spectral_normalization_penalty])
+def test_gradcheck_for_a_learned_spectrum_of_any_order_and_sign(penalty):
     sigma = torch.tensor([0.5, -2.0, 1.0], dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(d_optimal_penalty, (sigma,))
-    assert float(d_optimal_penalty(sigma)) == pytest.approx(0.0)
-
-
-def test_orthogonal_columns_and_the_effect_of_scale():
-    columns = torch.linalg.qr(table(30, 6))[0]
-    assert float(d_optimal_penalty(singular_values(3 * columns))) == pytest.approx(-6 * math.log(3))
+    assert torch.autograd.gradcheck(penalty, (sigma,))
 
 
 @pytest.mark.parametrize("penalty", [d_optimal_penalty, normalized_d_optimal_penalty])
-@pytest.mark.parametrize("sigma", [[1.0, 0.0, 2.0], [0.0, 0.0]])
+@pytest.mark.parametrize("sigma", [[1.0, 0.0, 2.0], [0.0, 0.0, 0.0]])
 def test_missing_rank_is_finite(sigma, penalty):
     values = torch.tensor(sigma, requires_grad=True)
     value = penalty(values)
@@ -299,25 +287,19 @@ def test_missing_rank_is_finite(sigma, penalty):
     assert torch.isfinite(value) and torch.isfinite(values.grad).all()
 
 
-def test_equal_rows_and_a_zero_row_are_finite():
+@pytest.mark.parametrize("penalty", [d_optimal_penalty, spectral_normalization_penalty])
+def test_equal_rows_and_a_zero_row_are_finite(penalty):
     matrix = torch.ones(8, 3)
     matrix[2] = 0
     matrix.requires_grad_()
-    value = d_optimal_penalty(singular_values(matrix))
+    value = penalty(singular_values(matrix))
     value.backward()
     assert torch.isfinite(value) and torch.isfinite(matrix.grad).all()
+    if penalty is spectral_normalization_penalty:
+        assert float(value.detach()) == 2.0
 
 
 def test_descent_raises_the_smallest_value_most():
     sigma = torch.tensor([4.0, 1.0, 0.25], requires_grad=True)
     d_optimal_penalty(sigma).backward()
     torch.testing.assert_close(sigma.grad, -1 / sigma.detach())
-
-
-def test_the_normalized_form_has_a_minimum_and_no_scale():
-    values = torch.tensor([3.0, -2.0, 0.5], dtype=torch.float64, requires_grad=True)
-    expected = -torch.tensor([1.0, 2 / 3, 1 / 6], dtype=torch.float64).log().sum()
-    torch.testing.assert_close(normalized_d_optimal_penalty(values), expected)
-    torch.testing.assert_close(normalized_d_optimal_penalty(7 * values), expected)
-    assert torch.autograd.gradcheck(normalized_d_optimal_penalty, (values,))
-    assert float(normalized_d_optimal_penalty(torch.full((4,), 5.0))) == pytest.approx(0, abs=1e-5)
