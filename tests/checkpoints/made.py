@@ -58,3 +58,13 @@ def flipped(path, of_entry):
     data = bytearray(path.read_bytes())
     data[bytes(data).index(content) + len(content) // 2] ^= 1
     path.write_bytes(bytes(data))
+
+
+class Payload:
+    """An object that writes a file when a careless reader loads it."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return exec, (f"open({str(self.marker)!r}, 'w')",)

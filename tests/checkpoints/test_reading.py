@@ -17,7 +17,7 @@ from spectral_fairseq.checkpoints import reading as checkpoints
 from spectral_fairseq.checkpoints.reading import load_checkpoint, tensors_of
 from spectral_fairseq.errors import CheckpointError
 from spectral_fairseq.provenance import torch_release
-from tests.compat.test_safe_loading import Payload
+from tests.checkpoints.made import Payload
 
 
 @pytest.fixture(params=["torch's reader", "own reader, mapped", "own reader"], autouse=True)

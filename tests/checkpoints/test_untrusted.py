@@ -12,8 +12,8 @@ import torch
 
 from spectral_fairseq.checkpoints.opening import open_model
 from spectral_fairseq.errors import CheckpointError, DataError
+from tests.checkpoints.made import Payload
 from tests.checkpoints.test_opening import TABLE, binary_lines, sharded, text_lines
-from tests.compat.test_safe_loading import Payload
 
 
 def safetensors_bytes(header, declared=None, data=b"\0" * 64):

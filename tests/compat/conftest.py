@@ -1,36 +1,29 @@
-from __future__ import annotations
-
 import random
-from pathlib import Path
-from typing import Iterator, List
 
 import pytest
 
 pytest.importorskip("fairseq")
 
 from tests.compat.fairseq_process import FairseqProcess  # noqa: E402
-from tests.fork_server import ForkServer  # noqa: E402
 
 SENTENCES = 100
 
 
 @pytest.fixture(scope="session")
-def bare(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> FairseqProcess:
+def bare(fork_server, tmp_path_factory):
     """fairseq as installed."""
     return FairseqProcess(fork_server, tmp_path_factory.mktemp("bare"))
 
 
 @pytest.fixture(scope="session")
-def patched(
-    fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[FairseqProcess]:
+def patched(fork_server, tmp_path_factory):
     """fairseq after patch_fairseq()."""
     with fork_server.after("tests.compat.fairseq_process:patch") as server:
         yield FairseqProcess(server, tmp_path_factory.mktemp("patched"))
 
 
 @pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory, patched: FairseqProcess) -> Path:
+def data(tmp_path_factory, patched):
     """Preprocessed translation data of 100 pairs, the same for every split."""
     folder = tmp_path_factory.mktemp("data")
     rng = random.Random(0)
@@ -53,16 +46,14 @@ TINY_MODEL = (
 ).split()
 
 
-def train_arguments(data: Path, save_dir: Path, *more: str) -> List[str]:
+def train_arguments(data, save_dir, *more):
     """Arguments of fairseq-train for a model that trains in a second."""
     fixed = "--cpu --optimizer adam --lr 1e-3 --batch-size 10 --num-workers 0 --log-format simple"
     return [str(data), "--save-dir", str(save_dir), *TINY_MODEL, *fixed.split(), *more]
 
 
 @pytest.fixture(scope="session")
-def checkpoint(
-    tmp_path_factory: pytest.TempPathFactory, patched: FairseqProcess, data: Path
-) -> Path:
+def checkpoint(tmp_path_factory, patched, data):
     """A checkpoint of a legacy arch, trained for an epoch."""
     folder = tmp_path_factory.mktemp("checkpoints")
     patched.cli("fairseq_cli.train", *train_arguments(data, folder, "--max-epoch", "1"))

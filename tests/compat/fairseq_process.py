@@ -11,10 +11,11 @@ import importlib.util
 import inspect
 import json
 import os
+import re
 import tempfile
 import textwrap
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, NamedTuple
 
 from tests.fork_server import ForkServer
 
@@ -31,6 +32,18 @@ class Failure(Exception):
         super().__init__(f"{kinds[0]}: {message}")
         self.kinds = kinds
         self.message = message
+
+
+class Fails(NamedTuple):
+    """An exception that is expected in the other process.
+
+    Args:
+        match: pattern of its text.
+        kind: name of its class or of a base.
+    """
+
+    match: str = ""
+    kind: str = "BaseException"
 
 
 def environment() -> Dict[str, str]:
@@ -73,6 +86,19 @@ class FairseqProcess:
         if "kinds" in answer:
             raise Failure(answer["kinds"], answer["message"])
         return answer["value"]
+
+    def gives(self, expected: Any, function: Callable[..., Any], **arguments: Any) -> Any:
+        """Call a function and compare its result; of :class:`Fails` the exception is returned."""
+        try:
+            found = self.call(function, **arguments)
+        except Failure as failure:
+            if not isinstance(expected, Fails):
+                raise
+            assert re.search(expected.match, str(failure)), failure
+            assert expected.kind in failure.kinds, failure
+            return failure
+        assert found == expected
+        return None
 
     def cli(self, module: str, *arguments: Any) -> None:
         """Run a fairseq command, such as fairseq_cli.train, in a process."""

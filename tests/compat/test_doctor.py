@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -22,11 +20,11 @@ from tests.checkpoints.made import cone, entries, save, with_padding
 PACKAGE = Path(spectral_fairseq.__file__).resolve().parent
 
 
-def run(*arguments: str) -> int:
+def run(*arguments):
     return main(["doctor", *arguments])
 
 
-def test_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text(capsys, monkeypatch):
     monkeypatch.setattr(float32_products, "timed_products", lambda: (70.2, 101.9))
     assert run() == 0
     text = capsys.readouterr().out
@@ -44,13 +42,13 @@ def test_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_a_version_that_was_not_tested_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_was_not_tested_is_no_problem(monkeypatch):
     for version, said in (("2.13.0+cpu", "(tested:"), ("2.14.1", "(not tested,"), ("1.9", "(not")):
         assert doctor._tested("torch", version).startswith(f" {said}")
     assert doctor._tested("numpy", "2.4.6") == ""
 
 
-def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json(capsys):
     assert run("--format", "json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["versions"]["torch"] and "0.12" in found["versions"]["fairseq"]
@@ -63,9 +61,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(found["float32_products"]) == {"auto", "mkl", "onednn"}
 
 
-def test_what_cannot_work_sets_the_exit_status(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_work_sets_the_exit_status(capsys, monkeypatch):
     broken = Applied(Patch("a name", "A defect.", str), Status.CANNOT, "a reason")
     monkeypatch.setattr(doctor, "patch_fairseq", lambda: [broken])
     assert run() == 1
@@ -74,11 +70,11 @@ def test_what_cannot_work_sets_the_exit_status(
 
 
 @pytest.mark.slow
-def test_a_fairseq_that_cannot_be_imported(tmp_path: Path) -> None:
+def test_a_fairseq_that_cannot_be_imported(tmp_path):
     (tmp_path / "fairseq.py").write_text("raise ValueError('mutable default')")
     path = os.pathsep.join([str(tmp_path), str(PACKAGE.parent)])
 
-    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def command(*arguments):
         return subprocess.run(
             [sys.executable, "-m", "spectral_fairseq.commands.main", *arguments],
             env={**os.environ, "PYTHONPATH": path},
@@ -103,7 +99,7 @@ def test_a_fairseq_that_cannot_be_imported(tmp_path: Path) -> None:
     assert command("analyze", str(one)).returncode == 0  # which needs no fairseq
 
 
-def test_user_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_dir(tmp_path, monkeypatch):
     monkeypatch.chdir(PACKAGE.parent)
     assert resolve_user_dir("spectral_fairseq") == os.path.abspath("spectral_fairseq")
     assert doctor.diagnose()["user_dir"]["is_this_package"]

@@ -1,15 +1,13 @@
-"""Settings that fairseq evaluates: literals work, and nothing else is run."""
-
-from __future__ import annotations
+"""Nothing in a checkpoint, a setting or the name of a folder runs code or chooses a program."""
 
 import ast
 import functools
 import importlib.util
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Tuple
 
 import pytest
 import torch
@@ -17,23 +15,24 @@ import torch
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.checkpoints.settings import EVALUATED
 from spectral_fairseq.commands import main as command
+from spectral_fairseq.compat.data import FASTA_INDEX
 from spectral_fairseq.errors import CheckpointError
-from tests.compat.fairseq_process import Failure, FairseqProcess, environment
+from tests.compat.fairseq_process import Fails, environment
 from tests.conftest import PACKAGE
 
 PACKAGES = {
-    name: Path(importlib.util.find_spec(name).submodule_search_locations[0])  # type: ignore
+    name: Path(importlib.util.find_spec(name).submodule_search_locations[0])
     for name in ("fairseq", "fairseq_cli")
 }
 
 
 @functools.cache
-def calls() -> List[Tuple[str, ast.Call, str]]:
+def calls():
     """Modules of the installed fairseq, each call of a name in them, and that name."""
     return list(_calls())
 
 
-def _calls() -> Iterator[Tuple[str, ast.Call, str]]:
+def _calls():
     for package, folder in PACKAGES.items():
         for path in sorted(folder.rglob("*.py")):
             parts = path.relative_to(folder).with_suffix("").parts
@@ -46,19 +45,21 @@ def _calls() -> Iterator[Tuple[str, ast.Call, str]]:
                     yield module, node, name
 
 
-def is_builtin(node: ast.Call) -> bool:
+def is_builtin(node):
     return isinstance(node.func, ast.Name)
 
+
+# Settings that fairseq evaluates: literals work, and nothing else is run
 
 SINKS = sorted({m for m, node, name in calls() if name == "eval" and is_builtin(node)})
 
 
-def test_the_sinks_are_found() -> None:
+def test_the_sinks_are_found():
     assert len(SINKS) > 15 and {"fairseq.utils", "fairseq.models.fconv"} <= set(SINKS)
     assert not [m for m, node, name in calls() if name == "exec" and is_builtin(node)]
 
 
-def test_every_evaluated_setting_is_known_by_name() -> None:
+def test_every_evaluated_setting_is_known_by_name():
     """eval(args.x), utils.eval_str_list(self.cfg.x, ...) and so on, over all of fairseq."""
     evaluated = {
         node.args[0].attr
@@ -70,7 +71,7 @@ def test_every_evaluated_setting_is_known_by_name() -> None:
     assert evaluated <= EVALUATED
 
 
-def evaluate_in(modules: List[str], texts: List[str]) -> List[List[str]]:
+def evaluate_in(modules, texts):
     """What ``eval(text)`` is in the code of each module, or why it has none."""
     import importlib
     import types
@@ -96,7 +97,7 @@ def evaluate_in(modules: List[str], texts: List[str]) -> List[List[str]]:
     return found
 
 
-def test_no_sink_runs_code(bare: FairseqProcess, patched: FairseqProcess, tmp_path: Path) -> None:
+def test_no_sink_runs_code(bare, patched, tmp_path):
     marker = tmp_path / "executed"
     hostile = f"open({str(marker)!r}, 'a').write('x') and [1]"
     texts = [hostile, "[(1, 2)] * 2"]
@@ -110,7 +111,7 @@ def test_no_sink_runs_code(bare: FairseqProcess, patched: FairseqProcess, tmp_pa
     assert not marker.exists()
 
 
-def values_of_architectures() -> Dict[str, List[str]]:
+def values_of_architectures():
     """All strings that the registered architectures put into evaluated settings."""
     from argparse import Namespace
 
@@ -118,7 +119,7 @@ def values_of_architectures() -> Dict[str, List[str]]:
 
     from spectral_fairseq.checkpoints.settings import EVALUATED
 
-    found: Dict[str, List[str]] = {}
+    found = {}
     for arch, fill_in in ARCH_CONFIG_REGISTRY.items():
         args = Namespace()
         try:
@@ -133,46 +134,38 @@ def values_of_architectures() -> Dict[str, List[str]]:
     return found
 
 
-def equal_to_eval(texts: List[str]) -> bool:
+def equal_to_eval(texts):
     from fairseq.models import fconv
 
     return all(fconv.eval(text) == eval(text) for text in texts)
 
 
-def test_the_values_of_all_architectures_work(patched: FairseqProcess) -> None:
+def test_the_values_of_all_architectures_work(patched):
     found = patched.call(values_of_architectures)
     texts = sorted({text for values in found.values() for text in values})
     assert "[(256, 3)] * 4" in found["fconv_iwslt_de_en"] and len(texts) > 10
-    assert patched.call(equal_to_eval, texts=texts)
+    patched.gives(True, equal_to_eval, texts=texts)
 
 
-def hostile_checkpoint(checkpoint: Path, path: Path, marker: Path) -> None:
-    """``checkpoint`` with a setting that runs code, as plain dictionaries, which torch allows."""
-    state: Dict[str, Any] = load_checkpoint(checkpoint)
-    model = dict(vars(state["args"] or state["cfg"]["model"]))
-    model["adaptive_softmax_cutoff"] = f"open({str(marker)!r}, 'w') and [5]"
-    state["cfg"] = {**(state["cfg"] or {}), "model": {**model, "_name": model["arch"]}}
-    torch.save({**state, "args": None}, path)
-
-
-def build(path: str) -> None:
+def build(path):
     from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
     load_model_ensemble_and_task([path])
 
 
-def test_a_checkpoint_runs_no_code(
-    bare: FairseqProcess, patched: FairseqProcess, checkpoint: Path, tmp_path: Path, capsys: Any
-) -> None:
+def test_a_checkpoint_runs_no_code(bare, patched, checkpoint, tmp_path, capsys):
+    """One with a setting that runs code, as plain dictionaries, which torch allows."""
     path, marker = tmp_path / "hostile.pt", tmp_path / "executed"
-    hostile_checkpoint(checkpoint, path, marker)
-    with pytest.raises(Failure):  # afterwards: the adaptive softmax has no weights there
-        bare.call(build, path=str(path))
+    state = load_checkpoint(checkpoint)
+    model = dict(vars(state["args"] or state["cfg"]["model"]))
+    model["adaptive_softmax_cutoff"] = f"open({str(marker)!r}, 'w') and [5]"
+    state["cfg"] = {**(state["cfg"] or {}), "model": {**model, "_name": model["arch"]}}
+    torch.save({**state, "args": None}, path)
+    bare.gives(Fails(), build, path=str(path))  # afterwards: the softmax has no weights there
     assert marker.exists()
     marker.unlink()
-    with pytest.raises(Failure, match="cfg.model.adaptive_softmax_cutoff") as caught:
-        patched.call(build, path=str(path))
-    assert caught.value.kinds[0] == "UntrustedError"
+    refused = Fails("cfg.model.adaptive_softmax_cutoff", "UntrustedError")
+    patched.gives(refused, build, path=str(path))
     with pytest.raises(CheckpointError, match="cfg.model.adaptive_softmax_cutoff"):
         load_checkpoint(path)
     assert command.main(["export", str(path), str(tmp_path / "out.pt")]) == 2
@@ -182,7 +175,7 @@ def test_a_checkpoint_runs_no_code(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bare", "patched"])
-def test_a_command_that_is_the_main_program(kind: str, tmp_path: Path) -> None:
+def test_a_command_that_is_the_main_program(kind, tmp_path):
     """Its module is called __main__; it evaluates the flag before it opens the checkpoint."""
     marker = tmp_path / "executed"
     (tmp_path / "dict.txt").write_text("a 1\n")
@@ -200,7 +193,7 @@ def test_a_command_that_is_the_main_program(kind: str, tmp_path: Path) -> None:
     assert ("a literal value" in done.stderr) is (kind == "patched")
 
 
-def import_late(folder: str) -> List[str]:
+def import_late(folder):
     """Import a module of fairseq that was not loaded when fairseq was patched."""
     import builtins
     import importlib
@@ -216,6 +209,85 @@ def import_late(folder: str) -> List[str]:
     return [str(late.value), str(late.eval is not builtins.eval)]
 
 
-def test_modules_that_are_imported_later(patched: FairseqProcess, tmp_path: Path) -> None:
+def test_modules_that_are_imported_later(patched, tmp_path):
     (tmp_path / "imported_late.py").write_text("value = eval('[1] * 2')\n")
-    assert patched.call(import_late, folder=str(tmp_path)) == ["[1, 1]", "True"]
+    patched.gives(["[1, 1]", "True"], import_late, folder=str(tmp_path))
+
+
+# Programs that fairseq starts
+
+# Where, and why that is left as it is.
+KNOWN = {
+    "fairseq.data.fasta_dataset": "patched: see compat/data.py",
+    "fairseq.data.plasma_utils": "plasma_store without a shell; its arguments are a size and a "
+    "temporary file",
+    "fairseq.distributed.utils": "scontrol without a shell, with SLURM's own list of hosts",
+    "fairseq.tasks.audio_pretraining": "--post-save-script of fairseq-train, which takes its "
+    "settings from the command line and never from a checkpoint",
+}
+POST_SAVE = any(name == "post_save" for _, _, name in calls())
+if not POST_SAVE:  # fairseq 0.12.2
+    del KNOWN["fairseq.tasks.audio_pretraining"]
+if FASTA_INDEX.unneeded() is not None:  # upstream from 2025-06 on
+    del KNOWN["fairseq.data.fasta_dataset"]
+indexes = pytest.mark.skipif(FASTA_INDEX.unneeded() is not None, reason=str(FASTA_INDEX.unneeded()))
+STARTS = {"Popen", "call", "check_call", "check_output", "getoutput", "popen", "run", "system"}
+
+
+def test_all_places_that_start_programs_are_known():
+    starting = {
+        module
+        for module, node, name in calls()
+        if name in STARTS
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id in ("os", "subprocess")
+    }
+    assert starting == set(KNOWN)
+
+
+@pytest.mark.skipif(not POST_SAVE, reason="this fairseq has no --post-save-script")
+def test_the_script_after_saving_is_the_command_lines():
+    """No other program calls it, and fairseq-train builds its task from its own arguments."""
+    assert {module for module, _, name in calls() if name == "post_save"} == {"fairseq_cli.train"}
+    builders = {module for module, _, name in calls() if name == "load_model_ensemble_and_task"}
+    assert "fairseq_cli.train" not in builders and "fairseq_cli.validate" in builders
+
+
+def index(path):
+    from fairseq.data.fasta_dataset import FastaDataset
+
+    dataset = FastaDataset(path)
+    return [dataset.offsets.tolist(), dataset.sizes.tolist()]
+
+
+def found_by(path):
+    """Index a file, and fail unless all records were found."""
+    from fairseq.data.fasta_dataset import FastaDataset
+
+    assert len(FastaDataset(path)) == 3
+
+
+RECORDS = ">first one\nACGT\nACG\n>second\nTT\n>third\nA\n"
+
+
+@indexes
+def test_the_name_of_a_folder_runs_nothing(bare, patched, tmp_path):
+    for name in ("plain", "$(touch executed)"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.fasta").write_text(RECORDS)
+        patched.gives([[0, 20, 31], [7, 2, 1]], index, path=str(tmp_path / name / "train"))
+    assert not (patched.folder / "executed").exists()
+    # It opens a file of another name.
+    bare.gives(Fails(), found_by, path=str(tmp_path / "$(touch executed)" / "train"))
+    assert (bare.folder / "executed").exists()
+
+
+@indexes
+def test_the_index_is_fairseqs(bare, patched, tmp_path, monkeypatch):
+    # fairseq's command runs tqdm, which is installed beside Python.
+    path_of_programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    monkeypatch.setenv("PATH", path_of_programs)
+    (tmp_path / "train.fasta").write_text(RECORDS)
+    path = str(tmp_path / "train")
+    patched.gives(bare.call(index, path=path), index, path=path)

@@ -1,11 +1,8 @@
 """How patches are applied and reported; each patch has a test of its own."""
 
-from __future__ import annotations
-
 import sys
 import types
 from pathlib import Path
-from typing import Any, List, Set
 
 import pytest
 
@@ -20,10 +17,9 @@ from spectral_fairseq.compat.patching import (
     wrapping,
 )
 from spectral_fairseq.plugin import trainer
-from tests.compat.fairseq_process import FairseqProcess
 
 
-def patch_twice() -> List[str]:
+def patch_twice():
     from fairseq import checkpoint_utils, file_io, options
     from fairseq.data import data_utils, iterators
     from fairseq.trainer import Trainer
@@ -32,7 +28,7 @@ def patch_twice() -> List[str]:
     from spectral_fairseq.compat import patching
     from spectral_fairseq.plugin import trainer
 
-    def places() -> List[int]:
+    def places():
         functions = [
             data_utils.batch_by_size,
             data_utils.np,
@@ -55,11 +51,11 @@ def patch_twice() -> List[str]:
     return [one.status.value for one in again]
 
 
-def test_patching_again_changes_nothing(patched: FairseqProcess) -> None:
+def test_patching_again_changes_nothing(patched):
     assert set(patched.call(patch_twice)) <= {"patched", "not needed"}
 
 
-def test_every_patch_is_needed_or_not_and_says_why() -> None:
+def test_every_patch_is_needed_or_not_and_says_why():
     applied = patch_fairseq() + trainer.patch_for_features()
     assert [one.patch for one in applied] == [*compat.PATCHES, *trainer.PATCHES]
     assert len({one.patch.name for one in applied}) == len(applied)
@@ -67,7 +63,7 @@ def test_every_patch_is_needed_or_not_and_says_why() -> None:
     assert all(one.patch.reason.endswith(".") and one.detail for one in applied)
 
 
-def test_the_page_lists_every_patch() -> None:
+def test_the_page_lists_every_patch():
     page = (Path(__file__).parents[2] / "docs" / "compatibility.md").read_text("utf-8")
     tables = [part for part in page.split("\n\n") if part.startswith("| patch |")]
     names = [[row.split("|")[1].strip() for row in one.splitlines()[2:]] for one in tables]
@@ -75,29 +71,29 @@ def test_the_page_lists_every_patch() -> None:
 
 
 @pytest.fixture
-def unapplied(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def unapplied(monkeypatch):
     monkeypatch.setattr(patching, "_applied", {})
     return monkeypatch
 
 
-def fail() -> str:
+def fail():
     raise AttributeError("no such function")
 
 
-def test_an_unknown_fairseq_still_starts(unapplied: pytest.MonkeyPatch) -> None:
+def test_an_unknown_fairseq_still_starts(unapplied):
     applied = apply_all((Patch("a", "A.", fail), Patch("b", "B.", lambda: "done")))
     assert [one.status for one in applied] == [Status.CANNOT, Status.PATCHED]
     assert "no such function" in applied[0].detail and applied[1].detail == "done"
 
 
-def test_a_patch_that_is_not_needed_is_not_installed(unapplied: pytest.MonkeyPatch) -> None:
+def test_a_patch_that_is_not_needed_is_not_installed(unapplied):
     (applied,) = apply_all([Patch("a", "A.", fail, unneeded=lambda: "cured upstream")])
     assert (applied.status, applied.detail) == (Status.NOT_NEEDED, "cured upstream")
 
 
-def test_without_fairseq_nothing_can_be_patched(unapplied: pytest.MonkeyPatch) -> None:
+def test_without_fairseq_nothing_can_be_patched(unapplied):
     unapplied.setattr(patching, "why_not_importable", lambda: "no fairseq")
-    found: Set[object] = {(one.status, one.detail) for one in patch_fairseq()}
+    found = {(one.status, one.detail) for one in patch_fairseq()}
     assert found == {(Status.CANNOT, "no fairseq")}
 
 
@@ -115,7 +111,7 @@ class Owner:
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> str:
+def place(monkeypatch):
     """A module of which everything may be replaced, as ``place:Class.attribute``."""
     module = types.ModuleType("replaceable")
     module.Owner = type("Owner", (), dict(vars(Owner)))
@@ -123,8 +119,8 @@ def place(monkeypatch: pytest.MonkeyPatch) -> str:
     return "replaceable:Owner"
 
 
-def owner() -> type:
-    return sys.modules["replaceable"].Owner  # type: ignore[no-any-return]
+def owner():
+    return sys.modules["replaceable"].Owner
 
 
 def first(original):
@@ -135,16 +131,16 @@ def second(original):
     return lambda *args: [*original(*args), "second"]
 
 
-def test_two_wrappers_of_one_function_both_stay_and_each_is_applied_once(place: str) -> None:
+def test_two_wrappers_of_one_function_both_stay_and_each_is_applied_once(place):
     for _ in range(2):
         replace(f"{place}.work", first)
         replace(f"{place}.work", second)
     assert owner()().work() == ["original", "first", "second"]
 
 
-def test_a_function_that_is_written_as_it_is_called_gets_what_it_replaces(place: str) -> None:
+def test_a_function_that_is_written_as_it_is_called_gets_what_it_replaces(place):
     @wrapping
-    def third(*args: Any, last: str = "third", original: Any) -> Any:
+    def third(*args, last="third", original):
         return [*original(*args), last]
 
     original = owner().work
@@ -154,14 +150,14 @@ def test_a_function_that_is_written_as_it_is_called_gets_what_it_replaces(place:
     assert owner()().work.__name__ == "work" and owner().work.__wrapped__ is original
 
 
-def test_class_and_static_methods_stay_so(place: str) -> None:
+def test_class_and_static_methods_stay_so(place):
     detail = replaces({f"{place}.build": first, f"{place}.join": first})()
     assert owner().build(["a"]) == ["Owner", "a", "first"]
     assert owner()().join(["a"]) == ["a", "first"]
     assert detail == "replaces replaceable.Owner.build, replaceable.Owner.join"
 
 
-def test_an_overlay_changes_only_its_own_names() -> None:
+def test_an_overlay_changes_only_its_own_names():
     overlay = Overlay(sys, platform="none")
     assert overlay.platform == "none" and overlay.version is sys.version
     assert sys.platform != "none"

@@ -1,0 +1,421 @@
+"""Patches of how fairseq reads, writes and rebuilds checkpoints: safely, whole, and as saved."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+
+import pytest
+import torch
+
+from spectral_fairseq.provenance import torch_release
+from tests.checkpoints.made import Payload
+from tests.compat.conftest import train_arguments
+from tests.compat.fairseq_process import Fails, Failure, environment
+from tests.compat.test_nothing_runs import PACKAGES
+
+# From torch 2.6 on torch.load refuses by default, and fairseq asks it not to from 2025-09 on.
+REFUSES = torch_release() >= (2, 6)
+BARE_REFUSES = REFUSES and "weights_only=False" not in (
+    PACKAGES["fairseq"] / "checkpoint_utils.py"
+).read_text("utf-8")
+
+
+# Safe loading
+
+
+def round_trips():
+    """Save and load what fairseq's checkpoints, or its messages between workers, hold."""
+    import argparse
+    import io
+    from collections import OrderedDict
+
+    import numpy as np
+    import torch
+    from fairseq.distributed.utils import _put_tensors_in_obj, _split_tensors_from_obj
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.create({"model": {"lr": [0.5, 1], "name": "x", "flag": True, "none": None}})
+    contents = {
+        "arguments of a legacy arch": argparse.Namespace(arch="lstm", lr=[0.5]),
+        "a score as numpy number": {"best": np.float64(27.5), "n": np.int64(3)},
+        "counts as numpy array": {"_bleu_counts": np.array([1, 2, 3, 4]), "f": np.ones(2, "f4")},
+        "the message on resuming": _split_tensors_from_obj(
+            {"cfg": config, "model": OrderedDict(w=torch.ones(2))}, []
+        ),
+    }
+    outcomes = {}
+    for name, content in contents.items():
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        buffer.seek(0)
+        try:
+            loaded = torch.load(buffer, map_location="cpu")
+        except Exception as error:
+            outcomes[name] = str(error)
+            continue
+        outcomes[name] = "loaded"
+        if name == "the message on resuming":
+            loaded = _put_tensors_in_obj(loaded, [torch.ones(2)])
+            assert loaded["model"]["w"].tolist() == [1.0, 1.0]
+            assert loaded["cfg"] == config
+        else:
+            assert repr(loaded) == repr(content)
+    return outcomes
+
+
+def test_plain_content_loads(bare, patched):
+    outcomes = patched.call(round_trips)
+    assert len(outcomes) == 4 and set(outcomes.values()) == {"loaded"}
+    if REFUSES:
+        assert all("weights only" in one.lower() for one in bare.call(round_trips).values())
+
+
+def load_with_torch(path):
+    import torch
+
+    torch.load(path)
+
+
+def load(path):
+    from fairseq import checkpoint_utils
+
+    checkpoint_utils.load_checkpoint_to_cpu(path)
+
+
+@pytest.mark.skipif(not REFUSES, reason="this torch refuses nothing by default")
+@pytest.mark.parametrize("reader, expected", [
+    (load_with_torch, Fails("exec")),
+    (load, Fails(r"object ((builtins|__builtin__)\.)?exec,", "UntrustedError")),
+])  # fmt: skip
+def test_a_foreign_object_is_refused_unexecuted(reader, expected, patched, tmp_path):
+    marker = tmp_path / "executed"
+    torch.save({"model": {}, "args": Payload(marker)}, tmp_path / "evil.pt")
+    patched.gives(expected, reader, path=str(tmp_path / "evil.pt"))
+    assert not marker.exists()
+
+
+_LOADER_OF_2025_09 = """
+import inspect, json, sys
+from fairseq import checkpoint_utils
+
+# fairseq's source of 2025-09 differs from older ones in this argument.
+source = inspect.getsource(checkpoint_utils.load_checkpoint_to_cpu)
+old = 'torch.load(f, map_location=torch.device("cpu"))'
+new = 'torch.load(f, map_location=torch.device("cpu"), weights_only=False)'
+assert old in source or "weights_only=False" in source
+exec(source.replace(old, new), vars(checkpoint_utils))
+
+if sys.argv[1] == "patched":
+    from spectral_fairseq.commands import doctor
+    found = doctor.diagnose()["patches"]["defects"]
+    print(json.dumps({one["name"]: one for one in found}["safe loading"]))
+for path in sys.argv[2:]:
+    try:
+        checkpoint_utils.load_checkpoint_to_cpu(path)
+    except Exception as error:
+        print(type(error).__name__)
+    else:
+        print("loaded")
+"""
+
+
+def in_fairseq_of_2025_09(kind, *paths):
+    done = subprocess.run(
+        [sys.executable, "-c", _LOADER_OF_2025_09, kind, *map(str, paths)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.skipif(torch_release() < (1, 13), reason="this torch.load has no weights_only")
+def test_a_loader_that_asks_for_no_safety_gets_it(checkpoint, tmp_path):
+    marker, evil = tmp_path / "executed", tmp_path / "evil.pt"
+    history = [{"num_updates": 1, "optimizer_name": "", "lr_scheduler_state": {}}]
+    state = {"model": {}, "optimizer_history": history, "extra_state": {"train_iterator": None}}
+    torch.save({**state, "payload": Payload(marker)}, evil)
+    assert in_fairseq_of_2025_09("bare", evil, checkpoint) == ["loaded", "loaded"]
+    assert marker.exists()
+    marker.unlink()
+    report, *outcomes = in_fairseq_of_2025_09("patched", evil, checkpoint)
+    assert outcomes == ["UntrustedError", "loaded"] and not marker.exists()
+    assert json.loads(report)["status"] == "patched"
+
+
+def updates_in(path):
+    from fairseq import checkpoint_utils
+
+    state = checkpoint_utils.load_checkpoint_to_cpu(path)
+    return int(state["optimizer_history"][-1]["num_updates"])
+
+
+def test_training_resumes_after_eval_bleu(bare, patched, data, tmp_path):
+    bleu = ["--eval-bleu", "--eval-bleu-args", '{"beam": 1, "max_len_b": 3}']
+    bleu += ["--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric"]
+    path = str(tmp_path / "checkpoint_last.pt")
+    for epochs, updates in (("1", 13), ("2", 26)):
+        arguments = train_arguments(data, tmp_path, "--max-epoch", epochs, *bleu)
+        patched.cli("fairseq_cli.train", *arguments)
+        patched.gives(updates, updates_in, path=path)
+    if BARE_REFUSES:
+        bare.gives(Fails("weights_only|Weights only"), updates_in, path=path)
+
+
+def hubert_with_its_dictionary(path):
+    """Save a small HuBERT as its training does, and load it with its task."""
+    import torch
+    from fairseq import checkpoint_utils
+    from fairseq.data.dictionary import Dictionary
+    from fairseq.models.hubert.hubert import HubertConfig, HubertModel
+    from fairseq.tasks.hubert_pretraining import HubertPretrainingConfig
+
+    dictionary = Dictionary()
+    for number in range(20):
+        dictionary.add_symbol(str(number))
+    small = {"encoder_embed_dim": 16, "encoder_ffn_embed_dim": 16, "encoder_attention_heads": 2}
+    convolutions = {"conv_feature_layers": "[(8, 10, 5)]", "conv_pos": 4, "conv_pos_groups": 2}
+    model = HubertConfig(encoder_layers=1, final_dim=8, label_rate=50, **small, **convolutions)
+    task = HubertPretrainingConfig(data="/missing", labels=["km"], label_rate=50)
+    sections = ("common", "dataset", "optimization", "checkpoint", "distributed_training")
+    state = {
+        "args": None,
+        "cfg": {
+            "model": {**vars(model), "_name": "hubert"},
+            "task": {**vars(task), "_name": "hubert_pretraining"},
+            "criterion": {"_name": "hubert"},
+            **{name: {} for name in sections},
+        },
+        "model": HubertModel(model, task, [dictionary]).state_dict(),
+        "optimizer_history": [
+            {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 3}
+        ],
+        "extra_state": {"train_iterator": {"epoch": 1}},
+        "task_state": {"dictionaries": [dictionary]},
+    }
+    state["cfg"]["model"]["layer_type"] = "transformer"
+    torch.save(state, path)
+    models, _, loaded = checkpoint_utils.load_model_ensemble_and_task([path])
+    kept = loaded.dictionaries[0]
+    return [type(kept) is Dictionary, len(kept), kept.index("3"), models[0].num_classes]
+
+
+def test_hubert_loads_with_its_dictionary(bare, patched, tmp_path):
+    path = str(tmp_path / "hubert.pt")
+    patched.gives([True, 24, 7, [24]], hubert_with_its_dictionary, path=path)
+    if BARE_REFUSES:
+        bare.gives(Fails("dictionary.Dictionary"), hubert_with_its_dictionary, path=path)
+
+
+# Files that are no checkpoints
+
+
+@pytest.fixture
+def truncated(tmp_path, checkpoint):
+    path = tmp_path / "truncated.pt"
+    path.write_bytes(checkpoint.read_bytes()[:5000])
+    return path
+
+
+def test_truncated(bare, patched, truncated):
+    assert str(truncated) not in bare.gives(Fails(), load, path=str(truncated)).message
+    failure = patched.gives(Fails("copy it again"), load, path=str(truncated))
+    assert failure.kinds[0] == "DamagedError" and str(truncated) in failure.message
+
+
+def test_a_bomb_and_a_pipe(patched, tmp_path):
+    with zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("bomb/data.pkl", bytes(10_000_000))
+    os.mkfifo(tmp_path / "pipe.pt")
+    patched.gives(Fails("declares 10,000,000 bytes"), load, path=str(tmp_path / "bomb.pt"))
+    patched.gives(Fails("a device or a pipe"), load, path=str(tmp_path / "pipe.pt"))
+
+
+def test_not_from_fairseq(bare, patched, tmp_path):
+    path = str(tmp_path / "other.pt")
+    torch.save({"state_dict": {}}, path)
+    assert bare.gives(Fails(), load, path=path).kinds[0] == "KeyError"
+    failure = patched.gives(Fails("a fairseq checkpoint"), load, path=path)
+    assert failure.kinds[0] == "NotFairseqError"
+
+
+@pytest.mark.parametrize("flag", ["--restore-file", "--finetune-from-model"])
+def test_training_does_not_start(patched, data, truncated, tmp_path, flag):
+    saved = tmp_path / "saved"
+    arguments = train_arguments(data, saved, flag, str(truncated), "--max-epoch", "1")
+    with pytest.raises(Failure) as caught:
+        patched.cli("fairseq_cli.train", *arguments)
+    assert caught.value.kinds[0] == "DamagedError"
+    assert list(saved.iterdir()) == []
+
+
+def test_generation_names_the_file(patched, data, truncated):
+    with pytest.raises(Failure, match=str(truncated)) as caught:
+        patched.cli("fairseq_cli.generate", data, "--path", truncated, "--cpu")
+    assert caught.value.kinds[0] == "DamagedError"
+
+
+# What is saved: whole files
+
+
+def killed_while_copying(folder):
+    """Overwrite a good file by a copy that dies half way; what the target holds, and its link."""
+    import os
+    import shutil
+    from unittest import mock
+
+    from fairseq.file_io import PathManager
+
+    source, target, link = (os.path.join(folder, n) for n in ("source.pt", "best.pt", "link.pt"))
+    for path, text in ((source, "new new"), (target, "old old")):
+        with open(path, "w") as file:
+            file.write(text)
+    os.symlink(target, link)
+
+    def half(src, dst):
+        with open(dst, "w") as file:
+            file.write("new")
+        raise KeyboardInterrupt
+
+    found = []
+    with mock.patch.object(shutil, "copyfile", half):
+        try:
+            PathManager.copy(source, link, overwrite=True)
+        except KeyboardInterrupt:
+            found.append(open(target).read())
+    assert PathManager.copy(source, link, overwrite=True)
+    return found + [open(target).read(), str(os.path.islink(link))]
+
+
+def test_the_old_file_survives_a_copy_that_dies(bare, patched, tmp_path):
+    for process, held in ((bare, "new"), (patched, "old old")):
+        folder = tmp_path / held
+        folder.mkdir()
+        process.gives([held, "new new", "True"], killed_while_copying, folder=str(folder))
+
+
+# What is loaded: dead keys, and layers that are kept
+
+
+def load_stock_checkpoint(keep, extra):
+    """Load weights with stock's dead keys into a plain transformer; true if they are all used."""
+    from argparse import Namespace
+
+    import torch
+    from fairseq.data import Dictionary
+    from fairseq.models.transformer import TransformerModel, base_architecture
+
+    words = Dictionary()
+    words.add_symbol("w")
+
+    class Task:
+        source_dictionary = target_dictionary = words
+
+    def build(layers, keep):
+        size = {"encoder_embed_dim": 8, "encoder_ffn_embed_dim": 8, "encoder_attention_heads": 2}
+        args = Namespace(arch="transformer", **size, encoder_layers=layers, decoder_layers=1)
+        args.encoder_layers_to_keep = keep
+        base_architecture(args)
+        return TransformerModel.build_model(args, Task())
+
+    source = build(4, None)
+    state = {name: value.clone() for name, value in source.state_dict().items()}
+    dead = ["in_proj", "out_proj", "fc1", "fc2"]
+    for layer in range(4):
+        for part in dead:
+            for kind in ("weight", "bias"):
+                state[f"encoder.layers.{layer}.{part}_{kind}"] = torch.zeros(8)
+    if extra is not None:
+        state[extra] = torch.zeros(8)
+
+    target = build(2 if keep else 4, keep)
+    settings = Namespace(arch="transformer", encoder_layers_to_keep=keep)
+    settings.decoder_layers_to_keep = "0" if keep else None
+    target.load_state_dict(state, strict=True, model_cfg=settings)
+    last = target.encoder.layers[-1].fc1.weight
+    return bool(torch.equal(last, source.encoder.layers[-1].fc1.weight))
+
+
+def has_them_itself():
+    from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+
+    return "_load_from_state_dict" in vars(TransformerEncoderLayerBase)
+
+
+@pytest.mark.parametrize("keep, extra", [
+    (None, None),
+    ("0,3", None),  # pruned to two layers
+    (None, "encoder.layers.0.fc3_weight"),
+    (None, "decoder.layers.0.fc1_weight"),
+    (None, "fc1_weight"),
+])  # fmt: skip
+def test_dead_keys_alone_are_dropped(bare, patched, keep, extra):
+    if bare.call(has_them_itself):
+        pytest.skip("this fairseq has these parameters itself")
+    unexpected = Fails("Unexpected key")
+    patched.gives(unexpected if extra else True, load_stock_checkpoint, keep=keep, extra=extra)
+    bare.gives(
+        Fails("Unexpected key.*in_proj_weight"), load_stock_checkpoint, keep=keep, extra=extra
+    )
+
+
+def prune(kept, encoder, decoder):
+    """Load weights of so many layers: the layers that a model gets, and what its settings say."""
+    from fairseq.checkpoint_utils import prune_state_dict
+    from omegaconf import OmegaConf
+
+    state = {
+        f"{side}.layers.{layer}.fc1.weight": f"{side[0]}{layer}"
+        for side, number in (("encoder", encoder), ("decoder", decoder))
+        for layer in range(number)
+    }
+    settings = OmegaConf.create({"_name": "any", "decoder_layers": 12, **kept})
+    OmegaConf.set_struct(settings, True)
+    found = prune_state_dict(state, settings)
+    names = sorted(found)
+    return [
+        [found[name] for name in names],
+        [name.split(".")[2] for name in names],
+        {name: settings.get(name) for name in ("encoder_layers", "decoder_layers", *kept)},
+    ]
+
+
+def keeping(encoder=None, decoder=None):
+    """Settings that keep layers of the encoder, the decoder or both."""
+    kept = {"encoder_layers_to_keep": encoder, "decoder_layers_to_keep": decoder}
+    return {name: value for name, value in kept.items() if value is not None}
+
+
+@pytest.mark.parametrize("kept, encoder, decoder, layers, numbers, settings", [
+    (keeping("0,2", "3,1"), 4, 4, "d1 d3 e0 e2", "0101", (2, 2)),
+    (keeping("0,2", "3,1"), 2, 2, "d0 d1 e0 e1", "0101", (2, 2)),
+    (keeping(decoder="1"), 2, 3, "d1 e0 e1", "001", (None, 1)),
+    (keeping(decoder=[0, 2]), 0, 3, "d0 d2", "01", (None, 2)),  # as YAML reads it
+    (keeping(decoder=1), 0, 3, "d1", "0", (None, 1)),
+    ({"encoder_layers_to_keep": None}, 1, 1, "d0 e0", "00", (None, 12)),
+])  # fmt: skip
+def test_settings_say_which_layers_are_kept(
+    patched, kept, encoder, decoder, layers, numbers, settings
+):
+    said = {"encoder_layers": settings[0], "decoder_layers": settings[1], **dict.fromkeys(kept)}
+    expected = [layers.split(), [*numbers], said]
+    patched.gives(expected, prune, kept=kept, encoder=encoder, decoder=decoder)
+
+
+@pytest.mark.parametrize("kept, match", [
+    ("0,4", "which has 4; found layer 4"),
+    ("0,0", "to be different numbers of layers from 0, such as 0,2; found '0,0'"),
+    ("first", "found 'first'"),
+    ("-1,2", "found '-1,2'"),
+])  # fmt: skip
+def test_layers_that_are_not_there(patched, kept, match):
+    patched.gives(Fails(match), prune, kept=keeping(kept), encoder=4, decoder=4)
+
+
+def test_fairseq_still_forgets_the_number_of_layers(bare):
+    """The patch can go once this fails."""
+    found, _, said = bare.call(prune, kept=keeping(decoder="1"), encoder=2, decoder=3)
+    assert found == ["d1"] and said["decoder_layers"] == 12
