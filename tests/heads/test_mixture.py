@@ -1,23 +1,24 @@
 """The mixture heads: closed forms, tied tables, dropout, TorchScript and rank."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
 
 from spectral_fairseq.embeddings import TABLES, PlainEmbedding
 from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.heads.mixture import MixtureOfContexts, MixtureOfSoftmaxes
+from spectral_fairseq.functional.ranks import empirical_rank
+from spectral_fairseq.heads import MixtureOfContexts, MixtureOfSoftmaxes, SoftmaxHead
 from tests.reference import mixture as reference
 
 PAD, WORDS, DIM, FEATURES = 1, 41, 6, 9
 HEADS = (MixtureOfSoftmaxes, MixtureOfContexts)
+KINDS = {kind.kind: kind for kind in TABLES}
 NAIVE = {
     MixtureOfSoftmaxes: reference.log_mixture,
     MixtureOfContexts: reference.log_mixture_of_contexts,
 }
-
-
-KINDS = {kind.kind: kind for kind in TABLES}
 
 
 def head(cls, table="plain", components=3, **options):
@@ -187,3 +188,63 @@ def test_impossible_options_are_refused(cls):
     for dropout in (-0.1, 1.0):
         with pytest.raises(ConfigurationError, match="`dropout`"):
             head(cls, dropout=dropout)
+
+
+# Tables 6 and 7 of the paper in small
+
+
+CONTEXTS, TOY_WORDS, TOY_DIM, COMPONENTS = 48, 40, 5, 8
+
+
+def corpus():
+    """Each of 48 contexts has a next-word distribution of its own over 40 words.
+
+    So the true log-probability matrix has full rank; the tables have d = 5.
+    """
+    generator = torch.Generator().manual_seed(1)
+    logits = 2 * torch.randn(CONTEXTS, TOY_WORDS, generator=generator)
+    logits[:, 1] = -1e4  # padding is never seen
+    words = torch.multinomial(logits.softmax(-1), 60, replacement=True, generator=generator)
+    return torch.arange(CONTEXTS).repeat_interleave(60), words.flatten()
+
+
+@functools.cache
+def trained(kind):
+    """(rank of the log-probability matrix, training NLL per word) of one head.
+
+    All heads see the same learned context features and are trained alike.
+    """
+    torch.manual_seed(3)
+    table = PlainEmbedding(TOY_WORDS, TOY_DIM, PAD).double()
+    if kind == "softmax":
+        head = SoftmaxHead(table)
+    else:
+        mixture = {"mos": MixtureOfSoftmaxes, "moc": MixtureOfContexts}[kind]
+        head = mixture(table, TOY_DIM, COMPONENTS)
+    head = head.double()
+    features = nn.Embedding(CONTEXTS, TOY_DIM).double()
+    contexts, words = corpus()
+    optimiser = torch.optim.Adam([*head.parameters(), *features.parameters()], lr=0.05)
+    for _ in range(150):
+        loss, _, nll, _ = head.loss(features(contexts), words)
+        optimiser.zero_grad()
+        (loss / len(words)).backward()
+        optimiser.step()
+    with torch.no_grad():
+        log_p = torch.log_softmax(head(features.weight), -1)
+    sigma = torch.linalg.svdvals(log_p)
+    return empirical_rank(sigma, *log_p.shape, torch.float32), float(nll) / len(words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["softmax", "moc"])
+def test_one_softmax_is_bound_by_the_dimension(kind):
+    rank, _ = trained(kind)
+    assert rank <= TOY_DIM + 1  # the normaliser adds one
+
+
+@pytest.mark.slow
+def test_a_mixture_of_softmaxes_is_not_and_fits_better():
+    rank, nll = trained("mos")
+    assert rank > 2 * (TOY_DIM + 1)
+    assert nll < min(trained("softmax")[1], trained("moc")[1])

@@ -1,11 +1,16 @@
+"""SGD that averages its iterates, its trigger, and what damaged states end in."""
+
 import copy
+import random
+import types
 
 import pytest
 import torch
 from torch import nn
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
-from spectral_fairseq.lm.averaged_sgd import AveragedSGD
+from spectral_fairseq.lm.averaged_sgd import AveragedSGD, NonMonotonicTrigger, saved_groups
+from spectral_fairseq.lm.coupled_adam import CoupledAdam
 from tests.reference import averaged_sgd as reference
 
 STEPS, START, DECAY = 9, 4, 0.05
@@ -170,13 +175,79 @@ def test_resumed_equals_uninterrupted(cut, averages_saved, dtype):
     assert average.dtype == torch.float32
 
 
-def test_another_optimisers_state_is_refused():
-    parameter, _ = problem()
-    with pytest.raises(CheckpointError, match="another optimiser"):
-        AveragedSGD([parameter], 1.0).load_state_dict(torch.optim.Adam([parameter]).state_dict())
+# The non-monotonic criterion
 
 
-def test_negative_rates_are_refused():
-    parameter, _ = problem()
+@pytest.mark.parametrize("interval", [0, 1, 3, 5])
+def test_equals_the_condition_written_out(interval):
+    generator = random.Random(interval)
+    fired = 0
+    for _ in range(30):
+        trigger, history = NonMonotonicTrigger(interval), []
+        for _ in range(12):
+            loss = generator.choice([1.0, 1.5, 2.0, 2.5])  # ties included
+            expected = reference.fires(history, interval, loss)
+            assert trigger.check(loss) is expected
+            history.append(loss)
+            fired += expected
+    assert fired > 10
+
+
+def test_fires_in_the_seventh_epoch_at_the_earliest():
+    """n = 5: the value of the first epoch counts once five others came after it."""
+    trigger = NonMonotonicTrigger()
+    assert [trigger.check(1.0 + epoch) for epoch in range(7)] == [False] * 6 + [True]
+
+
+def test_goes_on_from_a_history():
+    trigger = NonMonotonicTrigger(1, [3.0, 4.0])
+    assert trigger.reference == 3.0
+    assert trigger.check(3.5)
+    trigger.restart()
+    assert not trigger.check(9.0)
+
+
+def test_a_loss_that_is_not_a_number_is_no_optimum():
+    trigger = NonMonotonicTrigger(0)
+    assert not trigger.check(float("nan"))
+    assert not trigger.check(2.0)
+    assert trigger.check(float("nan"))
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("damage, name", [
+    ({"param_groups": None}, "param_groups"),
+    ({"param_groups": {}}, "param_groups"),
+    ({"param_groups": [True]}, "param_groups"),
+    ({"param_groups": [{}]}, "param_groups"),
+    ({"state": None}, "state"),
+    ({"state": []}, "state"),
+])  # fmt: skip
+@pytest.mark.parametrize("optimizer", [AveragedSGD, CoupledAdam])
+def test_a_state_without_its_parts_is_refused(optimizer, damage, name):
+    one = optimizer([nn.Parameter(torch.ones(3, 2)), nn.Parameter(torch.ones(2))], lr=0.1)
+    state = one.state_dict()
+    assert saved_groups(state) == state["param_groups"]
+    with pytest.raises(CheckpointError, match=f"with {name} as torch saves them"):
+        one.load_state_dict({**state, **damage})
+    del state[name]
+    with pytest.raises(CheckpointError, match=f"found no such {name}"):
+        one.load_state_dict(types.MappingProxyType(state))
+
+
+def test_the_state_of_another_optimiser_is_refused():
+    parameter, gradients = problem()
+    for other, ours in ((torch.optim.Adam, AveragedSGD), (torch.optim.SGD, CoupledAdam)):
+        before = other([parameter], lr=0.1)
+        advance(before, parameter, gradients[:1], RATES[:1])
+        with pytest.raises(CheckpointError, match="another optimiser"):
+            ours([parameter], lr=0.1).load_state_dict(before.state_dict())
+
+
+def test_negative_rates_and_intervals_are_refused():
     with pytest.raises(ConfigurationError, match="`lr`"):
-        AveragedSGD([parameter], lr=-1.0)
+        AveragedSGD([problem()[0]], lr=-1.0)
+    with pytest.raises(ConfigurationError, match="`interval`"):
+        NonMonotonicTrigger(-1)

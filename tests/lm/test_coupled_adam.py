@@ -95,14 +95,6 @@ def test_moments_that_were_coupled_otherwise_are_refused(coupled_before):
         advance(after, parameter, gradients[1:])
 
 
-def test_the_state_of_another_optimiser_is_refused():
-    parameter, gradients = problem()
-    other = torch.optim.SGD([parameter], LR, momentum=0.9)
-    advance(other, parameter, gradients[:1])
-    with pytest.raises(CheckpointError, match="another optimiser"):
-        CoupledAdam([parameter], [parameter]).load_state_dict(other.state_dict())
-
-
 def test_a_copy_is_coupled_too():
     parameter, gradients = problem()
     optimizer = CoupledAdam([parameter], [parameter], LR, BETAS)

@@ -37,6 +37,8 @@ class Network(nn.Module):
         return self.output(self.norm(states)) + self.scale.sum() + self.narrow(states)
 
 
+# They add one number to all scores of a token: their gradients are rounding, whose sign Adam takes.
+WITHOUT_GRADIENT = ("scale", "narrow.weight", "narrow.bias")
 MATRICES = ["hidden.weight", "lstm.weight_ih_l0", "lstm.weight_hh_l0"]
 IDS = torch.randint(11, (8, 4), generator=torch.Generator().manual_seed(1))
 
@@ -172,4 +174,5 @@ def test_two_workers_stay_equal(tmp_path):
     train(alone, optimiser(alone), 4)
     for name, expected in alone.state_dict().items():
         assert torch.equal(first[name], second[name]), name
-        torch.testing.assert_close(first[name], expected, rtol=0, atol=2e-3)
+        if name not in WITHOUT_GRADIENT:
+            torch.testing.assert_close(first[name], expected, rtol=0, atol=2e-3)

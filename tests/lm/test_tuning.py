@@ -17,8 +17,7 @@ from spectral_fairseq.lm.tuning import (
     search_cache,
     search_dynamic,
 )
-from tests.lm.test_dynamic_evaluation import reader
-from tests.lm.tiny_stateful import corpus, tiny_model
+from tests.lm.tiny_stateful import corpus, reader, tiny_model
 
 
 def test_a_cache_is_searched_in_one_pass_of_the_model():

@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from spectral_fairseq.lm.evaluation import StreamReader
+
 PADDING, START = 1, 2
 
 
@@ -43,3 +45,7 @@ def tiny_model(**options):
 def corpus(length, words=13, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(2, words, (length,), generator=generator, dtype=torch.int32)
+
+
+def reader(model, streams=1, segment=5):
+    return StreamReader(model, PADDING, START, streams, segment)
