@@ -187,5 +187,5 @@ def test_impossible_rates_are_refused(rates):
 
 
 def test_no_batch_is_refused():
-    with pytest.raises(ConfigurationError, match="at least one batch"):
+    with pytest.raises(ConfigurationError, match="`batches` to be a whole number >= 1"):
         gradient_statistics(reader(tiny_model(), 4), corpus(60), 0)

@@ -132,7 +132,7 @@ def test_nothing_is_differentiated_and_training_mode_is_never_entered():
 
 
 def test_too_few_tokens_and_impossible_caches_are_refused():
-    with pytest.raises(DataError, match="5 streams"):
+    with pytest.raises(DataError, match="5 tokens, one for each stream"):
         evaluate(reader(tiny_model(), 5), corpus(4))
     with pytest.raises(DataError, match="at least one token"):
         evaluate(reader(tiny_model()), corpus(0))

@@ -281,8 +281,8 @@ def test_published_initialisation():
     "options, message",
     [
         ({"layers": 0}, "`layers`"),
-        ({"dropout": 1.0}, "`dropout` in"),
-        ({"attention_dropout": -0.1}, "`attention_dropout` in"),
+        ({"dropout": 1.0}, "`dropout` to be .* < 1"),
+        ({"attention_dropout": -0.1}, "`attention_dropout` to be .* < 1"),
         ({"mem_len": -1}, "`mem_len`"),
         ({"mem_len": 0, "same_length": True}, "`same_length`"),
     ],
