@@ -14,7 +14,7 @@ Flags: ``--decoder-embed-dim`` 400, ``--decoder-hidden-size`` 1150, ``--decoder-
     ``--decoder-layers`` 3, ``--untied-output`` off, ``--dropout`` 0.4, ``--input-dropout`` 0.65,
     ``--hidden-dropout`` 0.2, ``--word-dropout`` 0.1, ``--weight-drop`` 0.5,
     ``--activation-regularization`` 2, ``--temporal-activation-regularization`` 1.
-In order: ``plugin/lstm.py``, ``Carry``, ``AWDLSTM.forward``.
+In order: ``plugin/awd_lstm.py: AWDLSTMLanguageModel``, ``Carry``, ``AWDLSTM.forward``.
 """
 
 from __future__ import annotations

@@ -63,8 +63,22 @@ def two_numbers(betas: Any) -> Tuple[float, float]:
     )
 
 
+class _WithAdam(FairseqOptimizer):
+    """An optimiser of fairseq that has the flags of its ``adam``."""
+
+    @property
+    def optimizer_config(self) -> Dict[str, Any]:
+        """Keyword arguments of the torch optimiser, which its groups of parameters have too."""
+        return {
+            "lr": self.cfg.lr[0],
+            "betas": two_numbers(self.cfg.adam_betas),
+            "eps": self.cfg.adam_eps,
+            "weight_decay": self.cfg.weight_decay,
+        }
+
+
 @register_optimizer("coupled_adam", dataclass=CoupledAdamConfig)
-class FairseqCoupledAdam(FairseqOptimizer):
+class FairseqCoupledAdam(_WithAdam):
     """Adam whose second moments are averaged over the rows of each embedding table.
 
     Stollenwerk and Stollenwerk, ACL 2025, https://arxiv.org/abs/2502.08441. :class:`CoupledTables`
@@ -78,16 +92,6 @@ class FairseqCoupledAdam(FairseqOptimizer):
     def __init__(self, cfg: CoupledAdamConfig, params: Any) -> None:
         super().__init__(cfg)
         self._optimizer = CoupledAdam(params, **self.optimizer_config)
-
-    @property
-    def optimizer_config(self) -> Dict[str, Any]:
-        """Keyword arguments of the torch optimiser."""
-        return {
-            "lr": self.cfg.lr[0],
-            "betas": two_numbers(self.cfg.adam_betas),
-            "eps": self.cfg.adam_eps,
-            "weight_decay": self.cfg.weight_decay,
-        }
 
 
 def table_parameters(model: nn.Module) -> List[nn.Parameter]:
@@ -197,7 +201,7 @@ _Tables: Any = ChoiceEnum(TABLES)
 
 
 @dataclass
-class MuonConfig(FairseqDataclass):
+class MuonConfig(CoupledAdamConfig):
     """Flags of the optimiser: its own, and those of fairseq's ``adam`` that apply."""
 
     muon_momentum: float = option(0.95, "momentum of the matrices that Muon steps")
@@ -207,14 +211,10 @@ class MuonConfig(FairseqDataclass):
         "as those of Adam, so that its rate can be kept",
     )
     muon_tables: _Tables = option(TABLES[0], "how the tables are trained")
-    adam_betas: Any = option("(0.9, 0.999)", "decay rates of the two moments")
-    adam_eps: float = option(1e-8, "added to the root of the second moment")
-    weight_decay: float = option(0.0, "weight decay, decoupled from the gradient")
-    lr: List[float] = II("optimization.lr")
 
 
 @register_optimizer("muon", dataclass=MuonConfig)
-class FairseqMuon(FairseqOptimizer):
+class FairseqMuon(_WithAdam):
     """Muon for the matrices that are no tables, on ``torch.optim.Muon``; Adam for the rest.
 
     Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/. :class:`MuonMatrices` names the
@@ -235,16 +235,6 @@ class FairseqMuon(FairseqOptimizer):
                 adjust_lr_fn=_text(cfg.muon_adjust_lr),
                 **self.optimizer_config,
             )
-
-    @property
-    def optimizer_config(self) -> Dict[str, Any]:
-        """Keyword arguments that belong to groups of parameters."""
-        return {
-            "lr": self.cfg.lr[0],
-            "betas": two_numbers(self.cfg.adam_betas),
-            "eps": self.cfg.adam_eps,
-            "weight_decay": self.cfg.weight_decay,
-        }
 
 
 def _text(choice: Any) -> str:
