@@ -1,7 +1,7 @@
 """Keep what the next versions have to go on with: checkpoints, flags and results of this one.
 
-Usage, at a release: ``python -m tests.upgrade.make``. It writes ``tests/upgrade/VERSION.zip``, which
-then stays as it is for good, and which ``test_upgrade.py`` reads:
+Usage, at a release: ``python -m tests.upgrade.make``. It writes ``tests/upgrade/VERSION.zip``,
+which ``test_upgrade.py`` reads and which stays as it is for good:
 
 - ``text/``: the sentences of all trainings;
 - ``cases.json``: for each training its data, flags, validation loss and translations;
