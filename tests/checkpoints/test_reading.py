@@ -109,13 +109,6 @@ def test_a_compressed_archive(tmp_path: Path) -> None:
     assert torch.equal(load_checkpoint(packed)["model"]["w"], torch.zeros(1000))
 
 
-def test_missing(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no such file"):
-        load_checkpoint(tmp_path / "none.pt")
-    with pytest.raises(CheckpointError, match="a folder"):
-        load_checkpoint(tmp_path)
-
-
 def test_what_has_no_end_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.pt")
     for endless in (tmp_path / "pipe.pt", Path("/dev/zero")):

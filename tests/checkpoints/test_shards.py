@@ -326,6 +326,12 @@ def test_a_file_that_an_index_beside_it_names_as_one_of_several(tmp_path):
     assert is_table(measured(tmp_path / "first.bin"), OUTPUT)
 
 
+def test_an_output_layer_in_several_files_that_lies_the_other_way_round(tmp_path):
+    tensors = {"wte.weight": INPUT, "lm_head.weight": OUTPUT.t().contiguous()}
+    index_of(tmp_path, dict(zip(tensors, numbered(tmp_path, 2, tensors))))
+    assert is_table(measured(tmp_path), OUTPUT)
+
+
 def test_an_index_that_leaves_something_out(tmp_path):
     names = numbered(tmp_path, 2, TENSORS)
     index_of(tmp_path, {"model.embed_tokens.weight": names[0]})

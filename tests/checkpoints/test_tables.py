@@ -180,11 +180,6 @@ def test_a_plain_table_is_not_copied(excluded, first):
     assert len(table.weight) == 20 - len(excluded)
 
 
-def test_a_table_of_other_numbers():
-    with pytest.raises(DataError, match="floating-point numbers.*found int8"):
-        Tables("x.pt", {f"{NAME}.weight": torch.ones(9, 3, dtype=torch.int8)}).extract()
-
-
 def test_excluded_rows():
     table = Tables("x.pt", entries(cone(20, 3))).extract(excluded=[1, 18, 19, 25])
     assert table.rows.tolist() == [0, *range(2, 18)]

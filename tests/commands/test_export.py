@@ -131,24 +131,21 @@ def test_translation_is_plain_and_equal(kind, train, tmp_path, capsys):
     assert "last_optimizer_state" not in plain
 
 
-@pytest.mark.parametrize("kind", VARIANTS)
-def test_other_translation_models(kind, checkpoint):
-    original = variant(checkpoint, VARIANTS[kind])
+@pytest.mark.parametrize(
+    "is_lm, kind",
+    [(False, kind) for kind in VARIANTS] + [(True, kind) for kind in LANGUAGE_MODEL_VARIANTS],
+)
+def test_other_models(is_lm, kind, train):
+    folder = train_lm(train) if is_lm else train_translation(train, "three ways")
+    trained = load_checkpoint(folder / "checkpoint_last.pt")
+    original = variant(trained, (LANGUAGE_MODEL_VARIANTS if is_lm else VARIANTS)[kind])
     plain, check = export_plain.export_checkpoint(original)
     assert 0 < check.max_logit and check.max_difference < 1e-5 * check.max_logit
-    assert set(NAMES.values()) <= set(plain["model"])
-    shared = plain["cfg"]["model"]["share_all_embeddings"]
-    tables = {plain["model"][key].data_ptr() for key in NAMES.values()}
-    assert len(tables) == (1 if shared else 3)
-
-
-@pytest.mark.parametrize("kind", LANGUAGE_MODEL_VARIANTS)
-def test_other_language_models(kind, train):
-    trained = load_checkpoint(train_lm(train) / "checkpoint_last.pt")
-    original = variant(trained, LANGUAGE_MODEL_VARIANTS[kind])
-    plain, check = export_plain.export_checkpoint(original)
-    assert 0 < check.max_logit and check.max_difference < 1e-5 * check.max_logit
-    assert {NAMES["decoder"], NAMES["output"]} <= set(plain["model"])
+    names = [NAMES[side] for side in NAMES if not (is_lm and side == "encoder")]
+    assert set(names) <= set(plain["model"])
+    if not is_lm:
+        shared = plain["cfg"]["model"]["share_all_embeddings"]
+        assert len({plain["model"][key].data_ptr() for key in names}) == (1 if shared else 3)
 
 
 def test_half_precision_and_copies_of_a_shared_table(checkpoint):

@@ -1,6 +1,7 @@
 """Language models built from checkpoints or refused; corpora read as one sequence or in blocks."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from fairseq_cli import eval_lm
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.commands.export_plain import export_checkpoint
+from spectral_fairseq.commands.lm_evaluation import choose_layout
+from spectral_fairseq.commands.lm_options import Options
 from spectral_fairseq.commands.models import (
     BlockReader,
     IndexedCorpus,
@@ -229,6 +232,14 @@ def test_the_cache_runs_through_blocks_in_the_order_of_the_text(train, tiny_lm_d
         )
         assert found.cached[0][0] == pytest.approx(-sum(naive), rel=1e-5)
         assert found.cached[0][0] != pytest.approx(found.nll, rel=1e-3)
+
+
+def test_a_block_is_no_longer_than_the_positions_of_the_model():
+    loaded = SimpleNamespace(
+        settings={"tokens_per_sample": 100}, stateful=False, model=Positions(), arch="any"
+    )
+    assert choose_layout(loaded, Options()).segment == 50
+    assert choose_layout(loaded, Options(segment=30)).segment == 30
 
 
 def test_blocks_that_cannot_be_are_refused():

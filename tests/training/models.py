@@ -1,107 +1,86 @@
 """Small models of transformers in the layouts that share a table in different ways."""
 
+import pytest
 import torch
 from torch import nn
 
+from spectral_fairseq.training import factor_, weight_norm_
+
 WORDS, DIM = 60, 16
 IDS = torch.randint(3, WORDS, (2, 9), generator=torch.Generator().manual_seed(1))
-_MARKS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
-
-
-def _llama(tied):
-    def build(transformers):
-        sizes = {"intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-        config = transformers.LlamaConfig(
-            vocab_size=WORDS, hidden_size=DIM, tie_word_embeddings=tied, **sizes, **_MARKS
-        )
-        return transformers.LlamaForCausalLM(config)
-
-    return build
-
-
-def _gpt2(transformers):
-    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    config = transformers.GPT2Config(
-        vocab_size=WORDS, n_embd=DIM, n_layer=2, n_head=2, n_positions=32, **dropout
-    )
-    config.bos_token_id = config.eos_token_id = 0
-    return transformers.GPT2LMHeadModel(config)
-
-
-def _t5(transformers):
-    config = transformers.T5Config(
-        vocab_size=WORDS,
-        d_model=DIM,
-        d_kv=8,
-        d_ff=32,
-        num_layers=2,
-        num_heads=2,
-        dropout_rate=0.0,
-        decoder_start_token_id=0,
-    )
-    return transformers.T5ForConditionalGeneration(config)
-
-
-def _marian(transformers, **more):
-    layers = {f"{side}_layers": 1 for side in ("encoder", "decoder")}
-    heads = {f"{side}_attention_heads": 2 for side in ("encoder", "decoder")}
-    widths = {f"{side}_ffn_dim": 32 for side in ("encoder", "decoder")}
-    config = transformers.MarianConfig(
-        vocab_size=WORDS,
-        d_model=DIM,
-        dropout=0.0,
-        max_position_embeddings=32,
-        decoder_start_token_id=1,
-        **layers,
-        **heads,
-        **widths,
-        **{**_MARKS, "bos_token_id": None},
-        **more,
-    )
-    model = transformers.MarianMTModel(config)
-    model.final_logits_bias.copy_(torch.linspace(-1, 1, WORDS))
-    return model
-
-
-def _scaled_marian(transformers):
-    return _marian(transformers, scale_embedding=True)
-
-
-def _bert(transformers):
-    config = transformers.BertConfig(
-        vocab_size=WORDS,
-        hidden_size=DIM,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-    return transformers.BertForMaskedLM(config)
-
-
-# Layout -> how to build it, and the layers that share the output table.
-LAYOUTS = {
-    "gpt2": (_gpt2, ["transformer.wte", "lm_head"]),
-    "llama, tied": (_llama(True), ["model.embed_tokens", "lm_head"]),
-    "llama": (_llama(False), ["lm_head"]),
-    "t5": (_t5, ["shared", "encoder.embed_tokens", "decoder.embed_tokens", "lm_head"]),
-    "marian": (
-        _marian,
-        ["model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head"],
-    ),
-    "marian, scaled": (
-        _scaled_marian,
-        ["model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head"],
-    ),
-    "bert": (_bert, ["bert.embeddings.word_embeddings", "cls.predictions.decoder"]),
+LABELS = IDS.clone()
+LABELS[0, 3] = LABELS[1, :2] = -100
+MARKS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+LLAMA = {
+    **MARKS,
+    "hidden_size": DIM,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
 }
+GPT2 = {
+    **{"n_embd": DIM, "n_layer": 2, "n_head": 2, "n_positions": 32},
+    **{f"{name}_pdrop": 0.0 for name in ("resid", "embd", "attn")},
+    **{"bos_token_id": 0, "eos_token_id": 0},
+}
+T5 = {
+    **{"d_model": DIM, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2},
+    **{"dropout_rate": 0.0, "decoder_start_token_id": 0},
+}
+MARIAN = {
+    **{**MARKS, "bos_token_id": None, "decoder_start_token_id": 1},
+    **{"d_model": DIM, "dropout": 0.0, "max_position_embeddings": 32},
+    **{f"{side}_layers": 1 for side in ("encoder", "decoder")},
+    **{f"{side}_attention_heads": 2 for side in ("encoder", "decoder")},
+    **{f"{side}_ffn_dim": 32 for side in ("encoder", "decoder")},
+}
+BERT = {
+    **{"hidden_size": DIM, "num_hidden_layers": 1, "num_attention_heads": 2},
+    **{"intermediate_size": 32, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+}
+OF_MARIAN = ["model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head"]
+
+# Layout -> class, settings, and the layers that share the output table.
+LAYOUTS = {
+    "gpt2": ("GPT2LMHeadModel", GPT2, ["transformer.wte", "lm_head"]),
+    "llama, tied": (
+        "LlamaForCausalLM",
+        {**LLAMA, "tie_word_embeddings": True},
+        ["model.embed_tokens", "lm_head"],
+    ),
+    "llama": ("LlamaForCausalLM", {**LLAMA, "tie_word_embeddings": False}, ["lm_head"]),
+    "t5": (
+        "T5ForConditionalGeneration",
+        T5,
+        ["shared", "encoder.embed_tokens", "decoder.embed_tokens", "lm_head"],
+    ),
+    "marian": ("MarianMTModel", MARIAN, OF_MARIAN),
+    "marian, scaled": ("MarianMTModel", {**MARIAN, "scale_embedding": True}, OF_MARIAN),
+    "bert": (
+        "BertForMaskedLM",
+        BERT,
+        ["bert.embeddings.word_embeddings", "cls.predictions.decoder"],
+    ),
+}
+
+TABLES = {"plain": lambda model: None, "weight norm": weight_norm_, "factors": factor_}
+each_table = pytest.mark.parametrize("table", TABLES)
+
+
+def made(transformers, kind, seed=0, **settings):
+    """A model of a class of transformers in training mode, whose weights a seed decides."""
+    torch.manual_seed(seed)
+    model = getattr(transformers, kind)
+    return model(model.config_class(vocab_size=WORDS, **settings)).train()
 
 
 def build(transformers, layout="gpt2", seed=0):
-    """A model in training mode, whose weights a seed decides."""
-    torch.manual_seed(seed)
-    return LAYOUTS[layout][0](transformers).train()
+    """A model of one of the layouts; that of Marian adds a bias to its logits."""
+    kind, settings, _ = LAYOUTS[layout]
+    model = made(transformers, kind, seed, **settings)
+    if kind == "MarianMTModel":
+        model.final_logits_bias.copy_(torch.linspace(-1, 1, WORDS))
+    return model
 
 
 def inputs(model, ids=IDS, labels=None):
@@ -113,6 +92,20 @@ def inputs(model, ids=IDS, labels=None):
         "input_ids": ids,
         "decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels),
     }
+
+
+def gradients(model):
+    found = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    model.zero_grad(set_to_none=True)  # before torch 2.0 the found gradients would become zero
+    return found
+
+
+def same(found, expected, close=2e-5):
+    """Whether two dictionaries of tensors are equal up to rounding."""
+    assert set(found) == set(expected)
+    for name, one in found.items():
+        bound = close * max(float(expected[name].abs().max()), 1e-3)
+        torch.testing.assert_close(one, expected[name], rtol=close, atol=bound, msg=name)
 
 
 class Straight(nn.Module):

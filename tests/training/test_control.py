@@ -2,17 +2,16 @@
 
 import copy
 import math
-import socket
 
 import pytest
 import torch
-import torch.multiprocessing
 from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.training import SpectrumControl, factor_, weight_norm_
 from tests.reference import spectrum_decay as reference
 from tests.training.models import LAYOUTS, Straight, build
+from tests.workers import on_two_workers
 
 PRIOR = {"exponential": lambda k: math.exp(-0.0005 * k), "polynomial": lambda k: k**-0.5}
 
@@ -194,12 +193,7 @@ def test_a_table_that_diverged_is_not_written():
     assert torch.equal(weight.detach().nan_to_num(7.0), before.nan_to_num(7.0))
 
 
-def _one_worker(rank, port, folder):
-    torch.set_num_threads(1)
-    distributed = torch.distributed
-    distributed.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
-    )
+def _controlled_by_the_first(rank):
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(Straight())
     control = SpectrumControl(model, decay=0.3, slack=1.0, every=2, centering=0.1)
@@ -213,17 +207,12 @@ def _one_worker(rank, port, folder):
         nn.functional.cross_entropy(model(tokens), tokens).backward()
         optimizer.step()
         control.step(1 - step / 10)
-    torch.save((control.weight.detach(), control.updates), f"{folder}/{rank}.pt")
-    distributed.destroy_process_group()
+    return control.weight.detach(), control.updates
 
 
 @pytest.mark.slow
 def test_workers_keep_equal_tables_bit_for_bit(tmp_path):
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    torch.multiprocessing.spawn(_one_worker, (port, str(tmp_path)), nprocs=2)
-    (first, updates), (second, _) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    (first, updates), (second, _) = on_two_workers(_controlled_by_the_first, tmp_path)
     assert torch.equal(first, second) and updates == 6
 
 

@@ -11,15 +11,11 @@ from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.training import (
     CoupledAdam,
     Muon,
-    TablePenalty,
     factor_,
     hidden_matrices,
     parameter_groups,
-    weight_norm_,
 )
-from tests.training.models import LAYOUTS, WORDS, build
-
-TABLES = {"plain": lambda model: None, "weight-norm": weight_norm_, "svd": factor_}
+from tests.training.models import LAYOUTS, TABLES, WORDS, build
 
 
 class Model(nn.Module):
@@ -53,7 +49,7 @@ def test_the_decay_of_a_table_acts_once(kind):
     groups = parameter_groups(model, lr=0.1, weight_decay=0.1)
     found = decayed(model, torch.optim.AdamW(groups))
     torch.testing.assert_close(found, before * 0.99**10, rtol=1e-5, atol=1e-6)
-    if kind == "svd":
+    if kind == "factors":
         for gram in table.grams():
             torch.testing.assert_close(gram, torch.eye(8), rtol=0, atol=1e-5)
 
@@ -68,10 +64,10 @@ def test_every_trained_parameter_is_in_one_group(transformers, kind, layout):
     trained = [id(one) for one in model.parameters() if one.requires_grad]
     assert sorted(found) == sorted(trained)
     rates = {(group["lr"], group["weight_decay"]) for group in groups}
-    others = {(0.3, 0.0)} if kind == "svd" else set()
+    others = {(0.3, 0.0)} if kind == "factors" else set()
     assert rates == {(0.1, 0.2), (0.1, 0.0), (0.3, 0.4), *others}
     of_table = sum(len(group["params"]) for group in groups if group["lr"] == 0.3)
-    assert of_table == {"plain": 1, "weight-norm": 2, "svd": 3}[kind]
+    assert of_table == {"plain": 1, "weight norm": 2, "factors": 3}[kind]
 
 
 def test_the_table_has_its_own_rate_and_decay():
@@ -141,14 +137,3 @@ def test_muon_takes_the_hidden_matrices_of_a_model(transformers, kind, layout):
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()
     assert all(not torch.equal(one, two) for one, two in zip(trained, before))
-
-
-@pytest.mark.parametrize("names", [("d_optimal",), ("spectral_normalization", "cosine")])
-def test_penalties_on_singular_values_need_as_many_words_as_dimensions(names):
-    layer = nn.Linear(20, 30)
-    with pytest.raises(ConfigurationError, match="N >= d"):
-        TablePenalty(nn.Linear(30, 20), **dict.fromkeys(names, 1.0))
-    with pytest.raises(ConfigurationError, match="N >= d"):
-        TablePenalty(layer, excluded=range(11), **dict.fromkeys(names, 1.0))
-    TablePenalty(layer, excluded=range(10), **dict.fromkeys(names, 1.0))
-    TablePenalty(nn.Linear(30, 20), cosine=1.0)

@@ -4,7 +4,6 @@ import copy
 import inspect
 import math
 import pickle
-import socket
 from types import SimpleNamespace
 
 import pytest
@@ -16,38 +15,35 @@ from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.training import (
     TablePenalty,
     TokenLoss,
-    factor_,
     fused_loss_,
     mixture_,
     plain_,
-    weight_norm_,
 )
+from tests.reference import cosine as reference
 from tests.reference import dispersion as naive_dispersion
-from tests.training.models import DIM, IDS, LAYOUTS, WORDS, build, inputs
+from tests.training.models import (
+    DIM,
+    IDS,
+    LABELS,
+    LAYOUTS,
+    T5,
+    TABLES,
+    WORDS,
+    build,
+    each_table,
+    gradients,
+    inputs,
+    made,
+    same,
+)
+from tests.workers import on_two_workers
 
-LABELS = IDS.clone()
-LABELS[0, 3] = LABELS[1, :2] = -100
 
-
-def gradients(model):
-    found = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
-    model.zero_grad(set_to_none=True)  # before torch 2.0 the found gradients would become zero
-    return found
-
-
-def same(found, expected, close=2e-5):
-    assert set(found) == set(expected)
-    for name, one in found.items():
-        bound = close * max(float(expected[name].abs().max()), 1e-3)
-        torch.testing.assert_close(one, expected[name], rtol=close, atol=bound, msg=name)
-
-
-@pytest.mark.parametrize("table", [None, weight_norm_, factor_])
+@each_table
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_it_is_the_loss_of_the_model(transformers, layout, table):
     model = build(transformers, layout)
-    if table is not None:
-        table(model)
+    TABLES[table](model)
     given = inputs(model, labels=LABELS)
     own = model(**{**given, "labels": LABELS}).loss
     own.backward()
@@ -107,14 +103,8 @@ def test_tokens_are_counted_over_all_batches_of_a_step(transformers, smoothing, 
             others = sum(float(row[v]) for v in range(WORDS) if v != word) / (WORDS - 1)
             naive -= (1 - smoothing) * float(row[word]) + smoothing * others
     if penalty is not None:
-        naive += float(total) * 0.5 * naive_cosine(model.lm_head.weight)
+        naive += float(total) * 0.5 * float(reference.penalty(model.lm_head.weight.detach()))
     assert math.isclose(float(whole.detach()), naive / float(total), rel_tol=1e-5)
-
-
-def naive_cosine(weight):
-    unit = F.normalize(weight.detach().double(), dim=1)
-    pairs = [float(unit[i] @ unit[j]) for i in range(len(unit)) for j in range(len(unit)) if i != j]
-    return sum(pairs) / len(unit) ** 2
 
 
 @pytest.mark.parametrize("layout", ["gpt2", "t5"])
@@ -145,28 +135,20 @@ def test_dispersion_of_the_layers(transformers, layout):
         TokenLoss(model, dispersion=-1.0)
 
 
-def _one_worker(rank, port, folder, half, table):
-    torch.set_num_threads(1)
-    distributed = torch.distributed
-    distributed.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
-    )
+def _gradients_of_a_half(rank, half, table):
     model, loss = _joint(table)
     wrapped = nn.parallel.DistributedDataParallel(model)
     # DistributedDataParallel takes the mean over workers: each counts half of the tokens.
     loss(wrapped(IDS[half[rank]]), LABELS[half[rank]], TARGETS / 2).backward()
-    torch.save(gradients(model), f"{folder}/{rank}.pt")
-    distributed.destroy_process_group()
+    return gradients(model)
 
 
 TARGETS = int(LABELS.ne(-100).sum())
-TABLES = {"plain": None, "weight norm": weight_norm_, "factors": factor_}
 
 
 def _joint(table):
     model = Scores(_unchanged, True)
-    if TABLES[table] is not None:
-        TABLES[table](model)
+    TABLES[table](model)
     penalty = TablePenalty(model, cosine=0.5)
     return model, fused_loss_(model, penalty=penalty, label_smoothing=0.1)
 
@@ -176,19 +158,15 @@ def _unchanged(scores):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("table", TABLES)
+@each_table
 def test_two_workers_have_the_gradients_of_one_with_the_joint_batch(tmp_path, table):
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
     half = (slice(0, 1), slice(1, 2))  # of unequal numbers of targets
-    arguments = (port, str(tmp_path), half, table)
-    torch.multiprocessing.spawn(_one_worker, arguments, nprocs=2)
+    workers = on_two_workers(_gradients_of_a_half, tmp_path, half, table)
     model, loss = _joint(table)
     loss(model(IDS), LABELS).backward()
     expected = gradients(model)
-    for rank in (0, 1):
-        same(torch.load(tmp_path / f"{rank}.pt"), expected)
+    for found in workers:
+        same(found, expected)
 
 
 def test_an_integer_counts_too(transformers):
@@ -227,6 +205,18 @@ FOLLOWED = {
 }
 
 
+def check_followed(model):
+    """The fused loss and its gradients are those of the logits; returns the gradients."""
+    own = F.cross_entropy(model(IDS).flatten(0, 1), LABELS.flatten())
+    own.backward()
+    expected = gradients(model)
+    found = fused_loss_(model)(model(IDS), LABELS)
+    found.backward()
+    torch.testing.assert_close(found, own, rtol=1e-6, atol=1e-6)
+    same(gradients(model), expected)
+    return expected
+
+
 @pytest.mark.parametrize("change", ["times", "over", "twice"])
 def test_a_learned_scale_gets_its_gradient(change):
     """It was taken for a number, and never trained."""
@@ -237,27 +227,13 @@ def test_a_learned_scale_gets_its_gradient(change):
     }
     model = Scores(changes[change], True)
     model.scale = nn.Parameter(torch.tensor([1.0]))  # 1 is no reason to leave it out
-    own = F.cross_entropy(model(IDS).flatten(0, 1), LABELS.flatten())
-    own.backward()
-    expected = gradients(model)
-    assert float(expected["scale"].abs()) > 1e-3
-    found = fused_loss_(model)(model(IDS), LABELS)
-    found.backward()
-    torch.testing.assert_close(found, own, rtol=1e-6, atol=1e-6)
-    same(gradients(model), expected)
+    assert float(check_followed(model)["scale"].abs()) > 1e-3
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("change", FOLLOWED)
 def test_what_models_do_to_logits_is_followed(change, bias):
-    model = Scores(FOLLOWED[change], bias)
-    own = F.cross_entropy(model(IDS).flatten(0, 1), LABELS.flatten())
-    own.backward()
-    expected = gradients(model)
-    found = fused_loss_(model)(model(IDS), LABELS)
-    found.backward()
-    torch.testing.assert_close(found, own, rtol=1e-6, atol=1e-6)
-    same(gradients(model), expected)
+    check_followed(Scores(FOLLOWED[change], bias))
 
 
 NOT_FOLLOWED = {
@@ -286,13 +262,12 @@ def test_everything_else_is_refused(change):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("table", [None, weight_norm_])
+@pytest.mark.parametrize("table", ["plain", "weight norm"])
 def test_labels_given_to_the_model_have_this_loss_too(transformers, layout, table):
     """As TRL, accelerate, peft and a Trainer without compute_loss_func give them."""
     model, plain = build(transformers, layout), build(transformers, layout)
     plain.load_state_dict(model.state_dict())
-    if table is not None:
-        table(model)
+    TABLES[table](model)
     fused_loss_(model)
     given = {**inputs(model), "labels": LABELS}
     takes_totals = "loss_function" in inspect.unwrap(type(model).forward).__code__.co_names
@@ -302,7 +277,7 @@ def test_labels_given_to_the_model_have_this_loss_too(transformers, layout, tabl
         assert type(found.logits).__name__ == "HiddenStates"
     found.loss.backward()
     found = gradients(model)
-    if table is None:
+    if table == "plain":
         own.backward()
         same(found, gradients(plain))
     copied = copy.deepcopy(model)
@@ -339,17 +314,9 @@ def test_labels_that_the_loss_cannot_take(transformers):
 
 def _experts(transformers, **settings):
     sizes = {"hidden_size": DIM, "intermediate_size": 32, "num_hidden_layers": 1}
-    config = transformers.MixtralConfig(
-        vocab_size=WORDS,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        num_local_experts=4,
-        num_experts_per_tok=1,
-        router_aux_loss_coef=1.0,
-        **sizes,
-        **settings,
-    )
-    return transformers.MixtralForCausalLM(config)
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 1, "router_aux_loss_coef": 1.0}
+    return made(transformers, "MixtralForCausalLM", **sizes, **heads, **experts, **settings)
 
 
 def test_the_loss_of_the_experts_is_added(transformers):
@@ -372,13 +339,9 @@ def test_the_loss_of_the_experts_is_added(transformers):
 
 def test_further_losses_of_a_model_are_refused_by_name(transformers):
     def build_switch(router):
-        return transformers.SwitchTransformersForConditionalGeneration(
-            transformers.SwitchTransformersConfig(
-                vocab_size=WORDS, d_model=DIM, d_kv=8, d_ff=32, num_layers=2, num_heads=2,
-                num_experts=2, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1,
-                decoder_start_token_id=0, output_router_logits=router,
-            )
-        )  # fmt: skip
+        layers = {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}
+        settings = {**T5, **layers, "num_experts": 2, "output_router_logits": router}
+        return made(transformers, "SwitchTransformersForConditionalGeneration", **settings)
 
     with pytest.raises(UnsupportedError, match="z_loss.*output_router_logits = False"):
         fused_loss_(build_switch(True))
@@ -390,13 +353,12 @@ def test_further_losses_of_a_model_are_refused_by_name(transformers):
         loss(model(**given, output_router_logits=True), IDS)
 
 
-@pytest.mark.parametrize("table", [None, weight_norm_, factor_])
+@each_table
 @pytest.mark.parametrize("total", [None, 0, torch.tensor(0), 7])
 @pytest.mark.parametrize("mixture", [False, True])
 def test_a_batch_without_targets_changes_nothing(transformers, table, total, mixture):
     model = build(transformers)
-    if table is not None:
-        table(model)
+    TABLES[table](model)
     model.config.output_hidden_states = True
     more = {"penalty": TablePenalty(model, cosine=1.0), "dispersion": 0.5, "label_smoothing": 0.1}
     loss = mixture_(model, 2, **more) if mixture else fused_loss_(model, **more)
@@ -464,13 +426,12 @@ def test_under_autocast_and_the_compiler(transformers):
 
 
 @pytest.mark.parametrize("components", [0, 3])
-@pytest.mark.parametrize("table", [None, weight_norm_, factor_])
+@each_table
 def test_hidden_states_that_autocast_has_left_in_16_bits(table, components):
     """As with OPT's last projection: a factored table and a mixture failed, others had float32."""
     model = Scores(lambda scores: scores, False)
     model.embed = nn.Sequential(model.embed, nn.Linear(DIM, DIM))  # its output is in bfloat16
-    if table is not None:
-        table(model)
+    TABLES[table](model)
     loss = mixture_(model, components, shift=False) if components else None
     loss = loss or fused_loss_(model, shift=False)
     exact = loss(model(IDS), LABELS)
@@ -483,131 +444,3 @@ def test_hidden_states_that_autocast_has_left_in_16_bits(table, components):
     found.backward()
     torch.testing.assert_close(found, exact, rtol=2e-2, atol=2e-2)
     same(gradients(model), expected, close=0.1)
-
-
-@pytest.mark.parametrize("table", [None, weight_norm_, factor_])
-@pytest.mark.parametrize("kind", ["mos", "moc"])
-@pytest.mark.parametrize("layout", ["gpt2", "t5"])
-def test_mixtures(transformers, layout, kind, table):
-    model = build(transformers, layout)
-    if table is not None:
-        table(model)
-    loss = mixture_(model, 3, kind=kind)
-    given = inputs(model, labels=LABELS)
-    found = loss(model(**given), LABELS)
-    found.backward()
-    mixture = model.get_output_embeddings().mixture
-    assert all(one.grad.any() for one in mixture.parameters())
-    # By definition, from the hidden states that the layer hands on.
-    features = model(**given).logits.features.detach().double()
-    weight = model.get_output_embeddings().weight.detach().double()
-    prior = (features @ mixture.prior.weight.detach().double().t()).softmax(-1)
-    latent = features @ mixture.latent.weight.detach().double().t() + mixture.latent.bias.double()
-    contexts = 4.0 * torch.tanh(latent).unflatten(-1, (3, DIM))
-    if kind == "mos":
-        p = ((contexts @ weight.t()).softmax(-1) * prior.unsqueeze(-1)).sum(-2)
-    else:
-        p = ((contexts * prior.unsqueeze(-1)).sum(-2) @ weight.t()).softmax(-1)
-    targets = F.pad(LABELS, (0, 1), value=-100)[:, 1:] if loss.shift else LABELS
-    expected = F.nll_loss(p.log().flatten(0, 1), targets.flatten())
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
-    model.eval()
-    scores = model(**given).logits
-    torch.testing.assert_close(scores.double(), p.log(), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(
-        loss(model(**given), LABELS).double(), expected, rtol=1e-5, atol=1e-5
-    )
-
-
-def test_a_mixture_is_saved_and_loaded(transformers, tmp_path):
-    model = build(transformers)
-    mixture_(model, 3)
-    model.save_pretrained(tmp_path)
-    other = build(transformers, seed=4)
-    mixture_(other, 3)
-    safetensors = pytest.importorskip("safetensors.torch")
-    other.load_state_dict(safetensors.load_file(tmp_path / "model.safetensors"), strict=False)
-    expected, found = (one.eval()(input_ids=IDS).logits for one in (model, other))
-    assert torch.equal(found, expected)
-    assert sum("mixture" in name for name, _ in model.named_parameters()) == 3
-
-
-def test_a_mixture_refuses_what_would_change_its_probabilities(transformers):
-    model = build(transformers, "marian")
-    loss = mixture_(model, 2)
-    given = inputs(model, labels=LABELS)
-    with pytest.raises(UnsupportedError, match="mixture"):
-        loss(model(**given), LABELS)
-    model.final_logits_bias.zero_()
-    assert loss(model(**given), LABELS) > 0
-    with pytest.raises(UnsupportedError, match="without a mixture"):
-        mixture_(model, 2)
-    with pytest.raises(ConfigurationError, match="bias"):
-        mixture_(build(transformers, "bert"), 2)
-    with pytest.raises(ConfigurationError, match="kind"):
-        mixture_(build(transformers), 2, kind="other")
-
-
-def test_penalties_have_one_scale(transformers):
-    model = build(transformers)
-    weight = model.lm_head.weight.detach().double()
-    sigma = torch.linalg.svdvals(weight)
-    expected = {
-        "cosine": naive_cosine(weight),
-        "mean_vector": float(sum(float(weight[:, j].mean()) ** 2 for j in range(DIM))),
-        "weight_norm": math.sqrt(sum((float(row.norm()) - 2.0) ** 2 for row in weight) + 1e-8),
-        "spectral_normalization": sum((1 - float(s / sigma[0])) ** 2 for s in sigma),
-        "d_optimal": -sum(math.log(float(s)) for s in sigma),
-        "normalized_d_optimal": -sum(math.log(float(s / sigma[0])) for s in sigma),
-    }
-    penalty = TablePenalty(model, norm_target=2.0, **dict.fromkeys(expected, 0.1))
-    terms = {name: float(one) for name, one in penalty.terms().items()}
-    assert terms == pytest.approx(expected, rel=1e-4)
-    assert float(penalty()) == pytest.approx(0.1 * sum(expected.values()), rel=1e-4)
-    penalty().backward()
-    assert model.transformer.wte.weight.grad.any()
-    assert float(TablePenalty(model)()) == 0.0
-
-
-def test_an_excluded_row_is_left_out_once(transformers):
-    """A row that was named twice was taken out twice, and a negative one ended in IndexError."""
-    model = build(transformers)
-    names = ("cosine", "mean_vector", "weight_norm", "spectral_normalization", "d_optimal")
-    expected, *others = (
-        TablePenalty(model, excluded=rows, **dict.fromkeys(names, 0.1)).terms()
-        for rows in ((3, WORDS - 1), (WORDS - 1, 3, 3, WORDS - 1), (-1, 3))
-    )
-    assert all(found == expected for found in others)
-
-
-def test_penalties_on_factors(transformers):
-    model = build(transformers)
-    with pytest.raises(ConfigurationError, match="factor_"):
-        TablePenalty(model, spectrum=1.0)
-    table = factor_(model)
-    with torch.no_grad():
-        table.U.mul_(1.5)
-        table.sigma[3] *= 2
-    terms = TablePenalty(model, spectrum=1.0, orthogonality=1.0).terms()
-    u = table.U.detach().double() / table.scale.double()
-    v = table.V.detach().double() / table.v_scale
-    eye = torch.eye(DIM, dtype=torch.float64)
-    defects = sum(float((one.t() @ one - eye).square().sum()) for one in (u, v))
-    assert float(terms["orthogonality"]) == pytest.approx(defects, rel=1e-4)
-    sigma = (table.sigma.detach() * table.scale).double().abs().sort(descending=True).values
-    k = torch.arange(1, DIM + 1, dtype=torch.float64)
-    prior = torch.exp(-0.0005 * k)
-    prior *= float(table.initial_norm) / prior.norm()
-    assert float(terms["spectrum"]) == pytest.approx(
-        float((sigma - prior).square().sum()), rel=1e-4
-    )
-
-
-def test_unknown_and_negative_penalties_are_refused(transformers):
-    model = build(transformers)
-    with pytest.raises(ConfigurationError, match=f"`excluded` to be rows.*found {WORDS}"):
-        TablePenalty(model, cosine=1.0, excluded=(3, WORDS))
-    for wrong in ({"cosine": -1.0}, {"cosinus": 1.0}, {"weight_norm": math.nan}):
-        with pytest.raises(ConfigurationError, match="weights >= 0"):
-            TablePenalty(model, **wrong)
-    plain_(model)  # there is nothing to take off

@@ -8,8 +8,7 @@ import torch
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.training import TablePenalty, fused_loss_, mixture_, plain_, weight_norm_
-from tests.training.models import IDS, build
-from tests.training.test_losses import LABELS, gradients, same
+from tests.training.models import IDS, LABELS, build, gradients, same
 
 
 @pytest.fixture

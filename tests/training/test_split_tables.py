@@ -1,10 +1,7 @@
 """Tables that are split over devices: right where a worker holds them whole, refused elsewhere."""
 
-import socket
-
 import pytest
 import torch
-import torch.multiprocessing
 from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
@@ -17,15 +14,11 @@ from spectral_fairseq.training import (
     plain_,
     weight_norm_,
 )
-from tests.training.models import IDS, Straight
+from tests.training.models import IDS, TABLES, Straight
+from tests.workers import on_two_workers
 
 fsdp = pytest.importorskip("torch.distributed.fsdp")
-METHODS = {
-    "plain": lambda model: None,
-    "weight norm": weight_norm_,
-    "factors": factor_,
-    "mixture": lambda model: mixture_(model, 2, shift=True),
-}
+METHODS = {**TABLES, "mixture": lambda model: mixture_(model, 2, shift=True)}
 needs_fully_shard = pytest.mark.skipif(
     not hasattr(fsdp, "fully_shard") or not hasattr(torch.cpu.Stream, "record_event"),
     reason="this torch has no fully_shard for CPUs",
@@ -150,11 +143,7 @@ def refuses_nan(rank):
     assert torch.equal(model.lm_head.weight.to_local().nan_to_num(), before.nan_to_num())
 
 
-def _one_worker(rank, port, folder):
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
-    )
+def _one_worker(rank):
     half, targets = IDS.chunk(2)[rank], IDS[:, 1:].numel()
     found = {name: trained(name, {}, half, targets / 2) for name in METHODS}
     split = {
@@ -186,8 +175,7 @@ def _one_worker(rank, port, folder):
     weight_norm_(model)
     fsdp.fully_shard(model)
     split["plain_"] = message(lambda: plain_(model))
-    torch.save((found, split), f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+    return found, split
 
 
 def test_hidden_states_show_their_tensors():
@@ -209,12 +197,7 @@ def test_hidden_states_show_their_tensors():
 @pytest.mark.slow
 def test_fully_shard_of_the_root_after_the_methods(tmp_path):
     """The root keeps its parameters whole until the backward pass, so the loss sees the table."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    torch.multiprocessing.spawn(_one_worker, (port, str(tmp_path)), nprocs=2)
-    for rank in (0, 1):
-        gradients, split = torch.load(tmp_path / f"{rank}.pt")
+    for gradients, split in on_two_workers(_one_worker, tmp_path):
         for method in METHODS:
             for name, expected in trained(method).items():
                 torch.testing.assert_close(

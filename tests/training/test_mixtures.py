@@ -1,4 +1,4 @@
-"""The z-loss and the soft cap of models that exist."""
+"""Mixtures, the z-loss and the soft cap of models that exist."""
 
 import copy
 
@@ -9,45 +9,43 @@ import torch.nn.functional as F
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.training import (
     TokenLoss,
-    factor_,
     fused_loss_,
     mixture_,
     plain_,
-    weight_norm_,
 )
 from tests.reference import z_loss as reference
-from tests.training.models import DIM, IDS, WORDS, Straight, build
-from tests.training.test_losses import LABELS, gradients, same
+from tests.training.models import (
+    DIM,
+    IDS,
+    LABELS,
+    LLAMA,
+    TABLES,
+    Straight,
+    build,
+    each_table,
+    gradients,
+    inputs,
+    made,
+    same,
+)
 
 
-def gemma(transformers, name="Gemma2", cap=1.5, **settings):
+def gemma(transformers, name="Gemma2", cap=1.5):
     if not hasattr(transformers, f"{name}ForCausalLM"):
         pytest.skip(f"this transformers has no {name}")
-    config = getattr(transformers, f"{name}Config" if name == "Gemma2" else f"{name}TextConfig")(
-        vocab_size=WORDS,
-        hidden_size=DIM,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        pad_token_id=0,
-        final_logit_softcapping=cap,
-        **settings,
-    )
-    torch.manual_seed(0)
-    return getattr(transformers, f"{name}ForCausalLM")(config).train()
+    settings = {**LLAMA, "num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 8}
+    settings.update(pad_token_id=0, final_logit_softcapping=cap)
+    return made(transformers, f"{name}ForCausalLM", **settings)
 
 
-@pytest.mark.parametrize("table", [None, weight_norm_, factor_])
+@each_table
 @pytest.mark.parametrize("name", ["Gemma2", "Gemma3"])
 def test_the_cap_of_a_models_settings(transformers, name, table):
     """It was refused by name."""
     model = gemma(transformers, name)
     with torch.no_grad():
         model.lm_head.weight.mul_(40)  # so that the cap does something
-    if table is not None:
-        table(model)
+    TABLES[table](model)
     own = model(input_ids=IDS, labels=LABELS)
     assert 1 < float(own.logits.abs().max()) <= 1.5
     own.loss.backward()
@@ -63,15 +61,14 @@ def test_the_cap_of_a_models_settings(transformers, name, table):
         fused_loss_(model, softcap=30.0)
 
 
-@pytest.mark.parametrize("table", [None, weight_norm_, factor_])
+@each_table
 def test_a_cap_that_the_model_had_not(transformers, table):
     """It is a part of the model from then on, in training, evaluation and generation."""
     model = build(transformers)
     with torch.no_grad():
         model.lm_head.weight.mul_(20)
         logits = reference.softcapped(model(input_ids=IDS).logits, 1.5)
-    if table is not None:
-        table(model)
+    TABLES[table](model)
     loss = fused_loss_(model, softcap=1.5)
     with torch.no_grad():
         torch.testing.assert_close(model(input_ids=IDS).logits, logits, rtol=1e-4, atol=1e-4)
@@ -122,7 +119,7 @@ def test_the_z_loss_is_added_in_training(transformers, smoothing, softcap):
         assert torch.equal(loss(outputs, LABELS), plain(outputs, LABELS))
 
 
-def test_mixtures():
+def test_a_mixture_of_contexts_takes_both():
     for kind, options in (("mos", {"z_loss": 1e-4}), ("mos", {"softcap": 30.0})):
         with pytest.raises(UnsupportedError, match="one softmax.*MixtureOfSoftmaxes"):
             mixture_(Straight(), 3, kind=kind, shift=False, **options)
@@ -167,3 +164,52 @@ def test_values_outside_the_range():
             fused_loss_(Straight(), shift=False, z_loss=wrong)
         with pytest.raises(ConfigurationError, match="`softcap`"):
             fused_loss_(Straight(), shift=False, softcap=wrong)
+
+
+@each_table
+@pytest.mark.parametrize("kind", ["mos", "moc"])
+@pytest.mark.parametrize("layout", ["gpt2", "t5"])
+def test_mixtures(transformers, layout, kind, table):
+    model = build(transformers, layout)
+    TABLES[table](model)
+    loss = mixture_(model, 3, kind=kind)
+    given = inputs(model, labels=LABELS)
+    found = loss(model(**given), LABELS)
+    found.backward()
+    mixture = model.get_output_embeddings().mixture
+    assert all(one.grad.any() for one in mixture.parameters())
+    # By definition, from the hidden states that the layer hands on.
+    features = model(**given).logits.features.detach().double()
+    weight = model.get_output_embeddings().weight.detach().double()
+    prior = (features @ mixture.prior.weight.detach().double().t()).softmax(-1)
+    latent = features @ mixture.latent.weight.detach().double().t() + mixture.latent.bias.double()
+    contexts = 4.0 * torch.tanh(latent).unflatten(-1, (3, DIM))
+    if kind == "mos":
+        p = ((contexts @ weight.t()).softmax(-1) * prior.unsqueeze(-1)).sum(-2)
+    else:
+        p = ((contexts * prior.unsqueeze(-1)).sum(-2) @ weight.t()).softmax(-1)
+    targets = F.pad(LABELS, (0, 1), value=-100)[:, 1:] if loss.shift else LABELS
+    expected = F.nll_loss(p.log().flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    model.eval()
+    scores = model(**given).logits
+    torch.testing.assert_close(scores.double(), p.log(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        loss(model(**given), LABELS).double(), expected, rtol=1e-5, atol=1e-5
+    )
+
+
+def test_a_mixture_refuses_what_would_change_its_probabilities(transformers):
+    model = build(transformers, "marian")
+    loss = mixture_(model, 2)
+    given = inputs(model, labels=LABELS)
+    with pytest.raises(UnsupportedError, match="mixture"):
+        loss(model(**given), LABELS)
+    model.final_logits_bias.zero_()
+    assert loss(model(**given), LABELS) > 0
+    with pytest.raises(UnsupportedError, match="without a mixture"):
+        mixture_(model, 2)
+    with pytest.raises(ConfigurationError, match="bias"):
+        mixture_(build(transformers, "bert"), 2)
+    with pytest.raises(ConfigurationError, match="kind"):
+        mixture_(build(transformers), 2, kind="other")

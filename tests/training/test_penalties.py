@@ -1,0 +1,88 @@
+"""Penalties of one table: their scale, their rows, and what they need of it."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.training import TablePenalty, factor_, plain_
+from tests.reference import cosine as reference
+from tests.training.models import DIM, WORDS, build
+
+
+def test_penalties_have_one_scale(transformers):
+    model = build(transformers)
+    weight = model.lm_head.weight.detach().double()
+    sigma = torch.linalg.svdvals(weight)
+    expected = {
+        "cosine": float(reference.penalty(weight)),
+        "mean_vector": float(sum(float(weight[:, j].mean()) ** 2 for j in range(DIM))),
+        "weight_norm": math.sqrt(sum((float(row.norm()) - 2.0) ** 2 for row in weight) + 1e-8),
+        "spectral_normalization": sum((1 - float(s / sigma[0])) ** 2 for s in sigma),
+        "d_optimal": -sum(math.log(float(s)) for s in sigma),
+        "normalized_d_optimal": -sum(math.log(float(s / sigma[0])) for s in sigma),
+    }
+    penalty = TablePenalty(model, norm_target=2.0, **dict.fromkeys(expected, 0.1))
+    terms = {name: float(one) for name, one in penalty.terms().items()}
+    assert terms == pytest.approx(expected, rel=1e-4)
+    assert float(penalty()) == pytest.approx(0.1 * sum(expected.values()), rel=1e-4)
+    penalty().backward()
+    assert model.transformer.wte.weight.grad.any()
+    assert float(TablePenalty(model)()) == 0.0
+
+
+def test_an_excluded_row_is_left_out_once(transformers):
+    """A row that was named twice was taken out twice, and a negative one ended in IndexError."""
+    model = build(transformers)
+    names = ("cosine", "mean_vector", "weight_norm", "spectral_normalization", "d_optimal")
+    expected, *others = (
+        TablePenalty(model, excluded=rows, **dict.fromkeys(names, 0.1)).terms()
+        for rows in ((3, WORDS - 1), (WORDS - 1, 3, 3, WORDS - 1), (-1, 3))
+    )
+    assert all(found == expected for found in others)
+
+
+def test_penalties_on_factors(transformers):
+    model = build(transformers)
+    with pytest.raises(ConfigurationError, match="factor_"):
+        TablePenalty(model, spectrum=1.0)
+    table = factor_(model)
+    with torch.no_grad():
+        table.U.mul_(1.5)
+        table.sigma[3] *= 2
+    terms = TablePenalty(model, spectrum=1.0, orthogonality=1.0).terms()
+    u = table.U.detach().double() / table.scale.double()
+    v = table.V.detach().double() / table.v_scale
+    eye = torch.eye(DIM, dtype=torch.float64)
+    defects = sum(float((one.t() @ one - eye).square().sum()) for one in (u, v))
+    assert float(terms["orthogonality"]) == pytest.approx(defects, rel=1e-4)
+    sigma = (table.sigma.detach() * table.scale).double().abs().sort(descending=True).values
+    k = torch.arange(1, DIM + 1, dtype=torch.float64)
+    prior = torch.exp(-0.0005 * k)
+    prior *= float(table.initial_norm) / prior.norm()
+    assert float(terms["spectrum"]) == pytest.approx(
+        float((sigma - prior).square().sum()), rel=1e-4
+    )
+
+
+def test_unknown_and_negative_penalties_are_refused(transformers):
+    model = build(transformers)
+    with pytest.raises(ConfigurationError, match=f"`excluded` to be rows.*found {WORDS}"):
+        TablePenalty(model, cosine=1.0, excluded=(3, WORDS))
+    for wrong in ({"cosine": -1.0}, {"cosinus": 1.0}, {"weight_norm": math.nan}):
+        with pytest.raises(ConfigurationError, match="weights >= 0"):
+            TablePenalty(model, **wrong)
+    plain_(model)  # there is nothing to take off
+
+
+@pytest.mark.parametrize("names", [("d_optimal",), ("spectral_normalization", "cosine")])
+def test_penalties_on_singular_values_need_as_many_words_as_dimensions(names):
+    layer = nn.Linear(20, 30)
+    with pytest.raises(ConfigurationError, match="N >= d"):
+        TablePenalty(nn.Linear(30, 20), **dict.fromkeys(names, 1.0))
+    with pytest.raises(ConfigurationError, match="N >= d"):
+        TablePenalty(layer, excluded=range(11), **dict.fromkeys(names, 1.0))
+    TablePenalty(layer, excluded=range(10), **dict.fromkeys(names, 1.0))
+    TablePenalty(nn.Linear(30, 20), cosine=1.0)

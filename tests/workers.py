@@ -1,0 +1,25 @@
+"""Two processes of one group on this machine, for what data-parallel workers have to agree on."""
+
+import socket
+
+import torch
+import torch.multiprocessing
+
+
+def on_two_workers(function, folder, *arguments):
+    """What ``function(rank, *arguments)`` returns in each of them, through files in ``folder``."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    given = (function, port, str(folder), arguments)
+    torch.multiprocessing.spawn(_worker, given, nprocs=2)
+    return [torch.load(f"{folder}/{rank}.pt") for rank in (0, 1)]
+
+
+def _worker(rank, function, port, folder, arguments):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
+    )
+    torch.save(function(rank, *arguments), f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
