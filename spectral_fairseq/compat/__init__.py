@@ -32,7 +32,7 @@ PATCHES = (
     checkpoints.ATOMIC_COPY,
     data.DAMAGED_DATA,
     data.SEVERAL_PARTS,
-    data.NOTHING_EVALUATED,
+    data.NOTHING_LEFT,
     resuming.PATIENCE,
     resuming.DATA_POSITION,
     resuming.BATCH_COMPOSITION,

@@ -242,48 +242,44 @@ FASTA_INDEX = Patch(
 )
 
 
-# The perplexity of nothing.
+# Nothing that the model can read.
 #
-# fairseq-eval-lm cuts the text into pieces of --tokens-per-sample, 1,024 by default, and skips the
-# pieces that are longer than the model's positions: of a model of 512 all but the last one. Where
-# nothing is left it prints "Evaluated 0 tokens" and the perplexity 1.
+# Sentences and pieces of text that are longer than the model's positions are skipped: always in
+# training, with --skip-invalid-size-inputs-valid-test elsewhere. fairseq-eval-lm cuts a text into
+# pieces of --tokens-per-sample, 1,024 by default: of a model of 512 all but the last one are
+# skipped. Where nothing is left, fairseq-eval-lm prints "Evaluated 0 tokens" and the perplexity 1,
+# fairseq-generate and -validate divide by zero, and a training has epochs without an update.
 
 
 @wrapping
 def refuse_nothing(
     self: Any,
+    indices: Any,
     dataset: Any,
-    *args: Any,
     max_positions: Any = None,
+    *args: Any,
     original: Callable[..., Any],
     **kwargs: Any,
 ) -> Any:
-    """Wrap the ``eval_lm_dataloader`` of a task, so that it refuses to hand out no batch."""
-    batches = original(self, dataset, *args, max_positions=max_positions, **kwargs)
-    if len(batches) > 0:
-        return batches
-    raise DataError(  # a text of no sentence is refused when it is opened
-        "a text in pieces that the model can read",
-        f"{len(dataset):,}, all skipped, with {max(dataset.sizes):,} tokens in the longest; "
-        f"the model reads {max_positions}",
-        "Give --tokens-per-sample (less --context-window, if any) and --max-tokens to suit.",
+    """Wrap the ``filter_indices_by_size`` of tasks, so that it refuses to skip everything."""
+    kept = original(self, indices, dataset, max_positions, *args, **kwargs)
+    if len(kept) > 0 or len(indices) == 0:
+        return kept
+    raise DataError(
+        "text in pieces that the model can read",
+        f"{len(indices):,}, all skipped, such as one of {dataset.size(indices[0])} tokens; the "
+        f"model reads {max_positions}",
+        "Cut the text into shorter pieces: sentences, or --tokens-per-sample of a language model "
+        "(less --context-window, if any).",
     )
 
 
-_TASKS = (
-    "fairseq.tasks.language_modeling:LanguageModelingTask",
-    "fairseq.tasks.multilingual_language_modeling:MultilingualLanguageModelingTask",
-)
-
-
-def _refuse_nothing() -> str:
-    replaces({f"{task}.eval_lm_dataloader": refuse_nothing for task in _TASKS})()
-    return "replaces eval_lm_dataloader of fairseq's tasks of language models"
-
-
-NOTHING_EVALUATED = Patch(
-    name="nothing evaluated",
-    reason="fairseq-eval-lm prints the perplexity 1 where it skipped the whole text, such as in "
-    "pieces that are longer than the model reads.",
-    install=_refuse_nothing,
+NOTHING_LEFT = Patch(
+    name="nothing left",
+    reason="Where every sentence is longer than the model reads and is skipped, fairseq-eval-lm "
+    "prints the perplexity 1, fairseq-generate and fairseq-validate divide by zero, and "
+    "fairseq-train goes through its epochs without an update.",
+    install=replaces(
+        {"fairseq.tasks.fairseq_task:FairseqTask.filter_indices_by_size": refuse_nothing}
+    ),
 )

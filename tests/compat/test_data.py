@@ -329,7 +329,7 @@ def test_combined_splits_are_all_checked(patched, copy):
     patched.gives(Fails("train1.bin; found 999"), combined, folder=str(copy))
 
 
-# The perplexity of nothing
+# Nothing that the model can read
 
 
 def pieces(folder, flags, positions, context=0):
@@ -348,6 +348,31 @@ def pieces(folder, flags, positions, context=0):
     )
 
 
+def skipping(folder, positions):
+    """The batches of validation sentences by a task of translation that skips long ones."""
+    import numpy as np
+    import torch
+    from fairseq.data import Dictionary, LanguagePairDataset
+    from fairseq.tasks.translation import TranslationConfig, TranslationTask
+
+    words = Dictionary.load(f"{folder}/dict.de.txt")
+    task = TranslationTask(TranslationConfig(), words, words)
+    lines = [torch.full((length,), 5) for length in (4, 6)]
+    dataset = LanguagePairDataset(lines, np.array([4, 6]), words)
+    batches = task.get_batch_iterator(
+        dataset, max_positions=positions, max_sentences=1, ignore_invalid_inputs=True
+    )
+    return len(batches)
+
+
+def test_sentences_that_are_all_skipped(bare, patched, data):
+    for sides, batches in ((bare, {3: 0, 5: 1, 8: 2}), (patched, {5: 1, 8: 2})):
+        for positions, count in batches.items():
+            sides.gives(count, skipping, folder=str(data), positions=positions)
+    refused = Fails("2, all skipped, such as one of .* reads 3. .*sentences")
+    patched.gives(refused, skipping, folder=str(data), positions=3)
+
+
 def test_a_text_of_which_every_piece_is_skipped(bare, patched, tmp_path):
     (tmp_path / "text").write_text(" ".join(f"w{i % 20}" for i in range(511)) + "\n", "utf-8")
     pref = str(tmp_path / "text")
@@ -355,7 +380,7 @@ def test_a_text_of_which_every_piece_is_skipped(bare, patched, tmp_path):
     patched.cli("fairseq_cli.preprocess", *arguments, "--destdir", tmp_path / "bin")
     text = {"folder": str(tmp_path / "bin"), "positions": 256}
     bare.gives(0, pieces, flags=[], **text)
-    refused = Fails("1, all skipped, with 512 tokens .*reads 256.*per-sample")
+    refused = Fails("1, all skipped, such as one of 512 tokens.*reads 256.*per-sample")
     patched.gives(refused, pieces, flags=[], **text)
     fitting = {"flags": ["--tokens-per-sample", "64"], **text}
     assert patched.call(pieces, **fitting) > 0
