@@ -159,6 +159,14 @@ def test_a_softmax_is_of_low_rank_and_a_mixture_is_not(tokens, words):
     assert empirical_rank(mixture, tokens, words) > 90
 
 
+def test_the_rank_is_that_of_the_whole_svd():
+    matrix = log_softmax_matrix(130, 71, 9)
+    whole = torch.linalg.svdvals(matrix.double())
+    assert empirical_rank(spectrum_of(matrix), *matrix.shape) == empirical_rank(
+        whole, *matrix.shape
+    )
+
+
 def test_threshold_of_numerical_recipes():
     assert roundoff_threshold(8.0, 3, 5) == pytest.approx(0.5 * 3 * 8 * 2**-23)
     assert roundoff_threshold(8.0, 3, 5, torch.float64) == pytest.approx(0.5 * 3 * 8 * 2**-52)

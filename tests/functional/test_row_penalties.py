@@ -97,6 +97,16 @@ def test_rows_that_are_very_short(scale, rows):
         assert error <= 2e-5 * expected.norm(dim=1)[row] + 1e-30
 
 
+def test_lengths_do_not_matter_and_gradients_are_tangential():
+    matrix = table(17, 6).requires_grad_()
+    lengths = torch.linspace(0.01, 40, 17, dtype=torch.float64).unsqueeze(1)
+    value = cosine_penalty(matrix)
+    torch.testing.assert_close(cosine_penalty(matrix * lengths), value)
+    value.backward()
+    radial = (matrix.grad * matrix.detach()).sum(1)
+    torch.testing.assert_close(radial, torch.zeros_like(radial), rtol=0, atol=1e-15)
+
+
 @pytest.mark.parametrize("penalty", [cosine_penalty, mean_vector_penalty])
 def test_a_table_without_words_is_refused(penalty):
     with pytest.raises(ConfigurationError, match="at least one row"):

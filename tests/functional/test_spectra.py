@@ -84,6 +84,13 @@ def test_all_ways_equal_a_decomposition_in_float64(n, d, rank):
         assert found[rank:].eq(0).all()
 
 
+@pytest.mark.parametrize("excluded", [[1], [0, 60, 122]])
+def test_excluded_rows_of_a_gram_matrix(excluded):
+    matrix = table(123, 7)
+    sigma = singular_values_of_gram(gram(matrix, torch.tensor(excluded)), 123 - len(excluded))
+    torch.testing.assert_close(sigma, reference.values(matrix, excluded), rtol=1e-10, atol=0)
+
+
 @pytest.mark.parametrize("n, d", [(7, 3), (37, 5), (12, 11), (3, 5)])
 def test_right_singular_system(n, d):
     matrix = table(n, d)
