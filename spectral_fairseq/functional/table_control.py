@@ -26,9 +26,9 @@ before anything is written.
 Flags: ``--spectrum-decay`` 0, ``--spectrum-side`` above, ``--spectrum-slack`` 3,
     ``--spectrum-scale`` free, ``--table-centering`` 0, ``--spectrum-decay-interval`` 10,
     ``--spectrum-decay-start`` 0, ``--svd-interval`` 0.
-In order: ``plugin/control_trainer.py: control_tables``, ``plan_change``, ``apply_change_``, for the
-    factors of an SVD table ``plugin/control_trainer.py: renew_factors``, ``singular_system``,
-    ``redecomposition``.
+In order: ``plugin/control_trainer.py: control_tables``, ``functional/control_rule.py:
+    ControlRule.plan``, ``plan_change``, ``apply_change_``; for the factors of an SVD table
+    ``plugin/control_trainer.py: renew_factors``, ``singular_system``, ``redecomposition``.
 """
 
 from __future__ import annotations

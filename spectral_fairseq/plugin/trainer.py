@@ -1,7 +1,7 @@
 """What fairseq's trainer has no hook for: one wrapper a method, which tells the listeners in order.
 
-Three features change something else instead: ``groups.py``, ``counts.py`` and
-``float32_products.py``.
+Five features change something else instead: ``checks.py``, ``counts.py``, ``cpu.py``, ``groups.py``
+and ``streams.py`` have patches of their own.
 """
 
 from __future__ import annotations
