@@ -69,12 +69,6 @@ def test_signatures_name_what_decides_the_numbers(svd_checkpoint, tmp_path):
     assert "isotropy:all" in analyse_model(svd_checkpoint, Options()).result["signature"]
 
 
-def test_the_same_file_gives_the_same_numbers(svd_checkpoint):
-    options = Options(isotropy_words=20, cosine_words=30)
-    one, other = (analyse_model(svd_checkpoint, options).result for _ in range(2))
-    assert one == other
-
-
 def test_the_prior_is_that_of_the_training(svd_checkpoint):
     model = entries(with_padding(cone()), "svd")
     table = Tables("x.pt", model).extract()

@@ -208,13 +208,6 @@ def test_a_folder_without_a_model(tmp_path):
         open_model(tmp_path)
 
 
-def test_weights_are_read_by_their_content(tmp_path):
-    path = tmp_path / "pytorch_model.bin"
-    for form in ("safetensors", "state dict", "older state dict"):
-        WRITERS[form](path)
-        assert torch.equal(open_model(path).tensors[NAME], TABLE)
-
-
 @pytest.mark.parametrize("header", [b"", b"30 4\n"])
 def test_blank_lines_in_text(header, tmp_path):
     path = tmp_path / "file"

@@ -81,16 +81,6 @@ def test_what_modules_keep_beside_tensors_is_the_first_ones(tmp_path):
     assert found["layer.weight"].tolist() == [0.5, 0.5]
 
 
-def test_one_checkpoint_averages_to_itself(folder, tmp_path):
-    out = tmp_path / "average.pt"
-    assert main(["average", str(folder / "checkpoint2.pt"), "--output", str(out)]) == 0
-    one, found = load_checkpoint(folder / "checkpoint2.pt")["model"], load_checkpoint(out)["model"]
-    torch.testing.assert_close(table(found), table(one), rtol=1e-5, atol=1e-6)
-    for key in one:
-        if not key.startswith(TABLES):
-            assert torch.equal(found[key], one[key])
-
-
 def saved(path, model):
     torch.save({"args": None, "cfg": {}, "model": model}, path)
     return str(path)

@@ -22,7 +22,8 @@ from spectral_fairseq.functional.ranks import (
     upper_edge,
 )
 from spectral_fairseq.functional.rows import centred_products, linear_cka, procrustes_residual
-from spectral_fairseq.functional.spectra import BlockwiseSpectrum, singular_values_of_gram
+from spectral_fairseq.functional.spectra import singular_values_of_gram
+from tests.functional.test_spectra import spectrum_of
 from tests.reference import isotropy as naive
 
 
@@ -131,13 +132,6 @@ def test_the_likeness_of_two_random_tables(widths):
     # The square, since it is the small distance from 1 that tells one baseline from another.
     alike = 1 - random_procrustes(4000, *widths) ** 2
     assert 1 - procrustes_residual(products) ** 2 == pytest.approx(alike, rel=0.05)
-
-
-def spectrum_of(matrix, block=17, bound=None):
-    spectrum = BlockwiseSpectrum(bound or matrix.size(0), matrix.size(1))
-    for rows in matrix.split(block):
-        spectrum.add(rows)
-    return spectrum.singular_values()
 
 
 def log_softmax_matrix(tokens, words, dim, experts=1, seed=0):

@@ -61,10 +61,10 @@ def test_missing_rank_is_zero_with_finite_gradients():
     assert torch.isfinite(matrix.grad).all()
 
 
-def spectrum_of_blocks(matrix):
-    spectrum = BlockwiseSpectrum(*matrix.shape)
-    for block in matrix.float().split(50):
-        spectrum.add(block)
+def spectrum_of(matrix, block=17, bound=None):
+    spectrum = BlockwiseSpectrum(bound or matrix.size(0), matrix.size(1))
+    for rows in matrix.split(block):
+        spectrum.add(rows)
     return spectrum.singular_values()
 
 
@@ -77,7 +77,7 @@ def test_all_ways_equal_a_decomposition_in_float64(n, d, rank):
         singular_values(matrix),
         singular_values_of_gram(gram(matrix), n),
         right_singular_system(matrix)[0],
-        spectrum_of_blocks(matrix),
+        spectrum_of(matrix.float(), 50),
     ):
         assert found.dtype == torch.float64
         torch.testing.assert_close(found[:rank], expected[:rank], rtol=1e-9, atol=0)
@@ -182,13 +182,6 @@ def test_excluded_rows_get_no_gradient_at_all():
     (rows.t() @ rows).cumsum(0).square().sum().backward()
     assert not matrix.grad[excluded].any()
     torch.testing.assert_close(matrix.grad[kept], rows.grad)
-
-
-def spectrum_of(matrix, block=17, bound=None):
-    spectrum = BlockwiseSpectrum(bound or matrix.size(0), matrix.size(1))
-    for rows in matrix.split(block):
-        spectrum.add(rows)
-    return spectrum.singular_values()
 
 
 @pytest.mark.parametrize("rows, columns", [(61, 23), (23, 61), (40, 40), (1, 5), (5, 1)])

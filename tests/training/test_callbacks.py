@@ -14,7 +14,6 @@ import torch
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.training import (
     SpectrumControl,
-    TablePenalty,
     factor_,
     fused_loss_,
     mixture_,
@@ -185,18 +184,6 @@ def test_trainer_counts_tokens_as_before(transformers, trainer, layout):
     assert any(
         (one - weights(build(transformers, layout))[name]).any() for name, one in found[0].items()
     )
-
-
-@pytest.mark.slow
-def test_accumulated_batches_are_one_large_batch(transformers, trainer):
-    found = []
-    for size, times in ((6, 1), (2, 3)):
-        model = build(transformers)
-        loss = fused_loss_(model, penalty=TablePenalty(model, cosine=5.0))
-        options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": times}
-        trainer(model, loss, optim="sgd", learning_rate=0.1, max_steps=4, **options).train()
-        found.append(weights(model))
-    same(found[0], found[1], close=1e-5)
 
 
 @pytest.mark.slow
