@@ -1,17 +1,16 @@
 """Muon for matrices, Adam for the rest: torch's own steps, resumed steps, several workers."""
 
 import copy
-import socket
 
 import pytest
 import torch
-import torch.multiprocessing
 from torch import nn
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.lm import muon
 from spectral_fairseq.lm.coupled_adam import CoupledAdam
 from spectral_fairseq.lm.muon import Muon, hidden_matrices
+from tests.workers import on_two_workers
 
 needs_muon = pytest.mark.skipif(
     not hasattr(torch.optim, "Muon"), reason="this torch has no Muon: 2.9 or newer has"
@@ -151,25 +150,16 @@ def test_a_torch_without_muon_is_refused_by_name(monkeypatch):
     assert muon.ADJUSTMENTS
 
 
-def _one_worker(rank, port, folder):
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
-    )
+def _trained_on_a_half(rank):
     model = Network()
     train(nn.parallel.DistributedDataParallel(model), optimiser(model), 4, IDS.chunk(2, 1)[rank])
-    torch.save(model.state_dict(), f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+    return model.state_dict()
 
 
 @needs_muon
 @pytest.mark.slow
 def test_two_workers_stay_equal(tmp_path):
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    torch.multiprocessing.spawn(_one_worker, (port, str(tmp_path)), nprocs=2)
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    first, second = on_two_workers(_trained_on_a_half, tmp_path)
     alone = Network()
     train(alone, optimiser(alone), 4)
     for name, expected in alone.state_dict().items():
