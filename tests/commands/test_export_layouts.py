@@ -102,61 +102,54 @@ def test_the_layout_keeps_the_logits(layout, make, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "named, make",
+    "settings, named",
     [
-        ("different sizes", lambda: translation(30, 37, BEFORE)),
-        ("learned positions", lambda: translation(37, 37, LEARNED)),
-        (
-            "no-decoder-final-norm",
-            lambda: translation(37, 37, BEFORE, {"no_decoder_final_norm": 1}),
-        ),
-        ("different kinds", lambda: translation(37, 37, {"decoder_learned_pos": True})),
-        ("layernorm-embedding", lambda: language_model(EMBEDDING_NORM)),
-        ("adaptive-softmax-cutoff", lambda: adaptive()),
-        ("output-dim that differ", lambda: language_model({"decoder_input_dim": 8})),
+        *(({"_name": arch}, arch) for arch in ("awd_lstm_wt2", "transformer_xl_wt103", "fconv")),
+        ({"_name": "transformer_mos", "output_head": "mos"}, "--output-head mos"),
+        ({"_name": "transformer_lm", "adaptive_softmax_cutoff": "9"}, "adaptive-softmax-cutoff"),
     ],
 )
-def test_models_without_a_layout(named, make, tmp_path):
+def test_other_architectures_and_heads(settings, named, tmp_path):
     with pytest.raises(UnsupportedError, match=named):
-        write_huggingface(make(), tmp_path)
-    assert list(tmp_path.iterdir()) == []
+        write_huggingface({"cfg": {"model": settings}, "model": {}}, tmp_path)
 
 
-def adaptive():
-    return {"cfg": {"model": {"_name": "transformer_lm", "adaptive_softmax_cutoff": "9"}}}
-
-
-@pytest.mark.parametrize("arch", ["awd_lstm_wt2", "transformer_xl_wt103", "fconv"])
-def test_other_architectures(arch, tmp_path):
-    with pytest.raises(UnsupportedError, match=arch):
-        write_huggingface({"cfg": {"model": {"_name": arch}}, "model": {}}, tmp_path)
-
-
-def test_a_mixture_of_softmaxes(tmp_path):
-    checkpoint = {"cfg": {"model": {"_name": "transformer_mos", "output_head": "mos"}}, "model": {}}
-    with pytest.raises(UnsupportedError, match="--output-head mos"):
-        write_huggingface(checkpoint, tmp_path)
-
-
-PROPERTIES = {
-    "no decoder final norm": lambda: translation(
-        37, 37, BEFORE, {"no_decoder_final_norm": True}, HEADS
-    ),
-    "mixed norms": lambda: translation(37, 37, {"encoder_normalize_before": True}, HEADS),
-    "mixed kinds": lambda: translation(37, 37, {"decoder_learned_pos": True}, HEADS),
-    "learned positions": lambda: translation(37, 37, LEARNED, HEADS),
-    "dictionaries": lambda: translation(30, 37, BEFORE, HEADS),
-    "no positions": lambda: translation(37, 37, {"no_token_positional_embeddings": True}, HEADS),
-    "attention heads": lambda: translation(37, 37, LEARNED),
-    "tanh": lambda: translation(37, 37, {"activation_fn": "tanh"}, HEADS, TIED),
-    "cross and self attention": lambda: translation(37, 37, {"cross_self_attention": True}, HEADS),
-    "no cross attention": lambda: translation(37, 37, {"no_cross_attention": True}, HEADS),
-    "language model's norms": lambda: language_model(EMBEDDING_NORM),
-    "language model's input": lambda: language_model({"decoder_input_dim": 8}),
-    "language model's positions": lambda: language_model({"no_token_positional_embeddings": True}),
-    "language model's tanh": lambda: language_model({"activation_fn": "tanh"}),
-}
 HEADS = {"encoder_attention_heads": 2}
+# Property -> a model that has it, and what names it where transformers has no layout for it.
+PROPERTIES = {
+    "no decoder final norm": (
+        lambda: translation(37, 37, BEFORE, {"no_decoder_final_norm": True}, HEADS),
+        "no-decoder-final-norm",
+    ),
+    "mixed norms": (lambda: translation(37, 37, {"encoder_normalize_before": True}, HEADS), ""),
+    "mixed kinds": (
+        lambda: translation(37, 37, {"decoder_learned_pos": True}, HEADS),
+        "different kinds",
+    ),
+    "learned positions": (lambda: translation(37, 37, LEARNED, HEADS), "learned positions"),
+    "dictionaries": (lambda: translation(30, 37, BEFORE, HEADS), "different sizes"),
+    "no positions": (
+        lambda: translation(37, 37, {"no_token_positional_embeddings": True}, HEADS),
+        "",
+    ),
+    "attention heads": (lambda: translation(37, 37, LEARNED), "learned positions"),
+    "tanh": (lambda: translation(37, 37, {"activation_fn": "tanh"}, HEADS, TIED), ""),
+    "cross and self attention": (
+        lambda: translation(37, 37, {"cross_self_attention": True}, HEADS),
+        "",
+    ),
+    "no cross attention": (lambda: translation(37, 37, {"no_cross_attention": True}, HEADS), ""),
+    "language model's norms": (lambda: language_model(EMBEDDING_NORM), "layernorm-embedding"),
+    "language model's input": (
+        lambda: language_model({"decoder_input_dim": 8}),
+        "output-dim that differ",
+    ),
+    "language model's positions": (
+        lambda: language_model({"no_token_positional_embeddings": True}),
+        "",
+    ),
+    "language model's tanh": (lambda: language_model({"activation_fn": "tanh"}), ""),
+}
 
 
 def write_ctranslate2(checkpoint, folder):
@@ -193,7 +186,8 @@ def test_a_refusal_lists_the_other_formats(refused, ours, tmp_path):
     pytest.importorskip("ctranslate2")
     if "weights_only" not in inspect.signature(torch.load).parameters:
         pytest.skip("ctranslate2 reads fairseq's checkpoints with torch 1.13 or newer")
-    checkpoint = as_trained(PROPERTIES[refused](), ours)
+    make, named = PROPERTIES[refused]
+    checkpoint = as_trained(make(), ours)
     refusing = []
     if ours:
         export_checkpoint(checkpoint)
@@ -204,8 +198,11 @@ def test_a_refusal_lists_the_other_formats(refused, ours, tmp_path):
             converter(checkpoint, folder)
         except UnsupportedError as error:
             refusing.append(target)
+            assert target != "huggingface" or named in str(error)
+            assert target != "huggingface" or not list(folder.iterdir())
             others = {*TARGETS, "fairseq"} - {target}
             assert {
                 other for other in (*TARGETS, "fairseq") if f"--to {other}" in error.remedy
             } == others
     assert refusing  # a property that nothing refuses is none for this test
+    assert not named or "huggingface" in refusing
