@@ -31,6 +31,12 @@ def is_table(found, table):
     )
 
 
+def refused(model, message, **options):
+    """No table of the model is measured, and the error says why."""
+    with pytest.raises(CheckpointError, match=message):
+        analyze(model, **options)
+
+
 def llama(folder, count=4, by="rows", settings=True, files=None):
     """Parallel files of Llama 3, or of Llama 2, which splits the columns of the input."""
     folder.mkdir(exist_ok=True)
@@ -60,8 +66,7 @@ def test_the_parallel_files_of_llama(named, by, count, settings, tmp_path):
     assert found["table"]["name"] == "output" and is_table(found, OUTPUT)
     assert f"Read from {count} files, consolidated.00.pth" in found["table"]["choice"]
     assert is_table(measured(path, table="tok_embeddings"), INPUT)
-    with pytest.raises(CheckpointError, match=f"wq.weight: each of {count} files has a piece"):
-        analyze(path, table="layers.0.attention.wq")
+    refused(path, f"wq.weight: each of {count} files has a piece", table="layers.0.attention.wq")
 
 
 def test_one_file_of_llama_is_a_whole(tmp_path):
@@ -80,8 +85,7 @@ def test_one_file_of_llama_is_a_whole(tmp_path):
 )
 def test_missing_files_of_llama(files, named, message, tmp_path):
     folder = llama(tmp_path, 4, files=files)
-    with pytest.raises(CheckpointError, match=message):
-        analyze(folder / f"consolidated.{named:02}.pth")
+    refused(folder / f"consolidated.{named:02}.pth", message)
 
 
 def test_a_narrow_part_of_llama(tmp_path):
@@ -89,16 +93,14 @@ def test_a_narrow_part_of_llama(tmp_path):
     part = torch.load(path)
     del part["output.weight"]
     torch.save(part, path)
-    with pytest.raises(CheckpointError, match="a table of vectors of 6 numbers.*200 x 3"):
-        analyze(path)
+    refused(path, "a table of vectors of 6 numbers.*200 x 3")
 
 
 @pytest.mark.parametrize("name", ["output.weight", "lm_head.weight"])
 def test_a_part_of_an_output_layer_beside_the_whole_input(name):
     for count in (2, 4):
         model = {"tok_embeddings.weight": INPUT, name: OUTPUT.chunk(count)[0]}
-        with pytest.raises(CheckpointError, match=f"{name}: {200 // count} rows, a part of 200"):
-            analyze(model)
+        refused(model, f"{name}: {200 // count} rows, a part of 200")
     # Languages may have vocabularies of their own.
     model = {"encoder.embed_tokens.weight": INPUT, "decoder.output_projection.weight": OUTPUT[:100]}
     assert is_table(measured(model), OUTPUT[:100])
@@ -113,8 +115,7 @@ def test_an_output_layer_beside_the_codebooks(words, whole, tmp_path):
     if whole:
         assert is_table(measured(tmp_path), OUTPUT[:50])
     else:
-        with pytest.raises(CheckpointError, match="50 rows, a part of 200"):
-            analyze(tmp_path)
+        refused(tmp_path, "50 rows, a part of 200")
 
 
 @pytest.mark.parametrize("form", ["safetensors", "bin"])
@@ -134,8 +135,7 @@ def test_numbered_files_without_an_index(form, first, tmp_path):
         found = measured(path)
         assert found["table"]["name"] == "lm_head" and is_table(found, OUTPUT)
     paths[1].unlink()
-    with pytest.raises(CheckpointError, match=f"all of the (00002|2) files.*{paths[0].name}.*1"):
-        analyze(paths[0])
+    refused(paths[0], f"all of the (00002|2) files.*{paths[0].name}.*1")
 
 
 def megatron(vocab, inputs, output=None, **sizes):
@@ -160,11 +160,9 @@ def test_the_parallel_files_of_megatron(untied, tmp_path):
     # The settings tell where the names do not.
     alone = tmp_path / "model.pt"
     alone.write_bytes(path.read_bytes())
-    with pytest.raises(CheckpointError, match="all of the 4 files of which .*model.pt is one"):
-        analyze(alone)
+    refused(alone, "all of the 4 files of which .*model.pt is one")
     torch.save(megatron(200, INPUT.chunk(4)[0]), alone)
-    with pytest.raises(CheckpointError, match="a table of 200 words.*50 x 6"):
-        analyze(alone)
+    refused(alone, "a table of 200 words.*50 x 6")
 
 
 def test_stages_of_a_pipeline(tmp_path):
@@ -196,8 +194,7 @@ def test_the_parallel_files_of_fairseq(tmp_path):
     assert found["table"]["rows"] == 200 and found["table"]["words"] == 199
     assert found["table"]["name"] == "decoder.output_projection"
     paths[1].unlink()
-    with pytest.raises(CheckpointError, match="all of the 2 files.*model_part-0"):
-        analyze(paths[0])
+    refused(paths[0], "all of the 2 files.*model_part-0")
 
 
 def test_experts_of_fairseq_share_their_tables(tmp_path):
@@ -212,10 +209,8 @@ def test_parts_in_an_order_that_is_not_known(tmp_path):
         part = {"lm_head.weight": OUTPUT.chunk(2)[rank].clone(), "norm.weight": NORM}
         torch.save(part, tmp_path / f"checkpoint-rank-{rank}.pt")
         np.save(tmp_path / f"table-{rank:05}-of-00002.npy", OUTPUT.chunk(2)[rank].numpy())
-    with pytest.raises(CheckpointError, match="lm_head.weight: each of 2 files has a piece"):
-        analyze(tmp_path / "checkpoint-rank-1.pt")
-    with pytest.raises(CheckpointError, match="array: each of 2 files has a piece"):
-        analyze(tmp_path / "table-00000-of-00002.npy")
+    refused(tmp_path / "checkpoint-rank-1.pt", "lm_head.weight: each of 2 files has a piece")
+    refused(tmp_path / "table-00000-of-00002.npy", "array: each of 2 files has a piece")
 
 
 SHARDED = {
@@ -231,8 +226,7 @@ SHARDED = {
 @pytest.mark.parametrize("form", SHARDED)
 def test_what_one_process_saves_of_flat_parameters(form, tmp_path):
     torch.save(SHARDED[form], tmp_path / "file.pt")
-    with pytest.raises(CheckpointError, match="the weights of a whole model.*one process"):
-        analyze(tmp_path / "file.pt")
+    refused(tmp_path / "file.pt", "the weights of a whole model.*one process")
 
 
 @pytest.mark.parametrize("names", [("rank-8.pt", "rank-16.pt"), ("shard3.pt", "shard9.pt")])
@@ -252,8 +246,7 @@ def test_folders_of_trainings_are_no_parts(tmp_path):
 def test_the_settings_beside_a_table_that_is_named(tmp_path):
     torch.save({"lm_head.weight": OUTPUT[:50].clone()}, tmp_path / "pytorch_model.bin")
     (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 200}}')
-    with pytest.raises(CheckpointError, match="a table of 200 words.*50 x 6"):
-        analyze(tmp_path)
+    refused(tmp_path, "a table of 200 words.*50 x 6")
     assert (
         "50 x 6, and the settings say 200 words"
         in (measured(tmp_path, table="lm_head")["table"]["choice"])
@@ -266,11 +259,9 @@ def test_one_rank_of_a_model_in_layers(tmp_path):
         piece = {"word_embeddings.weight": torch.rand(100, 16)}
         torch.save(piece, tmp_path / f"layer_00-model_0{rank}-model_states.pt")
     for rank in range(2):
-        with pytest.raises(CheckpointError, match="each of 2 files has a piece"):
-            analyze(tmp_path / f"layer_00-model_0{rank}-model_states.pt")
+        refused(tmp_path / f"layer_00-model_0{rank}-model_states.pt", "each of 2 files has a piece")
     (tmp_path / "layer_00-model_00-model_states.pt").unlink()
-    with pytest.raises(CheckpointError, match="all of the at least 2 files"):
-        analyze(tmp_path / "layer_00-model_01-model_states.pt")
+    refused(tmp_path / "layer_00-model_01-model_states.pt", "all of the at least 2 files")
 
 
 def test_a_file_of_one_layer_is_not_said_to_be_a_whole_model(tmp_path):
@@ -300,13 +291,11 @@ def test_numbered_files_of_two_models_in_one_folder(tmp_path):
     two = numbered(tmp_path, 2, TENSORS)
     assert is_table(measured(tmp_path), OUTPUT)
     three = numbered(tmp_path, 3, {**dict(zip(TENSORS, (OUTPUT, INPUT))), "bias": NORM})
-    with pytest.raises(CheckpointError, match="numbered files of 2 and of 3"):
-        analyze(tmp_path)
+    refused(tmp_path, "numbered files of 2 and of 3")
     assert is_table(measured(tmp_path / two[1]), OUTPUT)
     assert is_table(measured(tmp_path / three[0]), INPUT)
     (tmp_path / three[2]).unlink()
-    with pytest.raises(CheckpointError, match="all of the 3 files"):
-        analyze(tmp_path / three[0])
+    refused(tmp_path / three[0], "all of the 3 files")
 
 
 def test_a_file_that_an_index_beside_it_names_as_one_of_several(tmp_path):
@@ -319,8 +308,7 @@ def test_a_file_that_an_index_beside_it_names_as_one_of_several(tmp_path):
     found = measured(tmp_path / "first.bin")
     assert is_table(found, OUTPUT) and "bin.index.json names" in found["table"]["choice"]
     (tmp_path / "second.bin").unlink()
-    with pytest.raises(CheckpointError, match="'second.bin', no such file"):
-        analyze(tmp_path / "first.bin")
+    refused(tmp_path / "first.bin", "'second.bin', no such file")
     index_of(tmp_path, dict.fromkeys(names, "first.bin"))  # of one file, which is a whole
     torch.save(TENSORS, tmp_path / "first.bin")
     assert is_table(measured(tmp_path / "first.bin"), OUTPUT)
@@ -335,8 +323,7 @@ def test_an_output_layer_in_several_files_that_lies_the_other_way_round(tmp_path
 def test_an_index_that_leaves_something_out(tmp_path):
     names = numbered(tmp_path, 2, TENSORS)
     index_of(tmp_path, {"model.embed_tokens.weight": names[0]})
-    with pytest.raises(CheckpointError, match="no tensor of pytorch_model-00002-of-00002.bin"):
-        analyze(tmp_path)
+    refused(tmp_path, "no tensor of pytorch_model-00002-of-00002.bin")
     torch.save({"lm_head.weight": OUTPUT, "bias": NORM}, tmp_path / names[1])
     index_of(tmp_path, {"model.embed_tokens.weight": names[0], "bias": names[1]})
     assert is_table(measured(tmp_path), OUTPUT)
@@ -364,8 +351,7 @@ def test_files_whose_names_differ_in_a_number_only(name, norms, message, tmp_pat
         torch.save(piece, tmp_path / name.format(rank))
     for rank in range(2):
         if message is not None:
-            with pytest.raises(CheckpointError, match=message):
-                analyze(tmp_path / name.format(rank))
+            refused(tmp_path / name.format(rank), message)
         else:
             found = measured(tmp_path / name.format(rank))
             assert norms == "frozen" or is_table(found, OUTPUT.chunk(2)[rank])
