@@ -14,9 +14,9 @@ from spectral_fairseq.functional.cosines import (
 from tests.reference import isotropy as naive
 
 
-def random_table(n, d, seed=0):
+def random_table(n, d, seed=0, dtype=torch.float64):
     torch.manual_seed(seed)
-    return torch.randn(n, d, dtype=torch.float64) + torch.randn(d, dtype=torch.float64)
+    return (torch.randn(n, d, dtype=torch.float64) + torch.randn(d, dtype=torch.float64)).to(dtype)
 
 
 @pytest.mark.parametrize("n, d", [(7, 3), (37, 5), (12, 11), (3, 5)])
@@ -69,9 +69,10 @@ def test_zero_row_counts_but_has_no_direction():
     assert naive.mean_cosine(matrix) == pytest.approx(2 / 6)
 
 
-def test_one_row_has_no_mean_cosine():
+@pytest.mark.parametrize("measure", [mean_cosine, cosine_histogram])
+def test_one_row_has_no_cosines(measure):
     with pytest.raises(DataError, match="two rows"):
-        mean_cosine(torch.ones(1, 3))
+        measure(torch.ones(1, 3))
 
 
 @pytest.mark.parametrize("block_rows", [1, 7, 1000])
@@ -116,11 +117,6 @@ def test_every_pair_is_counted_once(block_rows):
 def test_ends_belong_to_the_outer_bins_and_zero_rows_to_the_middle():
     _, counts = cosine_histogram(torch.tensor([[1.0, 0], [2.0, 0], [-1.0, 0], [0, 0]]), bins=3)
     assert counts == [2, 3, 1]
-
-
-def test_one_row():
-    with pytest.raises(DataError, match="two rows"):
-        cosine_histogram(torch.ones(1, 3))
 
 
 def test_share_of_cosines_that_are_not_negative():

@@ -14,6 +14,7 @@ from spectral_fairseq.functional.isotropy import (
 )
 from spectral_fairseq.functional.products import rms_row_norm
 from spectral_fairseq.functional.spectra import right_singular_system
+from tests.functional.test_cosines import random_table
 from tests.reference import isoscore as isoscore_reference
 from tests.reference import isotropy as naive
 
@@ -21,11 +22,6 @@ from tests.reference import isotropy as naive
 def measures(matrix, **options):
     log_z = log_partition(matrix, right_singular_system(matrix)[1], **options)
     return float(isotropy_i1(log_z)), float(isotropy_i2(log_z))
-
-
-def random_table(n, d, seed=0, dtype=torch.float64):
-    torch.manual_seed(seed)
-    return (torch.randn(n, d, dtype=torch.float64) + torch.randn(d, dtype=torch.float64)).to(dtype)
 
 
 @pytest.mark.parametrize("n, d", [(7, 3), (37, 5), (12, 11)])

@@ -15,15 +15,11 @@ from spectral_fairseq.functional.spectrum_penalties import (
     spectral_normalization_penalty,
     spectrum_penalty,
 )
+from tests.functional.test_spectra import table
 from tests.reference import d_optimal as d_optimal_reference
 from tests.reference import orthogonality as orthogonality_reference
 from tests.reference import spectral_normalization as normalization_reference
 from tests.reference import spectrum as reference
-
-
-def table(n, d, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(n, d, generator=generator, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("small", [0, 1, 8, 15])

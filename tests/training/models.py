@@ -108,6 +108,13 @@ def same(found, expected, close=2e-5):
         torch.testing.assert_close(one, expected[name], rtol=close, atol=bound, msg=name)
 
 
+def check_loss(model, found, expected, slopes, close=2e-5):
+    """A loss of a model is the expected one, and its gradients are these slopes."""
+    found.backward()
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    same(gradients(model), slopes, close)
+
+
 class Straight(nn.Module):
     """A look-up and an output layer, for which no package beside torch is needed."""
 

@@ -30,6 +30,7 @@ from tests.training.models import (
     TABLES,
     WORDS,
     build,
+    check_loss,
     each_table,
     gradients,
     inputs,
@@ -52,10 +53,7 @@ def test_it_is_the_loss_of_the_model(transformers, layout, table):
     loss = fused_loss_(model)
     outputs = model(**given)
     assert outputs.logits.shape == logits.shape and outputs.logits.features.size(-1) == DIM
-    found = loss(outputs, LABELS)
-    found.backward()
-    torch.testing.assert_close(found, own, rtol=1e-6, atol=1e-6)
-    same(gradients(model), expected)
+    check_loss(model, loss(outputs, LABELS), own, expected)
     # Without gradients, and in evaluation, there are logits, of which the loss is the same.
     with torch.no_grad():
         torch.testing.assert_close(model(**given).logits, logits, rtol=1e-5, atol=1e-5)
@@ -210,10 +208,7 @@ def check_followed(model):
     own = F.cross_entropy(model(IDS).flatten(0, 1), LABELS.flatten())
     own.backward()
     expected = gradients(model)
-    found = fused_loss_(model)(model(IDS), LABELS)
-    found.backward()
-    torch.testing.assert_close(found, own, rtol=1e-6, atol=1e-6)
-    same(gradients(model), expected)
+    check_loss(model, fused_loss_(model)(model(IDS), LABELS), own, expected)
     return expected
 
 

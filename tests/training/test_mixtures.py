@@ -22,6 +22,7 @@ from tests.training.models import (
     TABLES,
     Straight,
     build,
+    check_loss,
     each_table,
     gradients,
     inputs,
@@ -51,10 +52,7 @@ def test_the_cap_of_a_models_settings(transformers, name, table):
     own.loss.backward()
     expected = gradients(model)
     loss = fused_loss_(model, softcap=1.5)  # which is the model's own
-    found = loss(model(input_ids=IDS), LABELS)
-    found.backward()
-    torch.testing.assert_close(found, own.loss, rtol=1e-6, atol=1e-6)
-    same(gradients(model), expected, close=1e-4)
+    check_loss(model, loss(model(input_ids=IDS), LABELS), own.loss, expected, close=1e-4)
     torch.testing.assert_close(model(input_ids=IDS, labels=LABELS).loss, own.loss)
     plain_(model)  # the settings still say it
     with pytest.raises(ConfigurationError, match="settings, 1.5; found 30"):
