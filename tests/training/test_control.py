@@ -236,6 +236,13 @@ def test_options_outside_their_range(name):
         SpectrumControl(table(), **{name: WRONG[name]})
 
 
+def test_a_rate_above_that_of_the_schedule_counts_as_the_highest():
+    weight, other = table(), table()
+    for one, rate in ((weight, 3.0), (other, 1.0)):
+        SpectrumControl(one, every=1, decay=0.1, centering=0.1, slack=1.0).step(rate)
+    assert torch.equal(weight, other)
+
+
 @pytest.mark.parametrize("rate", [-0.1, math.nan, math.inf])
 def test_a_wrong_rate_is_refused_at_every_step(rate):
     with pytest.raises(ConfigurationError, match="rate"):
