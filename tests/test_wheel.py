@@ -14,7 +14,7 @@ SELECTED = (
     "embeddings",
     "functional/test_spectrum_penalties.py",
     "heads",
-    "plugin/test_architectures.py",
+    "plugin/test_transformers.py",
     "plugin/test_spectrum_control.py",
 )
 

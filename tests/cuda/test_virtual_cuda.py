@@ -32,13 +32,10 @@ def waits_allowed(model, criterion):
     return 2 if model.own_loss or criterion in FROM_BLOCKS else 0
 
 
-@pytest.mark.parametrize(
-    "model, criterion, precision",
-    [
-        pytest.param(*one, marks=HALF_LAYERS_ON_CPU if one[2] in ("fp16", "amp") else ())
-        for one in covering()
-    ],
-)
+@pytest.mark.parametrize("model, criterion, precision", [
+    pytest.param(*one, marks=HALF_LAYERS_ON_CPU if one[2] in ("fp16", "amp") else ())
+    for one in covering()
+])  # fmt: skip
 def test_a_training_step_stays_on_its_device(model, criterion, precision):
     made = MODELS[model]
     with virtual.virtual_cuda() as log:

@@ -96,52 +96,29 @@ LAUNCHES = {
     "embedding_dense_backward": 6,
     "unique2": 8,
 }
-ALLOCATIONS = {
-    "empty",
-    "empty_like",
-    "new_empty",
-    "empty_strided",
-    "new_empty_strided",
-    "resize_",
-    "set_",
-    "lift_fresh",
-    "lift",
-    "_local_scalar_dense",
-}
-VIEWLIKE = {
-    "view",
-    "_unsafe_view",
-    "_reshape_alias",
-    "detach",
-    "detach_",
-    "alias",
-    "expand",
-    "t",
-    "t_",
-    "transpose",
-    "transpose_",
-    "permute",
-    "slice",
-    "select",
-    "squeeze",
-    "squeeze_",
-    "unsqueeze",
-    "unsqueeze_",
-    "split",
-    "split_with_sizes",
-    "unbind",
-    "as_strided",
-    "narrow",
-    "diagonal",
-    "unfold",
-    "chunk",
-    "_to_copy_alias",
-    "requires_grad_",
-    "numpy_T",
-    "_conj",
-    "view_as_real",
-    "is_same_size",
-}
+ALLOCATIONS = frozenset(
+    (
+        "empty empty_like new_empty empty_strided new_empty_strided resize_ set_ lift_fresh "
+        "lift _local_scalar_dense"
+    ).split()
+)
+VIEWLIKE = frozenset(
+    (
+        "view _unsafe_view _reshape_alias detach detach_ alias expand t t_ transpose transpose_ "
+        "permute slice select squeeze squeeze_ unsqueeze unsqueeze_ split split_with_sizes "
+        "unbind as_strided narrow diagonal unfold chunk _to_copy_alias requires_grad_ numpy_T "
+        "_conj view_as_real is_same_size"
+    ).split()
+)
+
+# Operators that take numbers of the CPU, beside those that torch calls pointwise.
+POINTWISE = frozenset(
+    (
+        "where fill_ masked_fill masked_fill_ lerp lerp_ foreach clamp clamp_ _foreach_mul_ "
+        "_foreach_mul"
+    ).split()
+)
+INDEXING = frozenset(("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"))
 
 
 class Event(NamedTuple):
@@ -236,23 +213,14 @@ class _Dispatch(TorchDispatchMode):
         if name in ("_to_copy", "copy_"):
             if name == "copy_":
                 source, target = place(args[1]), place(args[0])
-                if {source, target} == {"cpu", "cuda"}:
-                    kind = "H2D" if target == "cuda" else "D2H"
-                    non_blocking = (len(args) > 2 and args[2]) or kwargs.get("non_blocking")
-                    self.log.add(
-                        "sync", f"copy_ {kind}" + (" non_blocking" if non_blocking else "")
-                    )
+                self._copied(source, target)
                 return target
             source = place(args[0])
             if source is None:
                 return asked
             # Python's .cpu() and .to("cpu") never come here; C++ passes the books' CPU on.
             target = "cuda" if asked == "cuda" else source
-            if {source, target} == {"cpu", "cuda"}:
-                kind = "H2D" if target == "cuda" else "D2H"
-                self.log.add(
-                    "sync", f"to {kind}" + (" non_blocking" if kwargs.get("non_blocking") else "")
-                )
+            self._copied(source, target)
             return target
         if not tensors:
             if asked == "cuda":
@@ -265,13 +233,7 @@ class _Dispatch(TorchDispatchMode):
             return "cuda" if asked == "cuda" else ("cuda" if "cuda" in places else asked)
         if "cuda" in places and "cpu" in places:
             strays = [t for t in tensors if place(t) == "cpu"]
-            if name in (
-                "index",
-                "index_put",
-                "index_put_",
-                "_index_put_impl_",
-                "_unsafe_index_put",
-            ):
+            if name in INDEXING:
                 value = args[2] if len(args) > 2 else None
                 for t in strays:
                     if t is value and t.dim() == 0:
@@ -287,19 +249,7 @@ class _Dispatch(TorchDispatchMode):
             if name == "_pack_padded_sequence":  # CUDA too wants the lengths on the CPU
                 return "cuda"
             wrong = [t for t in strays if t.dim() > 0]
-            pointwise = torch.Tag.pointwise in func.tags or name in (
-                "where",
-                "fill_",
-                "masked_fill",
-                "masked_fill_",
-                "lerp",
-                "lerp_",
-                "foreach",
-                "clamp",
-                "clamp_",
-                "_foreach_mul_",
-                "_foreach_mul",
-            )
+            pointwise = torch.Tag.pointwise in func.tags or name in POINTWISE
             if wrong or not pointwise:
                 raise DeviceMixed(
                     f"{func}: {[(place(x), tuple(x.shape)) for x in tensors]} at {location()}"
@@ -308,6 +258,10 @@ class _Dispatch(TorchDispatchMode):
         if "cuda" in places:
             return "cuda"
         return "cpu" if "cpu" in places else None
+
+    def _copied(self, source: Optional[str], target: Optional[str]) -> None:
+        if {source, target} == {"cpu", "cuda"}:
+            self.log.add("sync", "to H2D" if target == "cuda" else "to D2H")
 
     @staticmethod
     def _is_masked_fill(args) -> bool:
@@ -345,23 +299,9 @@ class _Python:
         (torch.nn.functional, "scaled_dot_product_attention"): 2,
     }
     FACTORIES = (
-        "zeros",
-        "ones",
-        "empty",
-        "full",
-        "arange",
-        "rand",
-        "randn",
-        "randint",
-        "eye",
-        "linspace",
-        "from_numpy",
-        "randperm",
-        "scalar_tensor",
-        "empty_strided",
-        "zeros_like",
-        "ones_like",
-    )
+        "zeros ones empty full arange rand randn randint eye linspace from_numpy randperm "
+        "scalar_tensor empty_strided zeros_like ones_like"
+    ).split()
 
     def __init__(self, log: Log, dispatch: _Dispatch) -> None:
         self.log, self.dispatch = log, dispatch
@@ -371,7 +311,7 @@ class _Python:
         moved, log = self._moved, self.log
 
         def cuda(tensor, device=None, non_blocking=False, memory_format=None):
-            return moved(tensor, "cuda", non_blocking)
+            return moved(tensor, "cuda")
 
         def cpu(tensor, memory_format=None):
             return moved(tensor, "cpu")
@@ -474,11 +414,10 @@ class _Python:
 
         return run
 
-    def _moved(self, tensor: Any, target: str, non_blocking: bool = False) -> Any:
+    def _moved(self, tensor: Any, target: str) -> Any:
         if place(tensor) == target:
             return tensor
-        kind = "H2D" if target == "cuda" else "D2H"
-        self.log.add("sync", f"to {kind}" + (" non_blocking" if non_blocking else ""))
+        self.log.add("sync", "to H2D" if target == "cuda" else "to D2H")
         self.log.muted += 1
         try:
             out = tensor.clone()
@@ -515,7 +454,7 @@ def _to_method(python: _Python, original: Any) -> Any:
         if target not in ("cuda", "cpu", None):
             return original(tensor, device, dtype, non_blocking, copy, **kwargs)
         if target is not None and place(tensor) not in (target, None):
-            tensor, copy = python._moved(tensor, target, non_blocking), False
+            tensor, copy = python._moved(tensor, target), False
         if dtype is None and not copy and not kwargs:
             return tensor
         return original(tensor, dtype or tensor.dtype, copy=copy, **kwargs)

@@ -216,17 +216,14 @@ def test_a_zero_row_of_a_dense_table_stays_zero_but_can_be_trained():
     assert float(module.g.grad[PAD]) == 0
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"sigma": 0.0}, "sigma"),
-        ({"init_range": float("inf")}, "init_range"),
-        ({"tau": -1.0}, "tau"),
-        ({"gamma": 1.5}, "gamma"),
-        ({"gamma": float("nan")}, "gamma"),
-        ({"counts": [3] * 5}, "5 counts"),
-    ],
-)
+@pytest.mark.parametrize("options, message", [
+    ({"sigma": 0.0}, "sigma"),
+    ({"init_range": float("inf")}, "init_range"),
+    ({"tau": -1.0}, "tau"),
+    ({"gamma": 1.5}, "gamma"),
+    ({"gamma": float("nan")}, "gamma"),
+    ({"counts": [3] * 5}, "5 counts"),
+])  # fmt: skip
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ConfigurationError, match=message):
         table(**options)

@@ -42,23 +42,20 @@ def recipe(folder, function, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "preset, folder, function, name",
-    [
-        ("translation_sc", "translation_iwslt14_de_en", "train", "sc"),
-        ("translation_cosreg", "translation_iwslt14_de_en", "train", "cosreg"),
-        ("translation_weight_norm", "translation_iwslt14_de_en", "train", "weight_norm"),
-        (
-            *("translation_weight_norm_init", "translation_iwslt14_de_en"),
-            *("train", "weight_norm_init_decay"),
-        ),
-        ("translation_mos", "translation_iwslt14_de_en", "train", "mos"),
-        ("awd_lstm_wt2", "lm_wikitext2", "awd", "plain"),
-        ("awd_lstm_wt2_sc", "lm_wikitext2", "awd", "sc"),
-        ("awd_lstm_mos_wt2", "lm_wikitext2", "mos", "mos"),
-        ("awd_lstm_mos_ptb_weight_norm", "lm_ptb", "mos", "mos_weight_norm"),
-    ],
-)
+@pytest.mark.parametrize("preset, folder, function, name", [
+    ("translation_sc", "translation_iwslt14_de_en", "train", "sc"),
+    ("translation_cosreg", "translation_iwslt14_de_en", "train", "cosreg"),
+    ("translation_weight_norm", "translation_iwslt14_de_en", "train", "weight_norm"),
+    (
+        *("translation_weight_norm_init", "translation_iwslt14_de_en"),
+        *("train", "weight_norm_init_decay"),
+    ),
+    ("translation_mos", "translation_iwslt14_de_en", "train", "mos"),
+    ("awd_lstm_wt2", "lm_wikitext2", "awd", "plain"),
+    ("awd_lstm_wt2_sc", "lm_wikitext2", "awd", "sc"),
+    ("awd_lstm_mos_wt2", "lm_wikitext2", "mos", "mos"),
+    ("awd_lstm_mos_ptb_weight_norm", "lm_ptb", "mos", "mos_weight_norm"),
+])  # fmt: skip
 def test_a_preset_says_what_its_recipe_says(preset, folder, function, name):
     written = yaml.safe_load((EXAMPLES / "hydra" / f"{preset}.yaml").read_text("utf-8"))
     wanted = recipe(folder, function, name)

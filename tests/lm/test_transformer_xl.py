@@ -277,16 +277,13 @@ def test_published_initialisation():
             assert 0.013 < parameter.std().item() < 0.027, name
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"layers": 0}, "`layers`"),
-        ({"dropout": 1.0}, "`dropout` to be .* < 1"),
-        ({"attention_dropout": -0.1}, "`attention_dropout` to be .* < 1"),
-        ({"mem_len": -1}, "`mem_len`"),
-        ({"mem_len": 0, "same_length": True}, "`same_length`"),
-    ],
-)
+@pytest.mark.parametrize("options, message", [
+    ({"layers": 0}, "`layers`"),
+    ({"dropout": 1.0}, "`dropout` to be .* < 1"),
+    ({"attention_dropout": -0.1}, "`attention_dropout` to be .* < 1"),
+    ({"mem_len": -1}, "`mem_len`"),
+    ({"mem_len": 0, "same_length": True}, "`same_length`"),
+])  # fmt: skip
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ConfigurationError, match=message):
         build(**options)

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 import spectral_fairseq.plugin  # noqa: F401  (registers with fairseq)
 from spectral_fairseq.compat.checkpoints import DEAD
+from spectral_fairseq.plugin.find import find_svd_tables
 
 # fairseq 0.12.2 names a function in its fast path that torch has from 1.13 on.
 SCRIPTS = pytest.mark.skipif(
@@ -45,7 +46,12 @@ def words(count=45):
 @pytest.fixture
 def task():
     dictionary = words()
-    return SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    # fairseq's convolutional and recurrent models ask for the positions.
+    return SimpleNamespace(
+        source_dictionary=dictionary,
+        target_dictionary=dictionary,
+        max_positions=lambda: (64, 64),
+    )
 
 
 def build_model(task, arch="transformer_sc", seed=1, **options):
@@ -73,6 +79,37 @@ def build_host_model(task, arch, seed=1, **options):
     ARCH_CONFIG_REGISTRY[arch](args)
     torch.manual_seed(seed)
     return ARCH_MODEL_REGISTRY[arch].build_model(args, task)
+
+
+FAIRSEQ_MODELS = {
+    "transformer shared": ("transformer", {"share_all_embeddings": True}),
+    "transformer separate": ("transformer", {}),
+    "adaptive softmax": ("transformer", {"adaptive_softmax_cutoff": "20,30"}),
+    "lstm shared": (
+        "lstm",
+        {"share_decoder_input_output_embed": True, "decoder_out_embed_dim": 16},
+    ),
+    "lstm separate": ("lstm", {"decoder_out_embed_dim": 8}),  # its output layer has a bias
+    "fconv": (
+        "fconv",
+        {
+            "encoder_layers": "[(16, 3)]",
+            "decoder_layers": "[(16, 3)]",
+            "decoder_attention": "True",
+            "max_source_positions": 64,
+            "max_target_positions": 64,
+            "share_input_output_embed": False,
+            "decoder_out_embed_dim": 16,
+        },
+    ),
+}
+LONGEST_FIRST = ((6, 2), (5, 4), (3, 7))  # fairseq's LSTM wants the longest source first
+
+
+def host_model(task, name, **options):
+    """One of :data:`FAIRSEQ_MODELS`."""
+    arch, own = FAIRSEQ_MODELS[name]
+    return build_host_model(task, arch, **own, **options)
 
 
 def parameters_in_use(model):
@@ -129,3 +166,29 @@ def split(sample, rows):
         "net_input": {key: value[rows] for key, value in sample["net_input"].items()},
         "target": target,
     }
+
+
+def gradients(model, loss):
+    """Names and gradients of the parameters that a loss reaches."""
+    model.zero_grad()
+    loss.backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_close(found, expected, **tolerance):
+    """Compare two dictionaries of tensors, such as :func:`gradients`."""
+    assert found.keys() == expected.keys()
+    for name, one in expected.items():
+        torch.testing.assert_close(
+            found[name], one, **tolerance, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def off_constraint(model):
+    """Move the SVD table away from its constraint set, so that no penalty is zero by accident."""
+    (table,) = find_svd_tables(model)
+    with torch.no_grad():
+        table.U.mul_(1.1)
+        table.V.add_(torch.randn(table.V.shape, generator=torch.Generator().manual_seed(3)))
+        table.sigma[0] = -2.0
+    return table

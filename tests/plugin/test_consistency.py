@@ -6,19 +6,20 @@ import pytest
 import torch
 from fairseq.logging import metrics
 
-from spectral_fairseq.errors import ConfigurationError, UnsupportedError
 from spectral_fairseq.plugin.likelihood_consistency import every_second_row_cut, twice
 from tests.plugin.conftest import (
+    LONGEST_FIRST,
+    assert_close,
     build_criterion,
     build_host_model,
     build_model,
+    gradients,
     make_sample,
     split,
 )
 from tests.plugin.stateful_models import segments
 from tests.reference import consistency as reference
 
-LONGEST_FIRST = ((6, 2), (5, 4), (3, 7))  # fairseq's LSTM wants the longest source first
 MODELS = {
     "plain": lambda task: build_model(task, embedding_type="plain", dropout=0.2),
     "svd": lambda task: build_model(task, dropout=0.2),
@@ -35,18 +36,6 @@ ALL_CUT = 1 - 1e-9
 
 def criterion_of(task, **options):
     return build_criterion(task, "regularized_cross_entropy", **options)
-
-
-def gradients(model, loss):
-    model.zero_grad()
-    loss.backward()
-    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-
-
-def close(found, expected, **tolerance):
-    assert found.keys() == expected.keys()
-    for name in found:
-        torch.testing.assert_close(found[name], expected[name], **tolerance)
 
 
 def naive(task, model, sample, flag, smoothing, cutoff):
@@ -68,7 +57,6 @@ def naive(task, model, sample, flag, smoothing, cutoff):
 @pytest.mark.parametrize("flag", METHODS)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_objective_is_that_of_the_paper(task, name, flag, report_accuracy):
-    task.max_positions = lambda: (64, 64)
     model = MODELS[name](task).double().train()
     sample = make_sample(task, sizes=LONGEST_FIRST)
     criterion = criterion_of(
@@ -93,7 +81,7 @@ def test_the_objective_is_that_of_the_paper(task, name, flag, report_accuracy):
     total = float(log["loss"]) + weight * float(log[key])
     assert math.isclose(float(loss.detach()), total, rel_tol=1e-5)
     assert ("n_correct" in log) == report_accuracy
-    close(gradients(model, loss), want, **tolerance)
+    assert_close(gradients(model, loss), want, **tolerance)
 
 
 @pytest.mark.parametrize("report_accuracy", [False, True])
@@ -129,7 +117,7 @@ def test_r_drop_without_dropout_is_the_plain_likelihood(task):
     (first, _, _), (second, _, log) = plain(model, sample), drop(model, sample)
     torch.testing.assert_close(second, first, rtol=1e-6, atol=1e-6, check_dtype=False)
     assert abs(float(log["r_drop"])) < 1e-6
-    close(gradients(model, second), gradients(model, first), rtol=1e-5, atol=1e-6)
+    assert_close(gradients(model, second), gradients(model, first), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("flag", METHODS)
@@ -142,7 +130,7 @@ def test_how_the_batch_is_cut_and_padded_does_not_matter(task, flag, parts):
     reference_gradients = gradients(model, whole / size)
     pieces = [criterion(model, padded(split(sample, rows))) for rows in parts]
     summed = gradients(model, sum(piece[0] for piece in pieces) / size)
-    close(summed, reference_gradients, rtol=1e-6, atol=1e-7)
+    assert_close(summed, reference_gradients, rtol=1e-6, atol=1e-7)
 
 
 def padded(sample):
@@ -217,31 +205,3 @@ def test_the_divergence_is_shown_for_each_token(task):
         float(log["r_drop"]) / sample["ntokens"],
         abs_tol=1e-5,
     )
-
-
-@pytest.mark.parametrize(
-    "options, flag",
-    [
-        ({"rdrop_weight": -1.0}, "--rdrop-weight"),
-        ({"simcut_weight": math.inf}, "--simcut-weight"),
-        ({"simcut_cutoff": 0.0}, "--simcut-cutoff"),
-        ({"simcut_cutoff": 1.0}, "--simcut-cutoff"),
-        ({"rdrop_weight": 1.0, "simcut_weight": 1.0}, "--rdrop-weight and --simcut-weight"),
-        (
-            {"rdrop_weight": 1.0, "adversarial_epsilon": 1.0},
-            "--adversarial-epsilon and --rdrop-weight",
-        ),
-    ],
-)
-def test_bad_flags_are_refused(task, options, flag):
-    with pytest.raises(ConfigurationError, match=flag):
-        criterion_of(task, **options)
-
-
-def test_models_that_cannot_are_refused(task):
-    adaptive = build_host_model(task, "transformer", adaptive_softmax_cutoff="20,30")
-    criterion = criterion_of(task, rdrop_weight=1.0)
-    with pytest.raises(ConfigurationError, match="--adaptive-softmax-cutoff"):
-        criterion.check_model(adaptive)
-    with pytest.raises(UnsupportedError, match="streams would be read twice"):
-        criterion.check_model(build_model(task, "awd_lstm_wt2", decoder_layers=1))

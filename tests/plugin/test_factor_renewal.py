@@ -1,41 +1,34 @@
 """``--svd-interval`` under fairseq's trainer: optimisers, precisions, checkpoints, errors."""
 
 import functools
-from types import SimpleNamespace
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
-from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
+from spectral_fairseq.errors import DataError
 from spectral_fairseq.functional.table_control import redecomposition, singular_system
 from spectral_fairseq.plugin.control_trainer import (
-    controls_of,
     moments,
     renew_factors,
     trained_weights,
 )
 from spectral_fairseq.plugin.find import find_svd_tables
 from tests.capabilities import HALF_ON_CPU
-from tests.plugin.conftest import build_criterion, build_model, words
 from tests.plugin.trainers import (
     OPTIMIZERS,
-    PLAIN,
     PRECISIONS,
-    Task,
     build_trainer,
+    counted,
     flattened_fp16,
-    parsed,
     same_models,
     save_in_epoch,
-    train,
+    take_updates,
 )
 
 STATES = {
     "sgd": ("--optimizer", "sgd", "--lr", "0.5", "--momentum", "0.9"),
     "nag": ("--optimizer", "nag", "--lr", "0.1", "--momentum", "0.9"),
     "adagrad": ("--optimizer", "adagrad", "--lr", "0.05"),
-    "coupled adam": ("--optimizer", "coupled_adam", "--lr", "0.02"),
     "adafactor with a mean": ("--optimizer", "adafactor", "--beta1", "0.9", "--lr", "0.02"),
 }
 
@@ -49,12 +42,6 @@ def more_optimizers(monkeypatch):
 def svd_table(trainer):
     (table,) = find_svd_tables(trainer.get_model())
     return table
-
-
-def counted(trainer):
-    table = svd_table(trainer)
-    keep = [i for i in range(table.num_embeddings) if i not in table.excluded_rows.tolist()]
-    return table.dense().detach().double()[keep]
 
 
 def furthest(trainer):
@@ -73,7 +60,7 @@ def test_the_stored_sigma_are_the_singular_values(precision):
         for interval in (0, 3)
     )
     for trainer in (plain, renewed):
-        train(trainer, 6)
+        take_updates(trainer, 6)
     rounding = {"float32": 1e-5, "fp16": 1e-2, "bf16": 5e-2}[precision]
     assert furthest(plain) > 0.1
     assert furthest(renewed) < rounding
@@ -97,10 +84,10 @@ def state_of(trainer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adam", "adafactor", *STATES])
+@pytest.mark.parametrize("optimizer", ["adam", "adafactor", "coupled adam", *STATES])
 def test_the_table_stays_and_the_state_is_carried_over(optimizer):
     trainer = build_trainer(table="svd", optimizer=optimizer)
-    train(trainer, 4)
+    take_updates(trainer, 4)
     table = svd_table(trainer)
     dense, before = table.dense().detach().double(), state_of(trainer)
     sigma, v = table.sigma.detach().double(), table.V.detach().double() / table.v_scale
@@ -176,13 +163,13 @@ def test_moments_in_a_flattened_float32_copy():
 def test_resumed_equals_uninterrupted(tmp_path):
     build = functools.partial(build_trainer, table="svd", svd_interval=2, spectrum_weight=0.1)
     through, half = build(), build()
-    train(through, 7)
-    train(half, 3)
+    take_updates(through, 7)
+    take_updates(half, 3)
     save_in_epoch(half, tmp_path / "c.pt", done=3)
     resumed = build(begin=False)
     resumed.load_checkpoint(str(tmp_path / "c.pt"))
     resumed.begin_epoch(1)
-    train(resumed, 4)
+    take_updates(resumed, 4)
     assert same_models(through, resumed)
 
 
@@ -202,7 +189,7 @@ def test_a_frozen_factor_leaves_the_table_alone(frozen):
     table = svd_table(trainer)
     getattr(table, frozen).requires_grad_(False)
     before = getattr(table, frozen).detach().clone()
-    train(trainer, 2)
+    take_updates(trainer, 2)
     assert torch.equal(before, getattr(table, frozen))
 
 
@@ -217,59 +204,21 @@ def test_factors_with_nan_are_refused_unwritten():
     assert torch.equal(table.sigma, before)
 
 
-@pytest.mark.parametrize(
-    "override, message",
-    [
-        ("optimizer._name=nt_asgd", "--optimizer nt_asgd"),
-        ("optimizer._name=adamax", "--optimizer adamax"),
-        ("optimizer.fp16_adam_stats=true", "--fp16-adam-stats"),
-        ("distributed_training.zero_sharding=os", "--zero-sharding os"),
-        ("ema.store_ema=true", "--store-ema"),
-    ],
-)
-def test_states_that_cannot_be_carried_over_are_refused(override, message, caplog):
-    cfg = parsed(*OPTIMIZERS["adam"])
-    if override.startswith("ema") and "ema" not in cfg:
-        pytest.skip("this fairseq has no averages of weights")
-    cfg = OmegaConf.merge(cfg, OmegaConf.from_dotlist([override]))
-    task = Task(words())
-    model = build_model(task)
-    trainer = SimpleNamespace(cfg=cfg, get_model=lambda: model)
-    trainer.get_criterion = lambda: build_criterion(task, **PLAIN, svd_interval=1)
-    with pytest.raises(UnsupportedError, match=message):
-        controls_of(trainer)
-    trainer.get_criterion = lambda: build_criterion(task, **PLAIN)
-    controls_of(trainer)
-    by_default = build_criterion(task)
-    assert by_default.objective_of(model).control.svd_interval
-    trainer.get_criterion = lambda: by_default
-    with caplog.at_level("INFO"):
-        assert not controls_of(trainer)
-    assert "--svd-interval is 0" in caplog.text and message in caplog.text
-
-
 @pytest.mark.parametrize("optimizer", ["nag", "sgd"])
 def test_gradient_steps_leave_the_factors_alone_by_default(optimizer, caplog):
     given = build_trainer(table="svd", optimizer=optimizer, svd_interval=1)
-    train(given, 2)
+    take_updates(given, 2)
     assert furthest(given) < 1e-5
     with caplog.at_level("INFO"):
         default = build_trainer(table="svd", optimizer=optimizer, name="spectrum_control")
-        train(default, 10)
+        take_updates(default, 10)
     assert furthest(default) > 1e-5
     assert f"because of --optimizer {optimizer}" in caplog.text
 
 
 def test_it_is_the_default_of_spectrum_control():
     trainer = build_trainer(table="svd", name="spectrum_control", cosreg_weight=0.0)
-    train(trainer, 9)
+    take_updates(trainer, 9)
     assert furthest(trainer) > 1e-3
-    train(trainer, 1)
+    take_updates(trainer, 1)
     assert furthest(trainer) < 1e-5
-
-
-def test_it_needs_an_svd_table():
-    task = Task(words())
-    criterion = build_criterion(task, **PLAIN, svd_interval=10)
-    with pytest.raises(ConfigurationError, match="an SVD table for --svd-interval"):
-        criterion.check_model(build_model(task, embedding_type="plain"))

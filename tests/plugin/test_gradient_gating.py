@@ -13,29 +13,25 @@ from spectral_fairseq.plugin.criterion import WordCounts
 from spectral_fairseq.plugin.find import output_matrix
 from tests.capabilities import LOAD_ANYTHING
 from tests.plugin.conftest import (
+    LONGEST_FIRST,
+    assert_close,
     build_criterion,
     build_host_model,
     build_model,
+    gradients,
     make_sample,
     split,
 )
-from tests.plugin.trainers import build_trainer, same_models, save_in_epoch, train
+from tests.plugin.trainers import build_trainer, same_models, save_in_epoch, take_updates
 from tests.reference import gradient_gating as reference
 
 ALPHA = 1.5  # two updates of a tiny batch: words with fewer than three targets are rare
 ROWS = {"transformer": "decoder.output_projection.weight", "lstm": "decoder.fc_out.weight"}
-LONGEST_FIRST = ((6, 2), (5, 4), (3, 7))
 
 
 def criterion_of(task, alpha=ALPHA, **options):
     options = {"label_smoothing": 0.1, **options}
     return build_criterion(task, "regularized_cross_entropy", gradient_gating=alpha, **options)
-
-
-def gradients(model, loss):
-    model.zero_grad()
-    loss.backward()
-    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
 def sample_of(task, seed):
@@ -71,7 +67,6 @@ def reference_gates(task):
 
 @pytest.mark.parametrize("arch", ROWS)
 def test_only_the_output_tables_gradient_is_gated(task, arch):
-    task.max_positions = lambda: (64, 64)
     model = build_host_model(task, arch, decoder_out_embed_dim=8).double().train()
     criterion = filled(task, model, criterion_of(task))
     criterion.check_model(model)
@@ -108,8 +103,7 @@ def test_only_the_output_tables_gradient_is_gated(task, arch):
     )
     torch.testing.assert_close(found.pop(ROWS[arch]), expected, rtol=1e-5, atol=1e-6)
     assert not torch.allclose(plain.pop(ROWS[arch]), expected, atol=1e-4)
-    for name in plain:
-        torch.testing.assert_close(found[name], plain[name], rtol=1e-5, atol=1e-6)
+    assert_close(found, plain, rtol=1e-5, atol=1e-6)
 
 
 def gated_naively(model, target, gates):
@@ -144,9 +138,7 @@ def test_every_part_of_a_table_receives_the_gated_gradient_of_the_whole(task, em
     naive_loss, *_ = plain(naive, sample)
     expected = gradients(naive, naive_loss)
     torch.testing.assert_close(loss, naive_loss)
-    assert found.keys() == expected.keys()
-    for name in expected:
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-6, atol=1e-9)
+    assert_close(found, expected, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("embedding_type", ["plain", "svd", "weight-norm"])
@@ -158,8 +150,7 @@ def test_alpha_of_zero_and_no_rare_word_are_the_plain_criterion(task, embedding_
     off = gradients(model, criterion_of(task, 0.0, loss_form="dense")(model, sample)[0])
     assert all(torch.equal(off[name], expected[name]) for name in expected)
     no_rare_word = gradients(model, criterion_of(task)(model, sample)[0])  # the first update
-    for name in expected:
-        torch.testing.assert_close(no_rare_word[name], expected[name], rtol=1e-5, atol=1e-7)
+    assert_close(no_rare_word, expected, rtol=1e-5, atol=1e-7)
     gated = gradients(model, filled(task, model, criterion_of(task))(model, sample)[0])
     assert any(not torch.allclose(gated[name], expected[name], atol=1e-4) for name in expected)
 
@@ -171,8 +162,7 @@ def test_how_an_update_is_cut_does_not_matter(task, parts):
     whole, pieces = (filled(task, model, criterion_of(task, cosreg_weight=0.1)) for _ in range(2))
     expected = gradients(model, whole(model, sample)[0])
     found = gradients(model, sum(pieces(model, split(sample, rows))[0] for rows in parts))
-    for name in expected:
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-6)
+    assert_close(found, expected, rtol=1e-5, atol=1e-6)
     for criterion in (whole, pieces):
         criterion.num_updates += 1
         criterion(model, sample)
@@ -254,12 +244,12 @@ def test_a_repeated_batch_of_a_worker_without_one_is_not_counted():
 def test_a_training_resumes_with_its_counts(done, tmp_path):
     """After the first update, too, whose counts are those of an update under way."""
     through = build_trainer(gradient_gating=ALPHA)
-    train(through, done)
+    take_updates(through, done)
     save_in_epoch(through, tmp_path / "saved.pt", done)
     resumed = build_trainer(gradient_gating=ALPHA)
     resumed.load_checkpoint(str(tmp_path / "saved.pt"))
     for trainer in (through, resumed):
-        train(trainer, 2)
+        take_updates(trainer, 2)
     first, second = (one.get_criterion().word_memory for one in (through, resumed))
     assert len(first) == len(second) == done + 1 and first.total.equal(second.total)
     assert same_models(through, resumed)
@@ -267,7 +257,7 @@ def test_a_training_resumes_with_its_counts(done, tmp_path):
 
 def test_counts_are_not_saved_without_gating(tmp_path):
     trainer = build_trainer(gradient_gating=ALPHA)
-    train(trainer, 2)
+    take_updates(trainer, 2)
     save_in_epoch(trainer, tmp_path / "saved.pt", 2)
     without = build_trainer()
     without.load_checkpoint(str(tmp_path / "saved.pt"))
@@ -287,21 +277,3 @@ def test_validation_neither_counts_nor_gates(task):
     plain = build_criterion(task, "label_smoothed_cross_entropy", label_smoothing=0.1)
     assert torch.equal(loss, plain(model, sample)[0])
     assert torch.equal(criterion.word_memory.total, before)
-
-
-def test_what_cannot_be_gated_is_refused(task):
-    for options, flag in (
-        ({"alpha": -1.0}, "--gradient-gating"),
-        ({"gradient_gating_memory": 0}, "--gradient-gating-memory"),
-        ({"loss_form": "blockwise"}, "--loss-form blockwise"),
-        ({"rdrop_weight": 1.0}, "--rdrop-weight and --gradient-gating"),
-    ):
-        with pytest.raises(ConfigurationError, match=flag):
-            criterion_of(task, **options)
-    with pytest.raises(
-        ConfigurationError, match="a single softmax.*--gradient-gating; found Mixture"
-    ):
-        criterion_of(task).check_model(build_model(task, output_head="mos"))
-    adaptive = build_host_model(task, "transformer", adaptive_softmax_cutoff="20,30")
-    with pytest.raises(ConfigurationError, match="or use --criterion adaptive_loss"):
-        criterion_of(task).check_model(adaptive)

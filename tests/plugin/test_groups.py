@@ -22,7 +22,7 @@ from tests.plugin.trainers import (
     build_trainer,
     same_models,
     save_in_epoch,
-    train,
+    take_updates,
 )
 
 RATE, DECAY = 0.05, 0.02
@@ -220,7 +220,7 @@ def test_the_table_has_its_own_rate(optimizer, table):
     for scale in (1, 4):
         trainer = build_trainer(f"criterion.table_lr_scale={scale}", **flags)
         before = _weights(trainer)
-        train(trainer, 1)
+        take_updates(trainer, 1)
         after = _weights(trainer)
         moved.append({name: after[name] - before[name] for name in before})
         assert trainer.get_lr() == trainer.cfg.optimization.lr[0]
@@ -266,7 +266,7 @@ def test_states_are_restored_with_and_without_a_group_of_the_table(
 ):
     decay = ("optimizer.weight_decay=0.1",)
     first = build_trainer(*saved, *decay, table=table)
-    train(first, 3)
+    take_updates(first, 3)
     save_in_epoch(first, tmp_path / "half.pt", 3)
     second = build_trainer(*restored, *decay, table=table, begin=False)
     second.load_checkpoint(str(tmp_path / "half.pt"))
@@ -283,8 +283,8 @@ def test_states_are_restored_with_and_without_a_group_of_the_table(
         for name in ("lr", "weight_decay", "lr_scale"):
             assert group[name] == pytest.approx(expected[name]), name
     if saved == restored:
-        train(first, 2)
-        train(second, 2)
+        take_updates(first, 2)
+        take_updates(second, 2)
         assert same_models(first, second)
 
 

@@ -8,19 +8,15 @@ from fairseq.models.transformer import TransformerDecoder
 
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.plugin.likelihood import SMALL_IN_HALF, Blockwise
-from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample
+from tests.plugin.conftest import (
+    LONGEST_FIRST,
+    build_criterion,
+    build_model,
+    host_model,
+    make_sample,
+)
 
 OFF = {"name": "mle_cosreg", "cosreg_weight": 0.0}
-FCONV = {
-    "encoder_layers": "[(16, 3)]",
-    "decoder_layers": "[(16, 3)]",
-    "decoder_attention": "True",
-    "decoder_out_embed_dim": 16,
-    "max_source_positions": 64,
-    "max_target_positions": 64,
-    "share_input_output_embed": False,
-}
-SORTED = ((6, 2), (5, 4), (3, 7))  # as the LSTM asks
 
 
 @pytest.fixture
@@ -33,13 +29,11 @@ def scores_are_not_made(monkeypatch):
 
 
 def models(task):
-    task.max_positions = lambda: (64, 64)
     return [
         build_model(task),
         build_model(task, "transformer_mos", mixture_components=3),
-        build_host_model(task, "transformer", share_all_embeddings=True),
-        build_host_model(task, "transformer"),
-        build_host_model(task, "lstm", decoder_out_embed_dim=8),
+        *(host_model(task, f"transformer {one}") for one in ("shared", "separate")),
+        host_model(task, "lstm separate"),
     ]
 
 
@@ -51,7 +45,7 @@ def test_auto_gives_the_dense_loss(task, smoothing, training):
         model.train(training)
         for module in model.modules():
             module.dropout = 0.0 if isinstance(getattr(module, "dropout", None), float) else None
-        sample = make_sample(task, sizes=SORTED)
+        sample = make_sample(task, sizes=LONGEST_FIRST)
         results = [
             build_criterion(task, loss_form=form, **options)(model, sample)
             for form in ("auto", "dense")
@@ -66,9 +60,11 @@ def test_auto_takes_blocks_on_a_cpu(task, training, scores_are_not_made):
     for model in models(task):
         criterion = build_criterion(task, **OFF)
         assert criterion.objective_of(model).form.blockwise
-        criterion(model.train(training), make_sample(task, sizes=SORTED))
+        criterion(model.train(training), make_sample(task, sizes=LONGEST_FIRST))
         with pytest.raises(pytest.fail.Exception):
-            build_criterion(task, loss_form="dense", **OFF)(model, make_sample(task, sizes=SORTED))
+            build_criterion(task, loss_form="dense", **OFF)(
+                model, make_sample(task, sizes=LONGEST_FIRST)
+            )
 
 
 class Scaled(TransformerDecoder):
@@ -87,7 +83,7 @@ class Layer(torch.nn.Linear):
 
 
 def obscured(task, change):
-    model = build_host_model(task, "transformer", share_all_embeddings=True)
+    model = host_model(task, "transformer shared")
     change(model.decoder)
     return model
 
@@ -98,15 +94,12 @@ def weight_normed(decoder):
     torch.nn.utils.weight_norm(decoder.output_projection)
 
 
-@pytest.mark.parametrize(
-    "change, why",
-    [
-        (lambda decoder: setattr(decoder, "__class__", Scaled), "output_layer of its own"),
-        (lambda decoder: setattr(decoder, "__class__", Tempered), "probabilities in its own way"),
-        (lambda decoder: setattr(decoder.output_projection, "__class__", Layer), "no plain one"),
-        (weight_normed, "no plain one"),
-    ],
-)
+@pytest.mark.parametrize("change, why", [
+    (lambda decoder: setattr(decoder, "__class__", Scaled), "output_layer of its own"),
+    (lambda decoder: setattr(decoder, "__class__", Tempered), "probabilities in its own way"),
+    (lambda decoder: setattr(decoder.output_projection, "__class__", Layer), "no plain one"),
+    (weight_normed, "no plain one"),
+])  # fmt: skip
 def test_what_might_be_another_loss_stays_dense(task, change, why):
     model, sample = obscured(task, change).eval(), make_sample(task)
     criterion = build_criterion(task, **OFF)
@@ -115,24 +108,19 @@ def test_what_might_be_another_loss_stays_dense(task, change, why):
     assert torch.equal(criterion(model, sample)[0], expected)
 
 
-@pytest.mark.parametrize(
-    "arch, options, why",
-    [
-        ("transformer", {"report_accuracy": True}, "--report-accuracy"),
-        ("transformer", {"gradient_gating": 0.03}, "--gradient-gating"),
-        ("fconv", {}, "calls no output_layer"),
-    ],
-)
-def test_what_needs_the_scores_stays_dense(task, arch, options, why):
-    task.max_positions = lambda: (64, 64)
-    model = build_host_model(task, arch, **(FCONV if arch == "fconv" else {}))
+@pytest.mark.parametrize("name, options, why", [
+    ("transformer separate", {"report_accuracy": True}, "--report-accuracy"),
+    ("transformer separate", {"gradient_gating": 0.03}, "--gradient-gating"),
+    ("fconv", {}, "calls no output_layer"),
+])  # fmt: skip
+def test_what_needs_the_scores_stays_dense(task, name, options, why):
+    model = host_model(task, name)
     form = build_criterion(task, **OFF, **options).objective_of(model).form
     assert not form.blockwise and why in str(form)
 
 
 def test_blocks_are_refused_where_a_model_is_bound_even_if_it_is_only_evaluated(task):
-    task.max_positions = lambda: (64, 64)
-    model = build_host_model(task, "fconv", **FCONV).eval()
+    model = host_model(task, "fconv").eval()
     with pytest.raises(UnsupportedError, match="FConvDecoder"):
         build_criterion(task, **OFF, loss_form="blockwise").objective_of(model)
 
@@ -160,15 +148,6 @@ def test_on_a_gpu_only_scores_that_do_not_fit_are_cut(task, monkeypatch):
     for limit in (tokens, tokens - 1):
         Blockwise(criterion, criterion.objective_of(model).parts, limit)(model, sample, True)
     assert len(made) == 1
-
-
-def test_blocks_that_are_asked_for_are_not_replaced(task):
-    flags = {"loss_form": "blockwise"}
-    with pytest.raises(UnsupportedError, match="for --gradient-gating"):
-        build_criterion(task, **OFF, **flags, gradient_gating=0.03)
-    task.max_positions = lambda: (64, 64)
-    with pytest.raises(UnsupportedError, match="FConvDecoder"):
-        build_criterion(task, **OFF, **flags).check_model(build_host_model(task, "fconv", **FCONV))
 
 
 def test_the_dense_form_of_a_mixture(task):

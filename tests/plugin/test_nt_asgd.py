@@ -1,7 +1,8 @@
-"""The optimiser, its schedule and the trainer's hooks, under fairseq's own trainer."""
+"""NT-ASGD under fairseq's own trainer: the optimiser, its schedule, and when averages are shown."""
 
 import copy
 import logging
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -12,23 +13,17 @@ from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 from torch import nn
 
-from spectral_fairseq.checkpoints.reading import torch_load
-from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.checkpoints.reading import load_checkpoint, torch_load
+from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.plugin.nt_asgd import NTASGD, averaged_sgd, show_averages, show_iterates
 from spectral_fairseq.plugin.trainer import listeners_of
+from spectral_fairseq.provenance import torch_release
 from tests.capabilities import WEIGHTS_ONLY
-from tests.plugin.trainers import parsed
+from tests.plugin.trainers import NT_ASGD, PRECISIONS, parsed
 
-BOTH = ("--optimizer", "nt_asgd", "--lr-scheduler", "nt_asgd")
 AT_ONCE = "optimizer.nt_asgd_from_start=true"
 INTERVAL_0 = "lr_scheduler.nt_asgd_interval=0"
 NO_VALIDATION = "dataset.disable_validation=true"
-PRECISIONS = {
-    "fp32": (),
-    "fp16": ("common.fp16=true", "common.fp16_no_flatten_grads=true"),
-    "memory-efficient fp16": ("common.fp16=true", "common.memory_efficient_fp16=true"),
-    "bf16": ("common.bf16=true",),
-}
 
 
 class Model(BaseFairseqModel):
@@ -60,7 +55,7 @@ def same(first, second):
 
 def configuration(*overrides):
     """The flags parsed once, which takes a second; what differs is given as ``group.key=value``."""
-    return OmegaConf.merge(parsed("--lr", "0.5", *BOTH), OmegaConf.from_dotlist(list(overrides)))
+    return OmegaConf.merge(parsed(*NT_ASGD), OmegaConf.from_dotlist(list(overrides)))
 
 
 def build_trainer(*overrides):
@@ -265,23 +260,15 @@ def test_a_rate_set_for_one_step_holds_for_that_step_only():
     assert trainer.get_lr() == 0.5
 
 
-@pytest.mark.parametrize(
-    "overrides, message",
-    [
-        (["lr_scheduler._name=fixed"], "--lr-scheduler fixed"),
-        (["optimizer._name=sgd"], "--optimizer sgd"),
-        ([NO_VALIDATION], "--disable-validation"),
-        ([NO_VALIDATION, AT_ONCE, "lr_scheduler.nt_asgd_stop=true"], "--disable-validation"),
-        (["checkpoint.maximize_best_checkpoint_metric=true"], "--maximize-best-checkpoint-metric"),
-        (["optimization.use_bmuf=true"], "--use-bmuf"),
-        (["distributed_training.ddp_backend=slowmo"], "slowmo"),
-        (["distributed_training.zero_sharding=os"], "--zero-sharding"),
-        (["lr_scheduler.lr=[3,2]"], "--lr"),
-        (["lr_scheduler.nt_asgd_interval=-1"], "--nt-asgd-interval"),
-    ],
-)
+@pytest.mark.parametrize("overrides, message", [
+    (["lr_scheduler._name=fixed"], "--lr-scheduler fixed"),
+    (["optimizer._name=sgd"], "--optimizer sgd"),
+    ([NO_VALIDATION], "--disable-validation"),
+    (["lr_scheduler.lr=[3,2]"], "--lr"),
+    (["lr_scheduler.nt_asgd_interval=-1"], "--nt-asgd-interval"),
+])  # fmt: skip
 def test_what_cannot_work_is_refused_before_training(overrides, message):
-    with pytest.raises((ConfigurationError, UnsupportedError), match=message):
+    with pytest.raises(ConfigurationError, match=message):
         build_trainer(*overrides).lr_step(1)
 
 
@@ -309,3 +296,92 @@ def test_averaging_is_asked_for_in_a_resumed_run(tmp_path):
     resumed.load_checkpoint(str(tmp_path / "checkpoint.pt"))
     update(resumed)
     assert averaged_sgd(resumed.optimizer).averaged == 1
+
+
+# Through the command line: interrupted and resumed equals uninterrupted, bit for bit
+
+ARCH = ("transformer_lm_sc", "cross_entropy", "--share-decoder-input-output-embed")
+# One epoch is several updates; the rate is so high that the validation loss goes up and down.
+# Without --grouped-shuffling fairseq composes new batches when it resumes, and only then.
+RUN = (*ARCH, *NT_ASGD, "--weight-decay", "1e-4", "--lr", "2.0", "--clip-norm", "1.0")
+RUN += ("--max-update", "1000", "--grouped-shuffling")
+SAVING = ("--save-interval-updates", "3", "--nt-asgd-interval", "1", "--max-epoch", "8")
+
+
+def switched_after(folder):
+    """The epoch that the log names."""
+    found = re.search(r"starts to average after epoch (\d+)", (folder / "log.txt").read_text())
+    return int(found[1]) if found else None
+
+
+@pytest.fixture(scope="module")
+def through(train):
+    folder = train(*RUN, *SAVING)
+    # The switch must lie in the middle, or nothing is tested.
+    assert 2 <= switched_after(folder) <= 6
+    return folder
+
+
+def last_state(folder):
+    """Weights, optimiser's tensors and the schedule's state of the last checkpoint."""
+    state = load_checkpoint(folder / "checkpoint_last.pt")
+    tensors = dict(state["model"])
+    for key, values in state["last_optimizer_state"]["state"].items():
+        tensors.update({f"{key}.{name}": value for name, value in values.items()})
+    return tensors, state["optimizer_history"][-1]["lr_scheduler_state"]["history"]
+
+
+def middle_of(folder, epoch):
+    """A checkpoint of the middle of an epoch."""
+    return sorted(folder.glob(f"checkpoint_{epoch}_*.pt"))[0]
+
+
+@pytest.mark.parametrize("place", ["before the switch", "after the switch"])
+def test_resumed_equals_uninterrupted(place, train, through):
+    """Before: from the end of the very epoch whose loss causes the switch. After: mid-epoch."""
+    switch = switched_after(through)
+    if place == "before the switch":
+        path = through / f"checkpoint{switch}.pt"
+    else:
+        path = middle_of(through, switch + 1)
+    averaged = load_checkpoint(path)["last_optimizer_state"]["param_groups"][0]["averaged"]
+    assert (averaged > 0) is (place == "after the switch")
+    resumed = train(*RUN, *SAVING, "--restore-file", path)
+    (ours, history), (theirs, expected) = last_state(resumed), last_state(through)
+    assert history == expected and ours.keys() == theirs.keys()
+    assert any(key.endswith(".average") for key in ours)
+    for key in ours:
+        assert torch.equal(ours[key], theirs[key]), key
+
+
+def test_every_checkpoint_after_the_switch_holds_the_averages(through):
+    """And the optimiser's state the iterates."""
+    epochs = [load_checkpoint(through / f"checkpoint{epoch}.pt") for epoch in range(1, 9)]
+    switch = switched_after(through)
+    for epoch, state in enumerate(epochs, 1):
+        tensors = state["last_optimizer_state"]["state"]
+        assert bool(tensors) is (epoch > switch)
+        for values in tensors.values():
+            assert not torch.equal(values["average"], values["iterate"])
+            assert any(
+                weight.shape == values["average"].shape and torch.equal(weight, values["average"])
+                for weight in state["model"].values()
+            )
+    if torch_release() >= (1, 13):
+        torch.load(through / "checkpoint_best.pt", weights_only=True)
+
+
+def test_fine_tuning_averages_at_once_and_stops(train, through):
+    best = through / "checkpoint_best.pt"
+    tuned = train(
+        *RUN,
+        *("--max-epoch", "40", "--nt-asgd-interval", "1", "--nt-asgd-from-start"),
+        *("--nt-asgd-stop", "--finetune-from-model", best),
+    )
+    log = (tuned / "log.txt").read_text()
+    ended = re.search(r"NT-ASGD ends training, (\d+) iterates averaged, after epoch (\d+)", log)
+    assert ended and int(ended[2]) < 40
+    assert "stopping training because current learning rate (0.0)" in log
+    state = load_checkpoint(tuned / "checkpoint_last.pt")
+    updates = state["optimizer_history"][-1]["num_updates"]
+    assert int(ended[1]) == updates == state["last_optimizer_state"]["param_groups"][0]["averaged"]

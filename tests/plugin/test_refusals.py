@@ -1,108 +1,265 @@
-"""Flags that contradict each other are refused by name, before anything is trained."""
+"""What cannot be combined or trained is refused by name, before anything is trained."""
 
 import logging
+import math
+import re
 from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.criterions.adaptive_loss import AdaptiveLoss
-from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+from omegaconf import OmegaConf
 
-from spectral_fairseq.errors import ConfigurationError
-from spectral_fairseq.lm.coupled_adam import CoupledAdam
+from spectral_fairseq import refusals
+from spectral_fairseq.embeddings import TABLES
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.plugin.checks import WaysOfTraining
+from spectral_fairseq.plugin.control_trainer import controls_of
 from spectral_fairseq.plugin.cpu import FAIRSEQ_DROPOUT
 from spectral_fairseq.plugin.criterion import OPTIONS
+from spectral_fairseq.plugin.groups import table_options
 from spectral_fairseq.plugin.likelihood import DROPOUT
+from spectral_fairseq.plugin.nt_asgd import check_configuration
 from spectral_fairseq.plugin.objective import A_PENALTY, AN_SVD_TABLE
-from spectral_fairseq.plugin.optimizers import couple_tables
 from spectral_fairseq.plugin.penalties import PENALTIES
 from spectral_fairseq.plugin.registry import warn_of_idle_options
-from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample, words
-from tests.plugin.trainers import build_trainer
+from tests.plugin.conftest import (
+    build_criterion,
+    build_host_model,
+    build_model,
+    host_model,
+    make_sample,
+    words,
+)
+from tests.plugin.stateful_models import segments
+from tests.plugin.trainers import NT_ASGD, OPTIMIZERS, Task, build_trainer, parsed
 
 SHARED = {"share_all_embeddings": True}
-BUILDERS = {
-    "transformer_sc": lambda task, **options: build_model(task, "transformer_sc", **options),
-    "lstm_mos": lambda task, **options: build_host_model(task, "lstm_mos", **options),
+OFF = {"name": "regularized_cross_entropy"}
+STOCK = {"name": "label_smoothed_cross_entropy"}
+KINDS = [table.kind for table in TABLES]
+WIDTHS = (("encoder", "embed"), ("decoder", "embed"), ("decoder", "input"), ("decoder", "output"))
+WIDE = {f"{side}_{part}_dim": 64 for side, part in WIDTHS}
+XL = {"decoder_layers": 2, "mem_len": 5, "adaptive_softmax_cutoff": "10,20,40"}
+
+
+def flag_of(flags):
+    return "--" + next(iter(flags)).replace("_", "-")
+
+
+# Settings of fairseq: each is refused where training begins.
+
+
+def configuration(setting, *flags):
+    """fairseq's configuration with a value of a setting that is refused."""
+    values = {"--optimizer": "nt_asgd", "--zero-sharding": "os", "--model-parallel-size": 2}
+    value = setting.flag.partition(" ")[2] or values.get(setting.flag, True)
+    cfg = parsed(*(("--optimizer", "adafactor") if "relative" in setting.flag else flags))
+    if setting.path.startswith("ema") and "ema" not in cfg:
+        pytest.skip("this fairseq has no averages of weights")
+    return OmegaConf.merge(cfg, OmegaConf.from_dotlist([f"{setting.path}={value}"]))
+
+
+def begin_training(cfg, embedding_type, output_head="softmax", **flags):
+    task = Task(words())
+    model = build_model(task, embedding_type=embedding_type, output_head=output_head)
+    criterion = build_criterion(task, **flags)
+    trainer = SimpleNamespace(cfg=cfg, get_model=lambda: model, get_criterion=lambda: criterion)
+    WaysOfTraining(trainer).begin_training()
+    return controls_of(trainer)
+
+
+def begin_averaging(cfg, *overrides):
+    check_configuration(OmegaConf.merge(cfg, OmegaConf.from_dotlist(list(overrides))))
+
+
+def split_off_the_table(cfg, **flags):
+    task = Task(words())
+    OmegaConf.set_struct(cfg, False)
+    cfg.criterion.update(flags)
+    table_options(cfg, build_model(task), task)
+
+
+# refusal -> flags of the training, what begins it, and what begins one that is not concerned
+ADAM = OPTIMIZERS["adam"]
+BEGINNINGS = {
+    refusals.CONTROL: [
+        (ADAM, lambda cfg: begin_training(cfg, "plain", **OFF, spectrum_decay=0.1)),
+        (ADAM, lambda cfg: begin_training(cfg, "plain", name="spectrum_control")),
+    ],
+    refusals.RENEWAL: [(ADAM, lambda cfg: begin_training(cfg, "svd", **OFF, svd_interval=1))],
+    refusals.SHARDED: [
+        (ADAM, lambda cfg: begin_training(cfg, "plain", name="mle_cosreg")),
+        (ADAM, lambda cfg: begin_training(cfg, "plain", name="weight_norm")),
+        (ADAM, lambda cfg: begin_training(cfg, "svd", **STOCK)),
+        (ADAM, lambda cfg: begin_training(cfg, "plain", "mos", **STOCK)),
+    ],
+    refusals.ROUNDED: [
+        (ADAM, lambda cfg: begin_training(cfg, "svd", name="spectrum_control")),
+        (ADAM, lambda cfg: begin_training(cfg, "weight-norm", name="spectrum_control")),
+    ],
+    refusals.TABLE_GROUPS: [
+        (ADAM, lambda cfg: split_off_the_table(cfg, table_lr_scale=2.0)),
+        (ADAM, lambda cfg: split_off_the_table(cfg, table_weight_decay=0.1)),
+    ],
+    refusals.NT_ASGD: [(NT_ASGD, begin_averaging)],
+    refusals.NT_ASGD_DOWNWARDS: [(NT_ASGD, begin_averaging)],
+    refusals.NT_ASGD_VALIDATION: [
+        (NT_ASGD, begin_averaging),
+        (
+            NT_ASGD,
+            lambda cfg: begin_averaging(
+                cfg, "optimizer.nt_asgd_from_start=true", "lr_scheduler.nt_asgd_stop=true"
+            ),
+        ),
+    ],
 }
+# Where the configuration is the same and nothing is refused.
+UNCONCERNED = {
+    refusals.CONTROL: lambda cfg: begin_training(cfg, "plain", **OFF),
+    refusals.RENEWAL: lambda cfg: begin_training(cfg, "svd", **OFF),
+    refusals.SHARDED: lambda cfg: begin_training(cfg, "plain", **STOCK),
+    refusals.ROUNDED: lambda cfg: begin_training(cfg, "plain", name="spectrum_control"),
+    refusals.TABLE_GROUPS: split_off_the_table,
+    refusals.NT_ASGD_VALIDATION: lambda cfg: begin_averaging(
+        cfg, "optimizer.nt_asgd_from_start=true"
+    ),
+}
+CASES = [
+    pytest.param(refusal, setting, *beginning, id=f"{setting.flag} for {refusal.feature}")
+    for refusal, beginnings in BEGINNINGS.items()
+    for setting in refusal.settings
+    for beginning in beginnings
+]
 
 
-@pytest.mark.parametrize("arch", BUILDERS)
-@pytest.mark.parametrize("options, match", [
-    ({"encoder_embed_dim": 24}, "--decoder-embed-dim 16 and --encoder-embed-dim 24"),
-    ({"decoder_embed_path": "vectors"}, "--decoder-embed-path vectors and --encoder-embed-path"),
+@pytest.mark.parametrize("refusal, setting, flags, begin", CASES)
+def test_a_setting_of_fairseq(refusal, setting, flags, begin):
+    cfg = configuration(setting, *flags)
+    with pytest.raises(UnsupportedError) as caught:
+        begin(cfg)
+    assert caught.value.found.startswith(setting.flag)
+    assert caught.value.remedy == refusals.unquoted(refusal.remedy)
+    if refusal in UNCONCERNED:
+        UNCONCERNED[refusal](configuration(setting, *flags))
+
+
+@pytest.mark.parametrize("setting", refusals.RENEWAL.settings, ids=lambda one: one.flag)
+def test_by_default_factors_are_not_renewed_where_they_cannot_be(setting, caplog):
+    with caplog.at_level("INFO"):
+        assert not begin_training(configuration(setting, *ADAM), "svd", name="spectrum_control")
+    assert "--svd-interval is 0" in caplog.text and setting.flag in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_step_of_adam_rounds_to_nothing_without_float32_copies(task, dtype):
+    """The reason: it leaves the diagonal of the stored V where it is."""
+    table = build_model(task).decoder.output_projection.table
+    diagonal = table.V.detach().diagonal().to(dtype)
+    assert torch.equal(diagonal - 5e-4, diagonal)
+
+
+# Conflicts of flags and models.
+
+MODELS = {
+    **{kind: lambda task, kind=kind: build_model(task, embedding_type=kind) for kind in KINDS},
+    **{
+        head: lambda task, head=head: build_model(task, output_head=head) for head in ("mos", "moc")
+    },
+    "capped": lambda task: build_model(task, logit_softcap=30.0),
+    "awd-lstm": lambda task: build_model(task, "awd_lstm_wt2", decoder_layers=1),
+    "xl": lambda task: build_model(task, "transformer_xl_wt103_small", **XL),
+    **{
+        name: lambda task, name=name: host_model(task, name)
+        for name in ("transformer shared", "lstm shared", "fconv", "adaptive softmax")
+    },
+}
+CONFLICTS = [
+    (refusals.SEVERAL_METHODS, "svd", {"rdrop_weight": 1.0, "simcut_weight": 1.0},
+     "--rdrop-weight and --simcut-weight"),
+    (refusals.SEVERAL_METHODS, "svd", {"rdrop_weight": 1.0, "adversarial_epsilon": 1.0},
+     "--adversarial-epsilon and --rdrop-weight"),
+    (refusals.SEVERAL_METHODS, "svd", {"rdrop_weight": 1.0, "gradient_gating": 1.5},
+     "--rdrop-weight and --gradient-gating"),
+    *((refusals.SEVERAL_METHODS, "svd", {"z_loss": 1e-4, flag: 0.1}, "and --z-loss")
+      for flag in ("adversarial_epsilon", "gradient_gating", "rdrop_weight")),
+    (refusals.GATING, "svd", {"gradient_gating": 1.5, "loss_form": "blockwise"},
+     "--loss-form blockwise"),
+    (refusals.GATING, "mos", {"gradient_gating": 1.5}, "MixtureOfSoftmaxes"),
+    (refusals.GATING, "capped", {"gradient_gating": 0.1}, "--logit-softcap"),
+    (refusals.ADVERSARIAL, "capped", {"adversarial_epsilon": 0.1}, "--logit-softcap"),
+    (refusals.ADVERSARIAL, "xl", {"adversarial_epsilon": 0.1}, "no single logit"),
+    (refusals.DENSE_MIXTURE, "mos", {"adversarial_epsilon": 0.1, "loss_form": "dense"},
+     "--loss-form dense"),
+    (refusals.CONSISTENCY, "awd-lstm", {"rdrop_weight": 1.0}, "streams would be read twice"),
+    (refusals.Z_LOSS, "mos", {"z_loss": 1e-4}, "MixtureOfSoftmaxes"),
+    (refusals.Z_LOSS, "moc", {"z_loss": 1e-4, "loss_form": "dense"}, "MixtureOfContexts"),
+    (refusals.Z_LOSS, "moc", {"z_loss": 1e-4, "report_accuracy": True}, "MixtureOfContexts"),
+    (refusals.NO_OUTPUT_LAYER, "fconv", {"loss_form": "blockwise"}, "FConvDecoder, which has none"),
+    (refusals.NO_OUTPUT_LAYER, "fconv", {"adversarial_epsilon": 0.1},
+     "FConvDecoder, which has none"),
+    (refusals.NO_LAYERS, "lstm shared", {"dispersion_weight": 1.0}, "Decoder"),
+    (refusals.NO_LAYERS, "fconv", {"dispersion_weight": 1.0}, "Decoder"),
+    *((refusals.ADAPTIVE_SOFTMAX, "adaptive softmax", flags, "fairseq's adaptive softmax")
+      for flags in ({}, {"adversarial_epsilon": 0.1}, {"gradient_gating": 1.5},
+                    {"rdrop_weight": 1.0})),
+]  # fmt: skip
+ELSEWHERE = {
+    "this file": {"NON_AUTOREGRESSIVE", "SOFTCAP", "OTHER_TABLES", "FROZEN", "CHECKPOINT_METRIC",
+                  "LABEL_SMOOTHING"},
+    "test_checks.py": {"ADAPTIVE_LOSS", "REPLACED_LAYERS", "REBUILT_OPTIMIZER", "QUANTISED_SCORES"},
+    "test_optimizers.py": {"WHOLE_PARAMETERS", "ONE_OPTIMIZER"},
+    "test_table_control.py": {"RENEWAL_STEPS"},
+    "test_gradient_gating.py": {"SEVERAL_DICTIONARIES"},
+    "test_stateful_language_modeling.py": {"STREAMS", "GENERATE", "EVAL_LM"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("refusal, model, flags, found", CONFLICTS)
+def test_a_conflict(task, refusal, model, flags, found):
+    with pytest.raises(UnsupportedError) as caught:
+        build_criterion(task, **OFF, **flags).check_model(MODELS[model](task))
+    error = caught.value
+    assert re.search(found, error.found)
+    assert error.expected.startswith(refusals.unquoted(refusal.needs))
+    assert error.remedy == refusals.unquoted(refusal.remedy)
+
+
+def test_every_refusal_is_tested():
+    here = [*BEGINNINGS, *(row[0] for row in CONFLICTS)]
+    names = {name for name, value in vars(refusals).items() if value in here}
+    everything = {name for name, one in vars(refusals).items() if one in refusals.REFUSALS}
+    assert names.union(*ELSEWHERE.values()) == everything
+
+
+def test_scores_of_an_unknown_output_layer(task):
+    model = host_model(task, "transformer shared")
+    model.get_normalized_probs = lambda *_, **__: None
+    model.decoder.output_projection = torch.nn.Sequential(model.decoder.output_projection)
+    with pytest.raises(ConfigurationError, match="--z-loss"):
+        build_criterion(task, **OFF, z_loss=1e-4).check_model(model)
+
+
+@pytest.mark.parametrize("model, flags, match", [
+    ("xl", {"label_smoothing": 0.1}, "--label-smoothing 0"),
+    ("xl", {"adversarial_epsilon": 0.1}, "single logit"),
 ])  # fmt: skip
-def test_one_table_for_both_sides(task, arch, options, match):
-    with pytest.raises(ConfigurationError, match=match):
-        BUILDERS[arch](task, **SHARED, **options)
+def test_a_batch_of_what_is_refused(task, model, flags, match):
+    """It is refused without a check before, too."""
+    criterion, model = build_criterion(task, **OFF, **flags), MODELS[model](task).train()
+    for check in (criterion.check_model, lambda model: criterion(model, segments(task))):
+        with pytest.raises(ConfigurationError, match=match):
+            check(model)
 
 
-@pytest.mark.parametrize("arch", BUILDERS)
-def test_one_table_for_two_dictionaries(task, arch):
-    task.target_dictionary = words(30)
-    with pytest.raises(ConfigurationError, match="56 words in the source .* 40 others"):
-        BUILDERS[arch](task, **SHARED)
-
-
-def test_a_shared_table_of_another_width_than_the_lstms_output(task):
-    with pytest.raises(ConfigurationError, match="--decoder-out-embed-dim 8"):
-        build_host_model(
-            task, "lstm_mos", decoder_out_embed_dim=8, share_decoder_input_output_embed=True
-        )
-
-
-@pytest.mark.parametrize("arch", ["transformer_sc", "transformer_mos"])
-def test_hidden_states_that_nothing_projects(task, arch):
-    with pytest.raises(ConfigurationError, match="with --tie-adaptive-weights; found 8 and 16"):
-        build_model(task, arch, decoder_output_dim=8, tie_adaptive_weights=True)
-
-
-@pytest.mark.parametrize("components", [0, 57, 10**12])
-def test_more_experts_than_words(task, components):
-    with pytest.raises(ConfigurationError, match="--mixture-components from 1 to .*words, 56"):
-        build_model(task, "transformer_mos", mixture_components=components)
-
-
-def test_a_batch_within_the_ignored_prefix_is_said_once(task, caplog):
-    with pytest.raises(ConfigurationError, match="--ignore-prefix-size of 0 or more; found -1"):
-        build_criterion(task, ignore_prefix_size=-1)
-    model, sample = build_model(task), make_sample(task)
-    longest = sample["target"].size(1)
-    with caplog.at_level(logging.WARNING):
-        build_criterion(task, ignore_prefix_size=longest - 1)(model, sample)
-    assert not caplog.records
-    criterion = build_criterion(task, ignore_prefix_size=longest)
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            _, _, log = criterion(model, sample)
-    assert log["nll_loss"] == 0 and len(caplog.records) == 1
-    assert f"--ignore-prefix-size is {longest}" in caplog.text
-
-
-@pytest.mark.parametrize("arch", ["transformer_sc", "awd_lstm_wt2", "transformer_xl_wt103_small"])
-def test_the_criterion_of_fairseqs_adaptive_softmax_is_refused(task, arch):
-    """It ended in an assertion without words, in the first update."""
-    table = "svd" if arch == "transformer_sc" else "plain"
-    trainer = build_trainer(table=table, begin=False)
-    options = {"adaptive_softmax_cutoff": ""} if arch.startswith("transformer_xl") else {}
-    trainer._model = build_model(task, arch, embedding_type=table, **options)
-    trainer._criterion = AdaptiveLoss(task, sentence_avg=False)
-    with pytest.raises(ConfigurationError, match="Use --criterion regularized_cross_entropy"):
-        trainer.begin_epoch(1)
-
-
-NON_AUTOREGRESSIVE = (
+@pytest.mark.parametrize("arch", [
     "nonautoregressive_transformer",
     "iterative_nonautoregressive_transformer",
     "levenshtein_transformer",
     "insertion_transformer",
     "cmlm_transformer",
     "nacrf_transformer",
-)
-
-
-@pytest.mark.parametrize("arch", NON_AUTOREGRESSIVE)
+])  # fmt: skip
 @pytest.mark.parametrize("criterion", ["mle_cosreg", "spectrum_control"])
 def test_models_that_ask_for_the_targets(task, arch, criterion):
     """The first batch ended in a TypeError: missing 'tgt_tokens'."""
@@ -111,50 +268,104 @@ def test_models_that_ask_for_the_targets(task, arch, criterion):
         build_criterion(task, criterion).check_model(model)
 
 
-@pytest.mark.parametrize("arch", ["awd_lstm_wt2", "transformer_xl_wt103_small"])
-def test_only_criterions_of_fairseq_are_told_what_they_leave_out(task, arch, caplog):
-    for criterion in (build_criterion(task, "mle_cosreg"), CrossEntropyCriterion(task, False)):
-        assert "--criterion" not in caplog.text
-        trainer = build_trainer(table="plain", begin=False)
-        clusters = {"adaptive_softmax_cutoff": "20,30"} if arch.startswith("transformer_xl") else {}
-        trainer._model = build_model(task, arch, embedding_type="plain", **clusters)
-        trainer._criterion = criterion
-        with caplog.at_level(logging.WARNING, "spectral_fairseq"):
-            trainer.begin_epoch(1)
-    assert "--criterion CrossEntropyCriterion" in caplog.text
+# Flags of a criterion outside their range.
+
+NUMBERS = ("rdrop_weight", "simcut_weight", "z_loss", "spectrum_decay", "gradient_gating")
+OUTSIDE = [  # beside those of test_penalties.py
+    *(({name: value}, flag_of({name: 0}))
+      for name in NUMBERS for value in (-1.0, math.nan, math.inf)),
+    ({"table_lr_scale": -1.0}, "--table-lr-scale"),
+    ({"simcut_cutoff": 0.0}, "--simcut-cutoff"),
+    ({"simcut_cutoff": 1.0}, "--simcut-cutoff"),
+    ({"gradient_gating": 1.5, "gradient_gating_memory": 0}, "--gradient-gating-memory"),
+    ({"ignore_prefix_size": -1}, "--ignore-prefix-size of 0 or more; found -1"),
+    ({"spectrum_decay": 1.5}, "--spectrum-decay to be a finite number >= 0 and <= 1"),
+    ({"table_centering": 2.0}, "--table-centering"),
+    ({"svd_interval": -1}, "--svd-interval to be a whole number"),
+    ({"spectrum_decay": 0.1, "spectrum_slack": 0.9}, "--spectrum-slack"),
+    ({"spectrum_decay": 0.1, "spectrum_decay_interval": 0}, "--spectrum-decay-interval"),
+    ({"spectrum_decay": 0.1, "spectrum_decay_start": -1}, "--spectrum-decay-start"),
+    ({"spectrum_decay": 0.1, "spectrum_c1": "large"}, "--spectrum-c1"),
+    ({"spectrum_decay": 0.1, "spectrum_c2": -1.0}, "--spectrum-c2"),
+    ({"orthogonality_weights": "0.1,0.1,0.1"}, "four numbers"),
+    ({"orthogonality_weights": "0.1,0.1,0,0,0"}, "four numbers"),
+    ({"orthogonality_weights": "a,b,c,d"}, "four numbers"),
+    ({"orthogonality_weights": "0.1,-1,0,0"}, "--orthogonality-weights"),
+    ({"penalty_interval": "0"}, "--penalty-interval"),
+    ({"penalty_interval": "often"}, "--penalty-interval"),
+]  # fmt: skip
 
 
-def test_a_cutoff_that_was_not_given_is_not_blamed(task):
-    build_host_model(task, "lstm_mos", criterion="adaptive_loss")
+@pytest.mark.parametrize("flags, match", OUTSIDE)
+def test_flags_outside_their_range(task, flags, match):
+    with pytest.raises(ConfigurationError, match=match):
+        build_criterion(task, **OFF, **flags)
 
 
-@pytest.mark.parametrize("interval", [0, 10])
-def test_checkpoints_are_not_chosen_by_a_measure_that_is_missing_at_times(interval):
-    """The second validation ended in ``KeyError: 'table_mean_cosine'``."""
-    metric = "checkpoint.best_checkpoint_metric=table_mean_cosine"
-    with pytest.raises(ConfigurationError, match="for --best-checkpoint-metric table_mean_cosine"):
-        build_trainer(metric, log_spectrum_interval=interval)
-    build_trainer(metric, log_spectrum_interval=1)
-    with pytest.raises(ConfigurationError, match="table_mean_cosine.* found table_cosine"):
-        build_trainer(metric.replace("mean_", ""), log_spectrum_interval=1)
+# Models that cannot be built.
+
+UNBUILT = [
+    *(("transformer_sc", {name: value}, flag_of({name: value})) for name, value in (
+        ("quant_noise_pq", 0.1), ("quant_noise_scalar", 0.1), ("adaptive_input", True),
+        ("adaptive_softmax_cutoff", [10, 20]))),
+    ("transformer_mos", {"adaptive_softmax_cutoff": [10, 20]}, "--adaptive-softmax-cutoff"),
+    ("transformer_lm_sc", {"adaptive_softmax_cutoff": "10,20"}, "--adaptive-softmax-cutoff"),
+    ("transformer_sc", WIDE, "N >= d"),
+    *(("transformer_sc", {"spectrum_c1": c1}, "--spectrum-c1") for c1 in ("large", "-1", "0")),
+    *(("transformer_sc", {"logit_softcap": c}, "--logit-softcap")
+      for c in (0.0, -1.0, math.inf, math.nan)),
+    ("transformer_mos", {"logit_softcap": 30.0}, "one softmax.*for --logit-softcap; found"),
+    *(("transformer_mos", {"mixture_components": k}, "--mixture-components to be .* >= 1 and <= 56")
+      for k in (-1, 0, 57, 10**12)),
+    ("transformer_lm_sc", {"share_decoder_input_output_embed": True, "decoder_output_dim": 8},
+     "--decoder-input-dim"),
+    *((arch, {"decoder_output_dim": 8, "tie_adaptive_weights": True},
+       "with --tie-adaptive-weights; found 8 and 16")
+      for arch in ("transformer_sc", "transformer_mos")),
+    *((arch, {**SHARED, "encoder_embed_dim": 24},
+       "--decoder-embed-dim 16 and --encoder-embed-dim 24")
+      for arch in ("transformer_sc", "lstm_mos")),
+    *((arch, {**SHARED, "decoder_embed_path": "vectors"},
+       "--decoder-embed-path vectors and --encoder-embed-path")
+      for arch in ("transformer_sc", "lstm_mos")),
+    ("lstm_mos", {"decoder_out_embed_dim": 8, "share_decoder_input_output_embed": True},
+     "--decoder-out-embed-dim 8"),
+    ("awd_lstm_ptb", {"decoder_last_hidden_size": 14}, "--decoder-last-hidden-size 16"),
+    ("awd_lstm_ptb", {"activation_regularization": -1.0}, "--activation-regularization"),
+    ("awd_lstm_ptb", {"output_head": "mos", "mixture_components": 0}, "--mixture-components"),
+    ("awd_lstm_ptb", {"dropout": 1.5}, "--dropout to be .* < 1"),
+    *(("transformer_xl_wt103_small", {**XL, **options}, match) for options, match in (
+        ({"decoder_attention_heads": 5}, "multiple of"),
+        ({"mem_len": -1}, "--mem-len"),
+        ({"mem_len": 0, "same_length": True}, "--same-length"),
+        ({"adaptive_softmax_cutoff": "20,10"}, "each above the one before"),
+        ({"adaptive_softmax_cutoff": "20;10"}, "separated by commas"),
+        ({"adaptive_softmax_cutoff": "20,56"}, "below 56"),
+        ({"adaptive_softmax_cutoff": None}, "20000,40000,200000"),
+        ({"output_head": "mos", "adaptive_softmax_cutoff": "10"}, "--output-head softmax"),
+        ({"dropout": 1.5}, "--dropout to be .* < 1"))),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("flag", [
-    "spectrum_weight",
-    "spectral_normalization_weight",
-    "d_optimal_weight",
-    "normalized_d_optimal_weight",
+@pytest.mark.parametrize("arch, options, match", UNBUILT)
+def test_a_model_that_cannot_be_built(task, arch, options, match):
+    build = build_host_model if arch == "lstm_mos" else build_model
+    with pytest.raises(ConfigurationError, match=match):
+        build(task, arch, **options)
+
+
+@pytest.mark.parametrize("build, arch", [
+    (build_model, "transformer_sc"), (build_host_model, "lstm_mos"),
 ])  # fmt: skip
-@pytest.mark.parametrize("table", ["plain", "weight-norm", "spectral-norm"])
-def test_penalties_on_singular_values_need_as_many_words_as_dimensions(task, flag, table):
-    sizes = {f"{side}_{part}_dim": 64 for side, part in WIDTHS}
-    model = build_model(task, embedding_type=table, **sizes)
-    named = "--" + flag.replace("_", "-")
-    with pytest.raises(ConfigurationError, match=f"N >= d.*{named}"):
-        build_criterion(task, "regularized_cross_entropy", **{flag: 0.1}).check_model(model)
+def test_one_table_for_two_dictionaries(task, build, arch):
+    task.target_dictionary = words(30)
+    match = "one dictionary for --share-all.*56 words in the source .* 40 others.*--joined-dict"
+    with pytest.raises(ConfigurationError, match=match):
+        build(task, arch, **SHARED)
 
 
-WIDTHS = (("encoder", "embed"), ("decoder", "embed"), ("decoder", "input"), ("decoder", "output"))
+# Tables that a flag cannot act on.
+
 TABLE_FLAGS = [
     {"cosreg_weight": 1.0},
     {"spectrum_weight": 0.1},
@@ -165,15 +376,16 @@ TABLE_FLAGS = [
     {"mean_vector_weight": 0.1},
     {"gradient_gating": 0.02},
 ]
-OFF = {"name": "regularized_cross_entropy"}
+OF_ONE_KIND = [
+    ("plain", {"spectrum_decay": 1}),
+    ("plain", {"table_centering": 1}),
+    ("svd", {"svd_interval": 1}),
+]
 
 
-def flag_of(flags):
-    return "--" + next(iter(flags)).replace("_", "-")
-
-
-@pytest.mark.parametrize("flags", TABLE_FLAGS, ids=flag_of)
-@pytest.mark.parametrize("kind", ["plain", "svd", "weight-norm", "spectral-norm"])
+@pytest.mark.parametrize(
+    "kind, flags", [*((kind, one) for one in TABLE_FLAGS for kind in KINDS), *OF_ONE_KIND]
+)
 @pytest.mark.parametrize("tied", [True, False])
 def test_flags_of_a_table_that_is_not_trained(task, kind, flags, tied):
     """Each refuses a frozen table by its own name, and takes one that is trained."""
@@ -194,50 +406,111 @@ def test_flags_of_a_table_that_is_not_trained(task, kind, flags, tied):
         criterion.check_model(model)
 
 
-def test_penalty_on_frozen_factors(task):
-    for flags, frozen in (
-        ({"spectrum_weight": 0.1}, ("sigma",)),
-        ({"orthogonality_weights": "0.1,0,0,0"}, ("U",)),
-        ({"orthogonality_weights": "0,0.1,0,0"}, ("V",)),
-    ):
-        model, criterion = build_model(task), build_criterion(task, **{**OFF, **flags})
+@pytest.mark.parametrize("flags, frozen", [
+    ({"spectrum_weight": 0.1}, "sigma"),
+    ({"orthogonality_weights": "0.1,0,0,0"}, "U"),
+    ({"orthogonality_weights": "0,0.1,0,0"}, "V"),
+])  # fmt: skip
+def test_penalty_on_frozen_factors(task, flags, frozen):
+    model, criterion = build_model(task), build_criterion(task, **{**OFF, **flags})
+    criterion.check_model(model)
+    getattr(model.decoder.embed_tokens, frozen).requires_grad_(False)
+    with pytest.raises(ConfigurationError, match=f"trained, for {flag_of(flags)}"):
         criterion.check_model(model)
-        for name in frozen:
-            getattr(model.decoder.embed_tokens, name).requires_grad_(False)
-        with pytest.raises(ConfigurationError, match=f"trained, for {flag_of(flags)}"):
-            criterion.check_model(model)
 
 
-def test_coupled_adam_without_a_table_to_couple(task):
-    model = build_model(task)
-    optimizer = SimpleNamespace(optimizer=CoupledAdam(list(model.parameters())))
-    couple_tables(optimizer, model)
-    model.decoder.embed_tokens.requires_grad_(False)
-    with pytest.raises(ConfigurationError, match="trained, for --optimizer coupled_adam"):
-        couple_tables(optimizer, model)
+@pytest.mark.parametrize("model, flags, match", [
+    ("svd", {"spectrum_decay": 0.1}, "computed from other parameters"),
+    ("weight-norm", {"spectrum_decay": 0.1}, "computed from other parameters"),
+    ("plain", {"svd_interval": 10}, "an SVD table for --svd-interval"),
+    ("plain", {"orthogonality_weights": "0.1,0,0,0"}, "--embedding-type svd"),
+    *(("adaptive softmax", flags, "--adaptive-softmax-cutoff") for flags in (
+        {"cosreg_weight": 1.0}, {"cosreg_weight": 1.0, "penalty_interval": "3"})),
+    ("adaptive softmax", {"log_spectrum_interval": 10},
+     "a single output table for --log-spectrum-inter"),
+])  # fmt: skip
+def test_a_table_of_another_kind(task, model, flags, match):
+    criterion = build_criterion(task, **OFF, **flags)
+    criterion.num_updates = 1  # an update without a lazy penalty
+    with pytest.raises(ConfigurationError, match=match):
+        criterion.check_model(MODELS[model](task).train())
+
+
+def test_a_model_without_an_output_table(task):
+    with pytest.raises(ConfigurationError, match="output table"):
+        build_criterion(task, "mle_cosreg").objective_of(torch.nn.Linear(3, 3)).penalties(0)
+
+
+@pytest.mark.parametrize("model, flag", [
+    *((kind, flag) for kind in KINDS if kind != "svd" for flag in (
+        "spectrum_weight", "spectral_normalization_weight", "d_optimal_weight",
+        "normalized_d_optimal_weight")),
+    *((model, "spectrum_decay") for model in ("plain", "transformer")),
+    ("transformer", "spectrum_weight"),
+])  # fmt: skip
+def test_as_many_words_as_dimensions_are_needed(task, model, flag):
+    if model == "transformer":
+        built = host_model(task, "transformer shared", **WIDE)
+    else:
+        built = build_model(task, embedding_type=model, **WIDE)
+    named = flag_of({flag: 0})
+    if flag == "spectrum_decay":
+        named += ".*leave --criterion spectrum_control"
+    with pytest.raises(ConfigurationError, match=f"N >= d.*{named}"):
+        build_criterion(task, **OFF, **{flag: 0.1}).check_model(built)
+
+
+# What the trainer checks beside.
+
+
+@pytest.mark.parametrize("interval", [0, 10])
+def test_checkpoints_are_not_chosen_by_a_measure_that_is_missing_at_times(interval):
+    """The second validation ended in ``KeyError: 'table_mean_cosine'``."""
+    metric = "checkpoint.best_checkpoint_metric=table_mean_cosine"
+    with pytest.raises(ConfigurationError, match="for --best-checkpoint-metric table_mean_cosine"):
+        build_trainer(metric, log_spectrum_interval=interval)
+    build_trainer(metric, log_spectrum_interval=1)
+    with pytest.raises(ConfigurationError, match="table_mean_cosine.* found table_cosine"):
+        build_trainer(metric.replace("mean_", ""), log_spectrum_interval=1)
+
+
+def test_a_cutoff_that_was_not_given_is_not_blamed(task):
+    build_host_model(task, "lstm_mos", criterion="adaptive_loss")
+
+
+# Flags without an effect are named, and trained with.
 
 
 @pytest.mark.parametrize("flags, said", [
-    ({"weight_norm_target": 3.0}, "--weight-norm-target has no effect without --weight-norm-w"),
-    ({"spectrum_c2": 0.1}, "--spectrum-c2 has no effect without --spectrum-weight"),
-    ({"penalty_interval": "5"}, "--penalty-interval has no effect without a penalty, such as"),
-    ({"simcut_cutoff": 0.1}, "--simcut-cutoff has no effect without --simcut-weight"),
-    ({"gradient_gating_memory": 9}, "--gradient-gating-memory has no effect without --gradient-g"),
-    ({"rdrop_weight": 1.0}, "--rdrop-weight has no effect without dropout"),
-    ({"log_spectrum_interval": 1}, "--log-spectrum-interval measures an output table that is not"),
+    ({"weight_norm_target": 3.0}, ["--weight-norm-target has no effect without --weight-norm-w"]),
+    ({"spectrum_c2": 0.1}, ["--spectrum-c2 has no effect without --spectrum-weight"]),
+    ({"penalty_interval": "5"}, ["--penalty-interval has no effect without a penalty, such as"]),
+    ({"simcut_cutoff": 0.1}, ["--simcut-cutoff has no effect without --simcut-weight"]),
+    ({"gradient_gating_memory": 9},
+     ["--gradient-gating-memory has no effect without --gradient-g"]),
+    ({"rdrop_weight": 1.0}, ["--rdrop-weight has no effect without dropout"]),
+    ({"log_spectrum_interval": 1}, ["--log-spectrum-interval measures an output table that is"]),
+    ({"spectrum_side": "both", "spectrum_decay_start": 10}, [
+        "--spectrum-side has no effect without --spectrum-decay",
+        "--spectrum-decay-start has no effect without --spectrum-decay or --table-centering"]),
+    ({"spectrum_side": "both", "spectrum_decay_start": 10, "table_centering": 0.1},
+     ["--spectrum-side has no effect without --spectrum-decay"]),
+    ({"spectrum_side": "both", "spectrum_decay_start": 10, "spectrum_decay": 0.1}, []),
+    ({"spectrum_c2": 0.1, "spectrum_weight": 0.1, "weight_norm_weight": 0.1,
+      "weight_norm_target": 3.0, "penalty_interval": "5"}, []),
 ])  # fmt: skip
 def test_flags_without_effect_are_named(task, caplog, flags, said):
     model = build_model(task, embedding_type="plain", dropout=0.0)
     if "log_spectrum_interval" in flags:
         model.requires_grad_(False)
     build_criterion(task, **{**OFF, **flags}).check_model(model)
-    assert len(caplog.records) == 1 and caplog.records[0].message.startswith(said)
+    assert len(caplog.records) == len(said)
+    assert all(one.message.startswith(text) for one, text in zip(caplog.records, said))
 
 
-def test_flags_with_an_effect_are_not_named(task, caplog):
-    flags = {"spectrum_c2": 0.1, "weight_norm_weight": 0.1, "weight_norm_target": 3.0}
-    flags.update(penalty_interval="5", rdrop_weight=1.0)
-    build_criterion(task, **{**OFF, **flags}).check_model(build_model(task, dropout=0.1))
+def test_flags_of_an_svd_table_and_of_dropout_have_an_effect(task, caplog):
+    flags = {"spectrum_c2": 0.1, "rdrop_weight": 1.0}
+    build_criterion(task, **OFF, **flags).check_model(build_model(task, dropout=0.1))
     assert not caplog.records
 
 
@@ -261,3 +534,17 @@ def test_a_setting_of_a_penalty_needs_its_weight_and_every_need_is_known():
         assert all(penalty.weight.name in one.needs for one in penalty.settings), penalty.name
     facts = {A_PENALTY, AN_SVD_TABLE, DROPOUT, FAIRSEQ_DROPOUT}
     assert {need for one in OPTIONS for need in one.needs} - names == facts
+
+
+def test_a_batch_within_the_ignored_prefix_is_said_once(task, caplog):
+    model, sample = build_model(task), make_sample(task)
+    longest = sample["target"].size(1)
+    with caplog.at_level(logging.WARNING):
+        build_criterion(task, ignore_prefix_size=longest - 1)(model, sample)
+    assert not caplog.records
+    criterion = build_criterion(task, ignore_prefix_size=longest)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            _, _, log = criterion(model, sample)
+    assert log["nll_loss"] == 0 and len(caplog.records) == 1
+    assert f"--ignore-prefix-size is {longest}" in caplog.text

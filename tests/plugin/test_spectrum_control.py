@@ -1,54 +1,24 @@
-"""The criterion quartet: zero weight, padding, batch independence; and its bad input.
-
-Resume is tested through the command line, in test_resume.py.
-"""
+"""The penalties on the factors of an SVD table; test_penalties.py has what all penalties share."""
 
 import math
 
-import pytest
 import torch
 
 from spectral_fairseq.embeddings.svd import SVDEmbedding
-from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.plugin.find import find_svd_tables
 from spectral_fairseq.plugin.objective import interval_for
 from spectral_fairseq.plugin.penalties import four_weights
 from tests.capabilities import AUTOCAST_ATTENTION
-from tests.plugin.conftest import build_criterion, build_model, make_sample, split
+from tests.plugin.conftest import (
+    build_criterion,
+    build_model,
+    make_sample,
+    off_constraint,
+    split,
+)
 from tests.reference import orthogonality, spectrum
 
-ZERO = {"spectrum_weight": 0.0, "orthogonality_weights": "0,0,0,0"}
 HEAVY = {"spectrum_weight": 0.3, "orthogonality_weights": "0.1,0.2,0.3,0.4"}
-
-
-def off_constraint(model):
-    """Move the table away from its constraint set, so that no penalty is zero by accident."""
-    (table,) = find_svd_tables(model)
-    with torch.no_grad():
-        table.U.mul_(1.1)
-        table.V.add_(torch.randn(table.V.shape, generator=torch.Generator().manual_seed(3)))
-        table.sigma[0] = -2.0
-    return table
-
-
-def gradients(model, loss):
-    model.zero_grad()
-    loss.backward()
-    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-
-
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_zero_weights_equal_the_plain_criterion_bit_for_bit(task, label_smoothing):
-    model, sample = build_model(task), make_sample(task)
-    ours = build_criterion(task, label_smoothing=label_smoothing, loss_form="dense", **ZERO)
-    plain = build_criterion(task, "label_smoothed_cross_entropy", label_smoothing=label_smoothing)
-    model.train()
-    results = [criterion(model, sample) for criterion in (ours, plain)]
-    assert torch.equal(results[0][0], results[1][0])
-    assert results[0][1:] == results[1][1:]
-    first, second = (gradients(model, criterion(model, sample)[0]) for criterion in (ours, plain))
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_loss_is_likelihood_plus_the_naive_penalties(task):
@@ -66,36 +36,6 @@ def test_loss_is_likelihood_plus_the_naive_penalties(task):
     assert math.isclose(log["spectrum"] / size, expected_spectrum, rel_tol=1e-5)
     total = float(log["loss"]) + size * (0.3 * expected_spectrum + float(expected_orthogonality))
     assert math.isclose(float(loss), total, rel_tol=1e-5)
-
-
-def test_logged_loss_is_pure_and_validation_has_no_penalty(task):
-    model, sample = build_model(task), make_sample(task)
-    off_constraint(model)
-    plain = build_criterion(task, "label_smoothed_cross_entropy", label_smoothing=0.1)
-    ours = build_criterion(task, label_smoothing=0.1, **HEAVY)
-    model.train()
-    assert torch.equal(ours(model, sample)[2]["loss"], plain(model, sample)[2]["loss"])
-    model.eval()
-    loss, _, log = ours(model, sample)
-    assert torch.equal(loss, plain(model, sample)[0])
-    assert "spectrum" not in log and "orthogonality" not in log
-
-
-@pytest.mark.parametrize("parts", [[[0, 1, 2]], [[0], [1, 2]], [[2], [1], [0]]])
-def test_objective_does_not_depend_on_how_the_batch_is_cut(task, parts):
-    """What --update-freq and several workers do: sum the gradients, divide by all tokens."""
-    model, sample = build_model(task).double(), make_sample(task)
-    off_constraint(model)
-    model.train()
-    criterion = build_criterion(task, label_smoothing=0.1, **HEAVY)
-    whole, size, _ = criterion(model, sample)
-    reference = gradients(model, whole / size)
-    pieces = [criterion(model, split(sample, rows)) for rows in parts]
-    tokens = sum(piece[1] for piece in pieces)
-    assert tokens == size
-    summed = gradients(model, sum(piece[0] for piece in pieces) / tokens)
-    for name in reference:
-        torch.testing.assert_close(summed[name], reference[name], rtol=1e-6, atol=1e-7)
 
 
 def test_more_padding_changes_nothing(task):
@@ -136,14 +76,6 @@ def test_a_shared_table_is_counted_once_and_separate_tables_each(task):
     assert set(one) == {"spectrum", "orthogonality"}
 
 
-def test_dummy_batch_stays_finite(task):
-    """fairseq trains idle workers on a dummy batch whose loss it multiplies by zero."""
-    model = build_model(task).train()
-    loss, _, _ = build_criterion(task, **HEAVY)(model, make_sample(task))
-    for gradient in gradients(model, loss * 0).values():
-        assert torch.isfinite(gradient).all()
-
-
 @AUTOCAST_ATTENTION
 def test_penalties_are_float32_under_autocast(task):
     model, sample = build_model(task).train(), make_sample(task)
@@ -155,24 +87,6 @@ def test_penalties_are_float32_under_autocast(task):
     for name, value in exact.items():
         assert log[name].dtype == torch.float32
         torch.testing.assert_close(log[name] / sample["ntokens"], value.detach())
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"spectrum_weight": -0.1}, "--spectrum-weight"),
-        ({"spectrum_weight": float("inf")}, "--spectrum-weight"),
-        ({"orthogonality_weights": "0.1,0.1,0.1"}, "four numbers"),
-        ({"orthogonality_weights": "0.1,0.1,0,0,0"}, "four numbers"),
-        ({"orthogonality_weights": "a,b,c,d"}, "four numbers"),
-        ({"orthogonality_weights": "0.1,-1,0,0"}, "--orthogonality-weights"),
-        ({"penalty_interval": "0"}, "--penalty-interval"),
-        ({"penalty_interval": "often"}, "--penalty-interval"),
-    ],
-)
-def test_bad_weights_are_refused(task, options, message):
-    with pytest.raises(ConfigurationError, match=message):
-        build_criterion(task, **options)
 
 
 def test_lazy_orthogonality_keeps_the_summed_gradient(task):
@@ -196,12 +110,6 @@ def test_lazy_orthogonality_keeps_the_summed_gradient(task):
 
 def test_the_automatic_interval_is_one_for_subword_vocabularies():
     assert [interval_for(n) for n in (10, 10_000, 40_000, 65_536, 267_735)] == [1, 1, 1, 4, 16]
-
-
-def test_a_model_without_an_svd_table_is_refused_with_the_way_out(task):
-    model = build_model(task, embedding_type="plain").train()
-    with pytest.raises(ConfigurationError, match="--embedding-type svd"):
-        build_criterion(task, orthogonality_weights="0.1,0,0,0")(model, make_sample(task))
 
 
 def test_orthogonality_weights_parse():

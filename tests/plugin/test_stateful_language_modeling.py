@@ -343,16 +343,13 @@ def test_states_follow_their_streams_to_other_workers(tmp_path):
         assert losses == through[4 + worker :: 2]
 
 
-@pytest.mark.parametrize(
-    "changed, key",
-    [
-        ({"size": 2}, "batch_size was 3, is 2"),
-        ({"update_freq": [1]}, "groups was 2, is 1"),
-        ({"update_freq": [4]}, "groups was 2, is 4"),
-        ({"tokens_per_sample": 7}, "start was 10, is 14"),
-        ({"variable_bptt": True, "tokens_per_sample": 10}, "start was 10, is"),
-    ],
-)
+@pytest.mark.parametrize("changed, key", [
+    ({"size": 2}, "batch_size was 3, is 2"),
+    ({"update_freq": [1]}, "groups was 2, is 1"),
+    ({"update_freq": [4]}, "groups was 2, is 4"),
+    ({"tokens_per_sample": 7}, "start was 10, is 14"),
+    ({"variable_bptt": True, "tokens_per_sample": 10}, "start was 10, is"),
+])  # fmt: skip
 def test_other_streams_start_afresh_at_the_same_share(changed, key, tmp_path, caplog):
     _, state = interrupted(tmp_path, 2, update_freq=[2])
     with caplog.at_level(logging.WARNING):
@@ -408,18 +405,15 @@ def test_fewer_streams_where_the_corpus_is_short(caplog):
         training_batches(task, size=200)
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"max_sentences": None, "max_tokens": 100}, "--max-tokens 100 alone"),
-        ({"max_sentences": None}, "Add --batch-size"),
-        ({"max_sentences": -2}, "of at least 1; found -2"),
-        ({"max_sentences": 3, "max_tokens": 14}, "3 x 5"),
-        ({"max_sentences": 3, "max_positions": 4}, "limit of 4"),
-        ({"max_sentences": 3, "max_positions": (8, 4)}, "limit of 4"),
-        ({"max_sentences": 3, "max_positions": (None, 4)}, "limit of 4"),
-    ],
-)
+@pytest.mark.parametrize("options, message", [
+    ({"max_sentences": None, "max_tokens": 100}, "--max-tokens 100 alone"),
+    ({"max_sentences": None}, "Add --batch-size"),
+    ({"max_sentences": -2}, "of at least 1; found -2"),
+    ({"max_sentences": 3, "max_tokens": 14}, "3 x 5"),
+    ({"max_sentences": 3, "max_positions": 4}, "limit of 4"),
+    ({"max_sentences": 3, "max_positions": (8, 4)}, "limit of 4"),
+    ({"max_sentences": 3, "max_positions": (None, 4)}, "limit of 4"),
+])  # fmt: skip
 def test_batches_that_cannot_be_made(options, message):
     task = build_task()
     with pytest.raises(ConfigurationError, match=message):
@@ -443,15 +437,12 @@ def setup_options(**options):
     return SimpleNamespace(**{**defaults, "data": "x", **options})
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"tokens_per_sample": 0}, "--tokens-per-sample of at least 1;"),
-        ({"tokens_per_sample": 9, "variable_bptt": True}, "of at least 10 with --variable-bptt"),
-        ({"data": None}, "a data folder"),
-        ({"add_bos_token": True}, "--add-bos-token"),
-    ],
-)
+@pytest.mark.parametrize("options, message", [
+    ({"tokens_per_sample": 0}, "--tokens-per-sample of at least 1;"),
+    ({"tokens_per_sample": 9, "variable_bptt": True}, "of at least 10 with --variable-bptt"),
+    ({"data": None}, "a data folder"),
+    ({"add_bos_token": True}, "--add-bos-token"),
+])  # fmt: skip
 def test_options_that_cannot_be_trained(options, message):
     with pytest.raises((ConfigurationError, UnsupportedError), match=message):
         StatefulLanguageModelingTask.setup_task(setup_options(**options))

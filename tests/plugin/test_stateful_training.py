@@ -1,5 +1,6 @@
-"""The task through the command line: resuming, workers, and the trained checkpoint's use."""
+"""Stateful models through the command line: resuming, workers, evaluation and generation."""
 
+import json
 import logging
 import math
 import re
@@ -10,6 +11,7 @@ import torch
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from tests.conftest import PACKAGE
+from tests.plugin.test_command_line import samples
 
 pytestmark = pytest.mark.slow
 
@@ -35,6 +37,11 @@ def figures(folder, kind):
     log = (folder / "log.txt").read_text("utf-8")
     lines = re.findall(rf"\| {kind} \| epoch (.*)", log)
     return [re.findall(r"\b(loss|ppl|wpb|bsz|lr|num_updates) ([\d.]+)", line) for line in lines]
+
+
+def perplexity(folder):
+    """Of the last validation."""
+    return dict(figures(folder, "valid")[-1])["ppl"]
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +135,62 @@ def test_two_workers_equal_one_with_two_slots(train, tiny_lm_data, run_on_two_wo
     for one_worker, two_workers in pairs:
         first, second = dict(one_worker), dict(two_workers)
         assert float(first["loss"]) == pytest.approx(float(second["loss"]), abs=2e-3)
+
+
+# Transformer-XL
+
+XL = ("--task", "stateful_language_modeling", "--cpu", "--tokens-per-sample", "10")
+XL += ("--batch-size", "3", "--batch-size-valid", "2", "--mem-len", "10")
+XL += ("--decoder-embed-dim", "12", "--decoder-attention-heads", "2", "--decoder-layers", "2")
+XL += ("--decoder-ffn-embed-dim", "20", "--adaptive-softmax-cutoff", "10,20,30")
+XL += ("--embedding-type", "svd", "--spectrum-prior", "polynomial")
+XL += ("--lr-scheduler", "cosine", "--clip-norm", "0.25")
+XL += ("--max-update", "100", "--max-epoch", "2", "--save-interval-updates", "4")
+
+
+@pytest.fixture(scope="module")
+def trained(train):
+    """Two epochs with spectrum control, with checkpoints in the middle of the second one."""
+    return train("transformer_xl_wt103_small", "spectrum_control", *XL)
+
+
+def test_resumed_in_the_middle_of_an_epoch_equals_uninterrupted(trained, train):
+    log = (trained / "log.txt").read_text("utf-8")
+    assert re.search(r"\| train \|.*spectrum [\d.]+ .*orthogonality [\d.]+", log)
+    half = trained / sorted(path.name for path in trained.glob("checkpoint_2_*.pt"))[-1]
+    more = ("--restore-file", half)
+    resumed = train("transformer_xl_wt103_small", "spectrum_control", *XL, *more)
+    expected, found, before = (
+        load_checkpoint(path)["model"]
+        for path in (trained / "checkpoint_last.pt", resumed / "checkpoint_last.pt", half)
+    )
+    assert any(not torch.equal(before[key], expected[key]) for key in before)
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    assert perplexity(resumed) == perplexity(trained)
+
+
+def test_evaluation_with_the_memory_of_training_and_a_longer_one(trained, run_cli, tiny_lm_data):
+    def evaluated(overrides, *more):
+        done = run_cli(
+            *("spectral-fairseq", "evaluate-lm", trained / "checkpoint_last.pt", tiny_lm_data),
+            *("--model-overrides", overrides, "--format", "json", "--cpu", *more),
+        )
+        return json.loads(done.stdout)["figures"][0]["perplexity"]
+
+    as_trained = evaluated("{}", "--streams", "2", "--segment", "10")
+    assert as_trained == pytest.approx(float(perplexity(trained)), abs=0.02)
+    published = "{'mem_len': 20, 'clamp_len': 6, 'same_length': True}"
+    longer = [evaluated(published, "--segment", segment) for segment in ("4", "7")]
+    # With same_length the cuts between segments do not matter.
+    assert math.isfinite(longer[0]) and longer[0] == pytest.approx(longer[1], rel=1e-5)
+    assert abs(longer[0] - as_trained) > 1e-4
+
+
+def test_the_hosts_programs_score_and_sample(trained, run_cli, tiny_lm_data, tmp_path):
+    path, user_dir = trained / "checkpoint_last.pt", ("--user-dir", PACKAGE)
+    done = run_cli(
+        *("fairseq-eval-lm", tiny_lm_data, "--path", path, *user_dir, "--gen-subset", "valid"),
+        *("--tokens-per-sample", "16", "--batch-size", "2", "--cpu"),
+    )
+    assert math.isfinite(float(re.search(r"Perplexity: ([\d.]+)", done.stdout + done.stderr)[1]))
+    samples(run_cli, tiny_lm_data, path, tmp_path, "14")

@@ -119,19 +119,16 @@ def test_more_streams_than_tokens():
         Streams(corpus(11), 3, 2, 2, PAD, trim=True)
 
 
-@pytest.mark.parametrize(
-    "total, length, expected",
-    [
-        (10, 5, [5, 5]),
-        (14, 5, [5, 9]),
-        (15, 5, [5, 5, 5]),
-        (3, 70, [3]),
-        (10, 3, [3, 3, 4]),
-        (5, 1, [1, 1, 1, 2]),
-        (150, 70, [70, 70, 10]),
-        (144, 70, [70, 74]),
-    ],
-)
+@pytest.mark.parametrize("total, length, expected", [
+    (10, 5, [5, 5]),
+    (14, 5, [5, 9]),
+    (15, 5, [5, 5, 5]),
+    (3, 70, [3]),
+    (10, 3, [3, 3, 4]),
+    (5, 1, [1, 1, 1, 2]),
+    (150, 70, [70, 70, 10]),
+    (144, 70, [70, 74]),
+])  # fmt: skip
 def test_fixed_lengths(total, length, expected):
     assert fixed_lengths(total, length) == expected
 

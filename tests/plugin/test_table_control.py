@@ -8,8 +8,8 @@ import torch
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from omegaconf import OmegaConf
 
-from spectral_fairseq.checkpoints.reading import torch_load
-from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
+from spectral_fairseq.checkpoints.reading import load_checkpoint, torch_load
+from spectral_fairseq.errors import DataError
 from spectral_fairseq.functional.control_rule import shared_plan
 from spectral_fairseq.functional.table_control import apply_change_, plan_change
 from spectral_fairseq.plugin.control_trainer import (
@@ -20,6 +20,14 @@ from spectral_fairseq.plugin.control_trainer import (
 )
 from spectral_fairseq.plugin.find import output_matrix
 from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample, words
+from tests.plugin.test_same_training import (
+    CONTROL,
+    CRITERION,
+    FIXED,
+    SHARED,
+    model_of,
+    same_trainings,
+)
 from tests.plugin.trainers import (
     ALL_PRECISIONS,
     HALF,
@@ -28,29 +36,18 @@ from tests.plugin.trainers import (
     PRECISIONS,
     Task,
     build_trainer,
+    counted,
+    excluded_rows,
     flattened_fp16,
-    parsed,
+    output_table,
     same_models,
     save_in_epoch,
-    train,
+    take_updates,
 )
 from tests.reference import spectrum_decay as reference
 
+PRIOR = torch.exp(-0.0005 * torch.arange(1, 17, dtype=torch.float64))
 FULL = {"spectrum_decay": 1.0, "spectrum_decay_interval": 1, "spectrum_slack": 1.2}
-
-
-def table(trainer):
-    return output_matrix(trainer.get_model(), len(trainer.task.target_dictionary)).detach()
-
-
-def excluded_rows(trainer):
-    return trainer.get_criterion().objective_of(trainer.get_model()).parts.words.excluded.tolist()
-
-
-def counted(trainer):
-    excluded = excluded_rows(trainer)
-    weight = table(trainer).double()
-    return weight[[i for i in range(len(weight)) if i not in excluded]]
 
 
 def shape_of(trainer):
@@ -67,8 +64,8 @@ def test_the_bound_holds_under_every_optimiser(optimizer):
     )
     for trainer in (plain, controlled):
         with torch.no_grad():  # a common direction, as degenerated tables have
-            table(trainer).add_(1.0)
-        train(trainer, 4)
+            output_table(trainer).add_(1.0)
+        take_updates(trainer, 4)
     assert shape_of(plain) > 2
     # The bound is taken before the change makes the norm smaller, again and again.
     assert shape_of(controlled) < 1.3
@@ -82,10 +79,9 @@ def test_what_is_trained_is_what_is_controlled(precision):
     flags = {"spectrum_side": "both", "table_centering": 0.25, "spectrum_decay": 0.5}
     controlled = build_trainer(*PRECISIONS[precision], **flags, spectrum_decay_interval=2)
     for trainer in (plain, controlled):
-        train(trainer, 2)
+        take_updates(trainer, 2)
     assert plain.get_num_updates() == 2  # or an overflow hides all
-    parameter = table(plain)
-    prior = torch.exp(-0.0005 * torch.arange(1, 17, dtype=torch.float64))
+    parameter = output_table(plain)
     excluded = excluded_rows(plain)
     before, after = (
         trained_weights(
@@ -94,10 +90,10 @@ def test_what_is_trained_is_what_is_controlled(precision):
         for t in (plain, controlled)
     )
     # lr / lr_max is 1 under the fixed schedule; 2 eta of the way, all of it.
-    expected = reference.controlled(before, prior, 1.0, "both", 1.5, "free", 0.5, excluded)
+    expected = reference.controlled(before, PRIOR, 1.0, "both", 1.5, "free", 0.5, excluded)
     close = 1e-2 if precision == "memory-efficient fp16" else 1e-5
     torch.testing.assert_close(after, expected, rtol=close, atol=close)
-    assert torch.equal(table(controlled).float(), after.to(parameter.dtype).float())
+    assert torch.equal(output_table(controlled).float(), after.to(parameter.dtype).float())
 
 
 def test_flattened_float32_copy_under_fp16():
@@ -109,53 +105,46 @@ def test_flattened_float32_copy_under_fp16():
     assert torch.equal(params[1].float(), copy)
 
 
-def test_the_share_follows_the_learning_rate():
+def triangular(trainer):
+    """Whose --lr is the lowest rate."""
+    cfg = OmegaConf.create(OmegaConf.to_container(trainer.cfg))
+    peak = {"lr_scheduler": {"_name": "triangular", "max_lr": 0.2}}
+    trainer.cfg = OmegaConf.merge(cfg, peak)
+
+
+def manual(trainer):
+    """Where --lr keeps its default of 0.25, since the schedule has rates of its own."""
+    trainer.lr_scheduler.update2lr = {0: 0.02, 1: 0.02, 3: 0.002}
+    trainer.lr_scheduler.epoch2lr = {}
+    trainer.cfg.optimization.lr = [0.25]
+
+
+@pytest.mark.parametrize("schedule, rates", [
+    (None, ((0.0, 0.0), (0.01, 0.05), (0.02, 0.1), (5.0, 0.1))),
+    (triangular, ((0.02, 0.01),)),
+    (manual, ((0.002, 0.01),)),
+])  # fmt: skip
+def test_the_share_follows_the_learning_rate(schedule, rates):
     """eta k lr / lr_max of the way: none where the rate is zero, as after its schedule's end."""
     trainer = build_trainer(spectrum_decay=0.1, spectrum_decay_interval=1, spectrum_side="both")
-    train(trainer, 1)
-    for lr, share in ((0.0, 0.0), (0.01, 0.05), (0.02, 0.1), (5.0, 0.1)):
-        before = table(trainer).clone()
-        excluded = excluded_rows(trainer)
-        prior = torch.exp(-0.0005 * torch.arange(1, 17, dtype=torch.float64))
+    take_updates(trainer, 1)
+    if schedule is not None:
+        schedule(trainer)
+    for lr, share in rates:
+        before, excluded = output_table(trainer).clone(), excluded_rows(trainer)
         control_tables(trainer, controls_of(trainer), lr)
-        expected = reference.controlled(before, prior, share, "both", 1.5, "free", 0.0, excluded)
-        torch.testing.assert_close(table(trainer).double(), expected, rtol=1e-5, atol=1e-6)
+        expected = reference.controlled(before, PRIOR, share, "both", 1.5, "free", 0.0, excluded)
+        torch.testing.assert_close(output_table(trainer).double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_whole_mean_is_taken_out_after_every_step():
     """As in the paper of mu-centering, at a constant learning rate."""
     trainer = build_trainer(table_centering=1.0, spectrum_decay_interval=1)
     with torch.no_grad():
-        table(trainer).add_(1.0)
+        output_table(trainer).add_(1.0)
     for _ in range(3):
-        train(trainer, 1)
+        take_updates(trainer, 1)
         assert float(counted(trainer).mean(0).abs().max()) < 1e-6
-
-
-def test_the_peak_of_a_triangular_schedule_is_not_its_lr():
-    trainer = build_trainer(spectrum_decay=0.1, spectrum_decay_interval=1, spectrum_side="both")
-    train(trainer, 1)
-    triangular = {"lr_scheduler": {"_name": "triangular", "max_lr": 0.2}}
-    trainer.cfg = OmegaConf.merge(OmegaConf.create(OmegaConf.to_container(trainer.cfg)), triangular)
-    before, excluded = table(trainer).clone(), excluded_rows(trainer)
-    control_tables(trainer, controls_of(trainer), 0.02)
-    prior = torch.exp(-0.0005 * torch.arange(1, 17, dtype=torch.float64))
-    expected = reference.controlled(before, prior, 0.01, "both", 1.5, "free", 0.0, excluded)
-    torch.testing.assert_close(table(trainer).double(), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_the_peak_of_a_manual_schedule_is_its_highest_rate():
-    """--lr keeps its default of 0.25 there, since the schedule has rates of its own."""
-    trainer = build_trainer(spectrum_decay=0.1, spectrum_decay_interval=1, spectrum_side="both")
-    train(trainer, 1)
-    trainer.lr_scheduler.update2lr = {0: 0.02, 1: 0.02, 3: 0.002}
-    trainer.lr_scheduler.epoch2lr = {}
-    trainer.cfg.optimization.lr = [0.25]
-    before, excluded = table(trainer).clone(), excluded_rows(trainer)
-    control_tables(trainer, controls_of(trainer), 0.002)
-    prior = torch.exp(-0.0005 * torch.arange(1, 17, dtype=torch.float64))
-    expected = reference.controlled(before, prior, 0.01, "both", 1.5, "free", 0.0, excluded)
-    torch.testing.assert_close(table(trainer).double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_it_is_due_at_every_kth_update_after_the_start():
@@ -169,7 +158,7 @@ def test_it_is_due_at_every_kth_update_after_the_start():
 def test_zero_equals_plain_bit_for_bit():
     plain, zero = build_trainer(), build_trainer(spectrum_decay=0.0, spectrum_decay_interval=1)
     for trainer in (plain, zero):
-        train(trainer, 3)
+        take_updates(trainer, 3)
     assert same_models(plain, zero)
 
 
@@ -182,17 +171,17 @@ def test_resumed_equals_uninterrupted(precision, tmp_path):
     flags["spectrum_scale"] = "fixed"
     build = functools.partial(build_trainer, *PRECISIONS[precision], **flags)
     through, half = build(), build()
-    train(through, 7)
-    train(half, 3)
+    take_updates(through, 7)
+    take_updates(half, 3)
     save_in_epoch(half, tmp_path / "c.pt", done=3)
     state = torch_load(tmp_path / "c.pt", map_location="cpu")
     assert list(state["extra_state"][ControlledTables.name]) == ["decoder"]
     resumed = build(begin=False)
     with torch.no_grad():
-        table(resumed).mul_(3)
+        output_table(resumed).mul_(3)
     resumed.load_checkpoint(str(tmp_path / "c.pt"))
     resumed.begin_epoch(1)
-    train(resumed, 4)
+    take_updates(resumed, 4)
     assert same_models(through, resumed)
     # Training that begins anew from the same file begins with the norm that is in it.
     anew = build(begin=False)
@@ -205,35 +194,12 @@ def test_resumed_equals_uninterrupted(precision, tmp_path):
 def test_a_table_with_nan_is_refused_unwritten():
     trainer = build_trainer(**FULL)
     with torch.no_grad():
-        table(trainer)[7, 3] = float("nan")
-    before = table(trainer).clone()
+        output_table(trainer)[7, 3] = float("nan")
+    before = output_table(trainer).clone()
     trainer.set_num_updates(1)
     with pytest.raises(DataError, match="a table of finite numbers"):
         control_tables(trainer, controls_of(trainer), 0.02)
-    torch.testing.assert_close(table(trainer), before, equal_nan=True, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(
-    "overrides, message",
-    [
-        (("distributed_training.ddp_backend=slowmo",), "--ddp-backend slowmo"),
-        (("optimization.use_bmuf=true",), "--use-bmuf"),
-        (("common.model_parallel_size=2",), "--model-parallel-size"),
-        (("common.tpu=true",), "--tpu"),
-        (("optimizer._name=composite",), "--optimizer composite"),
-    ],
-)
-def test_workers_without_the_whole_table_are_refused(overrides, message):
-    cfg = OmegaConf.merge(parsed(*OPTIMIZERS["adam"]), OmegaConf.from_dotlist(list(overrides)))
-    task = Task(words())
-    trainer = SimpleNamespace(cfg=cfg)
-    trainer.get_model = lambda: build_model(task, embedding_type="plain")
-    for flags in ({**PLAIN, "spectrum_decay": 0.1}, {"name": "spectrum_control"}):
-        trainer.get_criterion = lambda flags=flags: build_criterion(task, **flags)
-        with pytest.raises(UnsupportedError, match=message):
-            controls_of(trainer)
-    trainer.get_criterion = lambda: build_criterion(task, **PLAIN)
-    controls_of(trainer)
+    torch.testing.assert_close(output_table(trainer), before, equal_nan=True, rtol=0, atol=0)
 
 
 def active(criterion, model):
@@ -264,58 +230,6 @@ def test_the_preset_does_what_suits_the_table(task):
     assert active(build_criterion(task, svd_interval=0), factored) == (of_factors, [])
 
 
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        ({"spectrum_decay": 1.5}, "--spectrum-decay to be a finite number >= 0 and <= 1"),
-        ({"spectrum_decay": -0.1}, "--spectrum-decay"),
-        ({"spectrum_decay": float("nan")}, "--spectrum-decay"),
-        ({"table_centering": 2.0}, "--table-centering"),
-        ({"svd_interval": -1}, "--svd-interval to be a whole number"),
-        ({"spectrum_slack": 0.9}, "--spectrum-slack"),
-        ({"spectrum_decay_interval": 0}, "--spectrum-decay-interval"),
-        ({"spectrum_decay_start": -1}, "--spectrum-decay-start"),
-        ({"spectrum_c1": "large"}, "--spectrum-c1"),
-        ({"spectrum_c2": -1.0}, "--spectrum-c2"),
-    ],
-)
-def test_bad_flags_are_refused(task, flags, message):
-    with pytest.raises(ConfigurationError, match=message):
-        build_criterion(task, **{**PLAIN, "spectrum_decay": 0.1, **flags})
-
-
-def test_a_table_with_fewer_words_than_dimensions_says_which_criterion_sets_the_flag(task):
-    wide = dict.fromkeys(("encoder_embed_dim", "decoder_embed_dim"), 64)
-    model = build_model(task, embedding_type="plain", **wide)
-    with pytest.raises(ConfigurationError, match="N >= d.*leave --criterion spectrum_control"):
-        build_criterion(task, **{**PLAIN, "spectrum_decay": 0.1}).check_model(model)
-
-
-def test_flags_without_effect_get_a_warning(task, caplog):
-    model = build_model(task, embedding_type="plain")
-    flags = {"spectrum_side": "both", "spectrum_decay_start": 10}
-    build_criterion(task, **{**PLAIN, **flags}).check_model(model)
-    assert [record.message for record in caplog.records] == [
-        "--spectrum-side has no effect without --spectrum-decay",
-        "--spectrum-decay-start has no effect without --spectrum-decay or --table-centering",
-    ]
-    caplog.clear()
-    build_criterion(task, **{**PLAIN, **flags, "table_centering": 0.1}).check_model(model)
-    assert [record.message for record in caplog.records] == [
-        "--spectrum-side has no effect without --spectrum-decay"
-    ]
-    caplog.clear()
-    build_criterion(task, **{**PLAIN, **flags, "spectrum_decay": 0.1}).check_model(model)
-    assert not caplog.records
-
-
-@pytest.mark.parametrize("kind", ["svd", "weight-norm"])
-def test_a_computed_table_is_refused(task, kind):
-    criterion = build_criterion(task, **PLAIN, spectrum_decay=0.1)
-    with pytest.raises(ConfigurationError, match="computed from other parameters"):
-        criterion.check_model(build_model(task, embedding_type=kind))
-
-
 @pytest.mark.parametrize("kind, warned", [("svd", True), ("weight-norm", False)])
 def test_an_svd_table_with_a_criterion_of_fairseq_is_warned_of(task, kind, warned, caplog):
     trainer = SimpleNamespace(
@@ -324,34 +238,6 @@ def test_an_svd_table_with_a_criterion_of_fairseq_is_warned_of(task, kind, warne
     )
     controls_of(trainer)
     assert ("without spectrum control" in caplog.text) is warned
-
-
-@pytest.mark.parametrize("flags", [{"spectrum_decay": 0.1}, {"spectrum_weight": 0.1}])
-def test_fewer_words_than_dimensions_are_refused(task, flags):
-    model = build_host_model(
-        task,
-        "transformer",
-        share_all_embeddings=True,
-        encoder_embed_dim=64,
-        decoder_embed_dim=64,
-        decoder_output_dim=64,
-        decoder_input_dim=64,
-    )
-    with pytest.raises(ConfigurationError, match="N >= d"):
-        build_criterion(task, **PLAIN, **flags).check_model(model)
-
-
-@pytest.mark.parametrize(
-    "kind, flag",
-    [("plain", "spectrum_decay"), ("plain", "table_centering"), ("svd", "svd_interval")],
-)
-def test_a_frozen_table_is_refused_by_the_flag(task, kind, flag):
-    model = build_model(task, embedding_type=kind)
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    option = "--" + flag.replace("_", "-")
-    with pytest.raises(ConfigurationError, match=f"for {option}; found a frozen one"):
-        build_criterion(task, **PLAIN, **{flag: 1}).check_model(model)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -395,9 +281,8 @@ def test_an_automatic_prior_keeps_the_norm_of_the_start(task):
         with torch.no_grad():
             weight.mul_(5)
     norm = float(first[1].norm())
-    shape = torch.exp(-0.0005 * torch.arange(1, 17, dtype=torch.float64))
     for value, sigma in (first, second):
-        expected = (sigma - shape * norm / shape.norm()).square().sum()
+        expected = (sigma - PRIOR * norm / PRIOR.norm()).square().sum()
         assert value == pytest.approx(float(expected), rel=1e-3)
 
 
@@ -431,3 +316,62 @@ def test_all_workers_carry_out_the_plan_of_the_first(tmp_path):
     before = torch.randn(50, 6, generator=generator) + 1
     expected = reference.controlled(before, torch.ones(6), 0.5, "above", 1.5, "free", 0.1)
     torch.testing.assert_close(first.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+# Through the command line
+
+XL = ("--task", "stateful_language_modeling", "--cpu", "--tokens-per-sample", "10")
+XL += ("--batch-size", "3", "--batch-size-valid", "2", "--mem-len", "10")
+XL += ("--decoder-embed-dim", "12", "--decoder-attention-heads", "2", "--decoder-layers", "1")
+XL += ("--decoder-ffn-embed-dim", "20", "--adaptive-softmax-cutoff", "10,20,30")
+XL += ("--lr-scheduler", "cosine", "--clip-norm", "0.25")
+
+
+def test_flags_of_the_prior_reach_criterion_and_arch(train):
+    """The archs of this package and the criterions share their names on the command line."""
+    for arch, defaults in (("transformer_sc", ("--embedding-type", "plain")), ("transformer", ())):
+        folder = train(arch, CRITERION, SHARED, *FIXED, *defaults)
+        cfg = load_checkpoint(folder / "checkpoint_last.pt")["cfg"]
+        assert cfg["criterion"]["spectrum_c2"] == 0.05
+        assert cfg["criterion"]["spectrum_prior"] == "exponential"
+        assert cfg["criterion"]["spectrum_gamma"] is None
+        if arch == "transformer_sc":
+            assert cfg["model"]["spectrum_c2"] == 0.05
+
+
+def test_zero_equals_fairseq_bit_for_bit(train):
+    plain = train("transformer", "cross_entropy", SHARED)
+    dense = ("--loss-form", "dense")
+    zero = train("transformer", CRITERION, SHARED, "--spectrum-decay", "0", *dense)
+    assert same_trainings(plain, zero)
+    assert not same_trainings(plain, train("transformer", CRITERION, SHARED, *CONTROL))
+
+
+@pytest.mark.parametrize(
+    "more", [("--memory-efficient-fp16", "--fp16"), ("--fp16", "--fp16-no-flatten-grads")]
+)
+def test_half_precision_on_a_cpu(more, train):
+    folder = train("transformer", CRITERION, SHARED, *CONTROL, "--cpu", *more)
+    assert all(torch.isfinite(value).all() for value in model_of(folder).values())
+
+
+@pytest.mark.parametrize("flags", [CONTROL, ("--spectrum-weight", "0.1")])
+def test_a_transformer_xl_with_an_adaptive_softmax(flags, train):
+    arch = "transformer_xl_wt103_small"
+    folder = train(arch, CRITERION, *XL, *flags, "--log-spectrum-interval", "1")
+    plain = train(arch, CRITERION, *XL, "--log-spectrum-interval", "1")
+    assert not same_trainings(folder, plain)
+    log = (folder / "log.txt").read_text("utf-8")
+    assert ("| spectrum " in log) is (flags != CONTROL)
+
+
+def test_an_untied_language_model_controls_its_output_table_alone(train):
+    flags = (CRITERION, "--max-update", "2", "--lr", "0")
+    plain = model_of(train("transformer_lm", *flags))
+    control = model_of(train("transformer_lm", *flags, *FIXED, "--spectrum-decay-interval", "1"))
+    changed = [key for key in plain if not torch.equal(plain[key], control[key])]
+    assert changed == []  # a rate of zero changes nothing at all
+    flags = (*flags[:-1], "1e-9")
+    control = model_of(train("transformer_lm", *flags, *FIXED, "--spectrum-decay-interval", "1"))
+    moved = [k for k in plain if not torch.allclose(plain[k], control[k], rtol=0, atol=1e-6)]
+    assert moved == ["decoder.output_projection.weight"]

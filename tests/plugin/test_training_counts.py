@@ -60,16 +60,13 @@ def test_special_symbols_are_counted_in_the_training_text(tmp_path, kind):
     assert training_counts(joined, words) == [0, 0, 6, 5, 3, 2]
 
 
-@pytest.mark.parametrize(
-    "counted, expected",
-    [
-        ({"a": 3, "b": 2}, [0, 0, 6, 5, 3, 2]),  # joined: the words of both languages
-        ({"a": 2, "b": 1}, [0, 0, 4, 3, 2, 1]),  # of the target alone, given for both
-        ({"a": 30, "b": 20}, [0, 0, 6, 5, 3, 2]),  # of a larger text
-        ({"a": 100, "b": 100}, [0, 0, 6, 5, 3, 2]),  # not counted, as sentencepiece's recipe
-        ({"a": 1, "b": 1}, [0, 0, 6, 5, 3, 2]),
-    ],
-)
+@pytest.mark.parametrize("counted, expected", [
+    ({"a": 3, "b": 2}, [0, 0, 6, 5, 3, 2]),  # joined: the words of both languages
+    ({"a": 2, "b": 1}, [0, 0, 4, 3, 2, 1]),  # of the target alone, given for both
+    ({"a": 30, "b": 20}, [0, 0, 6, 5, 3, 2]),  # of a larger text
+    ({"a": 100, "b": 100}, [0, 0, 6, 5, 3, 2]),  # not counted, as sentencepiece's recipe
+    ({"a": 1, "b": 1}, [0, 0, 6, 5, 3, 2]),
+])  # fmt: skip
 def test_equal_dictionaries_are_counted_in_the_languages_of_their_words(
     tmp_path, counted, expected
 ):
@@ -197,17 +194,14 @@ def test_a_restored_model_counts_nothing(spoken, monkeypatch, caplog):
     models.build_model(options, task, True)
 
 
-@pytest.mark.parametrize(
-    "file, data, warned",
-    [
-        ([100] * 36, range(36, 0, -1), False),
-        ([100] * 36, range(1, 37), True),  # dict.txt of sentencepiece: no order was visible
-        (range(36, 0, -1), range(1, 37), True),
-        (range(1, 37), range(36, 0, -1), False),
-        ([100] * 36, None, False),
-        (range(1, 37), None, True),
-    ],
-)
+@pytest.mark.parametrize("file, data, warned", [
+    ([100] * 36, range(36, 0, -1), False),
+    ([100] * 36, range(1, 37), True),  # dict.txt of sentencepiece: no order was visible
+    (range(36, 0, -1), range(1, 37), True),
+    (range(1, 37), range(36, 0, -1), False),
+    ([100] * 36, None, False),
+    (range(1, 37), None, True),
+])  # fmt: skip
 def test_the_order_of_an_adaptive_softmax_is_judged_by_the_training_data(
     tmp_path, caplog, file, data, warned
 ):

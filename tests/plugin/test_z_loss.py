@@ -1,7 +1,6 @@
 """``--z-loss`` and ``--logit-softcap`` in fairseq's models and this package's criterions."""
 
 import json
-import math
 import re
 
 import pytest
@@ -10,28 +9,27 @@ import torch
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.commands.main import main
 from spectral_fairseq.embeddings import TABLES
-from spectral_fairseq.errors import ConfigurationError
 from tests.conftest import PACKAGE
-from tests.plugin.conftest import build_criterion, build_host_model, build_model, make_sample
+from tests.plugin.conftest import (
+    LONGEST_FIRST,
+    assert_close,
+    build_criterion,
+    build_model,
+    gradients,
+    host_model,
+    make_sample,
+)
 from tests.reference import z_loss as reference
 
 OFF = {"name": "mle_cosreg", "cosreg_weight": 0.0}
-SORTED = ((6, 2), (5, 4), (3, 7))  # as the LSTM asks
-
-
-def gradients(model, loss):
-    model.zero_grad(set_to_none=True)
-    loss.backward()
-    return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
 def models(task):
-    task.max_positions = lambda: (64, 64)
     return {
         "svd": build_model(task),
         "capped": build_model(task, embedding_type="plain", logit_softcap=2.0),
-        "of fairseq": build_host_model(task, "transformer", share_all_embeddings=True),
-        "lstm of fairseq": build_host_model(task, "lstm", decoder_out_embed_dim=8),
+        "of fairseq": host_model(task, "transformer shared"),
+        "lstm of fairseq": host_model(task, "lstm separate"),
     }
 
 
@@ -40,10 +38,10 @@ def models(task):
 def test_it_is_added_to_the_loss_and_not_to_what_is_logged(task, form, smoothing, prefix):
     options = {**OFF, "label_smoothing": smoothing, "ignore_prefix_size": prefix}
     pad = task.target_dictionary.pad()
-    for name, model in models(task).items():
+    for model in models(task).values():
         for module in model.modules():
             module.dropout = 0.0 if isinstance(getattr(module, "dropout", None), float) else None
-        sample = make_sample(task, sizes=SORTED)
+        sample = make_sample(task, sizes=LONGEST_FIRST)
         model.train()
         plain = build_criterion(task, loss_form=form, **options)(model, sample)
         found = build_criterion(task, loss_form=form, z_loss=0.3, **options)(model, sample)
@@ -54,11 +52,7 @@ def test_it_is_added_to_the_loss_and_not_to_what_is_logged(task, form, smoothing
         expected = reference.losses(scores, targets, 0.3, None, smoothing, pad)
         second = gradients(model, expected[0])
         torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-5)
-        assert first.keys() == second.keys()
-        for key in second:
-            torch.testing.assert_close(
-                first[key], second[key], rtol=1e-4, atol=1e-5, msg=f"{name} {key}"
-            )
+        assert_close(first, second, rtol=1e-4, atol=1e-5)
         for key in ("loss", "nll_loss"):
             assert float(found[2][key]) == pytest.approx(float(plain[2][key]), rel=1e-5)
         mean = float(found[2]["z_loss"]) / found[1]
@@ -88,10 +82,8 @@ def test_the_loss_of_capped_scores_is_the_plain_criterions(task, head, embedding
     ours = build_criterion(task, **OFF, **sizes)(model, sample)
     plain = build_criterion(task, "label_smoothed_cross_entropy", **sizes)(model, sample)
     torch.testing.assert_close(ours[0].double(), plain[0].double(), rtol=1e-6, atol=1e-6)
-    first, second = gradients(model, ours[0]), gradients(model, plain[0])
-    assert first.keys() == second.keys()
-    for name in second:
-        torch.testing.assert_close(first[name], second[name], rtol=1e-6, atol=1e-6)
+    found, expected = gradients(model, ours[0]), gradients(model, plain[0])
+    assert_close(found, expected, rtol=1e-6, atol=1e-6)
     if head == "softmax":
         assert float(model(**sample["net_input"])[0].detach().abs().max()) <= 1.5
     model.decoder.output_projection.softcap = None
@@ -117,47 +109,6 @@ def test_a_capped_head_can_be_scripted(task):
         output = model.decoder.output_projection
         features = torch.randn(3, output.table.embedding_dim)
         torch.testing.assert_close(torch.jit.script(output)(features), output(features))
-
-
-def test_a_mixture_of_softmaxes_has_no_normaliser(task):
-    head = "mos"
-    with pytest.raises(ConfigurationError, match="one softmax.*for --logit-softcap; found"):
-        build_model(task, output_head=head, logit_softcap=30.0)
-    criterion = build_criterion(task, z_loss=1e-4, **OFF)
-    with pytest.raises(ConfigurationError, match="one normaliser.*for --z-loss; found"):
-        criterion.check_model(build_model(task, output_head=head))
-
-
-def test_scores_that_are_not_known_are_refused(task):
-    for more in ({"loss_form": "dense"}, {"report_accuracy": True}):
-        criterion = build_criterion(task, z_loss=1e-4, **more, **OFF)
-        with pytest.raises(ConfigurationError, match="MixtureOfContexts"):
-            criterion.check_model(build_model(task, output_head="moc"))
-    model = build_host_model(task, "transformer", share_all_embeddings=True)
-    model.get_normalized_probs = lambda *_, **__: None
-    model.decoder.output_projection = torch.nn.Sequential(model.decoder.output_projection)
-    with pytest.raises(ConfigurationError, match="--z-loss"):
-        build_criterion(task, z_loss=1e-4, **OFF).check_model(model)
-
-
-@pytest.mark.parametrize("flag", ["adversarial_epsilon", "gradient_gating", "rdrop_weight"])
-def test_methods_that_change_the_likelihood_exclude_it(task, flag):
-    with pytest.raises(ConfigurationError, match="--z-loss"):
-        build_criterion(task, z_loss=1e-4, **{flag: 0.1}, **OFF)
-    if flag != "rdrop_weight":  # which takes the scores as they are
-        with pytest.raises(ConfigurationError, match="--logit-softcap"):
-            build_criterion(task, **{flag: 0.1}, **OFF).check_model(
-                build_model(task, logit_softcap=30.0)
-            )
-
-
-@pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan])
-def test_values_outside_the_range(task, wrong):
-    with pytest.raises(ConfigurationError, match="--logit-softcap"):
-        build_model(task, logit_softcap=wrong)
-    if wrong:
-        with pytest.raises(ConfigurationError, match="--z-loss"):
-            build_criterion(task, z_loss=wrong, **OFF)
 
 
 STREAMS = ("--task", "stateful_language_modeling", "--batch-size", "3")

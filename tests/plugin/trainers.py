@@ -14,14 +14,17 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from spectral_fairseq.compat.checkpoints import DEAD
+from spectral_fairseq.plugin.find import output_matrix
 from tests.capabilities import HALF_ON_CPU
 from tests.plugin.conftest import build_criterion, build_model, make_sample, words
 
 PLAIN = {"name": "regularized_cross_entropy"}
+NT_ASGD = ("--optimizer", "nt_asgd", "--lr-scheduler", "nt_asgd", "--lr", "0.5")
 OPTIMIZERS = {
     "sgd": ("--optimizer", "sgd", "--lr", "0.5"),
-    "averaged sgd": ("--optimizer", "nt_asgd", "--lr-scheduler", "nt_asgd", "--lr", "0.5"),
+    "averaged sgd": NT_ASGD,
     "adam": ("--optimizer", "adam", "--lr", "0.02"),
+    "coupled adam": ("--optimizer", "coupled_adam", "--lr", "0.02"),
     "muon": ("--optimizer", "muon", "--lr", "0.02"),
     "adafactor": ("--optimizer", "adafactor", "--lr", "0.02"),
 }
@@ -75,7 +78,7 @@ def build_trainer(
     return trainer
 
 
-def train(trainer, updates):
+def take_updates(trainer, updates):
     for _ in range(updates):
         seed = trainer.get_num_updates()
         trainer.train_step([make_sample(trainer.task, seed=seed)])
@@ -97,6 +100,22 @@ def same_states(first, second):
 def same_models(first, second):
     """:func:`same_states` of the models of two trainers."""
     return same_states(first.get_model().state_dict(), second.get_model().state_dict())
+
+
+def output_table(trainer):
+    """The output table of a trainer's model, without a gradient."""
+    return output_matrix(trainer.get_model(), len(trainer.task.target_dictionary)).detach()
+
+
+def excluded_rows(trainer):
+    """Rows of the output table that the criterion does not count."""
+    return trainer.get_criterion().objective_of(trainer.get_model()).parts.words.excluded.tolist()
+
+
+def counted(trainer):
+    """The other rows, in float64."""
+    weight, excluded = output_table(trainer).double(), excluded_rows(trainer)
+    return weight[[i for i in range(len(weight)) if i not in excluded]]
 
 
 def flattened_fp16():

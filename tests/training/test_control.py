@@ -86,7 +86,7 @@ def test_the_defaults_are_those_of_the_criterion():
 def test_it_equals_a_run_of_fairseq(side, scale):
     pytest.importorskip("fairseq")
     from spectral_fairseq.plugin.find import output_matrix
-    from tests.plugin.trainers import build_trainer, train
+    from tests.plugin.trainers import build_trainer, take_updates
 
     schedule = {"spectrum_decay": 0.1, "table_centering": 0.05, "spectrum_decay_interval": 2}
     flags = {"spectrum_side": side, "spectrum_scale": scale, "spectrum_slack": 1.2}
@@ -111,8 +111,8 @@ def test_it_equals_a_run_of_fairseq(side, scale):
     assert torch.equal(*tables)
     before = tables[1].detach().clone()
     for _ in range(4):
-        train(theirs, 1)
-        train(ours, 1)
+        take_updates(theirs, 1)
+        take_updates(ours, 1)
         control.step()
     assert torch.equal(tables[0], tables[1]) and not torch.equal(before, tables[1])
 

@@ -1,12 +1,19 @@
-"""fairseq's quantisation: what it would take from under a feature is refused before training."""
+"""What is checked before training, quantisation among it; checks and logs change nothing."""
+
+import logging
 
 import pytest
+import torch
+from fairseq.criterions.adaptive_loss import AdaptiveLoss
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.quantization_utils import Quantizer, quantize_model_scalar
 from omegaconf import OmegaConf
 
-from spectral_fairseq.errors import UnsupportedError
-from tests.plugin.conftest import build_model
-from tests.plugin.trainers import build_trainer, train
+from spectral_fairseq.analysis import analyze
+from spectral_fairseq.embeddings import TABLES
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from tests.plugin.conftest import build_criterion, build_model, make_sample
+from tests.plugin.trainers import build_trainer, same_models, save_in_epoch, take_updates
 
 TABLE, LAYERS = r"(en|de)coder\.(embed_tokens|output_projection)", r"decoder\.layers\.\d+\.fc[12]"
 
@@ -100,7 +107,7 @@ def test_other_layers_are_quantised_as_ever(tmp_path, table, flags):
         flags = {"spectrum_weight": 0.1, "svd_interval": 1}
     trainer = quantised(tmp_path, LAYERS, table=table, **flags)
     trainer.begin_epoch(1)
-    train(trainer, 2)
+    take_updates(trainer, 2)
     assert type(trainer.get_model().decoder.layers[0].fc1).__name__ == "PQLinear"
 
 
@@ -129,3 +136,84 @@ def test_scores_beside_an_output_layer_with_quantisation_noise(flags, refused, i
             trainer.begin_epoch(1)
     else:
         trainer.begin_epoch(1)
+
+
+# Criterion and model together
+
+
+@pytest.mark.parametrize("arch", ["transformer_sc", "awd_lstm_wt2", "transformer_xl_wt103_small"])
+def test_the_criterion_of_fairseqs_adaptive_softmax_is_refused(task, arch):
+    """It ended in an assertion without words, in the first update."""
+    table = "svd" if arch == "transformer_sc" else "plain"
+    trainer = build_trainer(table=table, begin=False)
+    options = {"adaptive_softmax_cutoff": ""} if arch.startswith("transformer_xl") else {}
+    trainer._model = build_model(task, arch, embedding_type=table, **options)
+    trainer._criterion = AdaptiveLoss(task, sentence_avg=False)
+    with pytest.raises(ConfigurationError, match="Use --criterion regularized_cross_entropy"):
+        trainer.begin_epoch(1)
+
+
+@pytest.mark.parametrize("arch", ["awd_lstm_wt2", "transformer_xl_wt103_small"])
+def test_only_criterions_of_fairseq_are_told_what_they_leave_out(task, arch, caplog):
+    for criterion in (build_criterion(task, "mle_cosreg"), CrossEntropyCriterion(task, False)):
+        assert "--criterion" not in caplog.text
+        trainer = build_trainer(table="plain", begin=False)
+        clusters = {"adaptive_softmax_cutoff": "20,30"} if arch.startswith("transformer_xl") else {}
+        trainer._model = build_model(task, arch, embedding_type="plain", **clusters)
+        trainer._criterion = criterion
+        with caplog.at_level(logging.WARNING, "spectral_fairseq"):
+            trainer.begin_epoch(1)
+    assert "--criterion CrossEntropyCriterion" in caplog.text
+
+
+# Watching a training changes nothing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [table.kind for table in TABLES])
+@pytest.mark.parametrize("flags", [
+    {},
+    {"cosreg_weight": 1.0, "spectrum_weight": 0.01},
+    {"adversarial_epsilon": 0.1, "loss_form": "blockwise"},
+    {"gradient_gating": 1.5},
+])  # fmt: skip
+def test_watching_a_training_changes_nothing(kind, flags, tmp_path):
+    """Logs, validation and analysis, and checks at the start of a resumed run."""
+    unwatched, watched = (
+        build_trainer(table=kind, log_spectrum_interval=interval, **flags) for interval in (0, 1)
+    )
+    take_updates(unwatched, 6)
+    for done in range(1, 7):
+        take_updates(watched, 1)
+        watched.valid_step(make_sample(watched.task, seed=9))
+        analyze(watched.get_model())
+        if done == 3:
+            save_in_epoch(watched, tmp_path / "c.pt", done)
+            watched = build_trainer(table=kind, begin=False, log_spectrum_interval=1, **flags)
+            watched.load_checkpoint(str(tmp_path / "c.pt"))
+            watched.begin_epoch(1)
+    assert same_models(unwatched, watched)
+
+
+@pytest.mark.parametrize("kind", [table.kind for table in TABLES])
+def test_the_checks_before_training_leave_a_model_as_it_is(task, kind):
+    model = build_model(task, embedding_type=kind).train()
+    flags = {"cosreg_weight": 1.0, "spectrum_weight": 0.01, "log_spectrum_interval": 1}
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    build_criterion(task, "mle_cosreg", **flags).check_model(model)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("head", ["mos", "moc"])
+def test_the_accuracy_of_a_mixture_shifts_no_mask(task, head):
+    model = build_model(task, output_head=head, dropout=0.2, mixture_dropout=0.2).train()
+    states = []
+    for report in (False, True):
+        criterion = build_criterion(
+            task, "mle_cosreg", adversarial_epsilon=0.1, report_accuracy=report
+        )
+        torch.manual_seed(3)
+        criterion(model, make_sample(task))
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)

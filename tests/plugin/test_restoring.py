@@ -8,14 +8,14 @@ import torch
 from spectral_fairseq.errors import CheckpointError
 from spectral_fairseq.plugin.restoring import check_experts, check_shared, check_tables
 from tests.plugin.conftest import build_host_model, build_model
-from tests.plugin.trainers import build_trainer, train
+from tests.plugin.trainers import build_trainer, take_updates
 
 
 def test_averaged_factors_get_a_warning(caplog):
     states = []
     for updates in (3, 30):
         trainer = build_trainer(table="svd", name="spectrum_control", svd_interval=1)
-        train(trainer, updates)
+        take_updates(trainer, updates)
         states.append(copy.deepcopy(trainer.get_model().state_dict()))
     model = trainer.get_model()
     for state in states:

@@ -1,0 +1,231 @@
+"""Coupled Adam and Muon under fairseq's own trainer: what each steps, in every precision."""
+
+import contextlib
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from spectral_fairseq.checkpoints.reading import load_checkpoint
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.lm.coupled_adam import CoupledAdam
+from spectral_fairseq.plugin.optimizers import (
+    CoupledTables,
+    MuonMatrices,
+    couple_tables,
+    table_parameters,
+    two_numbers,
+)
+from tests.plugin.conftest import build_host_model, build_model, make_sample
+from tests.plugin.trainers import (
+    ALL_PRECISIONS,
+    HALF,
+    PRECISIONS,
+    build_trainer,
+    same_models,
+    save_in_epoch,
+    take_updates,
+)
+
+MUON = pytest.mark.skipif(
+    not hasattr(torch.optim, "Muon"), reason="this torch has no Muon: 2.9 or newer has"
+)
+BOTH = ["coupled adam", pytest.param("muon", marks=MUON)]
+
+
+# What Coupled Adam couples
+
+
+def names_of(model, parameters):
+    return {n for n, p in model.named_parameters() if any(p is one for one in parameters)}
+
+
+@pytest.mark.slow
+def test_tables_are_found(task):
+    separate = build_host_model(task, "transformer", decoder_learned_pos=True)
+    tables = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
+    assert names_of(separate, table_parameters(separate)) == {
+        *(*tables, "decoder.output_projection.weight"),
+    }
+    shared = build_host_model(task, "transformer", share_all_embeddings=True)
+    assert len(table_parameters(shared)) == 1
+    for kind, name in (("svd", "U"), ("weight-norm", "v"), ("plain", "weight")):
+        model = build_model(task, embedding_type=kind)
+        assert names_of(model, table_parameters(model)) == {f"encoder.embed_tokens.{name}"}
+    clusters = build_host_model(task, "transformer", adaptive_softmax_cutoff="20,30")
+    assert names_of(clusters, table_parameters(clusters)) == {
+        *(*tables, "decoder.adaptive_softmax.head.weight"),
+        *(f"decoder.adaptive_softmax.tail.{tail}.2.weight" for tail in (0, 1)),
+    }
+
+
+@pytest.mark.parametrize("precision", ALL_PRECISIONS)
+def test_only_tables_are_coupled(precision):
+    # SVD tables are refused in memory-efficient half precision.
+    kind = "plain" if "memory-efficient" in precision else "svd"
+    trainer = build_trainer(*PRECISIONS[precision], optimizer="coupled adam", table=kind)
+    take_updates(trainer, 1)
+    states = trainer.optimizer.optimizer.state.values()
+    moments = [state["exp_avg_sq"].shape for state in states if "exp_avg_sq" in state]
+    rows = len(trainer.task.target_dictionary)
+    assert moments.count((1, 16)) == 1 and not any(shape[:1] == (rows,) for shape in moments)
+
+
+def test_tables_are_named_once_however_often_an_epoch_begins():
+    trainer = build_trainer(optimizer="coupled adam", table="svd")
+    for epoch in (2, 3):
+        trainer.begin_epoch(epoch)
+    tables = trainer.optimizer.optimizer._tables
+    assert len(tables) == len({id(table) for table in tables}) == 1
+
+
+def test_coupled_adam_without_a_table_to_couple(task):
+    model = build_model(task)
+    optimizer = SimpleNamespace(optimizer=CoupledAdam(list(model.parameters())))
+    couple_tables(optimizer, model)
+    model.decoder.embed_tokens.requires_grad_(False)
+    with pytest.raises(ConfigurationError, match="trained, for --optimizer coupled_adam"):
+        couple_tables(optimizer, model)
+
+
+@pytest.mark.parametrize("betas", ["0.9", "(0.9, 1.0)", "(0.9,", "os.getcwd()", (0.9,)])
+def test_bad_betas_are_refused(betas):
+    with pytest.raises(ConfigurationError, match="--adam-betas"):
+        two_numbers(betas)
+    assert two_numbers("(0.9, 0.98)") == (0.9, 0.98)
+
+
+# What both refuse
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_what_holds_no_whole_tables_or_matrices_is_refused(name):
+    trainer = build_trainer(optimizer=name)
+    listener = {"coupled adam": CoupledTables, "muon": MuonMatrices}[name]
+    one = trainer.optimizer
+    parts = SimpleNamespace(optimizer=SimpleNamespace(optimizers={"tables": one}))
+    shards = SimpleNamespace(optimizer=SimpleNamespace(optim=one.optimizer))
+    flag = f"optimizer {name.replace(' ', '_')}"
+    for optimizer, found in ((parts, "composite"), (shards, "--zero-sharding")):
+        with pytest.raises(UnsupportedError, match=f"{flag}.*{found}"):
+            listener(SimpleNamespace(optimizer=optimizer)).begin_epoch(1)
+    flat = nn.Parameter(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
+    one.optimizer.param_groups[:] = [{"params": [flat]}]
+    with pytest.raises(UnsupportedError, match=f"{flag}.*--fp16-no-flatten-grads"):
+        listener(trainer).begin_epoch(1)
+
+
+# Muon
+
+
+def stepped_by_muon(trainer):
+    """Names of the parameters with a momentum of Muon."""
+    optimizer = trainer.optimizer
+    copies = getattr(optimizer, "fp32_params", None)
+    named = list(trainer.get_model().named_parameters())
+    stepped = {id(one): one for _, one in named}
+    if copies is not None:
+        stepped = {id(half): copy for half, copy in zip(optimizer.fp16_params, copies)}
+    states = {name: optimizer.optimizer.state.get(stepped[id(one)], {}) for name, one in named}
+    return {name for name, state in states.items() if "momentum_buffer" in state}
+
+
+@MUON
+@pytest.mark.parametrize("table", ["plain", "svd", "weight-norm"])
+@pytest.mark.parametrize("precision", ALL_PRECISIONS)
+def test_muon_steps_hidden_matrices_alone(precision, table, caplog):
+    if "memory" in precision and table != "plain":
+        pytest.skip("refused: half precision rounds its steps to nothing")
+    with caplog.at_level(logging.INFO):
+        trainer = build_trainer(*PRECISIONS[precision], optimizer="muon", table=table)
+    assert caplog.text.count("Muon steps") == 1
+    assert "encoder.layers.*.self_attn.k_proj.weight (1)" in caplog.text
+    before = {n: p.detach().clone() for n, p in trainer.get_model().named_parameters()}
+    take_updates(trainer, 2)
+    found = stepped_by_muon(trainer)
+    assert found == {
+        name
+        for name, one in before.items()
+        if one.dim() == 2 and "embed" not in name and "output_projection" not in name
+    }
+    after = dict(trainer.get_model().named_parameters())
+    assert not any(torch.equal(before[name], after[name]) for name in found)
+    states = trainer.optimizer.optimizer.state.values()
+    momenta = [state["momentum_buffer"] for state in states if "momentum_buffer" in state]
+    assert all(one.dtype == torch.float32 for one in momenta)
+
+
+@MUON
+def test_tables_are_coupled_where_that_is_asked_for():
+    for tables, rows in (("adam", 56), ("coupled_adam", 1)):
+        trainer = build_trainer(f"optimizer.muon_tables={tables}", optimizer="muon")
+        take_updates(trainer, 1)
+        table = trainer.get_model().decoder.embed_tokens.weight
+        assert len(trainer.optimizer.optimizer.state[table]["exp_avg_sq"]) == rows
+
+
+# fairseq's checkpoints hold 16 bits of the float32 copies of --fp16 and --bf16.
+@MUON
+@pytest.mark.parametrize("precision", ["float32", HALF])
+def test_a_resumed_training_equals_an_uninterrupted_one(precision, tmp_path):
+    overrides = (*PRECISIONS[precision], "criterion.table_lr_scale=2")
+    first = build_trainer(*overrides, optimizer="muon")
+    take_updates(first, 3)
+    save_in_epoch(first, tmp_path / "half.pt", 3)
+    second = build_trainer(*overrides, optimizer="muon", begin=False)
+    second.load_checkpoint(str(tmp_path / "half.pt"))
+    second.begin_epoch(1)
+    take_updates(first, 2)
+    take_updates(second, 2)
+    assert same_models(first, second)
+
+
+@MUON
+def test_factors_of_a_table_are_renewed():
+    flags = {"name": "spectrum_control", "svd_interval": 1, "spectrum_weight": 0.1}
+    trainer = build_trainer(optimizer="muon", table="svd", **flags)
+    take_updates(trainer, 2)
+    for gram in trainer.get_model().decoder.output_projection.table.grams():
+        torch.testing.assert_close(gram, torch.eye(len(gram)), rtol=0, atol=1e-4)
+
+
+@MUON
+def test_no_step_is_taken_along_a_gradient_that_is_not_finite(monkeypatch):
+    trainer = build_trainer(optimizer="muon")
+    # What fairseq does after the crash: a checkpoint, and the batch once more.
+    monkeypatch.setattr(trainer, "save_checkpoint", lambda *_: None)
+    monkeypatch.setattr("fairseq.trainer.NanDetector", lambda _: contextlib.nullcontext())
+    take_updates(trainer, 1)
+    before = {name: one.clone() for name, one in trainer.get_model().state_dict().items()}
+    weight = trainer.get_model().decoder.layers[0].fc1.weight
+    hook = weight.register_hook(lambda grad: grad * float("nan"))
+    with pytest.raises(FloatingPointError):
+        trainer.train_step([make_sample(trainer.task)])
+    hook.remove()
+    for name, one in trainer.get_model().state_dict().items():
+        assert torch.equal(one, before[name]), name
+
+
+@MUON
+@pytest.mark.parametrize("option, value", [("muon_momentum", 1.5), ("adam_betas", "(2, 3)")])
+def test_flags_outside_their_range_are_named(option, value):
+    with pytest.raises(ConfigurationError, match="--" + option.replace("_", "-")):
+        build_trainer(f"optimizer.{option}={value}", optimizer="muon")
+
+
+@MUON
+@pytest.mark.slow
+def test_the_command_line_trains_and_goes_on(train):
+    flags = ("--optimizer", "muon", "--muon-tables", "coupled_adam", "--weight-decay", "0.01")
+    flags += ("--table-lr-scale", "2", "--table-weight-decay", "0.1", "--share-all-embeddings")
+    run = ("transformer_wn", "regularized_cross_entropy", *flags)
+    folder = train(*run)
+    log = (folder / "log.txt").read_text("utf-8")
+    assert "Muon steps" in log and "couples the second moments" in log
+    assert "trained at 2 times the learning rate, with a weight decay of 0.1" in log
+    run += ("--max-epoch", "2", "--max-update", "8")
+    whole, again = train(*run), train(*run, "--restore-file", folder / "checkpoint_last.pt")
+    one, two = (load_checkpoint(one / "checkpoint_last.pt")["model"] for one in (whole, again))
+    assert all(torch.equal(one[name], two[name]) for name in one)

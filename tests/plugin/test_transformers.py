@@ -1,0 +1,285 @@
+"""Transformers: presets, sharing, restoring plain checkpoints, and language models."""
+
+import math
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq import models
+from fairseq.data import TruncatedDictionary
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.options import get_training_parser, parse_args_and_arch
+from omegaconf import OmegaConf
+
+from spectral_fairseq.embeddings.svd import SVDEmbedding
+from spectral_fairseq.plugin.find import find_svd_tables
+from tests.plugin.conftest import (
+    SCRIPTS,
+    build_criterion,
+    build_model,
+    make_sample,
+    parameters_in_use,
+)
+from tests.plugin.test_command_line import USER_DIR, samples
+
+KINDS = {"sc": "svd", "wn": "weight-norm"}
+LM_SIZES = ("", "_gpt")
+SIZES = ("", "_iwslt_de_en", "_wmt_en_de", "_vaswani_wmt_en_de_big", "_wmt_en_de_big_t2t")
+SAME_SIZES = [
+    *((f"transformer_{kind}{size}", f"transformer{size}") for kind in KINDS for size in SIZES),
+    *((f"transformer_lm_{k}{size}", f"transformer_lm{size}") for k in KINDS for size in LM_SIZES),
+]
+
+
+@pytest.mark.parametrize("ours, theirs", SAME_SIZES)
+def test_presets_have_the_sizes_of_the_hosts(ours, theirs):
+    filled = {}
+    for arch in (ours, theirs):
+        args = SimpleNamespace()
+        ARCH_CONFIG_REGISTRY[arch](args)
+        filled[arch] = vars(args)
+    shared = {k: v for k, v in filled[ours].items() if k != "embedding_type"}
+    if theirs == "transformer_lm":  # a dataclass arch: fairseq fills nothing in
+        from fairseq.models.transformer_lm import base_lm_architecture
+
+        args = SimpleNamespace()
+        base_lm_architecture(args)
+        filled[theirs] = vars(args)
+    assert shared == filled[theirs]
+    model = ARCH_MODEL_NAME_REGISTRY[ours]
+    assert model == re.match("transformer(_lm)?_(sc|wn)", ours).group()
+    assert ARCH_MODEL_REGISTRY[ours].config().embedding_type == KINDS[model[-2:]]
+
+
+@pytest.mark.parametrize("arch, sigma", [
+    *((arch, 0.1) for arch in ("transformer_sc_iwslt_de_en", "transformer_lm_mos")),
+    *((arch, 0.1) for arch in ("transformer_lm_sc", "transformer_xl_wt103_small")),
+    *((arch, 0.5) for arch in ("awd_lstm_wt2", "lstm_mos")),
+])  # fmt: skip
+def test_how_long_vectors_are_at_first_depends_on_the_model(arch, sigma):
+    argv = ["data", "--task", "stateful_language_modeling", "--arch", arch]
+    for given, expected in (((), sigma), (("--weight-norm-init-sigma", "0.3"), 0.3)):
+        parsed = parse_args_and_arch(get_training_parser(), [*argv, *given])
+        assert convert_namespace_to_omegaconf(parsed).model.weight_norm_init_sigma == expected
+
+
+def test_decoder_follows_the_encoder_width_as_in_the_host():
+    args = SimpleNamespace(encoder_embed_dim=64)
+    ARCH_CONFIG_REGISTRY["transformer_sc"](args)
+    assert args.decoder_embed_dim == 64
+
+
+@pytest.mark.parametrize("options, count, encoder_is_svd", [
+    ({"share_all_embeddings": True}, 1, True),
+    ({"share_all_embeddings": False, "share_decoder_input_output_embed": True}, 1, False),
+    ({"share_all_embeddings": False}, 1, False),
+    (
+        {
+            "share_all_embeddings": False,
+            "share_decoder_input_output_embed": True,
+            "embedding_tables": "all",
+        },
+        2,
+        True,
+    ),
+    ({"share_all_embeddings": False, "embedding_tables": "all"}, 3, True),
+])  # fmt: skip
+def test_sharing(task, options, count, encoder_is_svd):
+    model = build_model(task, **options).eval()
+    assert len(find_svd_tables(model)) == count
+    assert isinstance(model.encoder.embed_tokens, SVDEmbedding) == encoder_is_svd
+    tied = options["share_all_embeddings"] or "share_decoder_input_output_embed" in options
+    assert (model.decoder.output_projection.table is model.decoder.embed_tokens) == tied
+    if options["share_all_embeddings"]:
+        assert model.encoder.embed_tokens is model.decoder.embed_tokens
+    sample = make_sample(task)
+    logits, _ = model(**sample["net_input"])
+    assert logits.shape == (3, 7, len(task.target_dictionary))
+    # Every parameter takes part in the forward pass, as data-parallel training demands.
+    model.train()
+    model(**sample["net_input"])[0].logsumexp(-1).sum().backward()
+    unused = [n for n, p in parameters_in_use(model).items() if p.grad is None]
+    assert not unused
+
+
+def test_output_layer_multiplies_by_the_shared_table(task):
+    model = build_model(task).eval()
+    sample = make_sample(task)
+    features, _ = model(**sample["net_input"], features_only=True)
+    expected = features.double() @ model.decoder.embed_tokens.weight.double().t()
+    logits, _ = model(**sample["net_input"])
+    torch.testing.assert_close(logits.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("sharing", [
+    {"share_all_embeddings": True},
+    {"share_all_embeddings": False, "share_decoder_input_output_embed": True},
+    {"share_all_embeddings": False},
+])  # fmt: skip
+@pytest.mark.parametrize("tables", ["output", "all"])
+def test_a_plain_checkpoint_restores_exactly(task, sharing, tables):
+    plain = build_model(task, "transformer_sc", embedding_type="plain", **sharing).eval()
+    with torch.no_grad():  # after training the padding row of a tied plain table is not zero
+        plain.decoder.output_projection.weight[task.target_dictionary.pad()] += 0.5
+    model = build_model(task, seed=2, embedding_tables=tables, **sharing).eval()
+    model.load_state_dict(plain.state_dict(), strict=True)
+    sample = make_sample(task)
+    expected, actual = (m(**sample["net_input"])[0] for m in (plain, model))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_checkpoint_of_ours_restores_bit_for_bit(task):
+    model, other = build_model(task).eval(), build_model(task, seed=2).eval()
+    model.load_state_dict(model.state_dict())  # which changes fairseq 0.12.2's rounding
+    other.load_state_dict(model.state_dict(), strict=True)
+    sample = make_sample(task)
+    assert torch.equal(model(**sample["net_input"])[0], other(**sample["net_input"])[0])
+
+
+@pytest.mark.slow
+@SCRIPTS
+def test_torchscript_compiles_and_agrees(task):
+    model = build_model(task).eval()
+    sample = make_sample(task)
+    inputs = sample["net_input"]
+    scripted = torch.jit.script(model)
+    expected = model(**inputs)[0]
+    actual = scripted(inputs["src_tokens"], inputs["src_lengths"], inputs["prev_output_tokens"])[0]
+    torch.testing.assert_close(actual, expected)
+
+
+def test_pretrained_vectors_fill_the_table(task, tmp_path):
+    """--encoder-embed-path writes into ``weight.data`` on fairseq: a silent no-op on a product."""
+    path = tmp_path / "vectors.txt"
+    row = [float(i) for i in range(16)]
+    path.write_text("1 16\nw3 " + " ".join(map(str, row)) + "\n")
+    model = build_model(task, encoder_embed_path=str(path))
+    index = task.source_dictionary.index("w3")
+    torch.testing.assert_close(
+        model.encoder.embed_tokens.weight[index], torch.tensor(row), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_language_model(task, shared):
+    options = {"share_decoder_input_output_embed": shared, "decoder_layers": 1}
+    model = build_model(task, "transformer_lm_sc", **options).eval()
+    assert len(find_svd_tables(model)) == 1
+    tokens = make_sample(task)["target"]
+    logits, _ = model(tokens)
+    assert logits.shape == (*tokens.shape, len(task.target_dictionary))
+    plain = build_model(task, "transformer_lm", **options).eval()
+    model.load_state_dict(plain.state_dict(), strict=True)
+    torch.testing.assert_close(model(tokens)[0], plain(tokens)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_importing_and_registering_again_changes_nothing():
+    import spectral_fairseq
+
+    before = dict(ARCH_MODEL_REGISTRY)
+    spectral_fairseq.plugin.register()
+    assert before == ARCH_MODEL_REGISTRY
+
+
+# Language models: the width of the table, and what fairseq does with them
+
+LMS = (
+    *("transformer_lm_sc", "transformer_lm_sc_gpt", "transformer_lm_mos"),
+    *("transformer_lm_wn", "transformer_lm_wn_gpt"),
+)
+LM_SMALL = {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_embed_dim": 24}
+
+
+def widths(model):
+    decoder = model.decoder
+    return decoder.embed_tokens.embedding_dim, decoder.output_projection.table.embedding_dim
+
+
+def from_command_line(task, arch, *flags):
+    sizes = [part for key, value in LM_SMALL.items() for part in (f"--{key}", str(value))]
+    argv = ["data", "--task", "language_modeling", "--tokens-per-sample", "16"]
+    argv += ["--max-target-positions", "16", "--mixture-components", "3", "--arch", arch]
+    argv += [part.replace("_", "-") if part.startswith("--") else part for part in sizes]
+    args = parse_args_and_arch(get_training_parser(), [*argv, *flags])
+    return models.build_model(convert_namespace_to_omegaconf(args).model, task)
+
+
+def from_node(task, arch, **flags):
+    """As under fairseq-hydra-train, and from the configuration in a checkpoint."""
+    config = OmegaConf.create(
+        {
+            "model": {"_name": arch, **LM_SMALL, "mixture_components": 3, **flags},
+            "common": {"tpu": False},
+            "task": {"add_bos_token": False, "tokens_per_sample": 16, "max_target_positions": 16},
+        }
+    )
+    return models.build_model(config.model, task)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("arch", LMS)
+def test_decoder_embed_dim_alone_sets_the_tables_width(task, arch, shared):
+    flags = ("--share-decoder-input-output-embed",) if shared else ()
+    assert widths(from_command_line(task, arch, "--decoder-embed-dim", "12", *flags)) == (12, 12)
+    if not arch.endswith("_gpt"):  # hydra knows no named archs
+        options = {"share_decoder_input_output_embed": shared}
+        assert widths(from_node(task, arch, decoder_embed_dim=12, **options)) == (12, 12)
+
+
+@pytest.mark.parametrize("arch", LMS)
+def test_widths_that_are_given_win(task, arch):
+    flags = ("--decoder-embed-dim", "12", "--decoder-input-dim", "10", "--decoder-output-dim", "8")
+    assert widths(from_command_line(task, arch, *flags)) == (10, 8)
+
+
+def test_a_checkpoint_of_other_widths_is_rebuilt_as_it_was(task):
+    """fairseq's defaults, as older checkpoints hold them: 512 whatever the layers' width."""
+    wide = {"decoder_embed_dim": 12, "decoder_input_dim": 20, "decoder_output_dim": 20}
+    saved = from_node(task, "transformer_lm_sc", **wide)
+    assert widths(saved) == (20, 20)
+    assert saved.decoder.project_in_dim is not None
+    assert saved.decoder.project_out_dim is not None
+
+
+@pytest.mark.parametrize("embedding_type", ["plain", "svd", "weight-norm"])
+def test_a_cut_output_dictionary_has_rows_of_its_own(task, embedding_type):
+    """``--output-dictionary-size``, of a dictionary that ends in made-up words."""
+    task.target_dictionary = TruncatedDictionary(task.source_dictionary, 30)
+    flags = {"embedding_type": embedding_type, "decoder_embed_dim": 8}
+    model = from_node(task, "transformer_lm_mos", **flags)
+    assert model.decoder.output_projection.table.weight.shape == (30, 8)
+    by_count = {"weight_norm_weight": 1.0, "weight_norm_target_by_count": True}
+    penalties = build_criterion(task, "mle_cosreg", **by_count).objective_of(model).penalties(0)
+    assert all(math.isfinite(penalty.value) for penalty in penalties)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["transformer_lm_sc", "transformer_lm_mos"])
+def test_through_the_command_line(arch, run_cli, tiny_lm_data, tmp_path):
+    """Trained with one width, scored with and without a window of context, and sampled from."""
+    run_cli(
+        *("fairseq-train", tiny_lm_data, *USER_DIR, "--save-dir", tmp_path, "--arch", arch),
+        *("--task", "language_modeling", "--tokens-per-sample", "16", "--cpu"),
+        *("--criterion", "spectrum_control" if arch.endswith("_sc") else "mle_cosreg"),
+        *("--decoder-embed-dim", "12", "--decoder-layers", "1", "--decoder-attention-heads", "2"),
+        *("--decoder-ffn-embed-dim", "24", "--share-decoder-input-output-embed"),
+        *("--mixture-components", "3", "--optimizer", "adam", "--lr", "0.005", "--batch-size", "4"),
+        *("--max-update", "3", "--num-workers", "0", "--data-buffer-size", "0", "--seed", "1"),
+        cwd=tmp_path,
+    )
+    path = tmp_path / "checkpoint_last.pt"
+    found = []
+    for window in ("0", "8"):
+        done = run_cli(
+            *("fairseq-eval-lm", tiny_lm_data, "--path", path, *USER_DIR, "--gen-subset", "valid"),
+            *("--tokens-per-sample", "16", "--context-window", window, "--batch-size", "2"),
+            "--cpu",
+        )
+        output = done.stdout + done.stderr
+        tokens = int(re.search(r"Evaluated (\d+) tokens", output).group(1))
+        found.append((tokens, float(re.search(r"Perplexity: ([\d.]+)", output).group(1))))
+    (tokens, without), (same, within) = found
+    assert same == tokens and math.isfinite(without) and within != without
+    samples(run_cli, tiny_lm_data, path, tmp_path, "9")
