@@ -40,26 +40,26 @@ BERT = {
 }
 OF_MARIAN = ["model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head"]
 
-# Layout -> class, settings, and the layers that share the output table.
+# Layout -> class, the layers that share the output table, and settings.
 LAYOUTS = {
-    "gpt2": ("GPT2LMHeadModel", GPT2, ["transformer.wte", "lm_head"]),
+    "gpt2": ("GPT2LMHeadModel", ["transformer.wte", "lm_head"], GPT2),
     "llama, tied": (
         "LlamaForCausalLM",
-        {**LLAMA, "tie_word_embeddings": True},
         ["model.embed_tokens", "lm_head"],
+        {**LLAMA, "tie_word_embeddings": True},
     ),
-    "llama": ("LlamaForCausalLM", {**LLAMA, "tie_word_embeddings": False}, ["lm_head"]),
+    "llama": ("LlamaForCausalLM", ["lm_head"], {**LLAMA, "tie_word_embeddings": False}),
     "t5": (
         "T5ForConditionalGeneration",
-        T5,
         ["shared", "encoder.embed_tokens", "decoder.embed_tokens", "lm_head"],
+        T5,
     ),
-    "marian": ("MarianMTModel", MARIAN, OF_MARIAN),
-    "marian, scaled": ("MarianMTModel", {**MARIAN, "scale_embedding": True}, OF_MARIAN),
+    "marian": ("MarianMTModel", OF_MARIAN, MARIAN),
+    "marian, scaled": ("MarianMTModel", OF_MARIAN, {**MARIAN, "scale_embedding": True}),
     "bert": (
         "BertForMaskedLM",
-        BERT,
         ["bert.embeddings.word_embeddings", "cls.predictions.decoder"],
+        BERT,
     ),
 }
 
@@ -76,7 +76,7 @@ def made(transformers, kind, seed=0, **settings):
 
 def build(transformers, layout="gpt2", seed=0):
     """A model of one of the layouts; that of Marian adds a bias to its logits."""
-    kind, settings, _ = LAYOUTS[layout]
+    kind, _, settings = LAYOUTS[layout]
     model = made(transformers, kind, seed, **settings)
     if kind == "MarianMTModel":
         model.final_logits_bias.copy_(torch.linspace(-1, 1, WORDS))
