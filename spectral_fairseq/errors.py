@@ -92,6 +92,7 @@ NEW_STATE = (
     "To train on with the weights alone, start with a new state of the optimiser (fairseq: "
     "--reset-optimizer)."
 )
+CHOOSE = "Choose one with --table NAME."
 COPY_AGAIN = "It is truncated, damaged or of another format: copy it again."
 SAVE_AGAIN = (
     "Do not use it unless you know who made it; if it is your own, save it again, tensors and "
@@ -118,6 +119,18 @@ class NotFairseqError(CheckpointError):
 
     def __init__(
         self, expected: str, found: str, remedy: str = "Give a checkpoint saved by fairseq-train."
+    ) -> None:
+        super().__init__(expected, found, remedy)
+
+
+class PartsError(CheckpointError):
+    """Files of one model that are not all there, or do not belong together."""
+
+    def __init__(
+        self,
+        expected: str,
+        found: str,
+        remedy: str = "Copy the whole folder again; if one file is a whole model, move it away.",
     ) -> None:
         super().__init__(expected, found, remedy)
 

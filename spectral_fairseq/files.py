@@ -14,9 +14,9 @@ import signal
 import threading
 from pathlib import Path
 from types import FrameType
-from typing import Iterator, Optional, Set, Union
+from typing import Iterator, Optional, Set, Type, Union
 
-from spectral_fairseq.errors import OutputError
+from spectral_fairseq.errors import MissingDataError, OutputError, SpectralFairseqError
 
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
@@ -35,6 +35,28 @@ def why_not_readable(path: Union[str, os.PathLike[str]]) -> Optional[str]:
     if os.path.exists(path):
         return "a device or a pipe"
     return "a link that leads nowhere" if os.path.islink(path) else "no such file"
+
+
+def check_file(
+    path: Union[str, os.PathLike[str]],
+    what: str,
+    remedy: str,
+    error: Type[SpectralFairseqError] = MissingDataError,
+) -> None:
+    """Refuse a path at which no regular file is.
+
+    Args:
+        path: to read from.
+        what: the file is.
+        remedy: what the user should do.
+        error: the class that is raised.
+
+    Raises:
+        MissingDataError: there is none; or an error of the class that is given.
+    """
+    obstacle = why_not_readable(path)
+    if obstacle is not None:
+        raise error(f"{what} at {path}", obstacle, remedy)
 
 
 @contextlib.contextmanager

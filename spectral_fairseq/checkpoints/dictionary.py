@@ -17,12 +17,13 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from spectral_fairseq.checkpoints.reading import read_json, read_text
 from spectral_fairseq.checkpoints.settings import checkpoint_settings
-from spectral_fairseq.errors import DataError, MissingDataError
-from spectral_fairseq.files import why_not_readable
+from spectral_fairseq.errors import DataError, check_enough, listed
+from spectral_fairseq.files import check_file, why_not_readable
 from spectral_fairseq.functional.row_penalties import were_counted
 
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 FILLER = "madeupword"
+_OF_PREPROCESS = "Give dict.txt (or dict.<language>.txt) as fairseq-preprocess wrote it."
 MAX_COUNT = 2**63 - 1  # what a tensor of counts holds
 _OVERWRITE = "#fairseq:overwrite"
 # Tasks that append the mask of their noise, and nothing else.
@@ -78,13 +79,7 @@ def read_dictionary(path: Union[str, Path]) -> WordList:
         DataError: missing, not text, empty, or with a line that is not "<symbol> <count>".
     """
     file = Path(path)
-    obstacle = why_not_readable(file)
-    if obstacle is not None:
-        raise DataError(
-            f"a dictionary at {file}",
-            obstacle,
-            "Give dict.txt (or dict.<language>.txt) of the folder made by fairseq-preprocess.",
-        )
+    check_file(file, "a dictionary", _OF_PREPROCESS, DataError)
     # splitlines() would also split at U+2028 and others, which fairseq treats as symbols.
     lines = read_text(file).split("\n")
     symbols, counts = list(SPECIALS), [0] * len(SPECIALS)
@@ -98,11 +93,7 @@ def read_dictionary(path: Union[str, Path]) -> WordList:
             text = text[: -len(_OVERWRITE)].rstrip()
         symbol, space, count = text.rpartition(" ")
         if not space or not re.fullmatch("[0-9]{1,19}", count) or int(count) > MAX_COUNT:
-            raise DataError(
-                f"lines '<symbol> <count>' in {file}",
-                f"{line[:60]!r} in line {number}",
-                "Give the dict.txt that fairseq-preprocess wrote.",
-            )
+            raise _other_line("'<symbol> <count>'", file, line, number)
         if symbol in place and not overwrite:
             raise DataError(
                 f"every symbol once in {file}",
@@ -112,13 +103,24 @@ def read_dictionary(path: Union[str, Path]) -> WordList:
         place[symbol] = len(symbols)
         symbols.append(symbol)
         counts.append(int(count))
-    if len(symbols) == len(SPECIALS):
-        raise DataError(
-            f"words in the dictionary {file}",
-            "an empty dictionary",
-            "Give the dict.txt of the training data.",
-        )
+    words = len(symbols) - len(SPECIALS)
+    check_enough(words, 1, f"word in the dictionary {file}", _OF_PREPROCESS)
     return WordList(file, symbols, counts)
+
+
+def _other_line(form: str, file: Path, line: str, number: int) -> DataError:
+    found, remedy = f"{line[:60]!r} in line {number}", "Write all lines alike, the count last."
+    return DataError(f"lines {form} in {file}", found, remedy)
+
+
+def other_rows(rows: int, table: str, found: str) -> DataError:
+    """The error for words, of a number and a file that were found, that are not a table's."""
+    return DataError(
+        f"a dictionary or tokenizer of {rows} words, for {table}",
+        found,
+        "Give that of the model's training data with --dict, or choose the other table with "
+        "--table.",
+    )
 
 
 def dictionary_files(where: Path, checkpoint: Mapping[str, Any], table: str) -> List[Path]:
@@ -258,26 +260,16 @@ def find_dictionary(
             files = dictionary_files(file, checkpoint, table)
             if not files:
                 others = sorted(one.name for one in file.glob("dict.*.txt"))
-                raise DataError(
-                    f"dict.txt in {file}, or dict.<language>.txt of a language in the settings of "
-                    "the checkpoint",
-                    ", ".join(others) or "none",
-                    "Name the file itself with --dict.",
-                )
+                others = listed(sorted(one.name for one in file.glob("dict.*.txt")))
+                wanted = f"dict.txt in {file}, or that of a language in the checkpoint's settings"
+                raise DataError(wanted, others, "Name the file itself with --dict.")
         else:
             files = [file]
         words = _fitting(files, rows, checkpoint)
         if words is None:
             words, added = read_dictionary(files[0]), added_symbols(checkpoint, files[0].parent)
-            task = checkpoint_settings(checkpoint, "task")
-            raise DataError(
-                f"a dictionary for the {rows} rows of {table} in {path}",
-                f"{len(words.symbols)} symbols (the four special ones counted) in {words.path}"
-                + (f", to which --task {task.get('_name') or task.get('task')} " if added else "")
-                + (f"appends {len(added)}" if added else ""),
-                "Give the dictionary of that checkpoint's training data; for the other side of a "
-                "translation model, choose it with --table.",
-            )
+            found = f"{len(words.symbols)} in {words.path}, and {len(added)} that its task appends"
+            raise other_rows(rows, f"{table} in {path}", found)
         return words, "given"
     recorded = str(checkpoint_settings(checkpoint, "task").get("data") or "").split(":")[0]
     folders = _training_folders(recorded, path)
@@ -339,9 +331,7 @@ def read_counts(path: Path) -> Counts:
     Raises:
         DataError: missing, or of no form that is known.
     """
-    obstacle = why_not_readable(path)
-    if obstacle is not None:
-        raise MissingDataError(f"word counts at {path}", obstacle, "Check the path.")
+    check_file(path, "word counts", "Check the path.")
     if path.suffix == ".npy":
         from spectral_fairseq.checkpoints.vectors import read_npy
 
@@ -369,11 +359,7 @@ def _from_lines(path: Path) -> Counts:
         except ValueError:
             count = math.nan
         if math.isnan(count) or (by_row if len(parts) == 2 else by_word):
-            raise DataError(
-                f"lines '<word> <count>', or one count a line, in {path}",
-                f"{line[:60]!r} in line {number}",
-                "Write all lines alike, the count last.",
-            )
+            raise _other_line("'<word> <count>', or one count a line,", path, line, number)
         if len(parts) == 2:
             by_word[parts[0]] = by_word.get(parts[0], 0) + count
         else:
@@ -411,9 +397,8 @@ def with_counts(
         found = counts.tolist() if hasattr(counts, "tolist") else list(counts)
         counted = set(range(rows)) - set(words.uncounted_rows())
         if not max(counted, default=-1) < len(found) <= rows:
-            raise DataError(
-                f"a count for each of {rows} rows in {source}", f"{len(found)}", "Count all rows."
-            )
+            there = str(len(found))
+            raise DataError(f"a count for each of {rows} rows in {source}", there, "Count all.")
         found += [0] * (rows - len(found))
     wrong = next((one for one in found if not _is_count(one)), None)
     if wrong is not None:

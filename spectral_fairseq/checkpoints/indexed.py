@@ -14,8 +14,8 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from spectral_fairseq.errors import DataError, MissingDataError
-from spectral_fairseq.files import why_not_readable
+from spectral_fairseq.errors import DataError, MissingDataError, check_enough
+from spectral_fairseq.files import check_file
 
 # First bytes of the formats: --dataset-impl mmap, the older "lazy" and "cached", and "huffman".
 _MAPPED, _OLDER, _HUFFMAN = b"MMIDIDX\x00\x00", b"TNTIDX\x00\x00", b"HUFFIDX\x00\x00"
@@ -63,23 +63,17 @@ def check_indexed_files(prefix: str, words: Optional[int]) -> None:
     if missing:
         raise MissingDataError(f"both files of the split {prefix}", f"no {missing[0]}", _AGAIN)
     for path in paths:
-        obstacle = why_not_readable(path)
-        if obstacle is not None:
-            raise DataError(f"a regular file at {path}", obstacle, _AGAIN)
+        check_file(path, "a regular file", _AGAIN, DataError)
     index = _read(paths[0])
     if index is None:  # a format without word indices
         return
     size = os.path.getsize(paths[1])
-    if not len(index.ends):
-        raise DataError(
-            f"at least one sentence in {paths[0]}", "none", "Check the text that it was made from."
-        )
+    count = len(index.ends)
+    check_enough(count, 1, f"sentence in {paths[0]}", "Check the text that it was made from.")
     if index.begins.min() < 0 or (index.ends < index.begins).any() or index.ends.max() > size:
         raise DataError(
             f"sentences within the {size:,} bytes of {paths[1]}, as {paths[0]} describes them",
-            f"one that ends at byte {int(index.ends.max()):,}"
-            if index.ends.max() > size
-            else "one of negative length or place",
+            f"one that ends at byte {int(index.ends.max()):,}, or of negative length or place",
             _AGAIN,
         )
     if words is not None:
@@ -95,17 +89,12 @@ def _read(path: str) -> Optional[IndexFile]:
             return _read_mapped(np.memmap(path, mode="r"))
         if start.startswith(_OLDER):
             return _read_older(np.memmap(path, mode="r"))
+        if start == _HUFFMAN:
+            return None
+        raise ValueError(f"the first bytes {start!r}")
     except (KeyError, ValueError, struct.error) as error:
-        raise DataError(
-            f"an intact index at {path}",
-            f"{os.path.getsize(path):,} bytes whose header or length is wrong",
-            _AGAIN,
-        ) from error
-    if start == _HUFFMAN:
-        return None
-    raise DataError(
-        f"an index made by fairseq-preprocess at {path}", f"the first bytes {start!r}", _AGAIN
-    )
+        found = f"{os.path.getsize(path):,} bytes with a wrong header or length ({error})"
+        raise DataError(f"an index of fairseq-preprocess at {path}", found, _AGAIN) from error
 
 
 def _read_mapped(content: np.ndarray) -> IndexFile:

@@ -169,11 +169,8 @@ def _state_dict(
         check_model(tensors, path, stored_bytes)
         return tensors, unread
     shown = ", ".join(map(str, state)) if isinstance(state, dict) else type(state).__name__
-    raise CheckpointError(
-        f"a state dict, alone or as an entry of a dictionary, in {path}",
-        shown[:300] or "nothing",
-        "Save model.state_dict() with torch.save.",
-    )
+    wanted = f"a state dict, alone or as an entry of a dictionary, in {path}"
+    raise CheckpointError(wanted, shown[:300] or "nothing", "Save model.state_dict().")
 
 
 def _epoch(iterator: Mapping[str, Any]) -> Optional[int]:
@@ -446,9 +443,8 @@ def open_memory(model: Any) -> Tables:
     kind = type(model).__name__
     opened = _module(model, kind) if isinstance(model, nn.Module) else _tensors(model, kind)
     if any(one.device.type == "meta" for one in opened.tensors.values()):
-        raise ConfigurationError(
-            f"the weights of {opened.name}", "tensors on the device meta", "Load them first."
-        )
+        found = "tensors on the device meta"
+        raise ConfigurationError(f"the weights of {opened.name}", found, "Load them first.")
     return opened
 
 

@@ -35,7 +35,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple, Union
 import torch
 
 from spectral_fairseq.checkpoints.allowed import STAND_INS, allowed_globals
-from spectral_fairseq.checkpoints.saved import checkpoint_file
+from spectral_fairseq.checkpoints.saved import OF_DISTRIBUTED, checkpoint_file
 from spectral_fairseq.checkpoints.settings import (
     check_model,
     check_settings,
@@ -97,12 +97,6 @@ def check_sizes(found: List[zipfile.ZipInfo], file: Path) -> int:
             f"a zip archive that declares {declared:,} bytes; fairseq compresses no checkpoint",
         )
     return declared
-
-
-OF_DISTRIBUTED = (
-    "If torch.distributed.checkpoint wrote it (.distcp), make one file of its folder: "
-    "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER model.pt."
-)
 
 
 def check_one_archive(found: List[zipfile.ZipInfo], file: Path) -> None:
@@ -281,11 +275,7 @@ def explain_failure(path: Union[str, Path], error: BaseException) -> CheckpointE
             "Give the --user-dir of the plugin that wrote it, or save it again without them.",
         )
     if _is_python_pickle(path):
-        return CheckpointError(
-            f"a checkpoint written by torch.save in {path}",
-            "a pickle of Python, which could run code when loaded",
-            "Save the model with torch.save, or a table alone with numpy.save.",
-        )
+        return _of_code("a pickle of Python", path)
     if isinstance(error, pickle.UnpicklingError) and _has_intact_pickle(path):
         # torch explains at length how to run the file's code; its cause stands behind the colon.
         said = re.search(r"but got (<class .+>)|WeightsUnpickler error:\s*(.+)", str(error))
@@ -301,6 +291,14 @@ def explain_failure(path: Union[str, Path], error: BaseException) -> CheckpointE
         f"an intact checkpoint in {path}",
         f"a file of {os.path.getsize(path):,} bytes that cannot be read{cause}",
         _ANOTHER,
+    )
+
+
+def _of_code(what: str, path: Any) -> CheckpointError:
+    return CheckpointError(
+        f"a checkpoint written by torch.save in {path}",
+        f"{what}, which could run code when loaded",
+        "Save the model's state dict with torch.save, or a table alone with numpy.save.",
     )
 
 
@@ -386,11 +384,7 @@ def _refuse_torchscript(file: Any) -> None:
             is_code = serialization._is_torchscript_zip(archive)
         opened.seek(start)
     if is_code:
-        raise CheckpointError(
-            f"a checkpoint written by torch.save in {getattr(file, 'name', file)}",
-            "a TorchScript archive, which would run code when loaded",
-            "Save the model's state dict with torch.save.",
-        )
+        raise _of_code("a TorchScript archive", getattr(file, "name", file))
 
 
 def _read(file: Path, found: Sequence[zipfile.ZipInfo]) -> Any:

@@ -24,9 +24,11 @@ from spectral_fairseq.checkpoints.settings import refuse_unequal
 from spectral_fairseq.checkpoints.tables import Tables
 from spectral_fairseq.embeddings import FactoredEmbedding
 from spectral_fairseq.errors import (
+    CHOOSE,
     CheckpointError,
     ConfigurationError,
     UnsupportedError,
+    check_enough,
     listed,
     needs_extra,
 )
@@ -111,8 +113,7 @@ def average_checkpoints(paths: Sequence[Union[str, Path]], verify: bool = True) 
         DataError: a factored table that is not finite.
         ConfigurationError: no path is given.
     """
-    if not paths:
-        raise ConfigurationError("at least one checkpoint to average", "none", "Name some.")
+    check_enough(len(paths), 1, "checkpoint to average", "Name some.", ConfigurationError)
     average = load_checkpoint(paths[0], verify)
     first = _First(tensors_of(average["model"]), paths[0])
     sums = first.terms(first.tensors, paths[0])
@@ -252,11 +253,8 @@ def repair_tables(
         check_copies(opened)
     groups = [names for names in opened.groups if wanted is None or wanted in names]
     if not groups:
-        raise UnsupportedError(
-            f"a table of words in {opened.name}" + (f" named {wanted}" if wanted else ""),
-            ", ".join(names[0] for names in opened.groups) or "none",
-            "Choose one with --table NAME.",
-        )
+        there = listed([names[0] for names in opened.groups])
+        raise UnsupportedError(f"a table of words {wanted or ''} in {opened.name}", there, CHOOSE)
     done, changed = [], {}
     for names in groups:
         table, tensors = _repaired(opened, names, **how)

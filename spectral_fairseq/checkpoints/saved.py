@@ -11,8 +11,12 @@ from pathlib import Path
 from typing import List, Optional, Union
 
 from spectral_fairseq.errors import CheckpointError, ForbiddenError
-from spectral_fairseq.files import why_not_readable
+from spectral_fairseq.files import check_file
 
+OF_DISTRIBUTED = (
+    "If torch.distributed.checkpoint wrote it (.distcp), make one file of its folder: "
+    "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER model.pt."
+)
 EPOCH_FILE = re.compile(r"checkpoint(\d+)\.pt")
 UPDATE_FILE = re.compile(r"checkpoint_(\d+)_(\d+)\.pt")
 """``checkpoint<epoch>.pt`` and ``checkpoint_<epoch>_<updates>.pt``."""
@@ -40,13 +44,8 @@ def checkpoint_file(path: Union[str, os.PathLike[str]]) -> Path:
     Raises:
         CheckpointError: there is none; a pipe, which may have no end, is not read.
     """
-    obstacle = why_not_readable(path)
-    if obstacle is not None:
-        raise CheckpointError(
-            f"a checkpoint or model at {path}",
-            obstacle,
-            "Check the path; a model on a hub has to be downloaded first.",
-        )
+    remedy = "Check the path; a model on a hub has to be downloaded first."
+    check_file(path, "a checkpoint or model", remedy, CheckpointError)
     return Path(path)
 
 
@@ -69,18 +68,9 @@ def model_path(path: Union[str, os.PathLike[str]]) -> Path:
         CheckpointError: there is none of them.
     """
     if os.path.isdir(path) and weights_file(Path(path)) is None:
-        if os.path.isfile(os.path.join(path, ".metadata")):
-            raise CheckpointError(
-                f"a model at {path}",
-                "a folder of torch.distributed.checkpoint",
-                "Make one file of it: python -m torch.distributed.checkpoint.format_utils "
-                "dcp_to_torch FOLDER model.pt.",
-            )
-        raise CheckpointError(
-            f"a model at {path}",
-            f"a folder without {', '.join(WEIGHTS)}",
-            "Name a file, or the folder of a model.",
-        )
+        found = f"a folder without {', '.join(WEIGHTS)}"
+        remedy = f"Name a file, or the folder of a model. {OF_DISTRIBUTED}"
+        raise CheckpointError(f"a model at {path}", found, remedy)
     return Path(path) if os.path.isdir(path) else checkpoint_file(path)
 
 

@@ -226,10 +226,8 @@ def _without_omegaconf(node: Any, name: str, path: Any) -> Any:
     try:
         return OmegaConf.to_container(node, resolve=False)
     except Exception as error:  # its attributes may be anything
-        raise NotFairseqError(
-            f"settings that omegaconf can read as {name} of {path}",
-            f"{type(error).__name__}: {error}",
-        ) from error
+        wanted = f"settings that omegaconf can read as {name} of {path}"
+        raise NotFairseqError(wanted, f"{type(error).__name__}: {error}") from error
 
 
 def _evaluated(

@@ -12,7 +12,7 @@ from torch import Tensor
 from spectral_fairseq.checkpoints.reading import Unread, read_json_object
 from spectral_fairseq.checkpoints.settings import same_values
 from spectral_fairseq.checkpoints.table_names import may_be_table
-from spectral_fairseq.errors import CheckpointError, DataError, listed
+from spectral_fairseq.errors import CheckpointError, DataError, PartsError, listed
 from spectral_fairseq.files import why_not_readable
 
 # A model in several files: with an index, numbered, or one file for each parallel process.
@@ -35,7 +35,6 @@ _FROM_ZERO = ("consolidated", "model", "model_part", "mp_rank", "tp_rank")
 _MOST_PARTS = 10_000
 # Unrelated rows are sqrt(2) of their length apart, and 0.4 in a cone of mean cosine 0.9.
 _UNLIKE, _COMPARED_ROWS = 0.3, 4096
-_COPY_FOLDER = "The files do not belong together: copy the whole folder again."
 
 
 class Shards(Mapping[str, Tensor]):
@@ -64,11 +63,7 @@ class Shards(Mapping[str, Tensor]):
             "weight_map"
         )
         if not isinstance(weight_map, dict) or not weight_map:
-            raise CheckpointError(
-                f"an entry 'weight_map' with the names of tensors in {index}",
-                "none",
-                "Copy the index again, or name one of the files that hold the tensors.",
-            )
+            raise PartsError(f"an entry 'weight_map' with names of tensors in {index}", "none")
         for file in {str(name) for name in weight_map.values()}:
             self._check(file)
         self._files: Dict[str, str] = {str(name): str(file) for name, file in weight_map.items()}
@@ -77,11 +72,9 @@ class Shards(Mapping[str, Tensor]):
             there = {*map(str, parts_of(index.parent / file))} if found is not None else set()
             missing = there - {str(index.parent / one) for one in self._files.values()}
             if missing:
-                raise CheckpointError(
-                    f"the index {index} to name all of the {len(there)} files of which {file} is "
-                    "one",
+                raise PartsError(
+                    f"the index {index} to name all {len(there)} files of which {file} is one",
                     f"no tensor of {listed([Path(one).name for one in sorted(missing)])}",
-                    _COPY_FOLDER,
                 )
 
     def _check(self, file: str) -> None:
@@ -89,11 +82,8 @@ class Shards(Mapping[str, Tensor]):
         obstacle = "a path" if Path(file).name != file else None
         obstacle = obstacle or why_not_readable(self._index.parent / file)
         if obstacle is not None:
-            raise CheckpointError(
-                f"the index {self._index} to name files beside it",
-                f"{file[:200]!r}, {obstacle}",
-                _COPY_FOLDER,
-            )
+            name = f"{file[:200]!r}, {obstacle}"
+            raise PartsError(f"the index {self._index} to name files beside it", name)
 
     def leave_out_unread(self) -> Dict[str, Unread]:
         """Open all files, keep only the names of tensors that can be read, return the others."""
@@ -126,11 +116,8 @@ class Shards(Mapping[str, Tensor]):
         if file not in self._opened:
             self._opened[file], _ = self._read(self._index.parent / file)
         if name not in self._opened[file]:
-            raise CheckpointError(
-                f"the tensor {name} in {self._index.parent / file}, as its index says",
-                f"{len(self._opened[file])} others",
-                _COPY_FOLDER,
-            )
+            place, there = self._index.parent / file, f"{len(self._opened[file])} others"
+            raise PartsError(f"the tensor {name} in {place}, as its index says", there)
         found = self._opened[file][name]
         return found.t() if name in self._turned else found
 
@@ -209,7 +196,7 @@ def check_one_set(file: Path) -> None:
         if other is not None and (name[: other.start()], name[other.end() :]) == around:
             counts.add(int(other[2]))
     if len(counts) > 1:
-        raise CheckpointError(
+        raise PartsError(
             f"the files of one model in {file.parent}, such as {file.name}",
             f"numbered files of {' and of '.join(map(str, sorted(counts)))}",
             "Remove those of the other model, or name a file of the one that is meant.",
@@ -267,12 +254,11 @@ def check_no_rank(file: Path, own: Mapping[str, Tensor], beside: Mapping[str, Te
         return
     unlike = [name for name in tables if _are_unlike(own[name], beside[name])]
     if tables and len(unlike) == len(tables):
-        raise CheckpointError(
+        raise PartsError(
             f"a whole model in {file}",
-            "the same names and vectors as in a file beside it whose name has another number, and "
-            f"other numbers in {tables[0]}, as parallel processes save them",
-            "Put the parts together in one file. If each is a whole model, move it to a folder of "
-            "its own.",
+            f"the names and vectors of a file beside it, and other numbers in {tables[0]}, as "
+            "parallel processes save them",
+            "Put the parts together in one file; if it is a whole model, move it away.",
         )
 
 
@@ -285,11 +271,8 @@ def _are_unlike(one: Tensor, other: Tensor) -> bool:
 
 
 def _incomplete(file: Path, there: int, count: str) -> CheckpointError:
-    return CheckpointError(
-        f"all of the {count} files of which {file} is one, beside it",
-        f"{there}",
-        "Copy the others to the same folder. If the file is a whole model, rename it.",
-    )
+    expected = f"all of the {count} files of which {file} is one, beside it"
+    return PartsError(expected, f"{there}")
 
 
 def _entries(folder: Path) -> List[str]:

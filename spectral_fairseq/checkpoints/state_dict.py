@@ -84,17 +84,14 @@ def check_not_sharded(state: Mapping[str, Any], tensors: Mapping[str, Tensor], p
     optimizer = state.get("optimizer_state_dict")
     of_zero = isinstance(optimizer, Mapping) and "zero_stage" in optimizer
     empty = bool(tensors) and not any(one.numel() for one in tensors.values() if one.dim())
-    if of_zero or (empty and "param_shapes" in state):
+    of_zero = of_zero or (empty and "param_shapes" in state)
+    flat = any("flat_param" in name.split(".")[-1] for name in tensors)
+    if of_zero or flat or "shard_metadata" in state:
         raise CheckpointError(
             f"the weights of a whole model in {path}",
-            "what DeepSpeed's ZeRO saves of one process",
-            "Put the parts together with the zero_to_fp32.py that DeepSpeed puts beside them.",
-        )
-    if "shard_metadata" in state or any("flat_param" in name.split(".")[-1] for name in tensors):
-        raise CheckpointError(
-            f"the weights of a whole model in {path}",
-            "the part of one process of FSDP, flat_param",
-            "Put the parts together, for example with consolidate_fsdp_shards of fairseq.",
+            f"the part of one process, as {'DeepSpeed ZeRO' if of_zero else 'FSDP'} saves it",
+            "Put the parts together: with DeepSpeed's zero_to_fp32.py, which lies beside them, or "
+            "consolidate_fsdp_shards of fairseq.",
         )
 
 

@@ -42,7 +42,7 @@ from spectral_fairseq.checkpoints.table_names import (
     output_tables,
 )
 from spectral_fairseq.embeddings import PlainEmbedding, Table
-from spectral_fairseq.errors import CheckpointError, ConfigurationError, DataError, listed
+from spectral_fairseq.errors import CHOOSE, CheckpointError, ConfigurationError, DataError, listed
 from spectral_fairseq.functional.rows import check_finite
 
 
@@ -278,9 +278,7 @@ class Tables:
         """
         entries = self._entries_of(name)
         if entries is None:
-            raise ConfigurationError(
-                "--table to name a matrix", name, "Give a module that holds word vectors."
-            )
+            raise ConfigurationError("--table to name a matrix", name, CHOOSE)
         return entries
 
     def _entries_of(self, name: str) -> Optional[Mapping[str, Tensor]]:
@@ -350,36 +348,19 @@ class Tables:
     def _no_choice(self, wanted: Optional[str], fitting: Sequence[List[str]]) -> CheckpointError:
         if not self.groups and not any(value.dim() == 2 for value in self.tensors.values()):
             shapes = [f"{key} of shape {tuple(value.shape)}" for key, value in self.tensors.items()]
+            remedy = "Give a model, or a matrix with one row for each word."
             return CheckpointError(
-                f"a table of shape (N, d) in {self.name}",
-                listed(shapes),
-                "Give a model, or a matrix with one row for each word.",
-            )
-        if not self.groups and wanted is not None:
-            return CheckpointError(
-                f"a table {wanted!r} in {self.name}", f"only {self._matrices()}", "Correct --table."
-            )
-        if not self.groups:
-            return CheckpointError(
-                f"a table of word vectors in {self.name}",
-                f"{len(self.tensors)} tensors, none with a name that such tables usually have",
-                "If the model has one under another name, give it with --table NAME; its matrices "
-                f"are {self._matrices()}.",
+                f"a table of shape (N, d) in {self.name}", listed(shapes), remedy
             )
         if not fitting:
             return CheckpointError(
-                f"a table {wanted!r} in {self.name}",
-                self._described(self.groups),
-                "Give one of these with --table NAME, or the full name of another matrix: "
-                f"{self._matrices()}.",
+                f"a table {'of word vectors' if wanted is None else repr(wanted)} in {self.name}",
+                self._described(self.groups) or "none with a name that such tables usually have",
+                f"{CHOOSE} Its matrices are {self._matrices()}.",
             )
         others = self._described([names for names in self.groups if names not in fitting])
-        return CheckpointError(
-            f"one table to measure in {self.name}",
-            f"{len(fitting)}: {self._described(fitting)}"
-            + (f" (others: {others})" if others else ""),
-            "Choose one with --table NAME.",
-        )
+        found = f"{len(fitting)}: {self._described(fitting)}; others: {others or 'none'}"
+        return CheckpointError(f"one table to measure in {self.name}", found, CHOOSE)
 
     def _matrices(self) -> str:
         """The names and shapes of some matrices, those with the most rows first."""

@@ -111,19 +111,14 @@ def tensor_of(array: np.ndarray, name: Any) -> Tensor:
     try:
         return torch.from_numpy(array)
     except (TypeError, ValueError) as error:
-        raise DataError(
-            f"numbers that torch has, in the byte order of this machine, in {name}",
-            f"{array.dtype.str}",
-            "Save or pass the array as float32, for example.",
-        ) from error
+        wanted = f"numbers that torch has, in the byte order of this machine, in {name}"
+        remedy = "Save or pass the array as float32, for example."
+        raise DataError(wanted, f"{array.dtype.str}", remedy) from error
 
 
 def _damaged(path: Path, error: BaseException) -> CheckpointError:
-    return DamagedError(
-        f"a .npy or .npz file of numbers at {path}",
-        first_line(error),
-        f"{COPY_AGAIN} Or save the table alone with np.save.",
-    )
+    remedy = f"{COPY_AGAIN} Or save the table alone with np.save."
+    return DamagedError(f"a .npy or .npz file of numbers at {path}", first_line(error), remedy)
 
 
 # word2vec's text and binary formats, which fastText's .vec files share, and GloVe's text.
@@ -241,7 +236,7 @@ def _text(
         words.append(word.decode("utf-8", "replace"))
     if count is not None and len(words) != count:
         raise DamagedError(
-            f"{count:,} vectors in {path}, as its first line declares", f"{len(words):,}"
+            f"{count:,} vectors in {path}, as its first line says", f"{len(words):,}"
         )
     if more:
         raise _other_length(path, dim, "more in each")
@@ -278,21 +273,16 @@ def _binary(file: IO[bytes], path: Path, count: int, dim: int) -> Tuple[List[str
     table = np.empty((count, dim), dtype=np.float32)
     words: List[str] = []
     at = file.tell()
+    wanted = f"{count:,} words with {dim} float32 numbers each in {path}"
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         for row in range(count):
             start, space = at, data.find(b" ", at, at + _LONGEST_WORD)
             at = space + 1 + 4 * dim
             if space < 0 or at > len(data):
-                raise DamagedError(
-                    f"{count:,} words with {dim} float32 numbers each in {path}",
-                    f"none for word {row + 1:,}",
-                )
+                raise DamagedError(wanted, f"none for word {row + 1:,}")
             words.append(data[start:space].decode("utf-8", "replace"))
             table[row] = np.frombuffer(data[space + 1 : at], dtype="<f4")
             at += data[at : at + 1] == b"\n"
         if data[at : at + _LONGEST_WORD].strip():
-            raise DamagedError(
-                f"{count:,} words with {dim} float32 numbers each in {path}",
-                f"{len(data) - at:,} bytes more",
-            )
+            raise DamagedError(wanted, f"{len(data) - at:,} bytes more")
     return words, torch.from_numpy(table)

@@ -16,6 +16,7 @@ from spectral_fairseq.checkpoints.dictionary import (
     WordList,
     dictionary_files,
     find_dictionary,
+    other_rows,
     read_dictionary,
 )
 from spectral_fairseq.checkpoints.reading import first_line, read_json, read_json_object, read_text
@@ -26,7 +27,7 @@ from spectral_fairseq.errors import (
     MissingDataError,
     needs_extra,
 )
-from spectral_fairseq.files import why_not_readable
+from spectral_fairseq.files import check_file, why_not_readable
 
 # In the order of preference. sentencepiece.bpe.model is missing on purpose: the rows of models that
 # come with it (XLM-R, mBART, NLLB) are numbered differently, and only tokenizer.json knows how.
@@ -40,6 +41,7 @@ _IN_FOLDERS = (
 )
 _SENTENCEPIECE = (".model", ".spm")
 _KNOWN = "dict.txt, tokenizer.json, vocab.json, vocab.txt or a sentencepiece model"
+_OWN = "Give the tokenizer's own vocabulary."
 _DICT_LINE = re.compile(r".*\S \d+( #fairseq:overwrite)?\s*")
 # Tables are made larger than the vocabulary, to a multiple of 64 for example.
 _MOST_FILLERS = 1024
@@ -63,9 +65,7 @@ def read_vocabulary(path: Path) -> WordList:
         DataError: missing, or of none of these kinds.
         ConfigurationError: a sentencepiece model, and the package is not installed.
     """
-    obstacle = why_not_readable(path)
-    if obstacle is not None:
-        raise MissingDataError(f"a dictionary or tokenizer at {path}", obstacle, f"Give {_KNOWN}.")
+    check_file(path, "a dictionary or tokenizer", f"Give {_KNOWN}.")
     if path.suffix in _SENTENCEPIECE:
         return _from_pieces(path)
     if is_dictionary(path):
@@ -96,12 +96,8 @@ def fitted(words: WordList, rows: int, table: str, model: str) -> WordList:
     """
     fillers = rows - len(words.symbols)
     if abs(fillers) > min(_MOST_FILLERS, rows // 2):
-        raise DataError(
-            f"a vocabulary for the {rows} rows of {table} in {model}",
-            f"{len(words.symbols)} words in {words.path}",
-            "Give the dictionary or tokenizer of that model with --dict, or choose the other table "
-            "with --table.",
-        )
+        found = f"{len(words.symbols)} in {words.path}"
+        raise other_rows(rows, f"{table} in {model}", found)
     beyond = range(min(rows, len(words.symbols)), rows)
     return WordList(
         words.path,
@@ -124,11 +120,8 @@ def words_by_row(
     most = 2 * len(rows) + _MOST_FILLERS
     wrong = [row for row in rows.values() if not _is_row(row, most)]
     if wrong or not rows:
-        raise DataError(
-            f"rows 0, 1, 2, ... for the tokens of {path}",
-            f"{wrong[0]!r:.40}" if wrong else "no token",
-            "Give the tokenizer's own vocabulary.",
-        )
+        found = f"{wrong[0]!r:.40}" if wrong else "no token"
+        raise DataError(f"rows 0, 1, 2, ... for the tokens of {path}", found, _OWN)
     symbols: List[Optional[str]] = [None] * (max(rows.values()) + 1)
     for token, row in rows.items():
         symbols[row] = token
@@ -153,9 +146,7 @@ def _from_json(path: Path) -> WordList:
             for row, piece in enumerate(vocab)
         }
     if not isinstance(vocab, dict):
-        raise DataError(
-            f"the tokens of a tokenizer, model.vocab, in {path}", "none", "Give another file."
-        )
+        raise DataError(f"the tokens of a tokenizer, model.vocab, in {path}", "none", _OWN)
     added = content.get("added_tokens")
     tokens = [one for one in added if isinstance(one, dict)] if isinstance(added, list) else []
     extra = {str(token.get("content")): token.get("id") for token in tokens}
@@ -205,9 +196,8 @@ def words_of(
         found = vocabulary_file(path, "encoder" not in table.split("."))
         files = [found] if found is not None else dictionary_files(path, {}, table)
         if not files:
-            raise MissingDataError(
-                f"a dictionary or a tokenizer in {path}", "none", f"Give {_KNOWN} with --dict."
-            )
+            remedy = f"Give {_KNOWN} with --dict."
+            raise MissingDataError(f"a dictionary or a tokenizer in {path}", "none", remedy)
         path = files[0]
     words = read_vocabulary(path)
     return fitted(words, rows, table, opened.name), fit_remark(words, rows, "given")
