@@ -63,6 +63,12 @@ def listed(items: Sequence[Any], most: int = 4, separator: str = ", ") -> str:
     return separator.join(shown) or "none"
 
 
+def first_line(error: BaseException) -> str:
+    """The kind of an error and the beginning of its message."""
+    text = str(error).strip().split("\n")[0]
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+
+
 class ConfigurationError(SpectralFairseqError, ValueError):
     """An argument, or a combination of arguments, that cannot be used."""
 
@@ -140,6 +146,18 @@ class ForbiddenError(CheckpointError):
 
     def __init__(
         self, expected: str, found: str, remedy: str = "Check its name and permissions."
+    ) -> None:
+        super().__init__(expected, found, remedy)
+
+
+class NoEquivalentError(UnsupportedError):
+    """A model that another format cannot represent."""
+
+    def __init__(
+        self,
+        expected: str,
+        found: str,
+        remedy: str = "Try another --to, or keep this checkpoint and use fairseq with --user-dir.",
     ) -> None:
         super().__init__(expected, found, remedy)
 
@@ -257,7 +275,7 @@ def needs_extra(extra: str, purpose: str, instead: str = "") -> Iterator[None]:
     except ImportError as error:
         raise ConfigurationError(
             f"the packages of the extra `{extra}` to be installed, {purpose}",
-            f"{type(error).__name__}: {str(error).strip().splitlines()[0]}",
+            first_line(error),
             f'Run pip install "spectral-fairseq[{extra}]"{instead}.',
         ) from error
 

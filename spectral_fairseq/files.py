@@ -16,7 +16,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Iterator, Optional, Set, Type, Union
 
-from spectral_fairseq.errors import MissingDataError, OutputError, SpectralFairseqError
+from spectral_fairseq.errors import (
+    ConfigurationError,
+    DamagedError,
+    MissingDataError,
+    OutputError,
+    SpectralFairseqError,
+    first_line,
+)
 
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
@@ -57,6 +64,63 @@ def check_file(
     obstacle = why_not_readable(path)
     if obstacle is not None:
         raise error(f"{what} at {path}", obstacle, remedy)
+
+
+def check_directory(
+    path: Union[str, os.PathLike[str]],
+    what: str,
+    remedy: str,
+    error: Type[SpectralFairseqError] = MissingDataError,
+) -> None:
+    """As :func:`check_file`, of a folder."""
+    if not os.path.isdir(path):
+        found = "a file" if os.path.exists(path) else "no such folder"
+        raise error(f"{what} at {path}", found, remedy)
+
+
+def check_parent(out: Union[str, os.PathLike[str]], folder: Path) -> None:
+    """Refuse to write ``out`` into a folder that is not there, or may not be written to.
+
+    Raises:
+        ConfigurationError: it may not.
+    """
+    check_directory(folder, f"a folder for {out}", "Create it first.", ConfigurationError)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        found = f"{folder}, which cannot"
+        remedy = "Change its permissions, or choose another output."
+        raise ConfigurationError(f"a folder that can be written to for {out}", found, remedy)
+
+
+def check_free(out: Union[str, os.PathLike[str]], found: str, overwrite: bool) -> None:
+    """Refuse to replace what is at ``out``, if anything is found there, without ``--overwrite``.
+
+    Raises:
+        ConfigurationError: something would be replaced.
+    """
+    if found and not overwrite:
+        remedy = "Add --overwrite to replace it, or choose another name."
+        raise ConfigurationError(f"nothing at {out} yet", found, remedy)
+
+
+def read_text(
+    path: Path,
+    error: Type[SpectralFairseqError] = DamagedError,
+    remedy: str = "Correct its name or permissions, or save it again in UTF-8.",
+) -> str:
+    """The content of a text file in UTF-8.
+
+    Args:
+        path: of the file.
+        error: the class that is raised.
+        remedy: what the user should do.
+
+    Raises:
+        DamagedError: it cannot be read, or is not text; or an error of the class that is given.
+    """
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as why:
+        raise error(f"a text file in UTF-8 at {path}", first_line(why), remedy) from why
 
 
 @contextlib.contextmanager

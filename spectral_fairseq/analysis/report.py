@@ -23,7 +23,7 @@ from spectral_fairseq.analysis.plots import FILES, MOST_CURVES, OCCASIONAL, OPEN
 from spectral_fairseq.analysis.render import as_text, spread_of
 from spectral_fairseq.analysis.verdict import MOST_VERDICTS, headline, verdict, warnings
 from spectral_fairseq.errors import ConfigurationError, OutputError, needs_extra
-from spectral_fairseq.files import replacing
+from spectral_fairseq.files import check_free, check_parent, replacing
 
 
 def as_html(document: Mapping[str, Any], pictures: Sequence[Picture]) -> str:
@@ -84,23 +84,9 @@ def check_folder(out: Union[str, Path], overwrite: bool) -> Path:
         found = "a file" if os.path.exists(folder) else "a link to nothing"
         raise ConfigurationError(f"a folder for {out}", found, "Choose another name for --out.")
     parent = folder.absolute().parent
-    if not os.path.isdir(parent):
-        found = "a file" if os.path.exists(parent) else "no such folder"
-        remedy = "Create it first, or choose another folder."
-        raise ConfigurationError(f"the folder {parent} to exist", found, remedy)
-    written = folder if os.path.isdir(folder) else parent
-    if not os.access(written, os.W_OK | os.X_OK):
-        raise ConfigurationError(
-            f"a folder that can be written to for --out {out}",
-            f"{written}, which cannot",
-            "Change its permissions, or choose another folder.",
-        )
-    if os.path.isdir(folder) and any(folder.iterdir()) and not overwrite:
-        raise ConfigurationError(
-            f"an empty or new folder for --out {out}",
-            "one with files in it",
-            "Add --overwrite to replace the report there, or choose another folder.",
-        )
+    check_parent(f"--out {out}", folder if os.path.isdir(folder) else parent)
+    found = "a folder with files in it" if os.path.isdir(folder) and any(folder.iterdir()) else ""
+    check_free(f"--out {out}", found, overwrite)
     return folder
 
 
@@ -109,11 +95,8 @@ def check_inputs_stay(folder: Path, inputs: Iterable[Union[str, Path]]) -> None:
     written = {(folder / name).resolve() for name in (PAGE, TEXT, DOCUMENT)}
     for path in map(Path, inputs):
         if path.resolve() in written:
-            raise ConfigurationError(
-                f"an input that the report in {folder} does not replace",
-                str(path),
-                "Rename the input, or choose another folder.",
-            )
+            wanted = f"an input that the report in {folder} does not replace"
+            raise ConfigurationError(wanted, str(path), "Rename it, or choose another folder.")
 
 
 def write_results(
@@ -142,11 +125,8 @@ def write_results(
         for name in replaced:
             (out / name).unlink(missing_ok=True)
     except OSError as error:
-        raise OutputError(
-            f"the report to be written to {out}",
-            str(error),
-            "Free some space, or choose another folder.",
-        ) from error
+        wanted, remedy = f"the report to be written to {out}", "Free some space."
+        raise OutputError(wanted, str(error), remedy) from error
     return {name: out / name for name in files}
 
 

@@ -15,10 +15,10 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from spectral_fairseq.checkpoints.reading import read_json, read_text
+from spectral_fairseq.checkpoints.reading import read_json
 from spectral_fairseq.checkpoints.settings import checkpoint_settings
 from spectral_fairseq.errors import DataError, check_enough, listed
-from spectral_fairseq.files import check_file, why_not_readable
+from spectral_fairseq.files import check_file, read_text, why_not_readable
 from spectral_fairseq.functional.row_penalties import were_counted
 
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
@@ -259,17 +259,16 @@ def find_dictionary(
         if os.path.isdir(file):
             files = dictionary_files(file, checkpoint, table)
             if not files:
-                others = sorted(one.name for one in file.glob("dict.*.txt"))
-                others = listed(sorted(one.name for one in file.glob("dict.*.txt")))
+                there = listed(sorted(one.name for one in file.glob("dict.*.txt")))
                 wanted = f"dict.txt in {file}, or that of a language in the checkpoint's settings"
-                raise DataError(wanted, others, "Name the file itself with --dict.")
+                raise DataError(wanted, there, "Name the file itself with --dict.")
         else:
             files = [file]
         words = _fitting(files, rows, checkpoint)
         if words is None:
             words, added = read_dictionary(files[0]), added_symbols(checkpoint, files[0].parent)
-            found = f"{len(words.symbols)} in {words.path}, and {len(added)} that its task appends"
-            raise other_rows(rows, f"{table} in {path}", found)
+            sizes = f"{len(words.symbols)} in {words.path}, and {len(added)} that its task appends"
+            raise other_rows(rows, f"{table} in {path}", sizes)
         return words, "given"
     recorded = str(checkpoint_settings(checkpoint, "task").get("data") or "").split(":")[0]
     folders = _training_folders(recorded, path)

@@ -19,7 +19,6 @@ from spectral_fairseq.checkpoints.reading import (
     READ_FAILURES,
     Unread,
     check_fairseq,
-    first_line,
     read_json_object,
     read_torch_file,
     tensors_of,
@@ -62,6 +61,7 @@ from spectral_fairseq.errors import (
     DamagedError,
     DataError,
     ForbiddenError,
+    first_line,
     needs_extra,
 )
 

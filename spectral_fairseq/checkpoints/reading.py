@@ -48,6 +48,7 @@ from spectral_fairseq.errors import (
     ForbiddenError,
     NotFairseqError,
     UntrustedError,
+    first_line,
     listed,
 )
 from spectral_fairseq.provenance import torch_release
@@ -331,12 +332,6 @@ def not_fairseq(path: Union[str, Path], state: Any) -> CheckpointError:
     )
 
 
-def first_line(error: BaseException) -> str:
-    """The kind of an error and the beginning of its message."""
-    text = str(error).strip().split("\n")[0]
-    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
-
-
 _STAND_INS_ALLOWED = threading.Lock()  # one thread ends what another would still need
 
 
@@ -431,23 +426,7 @@ def _restricted_pickle() -> Any:
     return restricted
 
 
-# Text and JSON files that stand beside a model.
-
-
-def read_text(path: Path) -> str:
-    """The content of a text file in UTF-8.
-
-    Raises:
-        DataError: it cannot be read, or is not text.
-    """
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DamagedError(
-            f"a text file in UTF-8 at {path}",
-            first_line(error),
-            "Correct its name or permissions, or save it again in UTF-8.",
-        ) from error
+# JSON files that stand beside a model.
 
 
 def read_json(path: Path, kind: str) -> Any:

@@ -27,6 +27,7 @@ from spectral_fairseq.errors import (
     CHOOSE,
     CheckpointError,
     ConfigurationError,
+    NoEquivalentError,
     UnsupportedError,
     check_enough,
     listed,
@@ -69,11 +70,8 @@ def collapse_tables(model: Mapping[str, Tensor]) -> Dict[str, Tensor]:
         collapsed[plain_name(name)] = product
     unknown = _not_plain(collapsed)
     if unknown:
-        raise UnsupportedError(
-            "embeddings and output layers that equal one matrix each",
-            f"the entries {', '.join(unknown)}",
-            "This model has no plain equivalent: keep using it with --user-dir.",
-        )
+        wanted = "embeddings and output layers that equal one matrix each"
+        raise NoEquivalentError(wanted, f"the entries {', '.join(unknown)}")
     return collapsed
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.checkpoints import reading
-from spectral_fairseq.checkpoints.reading import READ_FAILURES, Unread, first_line
-from spectral_fairseq.errors import COPY_AGAIN, CheckpointError, DamagedError, DataError
+from spectral_fairseq.checkpoints.reading import READ_FAILURES, Unread
+from spectral_fairseq.errors import COPY_AGAIN, CheckpointError, DamagedError, DataError, first_line
 
 
 def read_npy(path: Path) -> Dict[str, Tensor]:

@@ -19,15 +19,16 @@ from spectral_fairseq.checkpoints.dictionary import (
     other_rows,
     read_dictionary,
 )
-from spectral_fairseq.checkpoints.reading import first_line, read_json, read_json_object, read_text
+from spectral_fairseq.checkpoints.reading import read_json, read_json_object
 from spectral_fairseq.checkpoints.tables import Tables
 from spectral_fairseq.errors import (
     DamagedError,
     DataError,
     MissingDataError,
+    first_line,
     needs_extra,
 )
-from spectral_fairseq.files import check_file, why_not_readable
+from spectral_fairseq.files import check_file, read_text, why_not_readable
 
 # In the order of preference. sentencepiece.bpe.model is missing on purpose: the rows of models that
 # come with it (XLM-R, mBART, NLLB) are numbered differently, and only tokenizer.json knows how.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,8 @@ from spectral_fairseq.commands.shared import (
     import_plugin,
     no_verify,
 )
-from spectral_fairseq.errors import CheckpointError, ConfigurationError, MissingDataError
+from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.files import check_directory
 from spectral_fairseq.options import option, part
 
 if TYPE_CHECKING:
@@ -144,12 +144,10 @@ def report(
     methods: Optional[str] = None,
 ) -> int:
     """Measure, print, and write the folder if asked; returns the exit status 0."""
-    if args.predictions.nbest and len(args.predictions.nbest) != len(paths):
-        raise ConfigurationError(
-            f"one --nbest file for each of {len(paths)} checkpoints",
-            str(len(args.predictions.nbest)),
-            "Give them in the order of the checkpoints.",
-        )
+    nbest = args.predictions.nbest
+    if nbest and len(nbest) != len(paths):
+        wanted = f"one --nbest file for each of {len(paths)} checkpoints"
+        raise ConfigurationError(wanted, str(len(nbest)), "Give them in that order.")
     _check_flags(args)
     for path in paths:
         model_path(path)
@@ -192,19 +190,12 @@ def _check_data(data: str, paths: Sequence[Path]) -> None:
     """Refuse what fairseq could not run, before the tables are measured."""
     from spectral_fairseq.checkpoints.opening import may_be_torch_file
 
-    if not os.path.isdir(data):
-        raise MissingDataError(
-            f"a folder at {data}",
-            "none",
-            "Name a folder of binarised data with --data.",
-        )
+    check_directory(data, "a folder of binarised data", "Correct --data.")
     for path in paths:
         if not may_be_torch_file(path):
-            raise CheckpointError(
-                f"a checkpoint of fairseq for --data at {path}",
-                "a model of another format",
-                "Leave out --data, which measures what fairseq computes with the model.",
-            )
+            wanted = f"a checkpoint of fairseq for --data at {path}"
+            remedy = "Leave out --data, which measures what fairseq computes with the model."
+            raise CheckpointError(wanted, "a model of another format", remedy)
 
 
 def _analyse(args: ReportArguments, paths: Sequence[Path], methods: Optional[str]) -> Report:

@@ -9,7 +9,7 @@ from typing import List, Optional, Tuple
 
 from spectral_fairseq.checkpoints.saved import EPOCH_FILE, UPDATE_FILE, checkpoint_file
 from spectral_fairseq.commands.shared import check_output, no_verify, save_atomically
-from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_enough
 from spectral_fairseq.options import option
 
 DESCRIPTION = """\
@@ -59,6 +59,9 @@ class Arguments:
     verify: bool = no_verify()
 
 
+_NUMBER = "--num-epoch-checkpoints N, --last N or --num-update-checkpoints N"
+
+
 def run(args: Arguments) -> int:
     """Average the chosen checkpoints; returns the exit status 0."""
     paths = chosen_checkpoints(args)
@@ -82,22 +85,16 @@ def chosen_checkpoints(args: Arguments) -> List[Path]:
     bound: Optional[int] = args.checkpoint_upper_bound
     if count is None:
         if bound is not None:
-            raise ConfigurationError(
-                "--checkpoint-upper-bound together with one of the --num options",
-                "it alone",
-                "Add --num-epoch-checkpoints N or --num-update-checkpoints N.",
-            )
+            wanted = "--checkpoint-upper-bound together with one of the --num options"
+            raise ConfigurationError(wanted, "it alone", f"Add {_NUMBER}.")
         if not inputs or any(os.path.isdir(path) for path in inputs):
-            raise ConfigurationError(
-                "checkpoint files to average",
-                "a folder" if inputs else "none",
-                "Name files, or one folder and --num-epoch-checkpoints N.",
-            )
+            found = "a folder" if inputs else "none"
+            remedy = f"Name files, or one folder and {_NUMBER}."
+            raise ConfigurationError("checkpoint files to average", found, remedy)
         return inputs
     if len(inputs) != 1 or not os.path.isdir(inputs[0]):
         raise ConfigurationError(
-            "one existing folder together with --num-epoch-checkpoints, --last or "
-            "--num-update-checkpoints",
+            f"one existing folder together with {_NUMBER}",
             ", ".join(map(str, inputs)) or "none",
             "Name the --save-dir of the training.",
         )
@@ -108,12 +105,9 @@ def chosen_checkpoints(args: Arguments) -> List[Path]:
         for match in [pattern.fullmatch(path.name)]
         if match and (bound is None or int(match.groups()[-1]) <= bound)
     ]
-    if len(numbered) < count:
-        what = "epoch" if by_epoch else "update"
-        raise CheckpointError(
-            f"{count} {what} checkpoints in {inputs[0]}",
-            str(len(numbered)),
-            "Ask for fewer, or keep more in training (--keep-last-epochs, "
-            "--keep-interval-updates).",
-        )
+    what = f"{'epoch' if by_epoch else 'update'} checkpoints in {inputs[0]}"
+    remedy = (
+        "Ask for fewer, or keep more in training (--keep-last-epochs, --keep-interval-updates)."
+    )
+    check_enough(len(numbered), count, what, remedy, CheckpointError)
     return [path for _, path in sorted(numbered, reverse=True)[:count]]

@@ -9,7 +9,7 @@ from typing import List, Optional, Tuple
 
 from spectral_fairseq.checkpoints.saved import STEP_FOLDER, saved_epochs, weights_file
 from spectral_fairseq.commands.analyze import ReportArguments, report
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, check_enough
 from spectral_fairseq.options import option, part
 
 DESCRIPTION = """\
@@ -49,12 +49,8 @@ def run(args: Arguments) -> int:
     for name in args.checkpoints:
         path = Path(name)
         paths += saved_epochs(path) if _is_run(path, len(args.checkpoints) == 1) else [path]
-    if len(paths) < 2:
-        raise ConfigurationError(
-            "two or more checkpoints to compare",
-            "one",
-            "Name another, or a folder of several; for one alone use spectral-fairseq analyze.",
-        )
+    remedy = "Name another, or a folder of several; spectral-fairseq analyze takes one alone."
+    check_enough(len(paths), 2, "checkpoints to compare", remedy, ConfigurationError)
     return report(args.report, paths, "compare", methods=args.methods)
 
 

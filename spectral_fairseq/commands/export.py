@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
@@ -20,10 +19,10 @@ from spectral_fairseq.commands.shared import (
 from spectral_fairseq.errors import (
     ConfigurationError,
     MissingDataError,
-    UnsupportedError,
+    NoEquivalentError,
     arguments_as_flags,
 )
-from spectral_fairseq.files import making_folder, why_not_readable
+from spectral_fairseq.files import check_directory, check_file, making_folder
 from spectral_fairseq.options import option
 
 DESCRIPTION = """\
@@ -115,25 +114,20 @@ def _check_flags(args: Arguments) -> None:
     for name, formats in _ONLY.items():
         if getattr(args, name) is not None and args.to not in formats:
             flag = "--" + name.replace("_", "-")
-            raise ConfigurationError(
-                f"--to {' or '.join(formats)} with {flag}",
-                f"--to {args.to}",
-                f"Remove {flag}, or choose another --to.",
-            )
+            wanted = f"--to {' or '.join(formats)} with {flag}"
+            remedy = f"Remove {flag}, or choose another --to."
+            raise ConfigurationError(wanted, f"--to {args.to}", remedy)
     if args.bpe_codes and args.sentencepiece_model:
         raise ConfigurationError(
             "one way to cut text into subwords",
             "both --bpe-codes and --sentencepiece-model",
             "Give the one that the training data were made with.",
         )
-    if args.data and not os.path.isdir(args.data):
-        raise MissingDataError(
-            f"a folder at {args.data}", "none", "Name the folder of the dictionaries with --data."
-        )
+    if args.data:
+        check_directory(args.data, "a folder of dictionaries", "Correct --data.")
     for file in (args.bpe_codes, args.sentencepiece_model):
-        problem = file and why_not_readable(file)
-        if problem:
-            raise MissingDataError(f"a file at {file}", problem, "Correct its name.")
+        if file:
+            check_file(file, "a file", "Correct its name.")
 
 
 def _to_file(args: Arguments) -> Printed:
@@ -174,11 +168,9 @@ def _refuse_language_pairs(checkpoint: Dict[str, Any], target: str) -> None:
 
     task = checkpoint_settings(checkpoint, "task")
     if task.get("lang_pairs"):
-        raise UnsupportedError(
-            f"a model of one language pair, for --to {target}",
-            f"one of --task {task.get('_name') or task.get('task')}",
-            "Try --to fairseq, or keep this checkpoint and use fairseq.",
-        )
+        name = task.get("_name") or task.get("task")
+        wanted = f"a model of one language pair, for --to {target}"
+        raise NoEquivalentError(wanted, f"one of --task {name}")
 
 
 def _fill_huggingface(
@@ -240,11 +232,8 @@ def _dictionaries(
         else:
             words, why = find_dictionary(None, checkpoint, table, rows, args.checkpoint)
         if words is None:
-            raise MissingDataError(
-                f"the dictionary of {table}",
-                why,
-                "Name the folder of the training data's dictionaries with --data.",
-            )
+            remedy = "Name the folder of the training data's dictionaries with --data."
+            raise MissingDataError(f"the dictionary of {table}", why, remedy)
         found[side] = words
     target = found["decoder"]
     if "encoder" not in found:

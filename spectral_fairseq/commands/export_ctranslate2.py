@@ -13,9 +13,7 @@ import torch
 from spectral_fairseq.checkpoints.settings import checkpoint_settings
 from spectral_fairseq.commands.export_plain import plain_checkpoint
 from spectral_fairseq.commands.shared import naming_full_disk
-from spectral_fairseq.errors import ConfigurationError, UnsupportedError, needs_extra
-
-_ANOTHER_FORMAT = "Try --to huggingface or --to fairseq, or keep this checkpoint and use fairseq."
+from spectral_fairseq.errors import NoEquivalentError, check_choice, needs_extra
 
 
 def write_ctranslate2(
@@ -29,20 +27,13 @@ def write_ctranslate2(
     with needs_extra("export", "for CTranslate2"):
         from ctranslate2.converters import FairseqConverter
         from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES
-    if quantization is not None and quantization not in ACCEPTED_MODEL_TYPES:
-        raise ConfigurationError(
-            "`quantization` to be one of " + ", ".join(ACCEPTED_MODEL_TYPES),
-            repr(quantization),
-            "Correct `quantization`.",
-        )
+    if quantization is not None:
+        check_choice("`quantization`", quantization, ACCEPTED_MODEL_TYPES)
     plain = plain_checkpoint(checkpoint)
     cfg = plain["cfg"]
     if cfg["model"].get("cross_self_attention"):  # which the converter ignores
-        raise UnsupportedError(
-            "a decoder with two attentions, for CTranslate2",
-            "--cross-self-attention",
-            _ANOTHER_FORMAT,
-        )
+        found = "--cross-self-attention"
+        raise NoEquivalentError("a decoder with two attentions, for CTranslate2", found)
     # The converter reads and sets the flags of task and model as attributes of one object.
     task = checkpoint_settings(checkpoint, "task")
     names = {"task": task.get("_name") or task.get("task"), "arch": cfg["model"]["_name"]}
@@ -58,11 +49,8 @@ def write_ctranslate2(
             with _namespaces_allowed():
                 converter.convert(str(folder), quantization=quantization, force=True)
         except (AttributeError, KeyError, RuntimeError, ValueError) as error:
-            raise UnsupportedError(
-                "a model that CTranslate2's converter of fairseq takes",
-                " ".join(str(error).split()),
-                _ANOTHER_FORMAT,
-            ) from error
+            wanted = "a model that CTranslate2's converter of fairseq takes"
+            raise NoEquivalentError(wanted, " ".join(str(error).split())) from error
 
 
 def _namespaces_allowed() -> ContextManager[None]:

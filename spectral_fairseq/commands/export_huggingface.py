@@ -21,7 +21,7 @@ from spectral_fairseq.commands.export_plain import (
     task_like,
 )
 from spectral_fairseq.compat.checkpoints import DEAD
-from spectral_fairseq.errors import UnsupportedError, listed
+from spectral_fairseq.errors import NoEquivalentError, listed
 from spectral_fairseq.provenance import distribution_version, import_transformers
 
 # The layout of ``transformers`` in which a Transformer of fairseq computes the same logits.
@@ -275,16 +275,10 @@ def _dropout(flags: Dict[str, Any]) -> Dict[str, float]:
     return {name: float(flags.get(name) or 0.0) for name in names}
 
 
-_ANOTHER_FORMAT = "Try --to ctranslate2 or --to fairseq, or keep this checkpoint and use fairseq."
-
-
 def _refuse(problems: List[str]) -> None:
     if problems:
-        raise UnsupportedError(
-            "a model that a layout of transformers can represent",
-            "one with " + " and ".join(dict.fromkeys(problems)),
-            _ANOTHER_FORMAT,
-        )
+        found = "one with " + " and ".join(dict.fromkeys(problems))
+        raise NoEquivalentError("a model that a layout of transformers can represent", found)
 
 
 _BOS, _PAD, _EOS = 0, 1, 2
@@ -333,11 +327,8 @@ def _save(layout: Layout, folder: Path, translation: bool) -> None:
     absent, unknown = model.load_state_dict(layout.tensors, strict=False)
     absent = [name for name in absent if not name.endswith(_NOT_NEEDED)]
     if absent or unknown:
-        raise UnsupportedError(
-            f"the tensors of {type(model).__name__}",
-            f"{listed(absent, 3)} missing and {listed(unknown, 3)} besides",
-            _ANOTHER_FORMAT,
-        )
+        found = f"{listed(absent, 3)} missing and {listed(unknown, 3)} besides"
+        raise NoEquivalentError(f"the tensors of {type(model).__name__}", found)
     stored = model.state_dict()
     shared = [
         key
@@ -346,10 +337,10 @@ def _save(layout: Layout, folder: Path, translation: bool) -> None:
     ]
     if shared:
         version = distribution_version("transformers")
-        raise UnsupportedError(
+        raise NoEquivalentError(
             f"a {type(model).__name__} that keeps tables apart",
             f"transformers {version}, which stores {listed(shared, 3)} as others",
-            f"Install transformers 5 or newer. {_ANOTHER_FORMAT}",
+            "Install transformers 5 or newer, or try another --to.",
         )
     model.generation_config = transformers.GenerationConfig(
         **_generation(layout.config, translation)

@@ -33,8 +33,10 @@ from spectral_fairseq.checkpoints.rewriting import collapse_tables
 from spectral_fairseq.compat.checkpoints import EMBEDDING_FILES
 from spectral_fairseq.errors import (
     CheckpointError,
+    NoEquivalentError,
+    NotFairseqError,
     SpectralFairseqError,
-    UnsupportedError,
+    first_line,
 )
 from spectral_fairseq.plugin.counts import building_for
 from spectral_fairseq.plugin.criterion import PenalisedCrossEntropy
@@ -96,11 +98,8 @@ def task_like(model: Mapping[str, Tensor]) -> Any:
 def _rows(model: Mapping[str, Tensor], name: str) -> int:
     table = model.get(name)
     if table is None or table.dim() != 2 or len(table) < Dictionary().nspecial:
-        raise CheckpointError(
-            f"a table {name} with a row for each word",
-            "none" if table is None else f"one of shape {tuple(table.shape)}",
-            "Give a checkpoint that fairseq saved in training.",
-        )
+        found = "none" if table is None else f"one of shape {tuple(table.shape)}"
+        raise NotFairseqError(f"a table {name} with a row for each word", found)
     return len(table)
 
 
@@ -133,19 +132,13 @@ def build_model(checkpoint: Mapping[str, Any], task: Any) -> Any:
     except SpectralFairseqError:
         raise
     except Exception as error:  # a file's settings may be anything, and fairseq checks few of them
-        raise CheckpointError(
-            "settings from which fairseq can build the checkpoint's model",
-            f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
-            "Give a checkpoint that fairseq saved in training.",
-        ) from error
+        wanted = "settings from which fairseq can build the checkpoint's model"
+        raise NotFairseqError(wanted, first_line(error)) from error
     try:
         model.load_state_dict(dict(checkpoint["model"]), strict=True)
     except RuntimeError as error:
-        raise UnsupportedError(
-            f"tensors that fit {type(model).__name__}",
-            str(error).replace("\n", " "),
-            "The checkpoint is of another version, or the model has no plain equivalent.",
-        ) from error
+        wanted = f"tensors that fit {type(model).__name__}"
+        raise NoEquivalentError(wanted, str(error).replace("\n", " ")) from error
     return model.float().eval()
 
 
@@ -218,11 +211,7 @@ def plain_form(checkpoint: Mapping[str, Any]) -> Tuple[Dict[str, Any], bool]:
 
 def _require_node(cfg: Mapping[str, Any], name: str) -> None:
     if not cfg.get(name):
-        raise CheckpointError(
-            f"a checkpoint with its configuration (cfg.{name})",
-            "none",
-            "Give a checkpoint that fairseq 0.12 saved in training.",
-        )
+        raise NotFairseqError(f"a checkpoint with its configuration (cfg.{name})", "none")
 
 
 def _checked(checkpoint: Mapping[str, Any], plain: Mapping[str, Any]) -> LogitCheck:
@@ -237,8 +226,7 @@ def different_logits(check: LogitCheck) -> CheckpointError:
     return CheckpointError(
         f"logits equal within {TOLERANCE:g} of the largest, {check.max_logit:.3g}",
         f"a difference of {check.max_difference:.3g}",
-        "Nothing was written. Look for NaN or infinite values in the checkpoint; if there "
-        "are none, please report this as a bug.",
+        "Nothing was written. Look for NaN or infinite values in the checkpoint, or report a bug.",
     )
 
 
@@ -247,12 +235,11 @@ def _refuse_other_heads(cfg: Mapping[str, Any]) -> None:
     head, softcap = flags.get("output_head", "softmax"), flags.get("logit_softcap")
     if head != "softmax" or softcap is not None:
         cap = "" if softcap is None else f" --logit-softcap {softcap:g}"
-        raise UnsupportedError(
-            "a model with one softmax and scores without a cap, which plain fairseq can represent",
-            f"--output-head {head}{cap}, which it cannot",
-            "Translate or score with this checkpoint and --user-dir; for a plain model, translate "
-            "the training source with it and train a plain arch on the result "
-            "(sequence-level distillation).",
+        raise NoEquivalentError(
+            "a model with one softmax and scores without a cap",
+            f"--output-head {head}{cap}",
+            "Use this checkpoint and --user-dir; or translate the training source with it and "
+            "train a plain arch on the result (sequence-level distillation).",
         )
 
 
@@ -265,23 +252,16 @@ def _plain_arch(cfg: Mapping[str, Any]) -> Tuple[str, bool]:
     arch = model.get("_name") or model.get("arch")
     built_by = models.ARCH_MODEL_REGISTRY.get(arch, models.MODEL_REGISTRY.get(arch))
     if built_by is None:
-        raise CheckpointError(
-            "the checkpoint of a registered architecture",
-            repr(arch),
-            "Check that this version of the package knows the architecture.",
-        )
+        remedy = "Check that this version of the package knows the architecture."
+        raise CheckpointError("the checkpoint of a registered architecture", repr(arch), remedy)
     if issubclass(built_by, SpectralTransformer):
         return "transformer", True
     if issubclass(built_by, SpectralTransformerLM):
         return "transformer_lm", True
     if built_by in (TransformerModel, TransformerLanguageModel):
         return ("transformer" if built_by is TransformerModel else "transformer_lm"), False
-    raise UnsupportedError(
-        "an architecture with an equivalent among fairseq's plain Transformers",
-        repr(arch),
-        "Keep using this checkpoint with fairseq"
-        + (" and --user-dir." if built_by.__module__.startswith("spectral_fairseq.") else "."),
-    )
+    wanted = "an architecture with an equivalent among fairseq's plain Transformers"
+    raise NoEquivalentError(wanted, repr(arch), "Keep this checkpoint and use fairseq.")
 
 
 def _plain_cfg(cfg: Mapping[str, Any], plain_arch: str) -> Dict[str, Any]:

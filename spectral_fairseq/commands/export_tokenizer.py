@@ -27,6 +27,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from spectral_fairseq.checkpoints.dictionary import SPECIALS
 from spectral_fairseq.errors import DataError
+from spectral_fairseq.files import read_text
 
 _NAMES = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 
@@ -131,12 +132,7 @@ def _with_word_end(symbol: str) -> str:
 
 
 def _merges(codes: Path) -> List[str]:
-    try:
-        lines = codes.read_text("utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"a readable text file in UTF-8 at {codes}", str(error), "Name the codes' file."
-        ) from error
+    lines = read_text(codes, DataError, "Name the file of the codes.").split("\n")
     # Before version 0.2, the end of a word was a symbol of its own.
     merges = [line for line in lines[1:] if line.strip()]
     bad = next((one for one in merges if len(one.split()) != 2), None)

@@ -29,7 +29,7 @@ from spectral_fairseq.commands.models import (
     open_corpus,
     parse_overrides,
 )
-from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_enough
 from spectral_fairseq.functional.adaptation import DynamicRates
 from spectral_fairseq.functional.products import ProgressCallback
 from spectral_fairseq.lm.dynamic_evaluation import (
@@ -92,19 +92,15 @@ def choose_layout(loaded: LanguageModel, options: Options) -> Layout:
     trained = int(loaded.settings.get("tokens_per_sample") or DEFAULT_SEGMENT)
     if not loaded.stateful:
         if options.streams != 1:
-            raise ConfigurationError(
-                "--streams 1 for a model without a state",
-                str(options.streams),
-                f"Leave it out: {loaded.arch} reads blocks that do not depend on each other.",
-            )
+            found = f"{options.streams} with {loaded.arch}, which reads blocks apart"
+            wanted = "--streams 1 for a model without a state"
+            raise ConfigurationError(wanted, found, "Leave it out.")
         usual = min(trained, loaded.model.max_positions())
         return Layout(1, options.segment or usual, options.context_window)
     if options.context_window:
-        raise ConfigurationError(
-            "no --context-window for a model with a state",
-            str(options.context_window),
-            f"Leave it out: {loaded.arch} carries its state from each segment to the next.",
-        )
+        found = f"{options.context_window} with {loaded.arch}, which carries its state along"
+        wanted = "no --context-window for a model with a state"
+        raise ConfigurationError(wanted, found, "Leave it out.")
     usual = DYNAMIC_SEGMENT if options.dynamic is not None else trained
     return Layout(options.streams, options.segment or usual, 0)
 
@@ -351,11 +347,8 @@ class _Run:
         rows = 1 if options.dynamic is not None else loaded.rows(self.layout.segment)
         self.reader = reader_for(loaded, self.layout, rows)
         if options.cache is not None and not getattr(self.reader, "shows_features", True):
-            raise UnsupportedError(
-                "a model that returns the hidden states before its output layer, for the cache",
-                f"arch {loaded.arch}",
-                "Evaluate it without the cache.",
-            )
+            wanted = "a model that returns the hidden states before its output layer, for the cache"
+            raise UnsupportedError(wanted, f"arch {loaded.arch}", "Evaluate it without the cache.")
         self.cache = options.cache
         self.dynamic = options.dynamic
         self.statistics: Optional[GradientStatistics] = None
@@ -414,12 +407,9 @@ class _Run:
         assert self.dynamic is not None
         corpus, loaded, layout = self.corpora[TRAINING], self.loaded, self.layout
         size = self._batch_size(self.dynamic)
-        if loaded.stateful and len(corpus) < size:
-            raise DataError(
-                f"a training split of {size} tokens or more, one for each stream",
-                f"{len(corpus)} tokens",
-                "Give a smaller --dynamic-batch-size.",
-            )
+        if loaded.stateful:
+            what = "tokens in the training split, one for each stream"
+            check_enough(len(corpus), size, what, "Give a smaller --dynamic-batch-size.")
         reader = reader_for(loaded, layout._replace(streams=size), size)
         limit = self.dynamic.batches
         batch = size * (layout.segment - layout.context)
@@ -502,21 +492,15 @@ def check(options: Options) -> None:
     if tune is None:
         return
     if cache is None and dynamic is None:
-        raise ConfigurationError(
-            "--tune with --cache, --dynamic or both",
-            "neither",
-            "Add one of them: a plain model has nothing to tune.",
-        )
+        wanted = "--tune with --cache, --dynamic or both"
+        raise ConfigurationError(wanted, "neither", "Add one of them.")
     for method, asked, grids in (
         ("cache", cache, (tune.cache_thetas, tune.cache_weights)),
         ("dynamic", dynamic, (tune.dynamic_rates, tune.dynamic_decays)),
     ):
         if asked is None and grids != (None, None):
-            raise ConfigurationError(
-                f"--{method} with the options of its grid, --tune-{method}-...",
-                "these options alone",
-                f"Add --{method}, or leave them out.",
-            )
+            wanted = f"--{method} with the options of its grid, --tune-{method}-..."
+            raise ConfigurationError(wanted, "these options alone", f"Add --{method}.")
     if cache is not None:
         axes = cache_axes(cache, tune)
         CacheGrid(cache.window, axes["theta"], axes["lambda"]).check()

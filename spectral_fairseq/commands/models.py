@@ -28,12 +28,20 @@ from spectral_fairseq.errors import (
     MissingDataError,
     SpectralFairseqError,
     UnsupportedError,
+    check_enough,
+    check_range,
+    first_line,
+    listed,
 )
+from spectral_fairseq.files import check_file
 from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.lm.evaluation import Corpus, Reader, ScoredSegment, Segment
 from spectral_fairseq.provenance import sha256
 
 # ``--model-overrides``: settings that replace those with which a checkpoint was trained.
+
+
+_EVAL_LM = "Evaluate it with fairseq-eval-lm."
 
 
 def parse_overrides(text: str) -> Dict[str, Any]:
@@ -132,26 +140,18 @@ def load_language_model(
     """Build the model of a checkpoint, on the CPU."""
     checkpoint = load_checkpoint(path, verify)
     names = set(checkpoint["model"])
-    if not any(name.startswith("decoder.") for name in names) or any(
-        name.startswith("encoder.") for name in names
-    ):
-        found = "a model with an encoder"
-        if not any(name.startswith("encoder.") for name in names):
-            found = "a model without a decoder"
+    has_encoder = any(name.startswith("encoder.") for name in names)
+    if has_encoder or not any(name.startswith("decoder.") for name in names):
         raise CheckpointError(
             f"a language model, which is a decoder alone, in {path}",
-            found,
+            "a model with an encoder" if has_encoder else "a model without a decoder",
             "Give a checkpoint of --task language_modeling or stateful_language_modeling; "
             "translation models are scored by fairseq-generate --score-reference.",
         )
     check_overrides(checkpoint, overrides)
     words = Path(data) / "dict.txt"
-    if not os.path.isfile(words):
-        raise MissingDataError(
-            f"the dictionary {words}",
-            "no such file",
-            "Give the folder that fairseq-preprocess --only-source wrote to --destdir.",
-        )
+    remedy = "Give the folder that fairseq-preprocess --only-source wrote to --destdir."
+    check_file(words, "a dictionary", remedy)
     settings = {**checkpoint_settings(checkpoint, "task"), **overrides}
     for name, flag in (
         ("add_bos_token", "--add-bos-token"),
@@ -159,29 +159,20 @@ def load_language_model(
         ("past_target", "--past-target"),
     ):
         if settings.get(name):
-            raise UnsupportedError(
-                "a language model of the next token, whose text starts with the end of a sentence",
-                f"one trained with {flag}",
-                "Evaluate it with fairseq-eval-lm.",
-            )
+            wanted = "a language model of the next token, whose text starts with </s>"
+            raise UnsupportedError(wanted, f"one trained with {flag}", _EVAL_LM)
     model_settings = checkpoint_settings(checkpoint, "model")
     arch = str(model_settings.get("_name") or model_settings.get("arch"))
     remark = _remark(settings, words)
     del checkpoint  # fairseq reads it again
     model, task = build_model(path, data, overrides)
     if not isinstance(model, FairseqLanguageModel):
-        raise CheckpointError(
-            f"a language model in {path}",
-            f"a {type(model).__name__}",
-            "Give a checkpoint of --task language_modeling or stateful_language_modeling.",
-        )
+        remedy = "Give a checkpoint of --task language_modeling or stateful_language_modeling."
+        raise CheckpointError(f"a language model in {path}", f"a {type(model).__name__}", remedy)
     dictionary, target_dictionary = task.source_dictionary, task.target_dictionary
     if len(target_dictionary) != len(dictionary):
-        raise UnsupportedError(
-            "one dictionary for input and output",
-            f"{len(dictionary)} and {len(target_dictionary)} words (--output-dictionary-size)",
-            "Evaluate it with fairseq-eval-lm.",
-        )
+        found = f"{len(dictionary)} and {len(target_dictionary)} words (--output-dictionary-size)"
+        raise UnsupportedError("one dictionary for input and output", found, _EVAL_LM)
     return LanguageModel(
         model.float().eval(),
         dictionary,
@@ -214,17 +205,15 @@ def build_model(path: Any, data: Any, overrides: Mapping[str, Any]) -> Any:
         text = str(error)
         if "size mismatch" in text or "Missing key" in text or "Unexpected key" in text:
             lines = [line.strip() for line in text.splitlines()[1:]]
-            remedy = "Use the dictionary of the training"
-            if overrides:
-                remedy += ", and override only what leaves the parameters as they are"
             raise DataError(
                 f"parameters in {path} that fit the dictionary in {data}",
                 (lines or [text])[0].rstrip("."),
-                f"{remedy}.",
+                "Use the dictionary of the training, and override only what leaves the parameters "
+                "as they are.",
             ) from error
         raise UnsupportedError(
             f"a model in {path} that fairseq can build with the data in {data}",
-            f"{type(error).__name__}: {text.splitlines()[0] if text else ''}",
+            first_line(error),
             "Use the data of its training; a model of another plugin cannot be run here.",
         ) from error
     return models[0], task
@@ -242,9 +231,6 @@ def _remark(settings: Mapping[str, Any], words: Path) -> Optional[str]:
 
 
 # Binarised monolingual corpora of fairseq as one long sequence of tokens.
-
-
-MADE_BY_PREPROCESS = ("train", "valid", "test")
 
 
 class IndexedCorpus:
@@ -288,32 +274,24 @@ def open_corpus(
     ``combine`` appends the split's further files, ``train1``, ``train2``, ..., as training does.
     """
     if not split or Path(split).name != split:
-        raise ConfigurationError(
-            "the name of a split, such as valid", repr(split), "Correct --gen-subset."
-        )
+        wanted = "the name of a split, such as valid"
+        raise ConfigurationError(wanted, repr(split), "Correct --gen-subset.")
     prefix = str(Path(data) / split)
     check_indexed_files(prefix, len(dictionary))
     kind = indexed_dataset.infer_dataset_impl(prefix)
     if kind is None:
-        there = splits_in(data)
         raise MissingDataError(
             f"the split {split!r} of a monolingual corpus in {data}",
-            f"the splits {', '.join(there)}" if there else "no monolingual split",
-            f"Name one of those, or binarise it: fairseq-preprocess --only-source --srcdict "
-            f"{data}/dict.txt --{split}pref TEXT --destdir {data}."
-            if split in MADE_BY_PREPROCESS
-            else "Name one of those; fairseq-preprocess makes the splits train, valid and test.",
+            f"the splits {listed(splits_in(data), 9)}",
+            "Name one of those; fairseq-preprocess --only-source makes the splits train, valid and "
+            f"test (--validpref TEXT --srcdict {data}/dict.txt --destdir {data}).",
         )
     # fairseq's old format; its reader "cached" would keep in memory what has been read.
     kind = "lazy" if kind == "cached" else kind
     dataset = data_utils.load_indexed_dataset(prefix, dictionary, kind, combine=combine)
     corpus = IndexedCorpus(dataset)
-    if len(corpus) == 0:
-        raise DataError(
-            f"at least one token in the split {split!r} in {data}",
-            "none",
-            "Check the text that it was binarised from.",
-        )
+    what = f"token in the split {split!r} in {data}"
+    check_enough(len(corpus), 1, what, "Check the text that it was binarised from.")
     return corpus
 
 
@@ -339,19 +317,8 @@ class BlockReader(Reader):
         self, model: Any, padding: int, start: int, block: int, context: int, rows: int
     ) -> None:
         super().__init__(model, padding, start)
-        if not 0 <= context < block:
-            raise ConfigurationError(
-                f"--context-window of 0 or more and below --segment, {block}",
-                str(context),
-                "Give a smaller context or longer segments.",
-            )
-        longest = model.max_positions()
-        if block > longest:
-            raise ConfigurationError(
-                f"--segment of at most {longest}, the model's --max-target-positions",
-                str(block),
-                "Give shorter segments.",
-            )
+        check_range("--context-window", context, at_least=0, below=block, whole=True)
+        check_range("--segment", block, at_most=model.max_positions(), whole=True)
         self.block = block
         self.context = context
         self.rows = rows

@@ -18,8 +18,14 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from spectral_fairseq.analysis.options import StepCallback
-from spectral_fairseq.errors import ConfigurationError, DataError, needs_extra
-from spectral_fairseq.files import why_not_readable
+from spectral_fairseq.errors import (
+    ConfigurationError,
+    DataError,
+    check_choice,
+    first_line,
+    needs_extra,
+)
+from spectral_fairseq.files import check_file, read_text
 
 ORDERS = (1, 2, 3, 4)
 
@@ -44,11 +50,9 @@ def nbest_bleu(
     with needs_extra("predictions", "for BLEU"):
         from sacrebleu.metrics import BLEU
     if not contexts or any(not refs or not hyps for refs, hyps in contexts):
-        raise DataError(
-            "at least one reference and one hypothesis for every sentence",
-            f"{len(contexts)} sentences, some without" if contexts else "no sentence",
-            "Give the whole output of fairseq-generate.",
-        )
+        wanted = "at least one reference and one hypothesis for every sentence"
+        there = f"{len(contexts)} sentences, some without" if contexts else "no sentence"
+        raise DataError(wanted, there, "Give the whole output of fairseq-generate.")
     found: Dict[str, float] = {}
     signature = ""
     for order in ORDERS:
@@ -78,17 +82,13 @@ def check_tokenizer(name: str) -> None:
     """Refuse a tokenizer that sacrebleu does not know, or whose package or model is missing."""
     with needs_extra("predictions", "for --nbest"):
         from sacrebleu.metrics import BLEU
-    known = sorted(set(BLEU.TOKENIZERS) - {None})
+    check_choice("--nbest-tokenize", name, sorted(set(BLEU.TOKENIZERS) - {None}))
     try:
-        if name not in known:
-            raise LookupError(f"{name!r}, which is none of {', '.join(known)}")
         BLEU(tokenize=name)
     except Exception as error:  # whatever the package or the download of a model raises
-        raise ConfigurationError(
-            "a tokenizer of sacrebleu that can be used, for --nbest-tokenize",
-            str(error).strip().split("\n")[0],
-            "Choose another, or install what it needs.",
-        ) from error
+        wanted = "a tokenizer of sacrebleu that can be used, for --nbest-tokenize"
+        remedy = "Choose another, or install what it needs."
+        raise ConfigurationError(wanted, first_line(error), remedy) from error
 
 
 def read_generated(path: Union[str, Path]) -> List[Tuple[List[str], List[str]]]:
@@ -101,15 +101,8 @@ def read_generated(path: Union[str, Path]) -> List[Tuple[List[str], List[str]]]:
         For each sentence (its T lines, its H lines), in the order of sentence numbers.
     """
     file = Path(path)
-    try:
-        obstacle = why_not_readable(file)  # a pipe may have no end
-        if obstacle is not None:
-            raise OSError(obstacle)
-        text = file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"the output of fairseq-generate in {file}", str(error), "Check the path."
-        ) from error
+    check_file(file, "the output of fairseq-generate", "Check the path.", DataError)
+    text = read_text(file, DataError, "Check the path.")
     references: Dict[int, List[str]] = {}
     hypotheses: Dict[int, List[str]] = {}
     for line in text.split("\n"):  # splitlines() would end a line at U+2028 and others too

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.commands.models import LanguageModel
-from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.errors import ConfigurationError, DataError, check_enough, check_range
 from spectral_fairseq.lm.awd_lstm import Carry
 
 Sentence = Sequence[str]
@@ -50,11 +50,8 @@ def predict(model: LanguageModel, sentence: Sentence, top: int) -> NextWords:
     tokens = torch.tensor([[model.start, *words]])  # [1, n + 1]
     longest = None if model.stateful else model.model.max_positions()
     if longest is not None and tokens.size(1) > longest:
-        raise DataError(
-            f"at most {longest - 1} words in a sentence, which the model can read at once",
-            f"{len(words)}",
-            "Shorten the sentence.",
-        )
+        wanted = f"at most {longest - 1} words in a sentence, which the model can read at once"
+        raise DataError(wanted, f"{len(words)}", "Shorten the sentence.")
     state: Dict[str, Any] = {"carry": Carry()} if model.stateful else {}
     lengths = torch.tensor([tokens.size(1)])
     net_output = model.model(tokens, src_lengths=lengths, **state)
@@ -101,10 +98,8 @@ def compare_next_words(
         For each position ``context`` and ``reference``, the word that follows or ``None``, and
         ``models``: pairs of ``word`` and ``probability``, and that of the reference.
     """
-    if top < 1 or gaps < 0:
-        raise ConfigurationError(
-            "`top` of at least 1 and `gaps` of at least 0", f"{top}, {gaps}", "Correct them."
-        )
+    check_range("`top`", top, at_least=1, whole=True)
+    check_range("`gaps`", gaps, at_least=0, whole=True)
     if gaps and len(models) != 2:
         raise ConfigurationError(
             "two models for `gaps`", str(len(models)), "Give two checkpoints, or drop `gaps`."
@@ -117,8 +112,7 @@ def compare_next_words(
                 f"another one with {label}",
                 "Compare models that were trained on the same binarised data.",
             )
-    if not sentences:
-        raise DataError("at least one sentence", "none", "Give one sentence a line.")
+    check_enough(len(sentences), 1, "sentence", "Give one sentence a line.")
     found = [[predict(model, one, top) for one in sentences] for _, model in models]
     places = [(number, len(one)) for number, one in enumerate(sentences)]
     if gaps:

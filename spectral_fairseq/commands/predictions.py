@@ -7,7 +7,6 @@ the model, and what it computes is passed on block by block.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
@@ -19,7 +18,8 @@ from torch import Tensor
 
 import spectral_fairseq.plugin  # noqa: F401  registers the architectures that a checkpoint names
 from spectral_fairseq.commands.models import build_model
-from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.errors import ConfigurationError, DataError, check_range
+from spectral_fairseq.files import check_directory
 from spectral_fairseq.functional.dispersion import SequenceCosine
 from spectral_fairseq.functional.predictions import (
     ExpectedPairwiseKL,
@@ -211,8 +211,7 @@ class HiddenStates:
 
 def check_memory(tokens: int, words: int) -> None:
     """Refuse a matrix whose spectrum would not fit."""
-    if tokens < 2:
-        raise ConfigurationError("--tokens to be at least 2", str(tokens), "Give more.")
+    check_range("--tokens", tokens, at_least=2, whole=True)
     needed = spectrum_bytes(tokens, words)
     if needed <= MEMORY_LIMIT:
         return
@@ -233,21 +232,14 @@ def predict(
     A model of ``stateful_language_modeling`` reads the subset as one stream, in segments as long as
     those of its training, and carries its state from each to the next.
     """
-    if not os.path.isdir(data):
-        raise DataError(
-            f"a folder of binarised data at {data}",
-            "no such folder",
-            "Give what fairseq-preprocess wrote to --destdir.",
-        )
+    remedy = "Give what fairseq-preprocess wrote to --destdir."
+    check_directory(data, "a folder of binarised data", remedy, DataError)
     model, task = build_model(path, data, {})
     try:
         task.load_dataset(subset)
     except FileNotFoundError as error:
-        raise DataError(
-            f"the subset {subset!r} in {data}",
-            "no such files",
-            "Choose another with --gen-subset (train, valid, test).",
-        ) from error
+        remedy = "Choose another with --gen-subset (train, valid, test)."
+        raise DataError(f"the subset {subset!r} in {data}", "no such files", remedy) from error
     dataset = task.dataset(subset)
     words, padding = len(task.target_dictionary), task.target_dictionary.pad()
     model = model.float().eval()

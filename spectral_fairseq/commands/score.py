@@ -43,11 +43,9 @@ def run(args: Arguments) -> int:
     """Print the scores; returns the exit status 0."""
     translations, references = _lines(args.sys, "--sys"), _lines(args.ref, "--ref")
     if len(translations) != len(references):
-        raise DataError(
-            f"as many lines in {args.sys} as in {args.ref}",
-            f"{len(translations):,} and {len(references):,}",
-            "Give the translations in the order of the references, one a line.",
-        )
+        found = f"{len(translations):,} and {len(references):,}"
+        remedy = "Give the translations in the order of the references, one a line."
+        raise DataError(f"as many lines in {args.sys} as in {args.ref}", found, remedy)
     if args.ignore_case:
         translations = [line.lower() for line in translations]
         references = [line.lower() for line in references]

@@ -18,8 +18,9 @@ from spectral_fairseq.errors import (
     OutputError,
     SpectralFairseqError,
     UnsupportedError,
+    first_line,
 )
-from spectral_fairseq.files import replacing, why_not_readable
+from spectral_fairseq.files import check_file, check_free, check_parent, read_text, replacing
 from spectral_fairseq.options import option
 
 # Output of the subcommands: files written whole or not at all, and text for any terminal.
@@ -40,36 +41,27 @@ def text_with_sentences(name: str, flag: str) -> str:
     Raises:
         DataError: it is no file, or not UTF-8.
     """
-    obstacle = None if name == "-" else why_not_readable(name)
-    if obstacle is not None:
-        raise DataError(
-            f"text with one sentence a line in {name}",
-            obstacle,
-            f"Correct {flag}; - reads standard input.",
-        )
+    what, remedy = "text with one sentence a line", f"Correct {flag}; - reads standard input."
+    if name != "-":
+        check_file(name, what, remedy, DataError)
+        return read_text(Path(name), DataError, remedy)
     try:
-        return sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
+        return sys.stdin.read()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"text with one sentence a line in {name}", str(error), f"Correct {flag}."
-        ) from error
+        raise DataError(f"{what} in {name}", first_line(error), remedy) from error
 
 
 def check_output(out: PathLike, inputs: Sequence[PathLike], overwrite: bool) -> Path:
     """Refuse an unusable output file before any work is done; returns it as a path."""
     target = Path(out)
     if any(target.resolve() == Path(path).resolve() for path in inputs):
-        raise ConfigurationError(
-            "an output that is not an input", f"{out} as both", "Choose another output file."
-        )
+        wanted = "an output that is not an input"
+        raise ConfigurationError(wanted, f"{out} as both", "Choose another output file.")
     folder = target.resolve().parent  # a link stays, and what it points to is written
     if os.path.isdir(target):
         raise ConfigurationError(f"a file name for {out}", "a folder", "Name a file inside it.")
-    _check_parent(out, folder, "file")
-    if os.path.exists(target) and not overwrite:
-        raise ConfigurationError(
-            f"no file at {out} yet", "one", "Add --overwrite to replace it, or choose another name."
-        )
+    check_parent(out, folder)
+    check_free(out, "a file" if os.path.exists(target) else "", overwrite)
     return target
 
 
@@ -89,46 +81,22 @@ def check_output_folder(
     whole = target.resolve()
     for path in map(Path, inputs):
         if whole in (path.resolve(), *path.resolve().parents):
-            raise ConfigurationError(
-                "an output that holds no input", f"{path} in {out}", "Choose another folder."
-            )
-    _check_parent(out, target.resolve().parent, "folder")
+            wanted = "an output that holds no input"
+            raise ConfigurationError(wanted, f"{path} in {out}", "Choose another folder.")
+    check_parent(out, target.resolve().parent)
     if os.path.isdir(target) and not any(target.iterdir()):
         return target
-    if os.path.exists(target) and not overwrite:
-        raise ConfigurationError(
-            f"nothing at {out} yet",
-            "a folder" if os.path.isdir(target) else "a file",
-            "Add --overwrite to replace it, or choose another name.",
-        )
-    if os.path.exists(target) and not os.path.isfile(target / names[0]):
-        raise ConfigurationError(
-            f"a folder with {names[0]} at {out}, to replace it",
-            "something else",
-            "Choose another name.",
-        )
-    there = sorted(os.listdir(target)) if overwrite and os.path.isdir(target) else []
+    found = "a folder" if os.path.isdir(target) else "a file"
+    check_free(out, found if os.path.exists(target) else "", overwrite)
+    there = sorted(os.listdir(target)) if os.path.isdir(target) else []
     other = [name for name in there if not any(fnmatch(name, pattern) for pattern in names)]
-    if other:
+    if os.path.exists(target) and (other or not os.path.isfile(target / names[0])):
         raise ConfigurationError(
-            f"nothing in {out} but what an earlier export wrote, to replace it",
-            other[0],
+            f"nothing at {out} but a folder with {names[0]}, as an earlier export wrote it",
+            other[0] if other else "something else",
             "Move it away, or choose another name.",
         )
     return target
-
-
-def _check_parent(out: PathLike, folder: Path, kind: str) -> None:
-    if not os.path.isdir(folder):
-        raise ConfigurationError(
-            f"the folder {folder} to exist", "no such folder", "Create it first."
-        )
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigurationError(
-            f"a folder that can be written to for {out}",
-            f"{folder}, which cannot",
-            f"Change its permissions, or choose another output {kind}.",
-        )
 
 
 def save_atomically(checkpoint: Any, out: Path) -> None:
@@ -160,9 +128,8 @@ def naming_full_disk(out: PathLike, place: str = "choose another output file") -
         reason = _refusal_of_system(error)
         if reason is None:
             raise
-        raise OutputError(
-            f"{out} to be written", reason, f"Free some space, or {place}."
-        ) from error
+        remedy = f"Free some space, or {place}."
+        raise OutputError(f"{out} to be written", reason, remedy) from error
 
 
 def _refusal_of_system(error: Exception) -> Optional[str]:
@@ -272,11 +239,8 @@ def import_plugin() -> None:
     try:
         obstacle = why_not_importable()
         if obstacle is not None:
-            raise UnsupportedError(
-                "a fairseq that can be imported",
-                obstacle,
-                INSTALL_FAIRSEQ if "No module named 'fairseq'" in obstacle else _REMEDY,
-            )
+            remedy = INSTALL_FAIRSEQ if "No module named 'fairseq'" in obstacle else _REMEDY
+            raise UnsupportedError("a fairseq that can be imported", obstacle, remedy)
         import spectral_fairseq.plugin  # noqa: F401
     finally:
         logging.disable(logging.NOTSET)
