@@ -258,6 +258,12 @@ def check_enough(
         raise error(f"at least {number} {what}", f"{count:,}" if count else "none", remedy)
 
 
+def missing_package(package: str, use: str) -> ConfigurationError:
+    """The error for a package that is not installed, and that no extra brings."""
+    wanted, remedy = f"the package {package}, {use}", f"Run pip install {package}."
+    return ConfigurationError(wanted, "no such package", remedy)
+
+
 @contextmanager
 def needs_extra(extra: str, purpose: str, instead: str = "") -> Iterator[None]:
     """Say which extra of this package brings what an import in the block does not find.

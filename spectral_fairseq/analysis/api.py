@@ -31,7 +31,7 @@ from spectral_fairseq.analysis.render import as_summary, as_text
 from spectral_fairseq.analysis.report import PAGE, as_html, check_folder, write_results
 from spectral_fairseq.analysis.results import Analysed, analyse_model, document, labels_for
 from spectral_fairseq.checkpoints.dictionary import Counts
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, missing_package
 
 
 def analyze(
@@ -198,9 +198,7 @@ class Report:
         try:
             import pandas
         except ImportError as error:
-            raise ConfigurationError(
-                "the package pandas, for to_frame()", "no such package", "Run pip install pandas."
-            ) from error
+            raise missing_package("pandas", "for to_frame()") from error
         found = self.to_dict()["checkpoints"]
         labels = pandas.Index([one["label"] for one in found], name="model")
         return pandas.DataFrame([one["measures"] for one in found], index=labels, dtype=float)

@@ -230,6 +230,16 @@ def _mean_of_squares(values: Tensor, counted: Optional[Tensor]) -> Tensor:
 # Logarithms of word counts, smoothed for words never counted.
 
 
+def not_counted(found: str) -> DataError:
+    """The error for counts that do not tell how often words occur."""
+    return DataError(
+        "a dictionary with word counts, for norms in proportion to their logarithms",
+        found,
+        "Make the data with fairseq-preprocess, or a dict.txt whose lines are '<symbol> <count>', "
+        "or choose an option that needs no counts.",
+    )
+
+
 def were_counted(counts: Sequence[float]) -> bool:
     """Whether counts tell how often words occur, or only fill a dict.txt.
 
@@ -266,18 +276,8 @@ def smoothed_log_counts(counts: Sequence[float]) -> Tensor:
     """
     wrong = next((c for c in counts if not (math.isfinite(c) and c >= 0)), None)
     if wrong is not None:
-        raise DataError(
-            "finite word counts >= 0 in the dictionary",
-            f"a count of {wrong!r}",
-            "Create the dictionary again with fairseq-preprocess.",
-        )
+        raise not_counted(f"a count of {wrong!r}")
     most = max(counts, default=0)
     if most <= 1 or (len(counts) > 1 and min(counts) == most):
-        raise DataError(
-            "a dictionary with word counts, for norms in proportion to their logarithms",
-            f"{len(counts)} symbols, "
-            + ("none with a count above 1" if most <= 1 else f"all with the count {most:g}"),
-            "Create dict.txt with fairseq-preprocess from the training text (each line is "
-            "'<symbol> <count>'), or choose an option that needs no counts.",
-        )
+        raise not_counted(f"{len(counts)} words, none with another count than {most:g}")
     return torch.as_tensor(counts, dtype=torch.float64, device="cpu").clamp(min=1).log1p().float()

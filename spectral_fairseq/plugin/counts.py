@@ -19,8 +19,7 @@ from fairseq import utils
 from fairseq.data import Dictionary, indexed_dataset
 
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
-from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.row_penalties import smoothed_log_counts, were_counted
+from spectral_fairseq.functional.row_penalties import not_counted, smoothed_log_counts, were_counted
 
 logger = logging.getLogger(__name__)
 
@@ -85,13 +84,8 @@ def training_counts(task: Any, dictionary: Dictionary) -> List[float]:
         return found
     counts, words = _own_counts(dictionary)
     if not were_counted(words):
-        raise DataError(
-            "a dictionary with word counts, for norms in proportion to their logarithms",
-            f"{len(words)} words, all with the count {max(words, default=0):.0f}, and no binarised "
-            "training data to count them in",
-            "Make the data with fairseq-preprocess, or a dict.txt whose lines are "
-            "'<symbol> <count>', or choose an option that needs no counts.",
-        )
+        most = max(words, default=0)
+        raise not_counted(f"{len(words)} words, all with the count {most:.0f}, and no data")
     mean = float(smoothed_log_counts(words).double().mean().expm1())
     logger.warning(
         "no binarised training data to count </s> and <unk> in; their count is taken to be "

@@ -17,6 +17,7 @@ from spectral_fairseq.errors import (
     SpectralFairseqError,
     UnsupportedError,
     check_range,
+    missing_package,
 )
 from spectral_fairseq.provenance import distribution_version, skip_broken_torchaudio
 from spectral_fairseq.training.control import SpectrumControl
@@ -53,19 +54,22 @@ except ImportError:
     pass
 
 
+_STEP_YOURSELF = "Call SpectrumControl.step after each step of the optimiser yourself"
+
+
+def _never_called(hook: str, trainer: Any) -> UnsupportedError:
+    return UnsupportedError(
+        f"a trainer that calls {hook} of its callbacks",
+        f"{type(trainer).__name__}, which has taken a step without it",
+        f"{_STEP_YOURSELF}.",
+    )
+
+
 def _check(base: Any, package: str, measure_every: int) -> None:
     if base is _Missing:
-        raise ConfigurationError(
-            f"{package} to be installed, for its callback",
-            "no such package",
-            f'Run pip install {package}, or "spectral-fairseq[training]" for all callbacks.',
-        )
+        raise missing_package(package, "for its callback")
     if measure_every and importlib.util.find_spec("numpy") is None:
-        raise ConfigurationError(
-            "numpy to be installed, for `measure_every`",
-            "no such package",
-            "Run pip install numpy, or leave `measure_every` out.",
-        )
+        raise missing_package("numpy", "for `measure_every`")
     check_range("`measure_every`", measure_every, at_least=0, whole=True)
 
 
@@ -156,17 +160,14 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
         if getattr(args, "use_liger_kernel", False) and _hands_on(model):
             raise UnsupportedError(
                 "one fused loss in a training",
-                "that of spectral_fairseq.training beside use_liger_kernel, whose forward pass "
-                "computes a cross entropy from the output layer's weight",
+                "use_liger_kernel, which computes a cross entropy itself, beside another loss",
                 "Leave use_liger_kernel out, or fused_loss_ and mixture_.",
             )
         check_decay(kwargs.get("optimizer"))
         if getattr(args, "restore_callback_states_from_checkpoint", False):
-            raise UnsupportedError(
-                "callbacks that are made once, with SpectralTrainerCallback",
-                "restore_callback_states_from_checkpoint, which makes new ones without a trainer",
-                "Leave it out: this callback restores its own state.",
-            )
+            found = "restore_callback_states_from_checkpoint, which makes them without a trainer"
+            remedy = "Leave it out: this callback restores its own state."
+            raise UnsupportedError("callbacks that are made once", found, remedy)
         if not _KEEPS_STATES:
             return
         saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
@@ -204,11 +205,9 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
         latest = [one for one in states if one is not None][-len(controls) :]
         together = len({one["updates"] for one in latest}) == 1  # or they are of two saves
         if latest and not (together and len(latest) == len(controls)):
-            raise ConfigurationError(
-                f"a checkpoint of a training with {len(controls)} callbacks that control a table",
-                "one with fewer",
-                "Resume with the callbacks of that training.",
-            )
+            wanted = f"a checkpoint of a training with {len(controls)} callbacks of a control"
+            remedy = "Resume with the callbacks of that training."
+            raise ConfigurationError(wanted, "one with fewer", remedy)
         if latest:
             control.load_state_dict(latest[controls.index(self)])
 
@@ -225,11 +224,7 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
     ) -> None:
         """Measure the table if that is due."""
         if self.control is not None and not self._is_called:
-            raise UnsupportedError(
-                "a trainer that calls on_optimizer_step of its callbacks",
-                f"{type(self.trainer).__name__}, which has ended a step without it",
-                "Call SpectrumControl.step after each step of the optimiser yourself.",
-            )
+            raise _never_called("on_optimizer_step", self.trainer)
         due = self.measure_every and state.global_step % self.measure_every == 0
         if due and state.is_world_process_zero:
             measures = {**_measures(model), **self._of_loss(model)}
@@ -279,11 +274,8 @@ class SpectralLightningCallback(_Lightning):  # type: ignore[misc]
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Refuse several optimisers, and one that lets a factored table decay three times."""
         if len(trainer.optimizers) > 1:
-            raise UnsupportedError(
-                "one optimiser, for SpectralLightningCallback",
-                f"{len(trainer.optimizers)}",
-                "Call SpectrumControl.step in training_step yourself.",
-            )
+            found, remedy = f"{len(trainer.optimizers)}", f"{_STEP_YOURSELF}, in training_step."
+            raise UnsupportedError("one optimiser, for SpectralLightningCallback", found, remedy)
 
         check_decay(trainer.optimizers[0] if trainer.optimizers else None)
 
@@ -309,11 +301,7 @@ class SpectralLightningCallback(_Lightning):  # type: ignore[misc]
         self._steps = trainer.global_step
         if self.control is not None:
             if self._rate is None:
-                raise UnsupportedError(
-                    "a trainer that calls on_before_optimizer_step of its callbacks",
-                    f"{type(trainer).__name__}, which has taken a step without it",
-                    "Call SpectrumControl.step after each step of the optimiser yourself.",
-                )
+                raise _never_called("on_before_optimizer_step", trainer)
             self.control.step(self._rate)
         due = self.measure_every and self._steps % self.measure_every == 0
         if due and trainer.is_global_zero and trainer.logger is not None:

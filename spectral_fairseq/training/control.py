@@ -13,7 +13,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor, nn
 
-from spectral_fairseq.errors import ConfigurationError, check_range
+from spectral_fairseq.errors import ConfigurationError, check_range, listed
 from spectral_fairseq.functional.control_rule import (
     ControlRule,
     counted_norm,
@@ -188,11 +188,9 @@ class SpectrumControl:
             ConfigurationError: it is another state.
         """
         if set(state) != set(self.state_dict()):
-            raise ConfigurationError(
-                f"a state with {', '.join(self.state_dict())}",
-                f"one with {', '.join(map(str, state)) or 'nothing'}",
-                "Pass what state_dict() of a SpectrumControl returned.",
-            )
+            found = f"one with {listed([*map(str, state)], 9)}"
+            remedy = "Pass what state_dict() of a SpectrumControl returned."
+            raise ConfigurationError(f"a state with {', '.join(self.state_dict())}", found, remedy)
         self.updates, self._start_norm = int(state["updates"]), state["start_norm"]
 
     def _shared_plan(self, weight: Tensor, rate: float) -> TableChange:

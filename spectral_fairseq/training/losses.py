@@ -112,17 +112,11 @@ def _check_cap(model: nn.Module, layer: nn.Module, softcap: float) -> None:
     check_range("`softcap`", softcap, above=0)
     own = _own_cap(model)
     if own not in (None, softcap):
-        raise ConfigurationError(
-            f"`softcap` to be that of the model's settings, {own:g}",
-            f"{softcap:g}",
-            "Leave it out.",
-        )
+        wanted = f"`softcap` to be that of the model's settings, {own:g}"
+        raise ConfigurationError(wanted, f"{softcap:g}", "Leave it out.")
     if isinstance(layer, MixtureLayer):
-        raise ConfigurationError(
-            "`softcap` for mixture_, which makes the output layer",
-            "one for fused_loss_, on a mixture",
-            'Pass it to mixture_ with kind="moc".',
-        )
+        wanted, remedy = "no `softcap` for fused_loss_ on a mixture", "Pass it to mixture_."
+        raise ConfigurationError(wanted, f"{softcap:g}", remedy)
 
 
 def mixture_(
@@ -161,9 +155,8 @@ def mixture_(
     if isinstance(layer, MixtureLayer):
         raise UnsupportedError("an output layer without a mixture", "one with it", "Keep that one.")
     if layer.bias is not None:
-        raise ConfigurationError(
-            "an output layer without a bias, for a mixture", "one with it", "Use another model."
-        )
+        wanted = "an output layer without a bias, for a mixture"
+        raise ConfigurationError(wanted, "one with it", "Use another model.")
     parameter = next(layer.parameters(), None)
     parameter = next(model.parameters()) if parameter is None else parameter
     scales: Any = {"context_scale": context_scale, "softcap": softcap}
@@ -231,15 +224,11 @@ def check_plain(model: nn.Module) -> None:
     for layer in model.modules():
         if isinstance(layer, FactoredLayer):
             _ = layer.used_table  # which is refused where it is split
-        if isinstance(layer, MixtureLayer):
+        capped = "softcap" in layer.__dict__ and isinstance(layer, KeepsHiddenStates)
+        if capped or isinstance(layer, MixtureLayer):
             raise UnsupportedError(
                 "a model that a plain one can stand for",
-                "a mixture of softmaxes",
-                "Save it as it is, and give a new model its mixture before loading.",
-            )
-        if "softcap" in layer.__dict__ and isinstance(layer, KeepsHiddenStates):
-            raise UnsupportedError(
-                "a model that a plain one can stand for",
-                f"one whose logits have the cap {layer.softcap:g}",
-                "Save it as it is, and give the cap to fused_loss_ again after loading.",
+                "a cap of the logits" if capped else "a mixture of softmaxes",
+                "Save it as it is, and do the same to a new model: mixture_ before its weights "
+                "are loaded, fused_loss_ afterwards.",
             )

@@ -135,11 +135,8 @@ def _shifted_right(model: Any, labels: Tensor) -> Tensor:
         shifted: Tensor = shift(labels, config.pad_token_id, config.decoder_start_token_id)
         return shifted
     if make is None:
-        raise UnsupportedError(
-            "`decoder_input_ids` beside the labels",
-            f"none, and a {type(model).__name__} without prepare_decoder_input_ids_from_labels",
-            "Give decoder_input_ids.",
-        )
+        found = f"none, and a {type(model).__name__} without prepare_decoder_input_ids_from_labels"
+        raise UnsupportedError("`decoder_input_ids` beside the labels", found, "Give them.")
     made: Tensor = make(labels)
     return made
 

@@ -19,7 +19,7 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, Type
 import torch
 from torch import Tensor, nn
 
-from spectral_fairseq.errors import ConfigurationError, UnsupportedError
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_range
 from spectral_fairseq.training.shards import row_shard
 
 # Usual names of an output layer, in models without get_output_embeddings().
@@ -45,10 +45,9 @@ class LayerMixin(nn.Module):
         """Refuse what would have no effect, or would break a tie in silence."""
         if name in self.fixed:
             raise UnsupportedError(
-                f"`{name}` of {type(self).__name__} to stay as it is while a method of "
-                "spectral_fairseq.training is on this layer",
+                f"`{name}` of {type(self).__name__} to stay as it is under a method",
                 "another value for it, as tie_weights and resize_token_embeddings set one",
-                "Take the method off first, with plain_(model).",
+                _OFF_FIRST,
             )
         super().__setattr__(name, value)
 
@@ -114,12 +113,8 @@ class _Refusing:
         self.name = name
 
     def __call__(self, *_: Any, **__: Any) -> Any:
-        raise UnsupportedError(
-            "a table that keeps its size and its layers while a method of "
-            "spectral_fairseq.training is on it",
-            self.name,
-            "Do this before the method is put on, or take that off first, with plain_(model).",
-        )
+        wanted = "a table that keeps its size and its layers under a method"
+        raise UnsupportedError(wanted, self.name, f"{_OFF_FIRST} Or do this before it is put on.")
 
 
 class _StaysTied:
@@ -214,6 +209,15 @@ def let_replace(model: nn.Module) -> None:
         getattr(getattr(part, "config", None), "__dict__", {}).pop(RECORD, None)
 
 
+_OFF_FIRST = "Take the method of spectral_fairseq.training off first, with plain_(model)."
+PASS_WHOLE = "Pass the whole model, so that they stay tied."
+
+
+def _sharded(found: str) -> UnsupportedError:
+    remedy = "Keep it whole: use DistributedDataParallel, or DeepSpeed's second stage."
+    return UnsupportedError("every worker to hold the whole table", found, remedy)
+
+
 def without_wrappers(model: nn.Module) -> nn.Module:
     """The model inside ``DistributedDataParallel``, ``torch.compile``, peft and the like.
 
@@ -222,18 +226,11 @@ def without_wrappers(model: nn.Module) -> nn.Module:
         UnsupportedError: parameters that FSDP flattens.
     """
     if not isinstance(model, nn.Module):
-        raise ConfigurationError(
-            "a model or a layer, whose forward pass can be changed",
-            f"an object of type {type(model).__name__}",
-            "Pass the model.",
-        )
+        found = f"an object of type {type(model).__name__}"
+        raise ConfigurationError("a model or a layer", found, "Pass the model.")
     while True:
         if type(model).__name__ == "FullyShardedDataParallel":
-            raise UnsupportedError(
-                "every worker to hold the whole table",
-                "a model whose parameters FullyShardedDataParallel splits over workers",
-                "Use DistributedDataParallel.",
-            )
+            raise _sharded("parameters that FullyShardedDataParallel splits over workers")
         inner = model._modules.get("_orig_mod")  # of torch.compile
         if inner is None and type(model).__name__ in WRAPPERS:
             inner = model._modules.get("module")
@@ -278,11 +275,9 @@ def output_layer(model: nn.Module) -> nn.Module:
         weight = getattr(found, "weight", None) if isinstance(found, nn.Module) else None
         if isinstance(weight, Tensor) and weight.dim() == 2:
             return found  # type: ignore[no-any-return]
-    raise ConfigurationError(
-        f"a model with an output layer: get_output_embeddings(), or {', '.join(OUTPUT_LAYERS)}",
-        f"none in {type(model).__name__}",
-        "Pass the layer, or its weight.",
-    )
+    wanted = f"a model with an output layer: get_output_embeddings(), or {', '.join(OUTPUT_LAYERS)}"
+    found = f"none in {type(model).__name__}"
+    raise ConfigurationError(wanted, found, "Pass the layer, or its weight.")
 
 
 def weight_of(model: Any, use: str) -> Tensor:
@@ -293,11 +288,8 @@ def weight_of(model: Any, use: str) -> Tensor:
     """
     weight: Any = output_layer(model).weight if isinstance(model, nn.Module) else model
     if not isinstance(weight, Tensor):
-        raise ConfigurationError(
-            f"a model, a layer or a weight, for {use}",
-            f"an object of type {type(weight).__name__}",
-            "Pass the model.",
-        )
+        found = f"an object of type {type(weight).__name__}"
+        raise ConfigurationError(f"a model, a layer or a weight, for {use}", found, "Pass it.")
     return weight
 
 
@@ -308,17 +300,10 @@ def check_not_sharded(weight: Tensor) -> None:
         UnsupportedError: a DTensor (fully_shard, tensor parallelism), or one of DeepSpeed's third
             stage.
     """
-    split = "ds_id" if hasattr(weight, "ds_id") else ""
+    if hasattr(weight, "ds_id"):
+        raise _sharded("one of DeepSpeed's third stage")
     if any(kind.__name__ in ("DTensor", "FlatParameter") for kind in type(weight).__mro__):
-        split = type(weight).__name__
-    if split:
-        raise UnsupportedError(
-            "every worker to hold the whole table",
-            {"ds_id": "one of DeepSpeed's third stage"}.get(
-                split, f"a {split}, split over devices"
-            ),
-            "Keep this parameter whole: use DistributedDataParallel, or DeepSpeed's second stage.",
-        )
+        raise _sharded(f"a {type(weight).__name__}, split over devices")
 
 
 def excluded_rows(excluded: Sequence[int], rows: int) -> List[int]:
@@ -328,10 +313,7 @@ def excluded_rows(excluded: Sequence[int], rows: int) -> List[int]:
         ConfigurationError: a table of so many ``rows`` does not have them.
     """
     for row in excluded:
-        if row not in range(-rows, rows):
-            raise ConfigurationError(
-                f"`excluded` to be rows of a table of {rows}", f"{row}", "Correct `excluded`."
-            )
+        check_range("`excluded`", row, at_least=-rows, at_most=rows - 1, whole=True)
     return sorted({row % rows for row in excluded})
 
 
@@ -359,15 +341,11 @@ def check_table(weight: Any, use: str, whole: bool = True) -> None:
             "Load the model in float32 and train it under autocast (bf16=True in Trainer).",
         )
     if not weight.is_leaf:
-        raise ConfigurationError(
-            f"a plain table for {use}",
-            "one that is computed from other parameters, such as a weight-norm table",
-            "Take that off first, with plain_(model).",
-        )
+        found = "one that is computed from other parameters, such as a weight-norm table"
+        raise ConfigurationError(f"a plain table for {use}", found, _OFF_FIRST)
     if isinstance(weight, nn.Parameter) and not weight.requires_grad:
-        raise ConfigurationError(
-            f"a table that is trained, for {use}", "a frozen one", "Set its requires_grad."
-        )
+        wanted, remedy = f"a table that is trained, for {use}", "Set its requires_grad."
+        raise ConfigurationError(wanted, "a frozen one", remedy)
 
 
 class Uses(NamedTuple):
@@ -397,11 +375,9 @@ def uses_of_table(model: nn.Module, use: str) -> Uses:
             has it already.
     """
     if type(model).__name__ in WRAPPERS or "_orig_mod" in getattr(model, "_modules", ()):
-        raise UnsupportedError(
-            f"the model itself for {use}",
-            f"a {type(model).__name__} around it",
-            "Change the model first, and wrap or compile it afterwards.",
-        )
+        found = f"a {type(model).__name__} around it"
+        remedy = "Change the model first, and wrap or compile it afterwards."
+        raise UnsupportedError(f"the model itself for {use}", found, remedy)
     weight: Any = output_layer(model).weight
     check_table(weight, use)
     layers = {}
@@ -411,11 +387,9 @@ def uses_of_table(model: nn.Module, use: str) -> Uses:
                 continue
             problem = _cannot_change(layer, key)
             if problem:
-                raise UnsupportedError(
-                    f"nn.Embedding and nn.Linear alone to use the table, for {use}",
-                    f"{name or 'the layer'}, {problem}",
-                    "Use a plain table for this model.",
-                )
+                wanted = f"nn.Embedding and nn.Linear alone to use the table, for {use}"
+                found = f"{name or 'the layer'}, {problem}"
+                raise UnsupportedError(wanted, found, "Use a plain table for this model.")
             layers[name] = layer
     _check_known(weight, layers, use)
     padding = {
@@ -443,17 +417,11 @@ def _check_known(weight: Tensor, layers: Dict[str, nn.Module], use: str) -> None
     known = [id(layer._parameters) for layer in layers.values()]
     for holder in gc.get_referrers(weight):
         if _is_of_module(holder) and id(holder) not in known:
-            raise ConfigurationError(
-                f"all layers that share the table, for {use}",
-                "one outside the layer that was passed, which shares it",
-                "Pass the whole model, so that they stay tied.",
-            )
+            wanted = f"all layers that share the table, for {use}"
+            raise ConfigurationError(wanted, "one outside the layer that was passed", PASS_WHOLE)
         if _is_of_optimizer(holder):
-            raise UnsupportedError(
-                f"an optimiser that is made after {use}",
-                "one that holds the plain table already, and would train nothing",
-                "Put the table on first, then make the optimiser.",
-            )
+            wanted, found = f"an optimiser that is made after {use}", "one that holds the old table"
+            raise UnsupportedError(wanted, found, "Make the optimiser after that.")
 
 
 def check_has_owner(weight: Tensor, use: str) -> None:
@@ -463,11 +431,9 @@ def check_has_owner(weight: Tensor, use: str) -> None:
         ConfigurationError: neither has it.
     """
     if not any(_is_of_module(one) or _is_of_optimizer(one) for one in gc.get_referrers(weight)):
-        raise ConfigurationError(
-            f"a weight that a layer or an optimiser has, for {use}",
-            "one that none has (any more), as after fully_shard",
-            "Pass the model, or the weight that is trained.",
-        )
+        wanted = f"a weight that a layer or an optimiser has, for {use}"
+        found = "one that none has (any more), as after fully_shard"
+        raise ConfigurationError(wanted, found, "Pass the model, or the weight that is trained.")
 
 
 def _is_of_module(holder: Any) -> bool:

@@ -60,11 +60,11 @@ class OtherLosses(NamedTuple):
         if found is not None or routed:
             raise _unknown(self.model, self.terms)
         if self.asked and isinstance(outputs, (tuple, Tensor, HiddenStates)):
-            raise ConfigurationError(
-                "outputs with the `aux_loss` of the experts, which the model's settings ask for",
-                f"a {type(outputs).__name__}",
-                "Pass the outputs of the model as they are, with return_dict=True.",
+            wanted = (
+                "outputs with the `aux_loss` of the experts, which the model's settings ask for"
             )
+            remedy = "Pass the outputs of the model as they are, with return_dict=True."
+            raise ConfigurationError(wanted, f"a {type(outputs).__name__}", remedy)
         return 0.0
 
 

@@ -104,11 +104,9 @@ class TablePenalty:
         layer = output_layer(self.model) if isinstance(self.model, nn.Module) else None
         table = layer.used_table if isinstance(layer, FactoredLayer) else None
         if not isinstance(table, SVDEmbedding):
-            raise ConfigurationError(
-                f"a table of factors for {' and '.join(OF_FACTORS)}",
-                "one without",
-                "Call factor_(model) first, or use SpectrumControl.",
-            )
+            wanted = f"a table of factors for {' and '.join(OF_FACTORS)}"
+            remedy = "Call factor_(model) first, or use SpectrumControl."
+            raise ConfigurationError(wanted, "one without", remedy)
         return table
 
     def terms(self) -> Dict[str, Tensor]:

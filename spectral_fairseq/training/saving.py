@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.checkpoints.saved import weights_file
 from spectral_fairseq.checkpoints.shards import parts_of
-from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.errors import CheckpointError, ConfigurationError, PartsError, listed
 from spectral_fairseq.training.losses import fused_loss_, mixture_
 from spectral_fairseq.training.modules import RECORD, record_of, without_wrappers
 from spectral_fairseq.training.tables import factor_, weight_norm_
@@ -50,18 +50,14 @@ def restore_(
     config: Any = getattr(without_wrappers(model), "config", None)
     record = dict(getattr(config, RECORD, None) or {})
     if record_of(model):
-        raise ConfigurationError(
-            "a model as from_pretrained loads it, for restore_",
-            f"one that has {', '.join(record_of(model))}",
-            "Load it again, or go on with it as it is.",
-        )
+        found = f"one that has {', '.join(record_of(model))}"
+        remedy = "Load it again, or go on with it as it is."
+        raise ConfigurationError("a model as from_pretrained loads it", found, remedy)
     makes_loss = "mixture" in record or "softcap" in record
     if options and not makes_loss:
-        raise ConfigurationError(
-            "options of a loss for a model with a mixture or a soft cap alone",
-            ", ".join(options),
-            "Call fused_loss_ with them afterwards.",
-        )
+        wanted = "options of a loss for a model with a mixture or a soft cap alone"
+        remedy = "Call fused_loss_ with them afterwards."
+        raise ConfigurationError(wanted, ", ".join(options), remedy)
     if not record:
         return None
     entries = _entries(_folder(config, folder))
@@ -79,23 +75,20 @@ def restore_(
     needed = [name for name in state if ".table." in name or ".mixture." in name]
     missing = [name for name in needed if name not in own]
     if missing:
-        raise CheckpointError(
-            "the entries of the methods that the model's settings name",
-            f"none for {', '.join(missing[:3])}",
-            "Give the folder that save_pretrained wrote.",
-        )
+        wanted = "the entries of the methods that the model's settings name"
+        raise CheckpointError(wanted, f"none for {listed(missing)}", _AS_SAVED)
     model.load_state_dict(own, strict=False)
     return loss
+
+
+_AS_SAVED = "Give the folder that save_pretrained wrote."
 
 
 def _folder(config: Any, folder: Optional[Union[str, Path]]) -> Path:
     found = Path(str(getattr(config, "_name_or_path", "") if folder is None else folder))
     if not os.path.isfile(found / "config.json"):
-        raise ConfigurationError(
-            "the `folder` of the saved model, for restore_",
-            f"{str(found)!r}, which has no config.json",
-            "Pass the folder that save_pretrained wrote.",
-        )
+        wanted, there = "the `folder` of the saved model, for restore_", "no config.json"
+        raise ConfigurationError(wanted, f"{str(found)!r} with {there}", _AS_SAVED)
     return found
 
 
@@ -107,20 +100,16 @@ def _entries(folder: Path) -> Dict[str, Tensor]:
     """
     weights = weights_file(folder)  # the one that transformers has loaded
     if weights is None:
-        raise CheckpointError(
-            "model.safetensors or pytorch_model.bin", f"neither in {folder}", "Give another folder."
-        )
+        wanted = "model.safetensors or pytorch_model.bin"
+        raise CheckpointError(wanted, f"neither in {folder}", _AS_SAVED)
     files = parts_of(weights)
     if weights.name.endswith(".index.json"):
         named = json.loads(weights.read_text("utf-8"))["weight_map"].values()
         files = [folder / Path(name).name for name in sorted(set(named))]
     absent = [file.name for file in files if not os.path.isfile(file)]
     if absent:
-        raise CheckpointError(
-            f"all files that {weights} names",
-            f"no {', '.join(absent[:3])}",
-            "Copy the whole folder again.",
-        )
+        names = listed([str(file) for file in absent])
+        raise PartsError(f"all files that {weights} names", f"no {names}")
     load = _safetensors if files[0].suffix == ".safetensors" else _pickled
     return {name: entry for file in files for name, entry in load(file).items()}
 

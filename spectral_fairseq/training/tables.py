@@ -22,6 +22,7 @@ from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
 from spectral_fairseq.embeddings.table import FactoredEmbedding
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.training.modules import (
+    PASS_WHOLE,
     LayerMixin,
     Uses,
     check_not_sharded,
@@ -148,11 +149,9 @@ def weight_norm_(
 
     def make(uses: Uses) -> WeightNormEmbedding:
         if counts is not None and uses.weight.is_meta:
-            raise UnsupportedError(
-                "a model with values, for lengths that start from `counts`",
-                "one on the device meta",
-                "Load or initialise the model first.",
-            )
+            wanted = "a model with values, for lengths that start from `counts`"
+            found = "one on the device meta"
+            raise UnsupportedError(wanted, found, "Load or initialise the model first.")
         words, dim = uses.weight.shape
         counts_ = None if counts is None else _counted(counts)
         settings = {"sigma": sigma, "init_range": init_range, **options}
@@ -181,8 +180,7 @@ def _counted(counts: Sequence[float]) -> Sequence[float]:
     except (TypeError, ValueError):
         raise DataError(
             "`counts` as a sequence of numbers, one for each row of the table",
-            f"a {type(counts).__name__}"
-            + (f" of shape {tuple(counts.shape)}" if hasattr(counts, "shape") else ""),
+            f"a {type(counts).__name__} of other things",
             "Flatten it, as torch.bincount(ids, minlength=len(tokenizer)) gives it.",
         ) from None
     wrong = [count for count in numbers if not 0 <= count < float("inf")]
@@ -244,11 +242,9 @@ def _put_table_on(model: nn.Module, make: Callable[[Uses], AnyTable], use: str) 
     table = make(uses)  # which may refuse; nothing has been changed so far
     owner = next(iter(uses.layers.values()))
     if hasattr(owner, "table"):
-        raise UnsupportedError(
-            f"a layer without an attribute `table`, for {use}",
-            f"a {type(owner).__name__} that has one",
-            "Use a plain table for this model.",
-        )
+        wanted = f"a layer without an attribute `table`, for {use}"
+        found = f"a {type(owner).__name__} that has one"
+        raise UnsupportedError(wanted, found, "Use a plain table for this model.")
     owner.table = table.train(owner.training)
     for layer in uses.layers.values():
         layer._parameters["weight"] = None  # which keeps its place
@@ -277,11 +273,9 @@ def take_tables_off(model: nn.Module) -> None:
     for key, table in tables.items():
         users = [layer for layer in layers if id(layer.used_table) == key]
         if len(users) != table.__dict__["uses"]:
-            raise ConfigurationError(
-                f"the {table.__dict__['uses']} layers that share a table",
-                f"{len(users)} of them in {type(model).__name__}",
-                "Pass the whole model, so that they stay tied.",
-            )
+            wanted = f"the {table.__dict__['uses']} layers that share a table"
+            found = f"{len(users)} of them in {type(model).__name__}"
+            raise ConfigurationError(wanted, found, PASS_WHOLE)
         first = next(iter(table.parameters()))
         dense = table.dense().detach().clone()
         plain = nn.Parameter(dense, requires_grad=first.requires_grad)

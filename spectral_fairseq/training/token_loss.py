@@ -165,11 +165,8 @@ class TokenLoss:
             ConfigurationError: there are no labels, or other logits than the output layer's.
         """
         if labels is None:
-            raise ConfigurationError(
-                "`labels` beside the outputs of the model, for a loss of spectral_fairseq.training",
-                "none",
-                "Let the data collator give labels.",
-            )
+            wanted = "`labels` beside the outputs of the model"
+            raise ConfigurationError(wanted, "none", "Let the data collator give labels.")
         # Where outputs are a tuple that has it, it stands before the logits.
         further = 0.0 if self.auxiliary is None else self.auxiliary(outputs)
         logits = _logits(outputs)
@@ -190,11 +187,9 @@ class TokenLoss:
         if missing and missing == self._virtual_tokens:
             return F.pad(labels, (missing, 0), value=self.ignore_index)
         if missing:
-            raise ConfigurationError(
-                f"a label for each of the {logits.shape[-2]} positions of the outputs",
-                f"labels of shape {tuple(labels.shape)}",
-                "Pass the labels of the batch that the model was given.",
-            )
+            wanted = f"a label for each of the {logits.shape[-2]} positions of the outputs"
+            remedy = "Pass the labels of the batch that the model was given."
+            raise ConfigurationError(wanted, f"labels of shape {tuple(labels.shape)}", remedy)
         return labels
 
     def shifted(self, labels: Tensor) -> Tensor:
@@ -245,8 +240,7 @@ class TokenLoss:
         if self.has_terms or isinstance(layer, MixtureLayer) or "softcap" in layer.__dict__:
             raise UnsupportedError(
                 "hidden states from the output layer in training, for this loss",
-                f"finished logits, so that something else than {type(layer).__name__}.forward made "
-                "them",
+                f"logits that {type(layer).__name__}.forward did not make",
                 "Call the model in training mode, and let nothing else use the output layer's "
                 "weight (as trainable tokens of peft do).",
             )
@@ -288,11 +282,9 @@ class TokenLoss:
                 return self._noted(found, targets)
             changed = handed.is_scaled or handed.cap is not None
             if changed or (bias is not None and bool(bias.any())):
-                raise UnsupportedError(
-                    "a model that leaves its logits as they are, for a mixture",
-                    "one that scales them, caps them or adds a bias to them",
-                    "Train this model without mixture_.",
-                )
+                wanted = "a model that leaves its logits as they are, for a mixture"
+                changes = "one that scales them, caps them or adds a bias to them"
+                raise UnsupportedError(wanted, changes, "Train this model without mixture_.")
             mixture: Any = layer.mixture
             return self._noted(
                 mixture.loss(features, targets, z_loss=self.z_loss, **chosen), targets
@@ -342,11 +334,9 @@ def _layers(outputs: Any) -> Sequence[Tensor]:
         states = getattr(outputs, name, None)
         if states is not None:
             return states[1:]  # type: ignore[no-any-return]
-    raise ConfigurationError(
-        "outputs with the hidden states of the layers, for `dispersion`",
-        "none",
-        "Set model.config.output_hidden_states = True.",
-    )
+    wanted = "outputs with the hidden states of the layers, for `dispersion`"
+    remedy = "Set model.config.output_hidden_states = True."
+    raise ConfigurationError(wanted, "none", remedy)
 
 
 def _shifts(model: nn.Module) -> bool:
