@@ -432,11 +432,10 @@ def pruning_once(
             continue
         absent = sorted(set(layers) - set(there))
         if absent:
-            raise ConfigurationError(
-                f"--{side}-layers-to-keep to name layers of the checkpoint, which has {len(there)}",
-                f"layer {absent[0]}",
-                "Count the layers from 0.",
+            wanted = (
+                f"--{side}-layers-to-keep to name some of {len(there)} layers of the checkpoint"
             )
+            raise ConfigurationError(wanted, f"layer {absent[0]}", "Count them from 0.")
         pruning[side] = layers
     if any(kept.values()):
         names = {f"{side}_layers_to_keep": ",".join(map(str, pruning[side])) for side in kept}

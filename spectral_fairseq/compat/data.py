@@ -12,7 +12,7 @@ from spectral_fairseq.checkpoints.dictionary import MAX_COUNT
 from spectral_fairseq.checkpoints.indexed import check_indexed_files
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
 from spectral_fairseq.errors import DataError, MissingDataError
-from spectral_fairseq.files import why_not_readable
+from spectral_fairseq.files import check_file
 
 # The last batch is kept whatever its size, so that no sentence is dropped.
 
@@ -148,22 +148,16 @@ def check_dictionary(self: Any, f: Any, *, original: Callable[..., None]) -> Non
     """Wrap ``Dictionary.add_from_file``, which would wait for a pipe and take any count."""
     if not isinstance(f, str):
         return original(self, f)
-    if not os.path.lexists(f):
-        folder = os.path.dirname(f) or "."
-        missing = "no such file" if os.path.isdir(folder) else f"no such folder as {folder}"
-        raise MissingDataError(f"a dictionary at {f}", missing, _DICTIONARY_REMEDY)
-    obstacle = why_not_readable(f)
-    if obstacle is not None:
-        raise DataError(f"a dictionary at {f}", obstacle, _DICTIONARY_REMEDY)
+    kind = DataError if os.path.lexists(f) else MissingDataError
+    check_file(f, "a dictionary", _DICTIONARY_REMEDY, kind)
     try:
         original(self, f)
     except OSError:
         raise
     except Exception as error:  # fairseq raises this very class for text that is not UTF-8
         found = " ".join(str(error).split())  # it may quote a line with its end
-        raise DataError(
-            f"lines of a word and its count in {f}", found, _DICTIONARY_REMEDY
-        ) from error
+        wanted = f"lines of a word and its count in {f}"
+        raise DataError(wanted, found, _DICTIONARY_REMEDY) from error
     for symbol, count in zip(self.symbols, self.count):
         if not 0 <= count <= MAX_COUNT:
             raise DataError(

@@ -19,7 +19,7 @@ from fairseq.logging import metrics
 from torch import nn
 
 from spectral_fairseq import refusals
-from spectral_fairseq.errors import ConfigurationError, DataError, arguments_as_flags
+from spectral_fairseq.errors import DataError, arguments_as_flags, check_range
 from spectral_fairseq.functional.softmax_loss import smoothing_weights
 from spectral_fairseq.options import idle_flags, read_options
 from spectral_fairseq.plugin import control, likelihood, penalties
@@ -76,10 +76,7 @@ class IgnoredPrefix:
     """
 
     def __init__(self, size: int) -> None:
-        if size < 0:
-            raise ConfigurationError(
-                "--ignore-prefix-size of 0 or more", str(size), "Give a number of tokens."
-            )
+        check_range("--ignore-prefix-size", size, at_least=0, whole=True)
         self.size = size
         self._said = False
 

@@ -11,11 +11,7 @@ from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 from omegaconf import II
 
 from spectral_fairseq import refusals
-from spectral_fairseq.errors import (
-    CheckpointError,
-    ConfigurationError,
-    arguments_as_flags,
-)
+from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
 from spectral_fairseq.lm.averaged_sgd import AveragedSGD, NonMonotonicTrigger
 from spectral_fairseq.options import option
 from spectral_fairseq.plugin.listener import Listener
@@ -70,12 +66,13 @@ class NTASGD(FairseqOptimizer):
             state_dict: of the torch optimiser.
             optimizer_overrides: ``--optimizer-overrides``.
         """
-        try:
-            super().load_state_dict(state_dict, optimizer_overrides)
-        except CheckpointError as error:
-            remedy = "Add --reset-optimizer to start this one from the checkpoint's weights."
-            raise CheckpointError(error.expected, error.found, remedy) from None
+        super().load_state_dict(state_dict, optimizer_overrides)
         self._start_where_asked()
+
+
+def _unpaired(found: str) -> ConfigurationError:
+    wanted = "--optimizer nt_asgd with --lr-scheduler nt_asgd"
+    return ConfigurationError(wanted, found, "Give both flags, or neither.")
 
 
 def averaged_sgd(optimizer: FairseqOptimizer) -> AveragedSGD:
@@ -92,11 +89,7 @@ def averaged_sgd(optimizer: FairseqOptimizer) -> AveragedSGD:
     """
     inner = optimizer.optimizer
     if not isinstance(inner, AveragedSGD):
-        raise ConfigurationError(
-            "--optimizer nt_asgd with --lr-scheduler nt_asgd",
-            f"the optimiser {type(inner).__name__}",
-            "Give both flags, or neither.",
-        )
+        raise _unpaired(f"the optimiser {type(inner).__name__}")
     return inner
 
 
@@ -166,11 +159,8 @@ class NTASGDSchedule(FairseqLRScheduler):
         super().__init__(cfg, optimizer)
         averaged_sgd(optimizer)
         if len(cfg.lr) != 1:
-            raise ConfigurationError(
-                "one learning rate for --lr-scheduler nt_asgd",
-                f"{len(cfg.lr)}: {list(cfg.lr)}",
-                "Give --lr one value.",
-            )
+            wanted = "one learning rate for --lr-scheduler nt_asgd"
+            raise ConfigurationError(wanted, f"{list(cfg.lr)}", "Give --lr one value.")
         with arguments_as_flags(interval="--nt-asgd-interval"):
             self.trigger = NonMonotonicTrigger(cfg.nt_asgd_interval)
         self.stopped = False
@@ -270,11 +260,7 @@ def check_configuration(cfg: Any) -> None:
     if optimizer != NAME and schedule != NAME:
         return
     if optimizer != schedule:
-        raise ConfigurationError(
-            "--optimizer nt_asgd with --lr-scheduler nt_asgd",
-            f"--optimizer {optimizer} with --lr-scheduler {schedule}",
-            "Give both flags, or neither.",
-        )
+        raise _unpaired(f"--optimizer {optimizer} with --lr-scheduler {schedule}")
     stop = cfg.lr_scheduler.nt_asgd_stop
     if stop or not cfg.optimizer.nt_asgd_from_start:
         refusals.NT_ASGD_VALIDATION.check(cfg)

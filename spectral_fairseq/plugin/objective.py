@@ -298,9 +298,8 @@ def parse_interval(text: str) -> Optional[int]:
     if text == "auto":
         return None
     if not str(text).isdigit() or int(text) < 1:
-        raise ConfigurationError(
-            "`value` to be 'auto' or a whole number >= 1", repr(text), "Correct it."
-        )
+        wanted = "`value` to be 'auto' or a whole number >= 1"
+        raise ConfigurationError(wanted, repr(text), "Correct it.")
     return int(text)
 
 

@@ -56,11 +56,8 @@ def two_numbers(betas: Any) -> Tuple[float, float]:
             return float(first), float(second)
     except (SyntaxError, TypeError, ValueError):
         pass
-    raise ConfigurationError(
-        "--adam-betas of two numbers from 0 to below 1",
-        repr(betas),
-        "Correct it, for example: '(0.9, 0.98)'.",
-    )
+    wanted = "--adam-betas of two numbers from 0 to below 1, such as '(0.9, 0.98)'"
+    raise ConfigurationError(wanted, repr(betas), "Correct it.")
 
 
 class _WithAdam(FairseqOptimizer):
@@ -158,11 +155,8 @@ def couple_tables(
     """
     tables = table_parameters(model)
     if not tables:
-        raise ConfigurationError(
-            f"a table that is trained, for {flag}",
-            f"none in {type(model).__name__}",
-            "Train it, or use --optimizer adam.",
-        )
+        wanted, found = f"a table that is trained, for {flag}", f"none in {type(model).__name__}"
+        raise ConfigurationError(wanted, found, "Train it, or use --optimizer adam.")
     optimizer.optimizer.couple(stepped_for(optimizer, tables, flag))
 
 

@@ -341,13 +341,9 @@ def check_sharing(options: Any, task: Any) -> None:
     if options.share_all_embeddings:
         widths["--encoder-embed-dim"] = options.encoder_embed_dim
         if task.source_dictionary != task.target_dictionary:
-            raise ConfigurationError(
-                "one dictionary for --share-all-embeddings",
-                f"{len(task.source_dictionary)} words in the source language and "
-                f"{len(task.target_dictionary)} others in the target language",
-                "Use fairseq-preprocess --joined-dictionary, or "
-                "--share-decoder-input-output-embed instead.",
-            )
+            sizes = f"{len(task.source_dictionary)} and {len(task.target_dictionary)} other words"
+            remedy = "Prepare --joined-dictionary, or use --share-decoder-input-output-embed."
+            raise ConfigurationError("one dictionary for --share-all-embeddings", sizes, remedy)
         files = (options.encoder_embed_path, options.decoder_embed_path)
         if files[1] and files[0] != files[1]:
             raise ConfigurationError(

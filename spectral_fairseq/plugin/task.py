@@ -24,7 +24,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import II
 
 from spectral_fairseq import refusals
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, check_range
 from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.options import option
 from spectral_fairseq.plugin.streams import (
@@ -79,18 +79,12 @@ def check_options(options: Any) -> None:
         UnsupportedError: flags of fairseq's task that have no meaning for streams.
     """
     shortest = 2 * SHORTEST if options.variable_bptt else 1
-    if options.tokens_per_sample < shortest:
-        why = f" with --variable-bptt, whose segments have at least {SHORTEST}"
-        raise ConfigurationError(
-            f"--tokens-per-sample of at least {shortest}{why if shortest > 1 else ''}",
-            str(options.tokens_per_sample),
-            "Raise it; 70 is usual.",
-        )
+    what = "--tokens-per-sample with --variable-bptt" if shortest > 1 else "--tokens-per-sample"
+    check_range(what, options.tokens_per_sample, at_least=shortest, whole=True)
     refusals.STREAMS.check(argparse.Namespace(task=options))
     if not options.data:
-        raise ConfigurationError(
-            "a data folder", "none", "Name the folder that fairseq-preprocess wrote."
-        )
+        remedy = "Name the folder that fairseq-preprocess wrote."
+        raise ConfigurationError("a data folder", "none", remedy)
 
 
 def update_freq_in(options: Any, epoch: int) -> int:
@@ -101,8 +95,7 @@ def update_freq_in(options: Any, epoch: int) -> int:
     """
     frequencies = options.update_freq
     found = int(frequencies[min(epoch, len(frequencies)) - 1])
-    if found < 1:
-        raise ConfigurationError("--update-freq of at least 1", str(found), "Raise it; 1 is usual.")
+    check_range("--update-freq", found, at_least=1, whole=True)
     return found
 
 
@@ -167,12 +160,8 @@ def checked_batch_size(
         )
     limits = [max_positions] if isinstance(max_positions, (int, float)) else max_positions or ()
     lowest = min((limit for limit in limits if limit is not None), default=length)
-    if lowest < length:
-        raise ConfigurationError(
-            f"--tokens-per-sample within the model's limit of {lowest}",
-            str(length),
-            "Lower --tokens-per-sample, or raise the model's limit.",
-        )
+    remedy = "Lower it, or raise the model's limit."
+    check_range("--tokens-per-sample", length, at_most=lowest, whole=True, remedy=remedy)
     return batch_size
 
 

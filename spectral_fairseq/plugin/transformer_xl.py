@@ -160,11 +160,9 @@ def _head_dim(options: Any) -> int:
         return options.decoder_head_dim
     width, heads = options.decoder_embed_dim, options.decoder_attention_heads
     if heads < 1 or width % heads:
-        raise ConfigurationError(
-            "--decoder-embed-dim to be a multiple of --decoder-attention-heads",
-            f"{width} and {heads}",
-            "Change one of them, or give --decoder-head-dim.",
-        )
+        wanted = "--decoder-embed-dim to be a multiple of --decoder-attention-heads"
+        remedy = "Change one of them, or give --decoder-head-dim."
+        raise ConfigurationError(wanted, f"{width} and {heads}", remedy)
     return width // heads
 
 
@@ -195,11 +193,9 @@ def _head_kind(options: Any) -> Type[Head]:
     if kind is SoftmaxHead:
         return SoftmaxHead if cutoffs == "" else AdaptiveSoftmaxHead
     if cutoffs:
-        raise ConfigurationError(
-            "--output-head softmax with --adaptive-softmax-cutoff",
-            f"--output-head {options.output_head}",
-            "Drop one of the two: the other output layers take the whole table.",
-        )
+        wanted, found = "--output-head softmax with --adaptive-softmax-cutoff", options.output_head
+        remedy = "Drop one of the two: the other output layers take the whole table."
+        raise ConfigurationError(wanted, found, remedy)
     return kind
 
 
