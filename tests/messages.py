@@ -36,6 +36,7 @@ def all_messages() -> str:
 def _messages(tree: ast.Module) -> Iterator[str]:
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     for call in sorted(calls, key=lambda one: (one.lineno, one.col_offset)):
+        call = _Spelled(tree, call).visit(call)
         function = call.func
         name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
         given = [*call.args, *(keyword.value for keyword in call.keywords)]
@@ -47,6 +48,44 @@ def _messages(tree: ast.Module) -> Iterator[str]:
             yield f"  {name}: {'; '.join([*map(_text, call.args), *named])}\n"
         elif name in WARNINGS and given:
             yield f"  warning: {_text(given[0])}\n"
+
+
+_TEXTS = (ast.Constant, ast.JoinedStr)
+
+
+class _Spelled(ast.NodeTransformer):
+    """Puts texts in the place of the names that stand for them in a call.
+
+    These are constants, and what the function of the call has assigned to a name above it.
+    """
+
+    def __init__(self, tree: ast.Module, call: ast.Call) -> None:
+        around = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef) and node.lineno <= call.lineno <= node.end_lineno
+        ]
+        self.texts = {
+            name: ast.Constant(text) for name, text in vars(errors).items() if isinstance(text, str)
+        }
+        for node in [*ast.iter_child_nodes(tree), *ast.walk(around[-1] if around else tree)]:
+            if isinstance(node, ast.Assign) and node.lineno < call.lineno:
+                self._take(node.targets[0], node.value)
+
+    def _take(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            for one, other in zip(target.elts, value.elts):
+                self._take(one, other)
+        elif isinstance(target, ast.Name):
+            self.texts.pop(target.id, None)
+            if isinstance(value, ast.JoinedStr) or (
+                isinstance(value, ast.Constant) and isinstance(value.value, str)
+            ):
+                self.texts[target.id] = value
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:  # noqa: N802
+        """The text that the name stands for, or the name."""
+        return self.texts.get(node.id, node)
 
 
 def _usual_remedy(name: str) -> List[str]:
@@ -62,11 +101,9 @@ def _text(node: ast.expr) -> str:
         return "".join(map(_text, node.values))
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return _text(node.left) + _text(node.right)
-    inner = node.value if isinstance(node, ast.FormattedValue) else node
-    remedy = getattr(errors, inner.id, None) if isinstance(inner, ast.Name) else None
-    if isinstance(remedy, str):
-        return remedy
-    code = ast.unparse(inner)
+    if isinstance(node, ast.FormattedValue) and isinstance(node.value, _TEXTS):
+        return _text(node.value)
+    code = ast.unparse(node.value if isinstance(node, ast.FormattedValue) else node)
     # Versions of Python differ in the quotes and in the parentheses of "for (a, b) in".
     code = re.sub(r"for \((.+?)\) in", r"for \1 in", code).replace('"', "'")
     return f"{{{code}}}"
