@@ -4,6 +4,7 @@
 """
 
 import ast
+import copy
 import inspect
 import re
 from pathlib import Path
@@ -68,9 +69,10 @@ class _Spelled(ast.NodeTransformer):
         self.texts = {
             name: ast.Constant(text) for name, text in vars(errors).items() if isinstance(text, str)
         }
-        for node in [*ast.iter_child_nodes(tree), *ast.walk(around[-1] if around else tree)]:
-            if isinstance(node, ast.Assign) and node.lineno < call.lineno:
-                self._take(node.targets[0], node.value)
+        near = [*ast.iter_child_nodes(tree), *ast.walk(around[-1] if around else tree)]
+        above = [one for one in near if isinstance(one, ast.Assign) and one.lineno < call.lineno]
+        for node in sorted(above, key=lambda one: one.lineno):
+            self._take(node.targets[0], self.visit(copy.deepcopy(node.value)))
 
     def _take(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):

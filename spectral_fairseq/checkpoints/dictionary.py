@@ -116,7 +116,7 @@ def _other_line(form: str, file: Path, line: str, number: int) -> DataError:
 def other_rows(rows: int, table: str, found: str) -> DataError:
     """The error for words, of a number and a file that were found, that are not a table's."""
     return DataError(
-        f"a dictionary or tokenizer of {rows} words, for {table}",
+        f"a dictionary or tokenizer for the {rows} rows of {table}",
         found,
         "Give that of the model's training data with --dict, or choose the other table with "
         "--table.",
@@ -267,7 +267,7 @@ def find_dictionary(
         words = _fitting(files, rows, checkpoint)
         if words is None:
             words, added = read_dictionary(files[0]), added_symbols(checkpoint, files[0].parent)
-            sizes = f"{len(words.symbols)} in {words.path}, and {len(added)} that its task appends"
+            sizes = f"{len(words.symbols)} words in {words.path}, {len(added)} that its task appends"
             raise other_rows(rows, f"{table} in {path}", sizes)
         return words, "given"
     recorded = str(checkpoint_settings(checkpoint, "task").get("data") or "").split(":")[0]

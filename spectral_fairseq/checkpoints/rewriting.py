@@ -252,7 +252,8 @@ def repair_tables(
     groups = [names for names in opened.groups if wanted is None or wanted in names]
     if not groups:
         there = listed([names[0] for names in opened.groups])
-        raise UnsupportedError(f"a table of words {wanted or ''} in {opened.name}", there, CHOOSE)
+        named = f"named {wanted}" if wanted else "with a usual name"
+        raise UnsupportedError(f"a table of words {named} in {opened.name}", there, CHOOSE)
     done, changed = [], {}
     for names in groups:
         table, tensors = _repaired(opened, names, **how)

@@ -359,7 +359,7 @@ class Tables:
                 f"{CHOOSE} Its matrices are {self._matrices()}.",
             )
         others = self._described([names for names in self.groups if names not in fitting])
-        found = f"{len(fitting)}: {self._described(fitting)}; others: {others or 'none'}"
+        found = f"{len(fitting)}: {self._described(fitting)}" + (others and f" (others: {others})")
         return CheckpointError(f"one table to measure in {self.name}", found, CHOOSE)
 
     def _matrices(self) -> str:

@@ -97,7 +97,7 @@ def fitted(words: WordList, rows: int, table: str, model: str) -> WordList:
     """
     fillers = rows - len(words.symbols)
     if abs(fillers) > min(_MOST_FILLERS, rows // 2):
-        found = f"{len(words.symbols)} in {words.path}"
+        found = f"{len(words.symbols)} words in {words.path}"
         raise other_rows(rows, f"{table} in {model}", found)
     beyond = range(min(rows, len(words.symbols)), rows)
     return WordList(

@@ -279,5 +279,6 @@ def smoothed_log_counts(counts: Sequence[float]) -> Tensor:
         raise not_counted(f"a count of {wrong!r}")
     most = max(counts, default=0)
     if most <= 1 or (len(counts) > 1 and min(counts) == most):
-        raise not_counted(f"{len(counts)} words, none with another count than {most:g}")
+        alike = "none with a count above 1" if most <= 1 else f"all with the count {most:g}"
+        raise not_counted(f"{len(counts)} words, {alike}")
     return torch.as_tensor(counts, dtype=torch.float64, device="cpu").clamp(min=1).log1p().float()

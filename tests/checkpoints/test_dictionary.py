@@ -33,8 +33,8 @@ def test_line_separators_of_unicode_are_symbols_as_for_fairseq(tmp_path):
 @pytest.mark.parametrize(
     "content, message",
     [
-        ("", "empty dictionary"),
-        ("\n\n", "empty dictionary"),
+        ("", "at least one word in the dictionary"),
+        ("\n\n", "at least one word in the dictionary"),
         ("word\n", "line 1"),
         ("a 1\nb x\n", "line 2"),
         ("a 1\na 2\n", "'a' again"),
@@ -96,7 +96,7 @@ def test_only_a_dictionary_of_the_right_size_is_taken(tmp_path):
     assert words.symbols[4] == "e0"
     words, remark = find_dictionary(None, trained_on(tmp_path), "encoder.embed_tokens", 5, "x.pt")
     assert words is None and "none of 5 symbols" in remark
-    with pytest.raises(DataError, match="5 rows.*10 symbols"):
+    with pytest.raises(DataError, match="5 rows.*10 words"):
         find_dictionary(tmp_path / "dict.de.txt", {}, "encoder.embed_tokens", 5, "x.pt")
     with pytest.raises(DataError, match="5 rows"):
         find_dictionary(tmp_path, trained_on(tmp_path), "encoder.embed_tokens", 5, "x.pt")
@@ -162,7 +162,7 @@ def test_symbols_that_the_task_appends(tmp_path, task, added):
         words, _ = find_dictionary(given, checkpoint, "decoder.embed_tokens.weight", rows, "x.pt")
         assert words.symbols[10:] == added and len(words.counts) == rows
     if added:
-        message = f"10 symbols .* to which --task {task['_name']} appends {len(added)}"
+        message = f"10 words in .*, {len(added)} that its task appends"
         with pytest.raises(DataError, match=message):
             find_dictionary(tmp_path, checkpoint, "decoder.embed_tokens.weight", rows + 1, "x.pt")
 

@@ -187,7 +187,7 @@ def test_torchscript_is_refused_unopened(tmp_path: Path, monkeypatch: pytest.Mon
     """torch before 2.6 hands it to torch.jit.load, which runs the code in it."""
     torch.jit.script(torch.nn.Linear(2, 2)).save(str(tmp_path / "model.pt"))
     monkeypatch.setattr(torch.jit, "load", None)
-    with pytest.raises(CheckpointError, match="a TorchScript archive, which would run code"):
+    with pytest.raises(CheckpointError, match="a TorchScript archive, which could run code"):
         load_checkpoint(tmp_path / "model.pt")
     with open(tmp_path / "model.pt", "rb") as file, pytest.raises(CheckpointError, match="code"):
         checkpoints.torch_load(file)

@@ -157,7 +157,7 @@ def test_the_working_folder_is_no_checkpoint(folder, capsys):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (("--dict", "empty"), "empty dictionary"),
+        (("--dict", "empty"), "at least one word in the dictionary"),
         (("--dict", "absent"), "no such file"),
         (("--dict", "short"), "61 rows"),
         (("--words", "w3"), "--dict"),

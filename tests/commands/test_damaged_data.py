@@ -38,8 +38,8 @@ def longer(line):
 DAMAGES = {
     "bin cut": ("valid.bin", cut, "sentences within the"),
     "bin empty": ("valid.bin", empty, "within the 0 bytes"),
-    "idx cut": ("valid.idx", cut, "whose header or length is wrong"),
-    "idx of bad magic": ("valid.idx", bad_magic, "made by fairseq-preprocess"),
+    "idx cut": ("valid.idx", cut, "a wrong header or length"),
+    "idx of bad magic": ("valid.idx", bad_magic, "an index of fairseq-preprocess"),
     "foreign token": ("valid.bin", foreign_token, "words of the dictionary in .*; found 9999"),
     "huge count": ("dict.txt", longer(f"new {10**30}"), "1000.* of 'new'"),
     "negative count": ("dict.txt", longer("new -1"), "-1 of 'new'"),

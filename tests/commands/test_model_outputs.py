@@ -156,7 +156,7 @@ def test_memory_is_asked_for_beforehand():
     suggested = int(str(caught.value).split("--tokens ")[1].rstrip("."))
     check_memory(suggested, 100_000)
     assert spectrum_bytes(suggested + 200, 100_000) > model_outputs.MEMORY_LIMIT
-    with pytest.raises(ConfigurationError, match="at least 2"):
+    with pytest.raises(ConfigurationError, match="--tokens to be a whole number >= 2"):
         check_memory(1, 100)
 
 

@@ -136,7 +136,7 @@ def test_a_mixture_of_contexts_takes_both():
     torch.testing.assert_close(found, expected[0] / IDS.numel(), rtol=1e-5, atol=1e-5)
     capped = reference.softcapped(scores, 0.5).log_softmax(-1)
     torch.testing.assert_close(log_p.flatten(0, 1), capped, rtol=1e-5, atol=1e-5)
-    with pytest.raises(ConfigurationError, match="mixture_ with kind"):
+    with pytest.raises(ConfigurationError, match="Pass it to mixture_"):
         fused_loss_(model, shift=False, softcap=2.0)
 
 
