@@ -267,7 +267,7 @@ def find_dictionary(
         words = _fitting(files, rows, checkpoint)
         if words is None:
             words, added = read_dictionary(files[0]), added_symbols(checkpoint, files[0].parent)
-            sizes = f"{len(words.symbols)} words in {words.path}, {len(added)} that its task appends"
+            sizes = f"{len(words.symbols)} words in {words.path}, {len(added)} appended by its task"
             raise other_rows(rows, f"{table} in {path}", sizes)
         return words, "given"
     recorded = str(checkpoint_settings(checkpoint, "task").get("data") or "").split(":")[0]

@@ -162,7 +162,7 @@ def test_symbols_that_the_task_appends(tmp_path, task, added):
         words, _ = find_dictionary(given, checkpoint, "decoder.embed_tokens.weight", rows, "x.pt")
         assert words.symbols[10:] == added and len(words.counts) == rows
     if added:
-        message = f"10 words in .*, {len(added)} that its task appends"
+        message = f"10 words in .*, {len(added)} appended by its task"
         with pytest.raises(DataError, match=message):
             find_dictionary(tmp_path, checkpoint, "decoder.embed_tokens.weight", rows + 1, "x.pt")
 
