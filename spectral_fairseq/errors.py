@@ -14,7 +14,7 @@ import math
 import operator
 import re
 from contextlib import contextmanager
-from typing import Any, Iterable, Iterator, Optional, Sequence, Type
+from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence, Type
 
 
 class SpectralFairseqError(Exception):
@@ -256,6 +256,63 @@ def check_enough(
     if count < least:
         number = {1: "one", 2: "two"}.get(least, f"{least:,}")
         raise error(f"at least {number} {what}", f"{count:,}" if count else "none", remedy)
+
+
+def check_count(
+    count: int,
+    wanted: int,
+    what: str,
+    remedy: str,
+    error: Type[SpectralFairseqError] = ConfigurationError,
+) -> None:
+    """Refuse more or fewer of something than there have to be; see :func:`check_enough`."""
+    if count != wanted:
+        raise error(f"{wanted:,} {what}", f"{count:,}", remedy)
+
+
+def check_type(
+    value: Any,
+    kinds: Any,
+    what: str,
+    remedy: str,
+    error: Type[SpectralFairseqError] = ConfigurationError,
+) -> None:
+    """Refuse an object of another type.
+
+    Args:
+        value: the object.
+        kinds: a type, or a tuple of types.
+        what: it has to be, for the message.
+        remedy: what the user should do.
+        error: the class that is raised.
+
+    Raises:
+        ConfigurationError: it is of another type; or an error of the class that is given.
+    """
+    if not isinstance(value, kinds):
+        raise error(what, f"an object of type {type(value).__name__}", remedy)
+
+
+def check_alike(what: str, values: Mapping[str, Any], remedy: str) -> None:
+    """Refuse values of several flags that have to be one.
+
+    Raises:
+        ConfigurationError: they differ.
+    """
+    if len(set(values.values())) > 1:
+        found = " and ".join(f"{flag} {value}" for flag, value in values.items())
+        raise ConfigurationError(what, found, remedy)
+
+
+def misspelt(wanted: str, text: Any) -> ConfigurationError:
+    """The error for a text that does not spell what is wanted."""
+    return ConfigurationError(wanted, repr(text), "Correct it.")
+
+
+def idle_flag(flag: str, needed: str) -> ConfigurationError:
+    """The error for a flag that does nothing without another one."""
+    remedy = f"Add {needed}, or remove {flag}."
+    return ConfigurationError(f"{needed} together with {flag}", "no such flag", remedy)
 
 
 def missing_package(package: str, use: str) -> ConfigurationError:

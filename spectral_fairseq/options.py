@@ -45,7 +45,7 @@ from typing import (
     TypeVar,
 )
 
-from spectral_fairseq.errors import ConfigurationError, arguments_as_flags, check_range
+from spectral_fairseq.errors import arguments_as_flags, check_range, idle_flag
 
 T = TypeVar("T")
 _KEY = "option"
@@ -359,11 +359,7 @@ def from_arguments(options: Type[T], arguments: argparse.Namespace, prefix: str 
             group = one.kind
             parts = _given(group, arguments, f"{one.dest}_")
             if parts and not value and not one.declared.switches_group_on:
-                raise ConfigurationError(
-                    f"{one.flag} together with {' and '.join(parts)}",
-                    "no such flag",
-                    f"Add {one.flag}.",
-                )
+                raise idle_flag(" and ".join(parts), one.flag)
             if value or parts:
                 given[one.name] = from_arguments(group, arguments, f"{one.dest}_")
         elif value is not None:

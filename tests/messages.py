@@ -22,7 +22,11 @@ RAISED = {
     if isinstance(value, type) and issubclass(value, errors.SpectralFairseqError)
 }
 # The common checks, whose messages follow from what they are given.
-CHECKS = {name for name in {**vars(errors), **vars(files)} if name.startswith("check_")}
+CHECKS = {name for name in {**vars(errors), **vars(files)} if name.startswith("check_")} | {
+    "idle_flag",
+    "misspelt",
+    "missing_package",
+}
 
 
 def all_messages() -> str:

@@ -31,7 +31,7 @@ from spectral_fairseq.analysis.render import as_summary, as_text
 from spectral_fairseq.analysis.report import PAGE, as_html, check_folder, write_results
 from spectral_fairseq.analysis.results import Analysed, analyse_model, document, labels_for
 from spectral_fairseq.checkpoints.dictionary import Counts
-from spectral_fairseq.errors import ConfigurationError, missing_package
+from spectral_fairseq.errors import ConfigurationError, check_count, missing_package
 
 
 def analyze(
@@ -180,12 +180,8 @@ class Report:
         Raises:
             ConfigurationError: there are several models.
         """
-        if len(self.analysed) != 1:
-            raise ConfigurationError(
-                "a report on one model, for scalars()",
-                f"{len(self.analysed)}",
-                "Use to_dict() or to_frame().",
-            )
+        remedy = "Use to_dict() or to_frame()."
+        check_count(len(self.analysed), 1, "model in the report, for scalars()", remedy)
         (one,) = self.to_dict()["checkpoints"]
         return {key: value for key, value in one["measures"].items() if value is not None}
 

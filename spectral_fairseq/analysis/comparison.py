@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.tables import StoredTable
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import check_count
 from spectral_fairseq.functional.ranks import random_cka, random_procrustes
 from spectral_fairseq.functional.rows import centred_products, linear_cka, procrustes_residual
 
@@ -93,12 +93,8 @@ def common_rows(one: Reference, other: Reference) -> Optional[Tuple[Tensor, Tens
 
 def check_methods(methods: Sequence[str], count: int) -> None:
     """Refuse another number of names than there are checkpoints."""
-    if len(methods) != count:
-        raise ConfigurationError(
-            f"{count} names in --methods, one for each checkpoint",
-            f"{len(methods)}: {', '.join(methods)}",
-            "Separate them by commas, and repeat the name of a method for each of its seeds.",
-        )
+    remedy = "Separate them by commas, and repeat the name of a method for each of its seeds."
+    check_count(len(methods), count, "names in --methods, one for each checkpoint", remedy)
 
 
 def by_method(

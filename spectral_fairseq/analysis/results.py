@@ -22,7 +22,7 @@ from spectral_fairseq.checkpoints.settings import checkpoint_settings
 from spectral_fairseq.checkpoints.table_names import describe_choice, has_output, is_output
 from spectral_fairseq.checkpoints.tables import StoredTable, Tables
 from spectral_fairseq.checkpoints.vocabulary import words_of
-from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_count
 from spectral_fairseq.functional.spectrum_penalties import Prior
 from spectral_fairseq.provenance import finite, sha256, signature, tensor_sha256, versions
 
@@ -236,12 +236,9 @@ def label_of(model: Any) -> str:
 def labels_for(models: Sequence[Any], given: Optional[Sequence[str]] = None) -> List[str]:
     """A different name for each model, as short as that allows."""
     if given is not None:
-        if len(given) != len(models) or len(set(given)) != len(given) or not all(given):
-            raise ConfigurationError(
-                f"{len(models)} different names in --labels, one for each checkpoint",
-                f"{len(given)}: {', '.join(given)}",
-                "Separate them by commas.",
-            )
+        names = set(given) - {""} if len(given) == len(models) else given
+        what = "different names in --labels, one for each checkpoint"
+        check_count(len(names), len(models), what, "Separate them by commas.")
         return list(given)
     named = [_parts_of(model) if is_path(model) else (label_of(model),) for model in models]
     for depth in range(1, max(map(len, named)) + 1):

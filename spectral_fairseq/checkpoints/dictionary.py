@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from spectral_fairseq.checkpoints.reading import read_json
 from spectral_fairseq.checkpoints.settings import checkpoint_settings
-from spectral_fairseq.errors import DataError, check_enough, listed
+from spectral_fairseq.errors import DataError, check_enough, check_type, listed
 from spectral_fairseq.files import check_file, read_text, why_not_readable
 from spectral_fairseq.functional.row_penalties import were_counted
 
@@ -337,8 +337,8 @@ def read_counts(path: Path) -> Counts:
         return list(read_npy(path)["array"].reshape(-1).tolist())
     if path.suffix == ".json":
         found = read_json(path, "word counts")
-        if not isinstance(found, (dict, list)):
-            raise DataError(f"counts by word or by row in {path}", "neither", "Write a list.")
+        what = f"counts by word or by row in {path}"
+        check_type(found, (dict, list), what, "Write a list or an object.", DataError)
         return found
     return _from_lines(path)
 
@@ -385,12 +385,9 @@ def with_counts(
                 "Name its dictionary or tokenizer with --dict, or give one count for each row.",
             )
         found = [counts.get(symbol, 0) for symbol in words.symbols]
-        if not any(found):
-            raise DataError(
-                f"counts of words of {words.path} in {source}",
-                f"none of the {len(counts)} words there",
-                "Spell words as the vocabulary does, with its marks of subwords.",
-            )
+        what = f"count of a word of {words.path} in {source}"
+        remedy = "Spell words as the vocabulary does, with its marks of subwords."
+        check_enough(sum(map(bool, found)), 1, what, remedy)
     else:
         # Arrays and tensors have numbers of their own kinds.
         found = counts.tolist() if hasattr(counts, "tolist") else list(counts)

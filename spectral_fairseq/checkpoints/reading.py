@@ -48,6 +48,7 @@ from spectral_fairseq.errors import (
     ForbiddenError,
     NotFairseqError,
     UntrustedError,
+    check_type,
     first_line,
     listed,
 )
@@ -448,6 +449,5 @@ def read_json_object(path: Path, kind: str) -> Dict[str, Any]:
         DataError: also if it holds anything else.
     """
     found = read_json(path, kind)
-    if not isinstance(found, dict):
-        raise DamagedError(f"{kind} in {path}", f"a {type(found).__name__}")
+    check_type(found, dict, f"{kind} in {path}", COPY_AGAIN, DamagedError)
     return found

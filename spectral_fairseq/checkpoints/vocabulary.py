@@ -25,6 +25,7 @@ from spectral_fairseq.errors import (
     DamagedError,
     DataError,
     MissingDataError,
+    check_type,
     first_line,
     needs_extra,
 )
@@ -146,8 +147,7 @@ def _from_json(path: Path) -> WordList:
             str(piece[0]) if isinstance(piece, list) and piece else str(piece): row
             for row, piece in enumerate(vocab)
         }
-    if not isinstance(vocab, dict):
-        raise DataError(f"the tokens of a tokenizer, model.vocab, in {path}", "none", _OWN)
+    check_type(vocab, dict, f"the tokens of a tokenizer, model.vocab, in {path}", _OWN, DataError)
     added = content.get("added_tokens")
     tokens = [one for one in added if isinstance(one, dict)] if isinstance(added, list) else []
     extra = {str(token.get("content")): token.get("id") for token in tokens}

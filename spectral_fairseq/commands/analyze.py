@@ -16,7 +16,7 @@ from spectral_fairseq.commands.shared import (
     import_plugin,
     no_verify,
 )
-from spectral_fairseq.errors import CheckpointError, ConfigurationError
+from spectral_fairseq.errors import CheckpointError, check_count, idle_flag
 from spectral_fairseq.files import check_directory
 from spectral_fairseq.options import option, part
 
@@ -145,9 +145,9 @@ def report(
 ) -> int:
     """Measure, print, and write the folder if asked; returns the exit status 0."""
     nbest = args.predictions.nbest
-    if nbest and len(nbest) != len(paths):
-        wanted = f"one --nbest file for each of {len(paths)} checkpoints"
-        raise ConfigurationError(wanted, str(len(nbest)), "Give them in that order.")
+    if nbest:
+        what = "--nbest files, one for each checkpoint"
+        check_count(len(nbest), len(paths), what, "Give them in the order of the checkpoints.")
     _check_flags(args)
     for path in paths:
         model_path(path)
@@ -181,9 +181,7 @@ def _check_flags(args: ReportArguments) -> None:
     for flag, needed in _NEEDS.items():
         name, other = (one[2:].replace("-", "_") for one in (flag, needed))
         if given[name] != defaults[name] and not given[other]:
-            raise ConfigurationError(
-                f"{needed} together with {flag}", "no such flag", f"Add {needed}, or remove {flag}."
-            )
+            raise idle_flag(flag, needed)
 
 
 def _check_data(data: str, paths: Sequence[Path]) -> None:

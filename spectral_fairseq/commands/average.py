@@ -9,7 +9,7 @@ from typing import List, Optional, Tuple
 
 from spectral_fairseq.checkpoints.saved import EPOCH_FILE, UPDATE_FILE, checkpoint_file
 from spectral_fairseq.commands.shared import check_output, no_verify, save_atomically
-from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_enough
+from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_enough, idle_flag
 from spectral_fairseq.options import option
 
 DESCRIPTION = """\
@@ -85,8 +85,7 @@ def chosen_checkpoints(args: Arguments) -> List[Path]:
     bound: Optional[int] = args.checkpoint_upper_bound
     if count is None:
         if bound is not None:
-            wanted = "--checkpoint-upper-bound together with one of the --num options"
-            raise ConfigurationError(wanted, "it alone", f"Add {_NUMBER}.")
+            raise idle_flag("--checkpoint-upper-bound", _NUMBER)
         if not inputs or any(os.path.isdir(path) for path in inputs):
             found = "a folder" if inputs else "none"
             remedy = f"Name files, or one folder and {_NUMBER}."

@@ -29,7 +29,7 @@ from spectral_fairseq.commands.models import (
     open_corpus,
     parse_overrides,
 )
-from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_enough
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_enough, idle_flag
 from spectral_fairseq.functional.adaptation import DynamicRates
 from spectral_fairseq.functional.products import ProgressCallback
 from spectral_fairseq.lm.dynamic_evaluation import (
@@ -492,15 +492,13 @@ def check(options: Options) -> None:
     if tune is None:
         return
     if cache is None and dynamic is None:
-        wanted = "--tune with --cache, --dynamic or both"
-        raise ConfigurationError(wanted, "neither", "Add one of them.")
+        raise idle_flag("--tune", "--cache, --dynamic or both")
     for method, asked, grids in (
         ("cache", cache, (tune.cache_thetas, tune.cache_weights)),
         ("dynamic", dynamic, (tune.dynamic_rates, tune.dynamic_decays)),
     ):
         if asked is None and grids != (None, None):
-            wanted = f"--{method} with the options of its grid, --tune-{method}-..."
-            raise ConfigurationError(wanted, "these options alone", f"Add --{method}.")
+            raise idle_flag(f"--tune-{method}-...", f"--{method}")
     if cache is not None:
         axes = cache_axes(cache, tune)
         CacheGrid(cache.window, axes["theta"], axes["lambda"]).check()

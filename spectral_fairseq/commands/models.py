@@ -30,8 +30,10 @@ from spectral_fairseq.errors import (
     UnsupportedError,
     check_enough,
     check_range,
+    check_type,
     first_line,
     listed,
+    misspelt,
 )
 from spectral_fairseq.files import check_file
 from spectral_fairseq.lm.awd_lstm import Carry
@@ -41,9 +43,6 @@ from spectral_fairseq.provenance import sha256
 # ``--model-overrides``: settings that replace those with which a checkpoint was trained.
 
 
-_EVAL_LM = "Evaluate it with fairseq-eval-lm."
-
-
 def parse_overrides(text: str) -> Dict[str, Any]:
     """The dictionary that the flag's value spells, as in fairseq's own commands."""
     try:
@@ -51,11 +50,7 @@ def parse_overrides(text: str) -> Dict[str, Any]:
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         found = None
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise ConfigurationError(
-            "--model-overrides to be a dictionary of settings",
-            repr(text),
-            "Write it as in --model-overrides \"{'mem_len': 640}\".",
-        )
+        raise misspelt("--model-overrides to be a dictionary such as \"{'mem_len': 640}\"", text)
     return found
 
 
@@ -131,6 +126,9 @@ class LanguageModel:
         return int(min(64, max(1, _BATCH_SCORES // (block * len(self.dictionary)))))
 
 
+_EVAL_LM = "Evaluate it with fairseq-eval-lm."
+
+
 def load_language_model(
     path: Union[str, Path],
     data: Union[str, Path],
@@ -166,9 +164,9 @@ def load_language_model(
     remark = _remark(settings, words)
     del checkpoint  # fairseq reads it again
     model, task = build_model(path, data, overrides)
-    if not isinstance(model, FairseqLanguageModel):
-        remedy = "Give a checkpoint of --task language_modeling or stateful_language_modeling."
-        raise CheckpointError(f"a language model in {path}", f"a {type(model).__name__}", remedy)
+    remedy = "Give a checkpoint of --task language_modeling or stateful_language_modeling."
+    what = f"a language model in {path}"
+    check_type(model, FairseqLanguageModel, what, remedy, CheckpointError)
     dictionary, target_dictionary = task.source_dictionary, task.target_dictionary
     if len(target_dictionary) != len(dictionary):
         found = f"{len(dictionary)} and {len(target_dictionary)} words (--output-dictionary-size)"

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.commands.models import LanguageModel
-from spectral_fairseq.errors import ConfigurationError, DataError, check_enough, check_range
+from spectral_fairseq.errors import (
+    ConfigurationError,
+    DataError,
+    check_count,
+    check_enough,
+    check_range,
+)
 from spectral_fairseq.lm.awd_lstm import Carry
 
 Sentence = Sequence[str]
@@ -100,10 +106,8 @@ def compare_next_words(
     """
     check_range("`top`", top, at_least=1, whole=True)
     check_range("`gaps`", gaps, at_least=0, whole=True)
-    if gaps and len(models) != 2:
-        raise ConfigurationError(
-            "two models for `gaps`", str(len(models)), "Give two checkpoints, or drop `gaps`."
-        )
+    if gaps:
+        check_count(len(models), 2, "models for `gaps`", "Give two checkpoints, or drop `gaps`.")
     symbols = models[0][1].dictionary.symbols
     for label, model in models[1:]:
         if model.dictionary.symbols != symbols:

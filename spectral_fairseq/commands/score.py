@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Iterator, List
 
 from spectral_fairseq.commands.shared import import_plugin, text_with_sentences
-from spectral_fairseq.errors import DataError, needs_extra
+from spectral_fairseq.errors import DataError, check_enough, needs_extra
 from spectral_fairseq.options import option
 
 DESCRIPTION = """\
@@ -61,8 +61,7 @@ def _lines(name: str, flag: str) -> List[str]:
     text = text_with_sentences(name, flag)
     lines = text.split("\n")
     lines = lines if lines[-1] else lines[:-1]
-    if not any(line.split() for line in lines):
-        raise DataError(f"words in {name}", "none", f"Correct {flag}.")
+    check_enough(len(text.split()), 1, f"word in {name}", f"Correct {flag}.")
     return lines
 
 
@@ -83,8 +82,8 @@ def _fairseq_bleu(
     scorer = Scorer(BleuConfig(pad=words.pad(), eos=words.eos(), unk=words.unk()))
     for number, pair in enumerate(zip(translations, references)):
         if each:
-            if not all(line.split() for line in pair):
-                raise DataError("words in each line", f"none in line {number + 1}", _WORDS)
+            fewest = min(len(line.split()) for line in pair)
+            check_enough(fewest, 1, f"word in line {number + 1} of both texts", _WORDS)
             scorer.reset(one_init=True)
         translation, reference = (words.encode_line(line) for line in pair)
         scorer.add(reference, translation)

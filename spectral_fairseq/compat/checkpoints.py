@@ -29,7 +29,12 @@ from spectral_fairseq.checkpoints.reading import (
 from spectral_fairseq.checkpoints.saved import checkpoint_file
 from spectral_fairseq.checkpoints.settings import check_settings, literal
 from spectral_fairseq.compat.patching import Overlay, Patch, replaces, wrapping
-from spectral_fairseq.errors import CheckpointError, ConfigurationError, SpectralFairseqError
+from spectral_fairseq.errors import (
+    CheckpointError,
+    ConfigurationError,
+    SpectralFairseqError,
+    misspelt,
+)
 from spectral_fairseq.files import replacing
 
 # fairseq reads its own checkpoints, and never runs code from one, whatever the versions are.
@@ -400,11 +405,8 @@ def _kept(settings: Any, side: str) -> Optional[List[int]]:
     except ValueError:
         kept = []
     if not kept or kept[0] < 0 or len(set(kept)) < len(kept):
-        raise ConfigurationError(
-            f"--{name.replace('_', '-')} to be different numbers of layers from 0, such as 0,2",
-            repr(given),
-            "Correct it.",
-        )
+        flag = f"--{name.replace('_', '-')}"
+        raise misspelt(f"{flag} to be different numbers of layers from 0, such as 0,2", given)
     return kept
 
 

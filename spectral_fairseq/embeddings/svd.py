@@ -24,7 +24,7 @@ from spectral_fairseq.embeddings.table import (
     TableSpec,
     hook,
 )
-from spectral_fairseq.errors import CheckpointError, ConfigurationError, arguments_as_flags
+from spectral_fairseq.errors import CheckpointError, arguments_as_flags, misspelt
 from spectral_fairseq.functional.products import full_float32
 from spectral_fairseq.functional.rows import check_finite
 from spectral_fairseq.functional.spectra import gram, table_gram
@@ -68,9 +68,7 @@ def parse_c1(text: Union[str, float]) -> Optional[float]:
     try:
         return float(text)
     except (TypeError, ValueError):
-        raise ConfigurationError(
-            "`c1` to be 'auto' or a positive number", repr(text), "Correct `c1`."
-        ) from None
+        raise misspelt("`c1` to be 'auto' or a positive number", text) from None
 
 
 class SVDEmbedding(FactoredEmbedding):

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.table import FactoredEmbedding, TableSpec, hook
-from spectral_fairseq.errors import ConfigurationError, check_range
+from spectral_fairseq.errors import check_count, check_range
 from spectral_fairseq.functional.row_penalties import smoothed_log_counts
 from spectral_fairseq.functional.rows import check_finite
 from spectral_fairseq.options import Option
@@ -126,12 +126,9 @@ class WeightNormEmbedding(FactoredEmbedding):
         for name, value in (("sigma", sigma), ("init_range", init_range), ("tau", tau)):
             check_range(f"`{name}`", value, above=0)
         check_range("`gamma`", gamma, at_least=0, at_most=1)
-        if counts is not None and len(counts) != num_embeddings:
-            raise ConfigurationError(
-                f"one count for each of the {num_embeddings} rows",
-                f"{len(counts)} counts",
-                "Pass the counts of the dictionary that the table is for.",
-            )
+        if counts is not None:
+            remedy = "Pass those of the dictionary that the table is for."
+            check_count(len(counts), num_embeddings, "counts, one for each row", remedy)
         self.sigma, self.init_range, self.gamma, self.tau = sigma, init_range, gamma, tau
         self.epoch = 0
         self.g = nn.Parameter(torch.zeros(num_embeddings))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings.table import Table
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, misspelt
 from spectral_fairseq.functional.adaptive_loss import (
     adaptive_cross_entropy,
     adaptive_log_probabilities,
@@ -38,11 +38,8 @@ def parse_cutoffs(text: Optional[str]) -> List[int]:
     try:
         return [int(part) for part in text.split(",")] if text else []
     except ValueError:
-        raise ConfigurationError(
-            "`cutoffs` to be whole numbers separated by commas",
-            repr(text),
-            f"Correct `cutoffs`, for example: {PUBLISHED_CUTOFFS}.",
-        ) from None
+        wanted = f"`cutoffs` to be whole numbers separated by commas, such as {PUBLISHED_CUTOFFS}"
+        raise misspelt(wanted, text) from None
 
 
 class AdaptiveSoftmaxHead(Head):

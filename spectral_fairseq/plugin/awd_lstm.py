@@ -17,7 +17,7 @@ from fairseq.models import FairseqLanguageModel
 from torch import Tensor
 
 from spectral_fairseq.embeddings import Table
-from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
+from spectral_fairseq.errors import arguments_as_flags, check_alike
 from spectral_fairseq.functional.row_penalties import (
     activation_regularization,
     temporal_activation_regularization,
@@ -144,13 +144,10 @@ class AWDLSTMLanguageModel(FairseqLanguageModel):
         dictionary = task.target_dictionary
         dim = options.decoder_embed_dim
         last = options.decoder_last_hidden_size or dim
-        if not head_kind(options).any_width and last != dim:
-            raise ConfigurationError(
-                f"--decoder-last-hidden-size {dim}, the table's width, with --output-head "
-                f"{options.output_head}",
-                str(last),
-                "Drop the flag, give --decoder-embed-dim the same value, or use a mixture.",
-            )
+        if not head_kind(options).any_width:
+            widths = {"--decoder-last-hidden-size": last, "--decoder-embed-dim": dim}
+            remedy = "Make them equal, or use a mixture."
+            check_alike(f"one width with --output-head {options.output_head}", widths, remedy)
         shared = not options.untied_output
         table = cls._build_look_up(options, dictionary, dim, shared)
         with arguments_as_flags(**ARGUMENT_FLAGS, **flags_of(AWDLSTMConfig)):

@@ -11,7 +11,7 @@ from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 from omegaconf import II
 
 from spectral_fairseq import refusals
-from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
+from spectral_fairseq.errors import ConfigurationError, arguments_as_flags, check_count
 from spectral_fairseq.lm.averaged_sgd import AveragedSGD, NonMonotonicTrigger
 from spectral_fairseq.options import option
 from spectral_fairseq.plugin.listener import Listener
@@ -158,9 +158,8 @@ class NTASGDSchedule(FairseqLRScheduler):
     def __init__(self, cfg: NTASGDScheduleConfig, optimizer: Any) -> None:
         super().__init__(cfg, optimizer)
         averaged_sgd(optimizer)
-        if len(cfg.lr) != 1:
-            wanted = "one learning rate for --lr-scheduler nt_asgd"
-            raise ConfigurationError(wanted, f"{list(cfg.lr)}", "Give --lr one value.")
+        what = "learning rate for --lr-scheduler nt_asgd"
+        check_count(len(cfg.lr), 1, what, "Give --lr one value.")
         with arguments_as_flags(interval="--nt-asgd-interval"):
             self.trigger = NonMonotonicTrigger(cfg.nt_asgd_interval)
         self.stopped = False

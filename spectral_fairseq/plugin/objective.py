@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding, Table
-from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
+from spectral_fairseq.errors import arguments_as_flags, misspelt
 from spectral_fairseq.functional.control_rule import counted_norm
 from spectral_fairseq.functional.row_penalties import smoothed_log_counts
 from spectral_fairseq.functional.spectrum_penalties import Prior
@@ -298,8 +298,7 @@ def parse_interval(text: str) -> Optional[int]:
     if text == "auto":
         return None
     if not str(text).isdigit() or int(text) < 1:
-        wanted = "`value` to be 'auto' or a whole number >= 1"
-        raise ConfigurationError(wanted, repr(text), "Correct it.")
+        raise misspelt("`value` to be 'auto' or a whole number >= 1", text)
     return int(text)
 
 

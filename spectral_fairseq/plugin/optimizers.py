@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import Table
-from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
+from spectral_fairseq.errors import ConfigurationError, arguments_as_flags, misspelt
 from spectral_fairseq.lm.coupled_adam import CoupledAdam
 from spectral_fairseq.lm.muon import ADJUSTMENTS, Muon, hidden_matrices
 from spectral_fairseq.options import option
@@ -56,8 +56,7 @@ def two_numbers(betas: Any) -> Tuple[float, float]:
             return float(first), float(second)
     except (SyntaxError, TypeError, ValueError):
         pass
-    wanted = "--adam-betas of two numbers from 0 to below 1, such as '(0.9, 0.98)'"
-    raise ConfigurationError(wanted, repr(betas), "Correct it.")
+    raise misspelt("--adam-betas of two numbers from 0 to below 1, such as '(0.9, 0.98)'", betas)
 
 
 class _WithAdam(FairseqOptimizer):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding, WeightNormEmbedding
-from spectral_fairseq.errors import ConfigurationError, check_range
+from spectral_fairseq.errors import ConfigurationError, check_range, misspelt
 from spectral_fairseq.functional.products import row_norms
 from spectral_fairseq.functional.row_penalties import (
     cosine_penalty,
@@ -227,7 +227,7 @@ def four_weights(text: str) -> Tuple[float, float, float, float]:
         l1, l2, l3, l4 = (float(part) for part in str(text).split(","))
     except ValueError:
         wanted = "`value` to be four numbers separated by commas, such as 0.01,0.01,0,0"
-        raise ConfigurationError(wanted, repr(text), "Correct it.") from None
+        raise misspelt(wanted, text) from None
     for weight in (l1, l2, l3, l4):
         check_range("`value`", weight, at_least=0)
     return l1, l2, l3, l4

@@ -19,7 +19,7 @@ from torch import nn
 from spectral_fairseq import refusals
 from spectral_fairseq.checkpoints.dictionary import FILLER
 from spectral_fairseq.embeddings import TABLES, PlainEmbedding, SVDEmbedding, Table, TableSpec
-from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
+from spectral_fairseq.errors import ConfigurationError, arguments_as_flags, check_alike
 from spectral_fairseq.heads import HEADS, Head, HeadSpec, SoftmaxHead
 from spectral_fairseq.heads.head import SOFTCAP
 from spectral_fairseq.options import Option, arguments, flags_by_argument, idle_flags
@@ -345,21 +345,15 @@ def check_sharing(options: Any, task: Any) -> None:
             remedy = "Prepare --joined-dictionary, or use --share-decoder-input-output-embed."
             raise ConfigurationError("one dictionary for --share-all-embeddings", sizes, remedy)
         files = (options.encoder_embed_path, options.decoder_embed_path)
-        if files[1] and files[0] != files[1]:
-            raise ConfigurationError(
-                "the same file of vectors for both sides with --share-all-embeddings",
-                f"--decoder-embed-path {files[1]} and --encoder-embed-path {files[0]}",
-                "Give both, alike, or drop --decoder-embed-path.",
-            )
+        if files[1]:
+            what = "the same file of vectors for both sides with --share-all-embeddings"
+            paths = dict(zip(("--encoder-embed-path", "--decoder-embed-path"), files))
+            check_alike(what, paths, "Give both, alike, or drop --decoder-embed-path.")
     if options.share_all_embeddings or options.share_decoder_input_output_embed:
         if getattr(options, "decoder_out_embed_dim", None) is not None:
             widths["--decoder-out-embed-dim"] = options.decoder_out_embed_dim
-    if len(set(widths.values())) > 1:
-        raise ConfigurationError(
-            "one width for the shared embedding table",
-            " and ".join(f"{flag} {width}" for flag, width in widths.items()),
-            "Make them equal, or do not share the embeddings.",
-        )
+    remedy = "Make them equal, or do not share the embeddings."
+    check_alike("one width for the shared embedding table", widths, remedy)
 
 
 # Embedding tables and output layers from flags.
@@ -458,13 +452,10 @@ def build_head(
     if options.logit_softcap is not None and SOFTCAP not in kind.options:
         raise refusals.SOFTCAP.error(kind.__name__)
     table = build_table(options, dictionary, spec.input_dim) if shared is None else shared
-    if not kind.any_width and table.embedding_dim != spec.input_dim:
-        raise ConfigurationError(
-            "a shared table as wide as the decoder's output",
-            f"a table of width {table.embedding_dim} and an output of width {spec.input_dim}",
-            "Give --decoder-input-dim and --decoder-output-dim the same value, or do not share "
-            "the embeddings.",
-        )
+    if not kind.any_width:
+        widths = {"the width of the table": table.embedding_dim, "--decoder-output-dim": spec.input_dim}
+        remedy = "Make them equal, or do not share the embeddings."
+        check_alike("a shared table as wide as the decoder's output", widths, remedy)
     flags = flags_by_argument(kind.options)
     with arguments_as_flags(SoftmaxHead="--output-head softmax", **flags):
         return kind.build(table, spec, **arguments(kind.options, options))

@@ -16,7 +16,7 @@ from fairseq.data.iterators import EpochBatchIterator
 from torch import Tensor
 
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
-from spectral_fairseq.errors import DataError, MissingDataError
+from spectral_fairseq.errors import MissingDataError, check_enough
 from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.lm.streams import ContiguousStreams
 
@@ -121,13 +121,9 @@ class Streams(FairseqDataset):
         self.batch_size, self.slots, self.workers = batch_size, slots, workers
         self.groups = slots * workers
         count = self.groups * batch_size
-        if len(corpus) < count:
-            raise DataError(
-                f"at least one token for each of {count} streams (--batch-size {batch_size} x "
-                f"--update-freq {slots} x {workers} workers)",
-                f"a corpus of {len(corpus)} tokens",
-                "Use fewer streams, --update-freq or workers, or more text.",
-            )
+        product = f"--batch-size {batch_size} x --update-freq {slots} x {workers} workers"
+        what = f"tokens in the corpus, one for each stream ({product})"
+        check_enough(len(corpus), count, what, "Use fewer of them, or more text.")
         self._pad = pad
         self.trimmed = len(corpus) % count if trim else 0
         tokens = corpus.tokens[1 : 1 + len(corpus) - self.trimmed]

@@ -16,7 +16,7 @@ from omegaconf import II
 from torch import nn
 
 from spectral_fairseq.embeddings import Table
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import check_alike
 from spectral_fairseq.heads import HeadSpec
 from spectral_fairseq.options import option
 from spectral_fairseq.plugin.registry import (
@@ -49,13 +49,13 @@ class SpectralTransformerDecoder(TransformerDecoderBase):
         if not has_own_output(cfg):
             super().build_output_projection(cfg, dictionary, embed_tokens)
             return
-        if self.project_out_dim is None and cfg.decoder.embed_dim != self.output_embed_dim:
-            raise ConfigurationError(
-                "--decoder-output-dim to be --decoder-embed-dim, with --tie-adaptive-weights",
-                f"{self.output_embed_dim} and {cfg.decoder.embed_dim}",
-                "Make them equal, or leave out --tie-adaptive-weights, with which fairseq does not "
-                "project the hidden states.",
-            )
+        if self.project_out_dim is None:
+            widths = {
+                "--decoder-output-dim": self.output_embed_dim,
+                "--decoder-embed-dim": cfg.decoder.embed_dim,
+            }
+            remedy = "Make them equal, or leave out --tie-adaptive-weights, which needs that."
+            check_alike("one width of hidden states and table", widths, remedy)
         shared = embed_tokens if self.share_input_output_embed else None
         spec = HeadSpec(self.output_embed_dim)
         self.output_projection = build_head(cfg, dictionary, spec, shared)

@@ -16,6 +16,7 @@ from spectral_fairseq.errors import (
     ConfigurationError,
     SpectralFairseqError,
     UnsupportedError,
+    check_count,
     check_range,
     missing_package,
 )
@@ -273,9 +274,10 @@ class SpectralLightningCallback(_Lightning):  # type: ignore[misc]
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Refuse several optimisers, and one that lets a factored table decay three times."""
-        if len(trainer.optimizers) > 1:
-            found, remedy = f"{len(trainer.optimizers)}", f"{_STEP_YOURSELF}, in training_step."
-            raise UnsupportedError("one optimiser, for SpectralLightningCallback", found, remedy)
+        count, remedy = len(trainer.optimizers), f"{_STEP_YOURSELF}, in training_step."
+        if count:
+            what = "optimiser, for SpectralLightningCallback"
+            check_count(count, 1, what, remedy, UnsupportedError)
 
         check_decay(trainer.optimizers[0] if trainer.optimizers else None)
 

@@ -19,7 +19,7 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, Type
 import torch
 from torch import Tensor, nn
 
-from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_range
+from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_range, check_type
 from spectral_fairseq.training.shards import row_shard
 
 # Usual names of an output layer, in models without get_output_embeddings().
@@ -225,9 +225,7 @@ def without_wrappers(model: nn.Module) -> nn.Module:
         ConfigurationError: it is no module.
         UnsupportedError: parameters that FSDP flattens.
     """
-    if not isinstance(model, nn.Module):
-        found = f"an object of type {type(model).__name__}"
-        raise ConfigurationError("a model or a layer", found, "Pass the model.")
+    check_type(model, nn.Module, "a model or a layer", "Pass the model.")
     while True:
         if type(model).__name__ == "FullyShardedDataParallel":
             raise _sharded("parameters that FullyShardedDataParallel splits over workers")
@@ -287,9 +285,7 @@ def weight_of(model: Any, use: str) -> Tensor:
         ConfigurationError: there is none.
     """
     weight: Any = output_layer(model).weight if isinstance(model, nn.Module) else model
-    if not isinstance(weight, Tensor):
-        found = f"an object of type {type(weight).__name__}"
-        raise ConfigurationError(f"a model, a layer or a weight, for {use}", found, "Pass it.")
+    check_type(weight, Tensor, f"a model, a layer or a weight, for {use}", "Pass the model.")
     return weight
 
 
