@@ -453,7 +453,10 @@ def build_head(
         raise refusals.SOFTCAP.error(kind.__name__)
     table = build_table(options, dictionary, spec.input_dim) if shared is None else shared
     if not kind.any_width:
-        widths = {"the width of the table": table.embedding_dim, "--decoder-output-dim": spec.input_dim}
+        widths = {
+            "the width of the table": table.embedding_dim,
+            "--decoder-output-dim": spec.input_dim,
+        }
         remedy = "Make them equal, or do not share the embeddings."
         check_alike("a shared table as wide as the decoder's output", widths, remedy)
     flags = flags_by_argument(kind.options)

@@ -235,7 +235,7 @@ def test_choice_from_a_folder(save_dir, options, expected):
     "options, message",
     [
         ({"epochs": 5}, "5 epoch checkpoints"),
-        ({"updates": 2, "bound": 99}, "2 update checkpoints"),
+        ({"updates": 2, "bound": 99}, "at least two update checkpoints"),
         ({"epochs": 0}, ">= 1"),
         ({"bound": 3}, "--checkpoint-upper-bound"),
         ({}, "a folder"),

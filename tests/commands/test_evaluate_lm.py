@@ -255,7 +255,7 @@ REFUSED = {
     "theta to be a finite number >= 0": ("--cache-theta", -1),
     "epsilon of dynamic": ("--dynamic-epsilon", 0),
     "--dynamic-batches to be": ("--dynamic-batches", 0),
-    "Add one of them": ("--tune",),
+    "Add --cache, --dynamic or both": ("--tune",),
     "Add --tune": ("--tune-tokens", 5),
     "--tune-tokens to be": ("--tune", "--cache", "--tune-tokens", 0),
     "Add --cache": ("--tune", "--dynamic", "--tune-cache-lambda", 0.1),
@@ -279,7 +279,9 @@ def test_refused(message, stateful, run):
 
 def test_streams_of_a_model_without_a_state_are_refused(train, run):
     assert "--streams 1" in run(block_checkpoint(train), "--streams", 2, rc=2)
-    assert "at most 16" in run(block_checkpoint(train), "--segment", 17, rc=2)
+    assert "--segment to be a whole number <= 16" in run(
+        block_checkpoint(train), "--segment", 17, rc=2
+    )
 
 
 def test_impossible_options_need_no_checkpoint():

@@ -243,7 +243,10 @@ def test_a_block_is_no_longer_than_the_positions_of_the_model():
 
 
 def test_blocks_that_cannot_be_are_refused():
-    for block, context, match in ((51, 0, "at most 50"), (5, 5, "context-window")):
+    for block, context, match in (
+        (51, 0, "--segment to be a whole number <= 50"),
+        (5, 5, "context-window"),
+    ):
         with pytest.raises(ConfigurationError, match=match):
             BlockReader(Positions(), 1, 2, block, context, 1)
 
