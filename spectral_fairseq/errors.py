@@ -223,15 +223,21 @@ def check_choice(what: str, value: Any, choices: Iterable[str]) -> None:
         raise ConfigurationError(f"{what} to be one of {names}", repr(value), "Choose one of them.")
 
 
-def check_shape(what: str, tensor: Any, shape: Sequence[int], remedy: str) -> None:
+def check_shape(
+    what: str,
+    tensor: Any,
+    shape: Sequence[int],
+    remedy: str,
+    error: Type[SpectralFairseqError] = ConfigurationError,
+) -> None:
     """Refuse a tensor of another shape.
 
     Raises:
-        ConfigurationError: it has another.
+        ConfigurationError: it has another; or an error of the class that is given.
     """
     found, wanted = tuple(tensor.shape), tuple(shape)
     if found != wanted:
-        raise ConfigurationError(f"{what} of shape {wanted}", f"shape {found}", remedy)
+        raise error(f"{what} of shape {wanted}", f"shape {found}", remedy)
 
 
 def check_enough(
@@ -254,8 +260,11 @@ def check_enough(
         DataError: there are fewer; or an error of the class that is given.
     """
     if count < least:
-        number = {1: "one", 2: "two"}.get(least, f"{least:,}")
-        raise error(f"at least {number} {what}", f"{count:,}" if count else "none", remedy)
+        raise error(f"at least {_number(least)} {what}", _number(count), remedy)
+
+
+def _number(count: int) -> str:
+    return {0: "none", 1: "one", 2: "two"}.get(count, f"{count:,}")
 
 
 def check_count(
@@ -267,7 +276,7 @@ def check_count(
 ) -> None:
     """Refuse more or fewer of something than there have to be; see :func:`check_enough`."""
     if count != wanted:
-        raise error(f"{wanted:,} {what}", f"{count:,}", remedy)
+        raise error(f"{_number(wanted)} {what}", _number(count), remedy)
 
 
 def check_type(
@@ -313,6 +322,11 @@ def idle_flag(flag: str, needed: str) -> ConfigurationError:
     """The error for a flag that does nothing without another one."""
     remedy = f"Add {needed}, or remove {flag}."
     return ConfigurationError(f"{needed} together with {flag}", "no such flag", remedy)
+
+
+def clashing_flags(*flags: str) -> ConfigurationError:
+    """The error for flags of which one alone may be given."""
+    return ConfigurationError(f"one of {' and '.join(flags)}", "both", "Drop one of them.")
 
 
 def missing_package(package: str, use: str) -> ConfigurationError:

@@ -23,6 +23,7 @@ RAISED = {
 }
 # The common checks, whose messages follow from what they are given.
 CHECKS = {name for name in {**vars(errors), **vars(files)} if name.startswith("check_")} | {
+    "clashing_flags",
     "idle_flag",
     "misspelt",
     "missing_package",

@@ -31,7 +31,7 @@ from spectral_fairseq.analysis.render import as_summary, as_text
 from spectral_fairseq.analysis.report import PAGE, as_html, check_folder, write_results
 from spectral_fairseq.analysis.results import Analysed, analyse_model, document, labels_for
 from spectral_fairseq.checkpoints.dictionary import Counts
-from spectral_fairseq.errors import ConfigurationError, check_count, missing_package
+from spectral_fairseq.errors import ConfigurationError, check_count, check_enough, missing_package
 
 
 def analyze(
@@ -76,8 +76,8 @@ def analyze(
         ConfigurationError: an impossible option, or a package that is not installed.
         TypeError: an option that does not exist.
     """
-    if not models:
-        raise ConfigurationError("a model to analyse", "none", "Pass a path or a model.")
+    remedy = "Pass a path or a model."
+    check_enough(len(models), 1, "model to analyse", remedy, ConfigurationError)
     if isinstance(options.get("words"), str):
         options["words"] = (options["words"],)
     chosen = Options(**options)

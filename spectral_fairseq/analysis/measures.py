@@ -14,7 +14,7 @@ from spectral_fairseq.analysis.options import Options, StepCallback
 from spectral_fairseq.analysis.table_facts import TableFacts
 from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.tables import StoredTable
-from spectral_fairseq.errors import ConfigurationError, DataError
+from spectral_fairseq.errors import DataError, idle_flag
 from spectral_fairseq.functional.cosines import nearest_neighbours
 from spectral_fairseq.functional.products import sample_rows
 from spectral_fairseq.functional.spectrum_penalties import Prior
@@ -139,9 +139,7 @@ def _projection(facts: TableFacts) -> Tuple[Tensor, Tensor]:
 def _query_rows(table: StoredTable, options: Options, words: Optional[WordList]) -> Dict[str, int]:
     """Words of ``--words`` -> row of ``table.weight``."""
     if options.words and words is None:
-        raise ConfigurationError(
-            "a dictionary for --words", "none", "Give it with --dict, a file or a data folder."
-        )
+        raise idle_flag("--words", "--dict")
     place = {row: index for index, row in enumerate(table.rows.tolist())} if options.words else {}
     found: Dict[str, int] = {}
     for word in options.words:

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import List, Optional, Union
 
-from spectral_fairseq.errors import CheckpointError, ForbiddenError
+from spectral_fairseq.errors import CheckpointError, ForbiddenError, check_enough
 from spectral_fairseq.files import check_file
 
 OF_DISTRIBUTED = (
@@ -102,11 +102,7 @@ def saved_epochs(folder: Path) -> List[Path]:
         elif by_epoch:
             # An epoch's own checkpoint comes after those saved within it.
             found.append(((int(by_epoch.group(1)), 2**62), path))
-    if not found:
-        raise CheckpointError(
-            f"checkpoints of a training run in {folder}",
-            "none named checkpoint<epoch>.pt, checkpoint_<epoch>_<updates>.pt or "
-            "checkpoint-<updates>",
-            "Name the --save-dir of a run without --no-epoch-checkpoints, or the files.",
-        )
+    what = "checkpoint<epoch>.pt, checkpoint_<epoch>_<updates>.pt or checkpoint-<updates>"
+    remedy = "Name the --save-dir of a run without --no-epoch-checkpoints, or the files."
+    check_enough(len(found), 1, f"{what} in {folder}", remedy, CheckpointError)
     return [path for _, path in sorted(found)]

@@ -21,6 +21,7 @@ from spectral_fairseq.errors import (
     MissingDataError,
     NoEquivalentError,
     arguments_as_flags,
+    clashing_flags,
 )
 from spectral_fairseq.files import check_directory, check_file, making_folder
 from spectral_fairseq.options import option
@@ -118,11 +119,7 @@ def _check_flags(args: Arguments) -> None:
             remedy = f"Remove {flag}, or choose another --to."
             raise ConfigurationError(wanted, f"--to {args.to}", remedy)
     if args.bpe_codes and args.sentencepiece_model:
-        raise ConfigurationError(
-            "one way to cut text into subwords",
-            "both --bpe-codes and --sentencepiece-model",
-            "Give the one that the training data were made with.",
-        )
+        raise clashing_flags("--bpe-codes", "--sentencepiece-model")
     if args.data:
         check_directory(args.data, "a folder of dictionaries", "Correct --data.")
     for file in (args.bpe_codes, args.sentencepiece_model):

@@ -15,7 +15,6 @@ from spectral_fairseq.commands.export_plain import plain_checkpoint
 from spectral_fairseq.commands.shared import naming_full_disk
 from spectral_fairseq.errors import NoEquivalentError, check_choice, needs_extra
 
-
 _ANOTHER_FORMAT = "Try --to huggingface or --to fairseq, or keep this checkpoint and use fairseq."
 
 

@@ -29,7 +29,13 @@ from spectral_fairseq.commands.models import (
     open_corpus,
     parse_overrides,
 )
-from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_enough, idle_flag
+from spectral_fairseq.errors import (
+    ConfigurationError,
+    UnsupportedError,
+    check_enough,
+    check_range,
+    idle_flag,
+)
 from spectral_fairseq.functional.adaptation import DynamicRates
 from spectral_fairseq.functional.products import ProgressCallback
 from spectral_fairseq.lm.dynamic_evaluation import (
@@ -91,16 +97,12 @@ def choose_layout(loaded: LanguageModel, options: Options) -> Layout:
     """The sizes asked for, or else those of the training."""
     trained = int(loaded.settings.get("tokens_per_sample") or DEFAULT_SEGMENT)
     if not loaded.stateful:
-        if options.streams != 1:
-            found = f"{options.streams} with {loaded.arch}, which reads blocks apart"
-            wanted = "--streams 1 for a model without a state"
-            raise ConfigurationError(wanted, found, "Leave it out.")
+        what = f"--streams with {loaded.arch}, which carries no state,"
+        check_range(what, options.streams, at_most=1, whole=True, remedy="Leave it out.")
         usual = min(trained, loaded.model.max_positions())
         return Layout(1, options.segment or usual, options.context_window)
-    if options.context_window:
-        found = f"{options.context_window} with {loaded.arch}, which carries its state along"
-        wanted = "no --context-window for a model with a state"
-        raise ConfigurationError(wanted, found, "Leave it out.")
+    what = f"--context-window with {loaded.arch}, which carries a state,"
+    check_range(what, options.context_window, at_most=0, whole=True, remedy="Leave it out.")
     usual = DYNAMIC_SEGMENT if options.dynamic is not None else trained
     return Layout(options.streams, options.segment or usual, 0)
 

@@ -100,6 +100,11 @@ def run(args: Arguments) -> int:
     return 0
 
 
+def _in_parts(source: Path) -> UnsupportedError:
+    remedy = "Give the model's folder, or join the parts first."
+    return UnsupportedError(f"a model in one file, as {source}", "one of several parts", remedy)
+
+
 def _write(opened: Any, changed: Dict[str, Any], source: Path, out: Path, verify: bool) -> None:
     from spectral_fairseq.checkpoints.rewriting import write_folder, write_weights
 
@@ -108,9 +113,7 @@ def _write(opened: Any, changed: Dict[str, Any], source: Path, out: Path, verify
         from spectral_fairseq.checkpoints.rewriting import LEFT_OUT, LEFT_OUT_OF_EXTRA_STATE
 
         if opened.files:
-            raise UnsupportedError(
-                "a checkpoint in one file", "one in several parts", "Join the parts first."
-            )
+            raise _in_parts(source)
         checkpoint = load_checkpoint(source, verify)
         checkpoint["model"] = {**checkpoint["model"], **changed}
         for key in LEFT_OUT:
@@ -122,9 +125,7 @@ def _write(opened: Any, changed: Dict[str, Any], source: Path, out: Path, verify
         with making_folder(out) as folder:
             write_folder(opened, changed, folder)
     elif opened.files or opened.weights != source:
-        raise UnsupportedError(
-            f"a model in one file, as {source}", "one of several parts", "Give the model's folder."
-        )
+        raise _in_parts(source)
     else:
         with replacing(out) as partial:
             write_weights(source, changed, partial)

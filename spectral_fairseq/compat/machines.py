@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from spectral_fairseq.compat.patching import Overlay, Patch, replaces, wrapping
-from spectral_fairseq.errors import ConfigurationError, needs_extra
+from spectral_fairseq.errors import ConfigurationError, clashing_flags, needs_extra
 from spectral_fairseq.provenance import torch_release
 
 # Names that numpy has retired, given back to the few fairseq modules that still use them.
@@ -183,11 +183,7 @@ def without_tpu(
     """
     given = sys.argv[1:] if input_args is None else input_args
     if {*_FP16} & {*given} and {*_BF16} & {*given}:
-        raise ConfigurationError(
-            "one of --fp16 and --bf16",
-            " and ".join(flag for flag in (*_FP16, *_BF16) if flag in given),
-            "Drop one of them.",
-        )
+        raise clashing_flags(*(flag for flag in (*_FP16, *_BF16) if flag in given))
     parsed = original(parser, input_args, *more, **kwargs)
     args = parsed[0] if isinstance(parsed, tuple) else parsed
     # fairseq-validate and fairseq-generate parse once more without defaults: no attribute then.

@@ -62,13 +62,9 @@ def rows_to_repair(
         ConfigurationError: another name, or no ``initial_length`` for ``initial``.
         DataError: ``matrix`` is no table.
     """
-    unknown = sorted(set(choices) - set(CHOICES))
-    if unknown or not choices:
-        raise ConfigurationError(
-            f"`rows` to be some of {', '.join(CHOICES)}",
-            ", ".join(unknown) or "none",
-            "Correct `rows`.",
-        )
+    check_enough(len(choices), 1, "name in `rows`", "Give one.", ConfigurationError)
+    for name in choices:
+        check_choice("each of `rows`", name, CHOICES)
     lacks = "initial" in choices and not (initial_length or 0) > 0
     if lacks or not math.isfinite(initial_length or 0):
         raise ConfigurationError(

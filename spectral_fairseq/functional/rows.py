@@ -24,7 +24,13 @@ from typing import List, NamedTuple, Optional, Type
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import DIVERGED, DataError, SpectralFairseqError
+from spectral_fairseq.errors import (
+    DIVERGED,
+    DataError,
+    SpectralFairseqError,
+    check_count,
+    check_enough,
+)
 from spectral_fairseq.functional.products import (
     BLOCK_ROWS,
     SMALLEST_SHARE,
@@ -93,12 +99,9 @@ def centred_products(
     left, right = checked_table(left), checked_table(right)
     one = torch.arange(left.size(0)) if left_rows is None else left_rows
     other = torch.arange(right.size(0)) if right_rows is None else right_rows
-    if len(one) != len(other) or len(one) < 2:
-        raise DataError(
-            "two tables of the same words, at least two",
-            f"{len(one)} and {len(other)} rows",
-            "Name the rows of the words that both have.",
-        )
+    remedy = "Name the rows of the words that both have."
+    check_enough(len(one), 2, "rows of the same words in both tables", remedy)
+    check_count(len(other), len(one), "rows of the other table", remedy, DataError)
     width = left.size(1)
     total = left.new_zeros(width + right.size(1), dtype=torch.float64)
     gram = torch.outer(total, total)

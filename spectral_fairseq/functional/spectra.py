@@ -37,7 +37,13 @@ from typing import Any, List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import DIVERGED, ConfigurationError, DataError, check_enough
+from spectral_fairseq.errors import (
+    DIVERGED,
+    ConfigurationError,
+    DataError,
+    check_enough,
+    check_shape,
+)
 from spectral_fairseq.functional.products import (
     BLOCK_ROWS,
     ProgressCallback,
@@ -367,12 +373,8 @@ class BlockwiseSpectrum:
                 "float64",
                 "Take torch.linalg.svdvals of the whole matrix instead.",
             )
-        if block.dim() != 2 or block.size(1) != self.columns:
-            raise DataError(
-                f"rows of {self.columns} columns",
-                f"shape {tuple(block.shape)}",
-                "Use the same model and dictionary for all blocks.",
-            )
+        remedy = "Use the same model and dictionary for all blocks."
+        check_shape("a block", block, (len(block), self.columns), remedy, DataError)
         self.rows += block.size(0)
         if self._tall:
             self._gram = self._gram.to(block.device)  # which it is on from the first block on

@@ -79,12 +79,9 @@ def prior_spectrum(
         norm = float(shape.norm())
         c1 = frobenius_norm / norm if norm else 0.0  # which is refused below
     prior = c1 * shape
-    if not float(prior[-1].to(dtype)) > 0:
-        raise ConfigurationError(
-            "a prior whose smallest singular value is above zero",
-            f"prior_{dim} = {float(prior[-1]):.3g} with kind={kind}, c2={c2}, gamma={gamma}",
-            "Lower `c2` or `gamma`: such a steep prior leaves directions unused.",
-        )
+    what = f"the smallest singular value of the prior with kind={kind}, c2={c2}, gamma={gamma}"
+    remedy = "Lower `c2` or `gamma`: such a steep prior leaves directions unused."
+    check_range(what, float(prior[-1].to(dtype)), above=0, remedy=remedy)
     return prior.to(dtype)
 
 

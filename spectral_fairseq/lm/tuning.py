@@ -7,11 +7,10 @@ each point of its grid.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence
 
-from spectral_fairseq.errors import ConfigurationError, check_enough
+from spectral_fairseq.errors import ConfigurationError, check_enough, check_range
 from spectral_fairseq.functional.adaptation import DynamicRates
 from spectral_fairseq.functional.products import ProgressCallback, ignore_progress
 from spectral_fairseq.lm.dynamic_evaluation import (
@@ -66,12 +65,8 @@ class GridSearch:
             ConfigurationError: the model diverged at every point.
         """
         best = min(self.points, key=lambda point: point.perplexity)
-        if not math.isfinite(best.perplexity):
-            raise ConfigurationError(
-                f"a finite perplexity at some point of the grid of {self.method} evaluation",
-                "none",
-                "Search smaller values.",
-            )
+        what = f"the best perplexity in the grid of {self.method} evaluation"
+        check_range(what, best.perplexity, at_least=0, remedy="Search smaller values.")
         return best
 
 

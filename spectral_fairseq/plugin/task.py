@@ -143,21 +143,12 @@ def checked_batch_size(
     Raises:
         ConfigurationError: no batch size, or segments that exceed a limit.
     """
-    if not batch_size or batch_size < 1:
-        alone = "none" if max_tokens is None else f"--max-tokens {max_tokens} alone"
-        raise ConfigurationError(
-            "--batch-size, the number of streams that are read in parallel, of at least 1",
-            str(batch_size) if batch_size else alone,
-            "Add --batch-size (and --batch-size-valid).",
-        )
-    if max_tokens is not None and batch_size * length > max_tokens:
-        of = "" if training else "-valid"
-        raise ConfigurationError(
-            f"--max-tokens{of} of at least --batch-size{of} x --tokens-per-sample = "
-            f"{batch_size} x {length}",
-            str(max_tokens),
-            f"Leave --max-tokens{of} out, or lower one of the two.",
-        )
+    what, batch_size = "--batch-size, the number of streams in parallel,", batch_size or 0
+    remedy = "Add --batch-size (and --batch-size-valid); --max-tokens does not stand for it."
+    check_range(what, batch_size, at_least=1, whole=True, remedy=remedy)
+    of, least = "" if training else "-valid", batch_size * length
+    remedy = f"Leave it out, or lower --batch-size{of} or --tokens-per-sample."
+    check_range(f"--max-tokens{of}", max_tokens, at_least=least, whole=True, remedy=remedy)
     limits = [max_positions] if isinstance(max_positions, (int, float)) else max_positions or ()
     lowest = min((limit for limit in limits if limit is not None), default=length)
     remedy = "Lower it, or raise the model's limit."

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.embeddings import SVDEmbedding
-from spectral_fairseq.errors import ConfigurationError
+from spectral_fairseq.errors import ConfigurationError, check_choice, check_range
 from spectral_fairseq.functional.products import row_norms
 from spectral_fairseq.functional.row_penalties import (
     cosine_penalty,
@@ -85,10 +85,8 @@ class TablePenalty:
     ) -> None:
         known = ("weight_norm", *PENALTIES, *OF_FACTORS)
         for name, weight in {"weight_norm": weight_norm, **weights}.items():
-            if name not in known or not weight >= 0:
-                raise ConfigurationError(
-                    f"weights >= 0 of {', '.join(known)}", f"{name}={weight}", "Correct it."
-                )
+            check_choice("a penalty", name, known)
+            check_range(f"`{name}`", weight, at_least=0)
         table = weight_of(model, "TablePenalty")
         self.excluded = excluded_rows(excluded, table.size(0))
         self.model, self.weights = model, weights

@@ -301,13 +301,13 @@ class TokenLoss:
         logits = logits.flatten(0, -2)
         words = logits.size(-1)
         lost = targets[targets.ne(self.ignore_index)]
-        if lost.numel() and int(lost.max()) >= words:
-            raise ConfigurationError(
-                f"labels below the width of the logits, {words}",
-                f"{int(lost.max())}",
+        if lost.numel():
+            remedy = (
                 "Return the outputs of the model as they are, so that hidden states keep their "
-                "type; DistributedDataParallel with find_unused_parameters does not.",
+                "type; DistributedDataParallel with find_unused_parameters does not."
             )
+            what = "labels, which are below the width of the logits,"
+            check_range(what, int(lost.max()), below=words, whole=True, remedy=remedy)
         log_p = torch.log_softmax(
             logits.double() if logits.dtype == torch.double else logits.float(), -1
         )

@@ -119,7 +119,7 @@ def test_scalars_are_numbers_for_loggers():
     found = analyze(ROWS).scalars()
     assert found["mean_cosine"] > 0.5 and "norm_count_slope" not in found
     assert all(isinstance(value, float) for value in found.values())
-    with pytest.raises(ConfigurationError, match="1 model in the report"):
+    with pytest.raises(ConfigurationError, match="one model in the report"):
         analyze(ROWS, ROWS + 1).scalars()
 
 
@@ -186,7 +186,7 @@ def test_arrays_that_torch_cannot_share_are_measured():
 
 
 def test_nothing_to_analyse():
-    with pytest.raises(ConfigurationError, match="a model to analyse"):
+    with pytest.raises(ConfigurationError, match="at least one model to analyse"):
         analyze()
 
 

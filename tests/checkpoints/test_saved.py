@@ -25,7 +25,7 @@ def test_a_run_is_followed_in_the_order_of_training(tmp_path):
         "checkpoint10",
     ]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match="none named"):
+    with pytest.raises(CheckpointError, match="at least one checkpoint<epoch>.pt"):
         saved_epochs(tmp_path / "empty")
 
 

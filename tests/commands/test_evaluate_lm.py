@@ -263,7 +263,7 @@ REFUSED = {
     "--model-overrides to be": ("--model-overrides", "{"),
     "'mem_lne', which it has not": ("--model-overrides", "{'mem_lne': 640}"),
     "the split 'dev'": ("--gen-subset", "dev"),
-    "no --context-window": ("--context-window", 3),
+    "--context-window with .*, which carries a state,": ("--context-window", 3),
     "100 tokens or more|smaller --dynamic-batch-size": (
         "--dynamic",
         "--dynamic-batch-size",
@@ -278,7 +278,9 @@ def test_refused(message, stateful, run):
 
 
 def test_streams_of_a_model_without_a_state_are_refused(train, run):
-    assert "--streams 1" in run(block_checkpoint(train), "--streams", 2, rc=2)
+    assert "to be a whole number <= 1; found 2" in run(
+        block_checkpoint(train), "--streams", 2, rc=2
+    )
     assert "--segment to be a whole number <= 16" in run(
         block_checkpoint(train), "--segment", 17, rc=2
     )
