@@ -63,7 +63,11 @@ def check_file(
     """
     obstacle = why_not_readable(path)
     if obstacle is not None:
-        raise error(f"{what} at {path}", obstacle, remedy)
+        folder = os.path.dirname(path) or "."
+        there = os.path.isdir(folder)
+        raise error(
+            f"{what} at {path}", obstacle if there else f"no such folder as {folder}", remedy
+        )
 
 
 def check_directory(
