@@ -64,10 +64,9 @@ def check_file(
     obstacle = why_not_readable(path)
     if obstacle is not None:
         folder = os.path.dirname(path) or "."
-        there = os.path.isdir(folder)
-        raise error(
-            f"{what} at {path}", obstacle if there else f"no such folder as {folder}", remedy
-        )
+        if not os.path.isdir(folder):
+            obstacle = f"no such folder as {folder}"
+        raise error(f"{what} at {path}", obstacle, remedy)
 
 
 def check_directory(
