@@ -1,4 +1,6 @@
-"""Errors that a user can cause; each states what was expected, what was found and what to do.
+"""Errors that a user can cause, and the checks that several packages make.
+
+Each error states what was expected, what was found and what to do.
 
 Note [Arguments and flags]
 --------------------------
