@@ -262,11 +262,8 @@ def check_enough(
         DataError: there are fewer; or an error of the class that is given.
     """
     if count < least:
-        raise error(f"at least {_number(least)} {what}", _number(count), remedy)
-
-
-def _number(count: int) -> str:
-    return {0: "none", 1: "one", 2: "two"}.get(count, f"{count:,}")
+        number = {1: "one", 2: "two"}.get(least, f"{least:,}")
+        raise error(f"at least {number} {what}", f"{count:,}" if count else "none", remedy)
 
 
 def check_count(
@@ -278,7 +275,7 @@ def check_count(
 ) -> None:
     """Refuse more or fewer of something than there have to be; see :func:`check_enough`."""
     if count != wanted:
-        raise error(f"{_number(wanted)} {what}", _number(count), remedy)
+        raise error(f"{wanted:,} {what}", f"{count:,}", remedy)
 
 
 def check_type(

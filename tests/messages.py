@@ -59,6 +59,10 @@ def _messages(tree: ast.Module) -> Iterator[str]:
 _TEXTS = (ast.Constant, ast.JoinedStr)
 
 
+def _line(node: ast.AST) -> int:
+    return getattr(node, "lineno", 0)
+
+
 class _Spelled(ast.NodeTransformer):
     """Puts texts in the place of the names that stand for them in a call.
 
@@ -74,10 +78,11 @@ class _Spelled(ast.NodeTransformer):
         self.texts = {
             name: ast.Constant(text) for name, text in vars(errors).items() if isinstance(text, str)
         }
-        near = [*ast.iter_child_nodes(tree), *ast.walk(around[-1] if around else tree)]
-        above = [one for one in near if isinstance(one, ast.Assign) and one.lineno < call.lineno]
-        for node in sorted(above, key=lambda one: one.lineno):
-            self._take(node.targets[0], self.visit(copy.deepcopy(node.value)))
+        inside = ast.walk(around[-1]) if around else ()
+        above = sorted((one for one in inside if isinstance(one, ast.Assign)), key=_line)
+        for node in [*tree.body, *above]:
+            if isinstance(node, ast.Assign) and (node in tree.body or _line(node) < _line(call)):
+                self._take(node.targets[0], self.visit(copy.deepcopy(node.value)))
 
     def _take(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):

@@ -146,7 +146,7 @@ def report(
     """Measure, print, and write the folder if asked; returns the exit status 0."""
     nbest = args.predictions.nbest
     if nbest:
-        what = "--nbest files, one for each checkpoint"
+        what = "files of --nbest, one for each checkpoint"
         check_count(len(nbest), len(paths), what, "Give them in the order of the checkpoints.")
     _check_flags(args)
     for path in paths:

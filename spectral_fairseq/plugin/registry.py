@@ -342,7 +342,9 @@ def check_sharing(options: Any, task: Any) -> None:
         widths["--encoder-embed-dim"] = options.encoder_embed_dim
         if task.source_dictionary != task.target_dictionary:
             sizes = f"{len(task.source_dictionary)} and {len(task.target_dictionary)} other words"
-            remedy = "Prepare --joined-dictionary, or use --share-decoder-input-output-embed."
+            remedy = (
+                "Use fairseq-preprocess --joined-dictionary, or share the decoder's tables alone."
+            )
             raise ConfigurationError("one dictionary for --share-all-embeddings", sizes, remedy)
         files = (options.encoder_embed_path, options.decoder_embed_path)
         if files[1]:

@@ -119,7 +119,7 @@ def test_scalars_are_numbers_for_loggers():
     found = analyze(ROWS).scalars()
     assert found["mean_cosine"] > 0.5 and "norm_count_slope" not in found
     assert all(isinstance(value, float) for value in found.values())
-    with pytest.raises(ConfigurationError, match="one model in the report"):
+    with pytest.raises(ConfigurationError, match="1 model in the report"):
         analyze(ROWS, ROWS + 1).scalars()
 
 

@@ -161,7 +161,7 @@ def test_the_working_folder_is_no_checkpoint(folder, capsys):
         (("--dict", "absent"), "no such file"),
         (("--dict", "short"), "61 rows"),
         (("--words", "w3"), "--dict"),
-        (("--nbest", "a", "b"), "one --nbest file for each of 1"),
+        (("--nbest", "a", "b"), "1 files of --nbest, one for each checkpoint"),
         (("--nbest", "absent"), "fairseq-generate"),
         (("--cosine-words", "1"), "--cosine-words"),
         (("--seed", "-1"), "--seed"),

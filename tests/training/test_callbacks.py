@@ -435,7 +435,7 @@ def test_lightning(lightning, tmp_path):
 
 @pytest.mark.slow
 def test_several_optimisers_are_refused(lightning):
-    with pytest.raises(UnsupportedError, match="one optimiser, for"):
+    with pytest.raises(UnsupportedError, match="1 optimiser, for"):
         SpectralLightningCallback().on_fit_start(SimpleNamespace(optimizers=[1, 2]), None)
 
 
