@@ -53,7 +53,7 @@ def test_standard_input_and_short_flags(files, capsys, monkeypatch):
 @pytest.mark.parametrize("more, text, match", [
     ([], "w1\n", "1 and 2"),
     ([], "\n\n", "found none"),
-    (["--sentence-bleu"], "w1 w2\n\n", "none in line 2"),
+    (["--sentence-bleu"], "w1 w2\n\n", "word in line 2 of both texts; found none"),
     (["--order", "5"], "w1\nw2\n", "<= 4"),
     (["--ref", "absent"], "w1\nw2\n", "no such file"),
 ])  # fmt: skip

@@ -406,7 +406,7 @@ def test_settings_say_which_layers_are_kept(
 
 
 @pytest.mark.parametrize("kept, match", [
-    ("0,4", "which has 4; found layer 4"),
+    ("0,4", "4 layers of the checkpoint; found layer 4"),
     ("0,0", "to be different numbers of layers from 0, such as 0,2; found '0,0'"),
     ("first", "found 'first'"),
     ("-1,2", "found '-1,2'"),

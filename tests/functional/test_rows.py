@@ -50,7 +50,7 @@ def test_rotation_scale_shift_and_choice_of_rows():
 
 def test_what_cannot_be_compared():
     left, right = pair()
-    with pytest.raises(DataError, match="53 and 52 rows"):
+    with pytest.raises(DataError, match="53 rows of the other table; found 52"):
         centred_products(left, right[1:])
     for rows in (9, 300):  # the mean of many equal rows is rounded
         same = centred_products(torch.randn(1, 8).expand(rows, 8), torch.randn(rows, 8))

@@ -115,7 +115,7 @@ def test_two_workers_share_the_streams_of_one_with_two_slots():
 
 
 def test_more_streams_than_tokens():
-    with pytest.raises(DataError, match="at least one token for each of 12 streams"):
+    with pytest.raises(DataError, match="at least 12 tokens in the corpus, one for each stream"):
         Streams(corpus(11), 3, 2, 2, PAD, trim=True)
 
 
