@@ -349,7 +349,7 @@ def check_sharing(options: Any, task: Any) -> None:
         files = (options.encoder_embed_path, options.decoder_embed_path)
         if files[1]:
             what = "the same file of vectors for both sides with --share-all-embeddings"
-            paths = dict(zip(("--encoder-embed-path", "--decoder-embed-path"), files))
+            paths = {"--decoder-embed-path": files[1], "--encoder-embed-path": files[0]}
             check_alike(what, paths, "Give both, alike, or drop --decoder-embed-path.")
     if options.share_all_embeddings or options.share_decoder_input_output_embed:
         if getattr(options, "decoder_out_embed_dim", None) is not None:
