@@ -1,12 +1,20 @@
 import pickle
 
 import pytest
+import torch
 
 from spectral_fairseq.errors import (
     ConfigurationError,
     DamagedError,
     DataError,
     arguments_as_flags,
+    check_alike,
+    check_choice,
+    check_count,
+    check_enough,
+    check_range,
+    check_shape,
+    check_type,
     listed,
     printable,
 )
@@ -66,6 +74,52 @@ def test_an_error_that_brings_its_remedy_keeps_it():
         raise DamagedError("words in `path`", "none")
     assert (caught.value.expected, caught.value.found) == ("words in --path", "none")
     assert "copy it again" in str(pickle.loads(pickle.dumps(caught.value)))
+
+
+@pytest.mark.parametrize(
+    "value, bounds, wanted",
+    [
+        (-0.5, {"at_least": 0, "below": 1}, "finite number >= 0 and < 1"),
+        (1.0, {"at_least": 0, "below": 1}, "finite number >= 0 and < 1"),
+        (0, {"above": 0}, "finite number > 0"),
+        (float("inf"), {"at_least": 0}, "finite number >= 0"),
+        (float("nan"), {"at_most": 5}, "finite number <= 5"),
+        (2.5, {"at_least": 1, "whole": True}, "whole number >= 1"),
+    ],
+)
+def test_numbers_outside_a_range(value, bounds, wanted):
+    with pytest.raises(ConfigurationError, match=f"`p` to be a {wanted}; found {value}"):
+        check_range("`p`", value, **bounds)
+
+
+def test_what_the_common_checks_let_pass():
+    check_range("`p`", None, at_least=0)
+    check_range("`p`", 2.0, at_least=2, at_most=2, whole=True)
+    check_range("`p`", float("nan"))
+    check_choice("`kind`", "mos", ("mos", "moc"))
+    check_shape("`bias`", torch.zeros(3), (3,), "Give one value for each word.")
+    check_enough(2, 2, "rows", "Give more.")
+    check_count(2, 2, "rows", "Give two.")
+    check_type(True, (int, str), "a number", "Give one.")
+    check_alike("one width", {"--a": 2, "--b": 2}, "Make them equal.")
+
+
+@pytest.mark.parametrize(
+    "check, given, message",
+    [
+        (check_choice, ("`kind`", "max", ("mos", "moc")), "one of mos, moc; found 'max'"),
+        (check_shape, ("`b`", torch.zeros(3), (1, 3), "-"), r"of shape \(1, 3\); found shape \(3,"),
+        (check_enough, (0, 1, "row", "Give one."), "at least one row; found none. Give one."),
+        (check_enough, (9, 1000, "rows", "-"), "at least 1,000 rows; found 9"),
+        (check_count, (3, 2, "rows", "-"), "2 rows; found 3"),
+        (check_type, (1, str, "a text", "-"), "a text; found an object of type int"),
+        (check_alike, ("one width", {"--a": 1, "--b": 2}, "-"), "found --a 1 and --b 2"),
+    ],
+)
+def test_what_the_common_checks_refuse(check, given, message):
+    error = DataError if check is check_enough else ConfigurationError
+    with pytest.raises(error, match=message):
+        check(*given)
 
 
 def test_some_of_many():
