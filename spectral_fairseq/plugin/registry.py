@@ -459,7 +459,7 @@ def build_head(
             "the width of the table": table.embedding_dim,
             "--decoder-output-dim": spec.input_dim,
         }
-        remedy = "Make them equal, or do not share the embeddings."
+        remedy = "Give --decoder-input-dim the same value, or do not share the embeddings."
         check_alike("a shared table as wide as the decoder's output", widths, remedy)
     flags = flags_by_argument(kind.options)
     with arguments_as_flags(SoftmaxHead="--output-head softmax", **flags):

@@ -228,7 +228,7 @@ def check_plain(model: nn.Module) -> None:
         if capped or isinstance(layer, MixtureLayer):
             raise UnsupportedError(
                 "a model that a plain one can stand for",
-                "a cap of the logits" if capped else "a mixture of softmaxes",
+                f"logits with the cap {layer.softcap:g}" if capped else "a mixture of softmaxes",
                 "Save it as it is, and do the same to a new model: mixture_ before its weights "
                 "are loaded, fused_loss_ afterwards.",
             )

@@ -306,7 +306,7 @@ class TokenLoss:
                 "Return the outputs of the model as they are, so that hidden states keep their "
                 "type; DistributedDataParallel with find_unused_parameters does not."
             )
-            what = "the largest label"
+            what = "the largest label, an index within the width of the logits,"
             check_range(what, int(lost.max()), below=words, whole=True, remedy=remedy)
         log_p = torch.log_softmax(
             logits.double() if logits.dtype == torch.double else logits.float(), -1

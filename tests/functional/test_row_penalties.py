@@ -201,7 +201,7 @@ def test_log_counts_are_positive_and_follow_the_counts():
 @pytest.mark.parametrize(
     "counts, message",
     [
-        ([], "0 symbols"),
+        ([], "0 words"),
         ([0, 1, 1], "fairseq-preprocess"),
         ([3, -1], "-1"),
         ([3, float("nan")], "nan"),

@@ -453,7 +453,7 @@ def test_a_trainer_that_does_not_call_the_control_is_refused():
     control = SpectrumControl(torch.nn.Embedding(30, 4).weight)
     callback = SpectralTrainerCallback(SimpleNamespace(), control)
     state = SimpleNamespace(global_step=1)
-    with pytest.raises(UnsupportedError, match="SimpleNamespace, which has ended a step without"):
+    with pytest.raises(UnsupportedError, match="SimpleNamespace, which has taken a step without"):
         callback.on_step_end(None, state, None)
     callback.on_optimizer_step(None, state, None, optimizer=SimpleNamespace(step_was_skipped=True))
     callback.on_step_end(None, state, None)
