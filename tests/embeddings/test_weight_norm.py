@@ -222,7 +222,7 @@ def test_a_zero_row_of_a_dense_table_stays_zero_but_can_be_trained():
     ({"tau": -1.0}, "tau"),
     ({"gamma": 1.5}, "gamma"),
     ({"gamma": float("nan")}, "gamma"),
-    ({"counts": [3] * 5}, "5 counts"),
+    ({"counts": [3] * 5}, "counts, one for each row; found 5"),
 ])  # fmt: skip
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ConfigurationError, match=message):

@@ -278,7 +278,7 @@ OUTSIDE = [  # beside those of test_penalties.py
     ({"simcut_cutoff": 0.0}, "--simcut-cutoff"),
     ({"simcut_cutoff": 1.0}, "--simcut-cutoff"),
     ({"gradient_gating": 1.5, "gradient_gating_memory": 0}, "--gradient-gating-memory"),
-    ({"ignore_prefix_size": -1}, "--ignore-prefix-size of 0 or more; found -1"),
+    ({"ignore_prefix_size": -1}, "--ignore-prefix-size to be a whole number >= 0; found -1"),
     ({"spectrum_decay": 1.5}, "--spectrum-decay to be a finite number >= 0 and <= 1"),
     ({"table_centering": 2.0}, "--table-centering"),
     ({"svd_interval": -1}, "--svd-interval to be a whole number"),
@@ -320,7 +320,7 @@ UNBUILT = [
     ("transformer_lm_sc", {"share_decoder_input_output_embed": True, "decoder_output_dim": 8},
      "--decoder-input-dim"),
     *((arch, {"decoder_output_dim": 8, "tie_adaptive_weights": True},
-       "with --tie-adaptive-weights; found 8 and 16")
+       "found --decoder-output-dim 8 and --decoder-embed-dim 16.*--tie-adaptive")
       for arch in ("transformer_sc", "transformer_mos")),
     *((arch, {**SHARED, "encoder_embed_dim": 24},
        "--decoder-embed-dim 16 and --encoder-embed-dim 24")
@@ -330,7 +330,8 @@ UNBUILT = [
       for arch in ("transformer_sc", "lstm_mos")),
     ("lstm_mos", {"decoder_out_embed_dim": 8, "share_decoder_input_output_embed": True},
      "--decoder-out-embed-dim 8"),
-    ("awd_lstm_ptb", {"decoder_last_hidden_size": 14}, "--decoder-last-hidden-size 16"),
+    ("awd_lstm_ptb", {"decoder_last_hidden_size": 14},
+     "--decoder-last-hidden-size 14 and --decoder-embed-dim 16"),
     ("awd_lstm_ptb", {"activation_regularization": -1.0}, "--activation-regularization"),
     ("awd_lstm_ptb", {"output_head": "mos", "mixture_components": 0}, "--mixture-components"),
     ("awd_lstm_ptb", {"dropout": 1.5}, "--dropout to be .* < 1"),
@@ -359,7 +360,7 @@ def test_a_model_that_cannot_be_built(task, arch, options, match):
 ])  # fmt: skip
 def test_one_table_for_two_dictionaries(task, build, arch):
     task.target_dictionary = words(30)
-    match = "one dictionary for --share-all.*56 words in the source .* 40 others.*--joined-dict"
+    match = "one dictionary for --share-all.*found 56 and 40 other words.*--joined-dict"
     with pytest.raises(ConfigurationError, match=match):
         build(task, arch, **SHARED)
 

@@ -69,10 +69,16 @@ def test_penalties_on_factors(transformers):
 
 def test_unknown_and_negative_penalties_are_refused(transformers):
     model = build(transformers)
-    with pytest.raises(ConfigurationError, match=f"`excluded` to be rows.*found {WORDS}"):
+    with pytest.raises(
+        ConfigurationError, match=f"`excluded` to be a whole number >= -.*found {WORDS}"
+    ):
         TablePenalty(model, cosine=1.0, excluded=(3, WORDS))
-    for wrong in ({"cosine": -1.0}, {"cosinus": 1.0}, {"weight_norm": math.nan}):
-        with pytest.raises(ConfigurationError, match="weights >= 0"):
+    for wrong, said in (
+        ({"cosine": -1.0}, "`cosine` to be a finite number >= 0"),
+        ({"cosinus": 1.0}, "one of weight_norm, .*found 'cosinus'"),
+        ({"weight_norm": math.nan}, "`weight_norm` to be a finite number >= 0"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
             TablePenalty(model, **wrong)
     plain_(model)  # there is nothing to take off
 
