@@ -34,9 +34,8 @@ from spectral_fairseq.errors import (
     needs_extra,
 )
 from spectral_fairseq.functional.cosines import mean_cosine
-from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.products import check_finite, row_norms
 from spectral_fairseq.functional.repair import new_rows, rows_to_repair
-from spectral_fairseq.functional.rows import check_finite
 
 # What plain fairseq itself stores for a table and for an output layer.
 PLAIN_ENTRIES = (frozenset({"weight"}), frozenset({"weight", "bias"}))

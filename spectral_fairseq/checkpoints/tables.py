@@ -43,7 +43,7 @@ from spectral_fairseq.checkpoints.table_names import (
 )
 from spectral_fairseq.embeddings import PlainEmbedding, Table
 from spectral_fairseq.errors import CHOOSE, CheckpointError, ConfigurationError, DataError, listed
-from spectral_fairseq.functional.rows import check_finite
+from spectral_fairseq.functional.products import check_finite
 
 
 @dataclass

@@ -25,8 +25,7 @@ from spectral_fairseq.embeddings.table import (
     hook,
 )
 from spectral_fairseq.errors import CheckpointError, arguments_as_flags, misspelt
-from spectral_fairseq.functional.products import full_float32
-from spectral_fairseq.functional.rows import check_finite
+from spectral_fairseq.functional.products import check_finite, full_float32
 from spectral_fairseq.functional.spectra import gram, table_gram
 from spectral_fairseq.functional.spectrum_penalties import (
     PRIORS,

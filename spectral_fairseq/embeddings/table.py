@@ -26,8 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError, check_shape
-from spectral_fairseq.functional.products import row_norms
-from spectral_fairseq.functional.rows import check_finite
+from spectral_fairseq.functional.products import check_finite, row_norms
 from spectral_fairseq.functional.spectra import gram, singular_values
 from spectral_fairseq.options import Option
 

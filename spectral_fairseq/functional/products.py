@@ -26,13 +26,13 @@ from __future__ import annotations
 import math
 from contextlib import contextmanager
 from functools import cache, wraps
-from typing import Any, Callable, Iterator, Optional, Tuple
+from typing import Any, Callable, Iterator, Optional, Tuple, Type
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from spectral_fairseq.errors import DataError, UnsupportedError
+from spectral_fairseq.errors import DIVERGED, DataError, SpectralFairseqError, UnsupportedError
 from spectral_fairseq.functional.float32_products import has_amx
 
 
@@ -247,6 +247,28 @@ def checked_table(matrix: Tensor) -> Tensor:
             "Pass the embedding matrix, with one row for each word.",
         )
     return matrix.detach()
+
+
+def check_finite(weight: Tensor, name: str, error: Type[SpectralFairseqError] = DataError) -> None:
+    """Refuse a table, shape (N, d), with numbers that nothing can be computed from.
+
+    Args:
+        weight: the table.
+        name: stands for it in the message.
+        error: the class that is raised.
+
+    Raises:
+        DataError: infinity or NaN; or an error of the class that is given.
+    """
+    broken = 0
+    narrow = torch.float64 if weight.dtype == torch.float64 else torch.float32
+    for block in weight.split(BLOCK_ROWS):
+        # A sum beyond float32 only means a closer look.
+        if not torch.isfinite(block.sum(dtype=narrow)):
+            broken += int((~torch.isfinite(block).all(1)).sum())
+    if broken:
+        found = f"infinity or NaN in {broken} of {len(weight)} rows"
+        raise error(f"finite numbers in {name}", found, DIVERGED)
 
 
 def row_blocks(

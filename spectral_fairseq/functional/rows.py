@@ -19,15 +19,13 @@ CKA follows the directions of the largest variance; the residual counts every di
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, Type
+from typing import List, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import (
-    DIVERGED,
     DataError,
-    SpectralFairseqError,
     check_count,
     check_enough,
 )
@@ -37,28 +35,6 @@ from spectral_fairseq.functional.products import (
     cached_rows,
     checked_table,
 )
-
-
-def check_finite(weight: Tensor, name: str, error: Type[SpectralFairseqError] = DataError) -> None:
-    """Refuse a table, shape (N, d), with numbers that nothing can be computed from.
-
-    Args:
-        weight: the table.
-        name: stands for it in the message.
-        error: the class that is raised.
-
-    Raises:
-        DataError: infinity or NaN; or an error of the class that is given.
-    """
-    broken = 0
-    narrow = torch.float64 if weight.dtype == torch.float64 else torch.float32
-    for block in weight.split(BLOCK_ROWS):
-        # A sum beyond float32 only means a closer look.
-        if not torch.isfinite(block.sum(dtype=narrow)):
-            broken += int((~torch.isfinite(block).all(1)).sum())
-    if broken:
-        found = f"infinity or NaN in {broken} of {len(weight)} rows"
-        raise error(f"finite numbers in {name}", found, DIVERGED)
 
 
 class CentredProducts(NamedTuple):

@@ -20,7 +20,7 @@ from spectral_fairseq.functional.control_rule import (
     has_workers,
     shared_plan,
 )
-from spectral_fairseq.functional.rows import check_finite
+from spectral_fairseq.functional.products import check_finite
 from spectral_fairseq.functional.spectrum_penalties import Prior, check_rank
 from spectral_fairseq.functional.table_control import TableChange, apply_change_
 from spectral_fairseq.training.modules import (
