@@ -110,6 +110,7 @@ class Existing(Installation):
         if self.cell.fairseq == UPSTREAM:
             if self._upstream is None:
                 raise Failure("expected --upstream FOLDER with a clone of fairseq; found none")
+            self._run("python", *install, "cython")  # it builds extensions
             self._run("python", *install, "-e", self._upstream)
         elif self.cell.fairseq:
             self._run("python", *install, self.cell.fairseq)
