@@ -177,9 +177,10 @@ def check_range(
     at_most: Optional[float] = None,
     below: Optional[float] = None,
     whole: bool = False,
+    optional: bool = False,
     remedy: str = "Correct it.",
 ) -> None:
-    """Refuse a number outside its range; None is in every one, infinity and NaN in none.
+    """Refuse a number outside its range; infinity and NaN are in none.
 
     Args:
         what: the argument, in backquotes.
@@ -189,6 +190,7 @@ def check_range(
         at_most: the largest value.
         below: a bound above all values.
         whole: whether it has to be a whole number.
+        optional: whether it may be left out, as ``None``.
         remedy: more than that the value has to be corrected.
 
     Raises:
@@ -204,10 +206,11 @@ def check_range(
         )
         if bound is not None
     ]
-    if value is None or not bounds:
+    if not bounds or (optional and value is None):
         return
     # NaN is on no side of a bound.
-    right = math.isfinite(value) and all(holds(value, bound) for _, holds, bound in bounds)
+    right = value is not None and math.isfinite(value)
+    right = right and all(holds(value, bound) for _, holds, bound in bounds)
     if not right or (whole and value != int(value)):
         wanted = " and ".join(f"{sign} {bound:g}" for sign, _, bound in bounds)
         kind = "whole" if whole else "finite"

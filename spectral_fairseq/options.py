@@ -132,6 +132,7 @@ class Option:
             at_most=self.at_most,
             below=self.below,
             whole=int in (self.type or type(self.default), *typing.get_args(self.type)),
+            optional=True,
         )
 
     def parsed(self, value: Any) -> Any:

@@ -85,6 +85,7 @@ def test_an_error_that_brings_its_remedy_keeps_it():
         (float("inf"), {"at_least": 0}, "finite number >= 0"),
         (float("nan"), {"at_most": 5}, "finite number <= 5"),
         (2.5, {"at_least": 1, "whole": True}, "whole number >= 1"),
+        (None, {"at_least": 0}, "finite number >= 0"),
     ],
 )
 def test_numbers_outside_a_range(value, bounds, wanted):
@@ -93,7 +94,7 @@ def test_numbers_outside_a_range(value, bounds, wanted):
 
 
 def test_what_the_common_checks_let_pass():
-    check_range("`p`", None, at_least=0)
+    check_range("`p`", None, at_least=0, optional=True)
     check_range("`p`", 2.0, at_least=2, at_most=2, whole=True)
     check_range("`p`", float("nan"))
     check_choice("`kind`", "mos", ("mos", "moc"))

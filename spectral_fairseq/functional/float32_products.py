@@ -226,7 +226,7 @@ def using_products(products: Products, half_precision: bool = False) -> Iterator
 
 
 @contextlib.contextmanager
-def float32_products(choice: str = "auto") -> Iterator[Products]:
+def float32_products(choice: str = "auto", half_precision: bool = False) -> Iterator[Products]:
     """Multiply float32 matrices on a CPU by the fastest way of equal precision inside the block.
 
         with float32_products() as products:
@@ -235,7 +235,8 @@ def float32_products(choice: str = "auto") -> Iterator[Products]:
 
     Args:
         choice: see :func:`choose_products`.
+        half_precision: see :func:`set_products`; also true under autocast to bfloat16.
     """
     products = choose_products(choice)
-    with using_products(products):
+    with using_products(products, half_precision):
         yield products

@@ -354,7 +354,7 @@ def blockwise_cross_entropy(
     check_sizes(contexts, targets, matrix, bias)
     if z_loss:
         check_range("`z_loss`", z_loss, at_least=0)
-    check_range("`softcap`", softcap, above=0)
+    check_range("`softcap`", softcap, above=0, optional=True)
     targets, contexts, margin = without_ignored(ignore_index, targets, contexts, margin)
     contexts, matrix = aligned(contexts, matrix)
     contexts, matrix, bias, margin = detached_without_grad(contexts, matrix, bias, margin)

@@ -61,7 +61,8 @@ def prior_spectrum(
         ConfigurationError: an unknown kind, or a value outside its range.
     """
     check_choice("`kind` of prior", kind, PRIORS)
-    check_range("`c1`", c1, above=0, remedy="Correct it, or leave `c1` out.")
+    remedy = "Correct it, or leave `c1` out."
+    check_range("`c1`", c1, above=0, optional=True, remedy=remedy)
     check_range("`c2`", c2, at_least=0)
     check_range("`gamma`", gamma, at_least=0)
     k = torch.arange(1, dim + 1, dtype=torch.float64, device="cpu")

@@ -72,7 +72,7 @@ class Head(nn.Module):
     def __init__(self, table: Table, softcap: Optional[float] = None) -> None:
         super().__init__()
         self.table = table
-        check_range("`softcap`", softcap, above=0)
+        check_range("`softcap`", softcap, above=0, optional=True)
         self.softcap = None if softcap is None else float(softcap)
         if softcap is not None:
             check_normalised(type(self), "softcap")

@@ -72,7 +72,7 @@ def gradient_statistics(
         ConfigurationError: fewer than one batch.
         DataError: the corpus is too short for the reader.
     """
-    check_range("`batches`", batches, at_least=1, whole=True)
+    check_range("`batches`", batches, at_least=1, whole=True, optional=True)
     parameters = adapted_parameters(reader.model)
     squares = [torch.zeros_like(parameter) for parameter in parameters]
     carry, count = Carry(), 0

@@ -148,7 +148,8 @@ def checked_batch_size(
     check_range(what, batch_size, at_least=1, whole=True, remedy=remedy)
     of, least = "" if training else "-valid", batch_size * length
     remedy = f"Leave it out, or lower --batch-size{of} or --tokens-per-sample."
-    check_range(f"--max-tokens{of}", max_tokens, at_least=least, whole=True, remedy=remedy)
+    if max_tokens is not None:
+        check_range(f"--max-tokens{of}", max_tokens, at_least=least, whole=True, remedy=remedy)
     limits = [max_positions] if isinstance(max_positions, (int, float)) else max_positions or ()
     lowest = min((limit for limit in limits if limit is not None), default=length)
     remedy = "Lower it, or raise the model's limit."

@@ -49,7 +49,7 @@ def parameter_groups(
     numbers = {"lr": lr, "weight_decay": weight_decay}
     numbers.update(table_lr=table_lr, table_weight_decay=table_weight_decay)
     for name, value in numbers.items():
-        check_range(f"`{name}`", value, at_least=0)
+        check_range(f"`{name}`", value, at_least=0, optional=True)
     apart = table_lr is not None or table_weight_decay is not None
     of_table = {id(one) for one in _table_parameters(model)} if apart else set()
     undecayed = {id(one) for one in undecayed_parameters(without_wrappers(model))}

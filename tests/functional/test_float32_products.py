@@ -93,6 +93,10 @@ def test_attention_takes_its_other_form_beside_onednn(on):
     with using_products(Products(False, ""), half_precision=True):
         assert torch.backends.cuda.flash_sdp_enabled()
         assert hasattr(F.scaled_dot_product_attention, "is_chosen_by_length")
+    with float32_products("torch", half_precision=True):
+        assert hasattr(F.scaled_dot_product_attention, "is_chosen_by_length")
+    with float32_products("torch"):
+        assert not hasattr(F.scaled_dot_product_attention, "is_chosen_by_length")
 
 
 def test_a_product_keeps_the_precision_of_float32():
