@@ -19,6 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
+from filelock import UnixFileLock
+
 from benchmarks.harness import commit
 from spectral_fairseq.files import replacing
 from studies.corpus import split_lines
@@ -32,8 +34,10 @@ _SIDE = "--{0}-layers 4 --{0}-embed-dim 128 --{0}-ffn-embed-dim 256 --{0}-attent
 RECIPE = (
     f"--task translation --share-all-embeddings {_SIDE.format('encoder')} {_SIDE.format('decoder')}"
     " --label-smoothing 0.1 --dropout 0.3 --fast-dropout --optimizer adam --adam-betas (0.9,0.98)"
-    " --lr 0.005 --max-tokens 4096 --update-freq 2 --num-workers 0"
+    " --lr 0.005 --num-workers 0"
 )
+# A GPU waits for its kernels to be launched, so it takes the tokens of an update at once.
+BATCHES = {"cpu": "--max-tokens 4096 --update-freq 2", "gpu": "--max-tokens 8192"}
 TO_ZERO = (
     "--lr-scheduler polynomial_decay --warmup-updates 500 --end-learning-rate 0 --power 1"
     " --total-num-update {0} --max-update {0} --validate-interval 2 --keep-last-epochs 5"
@@ -96,13 +100,15 @@ class Multi30kRun(TrainingRun):
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         schedule = TO_ZERO.format(arguments.updates) if arguments.updates else PUBLISHED_SCHEDULE
+        device = "cpu" if arguments.cpu else "gpu"
         flags = shlex.split(
-            f"{RECIPE} {schedule} {ARMS[arguments.arm]} {arguments.flags} --seed {arguments.seed}"
-            + ("" if arguments.float32 else " --bf16")
+            f"{RECIPE} {BATCHES[device]} {schedule} {ARMS[arguments.arm]} {arguments.flags}"
+            f" --seed {arguments.seed}" + ("" if arguments.float32 else " --bf16")
         )
         changed = "".join(char if char.isalnum() else "-" for char in arguments.flags.strip("- "))
         precision = "float32" if arguments.float32 else ""
-        parts = (arguments.arm, precision, changed, str(arguments.updates), str(arguments.seed))
+        parts = [arguments.arm, precision, changed, str(arguments.updates), str(arguments.seed)]
+        parts += ["gpu"] if device == "gpu" else []
         self.name = "_".join(filter(None, parts))
         work = WorkDir(arguments.work_dir.resolve() / self.name)
         folder = work.root
@@ -201,7 +207,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     def jobs(*some: Job, **options: Any) -> None:
         options = {"threads": arguments.threads, "gpu": not arguments.cpu, **options}
-        run_jobs(some, at_once=1, lock_fd=run.work.lock.fileno(), **options)
+        at_once = 1 if arguments.cpu else len(some)
+        run_jobs(some, at_once=at_once, lock_fd=run.work.lock.fileno(), **options)
 
     def action() -> str:
         check_installation(modules=("sacremoses", "sacrebleu"))
@@ -216,7 +223,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             jobs(run.analysis())
             jobs(*(run.translation(subset) for subset, _, _ in (VALIDATION, *TEST_SETS)))
             record = run.record()
-        with replacing(RECORDS) as partial:
+        with UnixFileLock(RECORDS.with_suffix(".lock")), replacing(RECORDS) as partial:
             lines = [json.dumps(one, ensure_ascii=False) for one in (*records(), record)]
             partial.write_text("".join(f"{line}\n" for line in lines), "utf-8")
         tests = record["tests"].values()

@@ -11,7 +11,7 @@ import torch
 from benchmarks import gpu
 from benchmarks.gpu import parity, speed, train
 from benchmarks.gpu.report import Report, tables
-from benchmarks.harness import positive
+from benchmarks.harness import PRECISIONS, positive
 
 STAGES = {"parity": parity.run, "speed": speed.run, "train": train.run}
 
@@ -28,6 +28,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--data", type=Path, help="binarised parallel corpus, for train")
     parser.add_argument("--updates", type=positive, default=20_000, help="of a training")
+    add = parser.add_argument
+    add("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="of speed")
+    add("--seconds", type=float, default=1.5, help="that a row of speed is measured for")
     parser.add_argument("--tiny", action="store_true", help="sizes at which figures mean nothing")
     parser.add_argument("--tables", action="store_true", help="print what was written, and stop")
     args = parser.parse_args(argv)

@@ -15,7 +15,7 @@ import itertools
 import statistics
 import time
 import warnings
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +42,7 @@ SHAPES = {
     "iwslt": Shape(10_000, 512, 4096, smoothing=0.1),
     "wmt14-big": Shape(32_768, 1024, 8192, smoothing=0.1),
     "wt103": Shape(267_744, 410, 4096),
+    "llm": Shape(256_000, 2048, 4096),
     "mos-ptb": Shape(10_000, 280, 840, 15),
     "mos-iwslt": Shape(10_000, 512, 4096, 15),
     "mos-iwslt-smoothed": Shape(10_000, 512, 4096, 15, 0.1),
@@ -190,12 +191,17 @@ def waits(step: Callable[[], None]) -> Dict[str, int]:
     return dict(collections.Counter(places))
 
 
-def _precisions(args: argparse.Namespace) -> Tuple[str, ...]:
-    return ("fp32",) if args.tiny else tuple(harness.PRECISIONS)
+def _precisions(args: argparse.Namespace) -> Sequence[str]:
+    return ("fp32",) if args.tiny else args.precision
 
 
 def run(args: argparse.Namespace, report: Report) -> None:
-    seconds = 0.0 if args.tiny else 1.5
+    _whole_steps(args, report)
+    _losses(args, report)
+
+
+def _losses(args: argparse.Namespace, report: Report) -> None:
+    seconds = 0.0 if args.tiny else args.seconds
     for name, shape in (TINY if args.tiny else SHAPES).items():
         for precision in _precisions(args):
             *leaves, targets = inputs(shape, args.device, precision)
@@ -209,7 +215,11 @@ def run(args: argparse.Namespace, report: Report) -> None:
                 row = {"shape": name, "precision": precision, "variant": variant}
                 if not report.add(lambda s=step: measure(s, args.device, seconds), **row):
                     return
-    names = ("tiny",) if args.tiny else ("iwslt", "wikitext103", "xl-small")
+
+
+def _whole_steps(args: argparse.Namespace, report: Report) -> None:
+    seconds = 0.0 if args.tiny else args.seconds
+    names = ("tiny",) if args.tiny else ("iwslt", "weight-norm", "wikitext103", "xl-small")
     for case in itertools.product(names, _precisions(args), ("plain", "spectrum_control")):
 
         def whole(case: Tuple[str, ...] = case) -> Dict[str, Any]:
