@@ -508,6 +508,32 @@ TRANSLATION_MUON_LONG = replace(
     contrasts=(("muon_init", "muon"),),
 )
 
+# Is bfloat16 on a CPU level with float32? At the settings that the studies above have chosen.
+_INITIALISED = f"{_OURS} --weight-norm-init-sigma 0.07"
+TRANSLATION_BFLOAT16_SMALL = replace(
+    TRANSLATION_START_SMALL,
+    model="translation, d = 64, bfloat16",
+    methods={
+        "plain": PLAIN,
+        "plain_bf16": Method("plain, bfloat16", "plain", f"{_OURS} --bf16", (Setting(),)),
+        "init": Method(
+            "weight-norm initialisation, float32",
+            "weight-norm",
+            _INITIALISED,
+            _each("--weight-decay", 0.05),
+        ),
+        "init_bf16": Method(
+            "weight-norm initialisation, bfloat16",
+            "weight-norm",
+            f"{_INITIALISED} --bf16",
+            _each("--weight-decay", 0.05),
+        ),
+    },
+    seeds=_SEEDS[:3],
+    tuned=False,
+    contrasts=(("init_bf16", "init"),),
+)
+
 # Does the gain last with three times the text and twice the width?
 TRANSLATION_MEDIUM = replace(
     TRANSLATION_SMALL,
@@ -790,6 +816,7 @@ STUDIES: Dict[str, Study] = {
     "translation_rate_small": TRANSLATION_RATE_SMALL,
     "translation_muon_small": TRANSLATION_MUON_SMALL,
     "translation_muon_long": TRANSLATION_MUON_LONG,
+    "translation_bfloat16_small": TRANSLATION_BFLOAT16_SMALL,
     "translation_medium": TRANSLATION_MEDIUM,
     "awd_lstm": AWD_LSTM,
     "awd_lstm_small": AWD_LSTM_SMALL,

@@ -39,8 +39,9 @@ TOY = dataclasses.replace(
 
 def test_every_method_has_the_same_budget():
     for key, study in STUDIES.items():
-        # Arms are starts of one table or optimisers, which are no methods.
-        if key.startswith(("translation_start_", "translation_rate_", "translation_muon_")):
+        # Arms are starts of one table, optimisers or precisions, which are no methods.
+        arms = ("start", "rate", "muon", "bfloat16")
+        if key.startswith(tuple(f"translation_{arm}_" for arm in arms)):
             continue
         budget = {"small": 3, "medium": 4, "confirmation": 1, "long": 1}.get(
             key.rpartition("_")[2], 6
