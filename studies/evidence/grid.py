@@ -65,6 +65,7 @@ class Study:
         words: for a language model, about those of the training text. On two cores one cannot be
             trained to its end on all 1.8 million.
         plain_of: a study with the same flags and recipe.
+        shared: the methods whose trainings are those of that study.
         tuned: false where an earlier study has chosen the recipe and a setting for each method.
         length_penalties: for translation, those among which each training has its own, chosen by
             BLEU on its validation set.
@@ -86,6 +87,7 @@ class Study:
     pairs: int = 10_000
     words: int = 450_000
     plain_of: str = ""
+    shared: Tuple[str, ...] = ("plain",)
     tuned: bool = True
     length_penalties: Tuple[float, ...] = (1.0,)
     contrasts: Tuple[Tuple[str, str], ...] = ()
@@ -508,30 +510,24 @@ TRANSLATION_MUON_LONG = replace(
     contrasts=(("muon_init", "muon"),),
 )
 
-# Is bfloat16 on a CPU level with float32? At the settings that the studies above have chosen.
-_INITIALISED = f"{_OURS} --weight-norm-init-sigma 0.07"
+# Is bfloat16 on a CPU level with float32? At the settings that TRANSLATION_DECAY_SMALL has chosen,
+# whose trainings in float32 stand beside these.
+_INIT = _with_settings(TABLE_METHODS["weight_norm_init"], 0)
 TRANSLATION_BFLOAT16_SMALL = replace(
     TRANSLATION_START_SMALL,
     model="translation, d = 64, bfloat16",
     methods={
         "plain": PLAIN,
         "plain_bf16": Method("plain, bfloat16", "plain", f"{_OURS} --bf16", (Setting(),)),
-        "init": Method(
-            "weight-norm initialisation, float32",
-            "weight-norm",
-            _INITIALISED,
-            _each("--weight-decay", 0.05),
-        ),
-        "init_bf16": Method(
-            "weight-norm initialisation, bfloat16",
-            "weight-norm",
-            f"{_INITIALISED} --bf16",
-            _each("--weight-decay", 0.05),
+        "weight_norm_init": _INIT,
+        "init_bf16": replace(
+            _INIT, label=f"{_INIT.label}, bfloat16", flags=f"{_INIT.flags} --bf16"
         ),
     },
     seeds=_SEEDS[:3],
     tuned=False,
-    contrasts=(("init_bf16", "init"),),
+    shared=("plain", "weight_norm_init"),
+    contrasts=(("init_bf16", "weight_norm_init"),),
 )
 
 # Does the gain last with three times the text and twice the width?

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import lzma
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from spectral_fairseq.files import replacing
 from studies.corpus import split_lines
@@ -24,16 +24,19 @@ class Records(Mapping[str, Record]):
 
     Args:
         folder: of the study.
-        plain_of: the folder of another study, whose records of plain are read as well.
+        plain_of: the folder of another study, whose records are read as well.
+        methods: those of which they are read.
     """
 
-    def __init__(self, folder: Path, plain_of: Optional[Path] = None) -> None:
+    def __init__(
+        self, folder: Path, plain_of: Optional[Path] = None, methods: Sequence[str] = ("plain",)
+    ) -> None:
         self.folder = folder
         self.plain_of = plain_of
         self._texts: Optional[Dict[Tuple[str, str], List[str]]] = None
         shared = _read_records(plain_of) if plain_of else {}
         self._records: Dict[str, Record] = {
-            **{name: one for name, one in shared.items() if name.startswith("plain-")},
+            **{name: one for name, one in shared.items() if one["method"] in methods},
             **_read_records(folder),
         }
 
@@ -106,5 +109,6 @@ def _read_texts(folder: Path) -> Dict[Tuple[str, str], List[str]]:
 
 
 def records_of(results: Path, name: str, study: Study) -> Records:
-    """The records of a study, and those of plain that it shares."""
-    return Records(results / name, results / study.plain_of if study.plain_of else None)
+    """The records of a study, and those of another one that it shares."""
+    other = results / study.plain_of if study.plain_of else None
+    return Records(results / name, other, study.shared)

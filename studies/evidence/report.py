@@ -86,12 +86,13 @@ def part(name: str, results: Path) -> str:
 def planned_trainings(study: Study) -> Dict[str, int]:
     """How many trainings of its own each stage of a study has."""
     # The best training of the recipe is plain's in the tuning.
-    shared = bool(study.rounds or study.plain_of)
+    tuned = bool(study.rounds or study.plain_of)
+    shared = len(study.shared) if study.plain_of else 0
     settings = sum(len(method.settings) for method in study.methods.values())
     return {
         "recipe": bool(study.rounds) + sum(map(len, study.rounds)),
-        "tuning": settings - shared if study.tuned else 0,
-        "seed": len(study.seeds) * (len(study.methods) - bool(study.plain_of)),
+        "tuning": settings - tuned if study.tuned else 0,
+        "seed": len(study.seeds) * (len(study.methods) - shared),
         "simcut": len(study.seeds) * study.with_simcut,
     }
 

@@ -13,8 +13,9 @@ Reached = Sequence[Tuple[Stage, Choices]]
 
 
 def own_records(study: Study, records: Records) -> List[Mapping[str, Any]]:
-    """All records but those of plain that belong to another study."""
-    return [one for one in records.values() if not (study.plain_of and one["method"] == "plain")]
+    """All records but those that belong to another study."""
+    shared = study.shared if study.plain_of else ()
+    return [one for one in records.values() if one["method"] not in shared]
 
 
 def tuned_methods(reached: Reached, records: Records) -> List[str]:
