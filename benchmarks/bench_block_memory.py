@@ -21,7 +21,7 @@ from benchmarks import harness
 from spectral_fairseq.functional import blocks
 from spectral_fairseq.functional.mixture_loss import mixture_cross_entropy
 from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy
-from tests.reference import mixture as reference
+from tests.reference import losses as reference
 
 VARIANTS = ("stock", "blockwise", "every-shape")
 SMOOTHING = 0.1

@@ -6,7 +6,7 @@
 One measurement is the head alone, forward and backward: contexts in, gradients of contexts, prior,
 table out. ``softmax`` is torch's linear and cross entropy; ``softmax-blockwise`` this package's;
 ``softmax-torch`` torch's own fused ``linear_cross_entropy``, where there is one; ``dense`` is
-tests/reference/mixture.py; ``mos`` the blockwise loss, ``mos-mm`` the same with torch.mm for the
+tests/reference/losses.py; ``mos`` the blockwise loss, ``mos-mm`` the same with torch.mm for the
 products that oneDNN takes (functional/products.py), ``mos-stock`` a stock criterion's loss
 of the head's log-mixture; names ending in ``-smoothed`` have label smoothing 0.1, those in
 ``-bf16`` run under autocast.
@@ -28,7 +28,7 @@ from benchmarks import harness
 from spectral_fairseq.functional import products
 from spectral_fairseq.functional.mixture_loss import log_mixture, mixture_cross_entropy
 from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy
-from tests.reference import mixture as reference
+from tests.reference import losses as reference
 
 SMOOTHING = 0.1
 DIMENSION, WORDS, TOKENS, COMPONENTS = 280, 10_000, 1024, 15

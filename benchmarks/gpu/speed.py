@@ -25,7 +25,7 @@ from benchmarks.gpu.report import Report
 from spectral_fairseq.functional.adaptive_loss import adaptive_cross_entropy
 from spectral_fairseq.functional.mixture_loss import mixture_cross_entropy
 from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy
-from tests.reference import mixture as reference
+from tests.reference import losses as reference
 
 
 class Shape(NamedTuple):

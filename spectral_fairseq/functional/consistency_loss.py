@@ -9,7 +9,7 @@ entropies, and KL(p||q) = \sum_v p_v log(p_v / q_v), the loss of a token is
 The first form, with a weight of alpha / 2, is half of the objective of R-Drop: Liang et al.,
 NeurIPS 2021, https://arxiv.org/abs/2106.14448. The second form is SimCut: Gao et al., "Bi-SimCut",
 NAACL 2022, https://aclanthology.org/2022.naacl-main.289/. Both sides have gradients. The naive form
-is ``tests/reference/consistency.py``.
+is ``tests/reference/losses.py``.
 
 Flags: ``--rdrop-weight`` 0, ``--simcut-weight`` 0, ``--simcut-cutoff`` 0.05.
 In order: ``plugin/likelihood_consistency.py: twice``, ``plugin/likelihood_consistency.py:

@@ -14,7 +14,7 @@ where for a rare word v that is not the target y_t
 
 and the gate is 1 otherwise. The hidden states receive their plain gradient, and the scores do not
 change. Of a table W = M B' that is stored as factors, both receive what the chain rule makes of the
-gated gradient of W. The naive form is ``tests/reference/gradient_gating.py``.
+gated gradient of W. The naive form is ``tests/reference/losses.py``.
 
 Flags: ``--gradient-gating`` 0, ``--gradient-gating-memory`` 1000.
 In order: ``plugin/likelihood_gating.py: WordMemory``, ``gates_of_counts``, ``gated_scores``.

@@ -478,7 +478,7 @@ def mixture_cross_entropy(
 ) -> Losses:
     """Return the label-smoothed cross entropy of a mixture of softmaxes, summed over tokens.
 
-    It equals ``tests/reference/mixture.py: smoothed_nll(log_mixture(...))``, or that of
+    It equals ``tests/reference/losses.py: smoothed_nll(log_mixture(...))``, or that of
     ``adversarial_log_mixture(...)``, but neither pass holds tokens x K x N, with or without label
     smoothing.
 

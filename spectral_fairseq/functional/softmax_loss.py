@@ -6,7 +6,7 @@ With scores s = W h + b, p = softmax(s) and label smoothing eps over N words,
 
 which is the loss of fairseq's ``label_smoothed_cross_entropy``; label smoothing is that of
 Szegedy et al., CVPR 2016, https://arxiv.org/abs/1512.00567. The naive form is
-``tests/reference/mixture.py``.
+``tests/reference/losses.py``.
 
 Flags: ``--loss-form`` auto, ``--adversarial-epsilon`` 0.
 In order: ``plugin/likelihood.py: form_for``, ``heads/head.py: SoftmaxHead.loss``,
@@ -327,7 +327,7 @@ def blockwise_cross_entropy(
 ) -> Losses:
     """Return the label-smoothed cross entropy of softmax(W h + b), summed over tokens.
 
-    It equals ``tests/reference/mixture.py: smoothed_nll(log_softmax(h W' + b))``, or that of
+    It equals ``tests/reference/losses.py: smoothed_nll(log_softmax(h W' + b))``, or that of
     :func:`adversarial_logits`, but its memory does not grow with tokens x N.
 
     Args:

@@ -9,7 +9,7 @@ from spectral_fairseq.checkpoints.tables import StoredTable
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.ranks import random_cka
 from tests.checkpoints.made import cone
-from tests.reference import table_comparison as naive
+from tests.reference import measures as naive
 
 
 def reference(weight, rows, stored, symbols=None):

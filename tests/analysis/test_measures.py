@@ -19,8 +19,7 @@ from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.products import sample_rows
 from spectral_fairseq.functional.spectrum_penalties import Prior
 from tests.checkpoints.made import cone, entries, save_dictionary, with_padding
-from tests.reference import isoscore as naive_isoscore
-from tests.reference import isotropy as naive
+from tests.reference import measures as naive
 
 
 def table_of(rows):
@@ -109,7 +108,7 @@ def test_naive_forms_and_numpy():
     moved = rows - rows.mean(0)
     z = naive.partitions_both_signs(moved / moved.square().sum(1).mean().sqrt())
     assert (found["i1_centred"], found["i2_centred"]) == pytest.approx((naive.i1(z), naive.i2(z)))
-    assert found["isoscore"] == pytest.approx(naive_isoscore.isoscore(rows))
+    assert found["isoscore"] == pytest.approx(naive.isoscore(rows))
     assert found["mean_cosine"] == pytest.approx(naive.mean_cosine(rows))
     mean = rows.mean(0).norm() / rows.square().sum(1).mean().sqrt()
     assert found["mean_share"] == pytest.approx(float(mean))

@@ -20,10 +20,8 @@ from spectral_fairseq.plugin.find import output_matrix
 from tests.commands.test_models import OTHERS
 from tests.conftest import TINY_LANGUAGE_MODEL
 from tests.language_models import block_checkpoint, remade, stateful_checkpoint, tokens_of
-from tests.reference import dispersion as naive_dispersion
-from tests.reference import isoscore as naive_isoscore
-from tests.reference import isotropy as naive_isotropy
-from tests.reference.divergence import expected_pairwise_kl
+from tests.reference import measures as naive_measures
+from tests.reference import row_penalties as naive_row_penalties
 
 FLAGS = ("transformer", "cross_entropy", "--share-all-embeddings")
 
@@ -74,7 +72,7 @@ def test_an_adaptive_softmax_of_fairseq(train, tiny_lm_data, tmp_path):
     measures, details = measure_outputs(made, tiny_lm_data, tokens=10_000)
     assert details["tokens"] == len(expected)
     assert measures["expected_pairwise_kl"] == pytest.approx(
-        expected_pairwise_kl(expected), rel=1e-4
+        naive_measures.expected_pairwise_kl(expected), rel=1e-4
     )
     sigma = torch.linalg.svdvals(expected.double())
     assert measures["log_probability_rank"] == int((sigma > details["threshold"] * sigma[0]).sum())
@@ -91,7 +89,7 @@ def test_against_the_whole_matrix(path, tiny_translation_data, monkeypatch):
     assert details["tokens"] == sum(seen) == expected.size(0) and max(seen) == 7
     assert details["words"] == expected.size(1)
     assert measures["expected_pairwise_kl"] == pytest.approx(
-        expected_pairwise_kl(expected), rel=1e-4
+        naive_measures.expected_pairwise_kl(expected), rel=1e-4
     )
     sigma = torch.linalg.svdvals(expected.double())
     threshold = 0.5 * (sum(expected.shape) + 1) ** 0.5 * float(sigma[0]) * 2**-23
@@ -139,10 +137,10 @@ def test_hidden_states_by_layer(path, tiny_translation_data):
     measures, details = measure_outputs(path, tiny_translation_data, tokens=100)
     assert len(details["layers"]) == len(rows[0].states) == 2
     for seen, layer in zip(states, details["layers"]):
-        assert layer["mean_cosine"] == pytest.approx(naive_isotropy.mean_cosine(seen), abs=1e-5)
-        assert layer["isoscore"] == pytest.approx(naive_isoscore.isoscore(seen), abs=1e-5)
+        assert layer["mean_cosine"] == pytest.approx(naive_measures.mean_cosine(seen), abs=1e-5)
+        assert layer["isoscore"] == pytest.approx(naive_measures.isoscore(seen), abs=1e-5)
         several = [part for part in seen.split(lengths) if len(part) > 1]
-        within = naive_dispersion.sequence_cosine(several)
+        within = naive_row_penalties.sequence_cosine(several)
         assert layer["sequence_cosine"] == pytest.approx(within, abs=1e-5)
     assert measures["hidden_mean_cosine"] == details["layers"][1]["mean_cosine"]
     assert details["hull"]["states"] == min(100, 4 * states[1].size(1))
@@ -197,5 +195,5 @@ def test_a_model_with_a_state_reads_one_stream(train, tiny_lm_data):
     measures, details = measure_outputs(path, tiny_lm_data, tokens=37)
     assert details["tokens"] == 37
     assert measures["expected_pairwise_kl"] == pytest.approx(
-        expected_pairwise_kl(expected[:37]), rel=1e-4
+        naive_measures.expected_pairwise_kl(expected[:37]), rel=1e-4
     )

@@ -34,7 +34,7 @@ from spectral_fairseq.lm.dynamic_evaluation import adapted_parameters, gradient_
 from spectral_fairseq.lm.evaluation import CacheGrid, evaluate
 from tests.language_models import block_checkpoint, remade, stateful_checkpoint, tokens_of
 from tests.plugin.conftest import build_host_model
-from tests.reference import cache as reference
+from tests.reference import evaluation as reference
 
 
 class Positions(torch.nn.Module):
@@ -227,7 +227,7 @@ def test_the_cache_runs_through_blocks_in_the_order_of_the_text(train, tiny_lm_d
     for rows in (1, 4):
         reader = BlockReader(model, loaded.padding, loaded.start, block, context, rows)
         found = evaluate(reader, tokens, cache=grid)
-        naive = reference.log_probabilities(
+        naive = reference.log_with_cache(
             log_model.double(), features.double(), tokens, 12, 0.1, 0.3
         )
         assert found.cached[0][0] == pytest.approx(-sum(naive), rel=1e-5)

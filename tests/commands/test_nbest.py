@@ -6,7 +6,7 @@ import pytest
 
 from spectral_fairseq.commands.nbest import bleu_details, nbest_bleu, read_generated
 from spectral_fairseq.errors import DataError
-from tests.reference import sentence_bleu as naive
+from tests.reference import evaluation as naive
 
 CONTEXTS = [
     (

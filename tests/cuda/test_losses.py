@@ -15,7 +15,7 @@ from spectral_fairseq.functional.consistency_loss import consistency_cross_entro
 from spectral_fairseq.functional.mixture_loss import log_mixture, mixture_cross_entropy
 from spectral_fairseq.functional.products import has_wide_products
 from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy
-from tests.reference import mixture as reference
+from tests.reference import losses as reference
 
 virtual = pytest.importorskip(
     "tests.cuda.virtual_cuda", reason="needs torch 2.2", exc_type=ImportError

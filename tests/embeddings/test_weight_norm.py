@@ -8,7 +8,7 @@ from spectral_fairseq.embeddings.weight_norm import WeightNormEmbedding, gradien
 from spectral_fairseq.errors import ConfigurationError, DataError
 from spectral_fairseq.functional.row_penalties import smoothed_log_counts
 from tests.capabilities import FLOAT16
-from tests.reference import weight_norm as reference
+from tests.reference import row_penalties as reference
 
 PAD, FILLERS = 1, (35, 36)
 COUNTS = [1, 1, 1, 1] + [3000 // k for k in range(1, 32)] + [0, 0]
@@ -48,7 +48,7 @@ def test_without_counts_starts_as_long_as_a_plain_table():
 
 def test_weight_equals_the_naive_form():
     module = table()
-    naive = others(reference.table(module.g, module.v))
+    naive = others(reference.weight_norm_table(module.g, module.v))
     torch.testing.assert_close(others(module.weight).double(), naive, rtol=1e-6, atol=1e-7)
     assert module.weight[PAD].abs().sum() == 0
 
@@ -64,7 +64,9 @@ def test_gradients_equal_those_of_the_dense_product(length):
         return embedded.square().sum() + logits.logsumexp(-1).sum()
 
     loss(module(tokens), module.project(features)).backward()
-    naive = reference.table(other.g, other.v + F.one_hot(torch.tensor(PAD), 37).unsqueeze(1))
+    naive = reference.weight_norm_table(
+        other.g, other.v + F.one_hot(torch.tensor(PAD), 37).unsqueeze(1)
+    )
     naive = naive.index_fill(0, torch.tensor([PAD]), 0.0)
     loss(naive[tokens], features @ naive.t()).backward()
     for name in ("g", "v"):

@@ -14,7 +14,7 @@ from spectral_fairseq.functional.consistency_loss import consistency_cross_entro
 from spectral_fairseq.functional.mixture_loss import log_mixture, mixture_cross_entropy
 from spectral_fairseq.functional.products import row_norms
 from spectral_fairseq.functional.softmax_loss import adversarial_margin, blockwise_cross_entropy
-from tests.reference import adaptive_softmax, consistency, mixture, z_loss
+from tests.reference import losses as reference
 
 PAD, EPSILON, ALPHA = 1, 0.2, 3.0
 
@@ -63,10 +63,10 @@ def _softmax(**options):
 
     def naive(leaves, targets, eps=0.0):
         h, _, w, b = leaves
-        scores = z_loss.softcapped(h[:, 0] @ w.t() + b, options.get("softcap"))
+        scores = reference.softcapped(h[:, 0] @ w.t() + b, options.get("softcap"))
         if options.get("z_loss"):
-            return z_loss.losses(scores, targets, options["z_loss"], None, eps, PAD)
-        loss, nll = mixture.smoothed_nll(scores.log_softmax(-1), targets, eps, PAD)
+            return reference.z_losses(scores, targets, options["z_loss"], None, eps, PAD)
+        loss, nll = reference.smoothed_nll(scores.log_softmax(-1), targets, eps, PAD)
         return loss, loss, nll
 
     return fast, naive
@@ -85,8 +85,8 @@ def _mixture(experts=3):
 
     def naive(leaves, targets, eps=0.0):
         h, q, w, b = leaves
-        log_p = mixture.log_mixture(h[:, :experts], prior(q[:, :experts]), w, b)
-        loss, nll = mixture.smoothed_nll(log_p, targets, eps, PAD)
+        log_p = reference.log_mixture(h[:, :experts], prior(q[:, :experts]), w, b)
+        loss, nll = reference.smoothed_nll(log_p, targets, eps, PAD)
         return loss, loss, nll
 
     return fast, naive
@@ -112,17 +112,17 @@ def adversarial(experts, epsilon=EPSILON):
     def naive(leaves, targets, eps=0.0):
         h, q, w, b = leaves
         h, log_prior = h[:, : experts or 1], prior(q[:, : experts or 1])
-        lowered = mixture.adversarial_log_mixture(h, log_prior, targets, w, epsilon, b)
-        plain = mixture.log_mixture(h, log_prior, w, b)
-        loss, _ = mixture.smoothed_nll(lowered, targets, eps, PAD)
-        return (loss, *mixture.smoothed_nll(plain, targets, eps, PAD))
+        lowered = reference.adversarial_log_mixture(h, log_prior, targets, w, epsilon, b)
+        plain = reference.log_mixture(h, log_prior, w, b)
+        loss, _ = reference.smoothed_nll(lowered, targets, eps, PAD)
+        return (loss, *reference.smoothed_nll(plain, targets, eps, PAD))
 
     return fast, naive
 
 
 def _log_mixture(leaves, targets, eps=0.0, block=None):
     h, q, w, b = leaves
-    loss, nll = mixture.smoothed_nll(log_mixture(h, prior(q), w, b), targets, eps, PAD)
+    loss, nll = reference.smoothed_nll(log_mixture(h, prior(q), w, b), targets, eps, PAD)
     return loss, loss, nll
 
 
@@ -144,7 +144,7 @@ def _consistency(symmetric):
     def naive(leaves, targets, eps=0.0):
         h, _, w, b = leaves
         log_p = torch.log_softmax(h[:, :2] @ w.t() + b, -1).unbind(1)
-        form = consistency.r_drop if symmetric else consistency.simcut
+        form = reference.r_drop if symmetric else reference.simcut
         loss, nll = form(*log_p, targets, ALPHA, eps, PAD)
         loss = loss / 2 if symmetric else loss
         return loss, loss, nll
@@ -167,8 +167,8 @@ def adaptive(cutoffs):
         words = torch.cat([w, w.new_zeros(len(w), len(cutoffs))], 1)
         clusters = torch.eye(len(cutoffs), dtype=w.dtype)
         clusters = torch.cat([w.new_zeros(len(cutoffs), w.size(1)), clusters], 1)
-        log_p = adaptive_softmax.log_probabilities(wide, words, b, clusters, 0.0, cutoffs)
-        return (mixture.smoothed_nll(log_p, targets, 0.0, PAD)[0],)
+        log_p = reference.log_adaptive_softmax(wide, words, b, clusters, 0.0, cutoffs)
+        return (reference.smoothed_nll(log_p, targets, 0.0, PAD)[0],)
 
     return fast, naive
 

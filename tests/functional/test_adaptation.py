@@ -13,8 +13,7 @@ from spectral_fairseq.functional.adaptation import (
     mean_of_means,
     step_sizes,
 )
-from tests.reference import cache as reference
-from tests.reference import dynamic_evaluation as dynamic_reference
+from tests.reference import evaluation as reference
 
 
 def stream(length, dim=4, words=5, seed=0):
@@ -43,7 +42,7 @@ def test_a_block_equals_the_naive_loop(window, before):
         mixed = interpolate(of_targets(log_model, targets)[:, before:], found, seen, weight)
         for k, theta in enumerate(thetas):
             for b, (h, x, log_p) in enumerate(rows):
-                naive = reference.log_probabilities(log_p, h, x, window, theta, weight)[before:]
+                naive = reference.log_with_cache(log_p, h, x, window, theta, weight)[before:]
                 expected = torch.tensor(naive, dtype=torch.float64)
                 torch.testing.assert_close(mixed[k, b], expected, rtol=1e-12, atol=1e-12)
 
@@ -146,7 +145,7 @@ def test_equals_the_rule_written_out(decay):
     clipped = any(bool((r / mean > 1 / decay).any()) for r in rms)
     assert clipped == (decay > 0.5)
     found = fast(weights, trained, gradients, rms, 0.05, decay, 1e-3)
-    expected = dynamic_reference.update(weights, trained, gradients, rms, 0.05, decay, 1e-3)
+    expected = reference.dynamic_update(weights, trained, gradients, rms, 0.05, decay, 1e-3)
     for one, other in zip(found, expected):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
 
@@ -182,7 +181,7 @@ def test_values_published_for_sums_do_what_their_code_did():
         - given.rate * g / (r + given.epsilon)
         for w, w0, g, r in zip(weights, trained, gradients, roots)
     ]
-    rms = dynamic_reference.root_mean_squares(batches)
+    rms = reference.root_mean_squares(batches)
     found = fast(weights, trained, gradients, rms, *given.from_sums(len(batches), len(SHAPES)))
     for one, other in zip(found, expected):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)

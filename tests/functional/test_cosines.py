@@ -11,7 +11,7 @@ from spectral_fairseq.functional.cosines import (
     nearest_neighbours,
     positive_share,
 )
-from tests.reference import isotropy as naive
+from tests.reference import measures as naive
 
 
 def random_table(n, d, seed=0, dtype=torch.float64):

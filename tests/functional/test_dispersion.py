@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from spectral_fairseq.functional.dispersion import SequenceCosine, dispersion_penalty
-from tests.reference import dispersion as naive
+from tests.reference import row_penalties as naive
 
 COUNTED = torch.tensor([[1, 1, 1, 1, 1], [0, 1, 1, 1, 0], [1, 0, 0, 0, 0]]).bool()
 
@@ -20,13 +20,13 @@ def states(count=2, dtype=torch.float64, shift=0.0):
 @pytest.mark.parametrize("shift", [0.0, 0.5, 3.0])
 def test_it_equals_the_naive_form(shift, tau):
     layers = states(shift=shift)
-    expected = naive.penalty(layers, COUNTED, tau)
+    expected = naive.dispersion_penalty(layers, COUNTED, tau)
     found = dispersion_penalty(layers, COUNTED, tau=tau)
     assert float(found) == pytest.approx(expected, rel=1e-12)
     halves = [layer.half() for layer in layers]
     found = dispersion_penalty(halves, COUNTED, tau=tau)
     assert found.dtype == torch.float32
-    assert float(found) == pytest.approx(naive.penalty(halves, COUNTED, tau), rel=1e-5)
+    assert float(found) == pytest.approx(naive.dispersion_penalty(halves, COUNTED, tau), rel=1e-5)
 
 
 def test_gradient_within_the_bounds():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from spectral_fairseq.functional.gradients import gated_scores, gates_of_counts
-from tests.reference import gradient_gating as reference
+from tests.reference import losses as reference
 
 COUNTS = torch.tensor([0, 0, 9, 0, 700, 2, 1, 0, 30, 3, 1])
 NEVER_RARE = torch.tensor([0, 1])
@@ -42,7 +42,7 @@ def test_gradients_equal_the_sums_written_out():
     upstream = torch.softmax(plain, -1) - torch.nn.functional.one_hot(targets, 11)
     of_contexts, of_matrix = torch.autograd.grad(scores, (contexts, matrix), upstream.detach())
     torch.testing.assert_close(of_contexts, upstream @ matrix)
-    expected = reference.table_gradient(
+    expected = reference.gated_table_gradient(
         contexts.detach(), upstream.detach(), targets, *reference.gates(COUNTS, 100, 0.03, (0, 1))
     )
     torch.testing.assert_close(of_matrix, expected, rtol=1e-6, atol=1e-6)
@@ -59,7 +59,7 @@ def test_factors_receive_what_the_chain_rule_makes_of_the_gated_gradient(rank):
     torch.testing.assert_close(scores, contexts @ dense.t())
     upstream = torch.randn_like(scores)
     found = torch.autograd.grad(scores, (contexts, factor, basis), upstream)
-    gated = reference.table_gradient(
+    gated = reference.gated_table_gradient(
         contexts.detach(), upstream, targets, *reference.gates(COUNTS, 100, 0.03, (0, 1))
     )
     expected = torch.autograd.grad(dense, (factor, basis), gated)

@@ -11,7 +11,7 @@ from spectral_fairseq.functional.mixture_loss import (
     posterior,
 )
 from tests.functional.losses import LOSSES, gradients, in_float64, leaves_and_targets, relative
-from tests.reference import mixture as reference
+from tests.reference import losses as reference
 
 
 @pytest.mark.parametrize("scale", [1.0, 60.0])

@@ -24,7 +24,7 @@ from spectral_fairseq.functional.ranks import (
 from spectral_fairseq.functional.rows import centred_products, linear_cka, procrustes_residual
 from spectral_fairseq.functional.spectra import singular_values_of_gram
 from tests.functional.test_spectra import spectrum_of
-from tests.reference import isotropy as naive
+from tests.reference import measures as naive
 
 
 @pytest.mark.parametrize("d", [1, 3, 11])

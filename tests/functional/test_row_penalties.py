@@ -16,8 +16,7 @@ from spectral_fairseq.functional.row_penalties import (
     weight_norm_penalty,
     were_counted,
 )
-from tests.reference import cosine as reference
-from tests.reference import weight_norm as weight_norm_reference
+from tests.reference import row_penalties as reference
 
 
 def table(n, d, seed=0, dtype=torch.float64):
@@ -33,7 +32,7 @@ def test_penalty_and_gradient_equal_the_pairwise_form(n, d, excluded):
     matrix = table(n, d).requires_grad_()
     fast = cosine_penalty(matrix, torch.tensor(excluded).long())
     (fast_gradient,) = torch.autograd.grad(3 * fast, matrix)
-    naive = reference.penalty(matrix, excluded)
+    naive = reference.cosine_penalty(matrix, excluded)
     torch.testing.assert_close(fast, naive, rtol=1e-12, atol=1e-14)
     expected = torch.zeros_like(matrix)
     if naive.requires_grad:
@@ -44,7 +43,9 @@ def test_penalty_and_gradient_equal_the_pairwise_form(n, d, excluded):
 def test_float32_parity_on_an_odd_shape():
     matrix = table(252, 123)
     fast = cosine_penalty(matrix.float(), torch.tensor([1]))
-    torch.testing.assert_close(fast.double(), reference.penalty(matrix, [1]), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(
+        fast.double(), reference.cosine_penalty(matrix, [1]), rtol=1e-5, atol=1e-7
+    )
 
 
 def test_gradcheck_with_a_non_contiguous_table():
@@ -89,7 +90,7 @@ def test_rows_that_are_very_short(scale, rows):
     assert not gradient[[3, 11]].any() and value > 0.01
     # The zero row has no cosines in the naive form either, but no gradient that is defined.
     kept = [row for row in range(29) if row != 3]
-    naive = reference.penalty(exact[kept], [kept.index(11)]) * 27**2 / 28**2
+    naive = reference.cosine_penalty(exact[kept], [kept.index(11)]) * 27**2 / 28**2
     torch.testing.assert_close(value.double(), naive, rtol=2e-5, atol=0)
     (expected,) = torch.autograd.grad(naive, exact)
     for row in kept:  # each of a size of its own
@@ -145,7 +146,7 @@ def test_penalty_and_gradient_equal_the_naive_form(n, d, excluded, per_word):
     target = targets if per_word else 2.0
     fast = weight_norm_penalty(row_norms(matrix), target, torch.tensor(excluded).long())
     (fast_gradient,) = torch.autograd.grad(fast, matrix)
-    naive = weight_norm_reference.penalty(matrix, targets, excluded)
+    naive = reference.weight_norm_penalty(matrix, targets, excluded)
     (expected,) = torch.autograd.grad(naive, matrix)
     torch.testing.assert_close(fast, naive, rtol=1e-12, atol=0)
     torch.testing.assert_close(fast_gradient, expected, rtol=1e-10, atol=1e-14)
@@ -154,7 +155,7 @@ def test_penalty_and_gradient_equal_the_naive_form(n, d, excluded, per_word):
 def test_weight_norm_in_float32_on_an_odd_shape():
     matrix = table(507, 123)
     fast = weight_norm_penalty(row_norms(matrix.float()), 2.0)
-    naive = weight_norm_reference.penalty(matrix, [2.0] * 507)
+    naive = reference.weight_norm_penalty(matrix, [2.0] * 507)
     torch.testing.assert_close(fast.double(), naive, rtol=1e-5, atol=0)
 
 

@@ -17,7 +17,7 @@ from spectral_fairseq.functional.rows import (
     slope,
     untrained_rows,
 )
-from tests.reference import table_comparison as naive
+from tests.reference import measures as naive
 
 
 def pair(n=53, d=7, e=7):

@@ -15,7 +15,7 @@ from spectral_fairseq.functional.softmax_loss import (
     unperturbed_nll,
 )
 from tests.functional.losses import PAD, leaves_and_targets
-from tests.reference import adversarial as adversarial_reference
+from tests.reference import losses as reference
 
 
 def problem(tokens=11, n=13, d=5, dtype=torch.float64):
@@ -37,7 +37,7 @@ def test_logits_and_gradients_equal_those_of_the_worst_perturbation(epsilon):
     features, table, targets = problem()
     features.requires_grad_(), table.requires_grad_()
     fast = adversarial(features, table, targets, epsilon)
-    naive = adversarial_reference.logits(features, table, targets, epsilon, PAD)
+    naive = reference.adversarial_logits(features, table, targets, epsilon, PAD)
     torch.testing.assert_close(fast, naive, rtol=1e-12, atol=1e-13)
     got = torch.autograd.grad(fast.logsumexp(-1).sum(), (features, table))
     expected = torch.autograd.grad(naive.logsumexp(-1).sum(), (features, table))

@@ -19,7 +19,7 @@ from spectral_fairseq.functional.table_control import (
     singular_system,
     spectrum_target,
 )
-from tests.reference import spectrum_decay as reference
+from tests.reference import spectra as reference
 
 EXCLUDED = torch.tensor([0, 40, 122])
 

@@ -10,7 +10,7 @@ from spectral_fairseq.embeddings import TABLES, PlainEmbedding
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.ranks import empirical_rank
 from spectral_fairseq.heads import MixtureOfContexts, MixtureOfSoftmaxes, SoftmaxHead
-from tests.reference import mixture as reference
+from tests.reference import losses as reference
 
 PAD, WORDS, DIM, FEATURES = 1, 41, 6, 9
 HEADS = (MixtureOfSoftmaxes, MixtureOfContexts)

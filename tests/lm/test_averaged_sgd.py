@@ -11,7 +11,7 @@ from torch import nn
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.lm.averaged_sgd import AveragedSGD, NonMonotonicTrigger, saved_groups
 from spectral_fairseq.lm.coupled_adam import CoupledAdam
-from tests.reference import averaged_sgd as reference
+from tests.reference import optimizers as reference
 
 STEPS, START, DECAY = 9, 4, 0.05
 # Another rate at every step: the rate of the step before would give another result.
@@ -40,7 +40,7 @@ def advance(optimizer, parameter, gradients, rates, start=None, first=0):
 @pytest.mark.parametrize("start", [None, 0, START, STEPS - 1])
 def test_average_equals_the_sum_written_out(start):
     parameter, gradients = problem()
-    weights, average = reference.run(parameter.detach(), gradients, RATES, DECAY, start)
+    weights, average = reference.averaged_sgd(parameter.detach(), gradients, RATES, DECAY, start)
     optimizer = AveragedSGD([parameter], lr=1.0, weight_decay=DECAY)
     advance(optimizer, parameter, gradients, RATES, start)
     torch.testing.assert_close(parameter.detach(), weights, rtol=1e-12, atol=1e-12)
@@ -186,7 +186,7 @@ def test_equals_the_condition_written_out(interval):
         trigger, history = NonMonotonicTrigger(interval), []
         for _ in range(12):
             loss = generator.choice([1.0, 1.5, 2.0, 2.5])  # ties included
-            expected = reference.fires(history, interval, loss)
+            expected = reference.averaging_fires(history, interval, loss)
             assert trigger.check(loss) is expected
             history.append(loss)
             fired += expected

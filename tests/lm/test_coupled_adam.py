@@ -6,7 +6,7 @@ from torch import nn
 
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.lm.coupled_adam import CoupledAdam
-from tests.reference import coupled_adam as reference
+from tests.reference import optimizers as reference
 
 LR, BETAS, EPS = 0.02, (0.9, 0.98), 1e-12
 
@@ -30,7 +30,7 @@ def advance(optimizer, parameter, gradients):
 @pytest.mark.parametrize("coupled", [False, True])
 def test_equals_the_paper_in_float64(coupled):
     parameter, gradients = problem()
-    expected = reference.run(parameter.detach(), gradients, LR, BETAS, EPS, coupled)
+    expected = reference.coupled_adam(parameter.detach(), gradients, LR, BETAS, EPS, coupled)
     tables = [parameter] if coupled else []
     advance(CoupledAdam([parameter], tables, LR, BETAS, EPS), parameter, gradients)
     torch.testing.assert_close(parameter.detach(), expected, rtol=1e-9, atol=1e-9)

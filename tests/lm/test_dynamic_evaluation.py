@@ -14,8 +14,7 @@ from spectral_fairseq.lm.dynamic_evaluation import (
 )
 from spectral_fairseq.lm.evaluation import CacheGrid, evaluate
 from tests.lm.tiny_stateful import START, corpus, reader, tiny_model
-from tests.reference import cache as cache_reference
-from tests.reference import dynamic_evaluation as reference
+from tests.reference import evaluation as reference
 
 RATES = DynamicRates(rate=0.02, decay=0.3, epsilon=1e-3)
 
@@ -54,7 +53,7 @@ def naive_evaluation(model, tokens, segment, rms, rates):
         log_models.append(log_model[0].detach())
         features.append(states[0].detach())
         gradients = torch.autograd.grad(loss, parameters)
-        new = reference.update(
+        new = reference.dynamic_update(
             [one.detach() for one in parameters], trained, gradients, rms, *rates
         )
         for parameter, value in zip(parameters, new):
@@ -90,7 +89,7 @@ def test_equals_the_naive_loop_with_the_cache_beside_it(segment, rates):
     assert abs(nll - static) > 1e-3 * static  # it did adapt
     for theta, row in zip(grid.thetas, found.cached):
         for weight, cached in zip(grid.weights, row):
-            naive = cache_reference.log_probabilities(log_model, features, tokens, 8, theta, weight)
+            naive = reference.log_with_cache(log_model, features, tokens, 8, theta, weight)
             assert cached == pytest.approx(-sum(naive), rel=1e-10)
 
 

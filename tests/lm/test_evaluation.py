@@ -17,7 +17,7 @@ from spectral_fairseq.lm.evaluation import (
 )
 from tests.functional.test_adaptation import of_targets, stream
 from tests.lm.tiny_stateful import PADDING, START, corpus, reader, tiny_model
-from tests.reference import cache as reference
+from tests.reference import evaluation as reference
 
 
 def one_pass(model, tokens):
@@ -78,7 +78,7 @@ def test_cache_equals_its_naive_loop_for_every_value_of_a_grid(segment):
     found = evaluate(reader(model, segment=segment), tokens, cache=grid)
     for theta, row in zip(grid.thetas, found.cached):
         for weight, nll in zip(grid.weights, row):
-            naive = reference.log_probabilities(log_model, features, tokens, 7, theta, weight)
+            naive = reference.log_with_cache(log_model, features, tokens, 7, theta, weight)
             assert nll == pytest.approx(-sum(naive), rel=1e-12)
     assert found.cached[0][0] == pytest.approx(found.nll, rel=1e-14)
 
@@ -169,7 +169,7 @@ def test_segments_equal_the_naive_loop_over_each_stream(window, segment, block_s
         parts.append(interpolate(plain[:, here], found[0], seen, 0.25))
     mixed = torch.cat(parts, 1)
     for b, (h, x, log_p) in enumerate(rows):
-        naive = reference.log_probabilities(log_p, h, x, window, 0.7, 0.25)
+        naive = reference.log_with_cache(log_p, h, x, window, 0.7, 0.25)
         expected = torch.tensor(naive, dtype=torch.float64)
         torch.testing.assert_close(mixed[b], expected, rtol=1e-12, atol=1e-12)
 

@@ -18,7 +18,7 @@ from tests.plugin.conftest import (
     split,
 )
 from tests.plugin.stateful_models import segments
-from tests.reference import consistency as reference
+from tests.reference import losses as reference
 
 MODELS = {
     "plain": lambda task: build_model(task, embedding_type="plain", dropout=0.2),

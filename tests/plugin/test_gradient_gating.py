@@ -23,7 +23,7 @@ from tests.plugin.conftest import (
     split,
 )
 from tests.plugin.trainers import build_trainer, same_models, save_in_epoch, take_updates
-from tests.reference import gradient_gating as reference
+from tests.reference import losses as reference
 
 ALPHA = 1.5  # two updates of a tiny batch: words with fewer than three targets are rare
 ROWS = {"transformer": "decoder.output_projection.weight", "lstm": "decoder.fc_out.weight"}
@@ -95,7 +95,7 @@ def test_only_the_output_tables_gradient_is_gated(task, arch):
     torch.testing.assert_close(loss, plain_loss)
     torch.testing.assert_close(log["nll_loss"], plain_log["nll_loss"])
     found = gradients(model, loss)
-    expected = reference.table_gradient(
+    expected = reference.gated_table_gradient(
         seen["features"].flatten(0, -2),
         seen["gradient"].flatten(0, -2),
         sample["target"].flatten(),

@@ -20,7 +20,7 @@ from tests.plugin.conftest import (
     parameters_in_use,
 )
 from tests.plugin.trainers import build_trainer
-from tests.reference import mixture as reference
+from tests.reference import losses as reference
 
 KINDS = {kind.kind: kind for kind in TABLES}
 NOTHING = {"spectrum_weight": 0.0, "orthogonality_weights": "0,0,0,0"}

@@ -30,7 +30,7 @@ from tests.plugin.conftest import (
     split,
     words,
 )
-from tests.reference import dispersion as naive_dispersion
+from tests.reference.row_penalties import dispersion_penalty
 
 NAMES = [penalty.name for penalty in PENALTIES]
 NOTHING = {penalty.weight.name: penalty.weight.default for penalty in PENALTIES}
@@ -194,7 +194,7 @@ def test_dispersion_of_the_layers_without_padding(task, arch, options):
     )
     criterion.check_model(model)
     loss, size, log = criterion(model, sample)
-    expected = naive_dispersion.penalty(states, sample["target"].ne(1))
+    expected = dispersion_penalty(states, sample["target"].ne(1))
     assert math.isclose(float(log["dispersion"]) / size, expected, rel_tol=1e-5)
     added = float((loss - log["loss"]).detach()) / size
     if "rdrop_weight" not in options:  # whose divergence is in the loss, but not in the logs

@@ -16,7 +16,7 @@ from tests.plugin.conftest import (
     off_constraint,
     split,
 )
-from tests.reference import orthogonality, spectrum
+from tests.reference import spectra as reference
 
 HEAVY = {"spectrum_weight": 0.3, "orthogonality_weights": "0.1,0.2,0.3,0.4"}
 
@@ -26,10 +26,10 @@ def test_loss_is_likelihood_plus_the_naive_penalties(task):
     table = off_constraint(model)
     model.train()
     loss, size, log = build_criterion(task, **HEAVY)(model, sample)
-    u = orthogonality.without_rows(table.U.detach() / table.scale, table.excluded_rows.tolist())
+    u = reference.without_rows(table.U.detach() / table.scale, table.excluded_rows.tolist())
     v = table.V.detach() / table.v_scale
-    expected_orthogonality = orthogonality.penalty(u, v, (0.1, 0.2, 0.3, 0.4))
-    expected_spectrum = spectrum.penalty(
+    expected_orthogonality = reference.orthogonality_penalty(u, v, (0.1, 0.2, 0.3, 0.4))
+    expected_spectrum = reference.spectrum_penalty(
         (table.sigma * table.scale).tolist(), table.prior().tolist()
     )
     assert math.isclose(log["orthogonality"] / size, expected_orthogonality, rel_tol=1e-4)

@@ -44,7 +44,7 @@ from tests.plugin.trainers import (
     save_in_epoch,
     take_updates,
 )
-from tests.reference import spectrum_decay as reference
+from tests.reference import spectra as reference
 
 PRIOR = torch.exp(-0.0005 * torch.arange(1, 17, dtype=torch.float64))
 FULL = {"spectrum_decay": 1.0, "spectrum_decay_interval": 1, "spectrum_slack": 1.2}

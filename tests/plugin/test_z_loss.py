@@ -19,7 +19,7 @@ from tests.plugin.conftest import (
     host_model,
     make_sample,
 )
-from tests.reference import z_loss as reference
+from tests.reference import losses as reference
 
 OFF = {"name": "mle_cosreg", "cosreg_weight": 0.0}
 
@@ -49,7 +49,7 @@ def test_it_is_added_to_the_loss_and_not_to_what_is_logged(task, form, smoothing
         scores = model(**sample["net_input"])[0][:, prefix:].flatten(0, 1)
         targets = sample["target"][:, prefix:].flatten()
         # The scores that come out of a model are capped.
-        expected = reference.losses(scores, targets, 0.3, None, smoothing, pad)
+        expected = reference.z_losses(scores, targets, 0.3, None, smoothing, pad)
         second = gradients(model, expected[0])
         torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-5)
         assert_close(first, second, rtol=1e-4, atol=1e-5)

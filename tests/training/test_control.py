@@ -9,7 +9,7 @@ from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError, DataError, UnsupportedError
 from spectral_fairseq.training import SpectrumControl, factor_, weight_norm_
-from tests.reference import spectrum_decay as reference
+from tests.reference import spectra as reference
 from tests.training.models import LAYOUTS, Straight, build
 from tests.workers import on_two_workers
 

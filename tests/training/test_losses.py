@@ -19,8 +19,7 @@ from spectral_fairseq.training import (
     mixture_,
     plain_,
 )
-from tests.reference import cosine as reference
-from tests.reference import dispersion as naive_dispersion
+from tests.reference import row_penalties as reference
 from tests.training.models import (
     DIM,
     IDS,
@@ -101,7 +100,7 @@ def test_tokens_are_counted_over_all_batches_of_a_step(transformers, smoothing, 
             others = sum(float(row[v]) for v in range(WORDS) if v != word) / (WORDS - 1)
             naive -= (1 - smoothing) * float(row[word]) + smoothing * others
     if penalty is not None:
-        naive += float(total) * 0.5 * float(reference.penalty(model.lm_head.weight.detach()))
+        naive += float(total) * 0.5 * float(reference.cosine_penalty(model.lm_head.weight.detach()))
     assert math.isclose(float(whole.detach()), naive / float(total), rel_tol=1e-5)
 
 
@@ -116,7 +115,7 @@ def test_dispersion_of_the_layers(transformers, layout):
     outputs = model(**given)
     states = getattr(outputs, "decoder_hidden_states" if layout == "t5" else "hidden_states")
     targets = F.pad(LABELS, (0, 1), value=-100)[:, 1:] if loss.shift else LABELS
-    spread = naive_dispersion.penalty([one.detach() for one in states[1:]], targets.ne(-100))
+    spread = reference.dispersion_penalty([one.detach() for one in states[1:]], targets.ne(-100))
     whole = loss(outputs, LABELS)
     torch.testing.assert_close(whole.item(), plain(outputs, LABELS).item() + 0.7 * spread)
     # Two batches of a step are one, whose sequences count by their targets.

@@ -13,7 +13,7 @@ from spectral_fairseq.training import (
     mixture_,
     plain_,
 )
-from tests.reference import z_loss as reference
+from tests.reference import losses as reference
 from tests.training.models import (
     DIM,
     IDS,
@@ -94,7 +94,7 @@ def test_the_z_loss_is_added_in_training(transformers, smoothing, softcap):
         logits = model(input_ids=IDS).logits[:, :-1].flatten(0, 1).double()
     targets = LABELS[:, 1:].flatten()
     count = targets.ne(-100).sum()
-    squares = reference.losses(logits, targets, ignore_index=-100)[3] / count
+    squares = reference.z_losses(logits, targets, ignore_index=-100)[3] / count
     found = loss(model(input_ids=IDS), LABELS)
     expected = plain(model(input_ids=IDS), LABELS).double() + 0.3 * squares
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
@@ -107,7 +107,7 @@ def test_the_z_loss_is_added_in_training(transformers, smoothing, softcap):
     logits = model(input_ids=IDS).logits  # hidden states, whose scores are made by hand
     scores = logits.features @ model.lm_head.weight.t()
     scores = scores[:, :-1].flatten(0, 1)
-    by_hand = reference.losses(scores, targets, 0.3, softcap, 0.0, -100)[0] / count
+    by_hand = reference.z_losses(scores, targets, 0.3, softcap, 0.0, -100)[0] / count
     if not smoothing:
         by_hand.backward()
         same(trained, gradients(model), close=1e-4)
@@ -132,7 +132,7 @@ def test_a_mixture_of_contexts_takes_both():
     features = torch.tanh(model.embed(IDS))
     contexts = (head.log_prior(features).exp().unsqueeze(-1) * head.contexts(features)).sum(-2)
     scores = (contexts @ model.lm_head.weight.t()).flatten(0, 1)
-    expected = reference.losses(scores, IDS.flatten(), 0.3, 0.5)
+    expected = reference.z_losses(scores, IDS.flatten(), 0.3, 0.5)
     torch.testing.assert_close(found, expected[0] / IDS.numel(), rtol=1e-5, atol=1e-5)
     capped = reference.softcapped(scores, 0.5).log_softmax(-1)
     torch.testing.assert_close(log_p.flatten(0, 1), capped, rtol=1e-5, atol=1e-5)

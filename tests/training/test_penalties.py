@@ -8,7 +8,7 @@ from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.training import TablePenalty, factor_, plain_
-from tests.reference import cosine as reference
+from tests.reference import row_penalties as reference
 from tests.training.models import DIM, WORDS, build
 
 
@@ -17,7 +17,7 @@ def test_penalties_have_one_scale(transformers):
     weight = model.lm_head.weight.detach().double()
     sigma = torch.linalg.svdvals(weight)
     expected = {
-        "cosine": float(reference.penalty(weight)),
+        "cosine": float(reference.cosine_penalty(weight)),
         "mean_vector": float(sum(float(weight[:, j].mean()) ** 2 for j in range(DIM))),
         "weight_norm": math.sqrt(sum((float(row.norm()) - 2.0) ** 2 for row in weight) + 1e-8),
         "spectral_normalization": sum((1 - float(s / sigma[0])) ** 2 for s in sigma),
