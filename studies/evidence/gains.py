@@ -18,6 +18,7 @@ RESULTS = Path(__file__).parent / "results"
 PICTURE = Path(__file__).parent / "images" / "gains.png"
 DECAY, LONG = "translation_decay_small", "translation_start_long"
 METHODS, MEDIUM = "translation_methods_small", "translation_medium"
+MUON = "translation_muon_small"
 
 
 class Gain(NamedTuple):
@@ -33,6 +34,7 @@ class Gain(NamedTuple):
 _START = "weight-norm initialisation\n"
 _SHORT = "10,000 pairs, 5,000 updates"
 GAINS = (
+    Gain(f"Muon with the initialisation\n{_SHORT}", MUON, "muon_init", DECAY, True),
     Gain(f"{_START}10,000 pairs, 20,000 updates", LONG, "weight_norm_init", LONG, True),
     Gain(f"{_START}{_SHORT}", DECAY, "weight_norm_init", DECAY, True),
     Gain(f"weight-norm regularisation, no decay\n{_SHORT}", METHODS, "weight_norm", DECAY, False),
