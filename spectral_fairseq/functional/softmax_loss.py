@@ -8,9 +8,23 @@ which is the loss of fairseq's ``label_smoothed_cross_entropy``; label smoothing
 Szegedy et al., CVPR 2016, https://arxiv.org/abs/1512.00567. The naive form is
 ``tests/reference/losses.py``.
 
-Flags: ``--loss-form`` auto, ``--adversarial-epsilon`` 0.
+The z-loss and the soft cap are two ways to keep the scores of a softmax small. With scores x, their
+normaliser log Z = logsumexp(x), and a target y, a token costs
+
+    -log p_y + lambda (log Z)^2,        gradient for x:  (1 + 2 lambda log Z) p - y
+
+with the z-loss of Chowdhery et al., "PaLM", 2022, https://arxiv.org/abs/2204.02311, section 5,
+whose lambda is 1e-4. With the soft cap c of Gemma 2, https://arxiv.org/abs/2408.00118, section 2,
+whose c is 30, the scores are
+
+    s = c tanh(x / c),        ds/dx = 1 - (s / c)^2.
+
+The z-loss changes the training alone. A soft cap is a part of the model, which has other
+probabilities without it.
+
+Flags: ``--loss-form`` auto, ``--adversarial-epsilon`` 0, ``--z-loss`` 0, ``--logit-softcap``.
 In order: ``plugin/likelihood.py: form_for``, ``heads/head.py: SoftmaxHead.loss``,
-    ``adversarial_margin``, ``blockwise_cross_entropy``.
+    ``adversarial_margin``, ``blockwise_cross_entropy``, ``softcap_``.
 """
 
 from __future__ import annotations
@@ -39,7 +53,19 @@ from spectral_fairseq.functional.blocks import (
     without_ignored,
 )
 from spectral_fairseq.functional.products import differentiable_once, row_norms
-from spectral_fairseq.functional.z_loss import softcap_
+
+
+def softcapped(scores: Tensor, softcap: float) -> Tensor:
+    """Return c tanh(x / c) of scores x of any shape."""
+    return softcap * torch.tanh(scores / softcap)
+
+
+def softcap_(scores: Tensor, softcap: float) -> Tensor:
+    """Overwrite scores x, of any shape, by s = c tanh(x / c), and return ds/dx of that shape."""
+    scores.div_(softcap).tanh_()
+    slope = scores.square().neg_().add_(1.0)
+    scores.mul_(softcap)
+    return slope
 
 
 class Losses(NamedTuple):
@@ -203,8 +229,7 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
     """(loss_sum, plain_loss_sum, plain_nll_sum, square_sum), with gradients of loss_sum only.
 
     The second and the third are those of the scores without a margin and without the z-loss; the
-    last one is the sum of (log Z)^2. See ``blocks.py``, Note [Gradients in the forward pass], and
-    ``z_loss.py``.
+    last one is the sum of (log Z)^2. See ``blocks.py``, Note [Gradients in the forward pass].
     """
 
     @staticmethod
@@ -337,7 +362,7 @@ def blockwise_cross_entropy(
         bias: b, shape (N,).
         margin: what the target's score loses, eps ||w_y|| ||h|| from :func:`adversarial_margin`,
             shape (T,); it has a gradient.
-        z_loss: lambda of ``z_loss.py``, with which (log Z)^2 is added to the loss.
+        z_loss: lambda of the z-loss, with which (log Z)^2 is added to the loss.
         softcap: c of scores c tanh((W h + b) / c), or ``None``.
         label_smoothing: eps in [0, 1).
         ignore_index: target whose tokens contribute zero.

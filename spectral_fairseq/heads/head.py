@@ -16,8 +16,8 @@ from spectral_fairseq.functional.softmax_loss import (
     Losses,
     adversarial_margin,
     blockwise_cross_entropy,
+    softcapped,
 )
-from spectral_fairseq.functional.z_loss import softcapped
 from spectral_fairseq.options import Option
 
 # No "from __future__ import annotations" here: TorchScript reads the annotations.
@@ -109,7 +109,7 @@ class Head(nn.Module):
             ignore_index: targets with this value contribute zero.
             epsilon: radius of the perturbation of the targets' vectors, as a share of ||w_y||:
                 ``functional/softmax_loss.py``, of a head that is ``adversarial``.
-            z_loss: lambda of ``functional/z_loss.py``, of a head that is ``normalised``.
+            z_loss: lambda of ``functional/softmax_loss.py``, of a head that is ``normalised``.
 
         Raises:
             UnsupportedError: an epsilon or a lambda that this head cannot have.

@@ -42,8 +42,8 @@ from spectral_fairseq.functional.softmax_loss import (
     Losses,
     adversarial_margin,
     blockwise_cross_entropy,
+    softcapped,
 )
-from spectral_fairseq.functional.z_loss import softcapped
 from spectral_fairseq.heads.head import SOFTCAP, Head, HeadSpec
 from spectral_fairseq.options import Option
 

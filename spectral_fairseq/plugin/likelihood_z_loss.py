@@ -1,8 +1,8 @@
 """The likelihood and lambda (log Z)^2, which keeps the normaliser Z of the softmax near 1.
 
 Chowdhery et al., "PaLM", 2022, https://arxiv.org/abs/2204.02311, section 5; the formula is in
-``functional/z_loss.py``. The logs keep the likelihood, and have the mean of (log Z)^2 under a key
-of its own, in training only.
+``functional/softmax_loss.py``. The logs keep the likelihood, and have the mean of (log Z)^2 under a
+key of its own, in training only.
 """
 
 from __future__ import annotations

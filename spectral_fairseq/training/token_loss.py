@@ -105,8 +105,8 @@ class TokenLoss:
         smoothing: ``torch`` gives each of the N words eps / N, as ``F.cross_entropy`` and Trainer
             do; ``fairseq`` gives eps / (N - 1) to each word but the target, as its
             ``label_smoothed_cross_entropy`` does.
-        z_loss: lambda of the z-loss of ``functional/z_loss.py``, lambda (log Z)^2 for each target;
-            1e-4 is usual. It is added in training only. :attr:`mean_square` is for logs.
+        z_loss: lambda of the z-loss of ``functional/softmax_loss.py``, lambda (log Z)^2 for each
+            target; 1e-4 is usual. It is added in training only. :attr:`mean_square` is for logs.
         penalty: called without arguments, returns the weighted sum of penalties; such as a
             :class:`~spectral_fairseq.training.penalties.TablePenalty`. It is added in training
             only, see Note [One scale].
