@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.harness import positive, print_result, print_table
-from spectral_fairseq.functional.cpu_attention import has_flash_kernel
 from spectral_fairseq.functional.float32_products import (
     Products,
     choose_products,
+    has_flash_kernel,
     processor,
     using_products,
 )

@@ -2,13 +2,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from spectral_fairseq.functional.cpu_attention import (
+from spectral_fairseq.functional.float32_products import (
     LONG,
     LONG_WITH_AMX,
     choose_attention,
+    has_amx,
     has_flash_kernel,
 )
-from spectral_fairseq.functional.float32_products import has_amx
 
 if not has_flash_kernel():
     pytest.skip("this torch has no flash attention for CPUs", allow_module_level=True)
@@ -76,12 +76,12 @@ def test_every_form_is_the_same_attention(chosen, kind, length, dtype):
 
 
 def test_long_sequences_take_the_flash_kernel_with_mkl(chosen, monkeypatch):
-    from spectral_fairseq.functional import cpu_attention
+    from spectral_fairseq.functional import float32_products
 
     entered = []
-    enter = cpu_attention._WithMKL.__enter__
+    enter = float32_products._WithMKL.__enter__
     monkeypatch.setattr(
-        cpu_attention._WithMKL, "__enter__", lambda self: (entered.append(1), enter(self))[1]
+        float32_products._WithMKL, "__enter__", lambda self: (entered.append(1), enter(self))[1]
     )
     run(F.scaled_dot_product_attention, LONG - 1, torch.float32)
     run(F.scaled_dot_product_attention, LONG, torch.float32, dropout_p=0.1)

@@ -9,11 +9,11 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.modules import FairseqDropout
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
-from spectral_fairseq.functional.cpu_attention import has_flash_kernel
 from spectral_fairseq.functional.float32_products import (
     CHOICES,
     Products,
     choose_products,
+    has_flash_kernel,
     processor,
 )
 from spectral_fairseq.options import FLOAT32_PRODUCTS
