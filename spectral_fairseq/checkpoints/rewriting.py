@@ -35,7 +35,7 @@ from spectral_fairseq.errors import (
 )
 from spectral_fairseq.functional.cosines import mean_cosine
 from spectral_fairseq.functional.products import check_finite, row_norms
-from spectral_fairseq.functional.repair import new_rows, rows_to_repair
+from spectral_fairseq.functional.rows import new_rows, rows_to_repair
 
 # What plain fairseq itself stores for a table and for an output layer.
 PLAIN_ENTRIES = (frozenset({"weight"}), frozenset({"weight", "bias"}))
@@ -233,8 +233,8 @@ def repair_tables(
         opened: the model.
         wanted: name of the only table to repair; all tables of words if not given.
         **how: ``rows`` and ``initial_length`` as ``choices`` and ``initial_length`` of
-            :func:`~spectral_fairseq.functional.repair.rows_to_repair`; ``fill``, ``noise`` and
-            ``seed`` of :func:`~spectral_fairseq.functional.repair.new_rows`.
+            :func:`~spectral_fairseq.functional.rows.rows_to_repair`; ``fill``, ``noise`` and
+            ``seed`` of :func:`~spectral_fairseq.functional.rows.new_rows`.
 
     Returns:
         What was done to each table, and the tensors that have changed by their names; tensors that

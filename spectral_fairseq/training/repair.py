@@ -7,7 +7,7 @@ from typing import Dict, List, Optional, Sequence
 import torch
 from torch import Tensor, nn
 
-from spectral_fairseq.functional.repair import NOISE, new_rows, rows_to_repair
+from spectral_fairseq.functional.rows import NOISE, new_rows, rows_to_repair
 from spectral_fairseq.training.modules import (
     check_table,
     excluded_rows,

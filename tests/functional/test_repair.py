@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError
-from spectral_fairseq.functional.repair import new_rows, rows_to_repair
+from spectral_fairseq.functional.rows import new_rows, rows_to_repair
 from spectral_fairseq.training import plain_, repair_, weight_norm_
 
 LONG, SHORT, ZERO, SAME = 3, 5, 7, 11

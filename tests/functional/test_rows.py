@@ -5,7 +5,6 @@ import torch
 
 from spectral_fairseq.errors import DataError
 from spectral_fairseq.functional.products import row_lengths
-from spectral_fairseq.functional.repair import rows_to_repair
 from spectral_fairseq.functional.rows import (
     OUTLYING,
     centred_products,
@@ -14,6 +13,7 @@ from spectral_fairseq.functional.rows import (
     procrustes_residual,
     repeated_rows,
     robust_scores,
+    rows_to_repair,
     slope,
     untrained_rows,
 )
