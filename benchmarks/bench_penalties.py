@@ -27,9 +27,12 @@ from benchmarks.harness import (
     print_result,
     print_table,
 )
-from spectral_fairseq.functional.dispersion import dispersion_penalty
 from spectral_fairseq.functional.products import row_norms
-from spectral_fairseq.functional.row_penalties import cosine_penalty, weight_norm_penalty
+from spectral_fairseq.functional.row_penalties import (
+    cosine_penalty,
+    dispersion_penalty,
+    weight_norm_penalty,
+)
 from spectral_fairseq.functional.softmax_loss import adversarial_logits, adversarial_margin
 from spectral_fairseq.functional.spectra import singular_values
 from spectral_fairseq.functional.spectrum_penalties import (

@@ -20,7 +20,6 @@ import spectral_fairseq.plugin  # noqa: F401  registers the architectures that a
 from spectral_fairseq.commands.models import build_model
 from spectral_fairseq.errors import ConfigurationError, DataError, check_range
 from spectral_fairseq.files import check_directory
-from spectral_fairseq.functional.dispersion import SequenceCosine
 from spectral_fairseq.functional.predictions import (
     ExpectedPairwiseKL,
     StateStatistics,
@@ -29,6 +28,7 @@ from spectral_fairseq.functional.predictions import (
 )
 from spectral_fairseq.functional.products import sample_rows
 from spectral_fairseq.functional.ranks import cumulative_share, empirical_rank, roundoff_threshold
+from spectral_fairseq.functional.row_penalties import SequenceCosine
 from spectral_fairseq.functional.spectra import BlockwiseSpectrum
 from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.lm.streams import ContiguousStreams

@@ -358,7 +358,7 @@ MEAN_VECTOR = Penalty(
 
 
 def _dispersion_value(states: LayerStates, _: Any) -> Tensor:
-    from spectral_fairseq.functional.dispersion import dispersion_penalty
+    from spectral_fairseq.functional.row_penalties import dispersion_penalty
 
     return dispersion_penalty(states.layers, states.counted)
 

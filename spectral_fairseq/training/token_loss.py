@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError, UnsupportedError, check_choice, check_range
-from spectral_fairseq.functional.dispersion import dispersion_penalty
+from spectral_fairseq.functional.row_penalties import dispersion_penalty
 from spectral_fairseq.functional.softmax_loss import (
     Losses,
     blockwise_cross_entropy,
@@ -110,7 +110,7 @@ class TokenLoss:
         penalty: called without arguments, returns the weighted sum of penalties; such as a
             :class:`~spectral_fairseq.training.penalties.TablePenalty`. It is added in training
             only, see Note [One scale].
-        dispersion: weight of :func:`~spectral_fairseq.functional.dispersion.dispersion_penalty`
+        dispersion: weight of :func:`~spectral_fairseq.functional.row_penalties.dispersion_penalty`
             of the (decoder's) layers, over the positions that have a target; likewise. The model
             has to return its hidden states: ``model.config.output_hidden_states = True``.
         shift: whether the target of a position is the label of the next one. ``None`` does as the

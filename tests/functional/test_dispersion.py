@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from spectral_fairseq.functional.dispersion import SequenceCosine, dispersion_penalty
+from spectral_fairseq.functional.row_penalties import SequenceCosine, dispersion_penalty
 from tests.reference import row_penalties as naive
 
 COUNTED = torch.tensor([[1, 1, 1, 1, 1], [0, 1, 1, 1, 0], [1, 0, 0, 0, 0]]).bool()
