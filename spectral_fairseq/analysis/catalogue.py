@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spectral_fairseq.analysis.table_facts import GROUPS as FREQUENCIES
 from spectral_fairseq.analysis.table_facts import TableFacts
-from spectral_fairseq.functional.isotropy import isoscore_of_variances
+from spectral_fairseq.functional.cosines import isoscore_of_variances
 from spectral_fairseq.functional.ranks import (
     effective_rank,
     random_mean_share,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq.errors import UnsupportedError, check_enough, needs_extra
-from spectral_fairseq.functional.isotropy import covariance_from_gram, isoscore
+from spectral_fairseq.functional.cosines import covariance_from_gram, isoscore
 from spectral_fairseq.functional.products import SMALLEST_SHARE, unit_rows
 
 # Expected pairwise Kullback-Leibler divergence of next-word distributions.
@@ -73,7 +73,7 @@ class ExpectedPairwiseKL:
 #
 # Ethayarajh: "How Contextual are Contextualized Word Representations?", EMNLP 2019,
 # https://aclanthology.org/D19-1006/, measures their mean cosine; IsoScore is that of
-# ``isotropy.py``.
+# ``cosines.py``.
 
 
 class StateStatistics:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from spectral_fairseq.embeddings import SVDEmbedding
-from spectral_fairseq.functional.isotropy import log_partition
+from spectral_fairseq.functional.cosines import log_partition
 from spectral_fairseq.functional.predictions import ExpectedPairwiseKL, StateStatistics, separate
 from spectral_fairseq.functional.products import full_float32
 from spectral_fairseq.functional.ranks import cumulative_share

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.isotropy import (
+from spectral_fairseq.functional.cosines import (
     centred_log_partition,
     covariance_from_gram,
     isoscore,
