@@ -14,7 +14,7 @@ adds the penalty times its own share of the tokens, so that the penalty counts o
 from __future__ import annotations
 
 import inspect
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +36,6 @@ from spectral_fairseq.training.modules import (
     output_layer,
     without_wrappers,
 )
-from spectral_fairseq.training.other_losses import OtherLosses
 from spectral_fairseq.training.tables import FactoredLayer
 
 SMOOTHINGS = ("torch", "fairseq")
@@ -358,3 +357,77 @@ def _shifts(model: nn.Module) -> bool:
         "Pass shift=True where position t predicts labels[t + 1], and False where it predicts "
         "labels[t].",
     )
+
+
+# Terms that a model of transformers adds to the loss of its tokens.
+
+
+class OtherLosses(NamedTuple):
+    """The load-balancing loss of a mixture of experts, which transformers adds beside labels only.
+
+    Attributes:
+        coefficient: its weight, if it is known.
+        asked: whether the model's settings ask for it; it can be asked for in a call as well.
+        model: name of the model's class.
+        terms: names of the terms that it adds.
+    """
+
+    coefficient: Optional[float]
+    asked: bool
+    model: str
+    terms: Tuple[str, ...]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Optional[OtherLosses]:
+        """That of a model; ``None`` if it adds no such loss.
+
+        Raises:
+            UnsupportedError: the model's settings ask for a further loss, which is not known here.
+        """
+        config = getattr(model, "config", None)
+        places = [model, config, *(getattr(config, name, None) for name in _PARTS_OF_CONFIG)]
+        asked = any(getattr(place, "output_router_logits", False) for place in places)
+        code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
+        names = () if code is None else code.co_varnames
+        others = [name for name in names if name.endswith(("aux_loss", "z_loss"))]
+        found = [getattr(place, name, None) for place in places for name in _COEFFICIENTS]
+        known = next((float(one) for one in found if isinstance(one, (int, float))), None)
+        if asked and others and (known is None or others != ["aux_loss"]):
+            raise _unknown(type(model).__name__, others)
+        return cls(known, asked, type(model).__name__, tuple(others)) if others else None
+
+    def __call__(self, outputs: Any) -> Union[Tensor, float]:
+        """The weighted loss of a batch.
+
+        Raises:
+            ConfigurationError: outputs without the loss that the settings ask for.
+            UnsupportedError: a call asked for losses that are not known here.
+        """
+        found = getattr(outputs, "aux_loss", None)
+        if found is not None and self.coefficient is not None:
+            weighted: Tensor = self.coefficient * found
+            return weighted
+        routed = any(getattr(outputs, name, None) is not None for name in _ROUTED)
+        if found is not None or routed:
+            raise _unknown(self.model, self.terms)
+        if self.asked and isinstance(outputs, (tuple, Tensor, HiddenStates)):
+            wanted = (
+                "outputs with the `aux_loss` of the experts, which the model's settings ask for"
+            )
+            remedy = "Pass the outputs of the model as they are, with return_dict=True."
+            raise ConfigurationError(wanted, f"a {type(outputs).__name__}", remedy)
+        return 0.0
+
+
+def _unknown(model: str, terms: Sequence[str]) -> UnsupportedError:
+    return UnsupportedError(
+        "a model whose loss is that of its tokens, with the `aux_loss` of its experts",
+        f"a {model}, which adds {', '.join(terms)}",
+        "Set model.config.output_router_logits = False, or use the model's own loss.",
+    )
+
+
+# What outputs have where a call asks for the losses of the experts.
+_ROUTED = ("router_logits", "encoder_router_logits", "decoder_router_logits")
+_PARTS_OF_CONFIG = ("text_config", "ffn_config")
+_COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")
