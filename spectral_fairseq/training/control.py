@@ -24,13 +24,14 @@ from spectral_fairseq.functional.products import check_finite
 from spectral_fairseq.functional.spectrum_penalties import Prior, check_rank
 from spectral_fairseq.functional.table_control import TableChange, apply_change_
 from spectral_fairseq.training.modules import (
+    RowShard,
     check_has_owner,
     check_table,
     excluded_rows,
+    row_shard,
     weight_of,
     without_wrappers,
 )
-from spectral_fairseq.training.shards import RowShard, row_shard
 
 
 class SpectrumControl:
