@@ -449,11 +449,8 @@ def _is_of_optimizer(holder: Any) -> bool:
     )
 
 
-# Tables that are split by rows over workers, as ``fully_shard`` (FSDP 2) splits them.
-
-
 class RowShard(NamedTuple):
-    """The rows of a table that this worker holds.
+    """The rows that this worker holds of a table that ``fully_shard`` (FSDP 2) has split.
 
     Attributes:
         rows: shape (n, d), in the memory of the parameter; writing to it changes the table.
