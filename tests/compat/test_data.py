@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from spectral_fairseq.checkpoints.indexed import check_indexed_files
-from spectral_fairseq.compat.data import keep_tail
+from spectral_fairseq.compat.data import check_indexed_files, keep_tail
 from spectral_fairseq.errors import DataError
 from tests.compat.conftest import SENTENCES, train_arguments
 from tests.compat.fairseq_process import Fails, Failure
