@@ -39,11 +39,20 @@ from spectral_fairseq.errors import (
 from spectral_fairseq.functional.adaptation import DynamicRates
 from spectral_fairseq.functional.products import ProgressCallback
 from spectral_fairseq.lm.dynamic_evaluation import (
+    CACHE_THETAS,
+    CACHE_WEIGHTS,
+    DYNAMIC_DECAYS,
+    DYNAMIC_RATES,
+    DYNAMIC_SEGMENT,
     DynamicEvaluation,
     GradientStatistics,
+    GridSearch,
     adapted_parameters,
+    check_dynamic_grid,
     check_rates,
     gradient_statistics,
+    search_cache,
+    search_dynamic,
 )
 from spectral_fairseq.lm.evaluation import (
     CacheGrid,
@@ -52,17 +61,6 @@ from spectral_fairseq.lm.evaluation import (
     StreamReader,
     evaluate,
     perplexity,
-)
-from spectral_fairseq.lm.tuning import (
-    CACHE_THETAS,
-    CACHE_WEIGHTS,
-    DYNAMIC_DECAYS,
-    DYNAMIC_RATES,
-    DYNAMIC_SEGMENT,
-    GridSearch,
-    check_dynamic_grid,
-    search_cache,
-    search_dynamic,
 )
 from spectral_fairseq.options import check_ranges
 from spectral_fairseq.provenance import finite, signature, versions

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
-from spectral_fairseq.errors import check_range
+from spectral_fairseq.errors import ConfigurationError, check_enough, check_range
 from spectral_fairseq.functional.adaptation import (
     DynamicRates,
     decay_factors,
@@ -24,7 +24,14 @@ from spectral_fairseq.functional.adaptation import (
 )
 from spectral_fairseq.functional.products import ProgressCallback, ignore_progress
 from spectral_fairseq.lm.awd_lstm import Carry
-from spectral_fairseq.lm.evaluation import Corpus, Reader, differentiable
+from spectral_fairseq.lm.evaluation import (
+    CacheGrid,
+    Corpus,
+    Reader,
+    differentiable,
+    evaluate,
+    perplexity,
+)
 
 
 def check_rates(rates: DynamicRates) -> None:
@@ -137,3 +144,111 @@ class DynamicEvaluation:
                 self.parameters, self._trained, gradients, self._factors
             ):
                 dynamic_update_(parameter, trained, gradient, decays, steps)
+
+
+# Grid search over the parameters of the cache and of dynamic evaluation, on a validation corpus.
+#
+# The cache takes one pass of the model whatever its grid, because theta and lambda only change how
+# the model's results are mixed. Dynamic evaluation changes the model itself and takes one pass for
+# each point of its grid.
+
+CACHE_THETAS = (0.1, 0.2, 0.3, 0.5, 0.662, 0.8, 1.0, 1.3)
+CACHE_WEIGHTS = (0.02, 0.05, 0.1, 0.1279, 0.15, 0.2, 0.25, 0.3, 0.4)
+"""They surround the values published for AWD-LSTM: (1.0, 0.1) on PTB, (0.662, 0.1279) on WT2."""
+
+DYNAMIC_SEGMENT = 5
+DYNAMIC_RATES = (3e-5, 4e-5, 5e-5, 6e-5, 7e-5, 1e-4)
+DYNAMIC_DECAYS = (0.001, 0.002, 0.003, 0.005)
+"""The grid of the authors' code for segments of 5 tokens; both axes scale with their length."""
+
+
+@dataclass
+class GridPoint:
+    """One point of a grid.
+
+    Attributes:
+        values: the value of each parameter, by its name.
+        perplexity: on the validation corpus; infinite where the model diverged.
+    """
+
+    values: Dict[str, float]
+    perplexity: float
+
+
+@dataclass
+class GridSearch:
+    """All points of one search.
+
+    Attributes:
+        method: ``cache`` or ``dynamic``.
+        tokens: number of tokens of the validation corpus on which each point was evaluated.
+        points: in the order of the grid, with the first axis outermost.
+    """
+
+    method: str
+    tokens: int
+    points: List[GridPoint]
+
+    @property
+    def best(self) -> GridPoint:
+        """The first point with the lowest perplexity.
+
+        Raises:
+            ConfigurationError: the model diverged at every point.
+        """
+        best = min(self.points, key=lambda point: point.perplexity)
+        what = f"the best perplexity in the grid of {self.method} evaluation"
+        check_range(what, best.perplexity, at_least=0, remedy="Search smaller values.")
+        return best
+
+
+def check_dynamic_grid(rates: Sequence[float], decays: Sequence[float], epsilon: float) -> None:
+    """Refuse a grid with an impossible point."""
+    there = min(len(rates), len(decays))
+    check_enough(there, 1, "value on each axis of the grid", "Give one.", ConfigurationError)
+    for rate in rates:
+        for decay in decays:
+            check_rates(DynamicRates(rate, decay, epsilon))
+
+
+def search_cache(
+    reader: Reader,
+    corpus: Corpus,
+    grid: CacheGrid,
+    dynamic: Optional[DynamicEvaluation] = None,
+    progress: ProgressCallback = ignore_progress,
+) -> GridSearch:
+    """Evaluate every theta with every lambda, in one pass of a model that may adapt meanwhile."""
+    if dynamic is None:
+        found = evaluate(reader, corpus, cache=grid, progress=progress)
+    else:
+        with dynamic:
+            found = evaluate(reader, corpus, cache=grid, update=dynamic.update, progress=progress)
+    points = [
+        GridPoint({"theta": theta, "lambda": weight}, perplexity(nll, found.tokens))
+        for theta, row in zip(grid.thetas, found.cached)
+        for weight, nll in zip(grid.weights, row)
+    ]
+    return GridSearch("cache", found.tokens, points)
+
+
+def search_dynamic(
+    reader: Reader,
+    corpus: Corpus,
+    statistics: GradientStatistics,
+    rates: Sequence[DynamicRates],
+    labels: Sequence[Dict[str, float]],
+    progress: ProgressCallback = ignore_progress,
+) -> GridSearch:
+    """Evaluate every given point in turn, each starting from the trained weights.
+
+    ``labels`` are the values to report for each point. The trained weights are restored.
+    """
+    points, tokens = [], 0
+    for point, label in zip(rates, labels):
+        dynamic: Any = DynamicEvaluation(reader.model, statistics, point)
+        with dynamic:
+            found = evaluate(reader, corpus, update=dynamic.update, progress=progress)
+        tokens = found.tokens
+        points.append(GridPoint(label, perplexity(found.nll, tokens)))
+    return GridSearch("dynamic", tokens, points)

@@ -12,9 +12,13 @@ from spectral_fairseq.commands.main import main
 from spectral_fairseq.commands.models import load_language_model
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.adaptation import DynamicRates
-from spectral_fairseq.lm.dynamic_evaluation import DynamicEvaluation, gradient_statistics
+from spectral_fairseq.lm.dynamic_evaluation import (
+    CACHE_THETAS,
+    CACHE_WEIGHTS,
+    DynamicEvaluation,
+    gradient_statistics,
+)
 from spectral_fairseq.lm.evaluation import CacheGrid, StreamReader, evaluate, perplexity
-from spectral_fairseq.lm.tuning import CACHE_THETAS, CACHE_WEIGHTS
 from tests.language_models import (
     block_checkpoint,
     remade,

@@ -3,20 +3,21 @@ import torch
 
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.adaptation import DynamicRates
-from spectral_fairseq.lm.dynamic_evaluation import DynamicEvaluation, gradient_statistics
-from spectral_fairseq.lm.evaluation import CacheGrid, evaluate, perplexity
-from spectral_fairseq.lm.tuning import (
+from spectral_fairseq.lm.dynamic_evaluation import (
     CACHE_THETAS,
     CACHE_WEIGHTS,
     DYNAMIC_DECAYS,
     DYNAMIC_RATES,
     DYNAMIC_SEGMENT,
+    DynamicEvaluation,
     GridPoint,
     GridSearch,
     check_dynamic_grid,
+    gradient_statistics,
     search_cache,
     search_dynamic,
 )
+from spectral_fairseq.lm.evaluation import CacheGrid, evaluate, perplexity
 from tests.lm.tiny_stateful import corpus, reader, tiny_model
 
 
