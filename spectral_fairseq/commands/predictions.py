@@ -31,7 +31,7 @@ from spectral_fairseq.functional.ranks import cumulative_share, empirical_rank, 
 from spectral_fairseq.functional.row_penalties import SequenceCosine
 from spectral_fairseq.functional.spectra import BlockwiseSpectrum
 from spectral_fairseq.lm.awd_lstm import Carry
-from spectral_fairseq.lm.streams import ContiguousStreams
+from spectral_fairseq.lm.evaluation import ContiguousStreams
 from spectral_fairseq.plugin.find import decoder_of
 from spectral_fairseq.plugin.streams import Corpus
 
