@@ -1,4 +1,4 @@
-"""Dynamic evaluation: the model keeps learning from the text on which it has just been scored.
+"""Dynamic evaluation, and the grid search over its parameters and those of the cache.
 
 Krause et al., ICML 2018, https://proceedings.mlr.press/v80/krause18a.html; the update rule is in
 :mod:`spectral_fairseq.functional.adaptation`. The model stays in evaluation mode throughout:
