@@ -1,16 +1,19 @@
-"""What is checked of a model before it is trained; ``restoring.py`` checks what is restored."""
+"""What is checked of a model before it is trained, and of a checkpoint before it is restored."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, Iterator, List, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Set, Tuple
 
+import torch
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.modules.quantization.pq.utils import get_layers
 from fairseq.modules.quantization.scalar.modules import IntLinear
-from torch import nn
+from torch import Tensor, nn
 
 from spectral_fairseq import refusals
+from spectral_fairseq.checkpoints.factors import entries_by_module, factored_kind
+from spectral_fairseq.checkpoints.settings import refuse_unequal
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
 from spectral_fairseq.embeddings import (
     PlainEmbedding,
@@ -18,7 +21,9 @@ from spectral_fairseq.embeddings import (
     Table,
     WeightNormEmbedding,
 )
+from spectral_fairseq.embeddings.svd import V_SCALE
 from spectral_fairseq.embeddings.weight_norm import tell_epoch
+from spectral_fairseq.errors import CheckpointError
 from spectral_fairseq.heads import Head, SoftmaxHead
 from spectral_fairseq.plugin.awd_lstm import AWDLSTMLanguageModel
 from spectral_fairseq.plugin.criterion import Objective, PenalisedCrossEntropy
@@ -188,8 +193,6 @@ class Checks(Listener):
 
 @wrapping
 def _checking_kinds(self: Any, state_dict: Any, *, original: Callable[..., None]) -> None:
-    from spectral_fairseq.plugin.restoring import check_restored
-
     original(self, state_dict)
     check_restored(state_dict, self)
 
@@ -202,3 +205,145 @@ TABLE_KINDS = Patch(
     "factors get a warning.",
     install=replaces({"fairseq.models:BaseFairseqModel.upgrade_state_dict": _checking_kinds}),
 )
+
+
+# What is checked of a checkpoint before it is restored into a model.
+#
+# fairseq reports every error of restoring a model as "please ensure that the architectures match",
+# and it cannot know that averaged factors make no table.
+
+# Of the squared lengths of V's columns, which are 1. A mean of two unrelated V has one half; the
+# drift of a training whose factors are not renewed stays above.
+SHORTEST = 0.7
+
+
+def check_restored(stored: Mapping[str, Any], model: nn.Module) -> None:
+    """All checks.
+
+    Args:
+        stored: names -> tensors of a checkpoint, as they are about to be loaded.
+        model: the model to load them into.
+
+    Raises:
+        CheckpointError: they do not fit.
+    """
+    check_tables(stored, model)
+    check_shared(stored, model)
+    check_experts(stored, model)
+
+
+def check_experts(stored: Mapping[str, Any], model: nn.Module) -> None:
+    """Refuse a mixture of another number of experts than the model's, which may have none.
+
+    Args:
+        stored: names -> tensors of a checkpoint, as they are about to be loaded.
+        model: the model to load them into.
+
+    Raises:
+        CheckpointError: the numbers differ.
+    """
+    found, wanted = (_experts(entries) for entries in (stored, model.state_dict()))
+    if stored and found != wanted:
+        raise CheckpointError(
+            f"a checkpoint of {wanted}",
+            f"one of {found}",
+            "Use an arch of this package with the --output-head and --mixture-components of that "
+            "checkpoint.",
+        )
+
+
+def _experts(entries: Mapping[str, Any]) -> str:
+    for name, weight in entries.items():
+        if name.endswith("output_projection.prior.weight") and getattr(weight, "ndim", 0) == 2:
+            return f"a mixture of {len(weight)} experts"
+    return "a single softmax"
+
+
+def check_tables(stored: Mapping[str, Any], model: nn.Module) -> None:
+    """Refuse factored tables that a model does not have, and warn of averaged factors.
+
+    Args:
+        stored: names -> tensors of a checkpoint, as they are about to be loaded.
+        model: the model to load them into.
+
+    Raises:
+        CheckpointError: a table of another kind than the model's.
+    """
+    entries_of = entries_by_module(stored)
+    kinds = {module: factored_kind(entries) for module, entries in entries_of.items()}
+    if not any(kinds.values()):
+        return
+    modules = entries_by_module(model.state_dict())
+    for module, kind in kinds.items():
+        entries = modules.get(module, {})
+        wanted = factored_kind(entries)
+        if kind is None or kind is wanted:
+            continue
+        expected = "without a table"
+        if entries:
+            expected = f"with a {wanted.kind} or plain table" if wanted else "with a plain table"
+        raise CheckpointError(
+            f"a checkpoint {expected} in {module}",
+            f"one of --embedding-type {kind.kind}",
+            "Use an arch of this package with the --embedding-type, --embedding-tables and sharing "
+            "of that checkpoint; or, if it is of a Transformer, make it plain with "
+            "spectral-fairseq export and start from that.",
+        )
+    found = (_column_length(entries_of[name]["V"]) for name in kinds if kinds[name] is SVDEmbedding)
+    length = min(found, default=1.0)
+    if length < SHORTEST:
+        logger.warning(
+            "expected an SVD table whose V has columns of length 1; found a mean square of %.2f. "
+            "If fairseq's average_checkpoints.py made this checkpoint, it averaged factors of "
+            "different decompositions, which make no table: use spectral-fairseq average.",
+            length,
+        )
+
+
+def check_shared(stored: Mapping[str, Any], model: nn.Module) -> None:
+    """Refuse different tables that would be loaded into one, of which the last would win.
+
+    Args:
+        stored: names -> tensors of a checkpoint, as they are about to be loaded.
+        model: the model to load them into.
+
+    Raises:
+        CheckpointError: modules of the model share a table, and the checkpoint has two for them.
+    """
+    holders: Dict[Any, List[str]] = {}  # of a parameter or buffer
+    for name, module in model.named_modules(remove_duplicate=False):
+        for part in (*module._parameters.values(), *module._buffers.values()):
+            if part is not None:
+                holders.setdefault(part, []).append(name)
+    alone = {
+        f"{name}.{key}"
+        for name, module in model.named_modules(remove_duplicate=False)
+        for key, part in (*module._parameters.items(), *module._buffers.items())
+        if part is not None and len(holders[part]) == 1
+    }
+    entries_of = entries_by_module(stored)
+    for names in {tuple(sharing) for sharing in holders.values() if len(sharing) > 1}:
+        # A plain table may be loaded into a factored one, whose parameters have other names.
+        for entry in {key for name in names for key in entries_of.get(name, ())}:
+            keys = [f"{name}.{entry}" for name in names]
+            found = [key for key in keys if key not in alone and _has_numbers(stored.get(key))]
+            refuse_unequal(
+                stored,
+                found,
+                "in the checkpoint, which are one in this model",
+                "Share the tables that the training of the checkpoint shared: "
+                "--share-all-embeddings, --share-decoder-input-output-embed. If these were shared, "
+                "the file is damaged, or another program has changed one of them.",
+            )
+
+
+def _has_numbers(value: Any) -> bool:
+    """Whether a stored value is a tensor whose numbers are here, one after the other."""
+    return isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta
+
+
+def _column_length(v: Any) -> float:
+    """The mean square of the lengths of V's columns, without their scale; 1 for what is no V."""
+    if not _has_numbers(v) or v.dim() != 2 or not v.is_floating_point():
+        return 1.0
+    return float(v.float().square().sum(0).mean()) / V_SCALE**2

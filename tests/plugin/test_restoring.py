@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from spectral_fairseq.errors import CheckpointError
-from spectral_fairseq.plugin.restoring import check_experts, check_shared, check_tables
+from spectral_fairseq.plugin.checks import check_experts, check_shared, check_tables
 from tests.plugin.conftest import build_host_model, build_model
 from tests.plugin.trainers import build_trainer, take_updates
 
