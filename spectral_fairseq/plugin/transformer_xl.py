@@ -23,6 +23,7 @@ from spectral_fairseq.heads import AdaptiveSoftmaxHead, Head, HeadSpec, SoftmaxH
 from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.lm.transformer_xl import TransformerXL
 from spectral_fairseq.options import option
+from spectral_fairseq.plugin.awd_lstm import StatefulDecoder
 from spectral_fairseq.plugin.counts import known_counts
 from spectral_fairseq.plugin.registry import (
     IN_A_TRANSFORMER,
@@ -35,7 +36,6 @@ from spectral_fairseq.plugin.registry import (
     register,
     to_namespace,
 )
-from spectral_fairseq.plugin.stateful_decoder import StatefulDecoder
 
 logger = logging.getLogger(__name__)
 
