@@ -24,12 +24,17 @@ from typing import (
     Union,
 )
 
-from spectral_fairseq.analysis.comparison import check_methods
 from spectral_fairseq.analysis.options import Options, StepCallback
 from spectral_fairseq.analysis.plots import Picture, draw_all, import_matplotlib
 from spectral_fairseq.analysis.render import as_summary, as_text
 from spectral_fairseq.analysis.report import PAGE, as_html, check_folder, write_results
-from spectral_fairseq.analysis.results import Analysed, analyse_model, document, labels_for
+from spectral_fairseq.analysis.results import (
+    Analysed,
+    analyse_model,
+    check_methods,
+    document,
+    labels_for,
+)
 from spectral_fairseq.checkpoints.dictionary import Counts
 from spectral_fairseq.errors import ConfigurationError, check_count, check_enough, missing_package
 

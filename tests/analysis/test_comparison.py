@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from spectral_fairseq.analysis.comparison import Drift, Reference, by_method, common_rows, drift
+from spectral_fairseq.analysis.results import Drift, Reference, by_method, common_rows, drift
 from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.tables import StoredTable
 from spectral_fairseq.errors import ConfigurationError
