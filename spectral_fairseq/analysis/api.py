@@ -26,8 +26,14 @@ from typing import (
 
 from spectral_fairseq.analysis.options import Options, StepCallback
 from spectral_fairseq.analysis.plots import Picture, draw_all, import_matplotlib
-from spectral_fairseq.analysis.render import as_summary, as_text
-from spectral_fairseq.analysis.report import PAGE, as_html, check_folder, write_results
+from spectral_fairseq.analysis.report import (
+    PAGE,
+    as_html,
+    as_summary,
+    as_text,
+    check_folder,
+    write_results,
+)
 from spectral_fairseq.analysis.results import (
     Analysed,
     analyse_model,

@@ -18,8 +18,12 @@ pytest.importorskip("matplotlib")
 from spectral_fairseq.analysis import report
 from spectral_fairseq.analysis.options import Options, follows_one_run, spread
 from spectral_fairseq.analysis.plots import OCCASIONAL, draw_all
-from spectral_fairseq.analysis.render import as_text  # noqa: E402
-from spectral_fairseq.analysis.report import as_html, check_folder, write_results
+from spectral_fairseq.analysis.report import (
+    as_html,
+    as_text,  # noqa: E402
+    check_folder,
+    write_results,
+)
 from spectral_fairseq.analysis.results import analyse_model, by_method, document  # noqa: E402
 from spectral_fairseq.errors import ConfigurationError, OutputError  # noqa: E402
 from tests.checkpoints.made import (  # noqa: E402
