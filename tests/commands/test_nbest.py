@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from spectral_fairseq.commands.nbest import bleu_details, nbest_bleu, read_generated
+from spectral_fairseq.commands.score import bleu_details, nbest_bleu, read_generated
 from spectral_fairseq.errors import DataError
 from tests.reference import evaluation as naive
 
