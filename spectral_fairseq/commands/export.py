@@ -196,7 +196,7 @@ def _fill_huggingface(
 def _fill_ctranslate2(
     args: Arguments, checkpoint: Dict[str, Any], folder: Path, out: Path
 ) -> Printed:
-    from spectral_fairseq.commands.export_ctranslate2 import write_ctranslate2
+    from spectral_fairseq.commands.export_plain import write_ctranslate2
 
     source, _, languages = _dictionaries(args, checkpoint)
     write_ctranslate2(checkpoint, folder, source.path.parent, languages, args.quantization)

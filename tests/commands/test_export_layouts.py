@@ -9,7 +9,7 @@ from fairseq import models
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from omegaconf import OmegaConf
 
-from spectral_fairseq.commands import export_ctranslate2, export_huggingface
+from spectral_fairseq.commands import export_huggingface, export_plain
 from spectral_fairseq.commands.export_huggingface import write_huggingface
 from spectral_fairseq.commands.export_plain import export_checkpoint, plain_checkpoint, task_like
 from spectral_fairseq.errors import UnsupportedError
@@ -161,7 +161,7 @@ def write_ctranslate2(checkpoint, folder):
     task.source_dictionary.save(str(data / ("dict.source.txt" if translates else "dict.txt")))
     task.target_dictionary.save(str(data / "dict.target.txt"))
     (folder / "model").mkdir()
-    export_ctranslate2.write_ctranslate2(checkpoint, folder / "model", data, languages)
+    export_plain.write_ctranslate2(checkpoint, folder / "model", data, languages)
 
 
 TARGETS = {"huggingface": export_huggingface.write_huggingface, "ctranslate2": write_ctranslate2}
