@@ -55,7 +55,7 @@ def run(args: Arguments) -> int:
     import_plugin()
     from spectral_fairseq.analysis.results import labels_for
     from spectral_fairseq.commands.models import load_language_model
-    from spectral_fairseq.commands.predicted_words import compare_next_words
+    from spectral_fairseq.commands.predictions import compare_next_words
 
     labels = labels_for(paths, args.labels.split(",") if args.labels else None)
     models = [load_language_model(path, args.data, {}, verify=args.verify) for path in paths]

@@ -10,7 +10,7 @@ import torch
 from spectral_fairseq.commands import models as loading
 from spectral_fairseq.commands.main import main
 from spectral_fairseq.commands.models import load_language_model
-from spectral_fairseq.commands.predicted_words import compare_next_words, predict
+from spectral_fairseq.commands.predictions import compare_next_words, predict_next
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.lm.awd_lstm import Carry
 from tests.commands.test_models import OTHERS
@@ -131,7 +131,7 @@ def test_an_adaptive_softmax_of_fairseq_gives_every_word_its_probability(
     path = remade(block_checkpoint(train), tmp_path / "a.pt", tiny_lm_data, **OTHERS["adaptive"])
     model = load_language_model(path, tiny_lm_data, {})
     size = len(model.dictionary)
-    found = predict(model, ["w1", "w3"], size)
+    found = predict_next(model, ["w1", "w3"], size)
     model_sum = found.probabilities.sum(1)
     assert (model_sum <= 1 + 1e-5).all() and (model_sum > 0.8).all()  # without that of <pad>
     assert (found.reference < 1).all()
