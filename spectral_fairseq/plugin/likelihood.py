@@ -458,7 +458,7 @@ def likelihood_term(criterion: Any, parts: Parts, options: Any, form: LossForm) 
         form: of the model's loss.
     """
     if options.adversarial_epsilon:
-        from spectral_fairseq.plugin.likelihood_adversarial import Adversarial, AdversarialBlocks
+        from spectral_fairseq.plugin.likelihood_softmax import Adversarial, AdversarialBlocks
 
         if form.blockwise:
             return AdversarialBlocks(
@@ -474,7 +474,7 @@ def likelihood_term(criterion: Any, parts: Parts, options: Any, form: LossForm) 
 
         return GradientGating(criterion, parts, options.gradient_gating)
     if options.z_loss:
-        from spectral_fairseq.plugin.likelihood_z_loss import ZLossOfBlocks, ZLossOfScores
+        from spectral_fairseq.plugin.likelihood_softmax import ZLossOfBlocks, ZLossOfScores
 
         if form.blockwise:
             return ZLossOfBlocks(criterion, parts, options.z_loss, form)
