@@ -15,7 +15,19 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence, TextIO, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NoReturn,
+    Optional,
+    Sequence,
+    TextIO,
+    Tuple,
+)
 
 import torch
 from filelock import Timeout, UnixFileLock
@@ -331,6 +343,29 @@ class InheritableLock(UnixFileLock):
         return descriptor
 
 
+def check_settings(
+    folder: Path, before: Mapping[str, Any], settings: Mapping[str, Any], flag: str = "--work-dir"
+) -> None:
+    """Refuse settings that differ from those with which a folder was begun.
+
+    Args:
+        folder: the folder.
+        before: its settings.
+        settings: those of this run.
+        flag: chooses the folder.
+
+    Raises:
+        ConfigurationError: some differ.
+    """
+    changed = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
+    if changed:
+        raise ConfigurationError(
+            f"the settings with which {folder} was begun",
+            "; ".join(f"{key} {before.get(key)!r} -> {settings.get(key)!r}" for key in changed),
+            f"Give another {flag}, or the same options as before.",
+        )
+
+
 class WorkDir:
     """A folder in which every step is done once, however often a run is interrupted.
 
@@ -399,13 +434,7 @@ class WorkDir:
                 "a file that is not JSON, or no settings",
                 "Give another --work-dir, or remove that folder.",
             ) from None
-        changed = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
-        if changed:
-            raise ConfigurationError(
-                f"the settings with which {self.root} was begun",
-                "; ".join(f"{key} {before.get(key)!r} -> {settings.get(key)!r}" for key in changed),
-                "Give another --work-dir, or the same options as before.",
-            )
+        check_settings(self.root, before, settings)
 
     def need_space(self, needed: int) -> None:
         """Check that there is enough free space.

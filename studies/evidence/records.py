@@ -1,8 +1,9 @@
 """The finished trainings of a study: one line of JSON each, and their translations beside it.
 
-A study has a folder with ``records.jsonl``, a line for each training, and, if it translates,
-``texts.jsonl.xz``: a line ``{"name": ..., "language": ..., "lines": [...]}`` for the translations
-of each training, for their reference and for their source.
+A study has a folder with ``records.jsonl``, a line ``{"settings": {...}}`` for what determines all
+results, then a line for each training, and, if it translates, ``texts.jsonl.xz``: a line
+``{"name": ..., "language": ..., "lines": [...]}`` for the translations of each training, for their
+reference and for their source.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from spectral_fairseq.files import replacing
 from studies.corpus import split_lines
 from studies.evidence.grid import Study
 from studies.evidence.plan import Cell, Record
-from studies.running import write_text
+from studies.running import check_settings, write_text
 
 
 class Records(Mapping[str, Record]):
@@ -34,10 +35,10 @@ class Records(Mapping[str, Record]):
         self.folder = folder
         self.plain_of = plain_of
         self._texts: Optional[Dict[Tuple[str, str], List[str]]] = None
-        shared = _read_records(plain_of) if plain_of else {}
+        shared = _read_records(plain_of)[1] if plain_of else {}
         self._records: Dict[str, Record] = {
             **{name: one for name, one in shared.items() if one["method"] in methods},
-            **_read_records(folder),
+            **_read_records(folder)[1],
         }
 
     def __getitem__(self, name: str) -> Record:
@@ -48,6 +49,22 @@ class Records(Mapping[str, Record]):
 
     def __len__(self) -> int:
         return len(self._records)
+
+    def keep_settings(self, settings: Mapping[str, Any]) -> None:
+        """Record the settings, or compare them with the recorded ones, those of plain as well.
+
+        Raises:
+            ConfigurationError: the records belong to a study with other settings.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for folder in (self.folder, self.plain_of):
+            if folder is None or not folder.exists():
+                continue
+            before, records = _read_records(folder)
+            if before is None:
+                _write_lines(folder, settings, records)
+            else:
+                check_settings(folder, before, settings, "--results")
 
     def add(self, cell: Cell, figures: Mapping[str, Any], lines: Optional[List[str]]) -> None:
         """Keep the figures of a training and, if it translated the test set, its translations."""
@@ -63,7 +80,8 @@ class Records(Mapping[str, Record]):
             self.keep_text(cell.name, lines)
         # Written last: a record without its translations would never be completed. Another run of
         # the study may have added some since this one began.
-        _write_lines(self.folder / _RECORDS, {**_read_records(self.folder), cell.name: record})
+        settings, records = _read_records(self.folder)
+        _write_lines(self.folder, settings, {**records, cell.name: record})
         self._records[cell.name] = record
 
     def keep_text(self, name: str, lines: List[str], language: str = "en") -> None:
@@ -86,18 +104,22 @@ class Records(Mapping[str, Record]):
 _RECORDS, _TEXTS = "records.jsonl", "texts.jsonl.xz"
 
 
-def _read_records(folder: Path) -> Dict[str, Record]:
+def _read_records(folder: Path) -> Tuple[Optional[Mapping[str, Any]], Dict[str, Record]]:
+    """The settings, None where none are recorded, and the records by their names."""
     path = folder / _RECORDS
-    if not path.exists():
-        return {}
-    found = map(json.loads, split_lines(path.read_bytes()))
-    return {record["name"]: record for record in found}
+    rows = list(map(json.loads, split_lines(path.read_bytes()))) if path.exists() else []
+    settings = rows.pop(0)["settings"] if rows and "settings" in rows[0] else None
+    return settings, {record["name"]: record for record in rows}
 
 
-def _write_lines(path: Path, records: Mapping[str, Record]) -> None:
+def _write_lines(
+    folder: Path, settings: Optional[Mapping[str, Any]], records: Mapping[str, Record]
+) -> None:
     # In the order of their names, so that the same trainings make the same file.
-    rows = (json.dumps(records[name], ensure_ascii=False) for name in sorted(records))
-    write_text(path, "".join(f"{row}\n" for row in rows))
+    rows: List[Mapping[str, Any]] = [] if settings is None else [{"settings": settings}]
+    rows += [records[name] for name in sorted(records)]
+    lines = (json.dumps(row, ensure_ascii=False) for row in rows)
+    write_text(folder / _RECORDS, "".join(f"{line}\n" for line in lines))
 
 
 def _read_texts(folder: Path) -> Dict[Tuple[str, str], List[str]]:

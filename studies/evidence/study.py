@@ -179,12 +179,7 @@ def run_study(
     """
     work = WorkDir(work_dir)
     with work.locked():
-        folder = results / name
-        folder.mkdir(parents=True, exist_ok=True)
-        settings = {"flags": study.flags, **corpus.settings()}
-        WorkDir(folder).keep_settings(settings)
-        if study.plain_of and (results / study.plain_of).exists():
-            WorkDir(results / study.plain_of).keep_settings(settings)
         records = records_of(results, name, study)
+        records.keep_settings({"flags": study.flags, **corpus.settings()})
         StudyRunner(study, corpus, work, records, device, at_once).run(methods)
     return records

@@ -97,6 +97,21 @@ def test_rates_and_muon_stand_beside_trainings_of_plain_that_are_on_record(name)
     assert all(len(one) == len(set(one)) == 6 for one in settings)
 
 
+def test_settings_open_the_records_and_are_compared(tmp_path):
+    cell = plan.cell_of(TOY, TOY.recipe, "plain", Setting(), 1)
+    records = Records(tmp_path / "own")
+    records.keep_settings({"flags": "--lr 1", "pairs": 5})
+    records.add(cell, {"valid_ppl": 2.0}, None)
+    first, second = (tmp_path / "own" / "records.jsonl").read_text("utf-8").splitlines()
+    assert json.loads(first) == {"settings": {"flags": "--lr 1", "pairs": 5}}
+    assert json.loads(second) == dict(Records(tmp_path / "own"))[cell.name]
+    Records(tmp_path / "own").keep_settings({"flags": "--lr 1", "pairs": 5})
+    sharing = Records(tmp_path / "other", plain_of=tmp_path / "own")
+    for one in (Records(tmp_path / "own"), sharing):
+        with pytest.raises(ConfigurationError, match="pairs 5 -> 6.*another --results"):
+            one.keep_settings({"flags": "--lr 1", "pairs": 6})
+
+
 def test_choices_follow_validation_and_each_freezes_what_comes_before():
     """The scores of a toy: a dropout of .2 and the first rate are best, and a weight of 10."""
     records = {}
