@@ -113,7 +113,7 @@ def reader_for(loaded: LanguageModel, layout: Layout, rows: int) -> Reader:
     return BlockReader(model, padding, start, layout.segment, layout.context, rows)
 
 
-# The grids searched on the validation split, and whether the best value lies at an end.
+# The grids searched on the validation split.
 
 
 Axes = Dict[str, List[float]]
@@ -154,27 +154,6 @@ def dynamic_axes(dynamic: DynamicOptions, tune: TuneOptions, segment: int) -> Ax
     axes = {name: _axis(*given[name], [scale * value for value in usual[name]]) for name in given}
     check_dynamic_grid(axes["rate"], axes["decay"], dynamic.rates[2])
     return axes
-
-
-def axes_of(search: GridSearch) -> Axes:
-    """The values that a search has tried."""
-    names = search.points[0].values
-    return {name: sorted({point.values[name] for point in search.points}) for name in names}
-
-
-def ends_reached(search: GridSearch) -> Dict[str, str]:
-    """Numbers whose best value lies at an end of their axis -> ``smallest`` or ``largest``.
-
-    Zero is the least value there is, so it is no end; nor is the only value of an axis.
-    """
-    found = {}
-    for name, values in axes_of(search).items():
-        best = search.best.values[name]
-        if len(values) > 1 and best == values[-1]:
-            found[name] = "largest"
-        elif len(values) > 1 and best == values[0] and best > 0:
-            found[name] = "smallest"
-    return found
 
 
 # The JSON document of an evaluation, in which each figure carries its signature.
@@ -245,7 +224,7 @@ def search_entry(search: GridSearch) -> Dict[str, Any]:
         "subset": VALIDATION,
         "tokens": search.tokens,
         "best": {**search.best.values, "perplexity": search.best.perplexity},
-        "ends": ends_reached(search),
+        "ends": search.ends,
         "points": [{**one.values, "perplexity": one.perplexity} for one in search.points],
     }
 

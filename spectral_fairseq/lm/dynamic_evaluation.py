@@ -201,6 +201,27 @@ class GridSearch:
         check_range(what, best.perplexity, at_least=0, remedy="Search smaller values.")
         return best
 
+    @property
+    def axes(self) -> Dict[str, List[float]]:
+        """Name of each parameter -> the values that were tried, ascending."""
+        names = self.points[0].values
+        return {name: sorted({point.values[name] for point in self.points}) for name in names}
+
+    @property
+    def ends(self) -> Dict[str, str]:
+        """Parameters whose best value lies at an end of their axis -> ``smallest`` or ``largest``.
+
+        Zero is the least value there is, so it is no end; nor is the only value of an axis.
+        """
+        found = {}
+        for name, values in self.axes.items():
+            best = self.best.values[name]
+            if len(values) > 1 and best == values[-1]:
+                found[name] = "largest"
+            elif len(values) > 1 and best == values[0] and best > 0:
+                found[name] = "smallest"
+        return found
+
 
 def check_dynamic_grid(rates: Sequence[float], decays: Sequence[float], epsilon: float) -> None:
     """Refuse a grid with an impossible point."""
