@@ -24,8 +24,9 @@ from typing import (
     Union,
 )
 
+from spectral_fairseq.analysis.drawing import Picture, import_matplotlib
 from spectral_fairseq.analysis.options import Options, StepCallback
-from spectral_fairseq.analysis.plots import Picture, draw_all, import_matplotlib
+from spectral_fairseq.analysis.plots import draw_all
 from spectral_fairseq.analysis.report import (
     PAGE,
     as_html,

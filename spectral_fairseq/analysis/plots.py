@@ -1,4 +1,4 @@
-"""Pictures of a document of results, as in the papers; PNG and SVG.
+"""Pictures of a document of results, as in the papers.
 
 The colours are those of Okabe and Ito, which colour-blind readers can tell apart. Every curve has
 its own dash pattern, so that a grey print can be read too. The pictures are narrow and their
@@ -7,67 +7,15 @@ legends lie below them, so that they can be read on a phone.
 
 from __future__ import annotations
 
-import base64
-import io
-import logging
-from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from spectral_fairseq.analysis.catalogue import ALL, cosine_shown, shown
+from spectral_fairseq.analysis.drawing import GROUND, INK, Draw, Picture, import_matplotlib
 from spectral_fairseq.analysis.options import follows_one_run, spread
 from spectral_fairseq.analysis.results import Analysed
-from spectral_fairseq.errors import needs_extra
 
-# pyplot is not imported, so that the backend and the open figures of a notebook stay as they are.
-
-Draw = Callable[[Any], Any]
-"""Takes what makes figures by ``subplots``; returns the figure."""
-
+ORIGIN = "#C0392B"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-INK, GROUND, ORIGIN = "#1a1a1a", "#ffffff", "#C0392B"
-STYLE: Dict[str, Any] = {
-    "figure.facecolor": GROUND,
-    "axes.facecolor": GROUND,
-    "savefig.facecolor": GROUND,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "grid.color": "#d0d0d0",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "font.size": 11,
-    "legend.frameon": True,
-    "legend.facecolor": GROUND,
-    "legend.edgecolor": GROUND,
-    "svg.hashsalt": "spectral-fairseq",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
-FILES = ("svg", "png")
-
-
-def import_matplotlib() -> Any:
-    """The package matplotlib."""
-    with needs_extra("plots", "for pictures and the report", ", or leave out --out"):
-        import jinja2  # noqa: F401  # which the page needs, after all the work
-        import matplotlib.figure
-    # fairseq opens the root logger for everything; matplotlib logs each font that it considers.
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)
-    logging.getLogger("fontTools").setLevel(logging.WARNING)
-    return matplotlib
-
-
-class _Figures:
-    """Makes figures as pyplot does, without a window for them."""
-
-    @staticmethod
-    def subplots(*grid: int, figsize: Any, layout: Any = None, **settings: Any) -> Any:
-        figure = import_matplotlib().figure.Figure(figsize=figsize, layout=layout)
-        return figure, figure.subplots(*grid, **settings)
-
-
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 3)))
 # Curves beyond this are told apart by neither colour nor dashes.
 MOST_CURVES = len(COLOURS)
@@ -81,47 +29,6 @@ OPENING = 2
 OCCASIONAL = ("projection", "norms_by_count", "log_probabilities", "layers", "history")
 
 HISTORY = ("i1", "i2", "mean_cosine", "sigma_over_edge_centred", "effective_rank", "isoscore")
-
-
-@dataclass
-class Picture:
-    """One picture.
-
-    Attributes:
-        name: of its files.
-        title: for readers.
-        alt: what it shows, with its main figures, for those who cannot see it.
-        draw: makes the figure.
-    """
-
-    name: str
-    title: str
-    alt: str
-    draw: Draw
-    _files: Dict[str, bytes] = field(default_factory=dict, repr=False)
-
-    def figure(self) -> Any:
-        """The picture as a ``matplotlib.figure.Figure``."""
-        with import_matplotlib().rc_context(STYLE):
-            return self.draw(_Figures)
-
-    def file(self, kind: str) -> bytes:
-        """The picture as a file of a kind of :data:`FILES`, drawn when it is first needed."""
-        if not self._files:
-            figure = self.figure()
-            with import_matplotlib().rc_context(STYLE):
-                for one in FILES:
-                    buffer = io.BytesIO()
-                    # No date, so that the same results give the same file.
-                    date = {"Date": None} if one == "svg" else None
-                    figure.savefig(buffer, format=one, dpi=160, bbox_inches="tight", metadata=date)
-                    self._files[one] = buffer.getvalue()
-        return self._files[kind]
-
-    @property
-    def url(self) -> str:
-        """The SVG as a data: URL."""
-        return f"data:image/svg+xml;base64,{base64.b64encode(self.file('svg')).decode()}"
 
 
 def draw_all(document: Mapping[str, Any], analysed: Sequence[Analysed] = ()) -> List[Picture]:

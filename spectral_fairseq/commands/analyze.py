@@ -154,7 +154,7 @@ def report(
     if args.predictions.data:
         _check_data(args.predictions.data, paths)
         import_plugin()
-    from spectral_fairseq.analysis.plots import import_matplotlib
+    from spectral_fairseq.analysis.drawing import import_matplotlib
     from spectral_fairseq.analysis.report import check_folder, check_inputs_stay
 
     if args.out is not None:
