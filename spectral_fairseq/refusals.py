@@ -189,19 +189,22 @@ ADAPTIVE_LOSS = Refusal(
     "computes only the clusters of the targets.",
     conflict="`--criterion adaptive_loss`, which asks for fairseq's own adaptive softmax",
 )
+_ONE_NORMALISER = (
+    "Use `--output-head softmax` or `moc`, of a Transformer-XL with `--adaptive-softmax-cutoff "
+    "''`; or drop the flag."
+)
+_SEVERAL_NORMALISERS = "a mixture of softmaxes or an adaptive softmax"
 SOFTCAP = Refusal(
     "`--logit-softcap`",
     "an output layer with one softmax over all words",
-    "Use `--output-head softmax` or `moc`, of a Transformer-XL with `--adaptive-softmax-cutoff "
-    "''`; or drop the flag.",
-    conflict="a mixture of softmaxes or an adaptive softmax",
+    _ONE_NORMALISER,
+    conflict=_SEVERAL_NORMALISERS,
 )
 Z_LOSS = Refusal(
     "`--z-loss`",
     "scores of all words with one normaliser, log Z",
-    "Use `--output-head softmax` or `moc`, of a Transformer-XL with `--adaptive-softmax-cutoff "
-    "''`; or drop the flag.",
-    conflict="a mixture of softmaxes or an adaptive softmax; a mixture of contexts "
+    _ONE_NORMALISER,
+    conflict=f"{_SEVERAL_NORMALISERS}; a mixture of contexts "
     "with `--loss-form dense` or `--report-accuracy`, which see its probabilities alone; an output "
     "layer that is not known",
 )
