@@ -33,9 +33,7 @@ from spectral_fairseq.functional.blocks import without_ignored
 from spectral_fairseq.functional.dropout import locked_dropout
 from spectral_fairseq.functional.mixture_loss import (
     log_mixture,
-    log_mixture_scripted,
     mixture_cross_entropy,
-    mixture_of_contexts,
 )
 from spectral_fairseq.functional.products import row_norms
 from spectral_fairseq.functional.softmax_loss import (
@@ -231,6 +229,42 @@ class MixtureHead(Head):
         )
 
 
+def mix_scores(scores: Tensor, log_prior: Tensor) -> Tensor:
+    """Return the log-mixture of the experts' scores, all of which are held at once.
+
+    Args:
+        scores: W h_k + b, shape (t, K, N).
+        log_prior: log pi, shape (t, K).
+
+    Returns:
+        Shape (t, N), in float32 (float64 for float64 input).
+    """
+    if scores.dtype != torch.float64:
+        scores = scores.float()
+    log_prior = log_prior.to(scores.dtype)
+    probabilities = torch.softmax(scores, -1)
+    mixture = torch.bmm(log_prior.exp().unsqueeze(1), probabilities).squeeze(1)  # [t, N]
+    # Note [Linear space where it is exact] in functional/mixture_loss.py says why; TorchScript
+    # does not read module constants.
+    if mixture.numel() == 0 or float(mixture.amin()) > 1e-30:
+        return mixture.log()
+    joint = torch.log_softmax(scores, -1) + log_prior.unsqueeze(-1)
+    return torch.logsumexp(joint, 1)
+
+
+def log_mixture_scripted(
+    contexts: Tensor, log_prior: Tensor, matrix: Tensor, bias: Optional[Tensor] = None
+) -> Tensor:
+    """Return ``log_mixture``, computed by operations that TorchScript can compile.
+
+    It is meant for generation, where a step has few tokens: all their scores are held at once.
+    """
+    flat_contexts = contexts.reshape(-1, contexts.size(-2), contexts.size(-1))  # [T, K, d]
+    flat_log_prior = log_prior.reshape(-1, log_prior.size(-1))  # [T, K]
+    mixed = mix_scores(F.linear(flat_contexts, matrix, bias), flat_log_prior)
+    return mixed.view(list(contexts.shape[:-2]) + [matrix.size(0)])
+
+
 class MixtureOfSoftmaxes(MixtureHead):
     """MoS: mixes the distributions of the experts, so that log P is not bound to rank d."""
 
@@ -269,6 +303,20 @@ class MixtureOfSoftmaxes(MixtureHead):
         return mixture_cross_entropy(
             rows, log_prior, targets, matrix, self.bias, margin=margin, **options
         )
+
+
+def mixture_of_contexts(contexts: Tensor, log_prior: Tensor) -> Tensor:
+    """Return sum_k pi_k h_k, equation 2 of the paper.
+
+    Args:
+        contexts: h, shape (*, K, d).
+        log_prior: log pi, shape (*, K).
+
+    Returns:
+        Shape (*, d), in the dtype of ``contexts``.
+    """
+    prior = log_prior.exp().to(contexts.dtype).unsqueeze(-2)  # [*, 1, K]
+    return torch.matmul(prior, contexts).squeeze(-2)
 
 
 class MixtureOfContexts(MixtureHead):

@@ -6,8 +6,6 @@ import torch
 from spectral_fairseq.functional import blocks
 from spectral_fairseq.functional.mixture_loss import (
     log_mixture,
-    mix_scores,
-    mixture_of_contexts,
     posterior,
 )
 from tests.functional.losses import LOSSES, gradients, in_float64, leaves_and_targets, relative
@@ -41,26 +39,10 @@ def test_log_mixture_is_float32_and_normalised_from_half_precision():
     torch.testing.assert_close(found.log_softmax(-1), found, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e4])
-def test_scores_held_at_once_mix_alike(scale):
-    leaves, _ = leaves_and_targets(scale=scale)
-    contexts, logits, matrix, bias = [leaf.detach() for leaf in leaves]
-    prior = logits.log_softmax(-1)
-    scores = torch.nn.functional.linear(contexts, matrix, bias)
-    expected = reference.log_mixture(
-        contexts.double(), prior.double(), matrix.double(), bias.double()
-    )
-    found = mix_scores(scores, prior)
-    assert found.isfinite().all()
-    torch.testing.assert_close(found.double(), expected, rtol=2e-5, atol=1e-5)
-
-
-def test_posterior_and_mixture_of_contexts():
+def test_the_posterior_of_two_experts():
     prior = torch.tensor([[0.25, 0.75]]).log()
     likelihood = torch.tensor([[0.6, 0.1]]).log()
     torch.testing.assert_close(posterior(prior, likelihood), torch.tensor([[2 / 3, 1 / 3]]))
-    contexts = torch.tensor([[[4.0, 0.0], [0.0, 8.0]]])
-    torch.testing.assert_close(mixture_of_contexts(contexts, prior), torch.tensor([[1.0, 6.0]]))
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

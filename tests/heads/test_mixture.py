@@ -10,6 +10,8 @@ from spectral_fairseq.embeddings import TABLES, PlainEmbedding
 from spectral_fairseq.errors import ConfigurationError
 from spectral_fairseq.functional.ranks import empirical_rank
 from spectral_fairseq.heads import MixtureOfContexts, MixtureOfSoftmaxes, SoftmaxHead
+from spectral_fairseq.heads.mixture import mix_scores, mixture_of_contexts
+from tests.functional.losses import leaves_and_targets
 from tests.reference import losses as reference
 
 PAD, WORDS, DIM, FEATURES = 1, 41, 6, 9
@@ -44,6 +46,26 @@ def naive_log_p(module, features):
     contexts = latent.view(*features.shape[:-1], module.components, DIM)
     prior = module.prior(features).log_softmax(-1)
     return NAIVE[type(module)](contexts, prior, module.table.weight, module.bias)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_scores_held_at_once_mix_alike(scale):
+    leaves, _ = leaves_and_targets(scale=scale)
+    contexts, logits, matrix, bias = [leaf.detach() for leaf in leaves]
+    prior = logits.log_softmax(-1)
+    scores = torch.nn.functional.linear(contexts, matrix, bias)
+    expected = reference.log_mixture(
+        contexts.double(), prior.double(), matrix.double(), bias.double()
+    )
+    found = mix_scores(scores, prior)
+    assert found.isfinite().all()
+    torch.testing.assert_close(found.double(), expected, rtol=2e-5, atol=1e-5)
+
+
+def test_the_mixture_of_contexts_of_two_experts():
+    contexts = torch.tensor([[[4.0, 0.0], [0.0, 8.0]]])
+    prior = torch.tensor([[0.25, 0.75]]).log()
+    torch.testing.assert_close(mixture_of_contexts(contexts, prior), torch.tensor([[1.0, 6.0]]))
 
 
 @pytest.mark.parametrize("bias", [False, True])
