@@ -107,8 +107,10 @@ class Multi30kRun(TrainingRun):
         )
         changed = "".join(char if char.isalnum() else "-" for char in arguments.flags.strip("- "))
         precision = "float32" if arguments.float32 else ""
-        parts = [arguments.arm, precision, changed, str(arguments.updates), str(arguments.seed)]
-        parts += ["gpu"] if device == "gpu" else []
+        parts = (
+            *(arguments.arm, precision, changed, str(arguments.updates), str(arguments.seed)),
+            "" if arguments.cpu else "gpu",
+        )
         self.name = "_".join(filter(None, parts))
         work = WorkDir(arguments.work_dir.resolve() / self.name)
         folder = work.root

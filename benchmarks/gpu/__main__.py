@@ -28,9 +28,11 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--data", type=Path, help="binarised parallel corpus, for train")
     parser.add_argument("--updates", type=positive, default=20_000, help="of a training")
-    add = parser.add_argument
-    add("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="of speed")
-    add("--seconds", type=float, default=1.5, help="that a row of speed is measured for")
+    precisions = list(PRECISIONS)
+    parser.add_argument(
+        "--precision", nargs="+", choices=precisions, default=precisions, help="of speed"
+    )
+    parser.add_argument("--seconds", type=float, default=1.5, help="for each row of speed")
     parser.add_argument("--tiny", action="store_true", help="sizes at which figures mean nothing")
     parser.add_argument("--tables", action="store_true", help="print what was written, and stop")
     args = parser.parse_args(argv)

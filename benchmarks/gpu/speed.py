@@ -15,7 +15,7 @@ import itertools
 import statistics
 import time
 import warnings
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -191,19 +191,16 @@ def waits(step: Callable[[], None]) -> Dict[str, int]:
     return dict(collections.Counter(places))
 
 
-def _precisions(args: argparse.Namespace) -> Sequence[str]:
-    return ("fp32",) if args.tiny else args.precision
-
-
 def run(args: argparse.Namespace, report: Report) -> None:
+    if args.tiny:
+        args.precision, args.seconds = ["fp32"], 0.0
     _whole_steps(args, report)
     _losses(args, report)
 
 
 def _losses(args: argparse.Namespace, report: Report) -> None:
-    seconds = 0.0 if args.tiny else args.seconds
     for name, shape in (TINY if args.tiny else SHAPES).items():
-        for precision in _precisions(args):
+        for precision in args.precision:
             *leaves, targets = inputs(shape, args.device, precision)
             for variant, loss in losses(shape, *leaves, targets):
 
@@ -213,21 +210,23 @@ def _losses(args: argparse.Namespace, report: Report) -> None:
                         leaf.grad = None
 
                 row = {"shape": name, "precision": precision, "variant": variant}
-                if not report.add(lambda s=step: measure(s, args.device, seconds), **row):
+                if not report.add(lambda s=step: measure(s, args.device, args.seconds), **row):
                     return
 
 
 def _whole_steps(args: argparse.Namespace, report: Report) -> None:
-    seconds = 0.0 if args.tiny else args.seconds
     names = ("tiny",) if args.tiny else ("iwslt", "weight-norm", "wikitext103", "xl-small")
-    for case in itertools.product(names, _precisions(args), ("plain", "spectrum_control")):
+    for case in itertools.product(names, args.precision, ("plain", "spectrum_control")):
 
         def whole(case: Tuple[str, ...] = case) -> Dict[str, Any]:
             name, precision, variant = case
             made = bench_step.Step(bench_step.SHAPES[name], variant, args.device, precision)
-            return measure(made, args.device, seconds)
+            return measure(made, args.device, args.seconds)
 
-        row = dict(zip(("shape", "precision", "variant"), (f"step {case[0]}", *case[1:])))
+        name, precision, variant = case
+        if variant != "plain":  # the key of a shape's own method, which may be another one
+            variant = bench_step.SHAPES[name].get("method", "spectrum control")
+        row = {"shape": f"step {name}", "precision": precision, "variant": variant}
         if not report.add(whole, **row):
             return
         if args.device == "cuda":

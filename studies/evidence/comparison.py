@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -79,14 +79,9 @@ def contrasts(study: Study) -> List[Tuple[str, str]]:
     return [*[(WITH_SIMCUT, "simcut")] * study.with_simcut, *study.contrasts]
 
 
-def _elsewhere(study: Study) -> Set[str]:
-    """The methods that this study does not compare with plain: another one does."""
-    return {"plain", *(study.shared if study.plain_of else ())}
-
-
 def planned_comparisons(study: Study) -> int:
     """How many the study makes: each method and combination with plain, and the contrasts."""
-    own = set(study.methods) - _elsewhere(study)
+    own = set(study.methods) - {"plain", *study.elsewhere}
     return len(own) + study.with_simcut + len(contrasts(study))
 
 
@@ -103,8 +98,8 @@ def compare(
     """
     if not results.get("plain"):  # every training of plain diverged, or none is finished
         return []
-    own = sorted(set(results) - _elsewhere(study))
-    pairs = [(method, "plain") for method in own]
+    own = set(results) - {"plain", *study.elsewhere}
+    pairs = [(method, "plain") for method in sorted(own)]
     pairs += [pair for pair in contrasts(study) if set(pair) <= set(results)]
     tested = tables.differences(
         results, pairs, MAIN_MEASURE[study.corpus], planned_comparisons(study), len(study.seeds)

@@ -92,6 +92,11 @@ class Study:
     length_penalties: Tuple[float, ...] = (1.0,)
     contrasts: Tuple[Tuple[str, str], ...] = ()
 
+    @property
+    def elsewhere(self) -> Tuple[str, ...]:
+        """The methods of which another study has the trainings and the comparison with plain."""
+        return self.shared if self.plain_of else ()
+
 
 # fairseq shuffles with the sum of the seed and the epoch, and draws dropout with that of the seed
 # and the update: seeds that are closer would give trainings that share one and the other.

@@ -87,12 +87,11 @@ def planned_trainings(study: Study) -> Dict[str, int]:
     """How many trainings of its own each stage of a study has."""
     # The best training of the recipe is plain's in the tuning.
     tuned = bool(study.rounds or study.plain_of)
-    shared = len(study.shared) if study.plain_of else 0
     settings = sum(len(method.settings) for method in study.methods.values())
     return {
         "recipe": bool(study.rounds) + sum(map(len, study.rounds)),
         "tuning": settings - tuned if study.tuned else 0,
-        "seed": len(study.seeds) * (len(study.methods) - shared),
+        "seed": len(study.seeds) * (len(study.methods) - len(study.elsewhere)),
         "simcut": len(study.seeds) * study.with_simcut,
     }
 

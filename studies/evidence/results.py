@@ -14,8 +14,7 @@ Reached = Sequence[Tuple[Stage, Choices]]
 
 def own_records(study: Study, records: Records) -> List[Mapping[str, Any]]:
     """All records but those that belong to another study."""
-    shared = study.shared if study.plain_of else ()
-    return [one for one in records.values() if one["method"] not in shared]
+    return [one for one in records.values() if one["method"] not in study.elsewhere]
 
 
 def tuned_methods(reached: Reached, records: Records) -> List[str]:
