@@ -505,14 +505,24 @@ TRANSLATION_MUON_SMALL = replace(
     seeds=_SEEDS[:3],
     contrasts=(("muon_init", "muon"),),
 )
+# Twenty thousand updates, at the settings that TRANSLATION_MUON_SMALL has chosen: plain and the
+# initialisation are tuned for this length, Muon is not, so its gain can only be too small.
+_LONG_INIT = TRANSLATION_START_LONG.methods["weight_norm_init"]
 TRANSLATION_MUON_LONG = replace(
     TRANSLATION_START_LONG,
     model="translation, d = 64, Muon, 20,000 updates",
     rounds=(),
-    methods=_MUON_METHODS,
+    methods={
+        "plain": PLAIN,
+        "weight_norm_init": _with_settings(_LONG_INIT, 1),
+        "muon": _with_settings(_MUON_METHODS["muon"], 3),
+        "muon_init": _with_settings(_MUON_METHODS["muon_init"], 3),
+    },
     seeds=_FRESH_SEEDS[:3],
+    tuned=False,
     plain_of="translation_start_long",
-    contrasts=(("muon_init", "muon"),),
+    shared=("plain", "weight_norm_init"),
+    contrasts=(("muon_init", "muon"), ("muon_init", "weight_norm_init")),
 )
 
 # Is bfloat16 on a CPU level with float32? At the settings that TRANSLATION_DECAY_SMALL has chosen,
