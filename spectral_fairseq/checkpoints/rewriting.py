@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 import torch
 from torch import Tensor
 
+from spectral_fairseq.checkpoints.allowed import pickle_by_name
 from spectral_fairseq.checkpoints.factors import (
     dense_form,
     entries_by_module,
@@ -18,8 +19,9 @@ from spectral_fairseq.checkpoints.factors import (
     same_table,
     stored_form,
 )
+from spectral_fairseq.checkpoints.opening import may_be_torch_file
 from spectral_fairseq.checkpoints.readable import check_copies
-from spectral_fairseq.checkpoints.reading import load_checkpoint, tensors_of
+from spectral_fairseq.checkpoints.reading import load_checkpoint, read_torch_file, tensors_of
 from spectral_fairseq.checkpoints.settings import refuse_unequal
 from spectral_fairseq.checkpoints.tables import Tables
 from spectral_fairseq.embeddings import FactoredEmbedding
@@ -358,14 +360,23 @@ def write_weights(source: Path, changed: Mapping[str, Tensor], target: Path) -> 
     """Write a file of weights anew with other tensors in it.
 
     Raises:
-        UnsupportedError: it is no file of safetensors.
+        UnsupportedError: it is neither of safetensors nor a state dict that torch saved.
     """
-    if source.suffix != ".safetensors":
+    if source.suffix == ".safetensors":
+        _write_safetensors(source, changed, target)
+        return
+    state, _ = read_torch_file(source) if may_be_torch_file(source) else (None, 0)
+    if not isinstance(state, dict) or not all(isinstance(state.get(k), Tensor) for k in changed):
         raise UnsupportedError(
-            "a fairseq checkpoint, or a model in files of safetensors",
+            "a fairseq checkpoint, a file of safetensors, or a state dict that torch saved",
             f"{source}",
             "Load the model, call repair_ of spectral_fairseq.training, and save it again.",
         )
+    state.update(changed)
+    torch.save(state, target, pickle_module=pickle_by_name())
+
+
+def _write_safetensors(source: Path, changed: Mapping[str, Tensor], target: Path) -> None:
     with needs_extra("models", "to write safetensors"):
         import safetensors
         import safetensors.torch

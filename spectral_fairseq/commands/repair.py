@@ -21,10 +21,11 @@ from spectral_fairseq.options import option
 DESCRIPTION = """\
 Give rows of the word-vector tables that look untrained new vectors: the mean of the other rows with
 a small noise, or what --fill says. The model is a fairseq checkpoint (plain or of this package), a
-file of safetensors, or a folder of a model for transformers with such files. The input is never
-written to; padding and made-up words are left alone. The optimiser's state of a fairseq checkpoint
-is left out, since its moments belong to the old rows. Where words share no direction the mean is
-short, and analyze still names the rows; --fill normal draws them like trained ones.
+file of safetensors, a state dict that torch saved, or a folder of a model for transformers with
+such files. The input is never written to; padding and made-up words are left alone. The optimiser's
+state of a fairseq checkpoint is left out, since its moments belong to the old rows. Where words
+share no direction the mean is short, and analyze still names the rows; --fill normal draws them
+like trained ones.
 Example: spectral-fairseq repair checkpoint_best.pt --out repaired.pt
 """
 
@@ -39,7 +40,7 @@ class Arguments:
 
     model: str = option(
         "",
-        "fairseq checkpoint, *.safetensors, or folder of a model",
+        "fairseq checkpoint, *.safetensors, state dict, or folder of a model",
         metavar="MODEL",
         positional=True,
     )

@@ -1,5 +1,6 @@
 """Rows that training never reached get new vectors, in every kind of model."""
 
+import collections
 import shutil
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from spectral_fairseq.checkpoints.factors import dense_form, entries_by_module, factored_kind
 from spectral_fairseq.checkpoints.opening import open_model
-from spectral_fairseq.checkpoints.reading import load_checkpoint
+from spectral_fairseq.checkpoints.reading import load_checkpoint, read_torch_file
 from spectral_fairseq.commands.main import main
 from spectral_fairseq.provenance import skip_broken_torchaudio
 
@@ -87,6 +88,34 @@ def test_a_model_of_transformers_is_repaired(tmp_path, capsys):
     one = tmp_path / "two.safetensors"
     assert main(["repair", str(single), "--out", str(one), "--rows", "zero"]) == 0
     assert open_model(one).tensors["lm_head.weight"][ZERO].norm() > 0
+
+
+def test_state_dicts_of_torch_are_repaired(tmp_path, capsys):
+    """``pytorch_model.bin`` of a folder, a file alone, and none that holds more than weights."""
+    torch.manual_seed(0)
+    table, bias = torch.rand(60, 8), torch.rand(60)
+    table[ZERO] = 0
+    names = ("model.embed_tokens.weight", "lm_head.weight")  # tied: one tensor under two names
+    state = collections.OrderedDict({**dict.fromkeys(names, table), "lm_head.bias": bias})
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}", "utf-8")
+    torch.save(state, model / "pytorch_model.bin")
+    for source, out in (
+        (model, tmp_path / "repaired"),
+        (model / "pytorch_model.bin", tmp_path / "one.pt"),
+    ):
+        assert main(["repair", str(source), "--out", str(out)]) == 0
+        file = out / "pytorch_model.bin" if source is model else out
+        found, _ = read_torch_file(file)
+        assert list(found) == list(state) and torch.equal(found["lm_head.bias"], bias)
+        assert found[names[0]][ZERO].norm() > 0.01
+        assert torch.equal(found[names[0]], found[names[1]])
+    capsys.readouterr()
+    torch.save({"state_dict": state, "optimizer": {}}, tmp_path / "loop.pt")
+    assert main(["repair", str(tmp_path / "loop.pt"), "--out", str(tmp_path / "no.pt")]) == 2
+    assert "a state dict that torch saved" in capsys.readouterr().err
+    assert not (tmp_path / "no.pt").exists()
 
 
 def test_a_part_of_a_model_is_not_repaired_alone(tmp_path, capsys):
