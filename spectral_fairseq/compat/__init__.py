@@ -38,6 +38,7 @@ PATCHES = (
     resuming.BATCH_COMPOSITION,
     resuming.CURRICULUM,
     resuming.SEVERAL_TRAININGS,
+    resuming.FLOAT32_WEIGHTS,
     resuming.VALIDATION_ON_TRAIN,
     machines.CPU_WORKERS,
     machines.JOBLIB_WORKERS,

@@ -13,7 +13,6 @@ from typing import (
     NamedTuple,
     Optional,
     Sequence,
-    Tuple,
     TypeVar,
 )
 
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq import refusals
+from spectral_fairseq.compat.resuming import Held, float32_copies, part
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.functional.control_rule import (
@@ -52,8 +52,7 @@ def trained_weights(optimizer: Any, parameter: Tensor) -> Tensor:
     Returns:
         Shape of the parameter, without a gradient; writing to it changes what is trained.
     """
-    held, offset = _held(optimizer, parameter)
-    return _part(held, offset, parameter)
+    return part(_held(optimizer, parameter), parameter)
 
 
 def moments(optimizer: Any, parameter: Tensor) -> Dict[str, Tensor]:
@@ -67,35 +66,18 @@ def moments(optimizer: Any, parameter: Tensor) -> Dict[str, Tensor]:
         Tensors by their names; writing to them changes the state. Those with as many entries as
         the parameter have its shape. There are none before the first step.
     """
-    held, offset = _held(optimizer, parameter)
+    held, start = _held(optimizer, parameter)
     state = optimizer.optimizer.state.get(held, {})
     return {
-        name: _part(value, offset, parameter) if value.numel() == held.numel() else value
+        name: part((value, start), parameter) if value.numel() == held.numel() else value
         for name, value in state.items()
         if isinstance(value, Tensor) and value.dim() > 0
     }
 
 
-def _held(optimizer: Any, parameter: Tensor) -> Tuple[Tensor, int]:
+def _held(optimizer: Any, parameter: Tensor) -> Held:
     """The tensor that the optimiser trains, and where the parameter begins in it."""
-    copies = getattr(optimizer, "fp32_params", None)
-    if copies is None:
-        return parameter, 0
-    if not isinstance(copies, dict):  # --fp16-no-flatten-grads, --bf16
-        (copy,) = (c for p, c in zip(optimizer.fp16_params, copies) if p is parameter)
-        return copy, 0
-    offset = 0  # one flat tensor for each device
-    for other in optimizer.fp16_params:
-        if other is parameter:
-            break
-        if other.device == parameter.device:
-            offset += other.numel()
-    return copies[parameter.device.index], offset
-
-
-def _part(held: Tensor, offset: int, parameter: Tensor) -> Tensor:
-    flat = held.detach().view(-1)
-    return flat[offset : offset + parameter.numel()].view_as(parameter)
+    return float32_copies(optimizer).get(id(parameter), (parameter, 0))
 
 
 # ``--svd-interval``: new factors for an SVD table, in the weights and in the optimiser's state.

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq import refusals
 from spectral_fairseq.compat.patching import Patch, replaces, wrapping
+from spectral_fairseq.compat.resuming import float32_copies
 from spectral_fairseq.embeddings.table import undecayed_parameters
 from spectral_fairseq.lm.averaged_sgd import saved_groups
 from spectral_fairseq.plugin.find import (
@@ -166,14 +167,11 @@ def _places(optimizer: Any, parameters: List[Tensor]) -> Optional[List[int]]:
     groups = getattr(inner, "param_groups", [])
     if len(groups) != 1:
         return None
-    stepped: Dict[int, Any] = {id(one): one for one in parameters}
-    copies = getattr(optimizer, "fp32_params", None)
-    if copies is not None:
-        if not isinstance(copies, list):  # flattened
-            return None
-        stepped = {id(half): copy for half, copy in zip(optimizer.fp16_params, copies)}
+    copies = float32_copies(optimizer)
+    if len({id(copy) for copy, _ in copies.values()}) < len(copies):  # flattened
+        return None
     places = {id(one): place for place, one in enumerate(groups[0]["params"])}
-    found = [places.get(id(stepped.get(id(one)))) for one in parameters]
+    found = [places.get(id(copies.get(id(one), (one, 0))[0])) for one in parameters]
     return None if None in found else found  # type: ignore[return-value]
 
 

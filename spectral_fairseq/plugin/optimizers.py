@@ -20,6 +20,7 @@ from omegaconf import II
 from torch import Tensor, nn
 
 from spectral_fairseq import refusals
+from spectral_fairseq.compat.resuming import float32_copies
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags, misspelt
 from spectral_fairseq.lm.coupled_adam import CoupledAdam
@@ -128,18 +129,15 @@ def stepped_for(optimizer: Any, parameters: List[nn.Parameter], flag: str) -> Li
         UnsupportedError: the optimiser does not step them as they are, but flattened with others or
             in parts.
     """
-    # FP16Optimizer trains float32 copies, in the order of the parameters.
-    originals = getattr(optimizer, "fp16_params", None)
-    copies = getattr(optimizer, "fp32_params", None)
+    copies = float32_copies(optimizer)
+    stepped = [copies.get(id(one), (one, 0))[0] for one in parameters]
     groups = optimizer.optimizer.param_groups
-    stepped = {id(p): p for group in groups for p in group["params"]}
-    if originals is not None and isinstance(copies, (list, tuple)):
-        stepped = {id(original): copy for original, copy in zip(originals, copies)}
-    if not all(id(one) in stepped for one in parameters):
+    known = {id(one) for group in groups for one in group["params"]}
+    if not all(id(s) in known and s.shape == p.shape for s, p in zip(stepped, parameters)):
         raise refusals.WHOLE_PARAMETERS.error(
             "flattened or sharded parameters, which have no rows", flag
         )
-    return [stepped[id(one)] for one in parameters]
+    return stepped
 
 
 def couple_tables(

@@ -1,12 +1,21 @@
 """Patches of how a training goes on: each defect in fairseq as installed, and its absence."""
 
-import pytest
+from types import SimpleNamespace
 
-from spectral_fairseq.compat.resuming import CURRICULUM
-from tests.capabilities import LOAD_ANYTHING
+import pytest
+import torch
+
+from spectral_fairseq.compat.resuming import (
+    CURRICULUM,
+    float32_copies,
+    part,
+    restoring_float32,
+    saving_float32,
+)
+from tests.capabilities import HALF_LAYERS_ON_CPU, LOAD_ANYTHING
 from tests.compat.conftest import train_arguments
 from tests.compat.fairseq_process import Fails
-from tests.plugin.trainers import same_states
+from tests.plugin.trainers import flattened_fp16, same_states
 
 
 @pytest.fixture(params=["bare", "patched"])
@@ -268,3 +277,45 @@ def test_validation_on_the_training_split_uses_up_no_epoch(which, process, data,
         process.cli("fairseq_cli.train", *train_arguments(data, folder, *more))
         updates.append(process.call(updates_of, path=str(folder / "checkpoint_last.pt")))
     assert (updates[0] == updates[1]) == (which == "patched")
+
+
+# Float32 weights
+
+
+@HALF_LAYERS_ON_CPU
+def test_half_precision_goes_on_with_the_float32_weights(
+    which, process, data, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # or the bare one cannot resume
+
+    def trained(folder, *epochs):
+        for epoch in epochs:
+            more = ("--fp16", "--fp16-no-flatten-grads", "--max-epoch", epoch)
+            process.cli("fairseq_cli.train", *train_arguments(data, tmp_path / folder, *more))
+        return torch.load(tmp_path / folder / "checkpoint2.pt", **LOAD_ANYTHING)["model"]
+
+    through, resumed = trained("through", "2"), trained("resumed", "1", "2")
+    assert same_states(through, resumed) == (which == "patched")
+    table = through["encoder.embed_tokens.weight"]
+    assert table.dtype == torch.float32
+    assert torch.equal(table.half().float(), table) == (which == "bare")
+
+
+def test_copies_that_are_flattened_are_saved_and_restored():
+    optimizer, params, flat = flattened_fp16()
+    model = torch.nn.ParameterList(params)
+    trainer = SimpleNamespace(optimizer=optimizer, get_model=lambda: model)
+    saved = saving_float32(lambda _: {"model": model.state_dict()})(trainer)["model"]
+    assert torch.equal(torch.cat([one.view(-1) for one in saved.values()]), flat.detach())
+
+    def load(*_):
+        model.load_state_dict(saved)
+        with torch.no_grad():
+            params[1].zero_()  # the file's weight is not what the model goes on with
+
+    with torch.no_grad():
+        flat.zero_()
+    restoring_float32(load)(trainer, "checkpoint.pt")
+    restored = [part(held, p) for p, held in zip(params, float32_copies(optimizer).values())]
+    assert torch.equal(restored[0], saved["0"]) and torch.equal(restored[2], saved["2"])
+    assert not restored[1].any()

@@ -1,6 +1,7 @@
 """``--float32-products``, chosen around every command, and ``--fast-dropout``, of other masks."""
 
 import copy
+import functools
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +22,13 @@ from spectral_fairseq.plugin import cpu
 from spectral_fairseq.plugin.cpu import CHOICE, ChosenProducts
 from tests.plugin.conftest import build_criterion, build_model, make_sample
 from tests.plugin.test_command_line import SHARED, USER_DIR, generate
-from tests.plugin.trainers import build_trainer
+from tests.plugin.trainers import (
+    PRECISIONS,
+    build_trainer,
+    same_models,
+    save_in_epoch,
+    take_updates,
+)
 
 FAST = ("--float32-products", "fast")
 SAYS = "float32 products are computed"
@@ -107,6 +114,36 @@ def test_bfloat16_without_products_of_its_own_gets_a_warning(monkeypatch, caplog
     common = SimpleNamespace(cpu=True, bf16=True)
     ChosenProducts(SimpleNamespace(cfg=SimpleNamespace(common=common))).begin_training()
     assert ("multiplies bfloat16 numbers" in caplog.text) is slow
+
+
+WAYS = {
+    "likelihood": {},
+    "factors": {"table": "svd", "name": "spectrum_control", "svd_interval": 2},
+    "weight norm": {"table": "weight-norm"},
+    "spectral norm": {"table": "spectral-norm"},
+    "mixture of softmaxes": {"arch": "transformer_mos"},
+    "cosine regularisation": {"name": "mle_cosreg"},
+    "R-Drop": {"rdrop_weight": 1.0},
+    "averages": {"optimizer": "averaged sgd"},
+    "coupled Adam": {"optimizer": "coupled adam"},
+    "adafactor": {"optimizer": "adafactor"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_training_in_bfloat16_resumes_bit_for_bit(way, tmp_path):
+    build = functools.partial(build_trainer, *PRECISIONS["bf16"], **WAYS[way])
+    through, half = build(), build()
+    take_updates(through, 4)
+    take_updates(half, 2)
+    save_in_epoch(half, tmp_path / "c.pt", done=2)
+    resumed = build(begin=False)
+    resumed.load_checkpoint(str(tmp_path / "c.pt"))
+    resumed.begin_epoch(1)
+    take_updates(resumed, 2)
+    assert same_models(through, resumed)
+    copies = zip(through.optimizer.fp32_params, resumed.optimizer.fp32_params)
+    assert all(torch.equal(first, second) for first, second in copies)
 
 
 def test_the_flag_offers_what_there_is():

@@ -150,7 +150,9 @@ def test_flattened_parameters_are_warned_of(caplog):
     model = _model()
     flat = nn.Parameter(torch.cat([one.detach().view(-1) for one in model.parameters()]))
     inner = torch.optim.SGD([flat], lr=RATE, weight_decay=DECAY)
-    optimizer = SimpleNamespace(optimizer=inner, fp32_params={0: flat})
+    optimizer = SimpleNamespace(
+        optimizer=inner, fp32_params={None: flat}, fp16_params=list(model.parameters())
+    )
     split_groups(optimizer, model)
     assert len(inner.param_groups) == 1 and "--fp16-no-flatten-grads" in caplog.text
 
@@ -291,7 +293,11 @@ def test_states_are_restored_with_and_without_a_group_of_the_table(
 def test_a_table_that_has_no_group_is_refused():
     model = _model()
     flat = nn.Parameter(torch.cat([one.detach().view(-1) for one in model.parameters()]))
-    optimizer = SimpleNamespace(optimizer=torch.optim.SGD([flat], lr=RATE), fp32_params={0: flat})
+    optimizer = SimpleNamespace(
+        optimizer=torch.optim.SGD([flat], lr=RATE),
+        fp32_params={None: flat},
+        fp16_params=list(model.parameters()),
+    )
     with pytest.raises(UnsupportedError, match="--fp16-no-flatten-grads"):
         split_groups(optimizer, model, TableOptions(2.0, None, tuple(model[1].parameters())))
     with pytest.raises(ConfigurationError, match="--table-lr-scale"):

@@ -21,7 +21,6 @@ from spectral_fairseq.plugin.optimizers import (
 from tests.plugin.conftest import build_host_model, build_model, make_sample
 from tests.plugin.trainers import (
     ALL_PRECISIONS,
-    HALF,
     PRECISIONS,
     build_trainer,
     same_models,
@@ -166,9 +165,8 @@ def test_tables_are_coupled_where_that_is_asked_for():
         assert len(trainer.optimizer.optimizer.state[table]["exp_avg_sq"]) == rows
 
 
-# fairseq's checkpoints hold 16 bits of the float32 copies of --fp16 and --bf16.
 @MUON
-@pytest.mark.parametrize("precision", ["float32", HALF])
+@pytest.mark.parametrize("precision", ALL_PRECISIONS)
 def test_a_resumed_training_equals_an_uninterrupted_one(precision, tmp_path):
     overrides = (*PRECISIONS[precision], "criterion.table_lr_scale=2")
     first = build_trainer(*overrides, optimizer="muon")

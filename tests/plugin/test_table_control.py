@@ -30,7 +30,6 @@ from tests.plugin.test_same_training import (
 )
 from tests.plugin.trainers import (
     ALL_PRECISIONS,
-    HALF,
     OPTIMIZERS,
     PLAIN,
     PRECISIONS,
@@ -162,9 +161,8 @@ def test_zero_equals_plain_bit_for_bit():
     assert same_models(plain, zero)
 
 
-# With --fp16 or --bf16 fairseq itself does not save the float32 copy that it trains.
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["float32", HALF])
+@pytest.mark.parametrize("precision", ALL_PRECISIONS)
 def test_resumed_equals_uninterrupted(precision, tmp_path):
     """With a fixed prior of automatic scale, whose norm is that of the first of all tables."""
     flags = {"spectrum_decay": 0.2, "spectrum_decay_interval": 2, "spectrum_side": "both"}

@@ -36,7 +36,6 @@ PRECISIONS = {
 }
 # Tensors of fairseq 0.12.2 that training does not use; the last one is never even set.
 UNUSED = {*DEAD, "_float_tensor"}
-HALF = pytest.param("memory-efficient fp16", marks=HALF_ON_CPU)
 ALL_PRECISIONS = [
     pytest.param(name, marks=HALF_ON_CPU if "fp16" in name else ()) for name in PRECISIONS
 ]
