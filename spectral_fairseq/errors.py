@@ -54,8 +54,10 @@ def printable(text: str, keep: str = "\n") -> str:
         keep: control characters that stay.
     """
     return "".join(
-        one if one.isprintable() or one in keep else one.encode("unicode_escape").decode()
-        for one in text
+        character
+        if character.isprintable() or character in keep
+        else character.encode("unicode_escape").decode()
+        for character in text
     )
 
 

@@ -215,7 +215,9 @@ def _removed_on_signals(partial: str) -> Iterator[None]:
     replaced = []
     if threading.current_thread() is threading.main_thread():  # others may not set handlers
         # A handler of somebody else decides itself whether the process ends.
-        replaced = [one for one in _ENDING_SIGNALS if signal.getsignal(one) is signal.SIG_DFL]
+        replaced = [
+            number for number in _ENDING_SIGNALS if signal.getsignal(number) is signal.SIG_DFL
+        ]
     _unfinished.add(partial)
     for number in replaced:
         signal.signal(number, _remove_and_end)

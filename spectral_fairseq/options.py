@@ -203,7 +203,7 @@ def read_options(options: Iterable[Option], cfg: Any) -> SimpleNamespace:
     Raises:
         ConfigurationError: a value outside its option's range.
     """
-    return SimpleNamespace(**{one.name: one.read(cfg) for one in options})
+    return SimpleNamespace(**{entry.name: entry.read(cfg) for entry in options})
 
 
 def idle_flags(
@@ -218,24 +218,24 @@ def idle_flags(
         defaults: likewise the values of options that are not given.
         facts: what an option may need beside other options, and whether it is there.
     """
-    flags = {one.name: one.flag for one in options}
+    flags = {entry.name: entry.flag for entry in options}
     return {
-        one.flag: " or ".join(flags.get(need, need) for need in one.needs)
-        for one in options
-        if one.needs
-        and str(getattr(values, one.name)) != str(getattr(defaults, one.name))
-        and not any(getattr(values, need) if need in flags else facts[need] for need in one.needs)
+        entry.flag: " or ".join(flags.get(need, need) for need in entry.needs)
+        for entry in options
+        if entry.needs
+        and str(getattr(values, entry.name)) != str(getattr(defaults, entry.name))
+        and not any(getattr(values, need) if need in flags else facts[need] for need in entry.needs)
     }
 
 
 def flags_by_argument(options: Iterable[Option]) -> Dict[str, str]:
     """The flag of each argument, for :func:`spectral_fairseq.errors.arguments_as_flags`."""
-    return {one.argument: one.flag for one in options}
+    return {entry.argument: entry.flag for entry in options}
 
 
 def arguments(options: Iterable[Option], cfg: Any) -> Dict[str, Any]:
     """The keyword arguments that a configuration gives for options of a table or a head."""
-    return {one.argument: one.parsed(getattr(cfg, one.name)) for one in options}
+    return {entry.argument: entry.parsed(getattr(cfg, entry.name)) for entry in options}
 
 
 # Options as fields of a dataclass: of subcommands and of language models' evaluation.
@@ -254,17 +254,17 @@ class _Field(NamedTuple):
 
 def _fields(options: Type[Any], prefix: str) -> Iterator[_Field]:
     kinds = typing.get_type_hints(options)
-    for one in dataclasses.fields(options):
-        if _KEY not in one.metadata:  # of fairseq
+    for field in dataclasses.fields(options):
+        if _KEY not in field.metadata:  # of fairseq
             continue
-        declared: Option = one.metadata[_KEY]
-        kind = kinds[one.name]
+        declared: Option = field.metadata[_KEY]
+        kind = kinds[field.name]
         optional = type(None) in typing.get_args(kind)
         if optional:
             (kind,) = [part for part in typing.get_args(kind) if part is not type(None)]
-        flag = "--" + (prefix + (declared.flag_name or one.name)).replace("_", "-")
+        flag = "--" + (prefix + (declared.flag_name or field.name)).replace("_", "-")
         groups = (optional and is_dataclass(kind), not optional and is_dataclass(kind))
-        yield _Field(one.name, kind, one.default, declared, flag, prefix + one.name, *groups)
+        yield _Field(field.name, kind, field.default, declared, flag, prefix + field.name, *groups)
 
 
 def add_flags(parser: Any, options: Type[Any], prefix: str = "", with_rare: bool = True) -> None:
@@ -277,41 +277,41 @@ def add_flags(parser: Any, options: Type[Any], prefix: str = "", with_rare: bool
         with_rare: whether ``--help`` shows options that are rarely needed.
     """
     exclusive: Dict[str, Any] = {}
-    for one in _fields(options, prefix):
-        declared = one.declared
-        if one.is_part:
+    for field in _fields(options, prefix):
+        declared = field.declared
+        if field.is_part:
             title = (declared.title, declared.help or None)
             place = parser.add_argument_group(*title) if declared.title else parser
-            add_flags(place, one.kind, with_rare=with_rare)
+            add_flags(place, field.kind, with_rare=with_rare)
             continue
-        if one.is_group:
+        if field.is_group:
             group = parser.add_argument_group(declared.title)
             group.add_argument(
-                one.flag, dest=one.dest, action="store_true", default=None, help=declared.help
+                field.flag, dest=field.dest, action="store_true", default=None, help=declared.help
             )
-            add_flags(group, one.kind, f"{one.dest}_", with_rare)
+            add_flags(group, field.kind, f"{field.dest}_", with_rare)
             continue
         hidden = declared.rare and not with_rare
         settings: Dict[str, Any] = {
             "default": None,
-            "help": argparse.SUPPRESS if hidden else _help(one),
+            "help": argparse.SUPPRESS if hidden else _help(field),
         }
-        if one.kind is bool:
-            settings["action"] = "store_false" if one.default else "store_true"
+        if field.kind is bool:
+            settings["action"] = "store_false" if field.default else "store_true"
         else:
-            settings.update(metavar=declared.metavar, **_reading(one.kind))
+            settings.update(metavar=declared.metavar, **_reading(field.kind))
             if declared.choices:
                 settings["choices"] = tuple(declared.choices)
         if declared.nargs:
             settings["nargs"] = declared.nargs
         if declared.positional:
-            parser.add_argument(one.dest, **settings)
+            parser.add_argument(field.dest, **settings)
             continue
         if declared.exclusive_group and declared.exclusive_group not in exclusive:
             exclusive[declared.exclusive_group] = parser.add_mutually_exclusive_group()
-        flags = [one.flag, declared.alias] if declared.alias else [one.flag]
+        flags = [field.flag, declared.alias] if declared.alias else [field.flag]
         exclusive.get(declared.exclusive_group, parser).add_argument(
-            *flags, dest=one.dest, required=declared.required, **settings
+            *flags, dest=field.dest, required=declared.required, **settings
         )
 
 
@@ -336,10 +336,10 @@ def numbers(text: str) -> Tuple[float, ...]:
         ) from None
 
 
-def _help(one: _Field) -> str:
-    text, default = one.declared.help, one.default
+def _help(field: _Field) -> str:
+    text, default = field.declared.help, field.default
     shown = not isinstance(default, bool) and default not in (None, "", ())
-    if shown and "(default:" not in text and not one.declared.required:
+    if shown and "(default:" not in text and not field.declared.required:
         text += f" (default: {default})"
     return text.replace("%", "%%")  # argparse fills in what follows a single one
 
@@ -350,27 +350,29 @@ def from_arguments(options: Type[T], arguments: argparse.Namespace, prefix: str 
     Raises:
         ConfigurationError: flags of a group that has to be switched on and is not.
     """
-    given: Dict[str, Any] = {}
-    for one in _fields(options, prefix):
-        if one.is_part:
-            given[one.name] = from_arguments(one.kind, arguments)
+    values: Dict[str, Any] = {}
+    for field in _fields(options, prefix):
+        if field.is_part:
+            values[field.name] = from_arguments(field.kind, arguments)
             continue
-        value = getattr(arguments, one.dest)
-        if one.is_group:
-            group = one.kind
-            parts = _given(group, arguments, f"{one.dest}_")
-            if parts and not value and not one.declared.switches_group_on:
-                raise idle_flag(" and ".join(parts), one.flag)
+        value = getattr(arguments, field.dest)
+        if field.is_group:
+            group = field.kind
+            parts = _given(group, arguments, f"{field.dest}_")
+            if parts and not value and not field.declared.switches_group_on:
+                raise idle_flag(" and ".join(parts), field.flag)
             if value or parts:
-                given[one.name] = from_arguments(group, arguments, f"{one.dest}_")
+                values[field.name] = from_arguments(group, arguments, f"{field.dest}_")
         elif value is not None:
-            given[one.name] = tuple(value) if isinstance(value, list) else value
-    return options(**given)
+            values[field.name] = tuple(value) if isinstance(value, list) else value
+    return options(**values)
 
 
 def _given(options: Type[Any], arguments: argparse.Namespace, prefix: str) -> List[str]:
     return [
-        one.flag for one in _fields(options, prefix) if getattr(arguments, one.dest) is not None
+        field.flag
+        for field in _fields(options, prefix)
+        if getattr(arguments, field.dest) is not None
     ]
 
 
@@ -385,12 +387,12 @@ def check_ranges(options: Any, prefix: str = "", config: Optional[Type[Any]] = N
     Raises:
         ConfigurationError: the first such value.
     """
-    for one in _fields(config or type(options), prefix):
-        value = getattr(options, one.name)
+    for field in _fields(config or type(options), prefix):
+        value = getattr(options, field.name)
         if value is None:
             continue
-        if one.is_group or one.is_part:
-            check_ranges(value, f"{one.dest}_" if one.is_group else "")
+        if field.is_group or field.is_part:
+            check_ranges(value, f"{field.dest}_" if field.is_group else "")
             continue
-        with arguments_as_flags(value=one.flag):
-            dataclasses.replace(one.declared, type=one.kind).check(value)
+        with arguments_as_flags(value=field.flag):
+            dataclasses.replace(field.declared, type=field.kind).check(value)

@@ -23,10 +23,10 @@ _REPORTED = ("numpy", "omegaconf", "hydra-core", "sacrebleu", "sentencepiece")
 
 def torch_release() -> Tuple[int, int]:
     """Major and minor version of torch."""
-    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
-    if found is None:
+    numbers = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if numbers is None:
         raise ValueError(f"torch has the version {torch.__version__!r}, not like 2.6.0")
-    return int(found.group(1)), int(found.group(2))
+    return int(numbers.group(1)), int(numbers.group(2))
 
 
 def distribution_version(name: str) -> Optional[str]:
@@ -48,14 +48,14 @@ def fairseq_flavour() -> Optional[str]:
 
 def versions() -> Dict[str, Optional[str]]:
     """Versions that a report of a problem should show; None where not installed."""
-    found: Dict[str, Optional[str]] = {
+    installed: Dict[str, Optional[str]] = {
         "spectral-fairseq": distribution_version("spectral-fairseq"),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "fairseq": fairseq_flavour(),
     }
-    found.update({name: distribution_version(name) for name in _REPORTED})
-    return found
+    installed.update({name: distribution_version(name) for name in _REPORTED})
+    return installed
 
 
 def skip_broken_torchaudio() -> None:
@@ -99,9 +99,9 @@ def signature(parts: Mapping[str, Any]) -> str:
     Args:
         parts: name -> value, such as the seed or the hash of a checkpoint.
     """
-    found = versions()
-    package = found["spectral-fairseq"] or "source"
-    both = {**parts, "version": package, "torch": found["torch"]}
+    installed = versions()
+    package = installed["spectral-fairseq"] or "source"
+    both = {**parts, "version": package, "torch": installed["torch"]}
     return "|".join(f"{name}:{value}" for name, value in both.items())
 
 

@@ -61,7 +61,7 @@ class Refusal:
     @property
     def refused(self) -> str:
         """Everything that is refused, for a list."""
-        flags = [f"`{one.flag}`" for one in self.settings]
+        flags = [f"`{setting.flag}`" for setting in self.settings]
         return ", ".join(flags + [self.conflict] * bool(self.conflict))
 
     def error(self, found: str, feature: str = "") -> SpectralFairseqError:

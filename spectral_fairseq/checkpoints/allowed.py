@@ -78,27 +78,27 @@ def allowed_globals() -> List[Tuple[Any, str]]:
         Names of packages that are not installed are left out, and those of fairseq where it is
         not imported.
     """
-    found = []
+    allowed = []
     for name in _PLAIN + _OMEGACONF:
         home, _, attribute = name.rpartition(".")
         try:
-            found.append((getattr(importlib.import_module(home), attribute), name))
+            allowed.append((getattr(importlib.import_module(home), attribute), name))
         except (ImportError, AttributeError):
             continue
     if _FAIRSEQ_HOME in sys.modules:
         placeholder = getattr(sys.modules[_FAIRSEQ_HOME], _FAIRSEQ_CLASS)
-        found.append((placeholder, f"{_FAIRSEQ_HOME}.{_FAIRSEQ_CLASS}"))
+        allowed.append((placeholder, f"{_FAIRSEQ_HOME}.{_FAIRSEQ_CLASS}"))
     internals = _numpy_internals()
-    found += [
+    allowed += [
         (getattr(internals, attribute), f"{home}.{attribute}")
         for home in _NUMPY_HOMES
         for attribute in _NUMPY_INTERNAL
     ]
-    found += [(np.ndarray, "numpy.ndarray"), (np.dtype, "numpy.dtype")]
+    allowed += [(np.ndarray, "numpy.ndarray"), (np.dtype, "numpy.dtype")]
     for name in _NUMPY_TYPES:
         dtype_class = type(np.dtype(name))
-        found.append((dtype_class, f"{dtype_class.__module__}.{dtype_class.__qualname__}"))
-    return found
+        allowed.append((dtype_class, f"{dtype_class.__module__}.{dtype_class.__qualname__}"))
+    return allowed
 
 
 def _numpy_internals() -> Any:
@@ -171,31 +171,31 @@ def restored(value: Any, path: Any, seen: Optional[Set[int]] = None) -> Any:
         restored(vars(value), path, seen)
     elif type(value) is list:
         seen.add(id(value))
-        value[:] = [restored(one, path, seen) for one in value]
+        value[:] = [restored(item, path, seen) for item in value]
     elif isinstance(value, dict):
         seen.add(id(value))
-        for name, one in value.items():  # the keys stay, so that their order does
-            value[name] = restored(one, path, seen)
-    elif type(value) is tuple and any(isinstance(one, (StandIn, list, dict)) for one in value):
-        return tuple(restored(one, path, seen) for one in value)
+        for name, item in value.items():  # the keys stay, so that their order does
+            value[name] = restored(item, path, seen)
+    elif type(value) is tuple and any(isinstance(item, (StandIn, list, dict)) for item in value):
+        return tuple(restored(item, path, seen) for item in value)
     return value
 
 
-def _object(found: StandIn, path: Any) -> Any:
-    home, _, name = found.stands_for.rpartition(".")
+def _object(stand_in: StandIn, path: Any) -> Any:
+    home, _, name = stand_in.stands_for.rpartition(".")
     try:
         kind = getattr(importlib.import_module(home), name)
     except (ImportError, AttributeError):
-        return found  # of another version of fairseq, which does not look at it
-    for attribute, value in vars(found).items():
+        return stand_in  # of another version of fairseq, which does not look at it
+    for attribute, value in vars(stand_in).items():
         if hasattr(kind, attribute) or attribute.startswith("__") or not _is_data(value):
             raise UntrustedError(
-                f"numbers, texts, lists and dictionaries in the {found.stands_for} of {path}",
+                f"numbers, texts, lists and dictionaries in the {stand_in.stands_for} of {path}",
                 f"an attribute {attribute[:80]!r} of type {type(value).__name__}, which fairseq "
                 "does not write",
             )
     made = object.__new__(kind)
-    made.__dict__.update(vars(found))
+    made.__dict__.update(vars(stand_in))
     return made
 
 
@@ -205,9 +205,9 @@ def _is_data(value: Any, levels: int = _MOST_LEVELS) -> bool:
     if not levels:
         return False
     if isinstance(value, Mapping):
-        return all(_is_data(one, levels - 1) for pair in value.items() for one in pair)
+        return all(_is_data(item, levels - 1) for pair in value.items() for item in pair)
     if isinstance(value, (list, tuple, set)):
-        return all(_is_data(one, levels - 1) for one in value)
+        return all(_is_data(item, levels - 1) for item in value)
     return False
 
 

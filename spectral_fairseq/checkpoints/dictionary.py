@@ -165,9 +165,9 @@ def added_symbols(checkpoint: Mapping[str, Any], where: Path) -> List[str]:
         return [*(f"[{language}]" for language in marked), "<mask>"]
     if name == "multilingual_language_modeling":
         marked = _folders_in(where) if task.get("add_bos_token") else []
-        return [f"<{one}>" for one in marked if not languages or one in languages]
+        return [f"<{code}>" for code in marked if not languages or code in languages]
     if name == "online_backtranslation":
-        return ["<mask>", *(f"__{one}__" for one in _listed(task.get("mono_langs")))]
+        return ["<mask>", *(f"__{code}__" for code in _listed(task.get("mono_langs")))]
     if name == "translation_multi_simple_epoch":
         known = languages or _lines_of(task.get("lang_dict"), where) or pairs
         return _of_several_pairs(task, known)
@@ -181,7 +181,7 @@ def _of_several_pairs(task: Mapping[str, Any], languages: Sequence[str]) -> List
     style = "[{}]" if task.get("lang_tok_style") == "mbart" else "__{}__"
     added = []
     for kind in _listed(task.get("langtoks_specs")) or ["main"]:
-        ending = next((f"_{one}" for one in ("dae", "mined") if kind.endswith(one)), "")
+        ending = next((f"_{mark}" for mark in ("dae", "mined") if kind.endswith(mark)), "")
         added += [style.format(language + ending) for language in languages]
     if style == "[{}]" or "mono_dae" in str(task.get("extra_data")):
         added.append("<mask>")
@@ -259,7 +259,7 @@ def find_dictionary(
         if os.path.isdir(file):
             files = dictionary_files(file, checkpoint, table)
             if not files:
-                there = listed(sorted(one.name for one in file.glob("dict.*.txt")))
+                there = listed(sorted(text_file.name for text_file in file.glob("dict.*.txt")))
                 wanted = f"dict.txt in {file}, or that of a language in the checkpoint's settings"
                 raise DataError(wanted, there, "Name the file itself with --dict.")
         else:
@@ -279,9 +279,9 @@ def find_dictionary(
             else "none given, and the checkpoint does not say where its data are"
         )
     for folder in folders:
-        found = _fitting(dictionary_files(folder, checkpoint, table), rows, checkpoint)
-        if found is not None:
-            return found, "found in the folder of the training data"
+        fitting = _fitting(dictionary_files(folder, checkpoint, table), rows, checkpoint)
+        if fitting is not None:
+            return fitting, "found in the folder of the training data"
     return None, f"none given, and none of {rows} symbols in the training data's folder"
 
 
@@ -336,10 +336,10 @@ def read_counts(path: Path) -> Counts:
 
         return list(read_npy(path)["array"].reshape(-1).tolist())
     if path.suffix == ".json":
-        found = read_json(path, "word counts")
+        counts = read_json(path, "word counts")
         what = f"counts by word or by row in {path}"
-        check_type(found, (dict, list), what, "Write a list or an object.", DataError)
-        return found
+        check_type(counts, (dict, list), what, "Write a list or an object.", DataError)
+        return counts
     return _from_lines(path)
 
 
@@ -384,26 +384,28 @@ def with_counts(
                 "a model without a vocabulary",
                 "Name its dictionary or tokenizer with --dict, or give one count for each row.",
             )
-        found = [counts.get(symbol, 0) for symbol in words.symbols]
+        values = [counts.get(symbol, 0) for symbol in words.symbols]
         what = f"count of a word of {words.path} in {source}"
         remedy = "Spell words as the vocabulary does, with its marks of subwords."
-        check_enough(sum(map(bool, found)), 1, what, remedy)
+        check_enough(sum(map(bool, values)), 1, what, remedy)
     else:
         # Arrays and tensors have numbers of their own kinds.
-        found = counts.tolist() if hasattr(counts, "tolist") else list(counts)
+        values = counts.tolist() if hasattr(counts, "tolist") else list(counts)
         counted = set(range(rows)) - set(words.uncounted_rows())
-        if not max(counted, default=-1) < len(found) <= rows:
-            there = str(len(found))
+        if not max(counted, default=-1) < len(values) <= rows:
+            there = str(len(values))
             raise DataError(f"a count for each of {rows} rows in {source}", there, "Count all.")
-        found += [0] * (rows - len(found))
-    wrong = next((one for one in found if not _is_count(one)), None)
+        values += [0] * (rows - len(values))
+    wrong = next((value for value in values if not _is_count(value)), None)
     if wrong is not None:
         raise DataError(
             f"whole numbers from 0 to {MAX_COUNT} as counts in {source}",
             repr(wrong)[:60],
             "Multiply relative frequencies by the number of words of the text.",
         )
-    return WordList(words.path, words.symbols, [int(one) for one in found], words.uncounted_rows())
+    return WordList(
+        words.path, words.symbols, [int(value) for value in values], words.uncounted_rows()
+    )
 
 
 def _is_count(value: Any) -> bool:

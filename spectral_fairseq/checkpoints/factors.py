@@ -42,14 +42,14 @@ def kind_of(entries: Mapping[str, Tensor]) -> Type[Table]:
     return factored_kind(entries) or PlainEmbedding
 
 
-def same_table(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+def same_table(table: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     """Whether two modules store one table, by what they store.
 
     Training on a GPU, and tools that rewrite checkpoints, store shared tables apart.
     """
-    kind = kind_of(one)
+    kind = kind_of(table)
     return kind is kind_of(other) and all(
-        same_values(one[entry], other[entry]) for entry in kind.entries
+        same_values(table[entry], other[entry]) for entry in kind.entries
     )
 
 
@@ -90,7 +90,7 @@ def _check_factors(kind: Type[Table], entries: Mapping[str, Tensor]) -> None:
     factors = (entries[name] for name in kind.entries if name not in kind.numbers)
     try:
         fit = kind.dense_rows(entries, last, torch.float64).shape == (len(last), dim)
-        fit = fit and all(len(one) in (count, dim) for one in factors if one.dim() == 1)
+        fit = fit and all(len(factor) in (count, dim) for factor in factors if factor.dim() == 1)
     except (IndexError, RuntimeError):
         fit = False
     if not fit:

@@ -78,7 +78,9 @@ def check_readable(opened: Tables, wanted: Optional[str]) -> List[str]:
     _refuse(opened, parts_of_outputs(opened))
     adapters = sorted({adapted(key) for key in opened.tensors} - {""})
     changed = (
-        [] if has_output(opened.groups) else [one for one in adapters if is_output_entry(one + ".")]
+        []
+        if has_output(opened.groups)
+        else [entry for entry in adapters if is_output_entry(entry + ".")]
     )
     if changed or (not opened.groups and adapters and all(map(adapted, opened.tensors))):
         raise _of_an_adapter(opened, changed or adapters)
@@ -86,7 +88,7 @@ def check_readable(opened: Tables, wanted: Optional[str]) -> List[str]:
         single = opened.only_matrix()
         rows = len(opened.tensors[single]) if single is not None else 0
         larger = {k: v for k, v in opened.unread.items() if len(v.shape) > 1 and v.shape[0] >= rows}
-        _refuse(opened, {key: one.why for key, one in larger.items()})
+        _refuse(opened, {key: entry.why for key, entry in larger.items()})
     elif opened.untied and not outputs and not has_output(opened.groups):
         if _WITH_OUTPUT.search(opened.arch or ""):
             raise CheckpointError(
@@ -159,24 +161,24 @@ def unread_outputs(opened: Tables) -> Dict[str, str]:
         return {}
     sizes = {opened.shape(names[0])[0] for names in opened.groups} | {*opened.sizes}
     # DeepSpeed leaves parameters without numbers; other vectors are biases and scales.
-    found = {
-        key: one.why
-        for key, one in opened.unread.items()
-        if is_output_entry(key) and (len(one.shape) > 1 or one.shape == (0,))
+    reasons = {
+        key: unread.why
+        for key, unread in opened.unread.items()
+        if is_output_entry(key) and (len(unread.shape) > 1 or unread.shape == (0,))
     }
     for key, value in opened.tensors.items():
         if value.dim() < 2 or not is_output_entry(key):
             continue
         if is_in_pieces(key):
-            found[key] = "a piece of an adaptive softmax"
+            reasons[key] = "a piece of an adaptive softmax"
         elif value.dtype not in FLOATING and (is_surely_output(key) or sizes & {*value.shape}):
-            found[key] = f"quantized or packed numbers, {dtype_name(value)}"
+            reasons[key] = f"quantized or packed numbers, {dtype_name(value)}"
         # Heads have other matrices of their own, and other heads, of images for example, as well.
         elif value.dtype in FLOATING and key.rpartition(".")[2] != "weight":
             if sizes & {*value.shape}:
                 shape = " x ".join(map(str, value.shape))
-                found[key] = f"{shape} numbers, from which W is computed"
-    return found
+                reasons[key] = f"{shape} numbers, from which W is computed"
+    return reasons
 
 
 def parts_of_outputs(opened: Tables) -> Dict[str, str]:
@@ -193,11 +195,11 @@ def parts_of_outputs(opened: Tables) -> Dict[str, str]:
         for names in opened.groups
         if not any(is_output_entry(f"{name}.") or "encoder" in name.split(".") for name in names)
     }
-    found = {}
+    parts = {}
     for key, value in opened.tensors.items():
         if value.dim() == 2 and value.size(0) > value.size(1) and is_output_entry(key):
             whole = [rows for rows in inputs if rows in (value.size(0) * k for k in _DEVICES)]
             known = value.size(0) in inputs or value.size(0) in opened.sizes
             if whole and not known and not is_in_pieces(key):
-                found[key] = f"{value.size(0)} rows, a part of {whole[0]}"
-    return found
+                parts[key] = f"{value.size(0)} rows, a part of {whole[0]}"
+    return parts

@@ -79,7 +79,7 @@ def entries(file: Path) -> List[zipfile.ZipInfo]:
         return archive.infolist()
 
 
-def check_sizes(found: List[zipfile.ZipInfo], file: Path) -> int:
+def check_sizes(members: List[zipfile.ZipInfo], file: Path) -> int:
     """Refuse an archive that would become much larger than its file.
 
     Returns:
@@ -89,10 +89,10 @@ def check_sizes(found: List[zipfile.ZipInfo], file: Path) -> int:
         CheckpointError: the entries declare more bytes than such a file can hold.
     """
     size = os.path.getsize(file)
-    if not found:
+    if not members:
         return size
-    packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in found)
-    declared = sum(entry.file_size for entry in found)
+    packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
+    declared = sum(member.file_size for member in members)
     if declared > size * (MAX_INFLATION if packed else 1):
         raise UntrustedError(
             f"entries that fit into the {size:,} bytes of {file}",
@@ -101,24 +101,24 @@ def check_sizes(found: List[zipfile.ZipInfo], file: Path) -> int:
     return declared
 
 
-def check_one_archive(found: List[zipfile.ZipInfo], file: Path) -> None:
+def check_one_archive(members: List[zipfile.ZipInfo], file: Path) -> None:
     """Refuse a zip archive of which programs read different parts, or that holds no checkpoint.
 
     Raises:
         CheckpointError: it does not begin at the first byte, as where several archives follow each
             other in one file; it has two entries of one name; or torch.save did not write it.
     """
-    if not found:
+    if not members:
         return
-    check_names(found, file)
-    in_front = min(entry.header_offset for entry in found)
+    check_names(members, file)
+    in_front = min(member.header_offset for member in members)
     if in_front > 0 or file.suffix == ".distcp":
         raise CheckpointError(
             f"a whole checkpoint, one archive of torch.save, in {file}",
             "several archives, or other bytes in front of one" if in_front else "a part of one",
             OF_DISTRIBUTED,
         )
-    names = [entry.filename for entry in found]
+    names = [member.filename for member in members]
     if not any(name == "data.pkl" or name.endswith("/data.pkl") for name in names):
         raise CheckpointError(
             f"an archive of torch.save, which has an entry data.pkl, in {file}",
@@ -127,9 +127,9 @@ def check_one_archive(found: List[zipfile.ZipInfo], file: Path) -> None:
         )
 
 
-def check_names(found: List[zipfile.ZipInfo], file: Path) -> None:
+def check_names(members: List[zipfile.ZipInfo], file: Path) -> None:
     """Refuse an archive with several entries of one name, of which each program takes another."""
-    names = [entry.filename for entry in found]
+    names = [member.filename for member in members]
     if len({*names}) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise UntrustedError(
@@ -138,7 +138,7 @@ def check_names(found: List[zipfile.ZipInfo], file: Path) -> None:
         )
 
 
-def check_sums(found: List[zipfile.ZipInfo], file: Path) -> None:
+def check_sums(members: List[zipfile.ZipInfo], file: Path) -> None:
     """Compare the bytes of an archive with its checksums, which torch does not do.
 
     The whole file is read once, at about the speed of its disk.
@@ -146,7 +146,7 @@ def check_sums(found: List[zipfile.ZipInfo], file: Path) -> None:
     Raises:
         CheckpointError: an entry is not what was written.
     """
-    if not found:
+    if not members:
         return
     with zipfile.ZipFile(file) as archive:
         try:
@@ -243,12 +243,12 @@ def read_torch_file(file: Path, verify: bool = True) -> Tuple[Any, int]:
         CheckpointError: the file is damaged, or names objects outside the allow-list.
     """
     try:
-        found = entries(file)
-        stored_bytes = check_sizes(found, file)
-        check_one_archive(found, file)
+        members = entries(file)
+        stored_bytes = check_sizes(members, file)
+        check_one_archive(members, file)
         if verify:
-            check_sums(found, file)
-        return _read(file, found), stored_bytes
+            check_sums(members, file)
+        return _read(file, members), stored_bytes
     except CheckpointError:
         raise
     except PermissionError as error:
@@ -383,10 +383,10 @@ def _refuse_torchscript(file: Any) -> None:
         raise _of_code("a TorchScript archive", getattr(file, "name", file))
 
 
-def _read(file: Path, found: Sequence[zipfile.ZipInfo]) -> Any:
+def _read(file: Path, members: Sequence[zipfile.ZipInfo]) -> Any:
     options: Dict[str, Any] = {"map_location": "cpu"}
-    stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in found)
-    if torch_release() >= (2, 1) and found and stored:
+    stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
+    if torch_release() >= (2, 1) and members and stored:
         options["mmap"] = True
     return torch_load(str(file), **options)
 
@@ -448,6 +448,6 @@ def read_json_object(path: Path, kind: str) -> Dict[str, Any]:
     Raises:
         DataError: also if it holds anything else.
     """
-    found = read_json(path, kind)
-    check_type(found, dict, f"{kind} in {path}", COPY_AGAIN, DamagedError)
-    return found
+    value = read_json(path, kind)
+    check_type(value, dict, f"{kind} in {path}", COPY_AGAIN, DamagedError)
+    return value

@@ -301,14 +301,14 @@ def _factors(
     """What a factored table stores for a matrix; the other rows' factors stay where they can."""
     made = stored_form(kind, fixed)
     made = {name: made[name].to(entries[name].dtype) for name in made if name not in kind.settings}
-    own = {name: value.clone() for name, value in entries.items()}
+    changed = {name: value.clone() for name, value in entries.items()}
     for name, value in made.items():
         if value.dim() and len(value) == len(fixed):
-            own[name][places] = value[places]
-    away = (dense_form(kind, own) - fixed).abs().max()
+            changed[name][places] = value[places]
+    away = (dense_form(kind, changed) - fixed).abs().max()
     if away <= _SAME * fixed.abs().max():
-        return own
-    return {**own, **made}
+        return changed
+    return {**changed, **made}
 
 
 def _measures(weight: Tensor, left_out: Tensor, places: Tensor) -> Dict[str, float]:
@@ -349,9 +349,9 @@ def write_folder(opened: Tables, changed: Mapping[str, Tensor], folder: Path) ->
     files = {name: opened.files_of(name)[0] for name in changed}
     for path in sorted(source.iterdir()):
         if os.path.isfile(path):
-            own = {name: changed[name] for name, file in files.items() if file == path}
-            if own:
-                write_weights(path, own, folder / path.name)
+            in_file = {name: changed[name] for name, file in files.items() if file == path}
+            if in_file:
+                write_weights(path, in_file, folder / path.name)
             else:
                 shutil.copyfile(path, folder / path.name)
 

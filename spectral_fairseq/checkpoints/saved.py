@@ -51,14 +51,14 @@ def checkpoint_file(path: Union[str, os.PathLike[str]]) -> Path:
 
 def weights_file(folder: Path) -> Optional[Path]:
     """The weights in a model's folder: one file, the index of several, or the first part."""
-    found = next((folder / name for name in WEIGHTS if os.path.isfile(folder / name)), None)
-    if found is None and os.path.isdir(folder):
+    file = next((folder / name for name in WEIGHTS if os.path.isfile(folder / name)), None)
+    if file is None and os.path.isdir(folder):
         try:
             parts = sorted(name for name in os.listdir(folder) if PART.fullmatch(name))
         except PermissionError:
             parts = []
-        found = next((folder / name for name in parts if os.path.isfile(folder / name)), None)
-    return found
+        file = next((folder / name for name in parts if os.path.isfile(folder / name)), None)
+    return file
 
 
 def model_path(path: Union[str, os.PathLike[str]]) -> Path:
@@ -87,7 +87,7 @@ def saved_epochs(folder: Path) -> List[Path]:
     Raises:
         CheckpointError: there are none.
     """
-    found = []
+    dated = []
     try:
         paths = sorted(folder.iterdir())
     except OSError as error:
@@ -95,14 +95,14 @@ def saved_epochs(folder: Path) -> List[Path]:
     for path in paths:
         by_step = STEP_FOLDER.fullmatch(path.name)
         if by_step and os.path.isdir(path) and weights_file(path) is not None:
-            found.append(((0, int(by_step.group(1))), path))
+            dated.append(((0, int(by_step.group(1))), path))
         by_epoch, by_update = EPOCH_FILE.fullmatch(path.name), UPDATE_FILE.fullmatch(path.name)
         if by_update:
-            found.append(((int(by_update.group(1)), int(by_update.group(2))), path))
+            dated.append(((int(by_update.group(1)), int(by_update.group(2))), path))
         elif by_epoch:
             # An epoch's own checkpoint comes after those saved within it.
-            found.append(((int(by_epoch.group(1)), 2**62), path))
+            dated.append(((int(by_epoch.group(1)), 2**62), path))
     what = "checkpoint<epoch>.pt, checkpoint_<epoch>_<updates>.pt or checkpoint-<updates>"
     remedy = "Name the --save-dir of a run without --no-epoch-checkpoints, or the files."
-    check_enough(len(found), 1, f"{what} in {folder}", remedy, CheckpointError)
-    return [path for _, path in sorted(found)]
+    check_enough(len(dated), 1, f"{what} in {folder}", remedy, CheckpointError)
+    return [path for _, path in sorted(dated)]

@@ -77,7 +77,9 @@ class _Computed(ast.NodeTransformer):
         apply = _OPERATORS[type(node.op)]
         operands = [ast.literal_eval(self.visit(side)) for side in (node.left, node.right)]
         if any(isinstance(value, _SEQUENCES) for value in operands):
-            sizes = (len(one) if isinstance(one, _SEQUENCES) else one for one in operands)
+            sizes = (
+                len(operand) if isinstance(operand, _SEQUENCES) else operand for operand in operands
+            )
             self.items_left -= max(0, apply(*sizes))
             if self.items_left < 0:
                 raise ValueError("too many items")
@@ -263,12 +265,12 @@ def _check_literal(setting: str, text: str, path: Any) -> None:
 def checkpoint_settings(checkpoint: Mapping[str, Any], node: str) -> Dict[str, Any]:
     """A node of a checkpoint's configuration as a dict, from ``cfg`` or an old ``args``."""
     cfg = checkpoint.get("cfg")
-    found = cfg.get(node) if isinstance(cfg, dict) else None
-    if found is None:
-        found = checkpoint.get("args") or {}
-    if isinstance(found, dict):
-        return dict(found)
-    return dict(vars(found)) if hasattr(found, "__dict__") else {}
+    stored = cfg.get(node) if isinstance(cfg, dict) else None
+    if stored is None:
+        stored = checkpoint.get("args") or {}
+    if isinstance(stored, dict):
+        return dict(stored)
+    return dict(vars(stored)) if hasattr(stored, "__dict__") else {}
 
 
 def check_model(model: Mapping[Any, Any], path: Any, stored_bytes: int) -> None:
@@ -323,9 +325,9 @@ def check_shared_tables(state: Mapping[str, Any], path: Any) -> None:
         CheckpointError: the settings share a table, and its copies in the file are not equal.
     """
     nodes = [state.get("args"), (state.get("cfg") or {}).get("model")]
-    values = [vars(one) if isinstance(one, argparse.Namespace) else one or {} for one in nodes]
+    values = [vars(part) if isinstance(part, argparse.Namespace) else part or {} for part in nodes]
     for setting, shares, modules in _SHARED:
-        if not any(one.get(setting) is shares for one in values):
+        if not any(part.get(setting) is shares for part in values):
             continue
         entries: Dict[str, List[str]] = {}
         for key in state["model"]:
@@ -360,15 +362,15 @@ def refuse_unequal(tensors: Mapping[str, Any], names: Sequence[str], why: str, r
             raise CheckpointError(f"{name} to equal {names[0]} {why}", "different values", remedy)
 
 
-def same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_values(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors hold the same numbers in the same type; NaN is the same as NaN."""
-    if one.shape != other.shape or one.dtype != other.dtype:
+    if tensor.shape != other.shape or tensor.dtype != other.dtype:
         return False
-    if one.data_ptr() == other.data_ptr() and one.stride() == other.stride():
+    if tensor.data_ptr() == other.data_ptr() and tensor.stride() == other.stride():
         return True
-    return torch.equal(one, other) or all(
+    return torch.equal(tensor, other) or all(
         bool(((x == y) | ((x != x) & (y != y))).all())
-        for x, y in zip(*(torch.atleast_1d(v).split(BLOCK_ROWS) for v in (one, other)))
+        for x, y in zip(*(torch.atleast_1d(v).split(BLOCK_ROWS) for v in (tensor, other)))
     )
 
 
@@ -412,7 +414,11 @@ def _sizes(settings: Mapping[str, Any], depth: int = 3) -> Iterator[int]:
 def text_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings of the part of a model that has the words, with those of the whole before it."""
     inner = next(
-        (one for one in map(settings.get, ("text_config", "decoder")) if isinstance(one, Mapping)),
+        (
+            part
+            for part in map(settings.get, ("text_config", "decoder"))
+            if isinstance(part, Mapping)
+        ),
         {},
     )
     return {**inner, **{name: value for name, value in settings.items() if value is not None}}

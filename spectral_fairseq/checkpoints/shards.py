@@ -68,13 +68,13 @@ class Shards(Mapping[str, Tensor]):
             self._check(file)
         self._files: Dict[str, str] = {str(name): str(file) for name, file in weight_map.items()}
         for file in set(self._files.values()):
-            found = _OF.search(file)
-            there = {*map(str, parts_of(index.parent / file))} if found is not None else set()
-            missing = there - {str(index.parent / one) for one in self._files.values()}
+            numbered = _OF.search(file)
+            there = {*map(str, parts_of(index.parent / file))} if numbered is not None else set()
+            missing = there - {str(index.parent / named) for named in self._files.values()}
             if missing:
                 raise PartsError(
                     f"the index {index} to name all {len(there)} files of which {file} is one",
-                    f"no tensor of {listed([Path(one).name for one in sorted(missing)])}",
+                    f"no tensor of {listed([Path(named).name for named in sorted(missing)])}",
                 )
 
     def _check(self, file: str) -> None:
@@ -118,8 +118,8 @@ class Shards(Mapping[str, Tensor]):
         if name not in self._opened[file]:
             place, there = self._index.parent / file, f"{len(self._opened[file])} others"
             raise PartsError(f"the tensor {name} in {place}, as its index says", there)
-        found = self._opened[file][name]
-        return found.t() if name in self._turned else found
+        tensor = self._opened[file][name]
+        return tensor.t() if name in self._turned else tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
@@ -134,9 +134,9 @@ def parts_of(file: Path) -> List[Path]:
     Raises:
         CheckpointError: other files of the same model are missing.
     """
-    found = _OF.search(file.name)
-    if found is not None:
-        return _numbered_of(file, found)
+    numbered = _OF.search(file.name)
+    if numbered is not None:
+        return _numbered_of(file, numbered)
     by_folder = not _PART.search(file.name)
     place = file.parent if by_folder else file
     # Folders such as rank_1 and rank_2 may be those of trainings; Megatron's are called otherwise.
@@ -161,13 +161,13 @@ def parts_of(file: Path) -> List[Path]:
     return [siblings[number] for number in sorted(siblings)]
 
 
-def _numbered_of(file: Path, found: re.Match[str]) -> List[Path]:
-    number, count = found.groups()
+def _numbered_of(file: Path, numbered: re.Match[str]) -> List[Path]:
+    number, count = numbered.groups()
     if int(count) < 2:
         return [file]
     names = [
-        f"{file.name[: found.start(1)]}{one:0{len(number)}}{file.name[found.end(1) :]}"
-        for one in range(min(int(count), _MOST_PARTS) + 1)
+        f"{file.name[: numbered.start(1)]}{part:0{len(number)}}{file.name[numbered.end(1) :]}"
+        for part in range(min(int(count), _MOST_PARTS) + 1)
     ]
     paths = [file.with_name(name) for name in names]
     paths = paths[:-1] if why_not_readable(paths[0]) is None else paths[1:]
@@ -186,10 +186,10 @@ def check_one_set(file: Path) -> None:
     Raises:
         CheckpointError: others have the same name but for another number of files.
     """
-    found = _OF.search(file.name)
-    if found is None:
+    numbered = _OF.search(file.name)
+    if numbered is None:
         return
-    around = file.name[: found.start()], file.name[found.end() :]
+    around = file.name[: numbered.start()], file.name[numbered.end() :]
     counts = set()
     for name in _entries(file.absolute().parent):
         other = _OF.search(name)
@@ -222,16 +222,16 @@ def index_beside(file: Path) -> Optional[Path]:
 
 def neighbours(file: Path) -> List[Path]:
     """The files beside one whose names differ from its name in one number only."""
-    found = []
+    beside = []
     for name in sorted(_entries(file.absolute().parent)):
-        own, other = (re.split(r"(\d+)", one) for one in (file.name, name))
-        differing = [place for place, (a, b) in enumerate(zip(own, other)) if a != b]
-        if len(own) == len(other) and len(differing) == 1 and differing[0] % 2:
-            found.append(file.with_name(name))
-    return found
+        parts, other_parts = (re.split(r"(\d+)", text) for text in (file.name, name))
+        differing = [place for place, (a, b) in enumerate(zip(parts, other_parts)) if a != b]
+        if len(parts) == len(other_parts) and len(differing) == 1 and differing[0] % 2:
+            beside.append(file.with_name(name))
+    return beside
 
 
-def check_no_rank(file: Path, own: Mapping[str, Tensor], beside: Mapping[str, Tensor]) -> None:
+def check_no_rank(file: Path, tensors: Mapping[str, Tensor], beside: Mapping[str, Tensor]) -> None:
     """Refuse one of the files of parallel processes whose names have no word for it.
 
     They hold the same names, the same vectors, such as those of the norms, and other rows or
@@ -240,19 +240,23 @@ def check_no_rank(file: Path, own: Mapping[str, Tensor], beside: Mapping[str, Te
 
     Args:
         file: that was named.
-        own: its tensors.
+        tensors: its own.
         beside: those of a file whose name differs in a number only.
 
     Raises:
         CheckpointError: the two hold parts of one model.
     """
-    if {*own} != {*beside}:
+    if {*tensors} != {*beside}:
         return
-    vectors = [name for name, one in own.items() if one.dim() == 1 and one.is_floating_point()]
-    tables = [name for name, one in own.items() if may_be_table(_module(name), *_matrix(one))]
-    if not vectors or not all(same_values(own[name], beside[name]) for name in vectors):
+    vectors = [
+        name for name, tensor in tensors.items() if tensor.dim() == 1 and tensor.is_floating_point()
+    ]
+    tables = [
+        name for name, tensor in tensors.items() if may_be_table(_module(name), *_matrix(tensor))
+    ]
+    if not vectors or not all(same_values(tensors[name], beside[name]) for name in vectors):
         return
-    unlike = [name for name in tables if _are_unlike(own[name], beside[name])]
+    unlike = [name for name in tables if _are_unlike(tensors[name], beside[name])]
     if tables and len(unlike) == len(tables):
         raise PartsError(
             f"a whole model in {file}",
@@ -262,11 +266,11 @@ def check_no_rank(file: Path, own: Mapping[str, Tensor], beside: Mapping[str, Te
         )
 
 
-def _are_unlike(one: Tensor, other: Tensor) -> bool:
+def _are_unlike(table: Tensor, other: Tensor) -> bool:
     """Whether two tables hold other words, judged by their first rows."""
-    if one.shape != other.shape or not one.is_floating_point():
-        return one.shape != other.shape
-    first, second = (table[:_COMPARED_ROWS].double() for table in (one, other))
+    if table.shape != other.shape or not table.is_floating_point():
+        return table.shape != other.shape
+    first, second = (rows[:_COMPARED_ROWS].double() for rows in (table, other))
     return float((first - second).norm()) > _UNLIKE * float(first.norm())
 
 
@@ -277,7 +281,7 @@ def _incomplete(file: Path, there: int, count: str) -> CheckpointError:
 
 def _entries(folder: Path) -> List[str]:
     try:
-        return [one.name for one in folder.iterdir()]
+        return [path.name for path in folder.iterdir()]
     except OSError:  # the files of such a folder can be read, but not listed
         return []
 
@@ -287,7 +291,7 @@ def _pattern(name: str) -> str:
 
 
 def _part_numbers(name: str) -> Tuple[int, ...]:
-    return tuple(int(one) for _, _, part in _PART.findall(name) for one in part.split("_"))
+    return tuple(int(digits) for _, _, part in _PART.findall(name) for digits in part.split("_"))
 
 
 def check_same_part(paths: Sequence[Path]) -> None:
@@ -326,33 +330,38 @@ def joined(
         that is not put together; and name -> its files.
     """
     holders: Dict[str, List[int]] = {}
-    for number, one in enumerate(tensors):
-        for name in one:
+    for number, part in enumerate(tensors):
+        for name in part:
             holders.setdefault(name, []).append(number)
     whole: Dict[str, Tensor] = {}
     unread: Dict[str, Unread] = {}
     pieces: Dict[str, List[Tensor]] = {}
     for name, numbers in holders.items():
-        found = [tensors[number][name] for number in numbers]
+        parts = [tensors[number][name] for number in numbers]
         # Matrices that are no tables are of no use here, and need not be read.
-        compared = found[0].dim() < 2 or may_be_table(_module(name), *_matrix(found[0]))
-        if len(found) == 1 or (compared and all(same_values(found[0], one) for one in found[1:])):
-            whole[name] = found[0]
-        elif compared and found[0].dim() == 2 and _known_layout(files):
-            pieces[name] = found
+        compared = parts[0].dim() < 2 or may_be_table(_module(name), *_matrix(parts[0]))
+        if len(parts) == 1 or (compared and all(same_values(parts[0], part) for part in parts[1:])):
+            whole[name] = parts[0]
+        elif compared and parts[0].dim() == 2 and _known_layout(files):
+            pieces[name] = parts
         else:
-            unread[name] = Unread(tuple(found[0].shape), f"each of {len(found)} files has a piece")
-    widths = {len(one) for name, one in whole.items() if one.dim() == 1 and len(holders[name]) > 1}
-    for name, found in pieces.items():
-        columns = {one.size(1) for one in found}
+            unread[name] = Unread(tuple(parts[0].shape), f"each of {len(parts)} files has a piece")
+    widths = {
+        len(part) for name, part in whole.items() if part.dim() == 1 and len(holders[name]) > 1
+    }
+    for name, parts in pieces.items():
+        columns = {part.size(1) for part in parts}
         if len(columns) == 1 and columns <= widths:
-            whole[name] = torch.cat(found)
-        elif sum(one.size(1) for one in found) in widths and len({len(one) for one in found}) == 1:
-            whole[name] = torch.cat(found, 1)
+            whole[name] = torch.cat(parts)
+        elif (
+            sum(part.size(1) for part in parts) in widths
+            and len({len(part) for part in parts}) == 1
+        ):
+            whole[name] = torch.cat(parts, 1)
         else:
             unread[name] = Unread(
-                tuple(found[0].shape),
-                f"each of {len(found)} files has a piece, and nothing says how they fit together",
+                tuple(parts[0].shape),
+                f"each of {len(parts)} files has a piece, and nothing says how they fit together",
             )
     return whole, unread, {k: [files[number] for number in v] for k, v in holders.items()}
 

@@ -49,20 +49,20 @@ def state_dict_of(state: Any) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
                 parts[name] = inner
     held = [name for name in ("", *_HOLDERS) if name in parts]
     # A training loop may keep its loss, for one, as a tensor beside the state dict.
-    matrices = [name for name in held if any(one.ndim == 2 for one in parts[name].values())]
+    matrices = [name for name in held if any(array.ndim == 2 for array in parts[name].values())]
     main = next(iter(matrices or [name for name in held if parts[name]]), "")
-    found = dict(parts[main])
-    known = {_WRAPPERS.sub("", name) for name in found}
-    named = _names_a_table(found)
+    weights = dict(parts[main])
+    known = {_WRAPPERS.sub("", name) for name in weights}
+    named = _names_a_table(weights)
     for part in parts:
-        beside = {f"{part}.{name}".lstrip("."): one for name, one in parts[part].items()}
+        beside = {f"{part}.{name}".lstrip("."): array for name, array in parts[part].items()}
         copied = known & {_WRAPPERS.sub("", name) for name in parts[part]}
-        if part != main and not copied and (named or not found or _names_a_table(beside)):
-            if any(one.ndim == 2 for one in beside.values()):
-                found.update(beside)
+        if part != main and not copied and (named or not weights or _names_a_table(beside)):
+            if any(array.ndim == 2 for array in beside.values()):
+                weights.update(beside)
     tensors: Dict[str, Tensor] = {}
     unread: Dict[str, Unread] = {}
-    for name, value in found.items():
+    for name, value in weights.items():
         try:
             if isinstance(value, np.ndarray):
                 if value.dtype.kind in "US":  # text beside the weights
@@ -83,7 +83,7 @@ def check_not_sharded(state: Mapping[str, Any], tensors: Mapping[str, Tensor], p
     """Refuse what FSDP and DeepSpeed save of one process, in which no table is whole."""
     optimizer = state.get("optimizer_state_dict")
     of_zero = isinstance(optimizer, Mapping) and "zero_stage" in optimizer
-    empty = bool(tensors) and not any(one.numel() for one in tensors.values() if one.dim())
+    empty = bool(tensors) and not any(tensor.numel() for tensor in tensors.values() if tensor.dim())
     of_zero = of_zero or (empty and "param_shapes" in state)
     flat = any("flat_param" in name.split(".")[-1] for name in tensors)
     if of_zero or flat or "shard_metadata" in state:
@@ -102,14 +102,16 @@ def _leaves(value: Any, prefix: str, seen: Set[int], depth: int = 0) -> Iterator
     elif isinstance(value, (Mapping, list, tuple)) and depth < _DEEPEST and id(value) not in seen:
         seen.add(id(value))
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for name, one in items:
-            if isinstance(name, str) and _NO_WEIGHTS.search(name) and not hasattr(one, "ndim"):
+        for name, item in items:
+            if isinstance(name, str) and _NO_WEIGHTS.search(name) and not hasattr(item, "ndim"):
                 continue
-            yield from _leaves(one, f"{prefix}.{name}".lstrip("."), seen, depth + 1)
+            yield from _leaves(item, f"{prefix}.{name}".lstrip("."), seen, depth + 1)
 
 
-def _names_a_table(found: Mapping[str, Any]) -> bool:
-    return any(one.ndim == 2 and _may_be_table(name, *one.shape) for name, one in found.items())
+def _names_a_table(arrays: Mapping[str, Any]) -> bool:
+    return any(
+        array.ndim == 2 and _may_be_table(name, *array.shape) for name, array in arrays.items()
+    )
 
 
 def _may_be_table(key: str, rows: int, columns: int) -> bool:
@@ -123,7 +125,9 @@ def _why_unreadable(tensor: Tensor) -> Optional[str]:
 
     What is split over devices answers every operation with communication, or with an error.
     """
-    if hasattr(tensor, "placements") and all(one.is_replicate() for one in tensor.placements):
+    if hasattr(tensor, "placements") and all(
+        placement.is_replicate() for placement in tensor.placements
+    ):
         return None
     if hasattr(tensor, "placements") or type(tensor).__name__ == "ShardedTensor":
         return (
@@ -178,4 +182,4 @@ def without_adapters(model: nn.Module, tensors: Dict[str, Tensor]) -> Dict[str, 
 
 
 def _outside(module: str, tensors: Mapping[str, Tensor]) -> Dict[str, Tensor]:
-    return {key: one for key, one in tensors.items() if not key.startswith(f"{module}.")}
+    return {key: tensor for key, tensor in tensors.items() if not key.startswith(f"{module}.")}

@@ -70,7 +70,7 @@ def fitting_tables(shapes: Mapping[str, Tuple[int, int]], words: Sequence[int] =
     beside = {name: shape for name, shape in shapes.items() if not in_layers(name)}
     sizes = {rows for rows, _ in beside.values()}
     inputs = {rows for name, (rows, _) in beside.items() if _use(name) != _USES[3]} | {*words}
-    found = []
+    fitting = []
     for name, (rows, columns) in shapes.items():
         if name not in beside:
             fits = rows > columns and (not sizes or rows in sizes)
@@ -78,8 +78,8 @@ def fitting_tables(shapes: Mapping[str, Tuple[int, int]], words: Sequence[int] =
             unsure = _use(name) == _USES[3] and not _SURE_OUTPUT & {*name.split(".")}
             fits = not (unsure and inputs and rows not in inputs)
         if fits:
-            found.append(name)
-    return found
+            fitting.append(name)
+    return fitting
 
 
 def in_layers(name: str) -> bool:
@@ -150,8 +150,8 @@ def _known_outputs(tables: Sequence[List[str]]) -> List[List[str]]:
     Checkpoints of old versions do not store an output layer that shares the decoder's input table:
     where there is no output layer, it is the decoder's.
     """
-    found = [names for names in tables if any(_use(name) == _USES[3] for name in names)]
-    return found or [names for names in tables if any(_is_decoder_input(name) for name in names)]
+    outputs = [names for names in tables if any(_use(name) == _USES[3] for name in names)]
+    return outputs or [names for names in tables if any(_is_decoder_input(name) for name in names)]
 
 
 def known_name_first(names: Sequence[str]) -> List[str]:

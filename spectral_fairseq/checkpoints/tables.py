@@ -168,8 +168,8 @@ class Tables:
         config.json leaves ``tie_word_embeddings`` out where it has its default, which is true for
         the models that write words.
         """
-        given = text_settings(self.settings).get("tie_word_embeddings")
-        return given is True or (given is None and writes_words(self.settings))
+        ties = text_settings(self.settings).get("tie_word_embeddings")
+        return ties is True or (ties is None and writes_words(self.settings))
 
     def files_of(self, table: str) -> List[Path]:
         """The files that hold a table; none for a model in memory."""
@@ -182,8 +182,8 @@ class Tables:
 
     def unread_of(self, rows: int) -> List[str]:
         """Some matrices that cannot be read, of as many rows as a table or more."""
-        found = [k for k, v in self.unread.items() if len(v.shape) == 2 and v.shape[0] >= rows]
-        return found[:4]
+        names = [k for k, v in self.unread.items() if len(v.shape) == 2 and v.shape[0] >= rows]
+        return names[:4]
 
     # Which tables there are.
 
@@ -255,20 +255,20 @@ class Tables:
 
     def _nameless_outputs(self, sizes: Collection[int]) -> List[str]:
         """Plain matrices with a row for each word of an input table: its output layers."""
-        found = []
+        names = []
         for key, value in self.tensors.items():
             module, _, entry = key.rpartition(".")
             plain = entry == "weight" and {*self.modules[module]} <= {"weight", "bias"}
             name = module if plain else key
             if value.dim() == 2 and value.size(0) in sizes and value.size(0) > value.size(1):
                 if entry in ("weight", "kernel", module or key) and may_be_output(name):
-                    found.append(name)
-        return found
+                    names.append(name)
+        return names
 
     def only_matrix(self) -> Optional[str]:
         """The name of the only matrix; None if there are several or none."""
-        found = [key for key, value in self.tensors.items() if value.dim() == 2]
-        return found[0] if len(found) == 1 else None
+        names = [key for key, value in self.tensors.items() if value.dim() == 2]
+        return names[0] if len(names) == 1 else None
 
     def entries_of(self, name: str) -> Mapping[str, Tensor]:
         """What a module stores of a table, or a bare matrix as ``{"weight": matrix}``.
@@ -364,9 +364,9 @@ class Tables:
 
     def _matrices(self) -> str:
         """The names and shapes of some matrices, those with the most rows first."""
-        found = [(key, *value.shape) for key, value in self.tensors.items() if value.dim() == 2]
-        found.sort(key=lambda matrix: -matrix[1])
-        return listed([f"{name} ({rows} x {columns})" for name, rows, columns in found], 8)
+        matrices = [(key, *value.shape) for key, value in self.tensors.items() if value.dim() == 2]
+        matrices.sort(key=lambda matrix: -matrix[1])
+        return listed([f"{name} ({rows} x {columns})" for name, rows, columns in matrices], 8)
 
     def _described(self, groups: Sequence[List[str]]) -> str:
         descriptions = []

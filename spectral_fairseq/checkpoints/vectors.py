@@ -41,9 +41,9 @@ def read_npz(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
         CheckpointError: damaged, or with arrays that its members cannot hold.
     """
     try:
-        found = reading.entries(path)
-        reading.check_sizes(found, path)
-        reading.check_names(found, path)
+        members = reading.entries(path)
+        reading.check_sizes(members, path)
+        reading.check_names(members, path)
         with zipfile.ZipFile(path) as opened:
             arrays = {
                 info.filename[: -len(".npy")]: _member(opened, info)
