@@ -83,6 +83,13 @@ def fork_server() -> Iterator[ForkServer]:
             yield server
 
 
+@pytest.fixture(scope="session")
+def plugin_server(fork_server: ForkServer) -> Iterator[ForkServer]:
+    """The same after ``--user-dir spectral_fairseq``."""
+    with fork_server.after("tests.fork_server:import_plugin") as server:
+        yield server
+
+
 class Command:
     """A command line that runs in a fork of the server; its output goes to files.
 
@@ -124,8 +131,12 @@ class Command:
 
 
 @pytest.fixture(scope="session")
-def run_cli(fork_server: ForkServer) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run one command line in a process of its own, a fork of :func:`fork_server`.
+def run_cli(
+    fork_server: ForkServer, plugin_server: ForkServer
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run one command line in a process of its own, a fork of a server.
+
+    One that imports this package anyway is a fork of :func:`plugin_server`.
 
     ``run_cli("fairseq-train", DATA, "--arch", ..., cwd=FOLDER, rc=0)``: arguments become
     strings, and an exit status other than ``rc`` fails the test with the command's output;
@@ -133,6 +144,8 @@ def run_cli(fork_server: ForkServer) -> Callable[..., subprocess.CompletedProces
     """
 
     def run(*argv: Any, cwd: Any = None, rc: Any = 0) -> subprocess.CompletedProcess[str]:
+        if argv[0] == "spectral-fairseq" or PACKAGE in argv:
+            return Command(plugin_server, argv, "call_program", cwd=cwd).finish(rc)
         return Command(fork_server, argv, cwd=cwd).finish(rc)
 
     return run
@@ -149,7 +162,7 @@ def run_without_plugin(fork_server: ForkServer) -> Callable[..., subprocess.Comp
 
 
 @pytest.fixture(scope="session")
-def run_on_two_workers(fork_server: ForkServer) -> Callable[..., str]:
+def run_on_two_workers(plugin_server: ForkServer) -> Callable[..., str]:
     """Run ``fairseq-train`` as two data-parallel workers on the CPU; returns what both printed.
 
     The environment is that of torchrun, and the flags are those of docs/clusters.md.
@@ -164,8 +177,9 @@ def run_on_two_workers(fork_server: ForkServer) -> Callable[..., str]:
         flags = ("--cpu", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp")
         workers = [
             Command(
-                fork_server,
+                plugin_server,
                 ("fairseq-train", *argv, *flags, "--num-workers", "0"),
+                "call_program",
                 env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             )
             for rank in range(2)

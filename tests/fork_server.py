@@ -4,7 +4,8 @@ Importing fairseq takes four to seven seconds, and a fork of a process that has 
 milliseconds. Every request names a function and its arguments; a fork calls the function in the
 working directory, with the environment and on the standard streams that the client hands over, and
 answers with the exit status. The server itself never imports this package, so a fork starts without
-its patches and its registrations, as a new process would.
+its patches and its registrations, as a new process would. A server after :func:`import_plugin` has
+done what ``--user-dir`` takes half of a short command for.
 
 ``python -m tests.fork_server SOCKET`` is the server; :meth:`ForkServer.started` starts it. It ends
 with the process that started it.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import importlib.util
 import json
 import logging
 import os
@@ -27,6 +29,8 @@ import subprocess
 import sys
 import time
 import traceback
+import warnings
+from argparse import Namespace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
@@ -74,6 +78,38 @@ def run_without_plugin(argv: Sequence[str]) -> None:
     """The same for a program that must never import this package."""
     run_program(argv)
     assert not [name for name in sys.modules if name.startswith("spectral_fairseq")]
+
+
+LOGGING: Dict[str, Dict[str, Any]] = {}  # after import_plugin: what a program gives basicConfig
+
+
+def import_plugin() -> None:
+    """Import the programs and then the plugin, in the order of a program's console script."""
+    from fairseq.utils import import_user_module
+
+    for program, module in MODULES.items():
+        if module.startswith("fairseq_cli"):
+            with mock.patch("logging.basicConfig") as set_up:
+                importlib.import_module(module)
+            if set_up.called:
+                LOGGING[program] = set_up.call_args[1]
+    package = importlib.util.find_spec("spectral_fairseq")
+    assert package is not None and package.origin is not None
+    import_user_module(Namespace(user_dir=str(Path(package.origin).resolve().parent)))
+    _parse_options_once("--arch", "transformer_sc", "--criterion", "spectrum_control")
+
+
+def call_program(argv: Sequence[str]) -> None:
+    """Become ``argv[0]`` in a fork of a server after :func:`import_plugin`."""
+    module = sys.modules.get(MODULES[argv[0]])
+    if module is None:
+        return run_program(argv)
+    if argv[0] in LOGGING:
+        logging.root.handlers.clear()
+        logging.root.setLevel(logging.WARNING)
+        logging.basicConfig(**LOGGING[argv[0]])
+    sys.argv = list(argv)
+    module.cli_main()
 
 
 def _become(request: Dict[str, Any], streams: Sequence[int]) -> None:
@@ -149,14 +185,32 @@ def _import_everything() -> None:
             importlib.import_module(module)
 
 
-def _parse_options_once() -> None:
-    """Fill the caches of Hydra's parser with the names and numbers of fairseq's options."""
+def _keep_what_is_parsed() -> None:
+    """Let Hydra's parser, which takes a third of a short command, read each setting only once."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parse, known = OverridesParser.parse_rule, {}
+
+    def parse_rule(self: OverridesParser, s: str, rule_name: str) -> Any:
+        if (s, rule_name) not in known:
+            known[s, rule_name] = parse(self, s, rule_name)
+        return known[s, rule_name]
+
+    OverridesParser.parse_rule = parse_rule
+
+
+def _parse_options_once(*more: str) -> None:
+    """Let Hydra's parser read the names and defaults of all options.
+
+    It warns of what it retires, once a process, which is left to the forks.
+    """
     from fairseq import options
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
     parser = options.get_training_parser()
-    args = options.parse_args_and_arch(parser, ["data", "--arch", "transformer"])
-    convert_namespace_to_omegaconf(args)
+    args = options.parse_args_and_arch(parser, ["data", *more])
+    with warnings.catch_warnings():
+        convert_namespace_to_omegaconf(args)
 
 
 def _listen(address: str) -> None:
@@ -185,7 +239,8 @@ def _listen(address: str) -> None:
 def serve(address: str) -> None:
     """Be the server."""
     _import_everything()
-    _parse_options_once()
+    _keep_what_is_parsed()
+    _parse_options_once("--arch", "transformer")
     _listen(address)
 
 
