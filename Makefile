@@ -99,9 +99,11 @@ quickstart: setup
 	    "make VENV=.venv-fairseq PYTHON=python3.11 quickstart" >&2; exit 1; }
 	@$(BIN)/python examples/quickstart/quickstart.py $(QUICKSTART_FLAGS)
 
-# The tests of a file share fixtures, so whole files are distributed over the processes. There is one
-# for each core, and more threads than that wait for each other: they double the time.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+# The tests of a file share fixtures, so whole files are distributed over the processes, in the order
+# of tests/conftest.py: xdist's own would leave files of few but long tests for the end. There is one
+# process for each core, and more threads than that wait for each other: they double the time.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile \
+	--no-loadscope-reorder
 
 test: setup
 	@$(PYTEST) $(PYTEST_FLAGS)

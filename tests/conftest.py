@@ -67,10 +67,16 @@ def _write(path: Path, sentences: List[List[str]]) -> None:
 
 
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
-    """Mark every test that runs a command line, or trains through one, as slow."""
+    """Mark every test that runs a command line, or trains through one, as slow.
+
+    Files with slow tests come first: the last one, with which one of xdist's workers is busy while
+    the others are done, should be short.
+    """
     for item in items:
         if "fork_server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="session")
