@@ -151,7 +151,7 @@ def run_cli(
 
     def run(*argv: Any, cwd: Any = None, rc: Any = 0) -> subprocess.CompletedProcess[str]:
         if argv[0] == "spectral-fairseq" or PACKAGE in argv:
-            return Command(plugin_server, argv, "call_program", cwd=cwd).finish(rc)
+            return Command(plugin_server, argv, cwd=cwd).finish(rc)
         return Command(fork_server, argv, cwd=cwd).finish(rc)
 
     return run
@@ -185,7 +185,6 @@ def run_on_two_workers(plugin_server: ForkServer) -> Callable[..., str]:
             Command(
                 plugin_server,
                 ("fairseq-train", *argv, *flags, "--num-workers", "0"),
-                "call_program",
                 env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             )
             for rank in range(2)

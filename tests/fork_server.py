@@ -58,6 +58,9 @@ SET_UP_LOGGING_FIRST = (
 # torch and fairseq import these only when they first need them.
 IMPORTED_LATE = ("torch._dynamo", "matplotlib.pyplot", "sacrebleu", "sklearn.metrics")
 
+# After import_plugin: with what a program sets it up.
+LOGGING: Dict[str, Dict[str, Any]] = {}
+
 ROOT = Path(__file__).resolve().parents[1]
 NO_ANSWER = 134  # as a shell reports a process that was aborted
 
@@ -66,50 +69,24 @@ NO_ANSWER = 134  # as a shell reports a process that was aborted
 
 
 def run_program(argv: Sequence[str]) -> None:
-    """Become ``argv[0]``, as ``python -m`` with the program's module would."""
+    """Become ``argv[0]``: its console script after :func:`import_plugin`, else ``python -m``."""
     if argv[0] in SET_UP_LOGGING_FIRST:
         logging.root.handlers.clear()
         logging.root.setLevel(logging.WARNING)
     sys.argv = list(argv)
-    runpy.run_module(MODULES[argv[0]], run_name="__main__", alter_sys=True)
+    module = sys.modules.get(MODULES[argv[0]])
+    if module is None:
+        runpy.run_module(MODULES[argv[0]], run_name="__main__", alter_sys=True)
+    else:
+        if argv[0] in LOGGING:
+            logging.basicConfig(**LOGGING[argv[0]])
+        module.cli_main()
 
 
 def run_without_plugin(argv: Sequence[str]) -> None:
     """The same for a program that must never import this package."""
     run_program(argv)
     assert not [name for name in sys.modules if name.startswith("spectral_fairseq")]
-
-
-LOGGING: Dict[str, Dict[str, Any]] = {}  # after import_plugin: what a program gives basicConfig
-
-
-def import_plugin() -> None:
-    """Import the programs and then the plugin, in the order of a program's console script."""
-    from fairseq.utils import import_user_module
-
-    for program, module in MODULES.items():
-        if module.startswith("fairseq_cli"):
-            with mock.patch("logging.basicConfig") as set_up:
-                importlib.import_module(module)
-            if set_up.called:
-                LOGGING[program] = set_up.call_args[1]
-    package = importlib.util.find_spec("spectral_fairseq")
-    assert package is not None and package.origin is not None
-    import_user_module(Namespace(user_dir=str(Path(package.origin).resolve().parent)))
-    _parse_options_once("--arch", "transformer_sc", "--criterion", "spectrum_control")
-
-
-def call_program(argv: Sequence[str]) -> None:
-    """Become ``argv[0]`` in a fork of a server after :func:`import_plugin`."""
-    module = sys.modules.get(MODULES[argv[0]])
-    if module is None:
-        return run_program(argv)
-    if argv[0] in LOGGING:
-        logging.root.handlers.clear()
-        logging.root.setLevel(logging.WARNING)
-        logging.basicConfig(**LOGGING[argv[0]])
-    sys.argv = list(argv)
-    module.cli_main()
 
 
 def _become(request: Dict[str, Any], streams: Sequence[int]) -> None:
@@ -211,6 +188,23 @@ def _parse_options_once(*more: str) -> None:
     args = options.parse_args_and_arch(parser, ["data", *more])
     with warnings.catch_warnings():
         convert_namespace_to_omegaconf(args)
+
+
+def import_plugin() -> None:
+    """Import the programs and then the plugin, in the order of a program's console script."""
+    from fairseq.utils import import_user_module
+
+    for program, module in MODULES.items():
+        if module.startswith("fairseq_cli"):
+            with mock.patch("logging.basicConfig") as set_up:
+                importlib.import_module(module)
+            if set_up.called:
+                LOGGING[program] = set_up.call_args[1]
+    package = importlib.util.find_spec("spectral_fairseq")
+    assert package is not None and package.origin is not None
+    import_user_module(Namespace(user_dir=str(Path(package.origin).resolve().parent)))
+    del sys.path[0]  # which fairseq has put before the working directory
+    _parse_options_once("--arch", "transformer_sc", "--criterion", "spectrum_control")
 
 
 def _listen(address: str) -> None:
@@ -362,15 +356,23 @@ class ForkServer:
         return Running(connection)
 
     def write_programs(
-        self, folder: Path, call: str = "tests.fork_server:run_program", *more: str
+        self,
+        folder: Path,
+        call: str = "tests.fork_server:run_program",
+        *more: str,
+        with_plugin: Optional[ForkServer] = None,
     ) -> None:
         """Write scripts that let a fork call ``call`` with their command lines.
 
-        They are named as the programs of :data:`MODULES` are, and as ``more`` says.
+        They are named as the programs of :data:`MODULES` are, and as ``more`` says. Commands that
+        have ``--user-dir`` go to the server ``with_plugin``, if there is one.
         """
-        self.wait_until_ready()
+        addresses = []
+        for server in (self, with_plugin or self):
+            server.wait_until_ready()
+            addresses.append(server.address)
         text = _CLIENT.format(
-            python=sys.executable, call=call, address=self.address, no_answer=NO_ANSWER
+            python=sys.executable, call=call, addresses=addresses, no_answer=NO_ANSWER
         )
         folder.mkdir()
         for name in (*MODULES, *more):
@@ -384,7 +386,7 @@ argv = [os.path.basename(sys.argv[0]), *sys.argv[1:]]
 request = dict(call={call!r}, arguments=[argv], cwd=os.getcwd(), env=dict(os.environ))
 message = json.dumps(request).encode() + b"\\n"
 server = socket.socket(socket.AF_UNIX)
-server.connect({address!r})
+server.connect({addresses!r}["--user-dir" in argv])
 server.sendall(message[socket.send_fds(server, [message], [0, 1, 2]):])
 answer = server.makefile().readline()
 sys.exit(int(answer) if answer else {no_answer})

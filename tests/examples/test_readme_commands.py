@@ -35,12 +35,13 @@ STAND_INS = {
 
 
 @pytest.fixture(scope="module")
-def bin_folder(tmp_path_factory, fork_server):
-    """The programs of the READMEs, which a server runs in forks of itself."""
+def bin_folder(tmp_path_factory, fork_server, plugin_server):
+    """The programs of the READMEs, which servers run in forks of themselves."""
     folder = tmp_path_factory.mktemp("bin")
     for function in ("run", "parse"):
         call = f"tests.examples.readme_programs:{function}"
-        fork_server.write_programs(folder / function, call, "python")
+        names = (folder / function, call, "python")
+        fork_server.write_programs(*names, with_plugin=plugin_server)
     for program, script in STAND_INS.items():
         path = folder / "run" / program
         path.write_text(f"#!/bin/sh\n{script}\n", "utf-8")
