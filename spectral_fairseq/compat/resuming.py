@@ -285,8 +285,9 @@ def float32_copies(optimizer: Any) -> Dict[int, Held]:
     ends = dict.fromkeys(copies, 0)
     for half in optimizer.fp16_params:
         device = half.device.index
-        held[id(half)] = (copies[device], ends[device])
-        ends[device] += half.numel()
+        if device in copies:
+            held[id(half)] = (copies[device], ends[device])
+            ends[device] += half.numel()
     return held
 
 
