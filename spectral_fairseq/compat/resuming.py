@@ -294,6 +294,8 @@ def float32_copies(optimizer: Any) -> Dict[int, Held]:
 def part(held: Held, parameter: Tensor) -> Tensor:
     """The place of a parameter in what the optimiser holds, without a gradient."""
     tensor, start = held
+    if tensor.shape == parameter.shape:
+        return tensor.detach()
     return tensor.detach().view(-1)[start : start + parameter.numel()].view_as(parameter)
 
 

@@ -301,6 +301,13 @@ def test_half_precision_goes_on_with_the_float32_weights(
     assert torch.equal(table.half().float(), table) == (which == "bare")
 
 
+def test_a_copy_of_its_own_may_lie_transposed():
+    half = torch.nn.Parameter(torch.randn(3, 4).t().bfloat16())
+    copy = torch.nn.Parameter(half.data.float())
+    optimizer = SimpleNamespace(fp16_params=[half], fp32_params=[copy])
+    assert part(float32_copies(optimizer)[id(half)], half).data_ptr() == copy.data_ptr()
+
+
 def test_copies_that_are_flattened_are_saved_and_restored():
     optimizer, params, flat = flattened_fp16()
     model = torch.nn.ParameterList(params)
