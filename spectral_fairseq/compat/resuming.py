@@ -291,7 +291,7 @@ def float32_copies(optimizer: Any) -> Dict[int, Held]:
     return held
 
 
-def part(held: Held, parameter: Tensor) -> Tensor:
+def view_for(held: Held, parameter: Tensor) -> Tensor:
     """The place of a parameter in what the optimiser holds, without a gradient."""
     tensor, start = held
     if tensor.shape == parameter.shape:
@@ -305,7 +305,7 @@ def _named_copies(trainer: Any) -> Iterator[Tuple[str, Tensor, Tensor]]:
     if held:
         for name, parameter in trainer.get_model().state_dict(keep_vars=True).items():
             if id(parameter) in held:
-                yield name, parameter.detach(), part(held[id(parameter)], parameter)
+                yield name, parameter.detach(), view_for(held[id(parameter)], parameter)
 
 
 def _is_rounding_of(weight: Any, half: Tensor) -> bool:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from spectral_fairseq import refusals
-from spectral_fairseq.compat.resuming import Held, float32_copies, part
+from spectral_fairseq.compat.resuming import Held, float32_copies, view_for
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import UnsupportedError
 from spectral_fairseq.functional.control_rule import (
@@ -52,7 +52,7 @@ def trained_weights(optimizer: Any, parameter: Tensor) -> Tensor:
     Returns:
         Shape of the parameter, without a gradient; writing to it changes what is trained.
     """
-    return part(_held(optimizer, parameter), parameter)
+    return view_for(_held(optimizer, parameter), parameter)
 
 
 def moments(optimizer: Any, parameter: Tensor) -> Dict[str, Tensor]:
@@ -69,7 +69,7 @@ def moments(optimizer: Any, parameter: Tensor) -> Dict[str, Tensor]:
     held, start = _held(optimizer, parameter)
     state = optimizer.optimizer.state.get(held, {})
     return {
-        name: part((value, start), parameter) if value.numel() == held.numel() else value
+        name: view_for((value, start), parameter) if value.numel() == held.numel() else value
         for name, value in state.items()
         if isinstance(value, Tensor) and value.dim() > 0
     }

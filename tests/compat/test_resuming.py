@@ -8,9 +8,9 @@ import torch
 from spectral_fairseq.compat.resuming import (
     CURRICULUM,
     float32_copies,
-    part,
     restoring_float32,
     saving_float32,
+    view_for,
 )
 from tests.capabilities import HALF_LAYERS_ON_CPU, LOAD_ANYTHING
 from tests.compat.conftest import train_arguments
@@ -305,7 +305,7 @@ def test_a_copy_of_its_own_may_lie_transposed():
     half = torch.nn.Parameter(torch.randn(3, 4).t().bfloat16())
     copy = torch.nn.Parameter(half.data.float())
     optimizer = SimpleNamespace(fp16_params=[half], fp32_params=[copy])
-    assert part(float32_copies(optimizer)[id(half)], half).data_ptr() == copy.data_ptr()
+    assert view_for(float32_copies(optimizer)[id(half)], half).data_ptr() == copy.data_ptr()
 
 
 def test_copies_that_are_flattened_are_saved_and_restored():
@@ -323,6 +323,6 @@ def test_copies_that_are_flattened_are_saved_and_restored():
     with torch.no_grad():
         flat.zero_()
     restoring_float32(load)(trainer, "checkpoint.pt")
-    restored = [part(held, p) for p, held in zip(params, float32_copies(optimizer).values())]
+    restored = [view_for(held, p) for p, held in zip(params, float32_copies(optimizer).values())]
     assert torch.equal(restored[0], saved["0"]) and torch.equal(restored[2], saved["2"])
     assert not restored[1].any()
