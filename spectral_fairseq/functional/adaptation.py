@@ -67,13 +67,13 @@ def cache_probability(
     # A row without a key would become -inf - -inf; its result is set to 0 below.
     scores = scores - torch.where(top.isinf(), torch.zeros_like(top), top)
     hit = values.unsqueeze(1) == targets.unsqueeze(2)  # [B, T, M + T]
-    found = []
+    probabilities = []
     for theta in thetas:
         # theta = 0 makes 0 * -inf, which is NaN, so the band is masked again.
         weights = torch.exp(theta * scores).masked_fill(outside, 0.0)
         ratio = (weights * hit).sum(-1) / weights.sum(-1)  # [B, T]
-        found.append(torch.where(seen, ratio, torch.zeros_like(ratio)))
-    return torch.stack(found), seen
+        probabilities.append(torch.where(seen, ratio, torch.zeros_like(ratio)))
+    return torch.stack(probabilities), seen
 
 
 def interpolate(log_model: Tensor, cache: Tensor, seen: Tensor, weight: float) -> Tensor:

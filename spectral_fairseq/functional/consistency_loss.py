@@ -130,23 +130,23 @@ class _ConsistencyCrossEntropy(torch.autograd.Function):
                 kl[:, 1].neg_()  # [b, 2], KL(p_1||p_2) and KL(p_2||p_1)
                 hits = log_p.gather(2, target).squeeze(2)[:counted].sum(0)  # [2]
                 totals = log_p[:counted].sum((0, 2)) if uniform else torch.zeros_like(hits)
-                for own, share in enumerate(shares):
+                for k, share in enumerate(shares):
                     if share == 0:  # times an infinite loss is no number
                         continue
-                    nll -= share * hits[own]
-                    likelihood -= share * (target_weight * hits[own] + uniform * totals[own])
-                    divergence += share * kl[:counted, own].sum()
+                    nll -= share * hits[k]
+                    likelihood -= share * (target_weight * hits[k] + uniform * totals[k])
+                    divergence += share * kl[:counted, k].sum()
                 if not any(needed):
                     continue
                 gradient = log_p  # overwritten; see Note [Gradients of a divergence]
-                for own, sign in ((0, 1.0), (1, -1.0)):
-                    forward, backward = weight * shares[own], weight * shares[1 - own]
-                    factor = shares[own] * (target_weight + vocabulary * uniform)
-                    own_gradient = torch.mul(log_ratio, sign * forward, out=gradient[:, own])
-                    own_gradient += (backward + factor - forward * kl[:, own]).unsqueeze(1)
-                    own_gradient *= p[:, own]
-                    own_gradient.sub_(p[:, 1 - own], alpha=backward)
-                    own_gradient -= shares[own] * uniform
+                for k, sign in ((0, 1.0), (1, -1.0)):
+                    forward, backward = weight * shares[k], weight * shares[1 - k]
+                    factor = shares[k] * (target_weight + vocabulary * uniform)
+                    own_gradient = torch.mul(log_ratio, sign * forward, out=gradient[:, k])
+                    own_gradient += (backward + factor - forward * kl[:, k]).unsqueeze(1)
+                    own_gradient *= p[:, k]
+                    own_gradient.sub_(p[:, 1 - k], alpha=backward)
+                    own_gradient -= shares[k] * uniform
                 hit = [gradient.new_full((size, 1, 1), -target_weight * share) for share in shares]
                 gradient.scatter_add_(2, target, torch.cat(hit, 1))
                 gradient[counted:] = 0
@@ -249,7 +249,7 @@ def dense_consistency(
     shares = _shares(symmetric)
     # A share of 0 times an infinite loss is no number.
     parts = [
-        torch.stack([each[:, own] * share for own, share in enumerate(shares) if share]).sum(0)
+        torch.stack([each[:, k] * share for k, share in enumerate(shares) if share]).sum(0)
         for each in (likelihoods, nlls, kl)
     ]
     if ignore_index is not None:

@@ -68,14 +68,14 @@ class Processor(NamedTuple):
 @cache
 def processor() -> Processor:
     """Return the processor of this machine, as Linux describes it."""
-    found: Dict[str, str] = {}
+    fields: Dict[str, str] = {}
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
         for line in lines:
             key, _, value = line.partition(":")
-            found.setdefault(key.strip(), value.strip())
-    flags = frozenset((found.get("flags") or found.get("Features") or "").split())
-    name = found.get("model name") or platform.processor() or platform.machine()
-    return Processor(found.get("vendor_id", ""), flags, name)
+            fields.setdefault(key.strip(), value.strip())
+    flags = frozenset((fields.get("flags") or fields.get("Features") or "").split())
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    return Processor(fields.get("vendor_id", ""), flags, name)
 
 
 @cache
@@ -112,13 +112,13 @@ def choose_products(choice: str = "auto") -> Products:
     check_choice("float32 products", choice, CHOICES)
     if choice != "auto":
         return Products(choice == "fast", f"--float32-products {choice}")
-    found = processor()
+    cpu = processor()
     if not _has_setting():
         return Products(False, "this torch has no setting for oneDNN alone (2.9)")
-    if found.has_amx:
+    if cpu.has_amx:
         return Products(False, "with AMX, oneDNN would round the factors to bfloat16")
-    if found.vendor != "AuthenticAMD" or "avx512f" not in found.flags:
-        return Products(False, f"no gain is known on this processor ({found.name})")
+    if cpu.vendor != "AuthenticAMD" or "avx512f" not in cpu.flags:
+        return Products(False, f"no gain is known on this processor ({cpu.name})")
     before, after = _error(fast=False), _error(fast=True)
     if after > 2 * before:
         return Products(False, f"oneDNN's error is {after:.1e}, and MKL's {before:.1e}")
@@ -141,8 +141,8 @@ def _error(fast: bool) -> float:
     left, right = (torch.randn(256, 256, generator=generator) for _ in range(2))
     exact = left.double() @ right.double()
     with using_products(Products(fast, "")):
-        found = left @ right
-    return float((found.double() - exact).norm() / exact.norm())
+        product = left @ right
+    return float((product.double() - exact).norm() / exact.norm())
 
 
 def timed_products(size: int = 1024, turns: int = 5) -> Optional[Tuple[float, float]]:
@@ -211,10 +211,10 @@ def set_products(products: Products, half_precision: bool = False) -> Callable[[
 
 def _halves_lose_in_flash() -> bool:
     """Whether flash attention is known to lose in half precision on this processor."""
-    found = processor()
-    if found.vendor == "GenuineIntel":
-        return "amx_bf16" in found.flags
-    return found.vendor == "AuthenticAMD" and "avx512_bf16" in found.flags and not found.has_amx
+    cpu = processor()
+    if cpu.vendor == "GenuineIntel":
+        return "amx_bf16" in cpu.flags
+    return cpu.vendor == "AuthenticAMD" and "avx512_bf16" in cpu.flags and not cpu.has_amx
 
 
 @contextlib.contextmanager
@@ -338,13 +338,13 @@ def _by_length(original: Callable[..., Tensor], matmul: Any, amx: bool) -> Calla
             attn_mask = attn_mask.float()
         inputs = (query.float(), key.float(), value.float(), attn_mask, dropout_p)
         with torch.autocast("cpu", enabled=False), with_mkl:
-            found = original(*inputs, *args, **kwargs)
-        node: Any = found.grad_fn
+            output = original(*inputs, *args, **kwargs)
+        node: Any = output.grad_fn
         if matmul is not None and node is not None and node.name().startswith(_FLASH):
             # The backward pass is one node of the graph, and makes the same small products.
             node.register_prehook(lambda _: with_mkl.__enter__())
             node.register_hook(lambda *_: with_mkl.__exit__())
-        return found.to(dtype)
+        return output.to(dtype)
 
     attention.is_chosen_by_length = True  # type: ignore[attr-defined]
     return attention

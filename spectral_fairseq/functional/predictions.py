@@ -173,21 +173,21 @@ def separate(points: Tensor, vector: Tensor) -> Separation:
     if float(lengths.min()) <= SMALLEST_SHARE * scale:
         return Separation(True, torch.zeros(dim, dtype=torch.float64))
     rows = torch.cat([away / lengths, torch.ones(len(away), 1, dtype=torch.float64)], 1)
-    found = linprog(
+    solution = linprog(
         [0.0] * dim + [-1.0],
         A_ub=rows.numpy(),
         b_ub=[0.0] * len(rows),
         bounds=[(-1, 1)] * dim + [(0, None)],
         method="highs",
     )
-    if not found.success:
+    if not solution.success:
         raise UnsupportedError(
             "a solution of the linear program of the convex hull",
-            found.message,
+            solution.message,
             "Use fewer states.",
         )
-    direction = torch.tensor(found.x[:-1], dtype=torch.float64)
-    inside = float(found.x[-1]) <= _SMALLEST_MARGIN
+    direction = torch.tensor(solution.x[:-1], dtype=torch.float64)
+    inside = float(solution.x[-1]) <= _SMALLEST_MARGIN
     return Separation(inside, torch.zeros_like(direction) if inside else direction)
 
 

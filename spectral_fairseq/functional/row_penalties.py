@@ -255,10 +255,10 @@ def were_counted(counts: Sequence[float]) -> bool:
     Args:
         counts: of all rows in their order; 0 says nothing.
     """
-    given = [count for count in counts if count > 0]
-    last = next((place for place in range(len(given), 0, -1) if given[place - 1] != 1), 0)
-    different = len(set(given[:last]))
-    return different > 1 or (different == 1 and last == 1 and len(given) > 1)
+    positive = [count for count in counts if count > 0]
+    last = next((place for place in range(len(positive), 0, -1) if positive[place - 1] != 1), 0)
+    different = len(set(positive[:last]))
+    return different > 1 or (different == 1 and last == 1 and len(positive) > 1)
 
 
 def smoothed_log_counts(counts: Sequence[float]) -> Tensor:
