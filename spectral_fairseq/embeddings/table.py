@@ -285,8 +285,8 @@ def undecayed_parameters(model: nn.Module) -> List[nn.Parameter]:
         model: whose tables declare them as :attr:`Table.undecayed`.
     """
     tables = [module for module in model.modules() if isinstance(module, Table)]
-    found = [getattr(table, name) for table in tables for name in table.undecayed]
-    return list({id(one): one for one in found}.values())
+    parameters = [getattr(table, name) for table in tables for name in table.undecayed]
+    return list({id(parameter): parameter for parameter in parameters}.values())
 
 
 # Base class of embedding tables whose matrix is computed from other parameters.
