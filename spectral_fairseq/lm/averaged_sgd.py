@@ -217,8 +217,8 @@ def restore_precision(optimizer: torch.optim.Optimizer, state_dict: Mapping[str,
         state_dict: what it has loaded.
     """
     saved = (key for group in saved_groups(state_dict) for key in group["params"])
-    own = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    for key, parameter in zip(saved, own):
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    for key, parameter in zip(saved, parameters):
         for name, value in state_dict["state"].get(key, {}).items():
             if isinstance(value, Tensor) and value.is_floating_point() and name != "step":
                 optimizer.state[parameter][name] = value.to(

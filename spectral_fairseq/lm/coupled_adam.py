@@ -87,13 +87,14 @@ class CoupledAdam(torch.optim.Optimizer):
             moment = self.state.get(table, {}).get("exp_avg_sq")
             if moment is not None and moment.size(0) != 1:
                 raise _other_moments(table[:1].shape, moment.shape)
-            if not any(table is one for one in self._tables):
+            if not any(table is other for other in self._tables):
                 self._tables.append(table)
 
     def _check_matrix(self, name: str, matrix: Tensor, apart: Iterable[Tensor] = ()) -> None:
         """Refuse what is no matrix among the parameters, or is one of those that stand apart."""
-        held = (one for group in self.param_groups for one in group["params"])
-        known, taken = any(matrix is one for one in held), any(matrix is one for one in apart)
+        held = (parameter for group in self.param_groups for parameter in group["params"])
+        known = any(matrix is parameter for parameter in held)
+        taken = any(matrix is parameter for parameter in apart)
         if matrix.dim() != 2 or not known or taken:
             raise ConfigurationError(
                 f"each of `{name}` to be a matrix among `params`, and of one kind",

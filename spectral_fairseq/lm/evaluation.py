@@ -168,7 +168,8 @@ class ContinuousCache:
                     features[:, start : start + step], targets[:, start : start + step], thetas
                 )
             )
-        return torch.cat([one for one, _ in parts], -1), torch.cat([one for _, one in parts])
+        probabilities = torch.cat([part for part, _ in parts], -1)
+        return probabilities, torch.cat([seen for _, seen in parts])
 
     def _block(
         self, queries: Tensor, targets: Tensor, thetas: Sequence[float]
@@ -178,11 +179,11 @@ class ContinuousCache:
         else:
             keys = torch.cat([self.keys, queries], 1)  # [B, M + T, d]
             values = torch.cat([self.values, targets], 1)  # [B, M + T]
-        found = cache_probability(queries, keys, values, targets, self.window, thetas)
+        result = cache_probability(queries, keys, values, targets, self.window, thetas)
         # Copied, because a view would keep the whole segment in memory.
         self.keys = keys[:, -self.window :].clone()
         self.values = values[:, -self.window :].clone()
-        return found
+        return result
 
 
 @dataclass
@@ -361,7 +362,7 @@ def evaluate(
             features.
     """
     check_enough(len(corpus), 1, "token in the corpus", "Check the data.")
-    found = Evaluation()
+    evaluation = Evaluation()
     memory = None
     sums = torch.zeros(0, 0, dtype=torch.float64)
     if cache is not None:
@@ -374,8 +375,8 @@ def evaluate(
             predicted = reader.predict(segment, carry)
         count = int(predicted.counted.sum())
         log_model = predicted.log_probabilities.detach()
-        found.tokens += count
-        found.nll -= float(log_model[predicted.counted].double().sum())
+        evaluation.tokens += count
+        evaluation.nll -= float(log_model[predicted.counted].double().sum())
         if memory is not None and cache is not None:
             with torch.no_grad():
                 sums -= _mixed_sums(memory, cache, log_model, predicted)
@@ -383,8 +384,8 @@ def evaluate(
             with differentiable():
                 update(predicted.mean_nll())
         progress(count)
-    found.cached = sums.tolist()
-    return found
+    evaluation.cached = sums.tolist()
+    return evaluation
 
 
 def _mixed_sums(
@@ -397,10 +398,10 @@ def _mixed_sums(
             "one that does not",
             "Evaluate it without the cache.",
         )
-    found, seen = memory(predicted.features, predicted.targets, cache.thetas)
+    probabilities, seen = memory(predicted.features, predicted.targets, cache.thetas)
     counted = predicted.counted
     columns = [
-        interpolate(log_model, found, seen, weight)[:, counted].double().sum(-1)
+        interpolate(log_model, probabilities, seen, weight)[:, counted].double().sum(-1)
         for weight in cache.weights
     ]
     return torch.stack(columns, 1).cpu()

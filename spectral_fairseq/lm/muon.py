@@ -55,15 +55,15 @@ def hidden_matrices(model: nn.Module, tables: Iterable[Tensor] = ()) -> Dict[str
     left_out = {id(table) for table in tables}
     for module in model.modules():
         if isinstance(module, (Table, nn.Embedding, nn.EmbeddingBag)):
-            left_out.update(id(one) for one in module.parameters(recurse=False))
+            left_out.update(id(parameter) for parameter in module.parameters(recurse=False))
     return {
-        name: one
-        for name, one in model.named_parameters()
-        if one.requires_grad
-        and one.dim() == 2
-        and min(one.shape) > 1
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+        and parameter.dim() == 2
+        and min(parameter.shape) > 1
         and "weight" in name.rpartition(".")[2]
-        and id(one) not in left_out
+        and id(parameter) not in left_out
     }
 
 
@@ -134,7 +134,7 @@ class Muon(CoupledAdam):
         """
         for matrix in matrices:
             self._check_matrix("matrices", matrix, self._tables)
-            if not any(matrix is one for one in self._matrices):
+            if not any(matrix is other for other in self._matrices):
                 self._matrices.append(matrix)
 
     def _update(self, parameter: Tensor, group: Any) -> None:
@@ -171,12 +171,12 @@ def _torch_muon(momentum: float, adjust_lr_fn: str) -> Any:
     Raises:
         ConfigurationError: this torch has none.
     """
-    own: Any = getattr(torch.optim, "Muon", None)
-    if own is None:
+    optimizer_class: Any = getattr(torch.optim, "Muon", None)
+    if optimizer_class is None:
         raise ConfigurationError(
             "a torch that has torch.optim.Muon: 2.9 or newer",
             "an older torch, which has none",
             "Install a newer torch, or use Adam or CoupledAdam (fairseq: --optimizer adam).",
         )
     placeholder = nn.Parameter(torch.zeros(1, 1))
-    return own([placeholder], momentum=momentum, adjust_lr_fn=adjust_lr_fn)
+    return optimizer_class([placeholder], momentum=momentum, adjust_lr_fn=adjust_lr_fn)
