@@ -394,11 +394,11 @@ def _check_tokens(path: str, index: IndexFile, words: int) -> None:
     tokens = np.memmap(path, index.dtype, "r") if index.ends.max() else np.zeros(0, index.dtype)
     for start in range(0, len(tokens), _BLOCK):
         block = tokens[start : start + _BLOCK]
-        for found in (int(block.min()) - index.first, int(block.max()) - index.first):
-            if not 0 <= found < words:
+        for word in (int(block.min()) - index.first, int(block.max()) - index.first):
+            if not 0 <= word < words:
                 raise DataError(
                     f"indices of the {words:,} words of the dictionary in {path}",
-                    str(found),
+                    str(word),
                     "Use the dictionary with which the data were made, or make them again with "
                     "it: fairseq-preprocess --srcdict (and --tgtdict).",
                 )

@@ -181,13 +181,13 @@ def without_tpu(
 
     Both kinds of half precision, of which fairseq says that TPUs have one, are refused.
     """
-    given = sys.argv[1:] if input_args is None else input_args
-    if {*_FP16} & {*given} and {*_BF16} & {*given}:
-        raise clashing_flags(*(flag for flag in (*_FP16, *_BF16) if flag in given))
+    arguments = sys.argv[1:] if input_args is None else input_args
+    if {*_FP16} & {*arguments} and {*_BF16} & {*arguments}:
+        raise clashing_flags(*(flag for flag in (*_FP16, *_BF16) if flag in arguments))
     parsed = original(parser, input_args, *more, **kwargs)
     args = parsed[0] if isinstance(parsed, tuple) else parsed
     # fairseq-validate and fairseq-generate parse once more without defaults: no attribute then.
-    if getattr(args, "bf16", False) and "--tpu" not in given:
+    if getattr(args, "bf16", False) and "--tpu" not in arguments:
         args.tpu = False
     return parsed
 
