@@ -98,7 +98,7 @@ def analyze(
         check_methods(methods, len(models))
     analysed: List[Analysed] = []
     for index, (model, label) in enumerate(zip(models, labels_for(models, labels))):
-        one = analyse_model(
+        analysed_model = analyse_model(
             model,
             chosen,
             label=label,
@@ -110,8 +110,8 @@ def analyze(
             verify=verify,
         )
         if analysed:
-            one.reference = None  # only the first table stays in memory
-        analysed.append(one)
+            analysed_model.reference = None  # only the first table stays in memory
+        analysed.append(analysed_model)
     return Report(analysed, chosen, methods=methods)
 
 
@@ -194,8 +194,8 @@ class Report:
         """
         remedy = "Use to_dict() or to_frame()."
         check_count(len(self.analysed), 1, "model in the report, for scalars()", remedy)
-        (one,) = self.to_dict()["checkpoints"]
-        return {key: value for key, value in one["measures"].items() if value is not None}
+        (checkpoint,) = self.to_dict()["checkpoints"]
+        return {key: value for key, value in checkpoint["measures"].items() if value is not None}
 
     def to_frame(self) -> Any:
         """The measures as a ``pandas.DataFrame``: one row a model, one column a measure.
@@ -207,9 +207,11 @@ class Report:
             import pandas
         except ImportError as error:
             raise missing_package("pandas", "for to_frame()") from error
-        found = self.to_dict()["checkpoints"]
-        labels = pandas.Index([one["label"] for one in found], name="model")
-        return pandas.DataFrame([one["measures"] for one in found], index=labels, dtype=float)
+        checkpoints = self.to_dict()["checkpoints"]
+        labels = pandas.Index([checkpoint["label"] for checkpoint in checkpoints], name="model")
+        return pandas.DataFrame(
+            [checkpoint["measures"] for checkpoint in checkpoints], index=labels, dtype=float
+        )
 
     def figures(self) -> Dict[str, Any]:
         """The pictures as figures of matplotlib, by their names, for notebooks and loggers.

@@ -372,14 +372,14 @@ def measure_all(facts: TableFacts) -> Dict[str, Optional[float]]:
     Raises:
         DataError: the table cannot be measured.
     """
-    values = {one.key: one.compute(facts) for one in ALL if one.compute is not None}
+    values = {measure.key: measure.compute(facts) for measure in ALL if measure.compute is not None}
     # A correlation with a constant is not a number.
     return {k: v if v is None or math.isfinite(v) else None for k, v in values.items()}
 
 
 def random_values(facts: TableFacts) -> Dict[str, float]:
     """What a random table of the same shape and row length would measure: key -> value."""
-    known = {one.key: one.random for one in ALL if one.random is not None}
+    known = {measure.key: measure.random for measure in ALL if measure.random is not None}
     values = {
         key: value if isinstance(value, float) else value(facts) for key, value in known.items()
     }
@@ -404,7 +404,7 @@ def cosine_shown(value: Optional[float], digits: int = 3) -> str:
 def groups_in_use(measured: Sequence[Mapping[str, Optional[float]]]) -> Dict[str, List[Measure]]:
     """The measures that at least one checkpoint has a value of, in groups."""
     kept = {
-        group: [m for m in measures if any(found.get(m.key) is not None for found in measured)]
+        group: [m for m in measures if any(values.get(m.key) is not None for values in measured)]
         for group, measures in GROUPS.items()
     }
     return {group: measures for group, measures in kept.items() if measures}

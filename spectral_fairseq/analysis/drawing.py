@@ -87,12 +87,14 @@ class Picture:
         if not self._files:
             figure = self.figure()
             with import_matplotlib().rc_context(STYLE):
-                for one in FILES:
+                for extension in FILES:
                     buffer = io.BytesIO()
                     # No date, so that the same results give the same file.
-                    date = {"Date": None} if one == "svg" else None
-                    figure.savefig(buffer, format=one, dpi=160, bbox_inches="tight", metadata=date)
-                    self._files[one] = buffer.getvalue()
+                    date = {"Date": None} if extension == "svg" else None
+                    figure.savefig(
+                        buffer, format=extension, dpi=160, bbox_inches="tight", metadata=date
+                    )
+                    self._files[extension] = buffer.getvalue()
         return self._files[kind]
 
     @property

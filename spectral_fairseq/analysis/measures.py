@@ -141,7 +141,7 @@ def _query_rows(table: StoredTable, options: Options, words: Optional[WordList])
     if options.words and words is None:
         raise idle_flag("--words", "--dict")
     place = {row: index for index, row in enumerate(table.rows.tolist())} if options.words else {}
-    found: Dict[str, int] = {}
+    rows: Dict[str, int] = {}
     for word in options.words:
         row = words.row_of(word) if words is not None else None
         if row is None or row not in place:
@@ -152,8 +152,8 @@ def _query_rows(table: StoredTable, options: Options, words: Optional[WordList])
                 f"only words such as {', '.join(near)}" if near else "nothing like it",
                 "Words are spelled as in dict.txt: with subword marks such as @@ or \u2581.",
             )
-        found[word] = place[row]
-    return found
+        rows[word] = place[row]
+    return rows
 
 
 def _neighbours(
@@ -162,11 +162,11 @@ def _neighbours(
     if not queries or words is None:
         return {}
     rows = torch.tensor(list(queries.values()))
-    cosines, found = nearest_neighbours(table.weight, rows, options.neighbours)
+    cosines, neighbours = nearest_neighbours(table.weight, rows, options.neighbours)
     return {
         word: [
             {"word": words.symbols[int(table.rows[at])], "cosine": float(cosine)}
-            for cosine, at in zip(cosines[index], found[index])
+            for cosine, at in zip(cosines[index], neighbours[index])
         ]
         for index, word in enumerate(queries)
     }

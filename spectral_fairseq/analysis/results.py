@@ -81,10 +81,10 @@ def analyse_model(
         words = replace(words, no_words=sorted({*words.uncounted_rows(), *padding}))
     if counts is not None:
         if isinstance(counts, (str, os.PathLike)):
-            given, source = read_counts(Path(counts)), str(counts)
+            word_counts, source = read_counts(Path(counts)), str(counts)
         else:
-            given, source = counts, "the given counts"
-        words = with_counts(words, given, rows, source, opened.uncounted)
+            word_counts, source = counts, "the given counts"
+        words = with_counts(words, word_counts, rows, source, opened.uncounted)
     uncounted = opened.uncounted if words is None else words.uncounted_rows()
     chosen = opened.extract(names[0], uncounted)
     table_hash = _table_hash(opened, chosen, progress, verify)
@@ -94,10 +94,10 @@ def analyse_model(
     moved = None
     if first is not None:
         progress.begin("drift")
-        found = drift(first, reference)
-        measured.measures.update(found.measures)
-        measured.details["random"].update(found.random)
-        moved = {"from": first.label, "words": found.words}
+        comparison = drift(first, reference)
+        measured.measures.update(comparison.measures)
+        measured.details["random"].update(comparison.random)
+        moved = {"from": first.label, "words": comparison.words}
     result = {
         "path": None if opened.path is None else str(opened.path),
         "label": reference.label,
@@ -154,9 +154,9 @@ def _table_hash(opened: Tables, table: StoredTable, progress: StepCallback, veri
     """Hash of the verified file that holds the table; of one in memory or in parts, its own."""
     files = opened.files_of(table.name)
     for file in files if verify else ():
-        found = reading.entries(file)
-        reading.check_sizes(found, file)
-        reading.check_sums(found, file)
+        entries = reading.entries(file)
+        reading.check_sizes(entries, file)
+        reading.check_sums(entries, file)
     if len(files) != 1:
         progress.begin("hash", len(table.weight))
         return tensor_sha256(table.weight, progress.advance)
@@ -201,8 +201,8 @@ def document(
             "versions": versions(),
             "threads": torch.get_num_threads(),
             "options": chosen,
-            "checkpoints": [one.result for one in analysed],
-            "methods": by_method([one.result for one in analysed], methods) if methods else [],
+            "checkpoints": [model.result for model in analysed],
+            "methods": by_method([model.result for model in analysed], methods) if methods else [],
         }
     )
 
@@ -236,18 +236,18 @@ def label_of(model: Any) -> str:
     return _parts_of(model)[-1] if is_path(model) else type(model).__name__
 
 
-def labels_for(models: Sequence[Any], given: Optional[Sequence[str]] = None) -> List[str]:
+def labels_for(models: Sequence[Any], labels: Optional[Sequence[str]] = None) -> List[str]:
     """A different name for each model, as short as that allows."""
-    if given is not None:
-        names = set(given) - {""} if len(given) == len(models) else given
+    if labels is not None:
+        names = set(labels) - {""} if len(labels) == len(models) else labels
         what = "different names in --labels, one for each checkpoint"
         check_count(len(names), len(models), what, "Separate them by commas.")
-        return list(given)
+        return list(labels)
     named = [_parts_of(model) if is_path(model) else (label_of(model),) for model in models]
     for depth in range(1, max(map(len, named)) + 1):
-        labels = ["/".join(parts[-depth:]) for parts in named]
-        if len(set(labels)) == len(labels):
-            return labels
+        shortened = ["/".join(parts[-depth:]) for parts in named]
+        if len(set(shortened)) == len(shortened):
+            return shortened
     return [f"{'/'.join(parts)} ({number})" for number, parts in enumerate(named, 1)]
 
 
@@ -325,9 +325,9 @@ def drift(reference: Reference, other: Reference) -> Drift:
     if rows is None:
         return Drift({"drift_cka": None, "drift_procrustes": None}, {}, 0)
     products = centred_products(reference.table.weight, other.table.weight, *rows)
-    found = {"drift_cka": linear_cka(products), "drift_procrustes": procrustes_residual(products)}
-    measures = {key: value if value == value else None for key, value in found.items()}
-    count, widths = len(rows[0]), [one.table.weight.size(1) for one in (reference, other)]
+    values = {"drift_cka": linear_cka(products), "drift_procrustes": procrustes_residual(products)}
+    measures = {key: value if value == value else None for key, value in values.items()}
+    count, widths = len(rows[0]), [model.table.weight.size(1) for model in (reference, other)]
     random = {
         "drift_cka": random_cka(count, *widths),
         "drift_procrustes": random_procrustes(count, *widths),
@@ -335,19 +335,19 @@ def drift(reference: Reference, other: Reference) -> Drift:
     return Drift(measures, {k: value for k, value in random.items() if value is not None}, count)
 
 
-def common_rows(one: Reference, other: Reference) -> Optional[Tuple[Tensor, Tensor]]:
+def common_rows(reference: Reference, other: Reference) -> Optional[Tuple[Tensor, Tensor]]:
     """Return the rows of either ``table.weight`` that stand for the same words, shape (N,) each.
 
     Words are the same by their spelling, or without two dictionaries by their row, if both tables
     are stored with as many rows. None where fewer than two are in common.
     """
-    if one.words is not None and other.words is not None:
+    if reference.words is not None and other.words is not None:
         names = [
             [words.symbols[row] for row in table.rows.tolist()]
-            for table, words in ((one.table, one.words), (other.table, other.words))
+            for table, words in ((reference.table, reference.words), (other.table, other.words))
         ]
-    elif one.table.stored_rows == other.table.stored_rows:
-        names = [[str(row) for row in part.table.rows.tolist()] for part in (one, other)]
+    elif reference.table.stored_rows == other.table.stored_rows:
+        names = [[str(row) for row in part.table.rows.tolist()] for part in (reference, other)]
     else:
         return None
     place = {name: at for at, name in enumerate(names[0])}
@@ -380,22 +380,22 @@ def by_method(
         a single checkpoint.
     """
     check_methods(methods, len(checkpoints))
-    found = []
+    entries = []
     for name in dict.fromkeys(methods):
-        seeds = [one for one, method in zip(checkpoints, methods) if method == name]
+        seeds = [checkpoint for checkpoint, method in zip(checkpoints, methods) if method == name]
         known = {
-            key: [one["measures"][key] for one in seeds]
+            key: [checkpoint["measures"][key] for checkpoint in seeds]
             for key in seeds[0]["measures"]
-            if all(one["measures"].get(key) is not None for one in seeds)
+            if all(checkpoint["measures"].get(key) is not None for checkpoint in seeds)
         }
-        found.append(
+        entries.append(
             {
                 "name": name,
-                "labels": [one["label"] for one in seeds],
+                "labels": [checkpoint["label"] for checkpoint in seeds],
                 "measures": {key: _summary(values) for key, values in known.items()},
             }
         )
-    return found
+    return entries
 
 
 def _summary(values: List[float]) -> Dict[str, Any]:

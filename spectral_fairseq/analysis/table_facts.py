@@ -367,12 +367,12 @@ def _isotropy(
     dtype is for the rows as they are, the second for the centred ones.
     """
     step = progress.advance
-    found = {"": log_partition(weight, directions, dtype=dtypes[0], progress=step)}
+    partitions = {"": log_partition(weight, directions, dtype=dtypes[0], progress=step)}
     length, axes = float(centred[0].norm()), centred[1]
     if length > 0:
         scale = math.sqrt(count) / length
         log_z = log_partition(weight, axes, scale=scale, dtype=dtypes[1], progress=step)
-        found["_centred"] = centred_log_partition(log_z, mean, axes, scale)
-    measures = {f"i1{suffix}": float(isotropy_i1(log_z)) for suffix, log_z in found.items()}
-    measures.update({f"i2{suffix}": float(isotropy_i2(z)) for suffix, z in found.items()})
+        partitions["_centred"] = centred_log_partition(log_z, mean, axes, scale)
+    measures = {f"i1{suffix}": float(isotropy_i1(log_z)) for suffix, log_z in partitions.items()}
+    measures.update({f"i2{suffix}": float(isotropy_i2(z)) for suffix, z in partitions.items()})
     return measures

@@ -128,25 +128,27 @@ def verdict(checkpoint: Mapping[str, Any]) -> List[str]:
 def warnings(checkpoints: Sequence[Mapping[str, Any]]) -> List[str]:
     """What makes figures doubtful: missing dictionaries, each kind once, and untrained rows."""
     labels: Dict[str, List[str]] = {}
-    for one in checkpoints:
-        if one["dictionary"]["path"] is None:
-            labels.setdefault(one["dictionary"]["remark"], []).append(one["label"])
-    found = [
+    for checkpoint in checkpoints:
+        if checkpoint["dictionary"]["path"] is None:
+            labels.setdefault(checkpoint["dictionary"]["remark"], []).append(checkpoint["label"])
+    messages = [
         f"No dictionary was used for {', '.join(names)}: {remark}. Filler rows that stand for no "
         "word, if any, are measured too, and words are ordered by row instead of frequency. Name a "
         "dictionary, a tokenizer or the data folder with --dict."
         for remark, names in labels.items()
     ]
-    return found + [_untrained(one) for one in checkpoints if one["untrained"]]
+    return messages + [
+        _untrained(checkpoint) for checkpoint in checkpoints if checkpoint["untrained"]
+    ]
 
 
-def _untrained(one: Mapping[str, Any]) -> str:
-    count = int(one["measures"]["untrained_rows"])
-    first = ", ".join(map(_name, one["untrained"][:5]))
+def _untrained(checkpoint: Mapping[str, Any]) -> str:
+    count = int(checkpoint["measures"]["untrained_rows"])
+    first = ", ".join(map(_name, checkpoint["untrained"][:5]))
     rows = "1 row looks" if count == 1 else f"{count:,} rows look"
     return (
-        f"{rows} never trained in {one['label']} (zero, equal to another row, or unusually short), "
-        f"for example {first}. They are measured like the others."
+        f"{rows} never trained in {checkpoint['label']} (zero, equal to another row, or unusually "
+        f"short), for example {first}. They are measured like the others."
     )
 
 
