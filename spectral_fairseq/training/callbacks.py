@@ -84,10 +84,10 @@ def _measures(model: Any) -> Dict[str, float]:
 
     try:
         table: Any = model if isinstance(model, Tensor) else output_layer(model).weight
-        found = training_measures(table.detach())
+        measures = training_measures(table.detach())
     except SpectralFairseqError:  # the analysis knows more layouts, and warns where it knows none
-        found = training_measures(model)
-    return {f"table/{name}": value for name, value in found.items()}
+        measures = training_measures(model)
+    return {f"table/{name}": value for name, value in measures.items()}
 
 
 def _share(control: SpectrumControl, optimizer: Any) -> float:
@@ -99,8 +99,10 @@ def _share(control: SpectrumControl, optimizer: Any) -> float:
     """
     weight = control.weight
     groups = optimizer.param_groups
-    own = [group for group in groups if any(one is weight for one in group["params"])]
-    group = (own or groups)[0]
+    table_groups = [
+        group for group in groups if any(parameter is weight for parameter in group["params"])
+    ]
+    group = (table_groups or groups)[0]
     group.setdefault("initial_lr", float(group["lr"]))
     highest = max(float(group.get(name) or 0.0) for name in ("initial_lr", "max_lr"))
     return min(1.0, float(group["lr"]) / highest) if highest > 0 else 1.0
@@ -148,8 +150,8 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
 
     def state(self) -> Dict[str, Any]:
         """What Trainer writes into ``trainer_state.json``."""
-        own = {} if self.control is None else {"spectrum_control": self.control.state_dict()}
-        return {"args": {}, "attributes": own}
+        attributes = {} if self.control is None else {"spectrum_control": self.control.state_dict()}
+        return {"args": {}, "attributes": attributes}
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
@@ -180,12 +182,12 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
         if not factor or not _hands_on(model):
             return
         loss = getattr(self.trainer, "compute_loss_func", None)
-        own = loss.label_smoothing if isinstance(loss, TokenLoss) else None
-        if own != factor:
+        eps = loss.label_smoothing if isinstance(loss, TokenLoss) else None
+        if eps != factor:
             raise ConfigurationError(
                 "label smoothing that the loss of spectral_fairseq.training computes",
                 f"label_smoothing_factor={factor:g} in TrainingArguments, and "
-                + ("no such loss in compute_loss_func" if own is None else f"{own:g} in the loss"),
+                + ("no such loss in compute_loss_func" if eps is None else f"{eps:g} in the loss"),
                 "Pass label_smoothing to fused_loss_ or mixture_, and no label_smoothing_factor.",
             )
 
@@ -200,11 +202,15 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
 
         Trainer appends them to a list at each save, where there are several.
         """
-        states = [one["attributes"].get("spectrum_control") for one in saved]
+        states = [entry["attributes"].get("spectrum_control") for entry in saved]
         callbacks = self.trainer.callback_handler.callbacks
-        controls = [one for one in callbacks if type(one) is type(self) and one.control is not None]
-        latest = [one for one in states if one is not None][-len(controls) :]
-        together = len({one["updates"] for one in latest}) == 1  # or they are of two saves
+        controls = [
+            callback
+            for callback in callbacks
+            if type(callback) is type(self) and callback.control is not None
+        ]
+        latest = [state for state in states if state is not None][-len(controls) :]
+        together = len({state["updates"] for state in latest}) == 1  # or they are of two saves
         if latest and not (together and len(latest) == len(controls)):
             wanted = f"a checkpoint of a training with {len(controls)} callbacks of a control"
             remedy = "Resume with the callbacks of that training."
@@ -237,8 +243,8 @@ class SpectralTrainerCallback(_Trainer, _Exportable):  # type: ignore[misc]
         loss = getattr(self.trainer, "compute_loss_func", None)
         if not isinstance(loss, TokenLoss):
             loss = getattr(getattr(without_wrappers(model), "loss_function", None), "loss", None)
-        found = getattr(loss, "mean_square", None)
-        return {} if found is None else {"z_loss": float(found)}
+        mean_square = getattr(loss, "mean_square", None)
+        return {} if mean_square is None else {"z_loss": float(mean_square)}
 
     def on_train_end(
         self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any

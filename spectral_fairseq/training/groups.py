@@ -51,12 +51,12 @@ def parameter_groups(
     for name, value in numbers.items():
         check_range(f"`{name}`", value, at_least=0, optional=True)
     apart = table_lr is not None or table_weight_decay is not None
-    of_table = {id(one) for one in _table_parameters(model)} if apart else set()
-    undecayed = {id(one) for one in undecayed_parameters(without_wrappers(model))}
+    of_table = {id(parameter) for parameter in _table_parameters(model)} if apart else set()
+    undecayed = {id(parameter) for parameter in undecayed_parameters(without_wrappers(model))}
     decaying = set(of_table)
     for table in without_wrappers(model).modules():
         if isinstance(table, Table):
-            decaying |= {id(one) for one in table.parameters(recurse=False)}
+            decaying |= {id(parameter) for parameter in table.parameters(recurse=False)}
     decaying -= undecayed
     parts: Dict[Any, List[nn.Parameter]] = {}
     for parameter in model.parameters():
@@ -117,7 +117,9 @@ def check_decay(optimizer: Any) -> None:
         if not group.get("weight_decay"):
             continue
         held = {id(parameter) for parameter in group["params"]}
-        if any(id(one) in held for table in FACTORED for one in undecayed_parameters(table)):
+        if any(
+            id(parameter) in held for table in FACTORED for parameter in undecayed_parameters(table)
+        ):
             raise ConfigurationError(
                 "a weight decay that acts on a table of factor_ once, on its sigma",
                 f"{type(optimizer).__name__} with weight_decay {group['weight_decay']:g} for U, V "

@@ -88,10 +88,12 @@ class HiddenStates:
 
     def to(self, *args: Any, **kwargs: Any) -> HiddenStates:
         """Return self; another device is refused."""
-        given = [*args, *kwargs.values()]
-        devices = [torch.device(one) for one in given if isinstance(one, (str, torch.device))]
-        devices += [one.device for one in given if isinstance(one, Tensor)]
-        if any(one != self.device for one in devices):
+        arguments = [*args, *kwargs.values()]
+        devices = [
+            torch.device(name) for name in arguments if isinstance(name, (str, torch.device))
+        ]
+        devices += [tensor.device for tensor in arguments if isinstance(tensor, Tensor)]
+        if any(device != self.device for device in devices):
             raise _Refused("to another device")
         return self
 

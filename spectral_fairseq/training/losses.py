@@ -112,9 +112,9 @@ def _own_cap(model: nn.Module) -> Optional[float]:
 
 def _check_cap(model: nn.Module, layer: nn.Module, softcap: float) -> None:
     check_range("`softcap`", softcap, above=0)
-    own = _own_cap(model)
-    if own not in (None, softcap):
-        wanted = f"`softcap` to be that of the model's settings, {own:g}"
+    cap = _own_cap(model)
+    if cap not in (None, softcap):
+        wanted = f"`softcap` to be that of the model's settings, {cap:g}"
         raise ConfigurationError(wanted, f"{softcap:g}", "Leave it out.")
     if isinstance(layer, MixtureLayer):
         wanted, remedy = "no `softcap` for fused_loss_ on a mixture", "Pass it to mixture_."
@@ -340,9 +340,9 @@ def _reads_targets(model: Any) -> bool:
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
-def _has_decoder_inputs(given: Dict[str, Any]) -> bool:
+def _has_decoder_inputs(inputs: Dict[str, Any]) -> bool:
     names = ("decoder_input_ids", "decoder_inputs_embeds")
-    return any(given.get(name) is not None for name in names)
+    return any(inputs.get(name) is not None for name in names)
 
 
 def _shifted_right(model: Any, labels: Tensor) -> Tensor:
@@ -405,17 +405,18 @@ class WatchedOutput:
 
 def take_over_loss(model: nn.Module, loss: TokenLoss) -> None:
     """Let a model of transformers compute this loss where it is given labels."""
-    model = without_wrappers(model)
-    if not isinstance(getattr(type(model), "loss_function", None), property):
+    inner: Any = without_wrappers(model)
+    if not isinstance(getattr(type(inner), "loss_function", None), property):
         return
-    found: Any = model
-    own = found.loss_function
-    found.loss_function = ModelLoss(loss, own.own if isinstance(own, ModelLoss) else own)
-    found.__dict__["get_output_embeddings"] = WatchedOutput(model, loss)
-    if isinstance(found.__dict__.get("forward"), ModelForward):
-        found.__dict__["forward"].loss = loss
-    elif _has_cross_entropy(model):
-        found.__dict__["forward"] = ModelForward(model, loss)
+    original = inner.loss_function
+    inner.loss_function = ModelLoss(
+        loss, original.own if isinstance(original, ModelLoss) else original
+    )
+    inner.__dict__["get_output_embeddings"] = WatchedOutput(inner, loss)
+    if isinstance(inner.__dict__.get("forward"), ModelForward):
+        inner.__dict__["forward"].loss = loss
+    elif _has_cross_entropy(inner):
+        inner.__dict__["forward"] = ModelForward(inner, loss)
 
 
 def give_back_loss(part: nn.Module) -> None:
@@ -439,8 +440,8 @@ def _has_cross_entropy(model: nn.Module) -> bool:
     code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
     if code is None or "loss_function" in code.co_names:
         return False
-    other = [one for one in code.co_names if one.endswith("Loss") and one != "CrossEntropyLoss"]
-    other += [one for one in code.co_varnames if one.endswith("loss") and one not in _USUAL]
+    other = [name for name in code.co_names if name.endswith("Loss") and name != "CrossEntropyLoss"]
+    other += [name for name in code.co_varnames if name.endswith("loss") and name not in _USUAL]
     parts = [getattr(model, name, None) for name in code.co_names if name.endswith("loss_fct")]
     usual = "CrossEntropyLoss" in code.co_names or any(
         isinstance(part, nn.CrossEntropyLoss) for part in parts

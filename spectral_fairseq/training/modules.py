@@ -94,7 +94,7 @@ def put_on(layer: nn.Module, mixin: Type[LayerMixin]) -> None:
 def take_off(layer: nn.Module, mixin: Type[LayerMixin]) -> None:
     """Take a mixin away again."""
     base, mixins = _parts(layer)
-    mixins = tuple(one for one in mixins if one is not mixin)
+    mixins = tuple(other for other in mixins if other is not mixin)
     layer.__class__ = _changed_class(base, mixins) if mixins else base
 
 
@@ -129,11 +129,11 @@ RECORD = "spectral_fairseq"
 
 def record_of(model: nn.Module) -> Dict[str, Any]:
     """What the methods on a model have to say in its settings."""
-    found: Dict[str, Any] = {}
+    record: Dict[str, Any] = {}
     for layer in model.modules():
         if isinstance(layer, LayerMixin):
-            found.update(layer.recorded())
-    return found
+            record.update(layer.recorded())
+    return record
 
 
 class _Saving:
@@ -167,15 +167,15 @@ class _Saving:
         save = type(model).save_pretrained.__get__(model)
         if not record:
             return save(*args, **kwargs)
-        given = inspect.signature(save).bind(*args, **kwargs).arguments
-        more = given.pop("kwargs", {})
-        state = given.get("state_dict")
+        arguments = inspect.signature(save).bind(*args, **kwargs).arguments
+        more = arguments.pop("kwargs", {})
+        state = arguments.get("state_dict")
         state = dict(model.state_dict() if state is None else state)
         for name, layer in model.named_modules():
             if isinstance(layer, LayerMixin):
                 entries = layer.plain_entries()
                 state.update({f"{name}.{key}": entry for key, entry in entries.items()})
-        return save(**{**given, "state_dict": state}, **more)
+        return save(**{**arguments, "state_dict": state}, **more)
 
 
 _REPLACING = ("resize_token_embeddings", "set_input_embeddings", "set_output_embeddings")
@@ -268,10 +268,10 @@ def output_layer(model: nn.Module) -> nn.Module:
         return model
     layers = [getattr(model, "get_output_embeddings", lambda: None)()]
     layers += [getattr(model, name, None) for name in OUTPUT_LAYERS]
-    for found in map(_trained_copy, layers):
-        weight = getattr(found, "weight", None) if isinstance(found, nn.Module) else None
+    for layer in map(_trained_copy, layers):
+        weight = getattr(layer, "weight", None) if isinstance(layer, nn.Module) else None
         if isinstance(weight, Tensor) and weight.dim() == 2:
-            return found  # type: ignore[no-any-return]
+            return layer  # type: ignore[no-any-return]
     wanted = f"a model with an output layer: get_output_embeddings(), or {', '.join(OUTPUT_LAYERS)}"
     found = f"none in {type(model).__name__}"
     raise ConfigurationError(wanted, found, "Pass the layer, or its weight.")
@@ -425,7 +425,9 @@ def check_has_owner(weight: Tensor, use: str) -> None:
     Raises:
         ConfigurationError: neither has it.
     """
-    if not any(_is_of_module(one) or _is_of_optimizer(one) for one in gc.get_referrers(weight)):
+    if not any(
+        _is_of_module(holder) or _is_of_optimizer(holder) for holder in gc.get_referrers(weight)
+    ):
         wanted = f"a weight that a layer or an optimiser has, for {use}"
         found = "one that none has (any more), as after fully_shard"
         raise ConfigurationError(wanted, found, "Pass the model, or the weight that is trained.")

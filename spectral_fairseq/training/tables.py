@@ -40,10 +40,10 @@ from spectral_fairseq.training.modules import (
 # The tables that factor_ has made, and copies; groups.py checks how optimisers let them decay.
 FACTORED: WeakSet[SVDEmbedding] = WeakSet()
 _OPTIONS: Dict[Type[FactoredEmbedding], Sequence[Tuple[str, str]]] = {
-    WeightNormEmbedding: [(one, one) for one in ("sigma", "init_range", "gamma", "tau")],
+    WeightNormEmbedding: [(name, name) for name in ("sigma", "init_range", "gamma", "tau")],
     SVDEmbedding: [
         ("prior", "prior_settings.kind"),
-        *((one, f"prior_settings.{one}") for one in ("c1", "c2", "gamma")),
+        *((name, f"prior_settings.{name}") for name in ("c1", "c2", "gamma")),
     ],
 }
 AnyTable = TypeVar("AnyTable", bound=FactoredEmbedding)
@@ -84,14 +84,14 @@ class FactoredLayer(LayerMixin):
         """The kind of the table and its options."""
         table: Any = self.used_table
         names = _OPTIONS[type(table)]
-        own = {"table": {"kind": table.kind, **{one: attrgetter(at)(table) for one, at in names}}}
-        return {**super().recorded(), **own}
+        options = {name: attrgetter(at)(table) for name, at in names}
+        return {**super().recorded(), "table": {"kind": table.kind, **options}}
 
     def plain_entries(self) -> Dict[str, Tensor]:
         """W, the same tensor for all layers that share it."""
         table = self.used_table
         kept = table.__dict__.get("_saved_as")
-        versions = [one._version for one in table.parameters()]
+        versions = [parameter._version for parameter in table.parameters()]
         if kept is None or kept[0] != versions:
             kept = versions, table.dense().detach().clone()
             table.__dict__["_saved_as"] = kept
@@ -179,9 +179,9 @@ def _counted(counts: Sequence[float]) -> Sequence[float]:
         DataError: no word is counted more than once, all are counted equally often, or a count is
             no count.
     """
-    given: Any = counts.tolist() if hasattr(counts, "tolist") else counts
+    values: Any = counts.tolist() if hasattr(counts, "tolist") else counts
     try:
-        numbers = [float(count) for count in given]
+        numbers = [float(count) for count in values]
     except (TypeError, ValueError):
         raise DataError(
             "`counts` as a sequence of numbers, one for each row of the table",
@@ -327,7 +327,7 @@ def repair_(
             from other parameters.
         UnsupportedError: a table of 16 bits, quantised, or split over devices.
     """
-    found: Dict[str, List[int]] = {}
+    changed_rows: Dict[str, List[int]] = {}
     planned = []
     for name, weight, padding in _tables(model):
         check_table(weight, "repair_")
@@ -336,14 +336,14 @@ def repair_(
             excluded_rows(left_out, len(weight)), dtype=torch.long, device=weight.device
         )
         places = rows_to_repair(weight.detach(), rows, chosen, initial_length)
-        found[name] = places.tolist()
+        changed_rows[name] = places.tolist()
         if len(places):
             made = new_rows(weight.detach(), places, fill, noise, chosen, seed)
             planned.append((weight, places, made))
     with torch.no_grad():
         for weight, places, made in planned:
             weight[places] = made.to(weight.dtype)
-    return found
+    return changed_rows
 
 
 def _tables(model: nn.Module) -> List[tuple[str, Tensor, List[int]]]:
@@ -356,7 +356,7 @@ def _tables(model: nn.Module) -> List[tuple[str, Tensor, List[int]]]:
         weight = getattr(layer, "weight", None)
         if isinstance(weight, Tensor) and weight.dim() == 2:
             weights.setdefault(id(weight), weight)
-    found = []
+    tables = []
     for weight in weights.values():
         users = [
             (name, layer)
@@ -369,5 +369,5 @@ def _tables(model: nn.Module) -> List[tuple[str, Tensor, List[int]]]:
             if isinstance(layer, nn.Embedding) and layer.padding_idx is not None
         ]
         name = users[0][0] if users else ""
-        found.append((f"{name}.weight".lstrip("."), weight, padding))
-    return found
+        tables.append((f"{name}.weight".lstrip("."), weight, padding))
+    return tables

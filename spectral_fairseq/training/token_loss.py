@@ -57,8 +57,8 @@ class MixtureLayer(LayerMixin):
         """The kind of the mixture and its options."""
         made = self.mixture
         names = ("components", "dropout", "context_scale", "softcap")
-        own = {"mixture": {"kind": made.kind, **{name: getattr(made, name) for name in names}}}
-        return {**super().recorded(), **own}
+        options = {name: getattr(made, name) for name in names}
+        return {**super().recorded(), "mixture": {"kind": made.kind, **options}}
 
 
 def operands(layer: nn.Module, features: Tensor) -> Tuple[Tensor, Tensor]:
@@ -77,7 +77,7 @@ def with_adapters(layer: Any, weight: Tensor) -> Tensor:
     """
     if not is_of_peft(layer) or layer.disable_adapters or layer.merged:
         return weight
-    for name in (one for one in layer.active_adapters if one in layer.lora_A):
+    for name in (adapter for adapter in layer.active_adapters if adapter in layer.lora_A):
         dropout = getattr(layer.lora_dropout[name], "p", 0.0)
         other = name in getattr(layer, "lora_variant", {}) or layer.use_dora.get(name, False)
         if other or getattr(layer.lora_B[name], "bias", None) is not None or dropout:
@@ -269,7 +269,7 @@ class TokenLoss:
         if isinstance(layer, FactoredLayer):
             tensors += layer.used_table.parameters()
         autocast = dtype in (torch.float16, torch.bfloat16) and any(
-            one.dtype != dtype for one in tensors
+            tensor.dtype != dtype for tensor in tensors
         )
         device = features.device.type
         half = {"dtype": dtype} if autocast else {"enabled": False}
@@ -277,8 +277,8 @@ class TokenLoss:
             if not isinstance(layer, MixtureLayer):
                 rows, matrix = operands(layer, features)
                 chosen.update(z_loss=self.z_loss, softcap=handed.cap)
-                found = blockwise_cross_entropy(rows, targets, matrix, bias, **chosen)
-                return self._noted(found, targets)
+                losses = blockwise_cross_entropy(rows, targets, matrix, bias, **chosen)
+                return self._noted(losses, targets)
             changed = handed.is_scaled or handed.cap is not None
             if changed or (bias is not None and bool(bias.any())):
                 wanted = "a model that leaves its logits as they are, for a mixture"
@@ -289,11 +289,11 @@ class TokenLoss:
                 mixture.loss(features, targets, z_loss=self.z_loss, **chosen), targets
             )
 
-    def _noted(self, found: Losses, targets: Tensor) -> Tensor:
+    def _noted(self, losses: Losses, targets: Tensor) -> Tensor:
         """The loss; its (log Z)^2 are kept for logs."""
         if self.z_loss:
-            self.mean_square = found.squares / targets.ne(self.ignore_index).sum().clamp(min=1)
-        return found.loss
+            self.mean_square = losses.squares / targets.ne(self.ignore_index).sum().clamp(min=1)
+        return losses.loss
 
     def _of_logits(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The same of finished logits, by words."""
@@ -343,13 +343,13 @@ def _shifts(model: nn.Module) -> bool:
     model = without_wrappers(model)
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return False
-    own = getattr(getattr(model, "loss_function", None), "__name__", "")
+    loss_name = getattr(getattr(model, "loss_function", None), "__name__", "")
     code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
     if code is not None and "shift_logits" in code.co_varnames:  # a loss written there, as before
         return True  # transformers 4.50
-    if own == "ForCausalLMLoss" and code is not None and "loss_function" in code.co_names:
+    if loss_name == "ForCausalLMLoss" and code is not None and "loss_function" in code.co_names:
         return True
-    if own == "ForMaskedLMLoss" or type(model).__name__.endswith("ForMaskedLM"):
+    if loss_name == "ForMaskedLMLoss" or type(model).__name__.endswith("ForMaskedLM"):
         return False
     raise ConfigurationError(
         "`shift` for a model that does not tell whether its targets are the next tokens",
@@ -390,8 +390,10 @@ class OtherLosses(NamedTuple):
         code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
         names = () if code is None else code.co_varnames
         others = [name for name in names if name.endswith(("aux_loss", "z_loss"))]
-        found = [getattr(place, name, None) for place in places for name in _COEFFICIENTS]
-        known = next((float(one) for one in found if isinstance(one, (int, float))), None)
+        coefficients = [getattr(place, name, None) for place in places for name in _COEFFICIENTS]
+        known = next(
+            (float(value) for value in coefficients if isinstance(value, (int, float))), None
+        )
         if asked and others and (known is None or others != ["aux_loss"]):
             raise _unknown(type(model).__name__, others)
         return cls(known, asked, type(model).__name__, tuple(others)) if others else None
@@ -403,12 +405,12 @@ class OtherLosses(NamedTuple):
             ConfigurationError: outputs without the loss that the settings ask for.
             UnsupportedError: a call asked for losses that are not known here.
         """
-        found = getattr(outputs, "aux_loss", None)
-        if found is not None and self.coefficient is not None:
-            weighted: Tensor = self.coefficient * found
+        aux_loss = getattr(outputs, "aux_loss", None)
+        if aux_loss is not None and self.coefficient is not None:
+            weighted: Tensor = self.coefficient * aux_loss
             return weighted
         routed = any(getattr(outputs, name, None) is not None for name in _ROUTED)
-        if found is not None or routed:
+        if aux_loss is not None or routed:
             raise _unknown(self.model, self.terms)
         if self.asked and isinstance(outputs, (tuple, Tensor, HiddenStates)):
             wanted = (
