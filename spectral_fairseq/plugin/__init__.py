@@ -30,7 +30,7 @@ def register() -> None:
         return
     from spectral_fairseq.plugin import trainer
 
-    if any(one.status is compat.Status.CANNOT for one in trainer.patch_for_features()):
+    if any(applied.status is compat.Status.CANNOT for applied in trainer.patch_for_features()):
         return  # without its patch a feature would train something else
     for part in PARTS:
         importlib.import_module(part)

@@ -79,9 +79,9 @@ def training_counts(task: Any, dictionary: Dictionary) -> List[float]:
         DataError: no training data, and a dictionary whose words were not counted: all have the
             same count.
     """
-    found = _counts_in_data(task, dictionary)
-    if found is not None:
-        return found
+    data_counts = _counts_in_data(task, dictionary)
+    if data_counts is not None:
+        return data_counts
     counts, words = _own_counts(dictionary)
     if not were_counted(words):
         most = max(words, default=0)
@@ -107,9 +107,9 @@ def known_counts(dictionary: Dictionary) -> Optional[List[float]]:
     """
     if _restoring.get():
         return None
-    found = _counts_in_data(_task.get(), dictionary)
-    if found is not None:
-        return found
+    data_counts = _counts_in_data(_task.get(), dictionary)
+    if data_counts is not None:
+        return data_counts
     counts, words = _own_counts(dictionary)
     return counts if were_counted(words) else None
 
@@ -130,16 +130,16 @@ def _counts_in_data(task: Any, dictionary: Dictionary) -> Optional[List[float]]:
     ]
     if not languages:
         return None
-    found = np.sum(languages, axis=0)
+    counts = np.sum(languages, axis=0)
     _, words = _own_counts(dictionary)
     if were_counted(words):
 
-        def distance(one: np.ndarray) -> float:
-            return abs(math.log(sum(words) / max(int(one[dictionary.nspecial :].sum()), 1)))
+        def distance(candidate: np.ndarray) -> float:
+            return abs(math.log(sum(words) / max(int(candidate[dictionary.nspecial :].sum()), 1)))
 
         # The first of equally near ones, so all languages where that cannot be told.
-        found = min([found, *languages], key=distance)
-    return [float(count) for count in found]
+        counts = min([counts, *languages], key=distance)
+    return [float(count) for count in counts]
 
 
 def _configuration(task: Any) -> Any:
@@ -160,12 +160,12 @@ def _training_files(task: Any, dictionary: Dictionary) -> Dict[str, List[str]]:
             # fairseq loads a joined dictionary once for each language.
             if words == dictionary
         )
-    found: Dict[str, List[str]] = {}
+    prefixes: Dict[str, List[str]] = {}
     for folder in utils.split_paths(str(data)) if data else ():
         for suffix, language in suffixes.items():
             for prefix in _with_numbered(os.path.join(folder, split), suffix):
-                found.setdefault(language, []).append(prefix)
-    return found
+                prefixes.setdefault(language, []).append(prefix)
+    return prefixes
 
 
 def _language_pairs(task: Any, config: Any) -> Iterator[Dict[str, Dictionary]]:

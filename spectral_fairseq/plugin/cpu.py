@@ -197,4 +197,6 @@ def draw_masks_fast(model: nn.Module) -> None:
 def draws_masks_fast(model: nn.Module) -> bool:
     """Whether the flag has an effect on a model where it is now."""
     on_cpu = next(model.parameters()).device.type == "cpu"
-    return on_cpu and any(isinstance(one, FastDropout) and one.p > 0 for one in model.modules())
+    return on_cpu and any(
+        isinstance(module, FastDropout) and module.p > 0 for module in model.modules()
+    )

@@ -78,18 +78,22 @@ def table_options(cfg: Any, model: nn.Module, task: Any) -> TableOptions:
     scale = getattr(cfg.criterion, TABLE_LR_SCALE.name, None)
     scale = float(TABLE_LR_SCALE.default) if scale is None else scale
     decay = getattr(cfg.criterion, TABLE_WEIGHT_DECAY.name, None)
-    given = {TABLE_LR_SCALE.flag: scale != 1, TABLE_WEIGHT_DECAY.flag: decay is not None}
-    flag = next((name for name, is_given in given.items() if is_given), None)
+    flags = {TABLE_LR_SCALE.flag: scale != 1, TABLE_WEIGHT_DECAY.flag: decay is not None}
+    flag = next((name for name, is_given in flags.items() if is_given), None)
     if flag is None:
         return _NOTHING_ASKED
     refusals.TABLE_GROUPS.check(cfg, flag)
-    found: List[Tensor] = []
-    for one in models_in(unwrapped(model)):
-        words = len(getattr(getattr(one, "decoder", one), "dictionary", task.target_dictionary))
-        check_trained(one, words, flag)
-        table = table_module(one)
-        found.extend([output_matrix(one, words)] if table is None else table.parameters())
-    return TableOptions(scale, decay, tuple(one for one in found if one.requires_grad))
+    parameters: List[Tensor] = []
+    for submodel in models_in(unwrapped(model)):
+        words = len(
+            getattr(getattr(submodel, "decoder", submodel), "dictionary", task.target_dictionary)
+        )
+        check_trained(submodel, words, flag)
+        table = table_module(submodel)
+        parameters.extend([output_matrix(submodel, words)] if table is None else table.parameters())
+    return TableOptions(
+        scale, decay, tuple(parameter for parameter in parameters if parameter.requires_grad)
+    )
 
 
 def split_groups(
@@ -112,7 +116,7 @@ def split_groups(
     Raises:
         UnsupportedError: the output table is to have a group of its own, and cannot.
     """
-    undecayed = [one for one in undecayed_parameters(model) if one.requires_grad]
+    undecayed = [parameter for parameter in undecayed_parameters(model) if parameter.requires_grad]
     inner = optimizer.optimizer
     places = _places(optimizer, [*undecayed, *table.parameters])
     if places is None:
@@ -170,9 +174,11 @@ def _places(optimizer: Any, parameters: List[Tensor]) -> Optional[List[int]]:
     copies = float32_copies(optimizer)
     if len({id(copy) for copy, _ in copies.values()}) < len(copies):  # flattened
         return None
-    places = {id(one): place for place, one in enumerate(groups[0]["params"])}
-    found = [places.get(id(copies.get(id(one), (one, 0))[0])) for one in parameters]
-    return None if None in found else found  # type: ignore[return-value]
+    place_of = {id(parameter): place for place, parameter in enumerate(groups[0]["params"])}
+    places = [
+        place_of.get(id(copies.get(id(parameter), (parameter, 0))[0])) for parameter in parameters
+    ]
+    return None if None in places else places  # type: ignore[return-value]
 
 
 def _parts(
@@ -199,11 +205,11 @@ def _regroup(inner: Any, parts: List[_Part]) -> None:
     options = {name: value for name, value in group.items() if name != "params"}
     params = group["params"]
     for index, part in enumerate(parts):
-        own = [params[place] for place in part.places]
+        parameters = [params[place] for place in part.places]
         if index == 0:
-            group["params"] = own
+            group["params"] = parameters
         else:
-            inner.add_param_group({**options, "params": own})
+            inner.add_param_group({**options, "params": parameters})
         _settle(inner.param_groups[index], part, options.get("weight_decay", 0.0))
 
 
@@ -224,13 +230,13 @@ def _loading(
     @functools.wraps(load_state_dict)
     def load_any(state_dict: Dict[str, Any], optimizer_overrides: Any = None) -> None:
         saved = saved_groups(state_dict)
-        found = _regrouped(saved, parts)
+        groups = _regrouped(saved, parts)
         load_state_dict(
-            {**state_dict, "param_groups": saved if found is None else found}, optimizer_overrides
+            {**state_dict, "param_groups": saved if groups is None else groups}, optimizer_overrides
         )
-        if found is None:
+        if groups is None:
             return
-        for group, part, loaded in zip(inner.param_groups, parts, found):
+        for group, part, loaded in zip(inner.param_groups, parts, groups):
             kept = None if part.decays else loaded.get("weight_decay")
             group["lr"] *= part.lr_scale / loaded.get(_SCALE, 1.0)
             _settle(group, part, group.get("weight_decay", 0.0))
@@ -250,13 +256,13 @@ def _regrouped(saved: List[Dict[str, Any]], parts: List[_Part]) -> Optional[List
     elif None in places and len(saved) == 2:  # of an older version, which split by decay alone
         places = [sorted(set(everything) - set(undecayed)), undecayed]
     origin: Dict[int, Tuple[int, Any]] = {}
-    for index, (group, own) in enumerate(zip(saved, places)):
-        if own is None or len(own) != len(group["params"]):
+    for index, (group, group_places) in enumerate(zip(saved, places)):
+        if group_places is None or len(group_places) != len(group["params"]):
             return None
-        origin.update({place: (index, key) for place, key in zip(own, group["params"])})
+        origin.update({place: (index, key) for place, key in zip(group_places, group["params"])})
     if sorted(origin) != everything:
         return None
-    found = []
+    groups = []
     for part in parts:
         source = Counter(origin[place][0] for place in part.places).most_common(1)[0][0]
         group = {**saved[source], "params": [origin[place][1] for place in part.places]}
@@ -269,8 +275,8 @@ def _regrouped(saved: List[Dict[str, Any]], parts: List[_Part]) -> Optional[List
                 "--reset-optimizer lets the decay act once",
                 _ONE_GROUP,
             )
-        found.append(group)
-    return found
+        groups.append(group)
+    return groups
 
 
 @wrapping

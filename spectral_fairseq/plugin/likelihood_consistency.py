@@ -71,7 +71,7 @@ def every_second_row_cut(model: nn.Module, probability: float, padding_idx: int)
 
     hooks = [
         decoder_of(model).register_forward_pre_hook(lambda *_: decoding.append(True)),
-        *(one.register_forward_hook(cut) for one in look_ups(model)),
+        *(look_up.register_forward_hook(cut) for look_up in look_ups(model)),
     ]
     try:
         yield
@@ -127,8 +127,8 @@ class Consistency(LikelihoodTerm):
         run = self._from_blocks if self.blockwise and reduce else self._from_log_probabilities
         cut = every_second_row_cut(model, self.cutoff, self.criterion.padding_idx)
         with nullcontext() if self.symmetric else cut:
-            found: Likelihood = run(model, sample, reduce)
-        return found
+            likelihood: Likelihood = run(model, sample, reduce)
+        return likelihood
 
     @property
     def _options(self) -> Dict[str, Any]:

@@ -331,7 +331,9 @@ class StreamIterator(EpochBatchIterator):
         # collector would end the loading processes late, and, because it closes their queues first,
         # only after waiting 5 seconds for each of them.
         known = weakref.ref(self)
-        self.ordered_batches = lambda *given: EpochBatchIterator.ordered_batches(known(), *given)
+        self.ordered_batches = lambda *arguments: EpochBatchIterator.ordered_batches(
+            known(), *arguments
+        )
         # An iterator serves one epoch; its loading processes would live on with the flag set.
         self.persistent_workers = False
         self.streams = streams
@@ -383,13 +385,13 @@ class StreamIterator(EpochBatchIterator):
             return 0
         streams = self.streams
         segment = int(saved["segment"])
-        found = self._layout(min(segment, len(streams.starts) - 1))
-        changed = [key for key, value in found.items() if saved[key] != value]
+        layout = self._layout(min(segment, len(streams.starts) - 1))
+        changed = [key for key, value in layout.items() if saved[key] != value]
         if changed:
             share = saved["start"] / saved["stream_length"]
             at = bisect.bisect_left(streams.starts, share * streams.length)
             segment = min(at, len(streams.starts) - 1)
-            were = ", ".join(f"{key} was {saved[key]}, is {found[key]}" for key in changed)
+            were = ", ".join(f"{key} was {saved[key]}, is {layout[key]}" for key in changed)
             logger.warning(
                 f"the streams start afresh, without carried state, at {100 * share:.1f} % of the "
                 f"epoch, because they are not those of the checkpoint: {were}"
@@ -440,12 +442,14 @@ def _gathering(
 def _gathered(iterator: StreamIterator, trainer: Any) -> List[Any]:
     """The states of all workers, by group: see Note [Streams, slots and workers]."""
     workers = iterator.streams.workers
-    own = iterator.carries.states(iterator.streams.slots)
+    states = iterator.carries.states(iterator.streams.slots)
     if workers == 1:
-        return own
+        return states
     by_worker: List[Any] = [None] * workers
     # Not fairseq's all_gather_list, whose buffer is on a GPU and of a fixed size.
-    torch.distributed.all_gather_object(by_worker, own, group=trainer.data_parallel_process_group)
+    torch.distributed.all_gather_object(
+        by_worker, states, group=trainer.data_parallel_process_group
+    )
     groups = range(iterator.streams.groups)
     return [by_worker[group % workers][group // workers] for group in groups]
 

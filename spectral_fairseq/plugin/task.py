@@ -94,9 +94,9 @@ def update_freq_in(options: Any, epoch: int) -> int:
         ConfigurationError: it is below 1.
     """
     frequencies = options.update_freq
-    found = int(frequencies[min(epoch, len(frequencies)) - 1])
-    check_range("--update-freq", found, at_least=1, whole=True)
-    return found
+    frequency = int(frequencies[min(epoch, len(frequencies)) - 1])
+    check_range("--update-freq", frequency, at_least=1, whole=True)
+    return frequency
 
 
 # A context in which an optimiser has another learning rate.

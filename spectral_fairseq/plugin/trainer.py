@@ -46,14 +46,14 @@ def listeners_of(trainer: Any, point: str = "") -> List[Listener]:
     """
     if not hasattr(trainer, _ATTRIBUTE):
         _keep(trainer, [kind(trainer) for kind in LISTENERS])
-    found: List[Listener] = getattr(trainer, _ATTRIBUTE)[point]
-    return found
+    listeners: List[Listener] = getattr(trainer, _ATTRIBUTE)[point]
+    return listeners
 
 
 def _keep(trainer: Any, listeners: List[Listener]) -> None:
-    concerned = [one for one in listeners if one.is_active]
+    concerned = [listener for listener in listeners if listener.is_active]
     at_points = {
-        point: [one for one in concerned if getattr(type(one), point) is not method]
+        point: [listener for listener in concerned if getattr(type(listener), point) is not method]
         for point, method in vars(Listener).items()
         if isinstance(method, types.FunctionType) and not point.startswith("_")
     }
@@ -112,7 +112,7 @@ def _begin_valid_epoch(self: Any, *args: Any, original: Callable[..., Any], **kw
 def _save_checkpoint(
     self: Any, filename: str, extra_state: Any, *, original: Callable[..., Any]
 ) -> Any:
-    saved = {one.name: one.save() for one in listeners_of(self, "save")}
+    saved = {listener.name: listener.save() for listener in listeners_of(self, "save")}
     kept = {name: state for name, state in saved.items() if state}
     return original(self, filename, {**extra_state, **kept})
 
