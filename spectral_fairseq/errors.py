@@ -110,60 +110,49 @@ SAVE_AGAIN = (
 )
 
 
-class DamagedError(CheckpointError, DataError):
+class _WithUsualRemedy(SpectralFairseqError):
+    """Base class of the errors whose remedy is the usual one unless another is given."""
+
+    usual_remedy: str
+
+    def __init__(self, expected: str, found: str, remedy: str = "") -> None:
+        super().__init__(expected, found, remedy or self.usual_remedy)
+
+
+class DamagedError(_WithUsualRemedy, CheckpointError, DataError):
     """A file that is not what its name or its first bytes say."""
 
-    def __init__(self, expected: str, found: str, remedy: str = COPY_AGAIN) -> None:
-        super().__init__(expected, found, remedy)
+    usual_remedy = COPY_AGAIN
 
 
-class UntrustedError(CheckpointError):
+class UntrustedError(_WithUsualRemedy, CheckpointError):
     """A file that could run code or fill the memory, or of which programs read different parts."""
 
-    def __init__(self, expected: str, found: str, remedy: str = SAVE_AGAIN) -> None:
-        super().__init__(expected, found, remedy)
+    usual_remedy = SAVE_AGAIN
 
 
-class NotFairseqError(CheckpointError):
+class NotFairseqError(_WithUsualRemedy, CheckpointError):
     """A checkpoint with other content than fairseq saves."""
 
-    def __init__(
-        self, expected: str, found: str, remedy: str = "Give a checkpoint saved by fairseq-train."
-    ) -> None:
-        super().__init__(expected, found, remedy)
+    usual_remedy = "Give a checkpoint saved by fairseq-train."
 
 
-class PartsError(CheckpointError):
+class PartsError(_WithUsualRemedy, CheckpointError):
     """Files of one model that are not all there, or do not belong together."""
 
-    def __init__(
-        self,
-        expected: str,
-        found: str,
-        remedy: str = "Copy the whole folder again; if one file is a whole model, move it away.",
-    ) -> None:
-        super().__init__(expected, found, remedy)
+    usual_remedy = "Copy the whole folder again; if one file is a whole model, move it away."
 
 
-class ForbiddenError(CheckpointError):
+class ForbiddenError(_WithUsualRemedy, CheckpointError):
     """A file or folder that the system does not let be read."""
 
-    def __init__(
-        self, expected: str, found: str, remedy: str = "Check its name and permissions."
-    ) -> None:
-        super().__init__(expected, found, remedy)
+    usual_remedy = "Check its name and permissions."
 
 
-class NoEquivalentError(UnsupportedError):
+class NoEquivalentError(_WithUsualRemedy, UnsupportedError):
     """A model that another format cannot represent."""
 
-    def __init__(
-        self,
-        expected: str,
-        found: str,
-        remedy: str = "Try another --to, or keep this checkpoint and use fairseq with --user-dir.",
-    ) -> None:
-        super().__init__(expected, found, remedy)
+    usual_remedy = "Try another --to, or keep this checkpoint and use fairseq with --user-dir."
 
 
 class OutputError(SpectralFairseqError, OSError):

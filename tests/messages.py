@@ -5,7 +5,6 @@
 
 import ast
 import copy
-import inspect
 import re
 from pathlib import Path
 from typing import Iterator, List
@@ -102,8 +101,8 @@ class _Spelled(ast.NodeTransformer):
 
 def _usual_remedy(name: str) -> List[str]:
     """What an error of a class says where its third argument is not given; for most it must be."""
-    remedy = inspect.signature(getattr(errors, name)).parameters["remedy"]
-    return [] if remedy.default is remedy.empty else [remedy.default]
+    remedy = getattr(getattr(errors, name), "usual_remedy", None)
+    return [] if remedy is None else [remedy]
 
 
 def _text(node: ast.expr) -> str:
