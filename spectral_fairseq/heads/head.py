@@ -68,6 +68,7 @@ class Head(nn.Module):
     normalised: ClassVar[bool] = False
 
     softcap: Optional[float]
+    bias: Optional[Tensor]
 
     def __init__(self, table: Table, softcap: Optional[float] = None) -> None:
         super().__init__()
@@ -115,6 +116,26 @@ class Head(nn.Module):
             UnsupportedError: an epsilon or a lambda that this head cannot have.
         """
         raise NotImplementedError
+
+    def softmax_loss(
+        self, features: Tensor, targets: Tensor, epsilon: float, **options: Any
+    ) -> Losses:
+        """The loss of one softmax over the table, for heads with a ``bias`` whose scores it makes.
+
+        Args:
+            features: shape (T, d).
+            targets: shape (T,).
+            epsilon: of :meth:`loss`.
+            **options: of :meth:`loss`, for the function of tensors.
+        """
+        margin = None
+        if epsilon:
+            norms = row_norms(self.table.vectors(targets))
+            margin = adversarial_margin(features, norms, targets, epsilon)
+        rows, matrix = self.table.operands(features)
+        return blockwise_cross_entropy(
+            rows, targets, matrix, self.bias, margin=margin, softcap=self.softcap, **options
+        )
 
     def check_extras(self, epsilon: float, z_loss: float) -> None:
         """Refuse what the scores of this head do not allow.
@@ -197,8 +218,6 @@ class SoftmaxHead(Head):
     adversarial = True
     normalised = True
 
-    bias: Optional[Tensor]
-
     def __init__(
         self, table: Table, *, bias: bool = False, softcap: Optional[float] = None
     ) -> None:
@@ -231,20 +250,11 @@ class SoftmaxHead(Head):
     ) -> Losses:
         """Label-smoothed cross entropy; see :meth:`Head.loss`."""
         self.check_extras(epsilon, z_loss)
-        features, targets = features.flatten(0, -2), targets.flatten()
-        margin = None
-        if epsilon:
-            norms = row_norms(self.table.vectors(targets))
-            margin = adversarial_margin(features, norms, targets, epsilon)
-        rows, matrix = self.table.operands(features)
-        return blockwise_cross_entropy(
-            rows,
-            targets,
-            matrix,
-            self.bias,
-            margin=margin,
+        return self.softmax_loss(
+            features.flatten(0, -2),
+            targets.flatten(),
+            epsilon,
             z_loss=z_loss,
-            softcap=self.softcap,
             label_smoothing=label_smoothing,
             ignore_index=ignore_index,
         )

@@ -39,7 +39,6 @@ from spectral_fairseq.functional.products import row_norms
 from spectral_fairseq.functional.softmax_loss import (
     Losses,
     adversarial_margin,
-    blockwise_cross_entropy,
     softcapped,
 )
 from spectral_fairseq.heads.head import SOFTCAP, Head, HeadSpec
@@ -99,7 +98,6 @@ class MixtureHead(Head):
     components: Final[int]
     context_dim: Final[int]
     context_scale: Final[float]
-    bias: Optional[Tensor]
 
     def __init__(
         self,
@@ -348,11 +346,4 @@ class MixtureOfContexts(MixtureHead):
     ) -> Losses:
         """Cross entropy of one softmax; see :meth:`MixtureHead.mixed_loss`."""
         mixed = mixture_of_contexts(contexts, log_prior)  # [T, d]
-        margin = None
-        if epsilon:
-            norms = row_norms(self.table.vectors(targets))
-            margin = adversarial_margin(mixed, norms, targets, epsilon)
-        rows, matrix = self.table.operands(mixed)
-        return blockwise_cross_entropy(
-            rows, targets, matrix, self.bias, margin=margin, softcap=self.softcap, **options
-        )
+        return self.softmax_loss(mixed, targets, epsilon, **options)

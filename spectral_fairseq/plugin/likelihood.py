@@ -21,7 +21,12 @@ from torch import Tensor, nn
 
 from spectral_fairseq import refusals
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
-from spectral_fairseq.functional.softmax_loss import Losses, blockwise_cross_entropy
+from spectral_fairseq.functional.products import row_norms
+from spectral_fairseq.functional.softmax_loss import (
+    Losses,
+    adversarial_margin,
+    blockwise_cross_entropy,
+)
 from spectral_fairseq.heads.head import Head
 from spectral_fairseq.options import Option, read_options, weight_option
 from spectral_fairseq.plugin.find import decoder_of, head_of, output_matrix, softmax_operands
@@ -29,8 +34,6 @@ from spectral_fairseq.plugin.objective import Parts, Term
 
 logger = logging.getLogger(__name__)
 
-
-FORMS = ("auto", "blockwise", "dense")
 LOSS_FORM = Option(
     "loss_form",
     "auto",
@@ -38,7 +41,7 @@ LOSS_FORM = Option(
     "never does and is equal up to rounding, 'auto' takes blocks on a CPU, and elsewhere where the "
     "scores would not fit, unless something needs the scores. With 'auto' mixtures and the "
     "adaptive softmax take losses of their own, which hold no such scores either",
-    choices=FORMS,
+    choices=("auto", "blockwise", "dense"),
 )
 
 
@@ -99,6 +102,38 @@ class LikelihoodTerm:
             reduce: sum over the tokens.
         """
         raise NotImplementedError
+
+    def block_losses(
+        self, features: Tensor, targets: Tensor, *, epsilon: float = 0.0, z_loss: float = 0.0
+    ) -> Losses:
+        """The losses that never hold the scores of tokens x words.
+
+        Args:
+            features: the input of the output layer, shape (b, t, d).
+            targets: shape (b, t).
+            epsilon: of the adversarial softmax.
+            z_loss: lambda of the z-loss.
+        """
+        smoothing, padding_idx = self.criterion.eps, self.criterion.padding_idx
+        if isinstance(self.head, Head):
+            return self.head.loss(
+                features, targets, smoothing, padding_idx, epsilon=epsilon, z_loss=z_loss
+            )
+        features, targets = features.flatten(0, -2), targets.flatten()
+        rows, matrix, bias = softmax_operands(self.decoder, features, self.words.rows)
+        margin = None
+        if epsilon:
+            margin = adversarial_margin(features, row_norms(matrix[targets]), targets, epsilon)
+        return blockwise_cross_entropy(
+            rows,
+            targets,
+            matrix,
+            bias,
+            margin=margin,
+            z_loss=z_loss,
+            label_smoothing=smoothing,
+            ignore_index=padding_idx,
+        )
 
 
 # The likelihood from the scores of all words, as fairseq computes it.
@@ -208,7 +243,8 @@ class Blockwise(FullScores):
 
         def loss_instead(_: OutputLayer) -> OutputLayer:
             def run(features: Tensor) -> Tensor:
-                return torch.stack(self.losses(features[:, skip:], targets[:, skip:]))
+                found = self.block_losses(features[:, skip:], targets[:, skip:], z_loss=self.z_loss)
+                return torch.stack(found)
 
             return run
 
@@ -224,24 +260,6 @@ class Blockwise(FullScores):
     ) -> Likelihood:
         """What is trained and logged of the losses of a batch."""
         return Likelihood(losses.loss, losses.plain_loss.detach(), losses.nll.detach(), net_output)
-
-    def losses(self, features: Tensor, targets: Tensor) -> Losses:
-        """The losses of features, shape (b, t, d), and targets, shape (b, t)."""
-        smoothing, padding_idx = self.criterion.eps, self.criterion.padding_idx
-        if isinstance(self.head, Head):
-            return self.head.loss(features, targets, smoothing, padding_idx, z_loss=self.z_loss)
-        rows, matrix, bias = softmax_operands(
-            self.decoder, features.flatten(0, -2), self.words.rows
-        )
-        return blockwise_cross_entropy(
-            rows,
-            targets.flatten(),
-            matrix,
-            bias,
-            z_loss=self.z_loss,
-            label_smoothing=smoothing,
-            ignore_index=padding_idx,
-        )
 
 
 # Which of the two it is.

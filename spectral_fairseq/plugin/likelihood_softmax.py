@@ -19,12 +19,11 @@ from spectral_fairseq.functional.softmax_loss import (
     Losses,
     adversarial_logits,
     adversarial_margin,
-    blockwise_cross_entropy,
     smoothing_weights,
     unperturbed_loss,
 )
 from spectral_fairseq.heads.head import Head, SoftmaxHead
-from spectral_fairseq.plugin.find import output_matrix, softmax_operands, table_module
+from spectral_fairseq.plugin.find import output_matrix, table_module
 from spectral_fairseq.plugin.likelihood import (
     ADVERSARIAL_EPSILON,
     Blockwise,
@@ -186,7 +185,8 @@ class AdversarialBlocks(Adversarial):
 
         def loss_instead(output_layer: OutputLayer) -> OutputLayer:
             def run(features: Tensor) -> Tensor:
-                losses.append(self._loss(features[:, skip:], targets))
+                found = self.block_losses(features[:, skip:], targets, epsilon=self.epsilon)
+                losses.append(found)
                 if self.criterion.report_accuracy:
                     # A report must not shift the masks of what is trained after it.
                     devices = [features.device] if features.is_cuda else []
@@ -200,24 +200,6 @@ class AdversarialBlocks(Adversarial):
             net_output = model(**sample["net_input"])
         loss, plain_loss, nll, _ = losses[0]
         return Likelihood(loss, plain_loss, nll, (*scores, *net_output[len(scores) :]))
-
-    def _loss(self, features: Tensor, targets: Tensor) -> Losses:
-        head = self.head
-        smoothing, padding_idx = self.criterion.eps, self.criterion.padding_idx
-        if isinstance(head, Head):
-            return head.loss(features, targets, smoothing, padding_idx, epsilon=self.epsilon)
-        features, targets = features.flatten(0, -2), targets.flatten()
-        norms = row_norms(self._vectors(targets))
-        rows, matrix, bias = softmax_operands(self.decoder, features, self.words.rows)
-        return blockwise_cross_entropy(
-            rows,
-            targets,
-            matrix,
-            bias,
-            margin=adversarial_margin(features, norms, targets, self.epsilon),
-            label_smoothing=smoothing,
-            ignore_index=padding_idx,
-        )
 
 
 # The likelihood and lambda (log Z)^2, which keeps the normaliser Z of the softmax near 1.
