@@ -214,7 +214,8 @@ def nearest_neighbours(
 #
 # * Sign: E holds both a and -a, 2d directions, so that nothing depends on the eigensolver.
 # * Scale: W as it is, as in the paper. A table at half the scale has a larger I1, so only tables of
-#   similar row length can be compared; the other natural choice is ``scale = 1 / rms_row_norm(W)``.
+#   similar row length can be compared; the other natural choice is to divide W by the root mean
+#   square of the lengths of its rows.
 #
 # A repeated eigenvalue leaves its eigenvectors undetermined within their plane; the definition has
 # that gap.

@@ -249,6 +249,14 @@ def checked_table(matrix: Tensor) -> Tensor:
     return matrix.detach()
 
 
+def rows_outside(count: int, excluded: Optional[Tensor], device: Any = "cpu") -> Tensor:
+    """Return which of ``count`` rows are none of the excluded ones, shape (count,), bool."""
+    kept = torch.ones(count, dtype=torch.bool, device=device)
+    if excluded is not None:
+        kept[excluded] = False
+    return kept
+
+
 def check_finite(weight: Tensor, name: str, error: Type[SpectralFairseqError] = DataError) -> None:
     """Refuse a table, shape (N, d), with numbers that nothing can be computed from.
 
@@ -292,7 +300,22 @@ def row_blocks(
         yield buffer[: block.size(0)].copy_(block)
 
 
-# Euclidean norms of rows: one for each row, their root mean square, and rows divided by them.
+@torch.no_grad()
+def multiply_(rows: Tensor, matrix: Tensor) -> None:
+    """Multiply a matrix from the right in place, block by block.
+
+    Args:
+        rows: shape (n, d), of any floating dtype.
+        matrix: shape (d, d).
+    """
+    dtype = torch.promote_types(rows.dtype, torch.float32)
+    factor = matrix.to(dtype)
+    with full_float32(rows.device):
+        for block in rows.split(BLOCK_ROWS):
+            block.copy_(block.to(dtype) @ factor)
+
+
+# Euclidean norms of rows: one for each row, and rows divided by them.
 
 
 #
@@ -309,18 +332,6 @@ def row_blocks(
 
 # A row that is shorter, as a share of the longest, counts as a zero row.
 SMALLEST_SHARE = 1e-12
-
-
-@torch.no_grad()
-def rms_row_norm(matrix: Tensor) -> float:
-    """Return sqrt(mean_i ||w_i||^2) of W, shape (N, d), computed in float64.
-
-    Raises:
-        DataError: ``matrix`` is not a table.
-    """
-    matrix = checked_table(matrix)
-    total = sum(float(block.square().sum()) for block in row_blocks(matrix))
-    return (total / matrix.size(0)) ** 0.5
 
 
 @torch.no_grad()

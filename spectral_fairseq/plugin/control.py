@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags
-from spectral_fairseq.functional.control_rule import ControlRule
 from spectral_fairseq.functional.spectrum_penalties import check_rank
-from spectral_fairseq.functional.table_control import SCALES, SIDES, TableChange
+from spectral_fairseq.functional.table_control import SCALES, SIDES, ControlRule, TableChange
 from spectral_fairseq.options import Option, read_options
 from spectral_fairseq.plugin.find import output_matrix
 from spectral_fairseq.plugin.objective import Inputs

@@ -23,15 +23,13 @@ from spectral_fairseq import refusals
 from spectral_fairseq.compat.resuming import Held, float32_copies, view_for
 from spectral_fairseq.embeddings import SVDEmbedding
 from spectral_fairseq.errors import UnsupportedError
-from spectral_fairseq.functional.control_rule import (
-    ControlRule,
-    from_first_worker,
-    shared_plan,
-)
+from spectral_fairseq.functional.products import multiply_
 from spectral_fairseq.functional.table_control import (
+    ControlRule,
     apply_change_,
-    multiply_,
+    from_first_worker,
     redecomposition,
+    shared_plan,
     singular_system,
 )
 from spectral_fairseq.plugin.control import SVD_INTERVAL, Controlled

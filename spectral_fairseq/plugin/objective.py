@@ -34,9 +34,9 @@ from torch import Tensor, nn
 from spectral_fairseq import refusals
 from spectral_fairseq.embeddings import SVDEmbedding, Table
 from spectral_fairseq.errors import arguments_as_flags, misspelt
-from spectral_fairseq.functional.control_rule import counted_norm
 from spectral_fairseq.functional.row_penalties import smoothed_log_counts
 from spectral_fairseq.functional.spectrum_penalties import Prior
+from spectral_fairseq.functional.table_control import counted_norm
 from spectral_fairseq.options import Option, arguments, flags_by_argument, read_options
 from spectral_fairseq.plugin.counts import training_counts
 from spectral_fairseq.plugin.registry import uncounted_rows

@@ -1,6 +1,6 @@
 """Control of a plain output table's spectrum between the steps of any optimiser.
 
-What is done is told in :mod:`spectral_fairseq.functional.control_rule`; the defaults are those of
+What is done is told in :mod:`spectral_fairseq.functional.table_control`; the defaults are those of
 the criterion ``spectrum_control`` for a plain table.
 """
 
@@ -14,15 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from spectral_fairseq.errors import ConfigurationError, check_range, listed
-from spectral_fairseq.functional.control_rule import (
+from spectral_fairseq.functional.products import check_finite
+from spectral_fairseq.functional.spectrum_penalties import Prior, check_rank
+from spectral_fairseq.functional.table_control import (
     ControlRule,
+    TableChange,
+    apply_change_,
     counted_norm,
     has_workers,
     shared_plan,
 )
-from spectral_fairseq.functional.products import check_finite
-from spectral_fairseq.functional.spectrum_penalties import Prior, check_rank
-from spectral_fairseq.functional.table_control import TableChange, apply_change_
 from spectral_fairseq.training.modules import (
     RowShard,
     check_has_owner,

@@ -1,10 +1,8 @@
-import math
-
 import pytest
 import torch
 
 from spectral_fairseq.functional import products
-from spectral_fairseq.functional.products import rms_row_norm, row_norms, unit_rows
+from spectral_fairseq.functional.products import multiply_, row_norms, unit_rows
 from tests.functional.losses import LOSSES, gradients, leaves_and_targets
 
 
@@ -28,10 +26,6 @@ def test_row_norms_of_rows_whose_squares_vanish(scale, dtype):
     norms.sum().backward()
     directions = torch.nn.functional.normalize(exact, eps=0)
     torch.testing.assert_close(rows.grad.double(), directions.nan_to_num(), rtol=0, atol=2 * bound)
-
-
-def test_rms_row_norm():
-    assert rms_row_norm(torch.tensor([[3.0, 4.0], [0.0, 0.0]])) == pytest.approx(math.sqrt(12.5))
 
 
 def test_unit_rows_keep_zero_rows():
@@ -69,3 +63,13 @@ def test_a_loss_does_without_the_onednn_operator(monkeypatch):
     expected = loss_and_gradients()
     monkeypatch.setattr(products, "_ONEDNN_LINEAR", None)
     torch.testing.assert_close(loss_and_gradients(), expected)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float16, 1e-2)])
+def test_products_in_place_over_several_blocks(dtype, tolerance, monkeypatch):
+    monkeypatch.setattr("spectral_fairseq.functional.products.BLOCK_ROWS", 50)
+    rows, matrix = torch.randn(123, 7), torch.randn(7, 7, dtype=torch.float64)
+    product = rows.to(dtype)
+    expected = product.double() @ matrix
+    multiply_(product, matrix)
+    torch.testing.assert_close(product.double(), expected, rtol=tolerance, atol=tolerance)

@@ -13,7 +13,6 @@ from spectral_fairseq.functional.table_control import (
     SIDES,
     TableChange,
     apply_change_,
-    multiply_,
     plan_change,
     redecomposition,
     singular_system,
@@ -353,13 +352,3 @@ def test_factors_that_are_not_finite_are_refused(value):
     u[5, 2] = value
     with pytest.raises(DataError, match="an SVD table of finite numbers"):
         redecomposition(sigma, v, singular_system(u, sigma, v))
-
-
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float16, 1e-2)])
-def test_products_in_place_over_several_blocks(dtype, tolerance, monkeypatch):
-    monkeypatch.setattr("spectral_fairseq.functional.table_control.BLOCK_ROWS", 50)
-    rows, matrix = torch.randn(123, 7), torch.randn(7, 7, dtype=torch.float64)
-    product = rows.to(dtype)
-    expected = product.double() @ matrix
-    multiply_(product, matrix)
-    torch.testing.assert_close(product.double(), expected, rtol=tolerance, atol=tolerance)

@@ -10,8 +10,7 @@ from omegaconf import OmegaConf
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint, torch_load
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.control_rule import shared_plan
-from spectral_fairseq.functional.table_control import apply_change_, plan_change
+from spectral_fairseq.functional.table_control import apply_change_, plan_change, shared_plan
 from spectral_fairseq.plugin.control_trainer import (
     ControlledTables,
     control_tables,
