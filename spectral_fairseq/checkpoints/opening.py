@@ -234,14 +234,7 @@ def open_weights(weights: Path, path: Path) -> Tables:
         DataError: the settings are not JSON.
     """
     folder = weights.parent
-    in_several = weights.name.endswith(".index.json")
-    tensors: Mapping[str, Tensor]
-    unread: Dict[str, Unread] = {}
-    if in_several:
-        tensors = Shards(weights, _read_tensors)
-        unread = tensors.leave_out_unread()
-    else:
-        tensors, unread = _read_tensors(weights)
+    tensors, unread = read_weights(weights)
     # Llama and Mistral have params.json beside the files of their own form.
     config = _settings(folder / "config.json") or _settings(folder / "params.json")
     state = _settings(folder / "trainer_state.json")
@@ -262,6 +255,18 @@ def open_weights(weights: Path, path: Path) -> Tables:
         epoch=int(epoch) if isinstance(epoch, (int, float)) and math.isfinite(epoch) else None,
         updates=updates if isinstance(updates, int) else None,
     )
+
+
+def read_weights(weights: Path) -> Tuple[Mapping[str, Tensor], Dict[str, Unread]]:
+    """The tensors of one file, or of all that an index names, and those that are not read.
+
+    Raises:
+        CheckpointError: a file is damaged, or missing.
+    """
+    if not weights.name.endswith(".index.json"):
+        return _read_tensors(weights)
+    tensors = Shards(weights, _read_tensors)
+    return tensors, tensors.leave_out_unread()
 
 
 def _read_tensors(file: Path) -> Tuple[Mapping[str, Tensor], Dict[str, Unread]]:

@@ -194,8 +194,7 @@ def _values(node: Any, names: Sequence[str], where: str = "") -> Iterator[Tuple[
 
 def _may_be_fconv(state: Mapping[str, Any]) -> bool:
     """Whether fairseq would build a model of the fconv family, as far as names tell."""
-    model = (state.get("cfg") or {}).get("model")
-    model = vars(model) if isinstance(model, argparse.Namespace) else model or {}
+    model = by_name((state.get("cfg") or {}).get("model")) or {}
     archs = [getattr(state.get("args"), "arch", None), model.get("_name"), model.get("arch")]
     return any("fconv" in arch for arch in archs if arch is not None)
 
@@ -240,8 +239,7 @@ def _evaluated(
     seen = set()  # a node may contain itself
     while nodes:
         where, node = nodes.pop()
-        node = vars(node) if isinstance(node, argparse.Namespace) else node
-        node = _without_omegaconf(node, where, path)
+        node = _without_omegaconf(by_name(node), where, path)
         if not isinstance(node, Mapping) or id(node) in seen:
             continue
         seen.add(id(node))
@@ -260,6 +258,11 @@ def _check_literal(setting: str, text: str, path: Any) -> None:
             f"{error.expected} as the setting {setting} of {path}",
             f"{error.found}, which fairseq would run as code",
         ) from None
+
+
+def by_name(node: Any) -> Any:
+    """The settings of a node as a mapping, which is that of a Namespace itself and no copy."""
+    return vars(node) if isinstance(node, argparse.Namespace) else node
 
 
 def checkpoint_settings(checkpoint: Mapping[str, Any], node: str) -> Dict[str, Any]:
@@ -325,7 +328,7 @@ def check_shared_tables(state: Mapping[str, Any], path: Any) -> None:
         CheckpointError: the settings share a table, and its copies in the file are not equal.
     """
     nodes = [state.get("args"), (state.get("cfg") or {}).get("model")]
-    values = [vars(part) if isinstance(part, argparse.Namespace) else part or {} for part in nodes]
+    values = [by_name(part) or {} for part in nodes]
     for setting, shares, modules in _SHARED:
         if not any(part.get(setting) is shares for part in values):
             continue

@@ -33,7 +33,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from spectral_fairseq.checkpoints.rewriting import collapse_tables
-from spectral_fairseq.checkpoints.settings import checkpoint_settings
+from spectral_fairseq.checkpoints.settings import by_name, checkpoint_settings
 from spectral_fairseq.commands.shared import naming_full_disk
 from spectral_fairseq.compat.checkpoints import EMBEDDING_FILES
 from spectral_fairseq.errors import (
@@ -126,7 +126,7 @@ def build_model(checkpoint: Mapping[str, Any], task: Any) -> Any:
     # The model's configuration interpolates values of the other two.
     nodes = {name: checkpoint["cfg"].get(name) for name in ("model", "task", "common")}
     cfg = {
-        name: dict(_entries(node))
+        name: dict(by_name(node))
         for name, node in nodes.items()
         if isinstance(node, (dict, Namespace))  # of fairseq's own archs it is a namespace
     }
@@ -238,7 +238,7 @@ def different_logits(check: LogitCheck) -> CheckpointError:
 
 
 def _refuse_other_heads(cfg: Mapping[str, Any]) -> None:
-    flags = _entries(cfg["model"])
+    flags = by_name(cfg["model"])
     head, softcap = flags.get("output_head", "softmax"), flags.get("logit_softcap")
     if head != "softmax" or softcap is not None:
         cap = "" if softcap is None else f" --logit-softcap {softcap:g}"
@@ -250,12 +250,8 @@ def _refuse_other_heads(cfg: Mapping[str, Any]) -> None:
         )
 
 
-def _entries(node: Any) -> Mapping[str, Any]:
-    return vars(node) if isinstance(node, Namespace) else node
-
-
 def _plain_arch(cfg: Mapping[str, Any]) -> Tuple[str, bool]:
-    model = _entries(cfg["model"])
+    model = by_name(cfg["model"])
     arch = model.get("_name") or model.get("arch")
     built_by = models.ARCH_MODEL_REGISTRY.get(arch, models.MODEL_REGISTRY.get(arch))
     if built_by is None:
@@ -276,7 +272,7 @@ def _plain_cfg(cfg: Mapping[str, Any], plain_arch: str) -> Dict[str, Any]:
         name: dict(vars(node)) if isinstance(node, Namespace) else node
         for name, node in cfg.items()
     }
-    plain["common"] = {**_entries(cfg.get("common") or {}), "user_dir": None}
+    plain["common"] = {**by_name(cfg.get("common") or {}), "user_dir": None}
     plain["criterion"] = _plain_criterion(cfg.get("criterion"))
     plain["model"] = _plain_flags(cfg, plain_arch)
     return plain
@@ -285,13 +281,13 @@ def _plain_cfg(cfg: Mapping[str, Any], plain_arch: str) -> Dict[str, Any]:
 def _plain_flags(cfg: Mapping[str, Any], plain_arch: str) -> Dict[str, Any]:
     is_lm = plain_arch == "transformer_lm"
     known = dataclasses.fields(TransformerLanguageModelConfig if is_lm else FlatTransformerConfig)
-    given = _entries(cfg["model"])
+    given = by_name(cfg["model"])
     flags = {field.name: given[field.name] for field in known if field.name in given}
     flags.update({name: None for name in EMBEDDING_FILES if name in flags})
     flags["_name"] = plain_arch
     if is_lm:
         return flags
-    task = _entries(cfg["task"])
+    task = by_name(cfg["task"])
     names = {"task": task.get("_name") or task.get("task"), "arch": plain_arch}
     return {**task, **flags, **names}
 

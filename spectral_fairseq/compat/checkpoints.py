@@ -27,7 +27,7 @@ from spectral_fairseq.checkpoints.reading import (
     torch_load,
 )
 from spectral_fairseq.checkpoints.saved import checkpoint_file
-from spectral_fairseq.checkpoints.settings import check_settings, literal
+from spectral_fairseq.checkpoints.settings import by_name, check_settings, literal
 from spectral_fairseq.compat.patching import Overlay, Patch, replaces, wrapping
 from spectral_fairseq.errors import (
     CheckpointError,
@@ -356,7 +356,7 @@ def forget_files(
     state: Dict[str, Any] = original(path, *args, **kwargs)
     nodes = [state.get("args"), (state.get("cfg") or {}).get("model")]
     for settings in nodes:
-        values = vars(settings) if isinstance(settings, Namespace) else settings
+        values = by_name(settings)
         for name in EMBEDDING_FILES:
             if values is not None and name in values and values[name] is not None:
                 values[name] = None
@@ -395,7 +395,7 @@ def _layers(state_dict: Mapping[str, Any], side: str) -> List[int]:
 
 def _kept(settings: Any, side: str) -> Optional[List[int]]:
     """The layers to keep in ascending order; None stands for all."""
-    values = vars(settings) if isinstance(settings, Namespace) else settings
+    values = by_name(settings)
     name = f"{side}_layers_to_keep"
     given = values[name] if name in values else None  # omegaconf 2.0 has no default here
     if given is None or given == "":
@@ -412,7 +412,7 @@ def _kept(settings: Any, side: str) -> Optional[List[int]]:
 
 def _say_what_is_kept(settings: Any, side: str, number: int) -> None:
     """Make the settings those of a model that has ``number`` layers and keeps all of them."""
-    values = vars(settings) if isinstance(settings, Namespace) else settings
+    values = by_name(settings)
     from omegaconf import OmegaConf, open_dict  # doctor reads this file without fairseq
 
     with open_dict(values) if OmegaConf.is_config(values) else contextlib.nullcontext():

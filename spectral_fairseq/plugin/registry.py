@@ -18,6 +18,7 @@ from torch import nn
 
 from spectral_fairseq import refusals
 from spectral_fairseq.checkpoints.dictionary import FILLER
+from spectral_fairseq.checkpoints.settings import by_name
 from spectral_fairseq.embeddings import TABLES, PlainEmbedding, SVDEmbedding, Table, TableSpec
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags, check_alike
 from spectral_fairseq.heads import HEADS, Head, HeadSpec, SoftmaxHead
@@ -155,7 +156,7 @@ def warn_of_idle_options(model: Any, config: Any) -> None:
     if preset is None:
         return
     defaults = preset()
-    given = vars(config) if isinstance(config, Namespace) else config
+    given = by_name(config)
     settings = {name: given[name] if name in given else None for name in vars(defaults)}
     options = Namespace(
         **{

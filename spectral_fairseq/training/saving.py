@@ -8,18 +8,15 @@ which training goes on exactly.
 
 from __future__ import annotations
 
-import importlib
-import json
 import os
 from pathlib import Path
-from typing import Any, Dict, Optional, Union
+from typing import Any, Dict, Mapping, Optional, Union
 
-import torch
 from torch import Tensor, nn
 
+from spectral_fairseq.checkpoints.opening import read_weights
 from spectral_fairseq.checkpoints.saved import weights_file
-from spectral_fairseq.checkpoints.shards import parts_of
-from spectral_fairseq.errors import CheckpointError, ConfigurationError, PartsError, listed
+from spectral_fairseq.errors import CheckpointError, ConfigurationError, listed
 from spectral_fairseq.training.losses import fused_loss_, mixture_
 from spectral_fairseq.training.modules import RECORD, record_of, without_wrappers
 from spectral_fairseq.training.tables import factor_, weight_norm_
@@ -92,32 +89,9 @@ def _folder(config: Any, folder: Optional[Union[str, Path]]) -> Path:
     return found
 
 
-def _entries(folder: Path) -> Dict[str, Tensor]:
-    """All tensors of a folder that save_pretrained wrote.
-
-    Raises:
-        CheckpointError: there are none, or a file of several is missing.
-    """
+def _entries(folder: Path) -> Mapping[str, Tensor]:
     weights = weights_file(folder)  # the one that transformers has loaded
     if weights is None:
         wanted = "model.safetensors or pytorch_model.bin"
         raise CheckpointError(wanted, f"neither in {folder}", _AS_SAVED)
-    files = parts_of(weights)
-    if weights.name.endswith(".index.json"):
-        named = json.loads(weights.read_text("utf-8"))["weight_map"].values()
-        files = [folder / Path(name).name for name in sorted(set(named))]
-    absent = [file.name for file in files if not os.path.isfile(file)]
-    if absent:
-        names = listed([str(file) for file in absent])
-        raise PartsError(f"all files that {weights} names", f"no {names}")
-    load = _safetensors if files[0].suffix == ".safetensors" else _pickled
-    return {name: entry for file in files for name, entry in load(file).items()}
-
-
-def _safetensors(file: Path) -> Dict[str, Tensor]:
-    load: Any = importlib.import_module("safetensors.torch").load_file
-    return load(str(file))  # type: ignore[no-any-return]
-
-
-def _pickled(file: Path) -> Dict[str, Tensor]:
-    return torch.load(file, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
+    return read_weights(weights)[0]
