@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Dict, Tuple
 
 from spectral_fairseq.options import check_ranges, option
 
@@ -93,19 +93,3 @@ class StepCallback:
 
     def end(self) -> None:
         """The last step is done."""
-
-
-# Which of many checkpoints a report shows, and whether they follow one run.
-
-
-def spread(items: Sequence[Any], most: int) -> List[Any]:
-    """At most ``most`` of the items, the first and the last among them, evenly spaced."""
-    if len(items) <= most:
-        return list(items)
-    return [items[round(at * (len(items) - 1) / (most - 1))] for at in range(most)]
-
-
-def follows_one_run(checkpoints: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether there are three checkpoints or more, of increasing numbers of updates."""
-    updates = [one["progress"]["updates"] for one in checkpoints]
-    return len(updates) > 2 and None not in updates and updates == sorted(set(updates))

@@ -20,8 +20,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Sequence, Union
 
 from spectral_fairseq.analysis.catalogue import ALL, Measure, groups_in_use, shown
 from spectral_fairseq.analysis.drawing import FILES, Picture
-from spectral_fairseq.analysis.options import spread
-from spectral_fairseq.analysis.plots import MOST_CURVES, OCCASIONAL, OPENING
+from spectral_fairseq.analysis.plots import MOST_CURVES, OCCASIONAL, OPENING, spread
 from spectral_fairseq.analysis.verdict import MOST_VERDICTS, headline, verdict, warnings
 from spectral_fairseq.errors import (
     LINE_WIDTH,

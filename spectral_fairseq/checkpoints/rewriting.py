@@ -36,7 +36,7 @@ from spectral_fairseq.errors import (
     needs_extra,
 )
 from spectral_fairseq.functional.cosines import mean_cosine
-from spectral_fairseq.functional.products import check_finite, row_norms
+from spectral_fairseq.functional.products import check_finite, row_norms, rows_outside
 from spectral_fairseq.functional.rows import new_rows, rows_to_repair
 
 # What plain fairseq itself stores for a table and for an output layer.
@@ -313,8 +313,7 @@ def _factors(
 
 def _measures(weight: Tensor, left_out: Tensor, places: Tensor) -> Dict[str, float]:
     norms = row_norms(weight.float())
-    kept = torch.ones(len(weight), dtype=torch.bool)
-    kept[left_out] = False
+    kept = rows_outside(len(weight), left_out)
     shortest = float(norms[kept].min()) if bool(kept.any()) else 0.0
     return {
         "mean length of these rows": float(norms[places].mean()) if len(places) else 0.0,

@@ -43,7 +43,7 @@ from spectral_fairseq.checkpoints.table_names import (
 )
 from spectral_fairseq.embeddings import PlainEmbedding, Table
 from spectral_fairseq.errors import CHOOSE, CheckpointError, ConfigurationError, DataError, listed
-from spectral_fairseq.functional.products import check_finite
+from spectral_fairseq.functional.products import check_finite, rows_outside
 
 
 @dataclass
@@ -398,9 +398,7 @@ class Tables:
         stored_rows, dim = stored.shape
         uncounted = sorted(set([PADDING_ROW] if excluded is None else excluded))
         left_out = torch.tensor([row for row in uncounted if row < stored_rows], dtype=torch.long)
-        counted = torch.ones(stored_rows, dtype=torch.bool)
-        counted[left_out] = False
-        rows = counted.nonzero().squeeze(1)
+        rows = rows_outside(stored_rows, left_out).nonzero().squeeze(1)
         if dim < 1 or len(rows) < dim:
             raise DataError(
                 f"at least as many words as dimensions (N >= d) in {names[0]} of {self.name}",

@@ -25,7 +25,7 @@ from spectral_fairseq.embeddings.table import (
     hook,
 )
 from spectral_fairseq.errors import CheckpointError, arguments_as_flags, misspelt
-from spectral_fairseq.functional.products import check_finite, full_float32
+from spectral_fairseq.functional.products import check_finite, full_float32, rows_outside
 from spectral_fairseq.functional.spectra import gram, table_gram
 from spectral_fairseq.functional.spectrum_penalties import (
     PRIORS,
@@ -310,9 +310,8 @@ class SVDEmbedding(FactoredEmbedding):
         hook(self.U, self._without_padding)
 
     def _counted_rows(self) -> Tensor:
-        mask = torch.ones(self.num_embeddings, dtype=torch.bool, device="cpu")
-        mask[self.excluded_rows.cpu()] = False
-        return mask.nonzero().squeeze(1)
+        counted = rows_outside(self.num_embeddings, self.excluded_rows.cpu())
+        return counted.nonzero().squeeze(1)
 
     @torch.no_grad()
     def _store(self, u: Tensor, sigma: Tensor, v: Tensor) -> None:

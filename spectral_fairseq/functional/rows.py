@@ -39,6 +39,7 @@ from spectral_fairseq.functional.products import (
     cached_rows,
     checked_table,
     row_lengths,
+    rows_outside,
 )
 
 
@@ -303,10 +304,7 @@ def rows_to_repair(
             "Give the length of a new row: 1 in fairseq, 0.02 sqrt(d) in many models of "
             "transformers.",
         )
-    counted = torch.ones(len(matrix), dtype=torch.bool, device=matrix.device)
-    if excluded is not None:
-        counted[excluded] = False
-    places = counted.nonzero().squeeze(1)
+    places = rows_outside(len(matrix), excluded, matrix.device).nonzero().squeeze(1)
     rows = matrix[places]
     norms = row_lengths(rows.float())
     found = torch.zeros(len(rows), dtype=torch.bool, device=matrix.device)
@@ -349,10 +347,8 @@ def new_rows(
     """
     check_choice("`fill`", fill, FILLS)
     check_range("`noise`", noise, at_least=0)
-    kept = torch.ones(len(matrix), dtype=torch.bool, device=matrix.device)
+    kept = rows_outside(len(matrix), excluded, matrix.device)
     kept[rows] = False
-    if excluded is not None:
-        kept[excluded] = False
     check_enough(
         int(kept.sum()),
         2,

@@ -235,10 +235,6 @@ def check_restored(stored: Mapping[str, Any], model: nn.Module) -> None:
 def check_experts(stored: Mapping[str, Any], model: nn.Module) -> None:
     """Refuse a mixture of another number of experts than the model's, which may have none.
 
-    Args:
-        stored: names -> tensors of a checkpoint, as they are about to be loaded.
-        model: the model to load them into.
-
     Raises:
         CheckpointError: the numbers differ.
     """
@@ -261,10 +257,6 @@ def _experts(entries: Mapping[str, Any]) -> str:
 
 def check_tables(stored: Mapping[str, Any], model: nn.Module) -> None:
     """Refuse factored tables that a model does not have, and warn of averaged factors.
-
-    Args:
-        stored: names -> tensors of a checkpoint, as they are about to be loaded.
-        model: the model to load them into.
 
     Raises:
         CheckpointError: a table of another kind than the model's.
@@ -302,10 +294,6 @@ def check_tables(stored: Mapping[str, Any], model: nn.Module) -> None:
 
 def check_shared(stored: Mapping[str, Any], model: nn.Module) -> None:
     """Refuse different tables that would be loaded into one, of which the last would win.
-
-    Args:
-        stored: names -> tensors of a checkpoint, as they are about to be loaded.
-        model: the model to load them into.
 
     Raises:
         CheckpointError: modules of the model share a table, and the checkpoint has two for them.

@@ -61,36 +61,6 @@ from spectral_fairseq.plugin.spectrum_log import (
 
 logger = logging.getLogger(__name__)
 
-
-# ``--ignore-prefix-size``, under which a batch of short sentences has no loss.
-
-
-class IgnoredPrefix:
-    """Says once that a whole batch lies within the ignored prefix, which fairseq keeps silent.
-
-    Args:
-        size: tokens at the start of each sentence that the loss leaves out.
-
-    Raises:
-        ConfigurationError: fewer than 0, which would leave out the other end.
-    """
-
-    def __init__(self, size: int) -> None:
-        check_range("--ignore-prefix-size", size, at_least=0, whole=True)
-        self.size = size
-        self._said = False
-
-    def look_at(self, sample: Any) -> None:
-        """Warn, the first time, if no target of a batch counts."""
-        length = sample["target"].size(-1)
-        if self.size and length <= self.size and not self._said:
-            self._said = True
-            logger.warning(
-                f"the loss of a batch is 0, because its sentences have at most {length} tokens and "
-                f"--ignore-prefix-size is {self.size}"
-            )
-
-
 OPTIONS = (
     *penalties.FLAGS,
     *control.FLAGS,
@@ -153,7 +123,8 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         # fairseq itself smooths with any number.
         with arguments_as_flags(label_smoothing="--label-smoothing"):
             smoothing_weights(cfg.label_smoothing, vocabulary=2)
-        self._ignored_prefix = IgnoredPrefix(cfg.ignore_prefix_size)
+        check_range("--ignore-prefix-size", cfg.ignore_prefix_size, at_least=0, whole=True)
+        self._said_that_nothing_counts = False
         self._cfg, self._task = cfg, task
         self._words: Dict[int, Words] = {}
         self._bound: WeakKeyDictionary[nn.Module, Objective] = WeakKeyDictionary()
@@ -274,7 +245,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
 
     def forward(self, model: nn.Module, sample: Any, reduce: bool = True) -> Tuple[Any, Any, Any]:
         """As ``label_smoothed_cross_entropy``, with the penalties added to the loss in training."""
-        self._ignored_prefix.look_at(sample)
+        self._look_at_prefix(sample)
         bound = self.objective_of(model)
         if not model.training:
             found = bound.reported(model, sample, reduce)
@@ -292,6 +263,16 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         due.extend(found.measures)
         log.update(log_terms(due, bound.penalties.last(), sample_size))
         return loss, sample_size, log
+
+    def _look_at_prefix(self, sample: Any) -> None:
+        """Warn once if no target of a batch counts, of which fairseq says nothing."""
+        length, size = sample["target"].size(-1), self.ignore_prefix_size
+        if size and length <= size and not self._said_that_nothing_counts:
+            self._said_that_nothing_counts = True
+            logger.warning(
+                f"the loss of a batch is 0, because its sentences have at most {length} tokens and "
+                f"--ignore-prefix-size is {size}"
+            )
 
     def _logging_output(
         self, found: likelihood.Likelihood, model: nn.Module, sample: Any

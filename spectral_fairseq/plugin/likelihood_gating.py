@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq import refusals
 from spectral_fairseq.functional.gradients import Gates, gated_scores, gates_of_counts
+from spectral_fairseq.functional.table_control import has_workers
 from spectral_fairseq.plugin.find import check_trained, softmax_operands
 from spectral_fairseq.plugin.likelihood import (
     GRADIENT_GATING,
@@ -78,7 +79,7 @@ class WordMemory:
                 "words: the task has several",
                 GRADIENT_GATING.flag,
             )
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        if has_workers():
             distributed.all_reduce(counts, group=distributed.get_data_parallel_group())
         self._pending += counts.cpu()
 

@@ -16,8 +16,8 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from spectral_fairseq.analysis import report
-from spectral_fairseq.analysis.options import Options, follows_one_run, spread
-from spectral_fairseq.analysis.plots import OCCASIONAL, draw_all
+from spectral_fairseq.analysis.options import Options
+from spectral_fairseq.analysis.plots import OCCASIONAL, draw_all, follows_one_run, spread
 from spectral_fairseq.analysis.report import (
     as_html,
     as_text,  # noqa: E402
