@@ -12,7 +12,7 @@ from torch import Tensor
 from spectral_fairseq.analysis.options import Options, StepCallback
 from spectral_fairseq.checkpoints.dictionary import WordList
 from spectral_fairseq.checkpoints.tables import StoredTable
-from spectral_fairseq.errors import DataError
+from spectral_fairseq.errors import DIVERGED, DataError
 from spectral_fairseq.functional.cosines import (
     NARROW_ROW_NORM,
     centred_log_partition,
@@ -138,7 +138,7 @@ class TableFacts:
                 f"vectors in {self.table.name} whose lengths are numbers in {self.table.dtype}",
                 f"{int((~torch.isfinite(norms)).sum())} of {self.count} that are too long, with "
                 f"entries up to {max(abs(float(end)) for end in self.weight.aminmax()):.3g}",
-                "Training diverged, or the file is damaged: take an earlier checkpoint.",
+                DIVERGED,
             )
         if 0 < float(norms.max()) < SHORTEST:
             raise DataError(

@@ -49,12 +49,7 @@ from spectral_fairseq.checkpoints.vectors import (
     read_word_vectors,
     tensor_of,
 )
-from spectral_fairseq.checkpoints.vocabulary import (
-    fit_remark,
-    fitted,
-    read_vocabulary,
-    vocabulary_file,
-)
+from spectral_fairseq.checkpoints.vocabulary import words_beside
 from spectral_fairseq.errors import (
     CheckpointError,
     ConfigurationError,
@@ -246,7 +241,7 @@ def open_weights(weights: Path, path: Path) -> Tables:
         tensors=tensors,
         path=path,
         weights=weights,
-        find_words=partial(_words_beside, folder, str(path)),
+        find_words=partial(words_beside, folder, str(path)),
         unread=unread,
         settings=config,
         uncounted=padding_rows(config),
@@ -280,23 +275,6 @@ def _read_tensors(file: Path) -> Tuple[Mapping[str, Tensor], Dict[str, Unread]]:
 
 def _settings(file: Path) -> Dict[str, Any]:
     return read_json_object(file, "settings of the model") if os.path.isfile(file) else {}
-
-
-def _words_beside(
-    folder: Path, model: str, table: str, rows: int
-) -> Tuple[Optional[WordList], str]:
-    file = vocabulary_file(folder, "encoder" not in table.split("."))
-    if file is None:
-        return None, "no tokenizer.json, vocab.json, vocab.txt or sentencepiece model beside it"
-    try:
-        words = read_vocabulary(file)
-        remark = fit_remark(words, rows, "found beside the model")
-        return fitted(words, rows, table, model), remark
-    except (ConfigurationError, DataError) as error:
-        return (
-            None,
-            f"{file.name} could not be used: it needed {error.expected}, and found {error.found}",
-        )
 
 
 _NPY = b"\x93NUMPY"

@@ -22,6 +22,7 @@ from spectral_fairseq.checkpoints.dictionary import (
 from spectral_fairseq.checkpoints.reading import read_json, read_json_object
 from spectral_fairseq.checkpoints.tables import Tables
 from spectral_fairseq.errors import (
+    ConfigurationError,
     DamagedError,
     DataError,
     MissingDataError,
@@ -109,12 +110,6 @@ def fitted(words: WordList, rows: int, table: str, model: str) -> WordList:
     )
 
 
-def fit_remark(words: WordList, rows: int, remark: str) -> str:
-    """The remark on a vocabulary, with the number of its words that have no row."""
-    extra = len(words.symbols) - rows
-    return f"{remark}; words without a row: {extra}" if extra > 0 else remark
-
-
 def words_by_row(
     path: Path, rows: Mapping[str, Any], padding: Sequence[str] = ("<pad>", "[PAD]")
 ) -> WordList:
@@ -200,5 +195,27 @@ def words_of(
             remedy = f"Give {_KNOWN} with --dict."
             raise MissingDataError(f"a dictionary or a tokenizer in {path}", "none", remedy)
         path = files[0]
+    return _fitted_and_remark(path, rows, table, opened.name, "given")
+
+
+def words_beside(folder: Path, model: str, table: str, rows: int) -> Tuple[Optional[WordList], str]:
+    """The words of a table by the file beside a model, as :func:`words_of` returns them."""
+    file = vocabulary_file(folder, "encoder" not in table.split("."))
+    if file is None:
+        return None, "no tokenizer.json, vocab.json, vocab.txt or sentencepiece model beside it"
+    try:
+        return _fitted_and_remark(file, rows, table, model, "found beside the model")
+    except (ConfigurationError, DataError) as error:
+        return (
+            None,
+            f"{file.name} could not be used: it needed {error.expected}, and found {error.found}",
+        )
+
+
+def _fitted_and_remark(
+    path: Path, rows: int, table: str, model: str, where: str
+) -> Tuple[WordList, str]:
     words = read_vocabulary(path)
-    return fitted(words, rows, table, opened.name), fit_remark(words, rows, "given")
+    extra = len(words.symbols) - rows
+    remark = f"{where}; words without a row: {extra}" if extra > 0 else where
+    return fitted(words, rows, table, model), remark

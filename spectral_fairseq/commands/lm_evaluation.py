@@ -50,6 +50,7 @@ from spectral_fairseq.lm.dynamic_evaluation import (
     adapted_parameters,
     check_dynamic_grid,
     check_rates,
+    evaluate_adapting,
     gradient_statistics,
     search_cache,
     search_dynamic,
@@ -355,14 +356,9 @@ class _Run:
             grid = CacheGrid(self.cache.window, [theta], [weight])
         progress = self.begin(self.options.subset, len(corpus))
         begun = time.perf_counter()
-        dynamic = self._adapting()
-        if dynamic is None:
-            sums = evaluate(self.reader, corpus, cache=grid, progress=progress)
-        else:
-            with dynamic:
-                sums = evaluate(
-                    self.reader, corpus, cache=grid, update=dynamic.update, progress=progress
-                )
+        sums = evaluate_adapting(
+            self.reader, corpus, self._adapting(), cache=grid, progress=progress
+        )
         self.seconds = time.perf_counter() - begun
         plain = Figure("model", sums.nll, sums.tokens)
         if self.dynamic is not None and self.statistics is not None:

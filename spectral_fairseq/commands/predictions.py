@@ -1,15 +1,15 @@
-"""What a model predicts on data: measures of it and of the hidden states, and its next words.
+"""What a model predicts on data: measures of it and of the hidden states.
 
-The measures are defined in :mod:`functional`: rank and spectrum of log P, pairwise KL,
-and the geometry of the hidden states. Here fairseq builds and runs
-the model, and what it computes is passed on block by block.
+The measures are defined in :mod:`functional`: rank and spectrum of log P, pairwise KL, and the
+geometry of the hidden states. Here fairseq builds and runs the model, and what it computes is
+passed on block by block.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 import torch
@@ -17,14 +17,8 @@ from fairseq.data import data_utils
 from torch import Tensor
 
 import spectral_fairseq.plugin  # noqa: F401  registers the architectures that a checkpoint names
-from spectral_fairseq.commands.models import LanguageModel, build_model
-from spectral_fairseq.errors import (
-    ConfigurationError,
-    DataError,
-    check_count,
-    check_enough,
-    check_range,
-)
+from spectral_fairseq.commands.models import build_model
+from spectral_fairseq.errors import ConfigurationError, DataError, check_range
 from spectral_fairseq.files import check_directory
 from spectral_fairseq.functional.predictions import (
     ExpectedPairwiseKL,
@@ -355,134 +349,3 @@ def _stream(model: Any, task: Any, corpus: Corpus) -> Iterator[Rows]:
         states = seen.states(net_output[1], kept)
         number = torch.full_like(segment.targets[0], begin // size)
         yield Rows(log_probabilities[0].float(), segment.targets[0], states, number)
-
-
-# The most probable next words of language models, side by side on sentences of the user's.
-#
-# Table 14 of Yang et al., ICLR 2018, https://openreview.net/forum?id=HkwZSG-CZ, compares two models
-# at positions where one of them gives the true next word a much higher probability.
-
-Sentence = Sequence[str]
-Place = Tuple[int, int]
-"""Number of a sentence, and number of its words that the models have read."""
-
-
-class NextWords(NamedTuple):
-    """What a model predicts at every position of a sentence of n words.
-
-    Attributes:
-        indices: the most probable words, best first, shape (n + 1, k).
-        probabilities: theirs, shape (n + 1, k).
-        reference: probability of the word that follows, shape (n,).
-    """
-
-    indices: Tensor
-    probabilities: Tensor
-    reference: Tensor
-
-
-@torch.no_grad()
-def predict_next(model: LanguageModel, sentence: Sentence, top: int) -> NextWords:
-    """What a model predicts before each word of a sentence and after the last one.
-
-    Each sentence is read by itself, after the end of a sentence. Words that the dictionary lacks
-    are read as ``<unk>``.
-
-    Args:
-        model: from :func:`~.models.load_language_model`.
-        sentence: n words; ``</s>`` stands for the end of a sentence.
-        top: k.
-    """
-    words = [model.dictionary.index(word) for word in sentence]
-    tokens = torch.tensor([[model.start, *words]])  # [1, n + 1]
-    longest = None if model.stateful else model.model.max_positions()
-    if longest is not None and tokens.size(1) > longest:
-        wanted = f"at most {longest - 1} words in a sentence, which the model can read at once"
-        raise DataError(wanted, f"{len(words)}", "Shorten the sentence.")
-    state: Dict[str, Any] = {"carry": Carry()} if model.stateful else {}
-    lengths = torch.tensor([tokens.size(1)])
-    net_output = model.model(tokens, src_lengths=lengths, **state)
-    # Given targets, fairseq's adaptive softmax would leave out the clusters without one.
-    log_p = model.model.get_normalized_probs(net_output, log_probs=True, sample=None)
-    probabilities = log_p[0].float().exp()  # [n + 1, N]
-    reference = probabilities[:-1].gather(1, tokens[0, 1:].unsqueeze(1)).squeeze(1)
-    probabilities[:, model.padding] = 0
-    best = probabilities.topk(min(top, probabilities.size(1)), 1)
-    return NextWords(best.indices, best.values, reference)
-
-
-def widest_gaps(first: Sequence[NextWords], second: Sequence[NextWords], count: int) -> List[Place]:
-    """The positions at which the first model is ahead most, as the paper's cases were found.
-
-    Returns:
-        Positions by falling difference of the log-probabilities of the next word, all above 0.
-    """
-    gaps = [
-        (float(gap), (number, position))
-        for number, (one, other) in enumerate(zip(first, second))
-        for position, gap in enumerate(one.reference.log() - other.reference.log())
-    ]
-    ahead = sorted((each for each in gaps if each[0] > 0), key=lambda each: -each[0])
-    return [place for _, place in ahead[:count]]
-
-
-def compare_next_words(
-    models: Sequence[Tuple[str, LanguageModel]],
-    sentences: Sequence[Sentence],
-    top: int = 5,
-    gaps: int = 0,
-) -> List[Dict[str, Any]]:
-    """The next words of each model after each sentence, or where two models differ most.
-
-    Args:
-        models: pairs of a label and a model, all with the same dictionary.
-        sentences: words of each.
-        top: number of words to list.
-        gaps: number of positions at which the first of two models is ahead most; 0 takes the end
-            of each sentence.
-
-    Returns:
-        For each position ``context`` and ``reference``, the word that follows or ``None``, and
-        ``models``: pairs of ``word`` and ``probability``, and that of the reference.
-    """
-    check_range("`top`", top, at_least=1, whole=True)
-    check_range("`gaps`", gaps, at_least=0, whole=True)
-    if gaps:
-        check_count(len(models), 2, "models for `gaps`", "Give two checkpoints, or drop `gaps`.")
-    symbols = models[0][1].dictionary.symbols
-    for label, model in models[1:]:
-        if model.dictionary.symbols != symbols:
-            raise ConfigurationError(
-                f"models with one dictionary, that of {models[0][0]}",
-                f"another one with {label}",
-                "Compare models that were trained on the same binarised data.",
-            )
-    check_enough(len(sentences), 1, "sentence", "Give one sentence a line.")
-    found = [[predict_next(model, one, top) for one in sentences] for _, model in models]
-    places = [(number, len(one)) for number, one in enumerate(sentences)]
-    if gaps:
-        places = widest_gaps(found[0], found[1], gaps)
-    return [
-        {
-            "context": " ".join(sentences[number][:position]),
-            "reference": _word_at(sentences[number], position),
-            "models": [
-                {"label": label, **_listed(one[number], position, symbols)}
-                for (label, _), one in zip(models, found)
-            ],
-        }
-        for number, position in places
-    ]
-
-
-def _word_at(sentence: Sentence, position: int) -> Optional[str]:
-    return sentence[position] if position < len(sentence) else None
-
-
-def _listed(one: NextWords, position: int, symbols: Sequence[str]) -> Dict[str, Any]:
-    pairs = zip(one.indices[position].tolist(), one.probabilities[position].tolist())
-    known = position < one.reference.size(0)
-    return {
-        "next": [{"word": symbols[index], "probability": p} for index, p in pairs],
-        "reference": float(one.reference[position]) if known else None,
-    }

@@ -27,6 +27,7 @@ from spectral_fairseq.lm.awd_lstm import Carry
 from spectral_fairseq.lm.evaluation import (
     CacheGrid,
     Corpus,
+    Evaluation,
     Reader,
     differentiable,
     evaluate,
@@ -146,6 +147,16 @@ class DynamicEvaluation:
                 dynamic_update_(parameter, trained, gradient, decays, steps)
 
 
+def evaluate_adapting(
+    reader: Reader, corpus: Corpus, dynamic: Optional[DynamicEvaluation], **how: Any
+) -> Evaluation:
+    """:func:`~spectral_fairseq.lm.evaluation.evaluate` of a model that adapts, if it is to."""
+    if dynamic is None:
+        return evaluate(reader, corpus, **how)
+    with dynamic:
+        return evaluate(reader, corpus, update=dynamic.update, **how)
+
+
 # Grid search over the parameters of the cache and of dynamic evaluation, on a validation corpus.
 #
 # The cache takes one pass of the model whatever its grid, because theta and lambda only change how
@@ -240,11 +251,7 @@ def search_cache(
     progress: ProgressCallback = ignore_progress,
 ) -> GridSearch:
     """Evaluate every theta with every lambda, in one pass of a model that may adapt meanwhile."""
-    if dynamic is None:
-        found = evaluate(reader, corpus, cache=grid, progress=progress)
-    else:
-        with dynamic:
-            found = evaluate(reader, corpus, cache=grid, update=dynamic.update, progress=progress)
+    found = evaluate_adapting(reader, corpus, dynamic, cache=grid, progress=progress)
     points = [
         GridPoint({"theta": theta, "lambda": weight}, perplexity(nll, found.tokens))
         for theta, row in zip(grid.thetas, found.cached)
@@ -267,9 +274,8 @@ def search_dynamic(
     """
     points, tokens = [], 0
     for point, label in zip(rates, labels):
-        dynamic: Any = DynamicEvaluation(reader.model, statistics, point)
-        with dynamic:
-            found = evaluate(reader, corpus, update=dynamic.update, progress=progress)
+        dynamic = DynamicEvaluation(reader.model, statistics, point)
+        found = evaluate_adapting(reader, corpus, dynamic, progress=progress)
         tokens = found.tokens
         points.append(GridPoint(label, perplexity(found.nll, tokens)))
     return GridSearch("dynamic", tokens, points)

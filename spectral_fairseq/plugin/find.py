@@ -5,7 +5,7 @@ In errors ```weight``` stands for the flag that asked for a table.
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Tuple
+from typing import Any, Iterator, List, Optional, Tuple
 
 from fairseq.models import FairseqMultiModel
 from torch import Tensor, nn
@@ -57,6 +57,15 @@ def table_module(model: nn.Module) -> Optional[Table]:
     return table if isinstance(table, Table) else None
 
 
+def output_layers(decoder: nn.Module) -> Iterator[Tuple[Any, Tensor]]:
+    """What fairseq's decoders end in, a layer or its weight alone, with the weight."""
+    for name in OUTPUT_LAYERS:
+        layer = getattr(decoder, name, None)
+        weight = layer if isinstance(layer, Tensor) else getattr(layer, "weight", None)
+        if isinstance(weight, Tensor):
+            yield layer, weight
+
+
 def output_matrix(model: nn.Module, num_words: int) -> Tensor:
     """The table W of the softmax, shape (N, d), differentiable.
 
@@ -77,11 +86,9 @@ def output_matrix(model: nn.Module, num_words: int) -> Tensor:
             "an adaptive softmax, which splits it into pieces of different widths",
             "Drop --adaptive-softmax-cutoff, or drop `weight`.",
         )
-    for name in OUTPUT_LAYERS:
-        layer = getattr(decoder, name, None)
-        weight = layer if isinstance(layer, Tensor) else getattr(layer, "weight", None)
-        if isinstance(weight, Tensor) and weight.dim() == 2 and weight.size(0) == num_words:
-            return weight
+    for _, own in output_layers(decoder):
+        if own.dim() == 2 and own.size(0) == num_words:
+            return own
     shared = getattr(decoder, "share_input_output_embed", False)
     weight = getattr(getattr(decoder, "embed_tokens", None), "weight", None)
     if shared and isinstance(weight, Tensor) and weight.size(0) == num_words:
@@ -147,8 +154,11 @@ def softmax_operands(
         rows, matrix = table.operands(features)
         return rows, matrix, getattr(head_of(model), "bias", None)
     weight = output_matrix(model, num_words)
-    layers: List[Any] = [getattr(decoder_of(model), name, None) for name in OUTPUT_LAYERS]
-    biases = (layer.bias for layer in layers if getattr(layer, "weight", None) is weight)
+    biases = (
+        layer.bias
+        for layer, own in output_layers(decoder_of(model))
+        if own is weight and layer is not weight
+    )
     return features, weight, next(biases, None)
 
 

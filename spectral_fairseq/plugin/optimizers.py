@@ -26,7 +26,7 @@ from spectral_fairseq.errors import ConfigurationError, arguments_as_flags, miss
 from spectral_fairseq.lm.coupled_adam import CoupledAdam
 from spectral_fairseq.lm.muon import ADJUSTMENTS, Muon, hidden_matrices
 from spectral_fairseq.options import option
-from spectral_fairseq.plugin.find import OUTPUT_LAYERS
+from spectral_fairseq.plugin.find import output_layers
 from spectral_fairseq.plugin.listener import Listener
 
 logger = logging.getLogger(__name__)
@@ -109,9 +109,7 @@ def table_parameters(model: nn.Module) -> List[nn.Parameter]:
             clusters = [module.head, *(tail[-1] for tail in module.tail)]
             found.extend(one.weight for one in clusters if isinstance(one, nn.Linear))
         if isinstance(module, FairseqDecoder):
-            for name in OUTPUT_LAYERS:
-                layer = getattr(module, name, None)
-                weight = layer if isinstance(layer, Tensor) else getattr(layer, "weight", None)
+            for _, weight in output_layers(module):
                 if isinstance(weight, nn.Parameter) and len(weight) == len(module.dictionary):
                     found.append(weight)
     return list({id(one): one for one in found if one.requires_grad}.values())
