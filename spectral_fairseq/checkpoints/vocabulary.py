@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 from spectral_fairseq.checkpoints.dictionary import (
     WordList,
@@ -46,6 +46,7 @@ _SENTENCEPIECE = (".model", ".spm")
 _KNOWN = "dict.txt, tokenizer.json, vocab.json, vocab.txt or a sentencepiece model"
 _OWN = "Give the tokenizer's own vocabulary."
 _DICT_LINE = re.compile(r".*\S \d+( #fairseq:overwrite)?\s*")
+_PADDING = ("<pad>", "[PAD]")
 # Tables are made larger than the vocabulary, to a multiple of 64 for example.
 _MOST_FILLERS = 1024
 
@@ -110,9 +111,7 @@ def fitted(words: WordList, rows: int, table: str, model: str) -> WordList:
     )
 
 
-def words_by_row(
-    path: Path, rows: Mapping[str, Any], padding: Sequence[str] = ("<pad>", "[PAD]")
-) -> WordList:
+def words_by_row(path: Path, rows: Mapping[str, Any]) -> WordList:
     """The words of a mapping from token to row; rows without a token stand for no word."""
     most = 2 * len(rows) + _MOST_FILLERS
     wrong = [row for row in rows.values() if not _is_row(row, most)]
@@ -123,7 +122,7 @@ def words_by_row(
     for token, row in rows.items():
         symbols[row] = token
     named = [f"row {row}" if one is None else one for row, one in enumerate(symbols)]
-    left_out = [row for row, one in enumerate(symbols) if one is None or one in padding]
+    left_out = [row for row, one in enumerate(symbols) if one is None or one in _PADDING]
     return WordList(path, named, [0] * len(named), left_out)
 
 

@@ -75,13 +75,11 @@ class LogitCheck:
         return self.max_difference <= TOLERANCE * self.max_logit
 
 
-def compare_logits(
-    original: Mapping[str, Any], exported: Mapping[str, Any], seed: int = 1
-) -> LogitCheck:
+def compare_logits(original: Mapping[str, Any], exported: Mapping[str, Any]) -> LogitCheck:
     """Run both checkpoints in evaluation mode on one padded batch of random tokens."""
     task = task_like(exported["model"])
     factored, plain = build_model(original, task), build_model(exported, task)
-    batch = random_batch(task, factored, torch.Generator().manual_seed(seed))
+    batch = random_batch(task, factored)
     with torch.no_grad(), warnings.catch_warnings():
         # fairseq's decoder passes masks of two types; users can do nothing about it.
         warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask", UserWarning)
@@ -149,10 +147,9 @@ def build_model(checkpoint: Mapping[str, Any], task: Any) -> Any:
     return model.float().eval()
 
 
-def random_batch(
-    task: Any, model: Any, generator: torch.Generator, pad_left: bool = True
-) -> Dict[str, Tensor]:
+def random_batch(task: Any, model: Any, pad_left: bool = True) -> Dict[str, Tensor]:
     """Three sequences of random words and different lengths, as arguments of the model."""
+    generator = torch.Generator().manual_seed(1)
 
     def tokens(dictionary: Dictionary, length: int, pad_left: bool) -> Tensor:
         rows = torch.randint(dictionary.nspecial, len(dictionary), (3, length), generator=generator)

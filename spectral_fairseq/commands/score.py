@@ -125,7 +125,6 @@ ORDERS = (1, 2, 3, 4)
 def nbest_bleu(
     contexts: Sequence[Tuple[Sequence[str], Sequence[str]]],
     tokenize: str = "none",
-    smooth_method: str = "exp",
     progress: Optional[StepCallback] = None,
 ) -> Tuple[Dict[str, float], str]:
     """Precision and recall for every order of :data:`ORDERS`.
@@ -133,7 +132,6 @@ def nbest_bleu(
     Args:
         contexts: for each, its references and its hypotheses, none of the two empty.
         tokenize: sacrebleu's tokeniser; ``none`` for text that is tokenised already.
-        smooth_method: sacrebleu's.
         progress: advanced by one for each context and order.
 
     Returns:
@@ -151,7 +149,7 @@ def nbest_bleu(
         metric = BLEU(
             max_ngram_order=order,
             tokenize=tokenize,
-            smooth_method=smooth_method,
+            smooth_method="exp",
             effective_order=True,
             force=True,
         )
