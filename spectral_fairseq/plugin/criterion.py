@@ -35,7 +35,6 @@ from spectral_fairseq.plugin.listener import Listener
 from spectral_fairseq.plugin.objective import (
     A_PENALTY,
     AN_SVD_TABLE,
-    Batch,
     Inputs,
     Parts,
     Penalties,
@@ -255,7 +254,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         found = bound.likelihood(model, sample, reduce)
         log = self._logging_output(found, model, sample)
         loss, sample_size = found.loss, log["sample_size"]
-        due = bound.penalties(self.num_updates, Batch(found.net_output, sample["target"]))
+        due = bound.penalties(self.num_updates, (found.net_output, sample["target"]))
         due.extend(reported_terms(found.net_output))
         for term in due:
             # See Note [The scale of a penalty].

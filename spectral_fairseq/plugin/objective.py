@@ -157,16 +157,8 @@ class Words:
         return smoothed_log_counts(training_counts(self._task, self.dictionary))
 
 
-class Batch(NamedTuple):
-    """A batch of an update.
-
-    Args:
-        net_output: of the model.
-        targets: words, shape (B, T).
-    """
-
-    net_output: Any
-    targets: Tensor
+Batch = Tuple[Any, Tensor]
+"""What a model has computed for a batch of an update, and the targets, words of shape (B, T)."""
 
 
 @dataclass(frozen=True)

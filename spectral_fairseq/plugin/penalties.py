@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch
 from fairseq.models.fconv import FConvDecoder
@@ -51,43 +51,22 @@ from spectral_fairseq.plugin.objective import (
 # of the penalty that asked.
 
 
-class OutputTable(NamedTuple):
-    """The table W of the softmax.
+def output_table(inputs: Inputs) -> Tuple[Tensor, Tensor]:
+    """The output table W, of any kind, shape (N, d), and the rows that are not counted, shape (m,).
 
-    Args:
-        weight: W, shape (N, d).
-        excluded: indices of the rows that are not counted, shape (m,).
+    A factored table is multiplied out.
     """
-
-    weight: Tensor
-    excluded: Tensor
-
-
-class RowNorms(NamedTuple):
-    """The norms of the rows of the output table.
-
-    Args:
-        norms: ||W_j||, shape (N,).
-        excluded: indices of the rows that are not counted, shape (m,).
-    """
-
-    norms: Tensor
-    excluded: Tensor
-
-
-def output_table(inputs: Inputs) -> OutputTable:
-    """The output table, of any kind; a factored one is multiplied out."""
     weight = find.output_matrix(inputs.decoder, inputs.words.rows).float()
-    return OutputTable(weight, inputs.words.excluded_on(weight.device))
+    return weight, inputs.words.excluded_on(weight.device)
 
 
-def output_row_norms(inputs: Inputs) -> RowNorms:
-    """The norms of the rows of the output table, which a weight-norm table stores."""
+def output_row_norms(inputs: Inputs) -> Tuple[Tensor, Tensor]:
+    """||W_j||, shape (N,), which a weight-norm table stores, and the rows that are not counted."""
     table = find.table_module(inputs.decoder)
     if isinstance(table, WeightNormEmbedding):
-        return RowNorms(table.norms(), table.excluded_rows)
+        return table.norms(), table.excluded_rows
     weight, excluded = inputs.get(output_table)
-    return RowNorms(row_norms(weight), excluded)
+    return row_norms(weight), excluded
 
 
 def output_singular_values(inputs: Inputs) -> Tensor:
@@ -111,21 +90,10 @@ def svd_tables(inputs: Inputs) -> Tuple[SVDEmbedding, ...]:
     return inputs.parts.svd_tables
 
 
-class LayerStates(NamedTuple):
-    """The decoder's hidden states of a batch.
+def layer_states(inputs: Inputs) -> Optional[Tuple[List[Tensor], Tensor]]:
+    """The output of each layer of the decoder, shape (B, T, d), and what is no padding, (B, T).
 
-    Args:
-        layers: the output of each layer, shape (B, T, d) each; none if LayerDrop dropped all.
-        counted: shape (B, T), false at padding.
-    """
-
-    layers: List[Tensor]
-    counted: Tensor
-
-
-def layer_states(inputs: Inputs) -> Optional[LayerStates]:
-    """The outputs of the decoder's layers; ``None`` outside of an update.
-
+    There are none where LayerDrop dropped all layers, and it is ``None`` outside of an update.
     What a decoder tells is known when it has run; those that are known to tell nothing are refused
     before training.
     """
@@ -145,7 +113,7 @@ def layer_states(inputs: Inputs) -> Optional[LayerStates]:
     layers = [layer.transpose(0, 1) for layer in states[1:]]
     counted = targets.ne(inputs.words.dictionary.pad())
     # Some likelihoods run each sentence several times, one after the other.
-    return LayerStates(layers, counted.repeat_interleave(states[0].size(1) // len(counted), 0))
+    return layers, counted.repeat_interleave(states[0].size(1) // len(counted), 0)
 
 
 # The penalties.
@@ -162,7 +130,7 @@ COSINE = Penalty(
         "cosreg_weight", "gamma: weight of the mean cosine between different words"
     ),
     needs=output_table,
-    value=lambda table, _: cosine_penalty(table.weight, table.excluded),
+    value=lambda table, _: cosine_penalty(*table),
 )
 
 
@@ -174,24 +142,15 @@ COSINE = Penalty(
 # those of W itself, and the gradient is W V diag(2 (sigma - prior) / sigma) V'.
 
 
-class Spectrum(NamedTuple):
-    """The singular values of a table, and its prior.
+def spectra(inputs: Inputs) -> List[Tuple[Tensor, Tensor]]:
+    """The learned sigma of each SVD table, or the true one of the output table without any.
 
-    Args:
-        sigma: shape (d,).
-        prior: shape (d,).
+    Each has its prior beside it; both have the shape (d,).
     """
-
-    sigma: Tensor
-    prior: Tensor
-
-
-def spectra(inputs: Inputs) -> List[Spectrum]:
-    """The learned spectrum of each SVD table, or the true one of the output table without any."""
     if inputs.parts.svd_tables:
-        return [Spectrum(one.singular_values(), one.prior()) for one in inputs.parts.svd_tables]
+        return [(one.singular_values(), one.prior()) for one in inputs.parts.svd_tables]
     sigma = inputs.get(output_singular_values)
-    return [Spectrum(sigma, inputs.parts.prior(*inputs.get(output_table)).to(sigma))]
+    return [(sigma, inputs.parts.prior(*inputs.get(output_table)).to(sigma))]
 
 
 SPECTRUM = Penalty(
@@ -306,9 +265,9 @@ def _with_targets(options: Any, words: Words) -> Any:
     return SimpleNamespace(**{**vars(options), "weight_norm_target": PerDevice(target)})
 
 
-def _weight_norm_value(rows: RowNorms, options: Any) -> Tensor:
-    target = options.weight_norm_target.on(rows.norms.device)
-    return weight_norm_penalty(rows.norms, target, rows.excluded)
+def _weight_norm_value(rows: Tuple[Tensor, Tensor], options: Any) -> Tensor:
+    norms, excluded = rows
+    return weight_norm_penalty(norms, options.weight_norm_target.on(norms.device), excluded)
 
 
 WEIGHT_NORM = Penalty(
@@ -348,7 +307,7 @@ MEAN_VECTOR = Penalty(
         "lambda of mu-loss: weight of the squared length of the mean of all output vectors",
     ),
     needs=output_table,
-    value=lambda table, _: mean_vector_penalty(table.weight, table.excluded),
+    value=lambda table, _: mean_vector_penalty(*table),
 )
 
 
@@ -357,10 +316,10 @@ MEAN_VECTOR = Penalty(
 # https://arxiv.org/abs/2602.00217, whose weight is 1.
 
 
-def _dispersion_value(states: LayerStates, _: Any) -> Tensor:
+def _dispersion_value(states: Tuple[List[Tensor], Tensor], _: Any) -> Tensor:
     from spectral_fairseq.functional.row_penalties import dispersion_penalty
 
-    return dispersion_penalty(states.layers, states.counted)
+    return dispersion_penalty(*states)
 
 
 DISPERSION = Penalty(
