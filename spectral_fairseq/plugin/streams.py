@@ -331,9 +331,7 @@ class StreamIterator(EpochBatchIterator):
         # collector would end the loading processes late, and, because it closes their queues first,
         # only after waiting 5 seconds for each of them.
         known = weakref.ref(self)
-        self.ordered_batches = lambda *arguments: EpochBatchIterator.ordered_batches(
-            known(), *arguments
-        )
+        self.ordered_batches = lambda *args: EpochBatchIterator.ordered_batches(known(), *args)
         # An iterator serves one epoch; its loading processes would live on with the flag set.
         self.persistent_workers = False
         self.streams = streams
