@@ -162,13 +162,13 @@ def report(
         beside = [name for name in (args.dictionary, args.counts) if name]
         check_inputs_stay(folder, [*paths, *beside, *args.predictions.nbest])
         import_matplotlib()
-    found = _analyse(args, paths, methods)
-    found.command = command
-    page = None if args.out is None else found.write(args.out, args.overwrite)
+    analysis = _analyse(args, paths, methods)
+    analysis.command = command
+    page = None if args.out is None else analysis.write(args.out, args.overwrite)
     if args.format == "json":
-        print(json.dumps(found.to_dict()))
+        print(json.dumps(analysis.to_dict()))
     else:
-        print(found.to_text() if args.all else found)
+        print(analysis.to_text() if args.all else analysis)
     if page is not None:
         print(f"Report: {page}", file=sys.stderr)
     return 0
@@ -176,11 +176,11 @@ def report(
 
 def _check_flags(args: ReportArguments) -> None:
     """Refuse flags that would do nothing."""
-    given = {**vars(args), **vars(args.predictions)}
+    values = {**vars(args), **vars(args.predictions)}
     defaults = {**vars(ReportArguments()), **vars(PredictionArguments())}
     for flag, needed in _NEEDS.items():
-        name, other = (one[2:].replace("-", "_") for one in (flag, needed))
-        if given[name] != defaults[name] and not given[other]:
+        name, other = (text[2:].replace("-", "_") for text in (flag, needed))
+        if values[name] != defaults[name] and not values[other]:
             raise idle_flag(flag, needed)
 
 

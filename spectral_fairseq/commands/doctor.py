@@ -45,28 +45,30 @@ def diagnose() -> Dict[str, Any]:
         import for ``--user-dir spectral_fairseq`` from the working directory, and whether that is
         this package) and ``problems``, empty when everything works.
     """
-    found = versions()
+    installed = versions()
     patches: Dict[str, List[Applied]] = {"defects": [], "features": []}
     problems: List[str] = []
-    obstacle = None if found["fairseq"] is None else why_not_importable()
+    obstacle = None if installed["fairseq"] is None else why_not_importable()
     if obstacle is not None:
         problems.append(obstacle)
-    elif found["fairseq"] is not None:
+    elif installed["fairseq"] is not None:
         patches = {"defects": patch_fairseq(), "features": _patched_for_features()}
         problems += [
-            f"{one.patch.name}: {one.detail}"
+            f"{applied.patch.name}: {applied.detail}"
             for group in patches.values()
-            for one in group
-            if one.status is Status.CANNOT
+            for applied in group
+            if applied.status is Status.CANNOT
         ]
     package = os.path.dirname(os.path.abspath(spectral_fairseq.__file__))
     resolved = resolve_user_dir(USER_DIR)
     return {
-        "versions": found,
+        "versions": installed,
         "cuda_devices": cuda_devices(),
         "float32_products": _products(),
-        "patches": {group: [_as_json(one) for one in all_] for group, all_ in patches.items()},
-        "unsupported": [_refusal_as_json(one) for one in REFUSALS],
+        "patches": {
+            group: [_as_json(applied) for applied in all_] for group, all_ in patches.items()
+        },
+        "unsupported": [_refusal_as_json(refusal) for refusal in REFUSALS],
         "user_dir": {
             "package": package,
             "resolves_to": resolved,
@@ -99,9 +101,14 @@ def _as_json(applied: Applied) -> Dict[str, str]:
     }
 
 
-def _refusal_as_json(one: Refusal) -> Dict[str, str]:
-    found = {"refused": one.refused, "with": one.feature, "needs": one.needs, "remedy": one.remedy}
-    return {name: unquoted(text) for name, text in found.items()}
+def _refusal_as_json(refusal: Refusal) -> Dict[str, str]:
+    texts = {
+        "refused": refusal.refused,
+        "with": refusal.feature,
+        "needs": refusal.needs,
+        "remedy": refusal.remedy,
+    }
+    return {name: unquoted(text) for name, text in texts.items()}
 
 
 def report(whole: bool = False) -> str:
@@ -109,34 +116,36 @@ def report(whole: bool = False) -> str:
     return _as_text(diagnose(), whole)
 
 
-def _as_text(found: Dict[str, Any], whole: bool) -> str:
-    lines = [_verdict(found)]
-    lines += [_indented(f"PROBLEM {problem}", "") for problem in found["problems"]]
+def _as_text(findings: Dict[str, Any], whole: bool) -> str:
+    lines = [_verdict(findings)]
+    lines += [_indented(f"PROBLEM {problem}", "") for problem in findings["problems"]]
     lines += ["", "Versions"]
-    for name, version in found["versions"].items():
+    for name, version in findings["versions"].items():
         lines.append(f"  {name:<18}{version or 'not installed'}{_tested(name, version)}")
-    lines.append(f"  {'CUDA devices':<18}{', '.join(found['cuda_devices']) or 'none'}")
-    products = found["float32_products"]
+    lines.append(f"  {'CUDA devices':<18}{', '.join(findings['cuda_devices']) or 'none'}")
+    products = findings["float32_products"]
     lines += ["", "Products of float32 matrices on this CPU", f"  {products['auto']}"]
     if products["mkl"]:
         mkl, onednn = products["mkl"], products["onednn"]
         lines.append(f"  a thread: MKL {mkl:.0f} GFLOP/s, oneDNN {onednn:.0f}")
-    if any(found["patches"].values()):
+    if any(findings["patches"].values()):
         lines += ["", "fairseq with this package"]
-        for group, patches in found["patches"].items():
+        for group, patches in findings["patches"].items():
             counts = Counter(patch["status"] for patch in patches)
             counted = ", ".join(f"{number} {status}" for status, number in counts.items())
             lines.append(f"  {_TITLES[group]}: {counted}")
-        lines.append(f"  Refused before training: {len(found['unsupported'])} combinations")
-        lines.append(f"  --user-dir {USER_DIR}, from this folder: {_user_dir(found['user_dir'])}")
-    lines += _details(found) if whole else ["doctor --all explains each patch and refusal."]
+        lines.append(f"  Refused before training: {len(findings['unsupported'])} combinations")
+        lines.append(
+            f"  --user-dir {USER_DIR}, from this folder: {_user_dir(findings['user_dir'])}"
+        )
+    lines += _details(findings) if whole else ["doctor --all explains each patch and refusal."]
     return "\n".join(lines)
 
 
-def _verdict(found: Dict[str, Any]) -> str:
-    if found["problems"]:
+def _verdict(findings: Dict[str, Any]) -> str:
+    if findings["problems"]:
         return "Something cannot work."
-    if found["versions"]["fairseq"] is None:
+    if findings["versions"]["fairseq"] is None:
         without = (
             "No problems found. fairseq is not installed: analyze, compare and the torch library "
             "work without it; training with fairseq and the other commands need it. "
@@ -149,30 +158,30 @@ def _tested(name: str, version: str) -> str:
     """What was tested of a package, where its version is not pinned by fairseq's."""
     if name not in TESTED:
         return ""
-    found, oldest, newest = (
-        tuple(map(int, re.findall(r"\d+", one)[:2])) for one in (version, *TESTED[name])
+    installed, oldest, newest = (
+        tuple(map(int, re.findall(r"\d+", text)[:2])) for text in (version, *TESTED[name])
     )
-    beside = "tested" if oldest <= found <= newest else "not tested, may work; tested"
+    beside = "tested" if oldest <= installed <= newest else "not tested, may work; tested"
     return f" ({beside}: {TESTED[name][0]} to {TESTED[name][1]})"
 
 
-def _user_dir(found: Dict[str, Any]) -> str:
-    if found["is_this_package"]:
+def _user_dir(entry: Dict[str, Any]) -> str:
+    if entry["is_this_package"]:
         return "this package"
-    return f"{found['resolves_to'] or 'nothing'}\n  give --user-dir {found['package']} instead"
+    return f"{entry['resolves_to'] or 'nothing'}\n  give --user-dir {entry['package']} instead"
 
 
-def _details(found: Dict[str, Any]) -> List[str]:
+def _details(findings: Dict[str, Any]) -> List[str]:
     lines: List[str] = []
-    for group, patches in found["patches"].items():
+    for group, patches in findings["patches"].items():
         lines += ["", _TITLES[group]] if patches else []
         for patch in patches:
             lines.append(f"  [{patch['status']}] {patch['name']}")
             lines += [_indented(patch["reason"]), _indented(patch["detail"])]
     lines += ["", "Not supported (refused before training)"]
-    for one in found["unsupported"]:
-        lines += [_indented(one["refused"], " " * 2)]
-        lines += [_indented(f"with {one['with']}, which needs {one['needs']}. {one['remedy']}")]
+    for refusal in findings["unsupported"]:
+        needs = f"with {refusal['with']}, which needs {refusal['needs']}. {refusal['remedy']}"
+        lines += [_indented(refusal["refused"], " " * 2), _indented(needs)]
     return lines
 
 
@@ -197,6 +206,6 @@ class Arguments:
 
 def run(args: Arguments) -> int:
     """Print the findings; returns the exit status 1 if something cannot work, else 0."""
-    found = diagnose()
-    print(json.dumps(found, indent=2) if args.format == "json" else _as_text(found, args.all))
-    return 1 if found["problems"] else 0
+    findings = diagnose()
+    print(json.dumps(findings, indent=2) if args.format == "json" else _as_text(findings, args.all))
+    return 1 if findings["problems"] else 0

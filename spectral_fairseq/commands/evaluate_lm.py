@@ -29,9 +29,11 @@ PUBLISHED: Dict[str, Tuple[float, float, float]] = {
 PUBLISHED_CACHE = (0.662, 0.1279)
 
 
-def _filled(given: Sequence[Optional[float]], published: Sequence[float]) -> Tuple[float, ...]:
+def _filled(numbers: Sequence[Optional[float]], published: Sequence[float]) -> Tuple[float, ...]:
     """The numbers given, with the published ones in place of None."""
-    return tuple(other if one is None else one for one, other in zip(given, published))
+    return tuple(
+        default if number is None else number for number, default in zip(numbers, published)
+    )
 
 
 @dataclass
@@ -249,12 +251,12 @@ def run(args: Arguments) -> int:
     from spectral_fairseq.functional.float32_products import float32_products
 
     with float32_products(args.float32_products), StageBars(args.no_progress) as bars:
-        found = evaluate_checkpoint(
+        document = evaluate_checkpoint(
             args.checkpoint, args.data, args.options, bars.begin, args.verify
         )
-    if found["data"]["remark"]:
-        print(f"warning: {found['data']['remark']}", file=sys.stderr)
-    print(json.dumps(found) if args.format == "json" else as_text(found))
+    if document["data"]["remark"]:
+        print(f"warning: {document['data']['remark']}", file=sys.stderr)
+    print(json.dumps(document) if args.format == "json" else as_text(document))
     return 0
 
 
@@ -265,17 +267,19 @@ def as_text(document: Dict[str, Any]) -> str:
     parts = [_grid(search) for search in document["tuning"]]
     rows = [
         [
-            one["method"],
-            f"{one['tokens']:,}",
-            "-" if one["bits"] is None else f"{one['bits']:.4f}",
-            _shown(one["perplexity"]),
+            figure["method"],
+            f"{figure['tokens']:,}",
+            "-" if figure["bits"] is None else f"{figure['bits']:.4f}",
+            _shown(figure["perplexity"]),
         ]
-        for one in document["figures"]
+        for figure in document["figures"]
     ]
     headers = ["", "tokens", "bits", "perplexity"]
     align = ("left", "right", "right", "right")
     parts.append(tabulate(rows, headers, disable_numparse=True, colalign=align))
-    parts.append("\n".join(f"{one['method']}: {one['signature']}" for one in document["figures"]))
+    parts.append(
+        "\n".join(f"{figure['method']}: {figure['signature']}" for figure in document["figures"])
+    )
     return "\n\n".join(parts)
 
 
@@ -284,15 +288,15 @@ def _grid(search: Dict[str, Any]) -> str:
     from tabulate import tabulate
 
     down, across = [name for name in search["points"][0] if name != "perplexity"]
-    found = {(point[down], point[across]): point["perplexity"] for point in search["points"]}
+    perplexities = {(point[down], point[across]): point["perplexity"] for point in search["points"]}
     best = search["best"]
-    rows_of, columns_of = (sorted({place[axis] for place in found}) for axis in (0, 1))
+    rows_of, columns_of = (sorted({place[axis] for place in perplexities}) for axis in (0, 1))
     rows: List[List[str]] = []
     for value in rows_of:
         cells = []
         for column in columns_of:
             mark = "*" if (value, column) == (best[down], best[across]) else ""
-            cells.append(_shown(found[value, column]) + mark)
+            cells.append(_shown(perplexities[value, column]) + mark)
         rows.append([f"{value:g}", *cells])
     down_name, across_name = _SYMBOLS.get(down, down), _SYMBOLS.get(across, across)
     headers = [f"{down_name} \\ {across_name}", *(f"{column:g}" for column in columns_of)]

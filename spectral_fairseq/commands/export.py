@@ -144,8 +144,8 @@ def _to_file(args: Arguments) -> Printed:
 
 
 def _to_folder(args: Arguments) -> Printed:
-    given = (args.checkpoint, args.data, args.bpe_codes, args.sentencepiece_model)
-    inputs = [path for path in given if path]
+    names = (args.checkpoint, args.data, args.bpe_codes, args.sentencepiece_model)
+    inputs = [path for path in names if path]
     out = check_output_folder(args.output, inputs, _NAMES[args.to], args.overwrite)
     import_plugin()
     from spectral_fairseq.checkpoints.reading import load_checkpoint
@@ -216,7 +216,7 @@ def _dictionaries(
     from spectral_fairseq.checkpoints.rewriting import collapse_tables
 
     model = collapse_tables(checkpoint["model"])
-    found: Dict[str, Any] = {}
+    dictionaries: Dict[str, Any] = {}
     for side in ("encoder", "decoder"):
         table = f"{side}.embed_tokens.weight"
         if table not in model:
@@ -224,18 +224,20 @@ def _dictionaries(
         rows = len(model[table])
         if args.data:
             read = map(read_dictionary, dictionary_files(Path(args.data), checkpoint, table))
-            words = next((one for one in read if len(one.symbols) == rows), None)
+            words = next(
+                (dictionary for dictionary in read if len(dictionary.symbols) == rows), None
+            )
             why = f"none of {rows} symbols in {args.data}"
         else:
             words, why = find_dictionary(None, checkpoint, table, rows, args.checkpoint)
         if words is None:
             remedy = "Name the folder of the training data's dictionaries with --data."
             raise MissingDataError(f"the dictionary of {table}", why, remedy)
-        found[side] = words
-    target = found["decoder"]
-    if "encoder" not in found:
+        dictionaries[side] = words
+    target = dictionaries["decoder"]
+    if "encoder" not in dictionaries:
         return target, target, None
-    source = found["encoder"]
+    source = dictionaries["encoder"]
     languages = tuple(words.path.name.split(".")[1] for words in (source, target))
     return source, target, languages  # type: ignore[return-value]
 

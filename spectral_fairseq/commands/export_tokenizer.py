@@ -73,8 +73,10 @@ def _write_fsmt(
     folder: Path, source: List[str], target: List[str], languages: Tuple[str, str], codes: Path
 ) -> None:
     for name, symbols in (("src", source), ("tgt", target)):
-        _write_json(folder / f"vocab-{name}.json", _ids([_with_word_end(one) for one in symbols]))
-    (folder / "merges.txt").write_text("".join(f"{one}\n" for one in _merges(codes)), "utf-8")
+        _write_json(
+            folder / f"vocab-{name}.json", _ids([_with_word_end(symbol) for symbol in symbols])
+        )
+    (folder / "merges.txt").write_text("".join(f"{merge}\n" for merge in _merges(codes)), "utf-8")
     config = {"sep_token": "</s>", "langs": list(languages), "do_lower_case": False}
     _write_config(folder, "FSMTTokenizer", config)
 
@@ -135,7 +137,7 @@ def _merges(codes: Path) -> List[str]:
     lines = read_text(codes, DataError, "Name the file of the codes.").split("\n")
     # Before version 0.2, the end of a word was a symbol of its own.
     merges = [line for line in lines[1:] if line.strip()]
-    bad = next((one for one in merges if len(one.split()) != 2), None)
+    bad = next((merge for merge in merges if len(merge.split()) != 2), None)
     if not lines[0].startswith("#version: 0.2") or bad is not None:
         raise DataError(
             f"codes of subword-nmt, version 0.2, in {codes}",

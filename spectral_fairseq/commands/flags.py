@@ -89,7 +89,7 @@ def default_text(value: Any) -> str:
 
 def _flags(config: Type[Any], elsewhere: Optional[Type[Any]]) -> List[ListedFlag]:
     left_out = {field.name for field in fields(elsewhere)} if elsewhere else {"data"}
-    found = []
+    flags = []
     for field in fields(config):
         text = field.metadata.get("help")
         if field.name in left_out or not text or text == argparse.SUPPRESS:
@@ -97,10 +97,10 @@ def _flags(config: Type[Any], elsewhere: Optional[Type[Any]]) -> List[ListedFlag
         choices: Any = getattr(field.type, "__members__", {}).values()
         if choices:
             text += ": " + ", ".join(f"`{choice.value}`" for choice in choices)
-        found.append(
+        flags.append(
             ListedFlag("--" + field.name.replace("_", "-"), default_text(field.default), text)
         )
-    return found
+    return flags
 
 
 def _searched(flag: ListedFlag) -> str:

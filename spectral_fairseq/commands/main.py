@@ -65,8 +65,10 @@ class _Subcommand(argparse.ArgumentParser):
         )
         self.add_argument(_HELP_ALL, action="help", help="show every option and exit")
         self.set_defaults(module=module)
-        named = [one for one in self._actions if not one.option_strings]
-        words = (f"{one.metavar}{' ...' if one.nargs in ('+', '*') else ''}" for one in named)
+        named = [action for action in self._actions if not action.option_strings]
+        words = (
+            f"{action.metavar}{' ...' if action.nargs in ('+', '*') else ''}" for action in named
+        )
         self.usage = " ".join(["%(prog)s [options]", *words])  # the list of them follows
         return super().parse_known_args(args, namespace)
 

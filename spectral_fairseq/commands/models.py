@@ -46,12 +46,12 @@ from spectral_fairseq.provenance import sha256
 def parse_overrides(text: str) -> Dict[str, Any]:
     """The dictionary that the flag's value spells, as in fairseq's own commands."""
     try:
-        found = ast.literal_eval(text)
+        overrides = ast.literal_eval(text)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        overrides = None
+    if not isinstance(overrides, dict) or not all(isinstance(name, str) for name in overrides):
         raise misspelt("--model-overrides to be a dictionary such as \"{'mem_len': 640}\"", text)
-    return found
+    return overrides
 
 
 def check_overrides(checkpoint: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
@@ -322,10 +322,10 @@ class BlockReader(Reader):
         self.rows = rows
         # Both base classes have a method of this name that only raises.
         missing = (FairseqDecoder.extract_features, FairseqIncrementalDecoder.extract_features)
-        own = type(model.decoder).extract_features not in missing
+        has_method = type(model.decoder).extract_features not in missing
         # That of hf_gpt2 has no such argument, and returns a tensor and not a pair.
         usual = "encoder_out" in inspect.signature(model.decoder.extract_features).parameters
-        self.shows_features = own and usual and hasattr(model.decoder, "output_layer")
+        self.shows_features = has_method and usual and hasattr(model.decoder, "output_layer")
 
     def segments(self, corpus: Corpus) -> Iterator[Segment]:
         """Cut the corpus into batches of blocks; see the base class."""

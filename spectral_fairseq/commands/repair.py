@@ -90,14 +90,14 @@ def run(args: Arguments) -> int:
         how: Dict[str, Any] = {name: getattr(args, name) for name in names}
         how["rows"] = args.rows or _CHOICES[:1]
         done, changed = repair_tables(opened, args.table, **how)
-    for one in done:
-        print("\n".join(_lines(one)))
+    for table in done:
+        print("\n".join(_lines(table)))
     if not changed:
         print(f"Nothing to repair, so nothing was written to {out}.")
         return 0
     with naming_full_disk(out, "choose another --out"):
         _write(opened, changed, source, out, args.verify)
-    print(f"{out}: {args.model} with {sum(len(one.rows) for one in done):,} rows repaired")
+    print(f"{out}: {args.model} with {sum(len(table.rows) for table in done):,} rows repaired")
     return 0
 
 
@@ -132,16 +132,16 @@ def _write(opened: Any, changed: Dict[str, Any], source: Path, out: Path, verify
             write_weights(source, changed, partial)
 
 
-def _lines(one: Any) -> List[str]:
-    name, rows = one.names[0], len(one.rows)
-    shared = f" (= {', '.join(one.names[1:])})" if one.names[1:] else ""
-    found = [f"{name}{shared}, {one.shape[0]:,} x {one.shape[1]:,}: {rows:,} rows to repair"]
+def _lines(table: Any) -> List[str]:
+    name, rows = table.names[0], len(table.rows)
+    shared = f" (= {', '.join(table.names[1:])})" if table.names[1:] else ""
+    lines = [f"{name}{shared}, {table.shape[0]:,} x {table.shape[1]:,}: {rows:,} rows to repair"]
     if rows:
-        shown = one.words[:_SHOWN] or [f"row {row}" for row in one.rows[:_SHOWN]]
-        found[0] += f", {', '.join(shown)}" + (", ..." if rows > _SHOWN else "")
-        found.append(f"  {'':<28} {'before':>10} {'after':>10}")
-        found += [
-            f"  {key:<28} {value:>10.4g} {one.after[key]:>10.4g}"
-            for key, value in one.before.items()
+        shown = table.words[:_SHOWN] or [f"row {row}" for row in table.rows[:_SHOWN]]
+        lines[0] += f", {', '.join(shown)}" + (", ..." if rows > _SHOWN else "")
+        lines.append(f"  {'':<28} {'before':>10} {'after':>10}")
+        lines += [
+            f"  {key:<28} {value:>10.4g} {table.after[key]:>10.4g}"
+            for key, value in table.before.items()
         ]
-    return found
+    return lines
