@@ -36,7 +36,7 @@ from spectral_fairseq.checkpoints.shards import (
     parts_of,
 )
 from spectral_fairseq.checkpoints.state_dict import (
-    check_not_sharded,
+    check_of_all_processes,
     state_dict_of,
     without_adapters,
 )
@@ -123,7 +123,7 @@ def open_torch(path: Path) -> Tables:
     state, stored_bytes = read_torch_file(path, verify=False)
     if _is_fairseq(state):
         check_fairseq(state, path, stored_bytes)
-        check_not_sharded(state, tensors_of(state["model"]), path)
+        check_of_all_processes(state, tensors_of(state["model"]), path)
         return _fairseq(state, path)
     tensors, unread = _state_dict(state, path, stored_bytes)
     settings = checkpoint_settings(state, "args") if isinstance(state, dict) else {}
@@ -159,7 +159,7 @@ def _state_dict(
 ) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
     tensors, unread = state_dict_of(state)
     if isinstance(state, dict):
-        check_not_sharded(state, tensors, path)
+        check_of_all_processes(state, tensors, path)
     if tensors or unread:
         check_model(tensors, path, stored_bytes)
         return tensors, unread

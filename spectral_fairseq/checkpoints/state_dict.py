@@ -79,7 +79,9 @@ def state_dict_of(state: Any) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
     return tensors, unread
 
 
-def check_not_sharded(state: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
+def check_of_all_processes(
+    state: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path
+) -> None:
     """Refuse what FSDP and DeepSpeed save of one process, in which no table is whole."""
     optimizer = state.get("optimizer_state_dict")
     of_zero = isinstance(optimizer, Mapping) and "zero_stage" in optimizer

@@ -116,7 +116,7 @@ def measure_outputs(
     check_memory(predictions.tokens, predictions.words)
     spectrum = BlockwiseSpectrum(predictions.tokens, predictions.words)
     divergence = ExpectedPairwiseKL(predictions.words)
-    hidden = HiddenStates(predictions.tokens)
+    hidden = StateMeasures(predictions.tokens)
     for block in predictions.blocks:
         spectrum.add(block.log_probabilities)
         divergence.add(block.log_probabilities)
@@ -144,7 +144,7 @@ def measure_outputs(
     return measures, details
 
 
-class HiddenStates:
+class StateMeasures:
     """Accumulates the measures of all layers, and a sample of the last states for their hull.
 
     Args:

@@ -41,7 +41,7 @@ from spectral_fairseq.plugin.objective import (
     TablePrior,
     Words,
     log_terms,
-    prior_of,
+    prior_from_flags,
     reduce_terms,
     reported_terms,
 )
@@ -128,7 +128,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         self._words: Dict[int, Words] = {}
         self._bound: WeakKeyDictionary[nn.Module, Objective] = WeakKeyDictionary()
         self._likelihood_options = likelihood.options_of(cfg)
-        self._prior = prior_of(cfg)
+        self._prior = prior_from_flags(cfg)
         self._check_flags()
         self.num_updates = 0
         self.word_memory: Any = None

@@ -62,7 +62,7 @@ _NAMES = flags_by_argument(PRIOR_OPTIONS)
 _NAMES["kind"] = _NAMES.pop("prior")
 
 
-def prior_of(cfg: Any) -> Prior:
+def prior_from_flags(cfg: Any) -> Prior:
     """The prior that a configuration with the fields of :data:`PRIOR_FLAGS` describes.
 
     Raises:
