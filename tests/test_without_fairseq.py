@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import spectral_fairseq
+from tests.new_process import run_commands
 
 WITHOUT_FAIRSEQ = """
     import importlib, pkgutil, sys
@@ -79,26 +80,25 @@ def test_a_plain_torch_training_loop(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-TORCH_ALONE = """
-    import sys
-
-    class Absent:
-        def find_spec(self, name, path=None, target=None):
-            if name.split(".")[0] in sys.argv[1].split(","):
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-    sys.meta_path.insert(0, Absent())
-    import spectral_fairseq.training
-    from spectral_fairseq.commands.main import main
-
-    sys.exit(main(sys.argv[2:]))
-"""
 # What the extras bring, under the names of the imports.
 EXTRAS = (
     *("fairseq", "fairseq_cli", "hydra", "omegaconf", "sacrebleu", "scipy", "jinja2", "matplotlib"),
     *("pandas", "safetensors", "sentencepiece", "transformers", "tokenizers", "accelerate"),
     *("lightning", "ctranslate2", "sacremoses"),
 )
+
+
+TORCH_ALONE = f"""
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {EXTRAS}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+import spectral_fairseq.training
+"""
 
 
 @pytest.mark.slow
@@ -110,31 +110,20 @@ def test_a_plain_installation_analyses_and_names_the_extra_that_it_lacks(tmp_pat
     (tmp_path / "model.safetensors").write_bytes(bytes(64))
     torch.save({"model": {"decoder.embed_tokens.weight": torch.randn(30, 8)}}, tmp_path / "one.pt")
     (tmp_path / "nbest").write_text("T-0\ta\nH-0\t-1\ta\n")
-    code = textwrap.dedent(TORCH_ALONE)
-    env = {**os.environ, "PYTHONPATH": str(Path(spectral_fairseq.__file__).parents[1])}
-
-    def command(*argv):
-        return subprocess.run(
-            [sys.executable, "-c", code, ",".join(EXTRAS), *argv],
-            env=env,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
-
-    done = command("analyze", "table.npy")
-    assert done.returncode == 0 and "random" in done.stdout, done.stderr
-    done = command("compare", "table.npy", "one.pt")
-    assert done.returncode == 0, done.stderr
-    for extra, *argv in (
+    works = (("analyze", "table.npy"), ("compare", "table.npy", "one.pt"))
+    lacks = (
         ("models", "analyze", "model.safetensors"),
         ("plots", "analyze", "table.npy", "--out", "report"),
         ("predictions", "analyze", "one.pt", "--nbest", "nbest"),
         ("fairseq", "analyze", "one.pt", "--data", "."),
         ("fairseq", "export", "one.pt", "plain.pt"),
         ("fairseq", "flags"),
-    ):
-        done = command(*argv)
+    )
+    commands = (*works, *(argv for _, *argv in lacks))
+    analysed, compared, *refused = run_commands(commands, tmp_path, TORCH_ALONE)
+    assert analysed.returncode == 0 and "random" in analysed.stdout, analysed.stderr
+    assert compared.returncode == 0, compared.stderr
+    for (extra, *argv), done in zip(lacks, refused):
         assert done.returncode == 2, (argv, done.stdout, done.stderr)
         assert f'pip install "spectral-fairseq[{extra}]"' in done.stderr, done.stderr
 

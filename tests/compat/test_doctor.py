@@ -1,7 +1,5 @@
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from spectral_fairseq.functional import float32_products
 from spectral_fairseq.plugin import trainer
 from spectral_fairseq.provenance import resolve_user_dir
 from tests.checkpoints.made import cone, entries, save, with_padding
+from tests.new_process import run_commands
 
 PACKAGE = Path(spectral_fairseq.__file__).resolve().parent
 
@@ -72,31 +71,22 @@ def test_what_cannot_work_sets_the_exit_status(capsys, monkeypatch):
 @pytest.mark.slow
 def test_a_fairseq_that_cannot_be_imported(tmp_path):
     (tmp_path / "fairseq.py").write_text("raise ValueError('mutable default')")
-    path = os.pathsep.join([str(tmp_path), str(PACKAGE.parent)])
-
-    def command(*arguments):
-        return subprocess.run(
-            [sys.executable, "-m", "spectral_fairseq.commands.main", *arguments],
-            env={**os.environ, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-        )
-
-    done = command("doctor", "--format", "json")
-    assert done.returncode == 1
-    (problem,) = json.loads(done.stdout)["problems"]
-    assert "fairseq cannot be imported: ValueError: mutable default" in problem
     one = save(tmp_path / "checkpoint.pt", entries(with_padding(cone())))
-    for needs_fairseq in (
+    need_fairseq = (
         ("export", one, tmp_path / "out.pt"),
         ("evaluate-lm", one, tmp_path),
         ("analyze", one, "--data", tmp_path),
         ("flags",),
-    ):
-        done = command(*map(str, needs_fairseq))
+    )
+    commands = (("doctor", "--format", "json"), *need_fairseq, ("analyze", one))
+    doctors, *refused, analysed = run_commands(commands, tmp_path, "", tmp_path)
+    assert doctors.returncode == 1
+    (problem,) = json.loads(doctors.stdout)["problems"]
+    assert "fairseq cannot be imported: ValueError: mutable default" in problem
+    for done in refused:
         assert done.returncode == 2 and "spectral-fairseq doctor" in done.stderr
         assert "mutable default" in done.stderr and "Traceback" not in done.stderr
-    assert command("analyze", str(one)).returncode == 0  # which needs no fairseq
+    assert analysed.returncode == 0  # it needs no fairseq
 
 
 def test_user_dir(tmp_path, monkeypatch):

@@ -15,10 +15,12 @@ from spectral_fairseq.functional.table_control import (
     apply_change_,
     plan_change,
     redecomposition,
+    shared_plan,
     singular_system,
     spectrum_target,
 )
 from tests.reference import spectra as reference
+from tests.workers import on_two_workers
 
 EXCLUDED = torch.tensor([0, 40, 122])
 
@@ -206,6 +208,26 @@ def test_target_of_a_flat_prior_is_the_root_mean_square():
     sigma = torch.tensor([4.0, 2.0, 2.0, 1.0], dtype=torch.float64)
     target = spectrum_target(sigma, torch.ones(4).double(), side="above", slack=1.5, scale="free")
     torch.testing.assert_close(target, torch.tensor([3.75, 2.0, 2.0, 1.0]).double())
+
+
+def _planned_by_the_first(rank):
+    weight = table(50, 6).float()
+
+    def plan():
+        assert rank == 0, "only the first worker's eigensolver may decide"
+        return plan_change(weight, torch.ones(6), 0.5, slack=1.5, centering=0.1)
+
+    apply_change_(weight, shared_plan(plan, weight, group=torch.distributed.group.WORLD))
+    return weight
+
+
+@pytest.mark.slow
+def test_all_workers_carry_out_the_plan_of_the_first(tmp_path):
+    first, second = on_two_workers(_planned_by_the_first, tmp_path)
+    assert torch.equal(first, second)
+    before = table(50, 6).float()
+    expected = reference.controlled(before, torch.ones(6), 0.5, "above", 1.5, "free", 0.1)
+    torch.testing.assert_close(first.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def penalty(matrix, target):

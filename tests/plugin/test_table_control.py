@@ -10,7 +10,6 @@ from omegaconf import OmegaConf
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint, torch_load
 from spectral_fairseq.errors import DataError
-from spectral_fairseq.functional.table_control import apply_change_, plan_change, shared_plan
 from spectral_fairseq.plugin.control_trainer import (
     ControlledTables,
     control_tables,
@@ -286,33 +285,6 @@ def test_an_automatic_prior_keeps_the_norm_of_the_start(task):
 def criterion_rows(criterion, model):
     words = criterion.objective_of(model).parts.words
     return [i for i in range(words.rows) if i not in words.excluded.tolist()]
-
-
-def _worker(rank, folder):
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
-    )
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(50, 6, generator=generator) + 1
-
-    def plan():
-        assert rank == 0, "only the first worker's eigensolver may decide"
-        return plan_change(weight, torch.ones(6), 0.5, slack=1.5, centering=0.1)
-
-    apply_change_(weight, shared_plan(plan, weight, group=torch.distributed.group.WORLD))
-    torch.save(weight, f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_all_workers_carry_out_the_plan_of_the_first(tmp_path):
-    torch.multiprocessing.spawn(_worker, args=(str(tmp_path),), nprocs=2)
-    first, second = (torch_load(tmp_path / f"{rank}.pt") for rank in (0, 1))
-    assert torch.equal(first, second)
-    generator = torch.Generator().manual_seed(0)
-    before = torch.randn(50, 6, generator=generator) + 1
-    expected = reference.controlled(before, torch.ones(6), 0.5, "above", 1.5, "free", 0.1)
-    torch.testing.assert_close(first.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 # Through the command line
