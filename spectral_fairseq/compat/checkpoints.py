@@ -177,9 +177,9 @@ class _LiteralEval(MetaPathFinder):
     ) -> Optional[importlib.machinery.ModuleSpec]:
         if fullname.partition(".")[0] not in PACKAGES:
             return None
-        others = (one for one in sys.meta_path if not isinstance(one, _LiteralEval))
-        found = (one.find_spec(fullname, path, target) for one in others)
-        spec = next((one for one in found if one is not None), None)
+        others = (finder for finder in sys.meta_path if not isinstance(finder, _LiteralEval))
+        specs = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
             _give_eval_before_running(spec.loader)
         return spec
@@ -198,7 +198,7 @@ def _give_eval_before_running(loader: Any) -> None:
 def _install_literal_settings() -> str:
     for module in _modules():
         module.__dict__["eval"] = literal
-    if not any(isinstance(one, _LiteralEval) for one in sys.meta_path):
+    if not any(isinstance(finder, _LiteralEval) for finder in sys.meta_path):
         sys.meta_path.insert(0, _LiteralEval())
     from fairseq import utils
 
@@ -313,9 +313,9 @@ def explain(
     try:
         if os.path.exists(path):  # else a remote path, or an error of fairseq's own
             file = checkpoint_file(path)
-            found = reading.entries(file)
-            reading.check_sizes(found, file)
-            reading.check_one_archive(found, file)
+            members = reading.entries(file)
+            reading.check_sizes(members, file)
+            reading.check_one_archive(members, file)
         state = original(path, *args, **kwargs)
     except (SpectralFairseqError, FileNotFoundError, PermissionError):
         raise
@@ -389,24 +389,24 @@ _SIDES = ("encoder", "decoder")
 
 def _layers(state_dict: Mapping[str, Any], side: str) -> List[int]:
     """The numbers of the layers whose weights are there, by the pattern of fairseq."""
-    found = (re.match(rf"{side}.*\.layers\.(\d+)\.", key) for key in state_dict)
-    return sorted({int(match[1]) for match in found if match})
+    matches = (re.match(rf"{side}.*\.layers\.(\d+)\.", key) for key in state_dict)
+    return sorted({int(match[1]) for match in matches if match})
 
 
 def _kept(settings: Any, side: str) -> Optional[List[int]]:
     """The layers to keep in ascending order; None stands for all."""
     values = by_name(settings)
     name = f"{side}_layers_to_keep"
-    given = values[name] if name in values else None  # omegaconf 2.0 has no default here
-    if given is None or given == "":
+    setting = values[name] if name in values else None  # omegaconf 2.0 has no default here
+    if setting is None or setting == "":
         return None
     try:
-        kept = sorted(int(number) for number in str(given).strip("[]").split(","))
+        kept = sorted(int(number) for number in str(setting).strip("[]").split(","))
     except ValueError:
         kept = []
     if not kept or kept[0] < 0 or len(set(kept)) < len(kept):
         flag = f"--{name.replace('_', '-')}"
-        raise misspelt(f"{flag} to be different numbers of layers from 0, such as 0,2", given)
+        raise misspelt(f"{flag} to be different numbers of layers from 0, such as 0,2", setting)
     return kept
 
 

@@ -137,9 +137,9 @@ _BY_EPOCH = "_seed_follows_epoch"
 @wrapping
 def composing(self: Any, *args: Any, original: Callable[..., Any], **kwargs: Any) -> Any:
     """Wrap ``FairseqTask.get_batch_iterator``: batches for all epochs are those of the first."""
-    given = inspect.signature(original).bind(self, *args, **kwargs)
-    given.apply_defaults()
-    values = given.arguments
+    call = inspect.signature(original).bind(self, *args, **kwargs)
+    call.apply_defaults()
+    values = call.arguments
     dataset, epoch = values["dataset"], values["epoch"]
     for_all_epochs = self.can_reuse_epoch_itr(dataset) and not (
         values.get("disable_iterator_cache") or values.get("update_epoch_batch_itr")
@@ -148,7 +148,7 @@ def composing(self: Any, *args: Any, original: Callable[..., Any], **kwargs: Any
         return original(self, *args, **kwargs)
     values["epoch"] = 1
     values["seed"] -= (epoch - 1) * getattr(self, _BY_EPOCH, False)
-    iterator = original(*given.args, **given.kwargs)
+    iterator = original(*call.args, **call.kwargs)
     iterator.epoch = epoch
     dataset.set_epoch(epoch)
     return iterator

@@ -68,8 +68,8 @@ def check_quantisation(trainer: Any) -> None:
     if quantizer is not None:
         _check_optimizer(trainer, quantizer)
         _check_layers(trainer, quantizer.layers_to_quantize)
-    for one in _objectives(trainer):
-        flag = _flag_of_own_scores(one)
+    for objective in _objectives(trainer):
+        flag = _flag_of_own_scores(objective)
         if flag:
             refusals.QUANTISED_SCORES.check(trainer.cfg, flag)
 
@@ -121,26 +121,26 @@ def _held(trainer: Any) -> Iterator[Tuple[str, Set[int]]]:
         yield "--optimizer coupled_adam", _ids(table_parameters(model))
     objectives = _objectives(trainer)
     if objectives:
-        own = table_options(trainer.cfg, model, trainer.task).parameters
-        yield f"{TABLE_LR_SCALE.flag} or {TABLE_WEIGHT_DECAY.flag}", _ids(own)
-    for one in objectives:
-        for table in one.control.controlled(Inputs(one.parts)):
+        of_table = table_options(trainer.cfg, model, trainer.task).parameters
+        yield f"{TABLE_LR_SCALE.flag} or {TABLE_WEIGHT_DECAY.flag}", _ids(of_table)
+    for objective in objectives:
+        for table in objective.control.controlled(Inputs(objective.parts)):
             yield table.flag, _ids([table.parameter])
-        yield one.likelihood.flag, _ids(one.likelihood.held)
+        yield objective.likelihood.flag, _ids(objective.likelihood.held)
 
 
 def _ids(held: Any) -> Set[int]:
-    return {id(one) for one in held}
+    return {id(tensor) for tensor in held}
 
 
-def _flag_of_own_scores(one: Objective) -> str:
+def _flag_of_own_scores(objective: Objective) -> str:
     """The flag for which scores are computed beside fairseq's output layer; empty without one."""
-    term = one.likelihood
+    term = objective.likelihood
     if not isinstance(term.head, IntLinear):  # of tied tables fairseq quantises the look-up alone
         return ""
     if term.makes_scores:
         return term.flag
-    return f"{LOSS_FORM.flag} blockwise" if one.form.blockwise else ""
+    return f"{LOSS_FORM.flag} blockwise" if objective.form.blockwise else ""
 
 
 # Models before training.
@@ -181,7 +181,7 @@ class Checks(Listener):
         if isinstance(criterion, PenalisedCrossEntropy):
             criterion.check_model(model)
             criterion.log_spectrum.check_metric(trainer.cfg.checkpoint.best_checkpoint_metric)
-            for form in {str(one.form) for one in criterion.objectives_of(model)}:
+            for form in {str(objective.form) for objective in criterion.objectives_of(model)}:
                 logger.info("the form of the loss is %s", form)
         elif isinstance(model, (AWDLSTMLanguageModel, TransformerXLLanguageModel)):
             model.warn_of_other_criterion(type(criterion).__name__)
@@ -238,11 +238,11 @@ def check_experts(stored: Mapping[str, Any], model: nn.Module) -> None:
     Raises:
         CheckpointError: the numbers differ.
     """
-    found, wanted = (_experts(entries) for entries in (stored, model.state_dict()))
-    if stored and found != wanted:
+    stored_experts, built_experts = (_experts(entries) for entries in (stored, model.state_dict()))
+    if stored and stored_experts != built_experts:
         raise CheckpointError(
-            f"a checkpoint of {wanted}",
-            f"one of {found}",
+            f"a checkpoint of {built_experts}",
+            f"one of {stored_experts}",
             "Use an arch of this package with the --output-head and --mixture-components of that "
             "checkpoint.",
         )
@@ -281,8 +281,10 @@ def check_tables(stored: Mapping[str, Any], model: nn.Module) -> None:
             "of that checkpoint; or, if it is of a Transformer, make it plain with "
             "spectral-fairseq export and start from that.",
         )
-    found = (_column_length(entries_of[name]["V"]) for name in kinds if kinds[name] is SVDEmbedding)
-    length = min(found, default=1.0)
+    lengths = (
+        _column_length(entries_of[name]["V"]) for name in kinds if kinds[name] is SVDEmbedding
+    )
+    length = min(lengths, default=1.0)
     if length < SHORTEST:
         logger.warning(
             "expected an SVD table whose V has columns of length 1; found a mean square of %.2f. "
@@ -314,10 +316,10 @@ def check_shared(stored: Mapping[str, Any], model: nn.Module) -> None:
         # A plain table may be loaded into a factored one, whose parameters have other names.
         for entry in {key for name in names for key in entries_of.get(name, ())}:
             keys = [f"{name}.{entry}" for name in names]
-            found = [key for key in keys if key not in alone and _has_numbers(stored.get(key))]
+            given_keys = [key for key in keys if key not in alone and _has_numbers(stored.get(key))]
             refuse_unequal(
                 stored,
-                found,
+                given_keys,
                 "in the checkpoint, which are one in this model",
                 "Share the tables that the training of the checkpoint shared: "
                 "--share-all-embeddings, --share-decoder-input-output-embed. If these were shared, "

@@ -178,11 +178,11 @@ class TableControl:
         for table in self.renewed(inputs):
             if not all(factor.requires_grad for factor in (table.U, table.sigma, table.V)):
                 raise refusals.FROZEN.error("a frozen one", SVD_INTERVAL.flag)
-        for one in self.controlled(inputs):
-            weight = one.parameter
+        for controlled in self.controlled(inputs):
+            weight = controlled.parameter
             if not isinstance(weight, nn.Parameter):
                 raise ConfigurationError(
-                    f"a plain output table, for {one.flag}",
+                    f"a plain output table, for {controlled.flag}",
                     "one computed from other parameters, as with --embedding-type weight-norm",
                     "Use --embedding-type plain; or svd with --spectrum-weight, "
                     "--orthogonality-weights and --svd-interval; or leave --criterion "
@@ -190,15 +190,15 @@ class TableControl:
                     "label_smoothed_cross_entropy.",
                 )
             if not weight.requires_grad:
-                raise refusals.FROZEN.error("a frozen one", one.flag)
-            with arguments_as_flags(weight=one.flag):
+                raise refusals.FROZEN.error("a frozen one", controlled.flag)
+            with arguments_as_flags(weight=controlled.flag):
                 check_rank(
-                    len(weight) - len(one.excluded),
+                    len(weight) - len(controlled.excluded),
                     weight.size(1),
                     otherwise="drop `weight`; or leave --criterion spectrum_control, if that "
                     "sets the flag",
                 )
-            one.prior(weight)
+            controlled.prior(weight)
 
     @property
     def _table_flag(self) -> str:

@@ -108,9 +108,9 @@ def renew_factors(table: SVDEmbedding, optimizer: Any, group: Any = None) -> Non
         DataError: a factor with infinity or NaN in it; nothing is written.
     """
     factors = {"u": table.U, "sigma": table.sigma, "v": table.V}
-    if not all(one.requires_grad for one in factors.values()):
+    if not all(factor.requires_grad for factor in factors.values()):
         return
-    weights = {name: trained_weights(optimizer, one) for name, one in factors.items()}
+    weights = {name: trained_weights(optimizer, factor) for name, factor in factors.items()}
     u, sigma, v = weights["u"], weights["sigma"], weights["v"].double() / table.v_scale
     plan = functools.partial(singular_system, u, sigma, v, table.excluded_rows)
     like = torch.empty(v.size(0) + 1, v.size(1), dtype=torch.float64, device=v.device)
@@ -118,7 +118,7 @@ def renew_factors(table: SVDEmbedding, optimizer: Any, group: Any = None) -> Non
     if new is None:
         return
     state = {key: moments(optimizer, factor) for key, factor in factors.items()}
-    own = _gradient_of_sigma_alone(state["sigma"], state["u"], u, sigma)
+    of_sigma_alone = _gradient_of_sigma_alone(state["sigma"], state["u"], u, sigma)
     multiply_(u, new.u_map)
     sigma.copy_(new.sigma)
     weights["v"].copy_(new.vectors * table.v_scale)
@@ -130,9 +130,9 @@ def renew_factors(table: SVDEmbedding, optimizer: Any, group: Any = None) -> Non
         for name, moment in state[key].items():
             _carry_over(name, moment, gradient)
     for name, moment in state["sigma"].items():
-        if name in own:
+        if name in of_sigma_alone:
             through_table = _gradient_through_table(state["u"][name], u, new.sigma)
-            moment.copy_(through_table + own[name] @ new.v_gradient.square())
+            moment.copy_(through_table + of_sigma_alone[name] @ new.v_gradient.square())
         else:
             _carry_over(name, moment.view(1, -1), new.v_gradient)
 
@@ -214,15 +214,15 @@ def controls_of(trainer: Any) -> List[Control]:
                 "spectrum_control, or --embedding-type plain or weight-norm with your criterion"
             )
         return []
-    found = []
-    for one in criterion.objectives_of(trainer.get_model()):
-        control, inputs = one.control, Inputs(one.parts)
+    controls = []
+    for objective in criterion.objectives_of(trainer.get_model()):
+        control, inputs = objective.control, Inputs(objective.parts)
         interval = _svd_interval(trainer.cfg, control.svd_interval, criterion.renewal_is_asked_for)
         if control.rule.active or interval:
             refusals.CONTROL.check(trainer.cfg)
             renewed = control.renewed(inputs) if interval else ()
-            found.append(Control(control.rule, control.controlled(inputs), interval, renewed))
-    return found
+            controls.append(Control(control.rule, control.controlled(inputs), interval, renewed))
+    return controls
 
 
 def _svd_interval(cfg: Any, interval: int, asked_for: bool) -> int:
@@ -264,20 +264,20 @@ def control_tables(trainer: Any, controls: List[Control], lr: float) -> None:
     """
     updates = trainer.get_num_updates()
     changed = [
-        found
-        for one in controls
-        if one.changed and one.rule.is_due(updates)
-        for found in one.changed
+        table
+        for control in controls
+        if control.changed and control.rule.is_due(updates)
+        for table in control.changed
     ]
     if changed:
         highest = _highest_lr(trainer)
         lr_share = min(1.0, lr / highest) if highest > 0 else 0.0
-        _change_all(_once(changed, lambda one: one.parameter), trainer, lr_share)
+        _change_all(_once(changed, lambda table: table.parameter), trainer, lr_share)
     renewed = [
         table
-        for one in controls
-        if one.svd_interval and updates % one.svd_interval == 0
-        for table in one.renewed
+        for control in controls
+        if control.svd_interval and updates % control.svd_interval == 0
+        for table in control.renewed
     ]
     for table in _once(renewed, lambda table: table):
         renew_factors(table, trainer.optimizer, trainer.data_parallel_process_group)
@@ -288,7 +288,7 @@ def _highest_lr(trainer: Any) -> float:
     # Of --lr-scheduler manual, which takes no --lr where it has a rate of its own.
     schedule = trainer.lr_scheduler
     manual = [getattr(schedule, name, None) or {} for name in ("epoch2lr", "update2lr")]
-    rates = [rate for one in manual for rate in one.values()]
+    rates = [rate for by_time in manual for rate in by_time.values()]
     # Of --lr-scheduler triangular; its --lr is the lowest.
     peak = getattr(trainer.cfg.lr_scheduler, "max_lr", None)
     return max(rates or [*trainer.cfg.optimization.lr, *([] if peak is None else [float(peak)])])
@@ -297,21 +297,21 @@ def _highest_lr(trainer: Any) -> float:
 def _change_all(controlled: Iterable[Controlled], trainer: Any, lr_share: float) -> None:
     """Plan the change of every table before the first one is written."""
     planned = []
-    for one in controlled:
-        weight = trained_weights(trainer.optimizer, one.parameter)
-        plan = functools.partial(one.plan, weight, lr_share)
+    for controlled_table in controlled:
+        weight = trained_weights(trainer.optimizer, controlled_table.parameter)
+        plan = functools.partial(controlled_table.plan, weight, lr_share)
         change = shared_plan(plan, weight, group=trainer.data_parallel_process_group)
         change.check()
-        planned.append((one, weight, change))
-    for one, weight, change in planned:
-        apply_change_(weight, change, one.excluded)
-        if weight.data_ptr() != one.parameter.data_ptr():
-            one.parameter.copy_(weight)
+        planned.append((controlled_table, weight, change))
+    for controlled_table, weight, change in planned:
+        apply_change_(weight, change, controlled_table.excluded)
+        if weight.data_ptr() != controlled_table.parameter.data_ptr():
+            controlled_table.parameter.copy_(weight)
 
 
-def _once(found: Iterable[T], key: Callable[[T], Any]) -> List[T]:
+def _once(items: Iterable[T], key: Callable[[T], Any]) -> List[T]:
     """What is found in the models of a trainer, each thing once."""
-    return list({id(key(one)): one for one in found}.values())
+    return list({id(key(item)): item for item in items}.values())
 
 
 class ControlledTables(Listener):
@@ -344,7 +344,9 @@ class ControlledTables(Listener):
     def save(self) -> Dict[str, float]:
         """Name of a decoder -> the norm with which its output table started."""
         priors = self._priors()
-        return {name: one.start_norm for name, one in priors.items() if one.start_norm is not None}
+        return {
+            name: prior.start_norm for name, prior in priors.items() if prior.start_norm is not None
+        }
 
     def load(self, saved: Any) -> None:
         """Go on with the norms of the checkpoint; tables that it does not name keep their own."""
@@ -356,7 +358,10 @@ class ControlledTables(Listener):
         criterion, model = self.trainer.get_criterion(), self.trainer.get_model()
         if not isinstance(criterion, PenalisedCrossEntropy):
             return {}
-        of_decoder = {one.parts.decoder: one.parts.prior for one in criterion.objectives_of(model)}
+        of_decoder = {
+            objective.parts.decoder: objective.parts.prior
+            for objective in criterion.objectives_of(model)
+        }
         return {
             name: of_decoder[module]
             for name, module in model.named_modules()

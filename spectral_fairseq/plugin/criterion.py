@@ -175,7 +175,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
 
     def objectives_of(self, model: nn.Module) -> List[Objective]:
         """Those of a trainer's model: of several where it holds several."""
-        return [self.objective_of(one) for one in models_in(unwrapped(model))]
+        return [self.objective_of(inner) for inner in models_in(unwrapped(model))]
 
     def _bind(self, model: nn.Module, table_prior: TablePrior) -> Objective:
         decoder, tables = decoder_of(model), find_svd_tables(model)
@@ -183,8 +183,8 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             draw_masks_fast(model)
         # A task for several target languages has a dictionary for each, of which it shows the
         # criterion only the first.
-        own = getattr(decoder, "dictionary", None)
-        words = self._words_of(self._task.target_dictionary if own is None else own)
+        dictionary = getattr(decoder, "dictionary", None)
+        words = self._words_of(self._task.target_dictionary if dictionary is None else dictionary)
         name = type(model).__name__
         parts = Parts(decoder, words, table_prior, tables, tuple(look_ups(model)), name)
         options = self._likelihood_options
@@ -219,15 +219,17 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         for inner in models_in(unwrapped(model)):
             _refuse_non_autoregressive(inner)
         bound = self.objectives_of(model)
-        idle = [self._idle_flags(inner, one) for one, inner in zip(bound, models_in(model))]
-        for flag in (one for one in idle[0] if all(one in other for other in idle)):
+        idle = [
+            self._idle_flags(inner, objective) for objective, inner in zip(bound, models_in(model))
+        ]
+        for flag in (flag for flag in idle[0] if all(flag in other for other in idle)):
             logger.warning("%s has no effect without %s", flag, idle[0][flag])
-        for one, inner in zip(bound, models_in(model)):
-            one.penalties.check(inner)
-            one.control.check(Inputs(one.parts))
-            self.log_spectrum.check(Inputs(one.parts))
+        for objective, inner in zip(bound, models_in(model)):
+            objective.penalties.check(inner)
+            objective.control.check(Inputs(objective.parts))
+            self.log_spectrum.check(Inputs(objective.parts))
             _refuse_fairseqs_adaptive_softmax(inner)
-            one.likelihood.check()
+            objective.likelihood.check()
 
     def _idle_flags(self, model: nn.Module, bound: Objective) -> Dict[str, str]:
         """Flags that were given and have no effect on a model -> what they would need."""
@@ -239,7 +241,7 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             FAIRSEQ_DROPOUT: draws_masks_fast(model),
         }
         values = read_options(OPTIONS, control.with_method(self._cfg, has_svd))
-        defaults = SimpleNamespace(**{one.name: one.parsed(one.default) for one in OPTIONS})
+        defaults = SimpleNamespace(**{entry.name: entry.parsed(entry.default) for entry in OPTIONS})
         return idle_flags(OPTIONS, values, defaults, facts)
 
     def forward(self, model: nn.Module, sample: Any, reduce: bool = True) -> Tuple[Any, Any, Any]:
@@ -247,19 +249,19 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         self._look_at_prefix(sample)
         bound = self.objective_of(model)
         if not model.training:
-            found = bound.reported(model, sample, reduce)
-            log = self._logging_output(found, model, sample)
+            computed = bound.reported(model, sample, reduce)
+            log = self._logging_output(computed, model, sample)
             log.update(self.log_spectrum(Inputs(bound.parts), self.num_updates))
-            return found.loss, log["sample_size"], log
-        found = bound.likelihood(model, sample, reduce)
-        log = self._logging_output(found, model, sample)
-        loss, sample_size = found.loss, log["sample_size"]
-        due = bound.penalties(self.num_updates, (found.net_output, sample["target"]))
-        due.extend(reported_terms(found.net_output))
+            return computed.loss, log["sample_size"], log
+        computed = bound.likelihood(model, sample, reduce)
+        log = self._logging_output(computed, model, sample)
+        loss, sample_size = computed.loss, log["sample_size"]
+        due = bound.penalties(self.num_updates, (computed.net_output, sample["target"]))
+        due.extend(reported_terms(computed.net_output))
         for term in due:
             # See Note [The scale of a penalty].
             loss = loss + term.weight * term.value * sample_size
-        due.extend(found.measures)
+        due.extend(computed.measures)
         log.update(log_terms(due, bound.penalties.last(), sample_size))
         return loss, sample_size, log
 
@@ -274,18 +276,18 @@ class PenalisedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             )
 
     def _logging_output(
-        self, found: likelihood.Likelihood, model: nn.Module, sample: Any
+        self, computed: likelihood.Likelihood, model: nn.Module, sample: Any
     ) -> Dict[str, Any]:
         """The logging output of ``label_smoothed_cross_entropy``."""
         log = {
-            "loss": found.logged_loss,
-            "nll_loss": found.logged_nll,
+            "loss": computed.logged_loss,
+            "nll_loss": computed.logged_nll,
             "ntokens": sample["ntokens"],
             "nsentences": sample["target"].size(0),
             "sample_size": sample["target"].size(0) if self.sentence_avg else sample["ntokens"],
         }
         if self.report_accuracy:
-            n_correct, total = self.compute_accuracy(model, found.net_output, sample)
+            n_correct, total = self.compute_accuracy(model, computed.net_output, sample)
             log["n_correct"], log["total"] = int(n_correct), int(total)
         return log
 

@@ -47,8 +47,12 @@ def look_ups(model: nn.Module) -> List[nn.Module]:
     sides = (getattr(model, "encoder", None), decoder_of(model))
     # Decoders that carry a state keep theirs in the network that they wrap.
     owners = [part for side in sides for part in (side, getattr(side, "network", None))]
-    found = (getattr(owner, "embed_tokens", None) for owner in owners)
-    return list({id(one): one for one in found if isinstance(one, nn.Module)}.values())
+    embeddings = (getattr(owner, "embed_tokens", None) for owner in owners)
+    return list(
+        {
+            id(embedding): embedding for embedding in embeddings if isinstance(embedding, nn.Module)
+        }.values()
+    )
 
 
 def table_module(model: nn.Module) -> Optional[Table]:
@@ -86,9 +90,9 @@ def output_matrix(model: nn.Module, num_words: int) -> Tensor:
             "an adaptive softmax, which splits it into pieces of different widths",
             "Drop --adaptive-softmax-cutoff, or drop `weight`.",
         )
-    for _, own in output_layers(decoder):
-        if own.dim() == 2 and own.size(0) == num_words:
-            return own
+    for _, matrix in output_layers(decoder):
+        if matrix.dim() == 2 and matrix.size(0) == num_words:
+            return matrix
     shared = getattr(decoder, "share_input_output_embed", False)
     weight = getattr(getattr(decoder, "embed_tokens", None), "weight", None)
     if shared and isinstance(weight, Tensor) and weight.size(0) == num_words:
@@ -156,8 +160,8 @@ def softmax_operands(
     weight = output_matrix(model, num_words)
     biases = (
         layer.bias
-        for layer, own in output_layers(decoder_of(model))
-        if own is weight and layer is not weight
+        for layer, stored in output_layers(decoder_of(model))
+        if stored is weight and layer is not weight
     )
     return features, weight, next(biases, None)
 

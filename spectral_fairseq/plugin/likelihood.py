@@ -243,8 +243,10 @@ class Blockwise(FullScores):
 
         def loss_instead(_: OutputLayer) -> OutputLayer:
             def run(features: Tensor) -> Tensor:
-                found = self.block_losses(features[:, skip:], targets[:, skip:], z_loss=self.z_loss)
-                return torch.stack(found)
+                losses = self.block_losses(
+                    features[:, skip:], targets[:, skip:], z_loss=self.z_loss
+                )
+                return torch.stack(losses)
 
             return run
 
@@ -447,7 +449,7 @@ def options_of(cfg: Any) -> Any:
         ConfigurationError: a value outside its range, or flags that exclude each other.
     """
     options = read_options(FLAGS, cfg)
-    used = [one.flag for one in EXCLUSIVE if getattr(options, one.name)]
+    used = [entry.flag for entry in EXCLUSIVE if getattr(options, entry.name)]
     if len(used) > 1:
         raise refusals.SEVERAL_METHODS.error(" and ".join(used))
     if options.loss_form == "blockwise" and options.gradient_gating:

@@ -185,8 +185,8 @@ class AdversarialBlocks(Adversarial):
 
         def loss_instead(output_layer: OutputLayer) -> OutputLayer:
             def run(features: Tensor) -> Tensor:
-                found = self.block_losses(features[:, skip:], targets, epsilon=self.epsilon)
-                losses.append(found)
+                lowered = self.block_losses(features[:, skip:], targets, epsilon=self.epsilon)
+                losses.append(lowered)
                 if self.criterion.report_accuracy:
                     # A report must not shift the masks of what is trained after it.
                     devices = [features.device] if features.is_cuda else []
@@ -239,15 +239,15 @@ class ZLossOfScores(FullScores):
 
     def __call__(self, model: nn.Module, sample: Any, reduce: bool) -> Likelihood:
         """See the base class."""
-        found = super().__call__(model, sample, reduce)
+        dense = super().__call__(model, sample, reduce)
         skip = self.criterion.ignore_prefix_size
-        scores = found.net_output[0][:, skip:]
+        scores = dense.net_output[0][:, skip:]
         real = sample["target"][:, skip:].ne(self.criterion.padding_idx)
         wide = scores if scores.dtype == torch.double else scores.float()
         squares = torch.logsumexp(wide, -1).square() * real  # [b, t]
-        added = self.weight * (squares.sum() if reduce else squares.view_as(found.loss))
-        losses = Losses(found.loss + added, found.loss, found.logged_nll, squares.sum())
-        return _measured(losses, found.net_output, sample)
+        added = self.weight * (squares.sum() if reduce else squares.view_as(dense.loss))
+        losses = Losses(dense.loss + added, dense.loss, dense.logged_nll, squares.sum())
+        return _measured(losses, dense.net_output, sample)
 
 
 class ZLossOfBlocks(Blockwise):

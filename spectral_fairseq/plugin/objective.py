@@ -45,17 +45,17 @@ from spectral_fairseq.plugin.registry import uncounted_rows
 
 
 PRIOR_OPTIONS = tuple(
-    one for one in SVDEmbedding.options if one.argument in ("prior", "c1", "c2", "gamma")
+    entry for entry in SVDEmbedding.options if entry.argument in ("prior", "c1", "c2", "gamma")
 )
 AN_SVD_TABLE = "an SVD table"
 PRIOR_FLAGS = tuple(
     replace(
-        one,
-        help=one.help.replace("an SVD table", "a plain table"),
+        entry,
+        help=entry.help.replace("an SVD table", "a plain table"),
         parse=None,
         needs=("spectrum_weight", "spectrum_decay", AN_SVD_TABLE),
     )
-    for one in PRIOR_OPTIONS
+    for entry in PRIOR_OPTIONS
 )
 
 _NAMES = flags_by_argument(PRIOR_OPTIONS)
@@ -328,11 +328,13 @@ class Penalties:
         flags = (flag for penalty in known for flag in penalty.flags)
         self._flags = read_options((*flags, PENALTY_INTERVAL), cfg)
         self._active = [penalty for penalty in known if penalty.factor(self._flags)]
-        self._options = {one.name: one.for_words(self._flags, parts.words) for one in self._active}
+        self._options = {
+            penalty.name: penalty.for_words(self._flags, parts.words) for penalty in self._active
+        }
         self._interval = self._flags.penalty_interval or interval_for(parts.words.rows)
         inputs = Inputs(parts)
-        self._lazy = [one for one in self._active if one.lazy(inputs)]
-        self._each_update = [one for one in self._active if one not in self._lazy]
+        self._lazy = [penalty for penalty in self._active if penalty.lazy(inputs)]
+        self._each_update = [penalty for penalty in self._active if penalty not in self._lazy]
         self._last: Optional[List[Term]] = None if self._lazy else []
 
     @property
@@ -405,10 +407,10 @@ class Penalties:
         terms = []
         with torch.autocast(inputs.device.type, enabled=False):
             for penalty in penalties:
-                found = inputs.get(penalty.needs)
-                if found is None:
+                needed = inputs.get(penalty.needs)
+                if needed is None:
                     continue
-                value = penalty.value(found, self._options[penalty.name])
+                value = penalty.value(needed, self._options[penalty.name])
                 terms.append(Term(penalty.name, penalty.factor(self._flags), value))
         return terms
 

@@ -98,21 +98,23 @@ def table_parameters(model: nn.Module) -> List[nn.Parameter]:
     output layers, tied or not; of fairseq's adaptive softmax the matrix of each cluster. Embeddings
     of positions are no tables.
     """
-    found: List[Any] = []
+    tables: List[Any] = []
     for module in model.modules():
         if isinstance(module, LearnedPositionalEmbedding):
             continue
         if isinstance(module, (Table, nn.Embedding)):
-            own = module.parameters(recurse=False)
-            found.extend(p for p in own if p.dim() == 2 and p.size(0) == module.num_embeddings)
+            parameters = module.parameters(recurse=False)
+            tables.extend(
+                p for p in parameters if p.dim() == 2 and p.size(0) == module.num_embeddings
+            )
         if isinstance(module, AdaptiveSoftmax):
             clusters = [module.head, *(tail[-1] for tail in module.tail)]
-            found.extend(one.weight for one in clusters if isinstance(one, nn.Linear))
+            tables.extend(table.weight for table in clusters if isinstance(table, nn.Linear))
         if isinstance(module, FairseqDecoder):
             for _, weight in output_layers(module):
                 if isinstance(weight, nn.Parameter) and len(weight) == len(module.dictionary):
-                    found.append(weight)
-    return list({id(one): one for one in found if one.requires_grad}.values())
+                    tables.append(weight)
+    return list({id(table): table for table in tables if table.requires_grad}.values())
 
 
 def stepped_for(optimizer: Any, parameters: List[nn.Parameter], flag: str) -> List[Tensor]:
@@ -128,9 +130,9 @@ def stepped_for(optimizer: Any, parameters: List[nn.Parameter], flag: str) -> Li
             in parts.
     """
     copies = float32_copies(optimizer)
-    stepped = [copies.get(id(one), (one, 0))[0] for one in parameters]
+    stepped = [copies.get(id(parameter), (parameter, 0))[0] for parameter in parameters]
     groups = optimizer.optimizer.param_groups
-    known = {id(one) for group in groups for one in group["params"]}
+    known = {id(parameter) for group in groups for parameter in group["params"]}
     if not all(id(s) in known and s.shape == p.shape for s, p in zip(stepped, parameters)):
         raise refusals.WHOLE_PARAMETERS.error(
             "flattened or sharded parameters, which have no rows", flag
@@ -249,7 +251,7 @@ class MuonMatrices(CoupledTables):
             return
         self._told = True
         kinds = Counter(re.sub(r"\d+", "*", name) for name in matrices)
-        weights = sum(one.numel() for one in matrices.values())
+        weights = sum(matrix.numel() for matrix in matrices.values())
         logger.info(
             "Muon steps %d matrices of %d weights: %s; Adam steps all other parameters, and %s",
             len(matrices),

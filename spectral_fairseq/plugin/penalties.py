@@ -148,7 +148,7 @@ def spectra(inputs: Inputs) -> List[Tuple[Tensor, Tensor]]:
     Each has its prior beside it; both have the shape (d,).
     """
     if inputs.parts.svd_tables:
-        return [(one.singular_values(), one.prior()) for one in inputs.parts.svd_tables]
+        return [(table.singular_values(), table.prior()) for table in inputs.parts.svd_tables]
     sigma = inputs.get(output_singular_values)
     return [(sigma, inputs.parts.prior(*inputs.get(output_table)).to(sigma))]
 
@@ -165,7 +165,9 @@ SPECTRUM = Penalty(
     ),
     settings=PRIOR_FLAGS,
     needs=spectra,
-    value=lambda found, _: torch.stack([spectrum_penalty(*one) for one in found]).sum(),
+    value=lambda spectra_of, _: torch.stack(
+        [spectrum_penalty(*spectrum) for spectrum in spectra_of]
+    ).sum(),
     # Of an SVD table it takes d numbers.
     lazy=lambda inputs: not inputs.parts.svd_tables,
 )

@@ -34,15 +34,15 @@ EMBEDDING_TABLES = ("output", "all")
 
 def _options_of(flag: str, kinds: Iterable[Union[Type[Table], Type[Head]]]) -> List[Option]:
     """The options of any of the kinds that a flag names, each once if several kinds share it."""
-    options = {one.name: one for kind in kinds for one in kind.options}
+    options = {entry.name: entry for kind in kinds for entry in kind.options}
     return [
         dataclasses.replace(
-            one, needs=tuple(f"{flag} {kind.kind}" for kind in kinds if one in kind.options)
+            entry, needs=tuple(f"{flag} {kind.kind}" for kind in kinds if entry in kind.options)
         )
         # The criterions read the prior of a table that is no SVD table.
-        if one not in SVDEmbedding.options
-        else one
-        for one in options.values()
+        if entry not in SVDEmbedding.options
+        else entry
+        for entry in options.values()
     ]
 
 
@@ -59,11 +59,11 @@ def with_options(
     """
     fields = [
         (
-            one.name,
-            ChoiceEnum(one.choices) if one.choices else one.type or type(one.default),
-            one.field,
+            entry.name,
+            ChoiceEnum(entry.choices) if entry.choices else entry.type or type(entry.default),
+            entry.field,
         )
-        for one in options
+        for entry in options
     ]
     return dataclasses.make_dataclass(name, fields, bases=(config,), namespace={"__doc__": doc})
 
@@ -156,8 +156,8 @@ def warn_of_idle_options(model: Any, config: Any) -> None:
     if preset is None:
         return
     defaults = preset()
-    given = by_name(config)
-    settings = {name: given[name] if name in given else None for name in vars(defaults)}
+    flags = by_name(config)
+    settings = {name: flags[name] if name in flags else None for name in vars(defaults)}
     options = Namespace(
         **{
             name: getattr(defaults, name) if value is None else value
