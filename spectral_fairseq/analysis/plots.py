@@ -50,13 +50,13 @@ def draw_all(document: Mapping[str, Any], analysed: Sequence[Analysed] = ()) -> 
                 kind, spread(checkpoints, MOST_PROJECTIONS), spread(analysed, MOST_PROJECTIONS)
             )
         )
-    counted = [one for one in drawn if one["counts"]]
+    counted = [checkpoint for checkpoint in drawn if checkpoint["counts"]]
     if counted:
         pictures.append(_norms_by_count(counted))
-    run = [one for one in drawn if one["outputs"]]
+    run = [checkpoint for checkpoint in drawn if checkpoint["outputs"]]
     if run:
         pictures.append(log_probability_spectra(run))
-    layered = [one for one in run if one["outputs"]["layers"]]
+    layered = [checkpoint for checkpoint in run if checkpoint["outputs"]["layers"]]
     if layered:
         pictures.append(_layers(layered))
     if len(drawn) < len(checkpoints):
@@ -79,7 +79,7 @@ def spread(items: Sequence[Any], most: int) -> List[Any]:
 
 def follows_one_run(checkpoints: Sequence[Mapping[str, Any]]) -> bool:
     """Whether there are three checkpoints or more, of increasing numbers of updates."""
-    updates = [one["progress"]["updates"] for one in checkpoints]
+    updates = [checkpoint["progress"]["updates"] for checkpoint in checkpoints]
     return len(updates) > 2 and None not in updates and updates == sorted(set(updates))
 
 
@@ -109,7 +109,7 @@ def _for_each(
     checkpoints: Sequence[Mapping[str, Any]], figures: Callable[[Mapping[str, Any]], str]
 ) -> str:
     """The main figures of each model, for those who cannot see a picture."""
-    return "; ".join(f"{one['label']}: {figures(one)}" for one in checkpoints)
+    return "; ".join(f"{checkpoint['label']}: {figures(checkpoint)}" for checkpoint in checkpoints)
 
 
 def _literal(label: str) -> str:
@@ -125,7 +125,7 @@ def _legend(axes: Any, below: float = 0.18) -> None:
 
 def _ordered_by(checkpoints: Sequence[Mapping[str, Any]]) -> str:
     """What the places of words are: known counts give ranks, otherwise they are rows."""
-    kinds = {one["frequency_order"] for one in checkpoints}
+    kinds = {checkpoint["frequency_order"] for checkpoint in checkpoints}
     if kinds == {"counts"}:
         return "frequency rank"
     return "row index" if kinds == {"rows"} else "frequency rank (row index without a dictionary)"
@@ -133,24 +133,24 @@ def _ordered_by(checkpoints: Sequence[Mapping[str, Any]]) -> str:
 
 def _priors(checkpoints: Sequence[Mapping[str, Any]]) -> List[Tuple[int, str, List[float]]]:
     """Each different normalised prior once: place of its first checkpoint, name, values."""
-    found: List[Tuple[int, str, List[float]]] = []
-    for index, one in enumerate(checkpoints):
-        if one["prior"]:
-            values = [value / one["prior"][0] for value in one["prior"]]
-            if not any(_alike(values, other) for _, _, other in found):
-                found.append((index, f"{one['label']}, prior", values))
-    return found if len(found) != 1 else [(found[0][0], "prior", found[0][2])]
+    priors: List[Tuple[int, str, List[float]]] = []
+    for index, checkpoint in enumerate(checkpoints):
+        if checkpoint["prior"]:
+            values = [value / checkpoint["prior"][0] for value in checkpoint["prior"]]
+            if not any(_alike(values, other) for _, _, other in priors):
+                priors.append((index, f"{checkpoint['label']}, prior", values))
+    return priors if len(priors) != 1 else [(priors[0][0], "prior", priors[0][2])]
 
 
-def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
-    return len(one) == len(other) and all(abs(a - b) < 1e-3 for a, b in zip(one, other))
+def _alike(first: Sequence[float], second: Sequence[float]) -> bool:
+    return len(first) == len(second) and all(abs(a - b) < 1e-3 for a, b in zip(first, second))
 
 
 def _spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
     def fill(axes: Any) -> None:
-        for index, one in enumerate(checkpoints):
-            sigma = one["singular_values"]
-            _line(axes, index, one["label"], [s / sigma[0] for s in sigma])
+        for index, checkpoint in enumerate(checkpoints):
+            sigma = checkpoint["singular_values"]
+            _line(axes, index, checkpoint["label"], [s / sigma[0] for s in sigma])
         for index, label, values in _priors(checkpoints):
             axes.plot(
                 range(1, len(values) + 1),
@@ -164,8 +164,8 @@ def _spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
                 markerfacecolor="none",
             )
 
-    def figures(one: Mapping[str, Any]) -> str:
-        second, last = (shown(_ratio(one["singular_values"], at), 3) for at in (1, -1))
+    def figures(checkpoint: Mapping[str, Any]) -> str:
+        second, last = (shown(_ratio(checkpoint["singular_values"], at), 3) for at in (1, -1))
         return f"sigma_2/sigma_1 {second}, sigma_d/sigma_1 {last}"
 
     draw = _panel(fill, xlabel="k", ylabel=r"$\sigma_k / \sigma_1$", ylim=(0, 1.05), xlim=(1, None))
@@ -179,24 +179,24 @@ def _absolute_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
     random_label = "random table of this shape" if alone else "random tables of these shapes"
 
     def fill(axes: Any) -> None:
-        for index, one in enumerate(checkpoints):
-            _line(axes, index, one["label"], one["singular_values"])
+        for index, checkpoint in enumerate(checkpoints):
+            _line(axes, index, checkpoint["label"], checkpoint["singular_values"])
             if alone:
-                _line(axes, 1, "minus the mean row", one["centred"]["singular_values"])
-        for one in checkpoints:
-            random = one["random_singular_values"]
+                _line(axes, 1, "minus the mean row", checkpoint["centred"]["singular_values"])
+        for checkpoint in checkpoints:
+            random = checkpoint["random_singular_values"]
             axes.plot(
                 range(1, len(random) + 1),
                 random,
-                label=random_label if one is checkpoints[0] else None,
+                label=random_label if checkpoint is checkpoints[0] else None,
                 color=INK,
                 linewidth=0.9,
                 linestyle=":",
             )
 
-    def figures(one: Mapping[str, Any]) -> str:
-        own, random = one["singular_values"], one["random_singular_values"]
-        ends = [shown(value, 3) for value in (own[0], own[-1], random[0], random[-1])]
+    def figures(checkpoint: Mapping[str, Any]) -> str:
+        sigma, random = checkpoint["singular_values"], checkpoint["random_singular_values"]
+        ends = [shown(value, 3) for value in (sigma[0], sigma[-1], random[0], random[-1])]
         return "from {} to {}, random from {} to {}".format(*ends)
 
     alt = (
@@ -212,7 +212,7 @@ def _ratio(sigma: Sequence[float], at: int) -> float:
 
 
 def _cosines(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
-    curves = [(one["label"], one["cosines"]) for one in checkpoints]
+    curves = [(checkpoint["label"], checkpoint["cosines"]) for checkpoint in checkpoints]
     if len(checkpoints) == 1:
         curves.append(("minus the mean row", checkpoints[0]["centred"]["cosines"]))
 
@@ -227,12 +227,12 @@ def _cosines(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
         axes.axvline(0, color=INK, linewidth=0.8)
         return {"xlim": (min([*seen, -0.05]) - 0.03, max([*seen, 0.05]) + 0.05)}
 
-    def figures(one: Mapping[str, Any]) -> str:
-        found = one["measures"]
+    def figures(checkpoint: Mapping[str, Any]) -> str:
+        measures = checkpoint["measures"]
         return (
-            f"mean {cosine_shown(found['mean_cosine'])} "
-            f"({cosine_shown(found['mean_cosine_centred'])} without the mean row), "
-            f"{shown(100 * found['positive_cosines'], 3)} % not negative"
+            f"mean {cosine_shown(measures['mean_cosine'])} "
+            f"({cosine_shown(measures['mean_cosine_centred'])} without the mean row), "
+            f"{shown(100 * measures['positive_cosines'], 3)} % not negative"
         )
 
     means = _for_each(checkpoints, figures)
@@ -243,22 +243,24 @@ def _cosines(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
 
 def _norms_by_count(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
     def fill(axes: Any) -> None:
-        for index, one in enumerate(checkpoints):
+        for index, checkpoint in enumerate(checkpoints):
             axes.plot(
-                one["counts"]["log_count"],
-                one["counts"]["norm"],
+                checkpoint["counts"]["log_count"],
+                checkpoint["counts"]["norm"],
                 "o^sDv<>"[index],
                 color=COLOURS[index],
                 markersize=2.5,
                 linestyle="none",
                 alpha=0.7,
-                label=_literal(one["label"]),
+                label=_literal(checkpoint["label"]),
                 rasterized=True,  # thousands of marks would make the SVG heavy
             )
 
-    def figures(one: Mapping[str, Any]) -> str:
+    def figures(checkpoint: Mapping[str, Any]) -> str:
         keys = ("norm_count_slope", "norm_count_pearson")
-        return "slope {}, correlation {}".format(*(shown(one["measures"][key], 3) for key in keys))
+        return "slope {}, correlation {}".format(
+            *(shown(checkpoint["measures"][key], 3) for key in keys)
+        )
 
     alt = (
         "Length of word vectors over the logarithm of the word's count, for up to 1,000 words "
@@ -279,18 +281,20 @@ def _layers(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
     def draw(pyplot: Any) -> Any:
         figure, grid = pyplot.subplots(3, 1, figsize=(SIZE[0], 7.6), sharex=True)
         for axes, (key, title) in zip(grid, panels):
-            for index, one in enumerate(checkpoints):
-                values = [layer[key] for layer in one["outputs"]["layers"]]
+            for index, checkpoint in enumerate(checkpoints):
+                values = [layer[key] for layer in checkpoint["outputs"]["layers"]]
                 style = _curve(index)
-                axes.plot(values, marker="o", markersize=4, label=_literal(one["label"]), **style)
+                axes.plot(
+                    values, marker="o", markersize=4, label=_literal(checkpoint["label"]), **style
+                )
             axes.set(ylabel=title)
         grid[-1].xaxis.get_major_locator().set_params(integer=True)
         grid[-1].set(xlabel="layer")
         _legend(grid[-1], below=0.32)
         return figure
 
-    def figures(one: Mapping[str, Any]) -> str:
-        layers = one["outputs"]["layers"]
+    def figures(checkpoint: Mapping[str, Any]) -> str:
+        layers = checkpoint["outputs"]["layers"]
         ends = (cosine_shown(layer["mean_cosine"]) for layer in (layers[0], layers[-1]))
         return "mean cosine from {} to {}".format(*ends)
 
@@ -321,15 +325,15 @@ def _projections(
         for axes in grid.flat[len(checkpoints) :]:
             axes.remove()
         colours = _word_colours()
-        last = max(int(one.measured.projection_rank.max()) for one in analysed)
+        last = max(int(checkpoint.measured.projection_rank.max()) for checkpoint in analysed)
         drawn = None
-        for axes, one, found in zip(grid.flat, checkpoints, analysed):
+        for axes, checkpoint, analysed_model in zip(grid.flat, checkpoints, analysed):
             # Each on a scale of its own: tables of other models differ by orders of magnitude.
-            limit = 1.05 * float(found.measured.projection.abs().max()) or 1.0
+            limit = 1.05 * float(analysed_model.measured.projection.abs().max()) or 1.0
             # Frequent words are few, so they are drawn last, above the others.
-            order = found.measured.projection_rank.argsort(descending=True)
-            rank = found.measured.projection_rank[order].tolist()
-            x, y = found.measured.projection[order].t().tolist()
+            order = analysed_model.measured.projection_rank.argsort(descending=True)
+            rank = analysed_model.measured.projection_rank[order].tolist()
+            x, y = analysed_model.measured.projection[order].t().tolist()
             # Rasterised: thousands of marks would make the SVG heavy.
             drawn = axes.scatter(
                 x,
@@ -344,7 +348,7 @@ def _projections(
             for size, colour in ((5, GROUND), (2, ORIGIN)):
                 axes.plot(0, 0, "+", color=colour, markersize=14, markeredgewidth=size)
             axes.set(
-                title=_literal(one["label"]),
+                title=_literal(checkpoint["label"]),
                 aspect="equal",
                 xlim=(-limit, limit),
                 ylim=(-limit, limit),
@@ -363,7 +367,8 @@ def _projections(
         "pca": "the first two principal components",
     }[kind]
     centres = "; ".join(
-        f"{one['label']}: centre at {_centre(found)}" for one, found in zip(checkpoints, analysed)
+        f"{checkpoint['label']}: centre at {_centre(analysed_model)}"
+        for checkpoint, analysed_model in zip(checkpoints, analysed)
     )
     scale = ", each model on a scale of its own" if len(checkpoints) > 1 else ""
     alt = (
@@ -395,12 +400,12 @@ def _word_colours() -> Any:
     return ListedColormap([colormaps["cividis"](0.85 - 0.85 * k / 255) for k in range(256)])
 
 
-def _centre(found: Analysed) -> str:
+def _centre(analysed_model: Analysed) -> str:
     """The mean of the words, of which less than a thousandth of the panel is zero."""
-    least = 1e-3 * float(found.measured.projection.abs().max())
+    least = 1e-3 * float(analysed_model.measured.projection.abs().max())
     x, y = (
         value if abs(value) >= least else 0.0
-        for value in found.measured.projection.mean(0).tolist()
+        for value in analysed_model.measured.projection.mean(0).tolist()
     )
     return f"({shown(x, 3)}, {shown(y, 3)})"
 
@@ -409,19 +414,19 @@ def log_probability_spectra(checkpoints: Sequence[Mapping[str, Any]]) -> Picture
     """The singular values of the log-probabilities of several models, as shares below a bound."""
 
     def fill(axes: Any) -> None:
-        for index, one in enumerate(checkpoints):
+        for index, checkpoint in enumerate(checkpoints):
             axes.plot(
-                one["outputs"]["points"],
-                [100 * share for share in one["outputs"]["cumulative_share"]],
-                label=_literal(one["label"]),
+                checkpoint["outputs"]["points"],
+                [100 * share for share in checkpoint["outputs"]["cumulative_share"]],
+                label=_literal(checkpoint["label"]),
                 **_curve(index),
             )
-        for index, one in enumerate(checkpoints):
-            axes.axvline(one["outputs"]["threshold"], color=COLOURS[index], linewidth=0.8)
+        for index, checkpoint in enumerate(checkpoints):
+            axes.axvline(checkpoint["outputs"]["threshold"], color=COLOURS[index], linewidth=0.8)
 
-    def figures(one: Mapping[str, Any]) -> str:
-        least = min(one["outputs"]["tokens"], one["outputs"]["words"])
-        return f"rank {shown(one['measures'].get('log_probability_rank'), 6)} of {least}"
+    def figures(checkpoint: Mapping[str, Any]) -> str:
+        least = min(checkpoint["outputs"]["tokens"], checkpoint["outputs"]["words"])
+        return f"rank {shown(checkpoint['measures'].get('log_probability_rank'), 6)} of {least}"
 
     alt = (
         "Share of singular values below a multiple of the largest, for the matrix of "
@@ -443,9 +448,9 @@ def _history(checkpoints: Sequence[Mapping[str, Any]]) -> Picture:
 
     def draw(pyplot: Any) -> Any:
         figure, grid = pyplot.subplots(2, 3, figsize=(10, 5.4), layout="constrained", sharex=True)
-        updates = [one["progress"]["updates"] for one in checkpoints]
+        updates = [checkpoint["progress"]["updates"] for checkpoint in checkpoints]
         for axes, key in zip(grid.flat, HISTORY):
-            values = [one["measures"].get(key) for one in checkpoints]
+            values = [checkpoint["measures"].get(key) for checkpoint in checkpoints]
             axes.plot(
                 updates,
                 [float("nan") if v is None else v for v in values],

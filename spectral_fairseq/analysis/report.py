@@ -46,7 +46,7 @@ def as_summary(document: Dict[str, Any]) -> str:
     """
     checkpoints = document["checkpoints"]
     parts = _openings(checkpoints)
-    compared = any(one["drift"] for one in checkpoints)
+    compared = any(checkpoint["drift"] for checkpoint in checkpoints)
     asked = [m for m in ALL if m.key in (*FOUR, *(DRIFT if compared else ()))]
     parts.append(_measures(document, {"": asked}))
     if document["methods"]:
@@ -64,16 +64,18 @@ def as_text(document: Dict[str, Any]) -> str:
     if document["methods"]:
         parts.append(_over_seeds(document, ALL))
     parts += _neighbours(checkpoints)
-    parts.append("\n".join(f"{one['label']}: {one['signature']}" for one in checkpoints))
+    parts.append(
+        "\n".join(f"{checkpoint['label']}: {checkpoint['signature']}" for checkpoint in checkpoints)
+    )
     return printable("\n\n".join(parts))
 
 
 def _neighbours(checkpoints: List[Dict[str, Any]]) -> List[str]:
     return [
-        f"Neighbours of {word} in {one['label']}: "
+        f"Neighbours of {word} in {checkpoint['label']}: "
         + ", ".join(f"{n['word']} {shown(n['cosine'], 3)}" for n in neighbours)
-        for one in checkpoints
-        for word, neighbours in one["neighbours"].items()
+        for checkpoint in checkpoints
+        for word, neighbours in checkpoint["neighbours"].items()
     ]
 
 
@@ -81,7 +83,7 @@ def _measures(document: Dict[str, Any], groups: Dict[str, List[Measure]]) -> str
     """Measures in groups, one column a checkpoint; beside a single one what a random table has."""
     checkpoints = document["checkpoints"]
     random = checkpoints[0]["random"] if len(checkpoints) == 1 else None
-    headers = ["", *(one["label"] for one in checkpoints)]
+    headers = ["", *(checkpoint["label"] for checkpoint in checkpoints)]
     headers += [] if random is None else ["random table"]
     rows: List[Any] = []
     for group, measures in groups.items():
@@ -110,11 +112,15 @@ def _over_seeds(document: Dict[str, Any], asked: Sequence[Measure]) -> str:
 
 def spread_of(method: Mapping[str, Any], measure: Measure) -> str:
     """Mean and standard deviation of a measure over the seeds of a method, for readers."""
-    found = method["measures"].get(measure.key)
-    if found is None:
+    statistics = method["measures"].get(measure.key)
+    if statistics is None:
         return shown(None)
-    mean = measure.shown(found["mean"])
-    return mean if found["std"] is None else f"{mean} ± {shown(found['std'], 2, measure.decimals)}"
+    mean = measure.shown(statistics["mean"])
+    return (
+        mean
+        if statistics["std"] is None
+        else f"{mean} ± {shown(statistics['std'], 2, measure.decimals)}"
+    )
 
 
 def _aligned(rows: List[Any], headers: List[str]) -> str:
@@ -130,12 +136,12 @@ def _openings(checkpoints: List[Dict[str, Any]]) -> List[str]:
     """The warnings, and what each model is; the same advice for several is printed once."""
     parts = [_wrapped(f"Warning: {text}", "") for text in warnings(checkpoints)]
     advised: Dict[str, str] = {}  # advice -> label of the first model that it is for
-    for one in spread(checkpoints, MOST_VERDICTS):
-        *findings, advice = verdict(one)
-        first = advised.setdefault(advice, one["label"])
-        if first != one["label"]:
+    for checkpoint in spread(checkpoints, MOST_VERDICTS):
+        *findings, advice = verdict(checkpoint)
+        first = advised.setdefault(advice, checkpoint["label"])
+        if first != checkpoint["label"]:
             advice = f"What to try is the same as for {first}."
-        parts.append(_opening(one, " ".join([*findings, advice])))
+        parts.append(_opening(checkpoint, " ".join([*findings, advice])))
     return parts
 
 
@@ -167,11 +173,11 @@ def _wrapped(text: str, indent: str) -> str:
 
 
 def _groups(document: Dict[str, Any]) -> Dict[str, List[Measure]]:
-    return groups_in_use([one["measures"] for one in document["checkpoints"]])
+    return groups_in_use([checkpoint["measures"] for checkpoint in document["checkpoints"]])
 
 
 def _values(checkpoints: List[Dict[str, Any]], measure: Measure) -> List[str]:
-    return [measure.shown(one["measures"].get(measure.key)) for one in checkpoints]
+    return [measure.shown(checkpoint["measures"].get(measure.key)) for checkpoint in checkpoints]
 
 
 # The HTML report.
@@ -183,7 +189,7 @@ def as_html(document: Mapping[str, Any], pictures: Sequence[Picture]) -> str:
         from jinja2 import Environment, PackageLoader, StrictUndefined
 
     checkpoints = document["checkpoints"]
-    title = ", ".join(one["label"] for one in checkpoints[:3])
+    title = ", ".join(checkpoint["label"] for checkpoint in checkpoints[:3])
     if len(checkpoints) > 3:
         title += f" and {len(checkpoints) - 3} more"
     environment = Environment(
@@ -199,7 +205,7 @@ def as_html(document: Mapping[str, Any], pictures: Sequence[Picture]) -> str:
         checkpoints=checkpoints,
         title=title,
         headline=[measure for measure in ALL if measure.headline],
-        groups=groups_in_use([one["measures"] for one in checkpoints]),
+        groups=groups_in_use([checkpoint["measures"] for checkpoint in checkpoints]),
         pictures=pictures,
         opening=OPENING,
         raw=base64.b64encode(json.dumps(document, ensure_ascii=False).encode()).decode(),

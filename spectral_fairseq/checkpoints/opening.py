@@ -319,16 +319,16 @@ def open_model(path: Union[str, Path]) -> Tables:
             model = _open(index, named)
             return replace(model, remark=f"Read from the files that {index.name} names.")
     files = parts_of(file)
-    opened = [_open(one, named) for one in files]
+    opened = [_open(tables, named) for tables in files]
     model = opened[files.index(file)]
     check_declared(file, files, model.declared_parts)
     if len(files) == 1:
         if file is named:
             _check_neighbour(file, model)
         return model
-    tensors, unread, places = joined(files, [one.tensors for one in opened])
-    for one in opened:
-        unread.update(one.unread)
+    tensors, unread, places = joined(files, [tables.tensors for tables in opened])
+    for tables in opened:
+        unread.update(tables.unread)
     return replace(
         model,
         tensors=tensors,
@@ -425,7 +425,7 @@ def open_memory(model: Any) -> Tables:
     """
     kind = type(model).__name__
     opened = _module(model, kind) if isinstance(model, nn.Module) else _tensors(model, kind)
-    if any(one.device.type == "meta" for one in opened.tensors.values()):
+    if any(tensor.device.type == "meta" for tensor in opened.tensors.values()):
         found = "tensors on the device meta"
         raise ConfigurationError(f"the weights of {opened.name}", found, "Load them first.")
     return opened
@@ -442,13 +442,13 @@ def _tensors(model: Any, kind: str) -> Tables:
             f"an object of type {kind}",
             "Pass model.state_dict(), or the table itself.",
         )
-    tensors = {name: one.detach() for name, one in tensors.items()}
+    tensors = {name: tensor.detach() for name, tensor in tensors.items()}
     return Tables(name=f"the {kind}", tensors=tensors, unread=unread)
 
 
 def _module(model: nn.Module, kind: str) -> Tables:
     # Its state_dict() waits for the other processes, which may not call it.
-    if any(type(one).__name__ == "FullyShardedDataParallel" for one in model.modules()):
+    if any(type(layer).__name__ == "FullyShardedDataParallel" for layer in model.modules()):
         raise ConfigurationError(
             f"a module that holds its parameters, as the {kind}",
             "parameters that FSDP splits over processes",
@@ -457,16 +457,22 @@ def _module(model: nn.Module, kind: str) -> Tables:
     # Detaching may be left to the tensors that can be read: others answer with communication.
     state = model.state_dict(keep_vars=True)
     tensors, unread = state_dict_of(state)
-    tensors = without_adapters(model, {name: one.detach() for name, one in tensors.items()})
-    inputs = {name: one for name, one in model.named_modules() if isinstance(one, nn.Embedding)}
-    words = {k: one for k, one in inputs.items() if may_be_table(k, *one.weight.shape)} or inputs
+    tensors = without_adapters(model, {name: tensor.detach() for name, tensor in tensors.items()})
+    inputs = {
+        name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Embedding)
+    }
+    words = {
+        k: layer for k, layer in inputs.items() if may_be_table(k, *layer.weight.shape)
+    } or inputs
     config = getattr(getattr(model, "module", model), "config", None)
     settings: Any = {}
     if config is not None and hasattr(config, "to_dict"):  # of transformers
         settings = config.to_dict()
         padding = padding_rows(settings)
     else:
-        padding = sorted({one.padding_idx for one in words.values() if one.padding_idx is not None})
+        padding = sorted(
+            {layer.padding_idx for layer in words.values() if layer.padding_idx is not None}
+        )
     return Tables(
         name=f"the module {kind}",
         tensors=tensors,

@@ -121,8 +121,8 @@ def words_by_row(path: Path, rows: Mapping[str, Any]) -> WordList:
     symbols: List[Optional[str]] = [None] * (max(rows.values()) + 1)
     for token, row in rows.items():
         symbols[row] = token
-    named = [f"row {row}" if one is None else one for row, one in enumerate(symbols)]
-    left_out = [row for row, one in enumerate(symbols) if one is None or one in _PADDING]
+    named = [f"row {row}" if symbol is None else symbol for row, symbol in enumerate(symbols)]
+    left_out = [row for row, symbol in enumerate(symbols) if symbol is None or symbol in _PADDING]
     return WordList(path, named, [0] * len(named), left_out)
 
 
@@ -143,7 +143,9 @@ def _from_json(path: Path) -> WordList:
         }
     check_type(vocab, dict, f"the tokens of a tokenizer, model.vocab, in {path}", _OWN, DataError)
     added = content.get("added_tokens")
-    tokens = [one for one in added if isinstance(one, dict)] if isinstance(added, list) else []
+    tokens = (
+        [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    )
     extra = {str(token.get("content")): token.get("id") for token in tokens}
     return words_by_row(path, {**vocab, **extra})
 
@@ -188,8 +190,8 @@ def words_of(
     if opened.checkpoint and (os.path.isdir(path) or is_dictionary(path)):
         return find_dictionary(path, opened.checkpoint, table, rows, opened.name)
     if os.path.isdir(path):
-        found = vocabulary_file(path, "encoder" not in table.split("."))
-        files = [found] if found is not None else dictionary_files(path, {}, table)
+        vocabulary = vocabulary_file(path, "encoder" not in table.split("."))
+        files = [vocabulary] if vocabulary is not None else dictionary_files(path, {}, table)
         if not files:
             remedy = f"Give {_KNOWN} with --dict."
             raise MissingDataError(f"a dictionary or a tokenizer in {path}", "none", remedy)

@@ -121,13 +121,13 @@ class _Side:
     def problems(self) -> List[str]:
         """What no layout has, as fairseq's flags."""
         positions = (SinusoidalPositionalEmbedding, LearnedPositionalEmbedding)
-        found = {
+        present = {
             "no layers": not len(self.module.layers),
             "--no-token-positional-embeddings": not isinstance(
                 self.module.embed_positions, positions
             ),
         }
-        return [name for name, there in found.items() if there]
+        return [name for name, there in present.items() if there]
 
     def table(self, rows: int) -> Tensor:
         """Embeddings of positions, [rows, d]; the two first rows are those before position 0."""

@@ -278,8 +278,8 @@ def _plain_cfg(cfg: Mapping[str, Any], plain_arch: str) -> Dict[str, Any]:
 def _plain_flags(cfg: Mapping[str, Any], plain_arch: str) -> Dict[str, Any]:
     is_lm = plain_arch == "transformer_lm"
     known = dataclasses.fields(TransformerLanguageModelConfig if is_lm else FlatTransformerConfig)
-    given = by_name(cfg["model"])
-    flags = {field.name: given[field.name] for field in known if field.name in given}
+    settings = by_name(cfg["model"])
+    flags = {field.name: settings[field.name] for field in known if field.name in settings}
     flags.update({name: None for name in EMBEDDING_FILES if name in flags})
     flags["_name"] = plain_arch
     if is_lm:

@@ -141,18 +141,18 @@ def _axis(
 def dynamic_axes(dynamic: DynamicOptions, tune: TuneOptions, segment: int) -> Axes:
     """The grid of dynamic evaluation: the values given, or the authors' scaled by the segment."""
     scale = segment / DYNAMIC_SEGMENT
-    given = {
+    ranges = {
         "rate": (tune.dynamic_rates, dynamic.rate),
         "decay": (tune.dynamic_decays, dynamic.decay),
     }
-    if dynamic.units != "mean" and (None, None) in given.values():
+    if dynamic.units != "mean" and (None, None) in ranges.values():
         raise ConfigurationError(
             "--tune-dynamic-rate and --tune-dynamic-decay beside --dynamic-units sum",
             "one of them missing",
             "Give both: the default grid is in units of means.",
         )
     usual = {"rate": DYNAMIC_RATES, "decay": DYNAMIC_DECAYS}
-    axes = {name: _axis(*given[name], [scale * value for value in usual[name]]) for name in given}
+    axes = {name: _axis(*ranges[name], [scale * value for value in usual[name]]) for name in ranges}
     check_dynamic_grid(axes["rate"], axes["decay"], dynamic.rates[2])
     return axes
 
@@ -226,7 +226,7 @@ def search_entry(search: GridSearch) -> Dict[str, Any]:
         "tokens": search.tokens,
         "best": {**search.best.values, "perplexity": search.best.perplexity},
         "ends": search.ends,
-        "points": [{**one.values, "perplexity": one.perplexity} for one in search.points],
+        "points": [{**point.values, "perplexity": point.perplexity} for point in search.points],
     }
 
 
@@ -342,12 +342,12 @@ class _Run:
         if self.options.tune is not None:
             self._tune()
         corpus = self.corpora[self.options.subset]
-        found = []
+        figures = []
         if self.dynamic is not None:
             progress = self.begin(f"{self.options.subset}, static", len(corpus))
             static = evaluate(self.reader, corpus, progress=progress)
-            found.append(Figure("model", static.nll, static.tokens))
-        return found + self._evaluate(corpus)
+            figures.append(Figure("model", static.nll, static.tokens))
+        return figures + self._evaluate(corpus)
 
     def _evaluate(self, corpus: Corpus) -> List[Figure]:
         grid = None
@@ -365,7 +365,7 @@ class _Run:
             plain.method = "dynamic evaluation"
             plain.dynamic = self.dynamic
             plain.batches = f"{self.statistics.batches}x{self._batch_size(self.dynamic)}"
-            plain.searches = [one for one in self.searches if one.method == "dynamic"]
+            plain.searches = [search for search in self.searches if search.method == "dynamic"]
         if grid is None:
             return [plain]
         cached = dataclasses.replace(

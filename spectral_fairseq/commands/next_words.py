@@ -75,16 +75,16 @@ def run(args: Arguments) -> int:
     for remark in dict.fromkeys(model.remark for model in models if model.remark):
         print(printable(f"warning: {remark}"), file=sys.stderr)
     dictionary = models[0].dictionary
-    words = {word for one in sentences for word in one}
+    words = {word for sentence in sentences for word in sentence}
     unknown = sorted(word for word in words if dictionary.index(word) == dictionary.unk())
     if unknown:
         shown = listed(unknown, 5)
         print(printable(f"warning: read as {dictionary.unk_word}: {shown}"), file=sys.stderr)
     with arguments_as_flags(top="--top", gaps="--largest-gaps"):
-        found = compare_next_words(
+        places = compare_next_words(
             list(zip(labels, models)), sentences, args.top, args.largest_gaps
         )
-    print(json.dumps({"places": found}) if args.format == "json" else printable(as_text(found)))
+    print(json.dumps({"places": places}) if args.format == "json" else printable(as_text(places)))
     return 0
 
 
@@ -92,13 +92,17 @@ def as_text(places: Sequence[Dict[str, Any]]) -> str:
     """The positions as plain text, one paragraph each."""
     parts = []
     for number, place in enumerate(places, 1):
-        width = max(len(one["label"]) for one in place["models"])
+        width = max(len(model["label"]) for model in place["models"])
         lines = [f"{number}  {place['context']} __?__".replace("  __", " __")]
-        for one in place["models"]:
-            listed = "  ".join(f"{each['word']} {each['probability']:.2f}" for each in one["next"])
-            lines.append(f"   {one['label']:<{width}}  {listed}")
+        for model in place["models"]:
+            listed = "  ".join(
+                f"{word['word']} {word['probability']:.2f}" for word in model["next"]
+            )
+            lines.append(f"   {model['label']:<{width}}  {listed}")
         if place["reference"] is not None:
-            true = "  ".join(f"{one['label']} {one['reference']:.2g}" for one in place["models"])
+            true = "  ".join(
+                f"{model['label']} {model['reference']:.2g}" for model in place["models"]
+            )
             lines.append(f"   next word: {place['reference']}  ({true})")
         parts.append("\n".join(lines))
     return "\n\n".join(parts) or "The first model is ahead nowhere."
@@ -170,8 +174,10 @@ def widest_gaps(first: Sequence[NextWords], second: Sequence[NextWords], count: 
     """
     gaps = [
         (float(gap), (number, position))
-        for number, (one, other) in enumerate(zip(first, second))
-        for position, gap in enumerate(one.reference.log() - other.reference.log())
+        for number, (prediction, other_prediction) in enumerate(zip(first, second))
+        for position, gap in enumerate(
+            prediction.reference.log() - other_prediction.reference.log()
+        )
     ]
     ahead = sorted((each for each in gaps if each[0] > 0), key=lambda each: -each[0])
     return [place for _, place in ahead[:count]]
@@ -209,17 +215,19 @@ def compare_next_words(
                 "Compare models that were trained on the same binarised data.",
             )
     check_enough(len(sentences), 1, "sentence", "Give one sentence a line.")
-    found = [[predict_next(model, one, top) for one in sentences] for _, model in models]
-    places = [(number, len(one)) for number, one in enumerate(sentences)]
+    predictions = [
+        [predict_next(model, sentence, top) for sentence in sentences] for _, model in models
+    ]
+    places = [(number, len(sentence)) for number, sentence in enumerate(sentences)]
     if gaps:
-        places = widest_gaps(found[0], found[1], gaps)
+        places = widest_gaps(predictions[0], predictions[1], gaps)
     return [
         {
             "context": " ".join(sentences[number][:position]),
             "reference": _word_at(sentences[number], position),
             "models": [
-                {"label": label, **_listed(one[number], position, symbols)}
-                for (label, _), one in zip(models, found)
+                {"label": label, **_listed(of_model[number], position, symbols)}
+                for (label, _), of_model in zip(models, predictions)
             ],
         }
         for number, position in places
@@ -230,10 +238,10 @@ def _word_at(sentence: Sentence, position: int) -> Optional[str]:
     return sentence[position] if position < len(sentence) else None
 
 
-def _listed(one: NextWords, position: int, symbols: Sequence[str]) -> Dict[str, Any]:
-    pairs = zip(one.indices[position].tolist(), one.probabilities[position].tolist())
-    known = position < one.reference.size(0)
+def _listed(prediction: NextWords, position: int, symbols: Sequence[str]) -> Dict[str, Any]:
+    pairs = zip(prediction.indices[position].tolist(), prediction.probabilities[position].tolist())
+    known = position < prediction.reference.size(0)
     return {
         "next": [{"word": symbols[index], "probability": p} for index, p in pairs],
-        "reference": float(one.reference[position]) if known else None,
+        "reference": float(prediction.reference[position]) if known else None,
     }

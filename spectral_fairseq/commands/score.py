@@ -143,7 +143,7 @@ def nbest_bleu(
         wanted = "at least one reference and one hypothesis for every sentence"
         there = f"{len(contexts)} sentences, some without" if contexts else "no sentence"
         raise DataError(wanted, there, "Give the whole output of fairseq-generate.")
-    found: Dict[str, float] = {}
+    figures: Dict[str, float] = {}
     signature = ""
     for order in ORDERS:
         metric = BLEU(
@@ -162,10 +162,10 @@ def nbest_bleu(
             recall += sum(max(column) for column in zip(*scores)) / len(references)
             if progress is not None:
                 progress.advance(1)
-        found[f"bleu_{order}_precision"] = precision / len(contexts)
-        found[f"bleu_{order}_recall"] = recall / len(contexts)
+        figures[f"bleu_{order}_precision"] = precision / len(contexts)
+        figures[f"bleu_{order}_recall"] = recall / len(contexts)
         signature = str(metric.get_signature())
-    return found, signature
+    return figures, signature
 
 
 def check_tokenizer(name: str) -> None:

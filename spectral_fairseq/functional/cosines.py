@@ -182,17 +182,17 @@ def nearest_neighbours(
     queries = unit_rows(matrix[rows])  # [q, d]
     count = min(count, matrix.size(0) - 1)
     cosines = queries.new_empty((len(rows), 0))
-    found = rows.new_empty((len(rows), 0))
+    neighbours = rows.new_empty((len(rows), 0))
     for start in range(0, matrix.size(0), block_rows):
         block = unit_rows(matrix[start : start + block_rows])  # [b, d]
         index = torch.arange(start, start + len(block), device=rows.device)
         products = queries @ block.t()  # [q, b]
         products.masked_fill_(rows.unsqueeze(1) == index, float("-inf"))
         cosines = torch.cat([cosines, products], 1)
-        found = torch.cat([found, index.expand(len(rows), -1)], 1)
+        neighbours = torch.cat([neighbours, index.expand(len(rows), -1)], 1)
         cosines, at = cosines.topk(min(count, cosines.size(1)), dim=1)
-        found = found.gather(1, at)
-    return cosines, found
+        neighbours = neighbours.gather(1, at)
+    return cosines, neighbours
 
 
 # Isotropy of a table by its partition function: Z(a), I1 and I2.

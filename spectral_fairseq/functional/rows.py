@@ -79,22 +79,25 @@ def centred_products(
         DataError: different numbers of rows, or fewer than two.
     """
     left, right = checked_table(left), checked_table(right)
-    one = torch.arange(left.size(0)) if left_rows is None else left_rows
-    other = torch.arange(right.size(0)) if right_rows is None else right_rows
+    left_places = torch.arange(left.size(0)) if left_rows is None else left_rows
+    right_places = torch.arange(right.size(0)) if right_rows is None else right_rows
     remedy = "Name the rows of the words that both have."
-    check_enough(len(one), 2, "rows of the same words in both tables", remedy)
-    check_count(len(other), len(one), "rows of the other table", remedy, DataError)
+    check_enough(len(left_places), 2, "rows of the same words in both tables", remedy)
+    check_count(len(right_places), len(left_places), "rows of the other table", remedy, DataError)
     width = left.size(1)
     total = left.new_zeros(width + right.size(1), dtype=torch.float64)
     gram = torch.outer(total, total)
     # Without its first row a table of equal rows is zero, and a long mean cancels fewer digits.
-    first = torch.cat([left[one[0]].double(), right[other[0]].double()])
-    for some, others in zip(one.split(block_rows), other.split(block_rows)):
-        both = torch.cat([left[some].double(), right[others].double()], 1)  # [b, d_a + d_b]
+    first = torch.cat([left[left_places[0]].double(), right[right_places[0]].double()])
+    for left_block, right_block in zip(
+        left_places.split(block_rows), right_places.split(block_rows)
+    ):
+        # [b, d_a + d_b]
+        both = torch.cat([left[left_block].double(), right[right_block].double()], 1)
         both -= first
         gram.addmm_(both.t(), both)
         total += both.sum(0)
-    gram.addr_(total, total, alpha=-1 / len(one))
+    gram.addr_(total, total, alpha=-1 / len(left_places))
     return CentredProducts(gram[:width, :width], gram[width:, width:], gram[:width, width:])
 
 
@@ -307,17 +310,17 @@ def rows_to_repair(
     places = rows_outside(len(matrix), excluded, matrix.device).nonzero().squeeze(1)
     rows = matrix[places]
     norms = row_lengths(rows.float())
-    found = torch.zeros(len(rows), dtype=torch.bool, device=matrix.device)
+    chosen = torch.zeros(len(rows), dtype=torch.bool, device=matrix.device)
     if "untrained" in choices:
-        found[untrained_rows(rows, norms)] = True
+        chosen[untrained_rows(rows, norms)] = True
     if "zero" in choices:
-        found |= zero_rows(norms)
+        chosen |= zero_rows(norms)
     if "long" in choices:
-        found |= length_scores(norms) > OUTLYING
+        chosen |= length_scores(norms) > OUTLYING
     if "initial" in choices and initial_length is not None:
         away = (norms.double() / initial_length - 1).abs()
-        found |= away < _SPREADS / math.sqrt(2 * rows.size(1))
-    return places[found]
+        chosen |= away < _SPREADS / math.sqrt(2 * rows.size(1))
+    return places[chosen]
 
 
 @torch.no_grad()

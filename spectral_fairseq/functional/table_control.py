@@ -194,8 +194,8 @@ def plan_change(
     check_range("`centering`", centering, at_least=0, at_most=1)
     exact = torch.float64 if side == "both" else torch.float32
     total, gram = counted_moments(weight, excluded, exact)
-    own = weight.size(0) - (0 if excluded is None else excluded.numel())
-    sums = summed(torch.cat([gram, total[None], torch.full_like(total, own)[None]]))
+    counted = weight.size(0) - (0 if excluded is None else excluded.numel())
+    sums = summed(torch.cat([gram, total[None], torch.full_like(total, counted)[None]]))
     gram, total, count = sums[:-2], sums[-2], round(float(sums[-1, 0]))
     check_rank(count, weight.size(1), "control of the spectrum", "leave the control out")
     # What no eigensolver takes, and entries whose squares the table's own precision does not hold.

@@ -224,14 +224,14 @@ class GridSearch:
 
         Zero is the least value there is, so it is no end; nor is the only value of an axis.
         """
-        found = {}
+        ends = {}
         for name, values in self.axes.items():
             best = self.best.values[name]
             if len(values) > 1 and best == values[-1]:
-                found[name] = "largest"
+                ends[name] = "largest"
             elif len(values) > 1 and best == values[0] and best > 0:
-                found[name] = "smallest"
-        return found
+                ends[name] = "smallest"
+        return ends
 
 
 def check_dynamic_grid(rates: Sequence[float], decays: Sequence[float], epsilon: float) -> None:
@@ -251,13 +251,13 @@ def search_cache(
     progress: ProgressCallback = ignore_progress,
 ) -> GridSearch:
     """Evaluate every theta with every lambda, in one pass of a model that may adapt meanwhile."""
-    found = evaluate_adapting(reader, corpus, dynamic, cache=grid, progress=progress)
+    evaluated = evaluate_adapting(reader, corpus, dynamic, cache=grid, progress=progress)
     points = [
-        GridPoint({"theta": theta, "lambda": weight}, perplexity(nll, found.tokens))
-        for theta, row in zip(grid.thetas, found.cached)
+        GridPoint({"theta": theta, "lambda": weight}, perplexity(nll, evaluated.tokens))
+        for theta, row in zip(grid.thetas, evaluated.cached)
         for weight, nll in zip(grid.weights, row)
     ]
-    return GridSearch("cache", found.tokens, points)
+    return GridSearch("cache", evaluated.tokens, points)
 
 
 def search_dynamic(
@@ -275,7 +275,7 @@ def search_dynamic(
     points, tokens = [], 0
     for point, label in zip(rates, labels):
         dynamic = DynamicEvaluation(reader.model, statistics, point)
-        found = evaluate_adapting(reader, corpus, dynamic, progress=progress)
-        tokens = found.tokens
-        points.append(GridPoint(label, perplexity(found.nll, tokens)))
+        evaluated = evaluate_adapting(reader, corpus, dynamic, progress=progress)
+        tokens = evaluated.tokens
+        points.append(GridPoint(label, perplexity(evaluated.nll, tokens)))
     return GridSearch("dynamic", tokens, points)

@@ -168,8 +168,8 @@ class SpectrumControl:
         shard = row_shard(weight)
         if shard is None:
             return weight, self.excluded_on(weight.device), None
-        own = shard.own(self._excluded)
-        return shard.rows, torch.tensor(own, dtype=torch.long, device=shard.rows.device), shard
+        excluded = shard.own(self._excluded)
+        return shard.rows, torch.tensor(excluded, dtype=torch.long, device=shard.rows.device), shard
 
     def _spectrum(self, weight: Tensor, _: Tensor) -> Tensor:
         self._start_norm = self._start_norm or self._norm(weight)

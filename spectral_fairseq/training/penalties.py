@@ -112,20 +112,20 @@ class TablePenalty:
         weight = weight_of(self.model, "TablePenalty")
         check_not_sharded(weight)
         rows = torch.tensor(self.excluded, dtype=torch.long, device=weight.device)
-        found = {}
+        penalties = {}
         for name, share in self.weights.items():
             if share and name in PENALTIES:
-                found[name] = PENALTIES[name](weight, rows)
+                penalties[name] = PENALTIES[name](weight, rows)
         if self.weight_norm:
             norms = row_norms(weight.float())
-            found["weight_norm"] = weight_norm_penalty(norms, self.norm_target, rows)
+            penalties["weight_norm"] = weight_norm_penalty(norms, self.norm_target, rows)
         if self.weights.get("spectrum"):
             table = self._factors()
-            found["spectrum"] = spectrum_penalty(table.singular_values(), table.prior())
+            penalties["spectrum"] = spectrum_penalty(table.singular_values(), table.prior())
         if self.weights.get("orthogonality"):
             grams = self._factors().grams()
-            found["orthogonality"] = orthogonality_penalty(*grams, (1.0, 1.0, 0.0, 0.0))
-        return found
+            penalties["orthogonality"] = orthogonality_penalty(*grams, (1.0, 1.0, 0.0, 0.0))
+        return penalties
 
     def __call__(self) -> Tensor:
         """The weighted sum, a scalar."""

@@ -68,13 +68,13 @@ def restore_(
     elif makes_loss:
         loss = fused_loss_(model, softcap=record["softcap"], **options)
     state = model.state_dict()
-    own = {name: entries[name] for name in state if name in entries}
+    stored = {name: entries[name] for name in state if name in entries}
     needed = [name for name in state if ".table." in name or ".mixture." in name]
-    missing = [name for name in needed if name not in own]
+    missing = [name for name in needed if name not in stored]
     if missing:
         wanted = "the entries of the methods that the model's settings name"
         raise CheckpointError(wanted, f"none for {listed(missing)}", _AS_SAVED)
-    model.load_state_dict(own, strict=False)
+    model.load_state_dict(stored, strict=False)
     return loss
 
 
@@ -82,11 +82,11 @@ _AS_SAVED = "Give the folder that save_pretrained wrote."
 
 
 def _folder(config: Any, folder: Optional[Union[str, Path]]) -> Path:
-    found = Path(str(getattr(config, "_name_or_path", "") if folder is None else folder))
-    if not os.path.isfile(found / "config.json"):
+    path = Path(str(getattr(config, "_name_or_path", "") if folder is None else folder))
+    if not os.path.isfile(path / "config.json"):
         wanted, there = "the `folder` of the saved model, for restore_", "no config.json"
-        raise ConfigurationError(wanted, f"{str(found)!r} with {there}", _AS_SAVED)
-    return found
+        raise ConfigurationError(wanted, f"{str(path)!r} with {there}", _AS_SAVED)
+    return path
 
 
 def _entries(folder: Path) -> Mapping[str, Tensor]:
