@@ -155,7 +155,7 @@ def _table_hash(opened: Tables, table: StoredTable, progress: StepCallback, veri
     files = opened.files_of(table.name)
     for file in files if verify else ():
         entries = reading.entries(file)
-        reading.check_sizes(entries, file)
+        reading.check_archive_sizes(entries, file)
         reading.check_sums(entries, file)
     if len(files) != 1:
         progress.begin("hash", len(table.weight))

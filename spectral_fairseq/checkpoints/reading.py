@@ -79,7 +79,7 @@ def entries(file: Path) -> List[zipfile.ZipInfo]:
         return archive.infolist()
 
 
-def check_sizes(members: List[zipfile.ZipInfo], file: Path) -> int:
+def check_archive_sizes(members: List[zipfile.ZipInfo], file: Path) -> int:
     """Refuse an archive that would become much larger than its file.
 
     Returns:
@@ -244,7 +244,7 @@ def read_torch_file(file: Path, verify: bool = True) -> Tuple[Any, int]:
     """
     try:
         members = entries(file)
-        stored_bytes = check_sizes(members, file)
+        stored_bytes = check_archive_sizes(members, file)
         check_one_archive(members, file)
         if verify:
             check_sums(members, file)

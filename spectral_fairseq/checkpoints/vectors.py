@@ -42,7 +42,7 @@ def read_npz(path: Path) -> Tuple[Dict[str, Tensor], Dict[str, Unread]]:
     """
     try:
         members = reading.entries(path)
-        reading.check_sizes(members, path)
+        reading.check_archive_sizes(members, path)
         reading.check_names(members, path)
         with zipfile.ZipFile(path) as opened:
             arrays = {

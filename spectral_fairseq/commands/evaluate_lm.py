@@ -164,7 +164,7 @@ class TuneOptions:
 
 
 @dataclass
-class Options:
+class EvaluationOptions:
     """What decides the figures; part of every signature."""
 
     subset: str = option(VALIDATION, "split to evaluate", flag_name="gen_subset", metavar="NAME")
@@ -236,7 +236,7 @@ class Arguments:
         "", "checkpoint saved by fairseq-train", metavar="CKPT", positional=True
     )
     data: str = option("", "folder of binarised data", metavar="DATA", positional=True)
-    options: Options = part(Options)
+    options: EvaluationOptions = part(EvaluationOptions)
     format: str = option("text", "format of the printed figures", choices=("text", "json"))
     no_progress: bool = option(False, "show no progress bar (terminals only)", rare=True)
     float32_products: str = replace(FLOAT32_PRODUCTS, rare=True).field

@@ -19,7 +19,7 @@ from spectral_fairseq.commands.evaluate_lm import (
     VALIDATION,
     CacheOptions,
     DynamicOptions,
-    Options,
+    EvaluationOptions,
     TuneOptions,
 )
 from spectral_fairseq.commands.models import (
@@ -72,7 +72,7 @@ from spectral_fairseq.provenance import finite, signature, versions
 DEFAULT_SEGMENT = 70
 
 
-class Layout(NamedTuple):
+class StreamLayout(NamedTuple):
     """Sizes of what is read at a time.
 
     Attributes:
@@ -92,21 +92,21 @@ class Layout(NamedTuple):
         return {"block": self.segment, "context": self.context}
 
 
-def choose_layout(loaded: LanguageModel, options: Options) -> Layout:
+def choose_layout(loaded: LanguageModel, options: EvaluationOptions) -> StreamLayout:
     """The sizes asked for, or else those of the training."""
     trained = int(loaded.settings.get("tokens_per_sample") or DEFAULT_SEGMENT)
     if not loaded.stateful:
         what = f"--streams with {loaded.arch}, which carries no state,"
         check_range(what, options.streams, at_most=1, whole=True, remedy="Leave it out.")
         usual = min(trained, loaded.model.max_positions())
-        return Layout(1, options.segment or usual, options.context_window)
+        return StreamLayout(1, options.segment or usual, options.context_window)
     what = f"--context-window with {loaded.arch}, which carries a state,"
     check_range(what, options.context_window, at_most=0, whole=True, remedy="Leave it out.")
     usual = DYNAMIC_SEGMENT if options.dynamic is not None else trained
-    return Layout(options.streams, options.segment or usual, 0)
+    return StreamLayout(options.streams, options.segment or usual, 0)
 
 
-def reader_for(loaded: LanguageModel, layout: Layout, rows: int) -> Reader:
+def reader_for(loaded: LanguageModel, layout: StreamLayout, rows: int) -> Reader:
     """What cuts a corpus for this model."""
     model, padding, start = loaded.model, loaded.padding, loaded.start
     if loaded.stateful:
@@ -187,7 +187,11 @@ class Figure:
 
 
 def figure_entry(
-    figure: Figure, loaded: LanguageModel, layout: Layout, subset: str, overrides: Dict[str, Any]
+    figure: Figure,
+    loaded: LanguageModel,
+    layout: StreamLayout,
+    subset: str,
+    overrides: Dict[str, Any],
 ) -> Dict[str, Any]:
     """One entry of ``figures``: perplexity, bits and nats a token, and the signature."""
     parts: Dict[str, Any] = {"subset": subset, "tokens": figure.tokens}
@@ -241,7 +245,7 @@ Begin = Callable[[str, int], ProgressCallback]
 def evaluate_checkpoint(
     path: Union[str, Path],
     data: Union[str, Path],
-    options: Options,
+    options: EvaluationOptions,
     begin: Begin = lambda *_: lambda _: None,
     verify: bool = True,
 ) -> Dict[str, Any]:
@@ -313,7 +317,7 @@ class _Run:
 
     def __init__(
         self,
-        options: Options,
+        options: EvaluationOptions,
         loaded: LanguageModel,
         corpora: Mapping[str, Corpus],
         begin: Begin,
@@ -454,7 +458,7 @@ class _Run:
 # Refuses impossible or contradictory options before a checkpoint is opened.
 
 
-def check(options: Options) -> None:
+def check(options: EvaluationOptions) -> None:
     """Refuse options that no model can be evaluated with."""
     check_ranges(options)
     parse_overrides(options.overrides)

@@ -163,7 +163,7 @@ def load_language_model(
     arch = str(model_settings.get("_name") or model_settings.get("arch"))
     remark = _remark(settings, words)
     del checkpoint  # fairseq reads it again
-    model, task = build_model(path, data, overrides)
+    model, task = load_model_and_task(path, data, overrides)
     remedy = "Give a checkpoint of --task language_modeling or stateful_language_modeling."
     what = f"a language model in {path}"
     check_type(model, FairseqLanguageModel, what, remedy, CheckpointError)
@@ -183,7 +183,7 @@ def load_language_model(
     )
 
 
-def build_model(path: Any, data: Any, overrides: Mapping[str, Any]) -> Any:
+def load_model_and_task(path: Any, data: Any, overrides: Mapping[str, Any]) -> Any:
     """The model of a checkpoint, of any kind, and its task, as fairseq builds them."""
     try:
         models, _, task = checkpoint_utils.load_model_ensemble_and_task(

@@ -17,7 +17,7 @@ from fairseq.data import data_utils
 from torch import Tensor
 
 import spectral_fairseq.plugin  # noqa: F401  registers the architectures that a checkpoint names
-from spectral_fairseq.commands.models import build_model
+from spectral_fairseq.commands.models import load_model_and_task
 from spectral_fairseq.errors import ConfigurationError, DataError, check_range
 from spectral_fairseq.files import check_directory
 from spectral_fairseq.functional.predictions import (
@@ -234,7 +234,7 @@ def predict(
     """
     remedy = "Give what fairseq-preprocess wrote to --destdir."
     check_directory(data, "a folder of binarised data", remedy, DataError)
-    model, task = build_model(path, data, {})
+    model, task = load_model_and_task(path, data, {})
     try:
         task.load_dataset(subset)
     except FileNotFoundError as error:

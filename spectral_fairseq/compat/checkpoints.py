@@ -314,7 +314,7 @@ def explain(
         if os.path.exists(path):  # else a remote path, or an error of fairseq's own
             file = checkpoint_file(path)
             members = reading.entries(file)
-            reading.check_sizes(members, file)
+            reading.check_archive_sizes(members, file)
             reading.check_one_archive(members, file)
         state = original(path, *args, **kwargs)
     except (SpectralFairseqError, FileNotFoundError, PermissionError):

@@ -42,7 +42,7 @@ from spectral_fairseq.functional.blocks import (
     GradientSums,
     accumulation_dtype,
     aligned,
-    check_sizes,
+    check_loss_shapes,
     detached_without_grad,
     elements_for,
     filled,
@@ -240,7 +240,7 @@ def adaptive_cross_entropy(
     Raises:
         ConfigurationError: shapes that do not fit together.
     """
-    check_sizes(contexts, targets, matrix, bias)
+    check_loss_shapes(contexts, targets, matrix, bias)
     shape = (targets.size(0), len(cutoffs))
     check_shape("`cluster_scores`", cluster_scores, shape, "Give one for each token and cluster.")
     contexts, matrix = aligned(contexts, matrix)

@@ -146,7 +146,9 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def check_sizes(contexts: Tensor, targets: Tensor, matrix: Tensor, bias: Optional[Tensor]) -> None:
+def check_loss_shapes(
+    contexts: Tensor, targets: Tensor, matrix: Tensor, bias: Optional[Tensor]
+) -> None:
     """Refuse tensors whose shapes do not fit together.
 
     Args:

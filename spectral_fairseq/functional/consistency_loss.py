@@ -41,7 +41,7 @@ from spectral_fairseq.functional.blocks import (
     GradientSums,
     accumulation_dtype,
     aligned,
-    check_sizes,
+    check_loss_shapes,
     detached_without_grad,
     filled,
     outside_graphs,
@@ -200,7 +200,7 @@ def consistency_cross_entropy(
     Raises:
         ConfigurationError: shapes that do not fit together, or eps outside its range.
     """
-    check_sizes(contexts, targets, matrix, bias)
+    check_loss_shapes(contexts, targets, matrix, bias)
     two = (contexts.size(0), 2, contexts.size(-1))
     check_shape("`contexts`", contexts, two, "Stack the hidden states of the two passes.")
     targets, contexts = without_ignored(ignore_index, targets, contexts)

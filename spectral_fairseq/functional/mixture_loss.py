@@ -54,7 +54,7 @@ from spectral_fairseq.functional.blocks import (
     GradientSums,
     accumulation_dtype,
     aligned,
-    check_sizes,
+    check_loss_shapes,
     detached_without_grad,
     filled,
     outside_graphs,
@@ -453,7 +453,7 @@ def mixture_cross_entropy(
     Raises:
         ConfigurationError: shapes that do not fit together, or eps outside its range.
     """
-    check_sizes(contexts, targets, matrix, bias)
+    check_loss_shapes(contexts, targets, matrix, bias)
     remedy = "Compute contexts and prior from the same features."
     check_shape("`log_prior`", log_prior, contexts.shape[:-1], remedy)
     targets, contexts, log_prior, margin = without_ignored(

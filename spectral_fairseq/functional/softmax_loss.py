@@ -40,7 +40,7 @@ from spectral_fairseq.functional.blocks import (
     GradientSums,
     accumulation_dtype,
     aligned,
-    check_sizes,
+    check_loss_shapes,
     detached_without_grad,
     filled,
     outside_graphs,
@@ -376,7 +376,7 @@ def blockwise_cross_entropy(
     Raises:
         ConfigurationError: shapes that do not fit together, or eps, lambda or c outside its range.
     """
-    check_sizes(contexts, targets, matrix, bias)
+    check_loss_shapes(contexts, targets, matrix, bias)
     if z_loss:
         check_range("`z_loss`", z_loss, at_least=0)
     check_range("`softcap`", softcap, above=0, optional=True)

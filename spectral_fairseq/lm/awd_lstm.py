@@ -32,7 +32,7 @@ from spectral_fairseq.functional.dropout import locked_dropout, word_dropout
 # Checks of the sizes and probabilities that a network is built with.
 
 
-def check_sizes(**sizes: int) -> None:
+def check_layer_sizes(**sizes: int) -> None:
     """Refuse sizes below 1."""
     for name, size in sizes.items():
         check_range(f"`{name}`", size, at_least=1, whole=True)
@@ -145,7 +145,7 @@ class AWDLSTM(nn.Module):
         weight_drop: float = 0.0,
     ) -> None:
         super().__init__()
-        check_sizes(layers=layers, hidden_dim=hidden_dim, last_dim=last_dim)
+        check_layer_sizes(layers=layers, hidden_dim=hidden_dim, last_dim=last_dim)
         check_probabilities(
             dropout=dropout,
             input_dropout=input_dropout,

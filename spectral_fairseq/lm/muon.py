@@ -15,7 +15,7 @@ is none that a table should take, nor an output layer, which is one.
 
 Flags: ``--muon-momentum`` 0.95, ``--muon-adjust-lr`` match_rms_adamw, ``--muon-tables`` adam,
     ``--adam-betas`` (0.9, 0.999), ``--adam-eps`` 1e-08, ``--weight-decay`` 0.
-In order: ``hidden_matrices``, ``Muon.take``, ``lm/coupled_adam.py: CoupledAdam.step``.
+In order: ``hidden_matrices_by_name``, ``Muon.take``, ``lm/coupled_adam.py: CoupledAdam.step``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ from spectral_fairseq.lm.coupled_adam import CoupledAdam
 ADJUSTMENTS = ("match_rms_adamw", "original")
 
 
-def hidden_matrices(model: nn.Module, tables: Iterable[Tensor] = ()) -> Dict[str, nn.Parameter]:
+def hidden_matrices_by_name(
+    model: nn.Module, tables: Iterable[Tensor] = ()
+) -> Dict[str, nn.Parameter]:
     """The trained matrices of a network that are neither tables nor biases, each once.
 
     These are the parameters of two dimensions whose names have ``weight`` in their last part, such

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import check_range
-from spectral_fairseq.lm.awd_lstm import check_carried, check_probabilities, check_sizes
+from spectral_fairseq.lm.awd_lstm import check_carried, check_layer_sizes, check_probabilities
 
 # Multi-head attention with relative positions, as in Transformer-XL.
 #
@@ -305,7 +305,7 @@ class TransformerXL(nn.Module):
         init_std: float = 0.02,
     ) -> None:
         super().__init__()
-        check_sizes(layers=layers, heads=heads, head_dim=head_dim, ffn_dim=ffn_dim)
+        check_layer_sizes(layers=layers, heads=heads, head_dim=head_dim, ffn_dim=ffn_dim)
         check_probabilities(dropout=dropout, attention_dropout=attention_dropout)
         what = "`mem_len` with `same_length`" if same_length else "`mem_len`"
         check_range(what, mem_len, at_least=int(same_length), whole=True)

@@ -1,13 +1,14 @@
-"""The embedding tables of any fairseq model: the one its softmax multiplies with, and SVD tables.
+"""The embedding tables and the output layer of any fairseq model: found, and replaced for a while.
 
 In errors ```weight``` stands for the flag that asked for a table.
 """
 
 from __future__ import annotations
 
-from typing import Any, Iterator, List, Optional, Tuple
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
-from fairseq.models import FairseqMultiModel
+from fairseq.models import FairseqDecoder, FairseqMultiModel
 from torch import Tensor, nn
 
 from spectral_fairseq import refusals
@@ -47,11 +48,9 @@ def look_ups(model: nn.Module) -> List[nn.Module]:
     sides = (getattr(model, "encoder", None), decoder_of(model))
     # Decoders that carry a state keep theirs in the network that they wrap.
     owners = [part for side in sides for part in (side, getattr(side, "network", None))]
-    embeddings = (getattr(owner, "embed_tokens", None) for owner in owners)
+    modules = (getattr(owner, "embed_tokens", None) for owner in owners)
     return list(
-        {
-            id(embedding): embedding for embedding in embeddings if isinstance(embedding, nn.Module)
-        }.values()
+        {id(module): module for module in modules if isinstance(module, nn.Module)}.values()
     )
 
 
@@ -169,3 +168,42 @@ def softmax_operands(
 def find_svd_tables(model: nn.Module) -> Tuple[SVDEmbedding, ...]:
     """The model's SVD tables, each once however often it is shared."""
     return tuple(module for module in model.modules() if isinstance(module, SVDEmbedding))
+
+
+# Access to a decoder's last layer while the model runs.
+
+
+OutputLayer = Callable[[Tensor], Tensor]
+
+
+@contextmanager
+def output_layer_replaced(
+    decoder: Any, wrap: Callable[[OutputLayer], OutputLayer]
+) -> Iterator[None]:
+    """Let ``wrap(output_layer)`` stand for the decoder's ``output_layer`` inside the block.
+
+    It is called within the model's own forward pass, so that data-parallel wrappers see every
+    parameter used. :func:`check_output_layer` says, once, whether a decoder calls it.
+    """
+    decoder.output_layer = wrap(decoder.output_layer)
+    try:
+        yield
+    finally:
+        del decoder.output_layer
+
+
+def calls_output_layer(decoder: nn.Module) -> bool:
+    """Whether a decoder ends in an ``output_layer`` of its own."""
+    output_layer = getattr(type(decoder), "output_layer", None)
+    # Decoders that never call one (fconv, lightconv) inherit fairseq's, which only raises.
+    return callable(output_layer) and output_layer is not FairseqDecoder.output_layer
+
+
+def check_output_layer(decoder: nn.Module) -> None:
+    """Refuse a decoder whose output layer cannot be replaced.
+
+    Raises:
+        ConfigurationError: the decoder does not end in an ``output_layer``.
+    """
+    if not calls_output_layer(decoder):
+        raise refusals.NO_OUTPUT_LAYER.error(f"{type(decoder).__name__}, which has none")

@@ -10,8 +10,7 @@ changes the likelihood or its gradient is in the files likelihood_*.py, one a me
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
-from typing import Any, Callable, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple, Optional, Tuple
 
 import torch
 from fairseq.models import BaseFairseqModel, FairseqDecoder, FairseqEncoderDecoderModel
@@ -29,7 +28,16 @@ from spectral_fairseq.functional.softmax_loss import (
 )
 from spectral_fairseq.heads.head import Head
 from spectral_fairseq.options import Option, read_options, weight_option
-from spectral_fairseq.plugin.find import decoder_of, head_of, output_matrix, softmax_operands
+from spectral_fairseq.plugin.find import (
+    OutputLayer,
+    calls_output_layer,
+    check_output_layer,
+    decoder_of,
+    head_of,
+    output_layer_replaced,
+    output_matrix,
+    softmax_operands,
+)
 from spectral_fairseq.plugin.objective import Parts, Term
 
 logger = logging.getLogger(__name__)
@@ -147,45 +155,6 @@ class FullScores(LikelihoodTerm):
         net_output = model(**sample["net_input"])
         loss, nll = self.criterion.compute_loss(model, net_output, sample, reduce=reduce)
         return Likelihood(loss, loss.detach(), nll.detach(), net_output)
-
-
-# Access to a decoder's last layer while the model runs.
-
-
-OutputLayer = Callable[[Tensor], Tensor]
-
-
-@contextmanager
-def output_layer_replaced(
-    decoder: Any, wrap: Callable[[OutputLayer], OutputLayer]
-) -> Iterator[None]:
-    """Let ``wrap(output_layer)`` stand for the decoder's ``output_layer`` inside the block.
-
-    It is called within the model's own forward pass, so that data-parallel wrappers see every
-    parameter used. :func:`check_output_layer` says, once, whether a decoder calls it.
-    """
-    decoder.output_layer = wrap(decoder.output_layer)
-    try:
-        yield
-    finally:
-        del decoder.output_layer
-
-
-def calls_output_layer(decoder: nn.Module) -> bool:
-    """Whether a decoder ends in an ``output_layer`` of its own."""
-    output_layer = getattr(type(decoder), "output_layer", None)
-    # Decoders that never call one (fconv, lightconv) inherit fairseq's, which only raises.
-    return callable(output_layer) and output_layer is not FairseqDecoder.output_layer
-
-
-def check_output_layer(decoder: nn.Module) -> None:
-    """Refuse a decoder whose output layer cannot be replaced.
-
-    Raises:
-        ConfigurationError: the decoder does not end in an ``output_layer``.
-    """
-    if not calls_output_layer(decoder):
-        raise refusals.NO_OUTPUT_LAYER.error(f"{type(decoder).__name__}, which has none")
 
 
 # The same likelihood without the scores of tokens x words.

@@ -26,15 +26,19 @@ from spectral_fairseq.functional.consistency_loss import (
     consistency_cross_entropy,
     dense_consistency,
 )
-from spectral_fairseq.plugin.find import decoder_of, look_ups, softmax_operands
+from spectral_fairseq.plugin.find import (
+    OutputLayer,
+    calls_output_layer,
+    decoder_of,
+    look_ups,
+    output_layer_replaced,
+    softmax_operands,
+)
 from spectral_fairseq.plugin.likelihood import (
     RDROP_WEIGHT,
     SIMCUT_WEIGHT,
     Likelihood,
     LikelihoodTerm,
-    OutputLayer,
-    calls_output_layer,
-    output_layer_replaced,
 )
 from spectral_fairseq.plugin.objective import MEASURE_NAMES, Parts, Term
 

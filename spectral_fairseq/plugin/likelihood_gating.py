@@ -16,14 +16,17 @@ from torch import Tensor, nn
 from spectral_fairseq import refusals
 from spectral_fairseq.functional.gradients import Gates, gated_scores, gates_of_counts
 from spectral_fairseq.functional.table_control import has_workers
-from spectral_fairseq.plugin.find import check_trained, softmax_operands
+from spectral_fairseq.plugin.find import (
+    OutputLayer,
+    check_output_layer,
+    check_trained,
+    output_layer_replaced,
+    softmax_operands,
+)
 from spectral_fairseq.plugin.likelihood import (
     GRADIENT_GATING,
     FullScores,
     Likelihood,
-    OutputLayer,
-    check_output_layer,
-    output_layer_replaced,
 )
 from spectral_fairseq.plugin.objective import Parts
 

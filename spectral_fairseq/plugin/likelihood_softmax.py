@@ -23,7 +23,13 @@ from spectral_fairseq.functional.softmax_loss import (
     unperturbed_loss,
 )
 from spectral_fairseq.heads.head import Head, SoftmaxHead
-from spectral_fairseq.plugin.find import output_matrix, table_module
+from spectral_fairseq.plugin.find import (
+    OutputLayer,
+    check_output_layer,
+    output_layer_replaced,
+    output_matrix,
+    table_module,
+)
 from spectral_fairseq.plugin.likelihood import (
     ADVERSARIAL_EPSILON,
     Blockwise,
@@ -31,9 +37,6 @@ from spectral_fairseq.plugin.likelihood import (
     Likelihood,
     LikelihoodTerm,
     LossForm,
-    OutputLayer,
-    check_output_layer,
-    output_layer_replaced,
 )
 from spectral_fairseq.plugin.objective import Parts, Term
 

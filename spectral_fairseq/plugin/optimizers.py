@@ -24,7 +24,7 @@ from spectral_fairseq.compat.resuming import float32_copies
 from spectral_fairseq.embeddings import Table
 from spectral_fairseq.errors import ConfigurationError, arguments_as_flags, misspelt
 from spectral_fairseq.lm.coupled_adam import CoupledAdam
-from spectral_fairseq.lm.muon import ADJUSTMENTS, Muon, hidden_matrices
+from spectral_fairseq.lm.muon import ADJUSTMENTS, Muon, hidden_matrices_by_name
 from spectral_fairseq.options import option
 from spectral_fairseq.plugin.find import output_layers
 from spectral_fairseq.plugin.listener import Listener
@@ -242,7 +242,7 @@ class MuonMatrices(CoupledTables):
     def name_parameters(self) -> None:
         """Name them, and say in the log which parameters Muon steps."""
         optimizer, model = self.trainer.optimizer, self.trainer.get_model()
-        matrices = hidden_matrices(model, table_parameters(model))
+        matrices = hidden_matrices_by_name(model, table_parameters(model))
         optimizer.optimizer.take(stepped_for(optimizer, list(matrices.values()), self.flag))
         coupled = _text(self.trainer.cfg.optimizer.muon_tables) == "coupled_adam"
         if coupled:

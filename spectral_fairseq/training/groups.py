@@ -17,7 +17,7 @@ from torch import nn
 
 from spectral_fairseq.embeddings.table import Table, undecayed_parameters
 from spectral_fairseq.errors import ConfigurationError, check_range
-from spectral_fairseq.lm.muon import hidden_matrices as found_matrices
+from spectral_fairseq.lm.muon import hidden_matrices_by_name
 from spectral_fairseq.training.modules import output_layer, without_wrappers
 from spectral_fairseq.training.tables import FACTORED, FactoredLayer
 
@@ -90,7 +90,7 @@ def hidden_matrices(model: nn.Module) -> List[nn.Parameter]:
     Raises:
         ConfigurationError: no output layer.
     """
-    return list(found_matrices(without_wrappers(model), _table_parameters(model)).values())
+    return list(hidden_matrices_by_name(without_wrappers(model), _table_parameters(model)).values())
 
 
 def _table_parameters(model: nn.Module) -> List[nn.Parameter]:

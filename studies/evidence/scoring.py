@@ -97,13 +97,13 @@ def perplexities(checkpoint: Path, data: Path, subset: str, streams: int = 10) -
     from spectral_fairseq.commands.shared import import_plugin
 
     import_plugin()
-    from spectral_fairseq.commands.lm_evaluation import Layout, reader_for
+    from spectral_fairseq.commands.lm_evaluation import StreamLayout, reader_for
     from spectral_fairseq.commands.models import load_language_model, open_corpus
     from spectral_fairseq.lm.awd_lstm import Carry
 
     loaded = load_language_model(checkpoint, data, {})
     size = int(loaded.settings["tokens_per_sample"])
-    layout = Layout(streams, size, 0) if loaded.stateful else Layout(1, size, size // 2)
+    layout = StreamLayout(streams, size, 0) if loaded.stateful else StreamLayout(1, size, size // 2)
     reader = reader_for(loaded, layout, 1 if loaded.stateful else loaded.rows(size))
     corpus = open_corpus(data, subset, loaded.dictionary)
     nll = torch.zeros(len(loaded.dictionary), dtype=torch.float64)

@@ -321,7 +321,7 @@ def test_contrasts_are_compared_once_both_methods_have_results():
 
 @pytest.mark.parametrize("arch", ["awd_lstm_wt2", "transformer_lm"])
 def test_perplexity_of_rare_words(arch, train, tiny_lm_data):
-    from spectral_fairseq.commands.evaluate_lm import Options
+    from spectral_fairseq.commands.evaluate_lm import EvaluationOptions
     from spectral_fairseq.commands.lm_evaluation import evaluate_checkpoint
 
     more = ("--task", "stateful_language_modeling", "--batch-size", "4", "--decoder-embed-dim", "8")
@@ -330,7 +330,9 @@ def test_perplexity_of_rare_words(arch, train, tiny_lm_data):
     checkpoint = folder / "checkpoint_best.pt"
     found = scoring.perplexities(checkpoint, tiny_lm_data, "test", streams=2)
     layout = {"streams": 2} if arch == "awd_lstm_wt2" else {"context_window": 8}
-    whole = evaluate_checkpoint(checkpoint, tiny_lm_data, Options(subset="test", **layout))
+    whole = evaluate_checkpoint(
+        checkpoint, tiny_lm_data, EvaluationOptions(subset="test", **layout)
+    )
     assert found["test_ppl"] == pytest.approx(whole["figures"][0]["perplexity"], rel=1e-4)
     bands = found["bands"]
     assert (

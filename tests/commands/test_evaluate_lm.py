@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from spectral_fairseq.commands.evaluate_lm import DynamicOptions, Options, TuneOptions
+from spectral_fairseq.commands.evaluate_lm import DynamicOptions, EvaluationOptions, TuneOptions
 from spectral_fairseq.commands.lm_evaluation import check
 from spectral_fairseq.commands.main import main
 from spectral_fairseq.commands.models import load_language_model
@@ -292,7 +292,7 @@ def test_streams_of_a_model_without_a_state_are_refused(train, run):
 
 def test_impossible_options_need_no_checkpoint():
     with pytest.raises(ConfigurationError, match="Give both"):
-        check(Options(dynamic=DynamicOptions(units="sum"), tune=TuneOptions()))
+        check(EvaluationOptions(dynamic=DynamicOptions(units="sum"), tune=TuneOptions()))
 
 
 def test_the_command_itself(stateful, run_cli, tiny_lm_data):

@@ -8,7 +8,7 @@ import torch
 from fairseq import checkpoint_utils
 
 from spectral_fairseq.commands import predictions as model_outputs
-from spectral_fairseq.commands.models import build_model
+from spectral_fairseq.commands.models import load_model_and_task
 from spectral_fairseq.commands.predictions import (
     check_memory,
     measure_outputs,
@@ -114,7 +114,7 @@ def test_tokens_are_the_first_ones(path, tiny_translation_data):
 def assert_states_belong_to_predictions(path, data, tokens):
     """The last states times W give the log-probabilities, but for a bias and a normaliser."""
     predictions = predict(path, data, "valid", tokens)
-    weight = output_matrix(build_model(path, data, {})[0], predictions.words).detach()
+    weight = output_matrix(load_model_and_task(path, data, {})[0], predictions.words).detach()
     rows = list(predictions.blocks)
     states = torch.cat([block.states[-1] for block in rows])
     log_probabilities = torch.cat([block.log_probabilities for block in rows])
@@ -126,7 +126,7 @@ def assert_states_belong_to_predictions(path, data, tokens):
 
 def test_hidden_states_by_layer(path, tiny_translation_data):
     rows = assert_states_belong_to_predictions(path, tiny_translation_data, 100)
-    task = build_model(path, tiny_translation_data, {})[1]
+    task = load_model_and_task(path, tiny_translation_data, {})[1]
     task.load_dataset("valid")
     lengths = task.dataset("valid").tgt_sizes.tolist()  # in the order of the corpus
     whole = [end for end in itertools.accumulate(lengths) if end <= 100]

@@ -12,7 +12,7 @@ from fairseq.models import FairseqDecoder
 from fairseq_cli import eval_lm
 
 from spectral_fairseq.checkpoints.reading import load_checkpoint
-from spectral_fairseq.commands.evaluate_lm import Options
+from spectral_fairseq.commands.evaluate_lm import EvaluationOptions
 from spectral_fairseq.commands.export_plain import export_checkpoint
 from spectral_fairseq.commands.lm_evaluation import choose_layout
 from spectral_fairseq.commands.models import (
@@ -238,8 +238,8 @@ def test_a_block_is_no_longer_than_the_positions_of_the_model():
     loaded = SimpleNamespace(
         settings={"tokens_per_sample": 100}, stateful=False, model=Positions(), arch="any"
     )
-    assert choose_layout(loaded, Options()).segment == 50
-    assert choose_layout(loaded, Options(segment=30)).segment == 30
+    assert choose_layout(loaded, EvaluationOptions()).segment == 50
+    assert choose_layout(loaded, EvaluationOptions(segment=30)).segment == 30
 
 
 def test_blocks_that_cannot_be_are_refused():

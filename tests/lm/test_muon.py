@@ -9,7 +9,7 @@ from torch import nn
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
 from spectral_fairseq.lm import muon
 from spectral_fairseq.lm.coupled_adam import CoupledAdam
-from spectral_fairseq.lm.muon import Muon, hidden_matrices
+from spectral_fairseq.lm.muon import Muon, hidden_matrices_by_name
 from tests.workers import on_two_workers
 
 needs_muon = pytest.mark.skipif(
@@ -44,7 +44,7 @@ IDS = torch.randint(11, (8, 4), generator=torch.Generator().manual_seed(1))
 
 def optimiser(model, **options):
     tables = [model.embed.weight, model.output.weight]
-    matrices = hidden_matrices(model, tables).values()
+    matrices = hidden_matrices_by_name(model, tables).values()
     return Muon(model.parameters(), matrices, tables, lr=0.02, weight_decay=0.1, **options)
 
 
@@ -57,9 +57,9 @@ def train(model, optimizer, steps, ids=IDS):
 
 def test_hidden_matrices_are_no_tables_biases_or_vectors():
     model = Network()
-    assert list(hidden_matrices(model, [model.output.weight])) == MATRICES
+    assert list(hidden_matrices_by_name(model, [model.output.weight])) == MATRICES
     model.hidden.weight.requires_grad_(False)
-    assert list(hidden_matrices(model, [model.output.weight])) == MATRICES[1:]
+    assert list(hidden_matrices_by_name(model, [model.output.weight])) == MATRICES[1:]
 
 
 @needs_muon
