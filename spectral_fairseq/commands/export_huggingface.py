@@ -275,11 +275,14 @@ def _dropout(flags: Dict[str, Any]) -> Dict[str, float]:
     return {name: float(flags.get(name) or 0.0) for name in names}
 
 
+_ANOTHER_FORMAT = "Try --to ctranslate2 or --to fairseq, or keep this checkpoint and use fairseq."
+
+
 def _refuse(problems: List[str]) -> None:
     if problems:
         found = "one with " + " and ".join(dict.fromkeys(problems))
         wanted = "a model that a layout of transformers can represent"
-        raise NoEquivalentError(wanted, found)
+        raise NoEquivalentError(wanted, found, _ANOTHER_FORMAT)
 
 
 _BOS, _PAD, _EOS = 0, 1, 2
@@ -329,7 +332,7 @@ def _save(layout: Layout, folder: Path, translation: bool) -> None:
     absent = [name for name in absent if not name.endswith(_NOT_NEEDED)]
     if absent or unknown:
         found = f"{listed(absent, 3)} missing and {listed(unknown, 3)} besides"
-        raise NoEquivalentError(f"the tensors of {type(model).__name__}", found)
+        raise NoEquivalentError(f"the tensors of {type(model).__name__}", found, _ANOTHER_FORMAT)
     stored = model.state_dict()
     shared = [
         key
@@ -341,7 +344,7 @@ def _save(layout: Layout, folder: Path, translation: bool) -> None:
         raise NoEquivalentError(
             f"a {type(model).__name__} that keeps tables apart",
             f"transformers {version}, which stores {listed(shared, 3)} as others",
-            f"Install transformers 5 or newer. {NoEquivalentError.usual_remedy}",
+            f"Install transformers 5 or newer. {_ANOTHER_FORMAT}",
         )
     model.generation_config = transformers.GenerationConfig(
         **_generation(layout.config, translation)

@@ -319,6 +319,9 @@ def _plain_history(checkpoint: Mapping[str, Any]) -> Any:
 # Convert a Transformer of fairseq to CTranslate2 in one step.
 
 
+_ANOTHER_FORMAT = "Try --to huggingface or --to fairseq, or keep this checkpoint and use fairseq."
+
+
 def write_ctranslate2(
     checkpoint: Mapping[str, Any],
     folder: Path,
@@ -336,7 +339,7 @@ def write_ctranslate2(
     cfg = plain["cfg"]
     if cfg["model"].get("cross_self_attention"):  # which the converter ignores
         wanted, found = "a decoder with two attentions, for CTranslate2", "--cross-self-attention"
-        raise NoEquivalentError(wanted, found)
+        raise NoEquivalentError(wanted, found, _ANOTHER_FORMAT)
     # The converter reads and sets the flags of task and model as attributes of one object.
     task = checkpoint_settings(checkpoint, "task")
     names = {"task": task.get("_name") or task.get("task"), "arch": cfg["model"]["_name"]}
@@ -353,7 +356,9 @@ def write_ctranslate2(
                 converter.convert(str(folder), quantization=quantization, force=True)
         except (AttributeError, KeyError, RuntimeError, ValueError) as error:
             wanted = "a model that CTranslate2's converter of fairseq takes"
-            raise NoEquivalentError(wanted, " ".join(str(error).split())) from error
+            raise NoEquivalentError(
+                wanted, " ".join(str(error).split()), _ANOTHER_FORMAT
+            ) from error
 
 
 def _namespaces_allowed() -> ContextManager[None]:

@@ -482,6 +482,7 @@ TRANSLATION_RATE_SMALL = replace(
 )
 
 # Muon for the hidden matrices, alone and on top of the table that gained; own rate and decay.
+_INIT = _with_settings(TABLE_METHODS["weight_norm_init"], 0)  # as TRANSLATION_DECAY_SMALL chose it
 _MUON = "--optimizer muon"
 _MUON_SETTINGS = tuple(
     Setting(f"--weight-decay {decay}", factor)
@@ -501,9 +502,10 @@ _MUON_METHODS = {
 TRANSLATION_MUON_SMALL = replace(
     TRANSLATION_START_SMALL,
     model="translation, d = 64, Muon",
-    methods=_MUON_METHODS,
+    methods={**_MUON_METHODS, "weight_norm_init": _INIT},
     seeds=_SEEDS[:3],
-    contrasts=(("muon_init", "muon"),),
+    shared=("plain", "weight_norm_init"),
+    contrasts=(("muon_init", "muon"), ("muon_init", "weight_norm_init")),
 )
 # Twenty thousand updates, at the settings that TRANSLATION_MUON_SMALL has chosen: plain and the
 # initialisation are tuned for this length, Muon is not, so its gain can only be too small.
@@ -527,7 +529,6 @@ TRANSLATION_MUON_LONG = replace(
 
 # Is bfloat16 on a CPU level with float32? At the settings that TRANSLATION_DECAY_SMALL has chosen,
 # whose trainings in float32 stand beside these.
-_INIT = _with_settings(TABLE_METHODS["weight_norm_init"], 0)
 TRANSLATION_BFLOAT16_SMALL = replace(
     TRANSLATION_START_SMALL,
     model="translation, d = 64, bfloat16",
