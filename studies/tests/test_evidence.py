@@ -93,8 +93,15 @@ def test_rates_and_muon_stand_beside_trainings_of_plain_that_are_on_record(name)
     records = records_of(RESULTS, name, study)
     for seed in (study.tuning_seed, *study.seeds):
         assert plan.cell_of(study, study.recipe, "plain", Setting(), seed).name in records
-    settings = [one.settings for key, one in study.methods.items() if key != "plain"]
-    assert all(len(one) == len(set(one)) == 6 for one in settings)
+    settings = [one.settings for key, one in study.methods.items() if key not in study.elsewhere]
+    assert all(len(one) == len(set(one)) == (6 if study.tuned else 1) for one in settings)
+
+
+def test_muon_has_the_settings_for_20_000_updates_that_5_000_have_chosen():
+    short, long = STUDIES["translation_muon_small"], STUDIES["translation_muon_long"]
+    (*_, (_, chosen)) = plan.stages(short, records_of(RESULTS, "translation_muon_small", short))
+    for method in ("muon", "muon_init"):
+        assert long.methods[method].settings == (chosen.settings[method],)
 
 
 def test_settings_open_the_records_and_are_compared(tmp_path):
