@@ -85,13 +85,13 @@ def part(name: str, results: Path) -> str:
 
 def planned_trainings(study: Study) -> Dict[str, int]:
     """How many trainings of its own each stage of a study has."""
-    # The best training of the recipe is plain's in the tuning.
-    tuned = bool(study.rounds or study.plain_of)
-    settings = sum(len(method.settings) for method in study.methods.values())
+    own = [method for name, method in study.methods.items() if name not in study.elsewhere]
+    settings = sum(len(method.settings) for method in own)
     return {
         "recipe": bool(study.rounds) + sum(map(len, study.rounds)),
-        "tuning": settings - tuned if study.tuned else 0,
-        "seed": len(study.seeds) * (len(study.methods) - len(study.elsewhere)),
+        # The best training of the recipe is plain's in the tuning.
+        "tuning": settings - bool(study.rounds) if study.tuned else 0,
+        "seed": len(study.seeds) * len(own),
         "simcut": len(study.seeds) * study.with_simcut,
     }
 

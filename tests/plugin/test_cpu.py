@@ -25,6 +25,7 @@ from tests.plugin.test_command_line import SHARED, USER_DIR, generate
 from tests.plugin.trainers import (
     PRECISIONS,
     build_trainer,
+    resumed_from,
     same_states,
     save_in_epoch,
     take_updates,
@@ -136,10 +137,7 @@ def test_a_training_in_bfloat16_resumes_bit_for_bit(way, tmp_path):
     through, half = build(), build()
     take_updates(through, 4)
     take_updates(half, 2)
-    save_in_epoch(half, tmp_path / "c.pt", done=2)
-    resumed = build(begin=False)
-    resumed.load_checkpoint(str(tmp_path / "c.pt"))
-    resumed.begin_epoch(1)
+    resumed = resumed_from(half, build, tmp_path / "c.pt", done=2)
     take_updates(resumed, 2)
     for trainer, name in ((through, "through.pt"), (resumed, "resumed.pt")):
         save_in_epoch(trainer, tmp_path / name, done=4)

@@ -20,8 +20,8 @@ from tests.plugin.trainers import (
     build_trainer,
     counted,
     flattened_fp16,
+    resumed_from,
     same_models,
-    save_in_epoch,
     take_updates,
 )
 
@@ -165,10 +165,7 @@ def test_resumed_equals_uninterrupted(tmp_path):
     through, half = build(), build()
     take_updates(through, 7)
     take_updates(half, 3)
-    save_in_epoch(half, tmp_path / "c.pt", done=3)
-    resumed = build(begin=False)
-    resumed.load_checkpoint(str(tmp_path / "c.pt"))
-    resumed.begin_epoch(1)
+    resumed = resumed_from(half, build, tmp_path / "c.pt", done=3)
     take_updates(resumed, 4)
     assert same_models(through, resumed)
 

@@ -1,6 +1,7 @@
 """Coupled Adam and Muon under fairseq's own trainer: what each steps, in every precision."""
 
 import contextlib
+import functools
 import logging
 from types import SimpleNamespace
 
@@ -23,8 +24,8 @@ from tests.plugin.trainers import (
     ALL_PRECISIONS,
     PRECISIONS,
     build_trainer,
+    resumed_from,
     same_models,
-    save_in_epoch,
     take_updates,
 )
 
@@ -169,12 +170,10 @@ def test_tables_are_coupled_where_that_is_asked_for():
 @pytest.mark.parametrize("precision", ALL_PRECISIONS)
 def test_a_resumed_training_equals_an_uninterrupted_one(precision, tmp_path):
     overrides = (*PRECISIONS[precision], "criterion.table_lr_scale=2")
-    first = build_trainer(*overrides, optimizer="muon")
+    build = functools.partial(build_trainer, *overrides, optimizer="muon")
+    first = build()
     take_updates(first, 3)
-    save_in_epoch(first, tmp_path / "half.pt", 3)
-    second = build_trainer(*overrides, optimizer="muon", begin=False)
-    second.load_checkpoint(str(tmp_path / "half.pt"))
-    second.begin_epoch(1)
+    second = resumed_from(first, build, tmp_path / "half.pt", done=3)
     take_updates(first, 2)
     take_updates(second, 2)
     assert same_models(first, second)

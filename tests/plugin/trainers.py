@@ -90,6 +90,15 @@ def save_in_epoch(trainer, path, done):
     trainer.save_checkpoint(str(path), {"train_iterator": iterator, "val_loss": None})
 
 
+def resumed_from(trainer, build, path, done):
+    """A trainer that goes on from what ``trainer`` saves after ``done`` updates of its epoch."""
+    save_in_epoch(trainer, path, done)
+    resumed = build(begin=False)
+    resumed.load_checkpoint(str(path))
+    resumed.begin_epoch(1)
+    return resumed
+
+
 def same_states(first, second):
     """Whether two state dicts hold the same numbers, as far as training uses them."""
     used = [key for key in first if key.rpartition(".")[2] not in UNUSED]
