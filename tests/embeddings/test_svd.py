@@ -1,13 +1,11 @@
-import copy
 import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.errors import CheckpointError, ConfigurationError
-from spectral_fairseq.functional.spectrum_penalties import orthogonality_penalty, spectrum_penalty
+from spectral_fairseq.functional.spectrum_penalties import orthogonality_penalty
 
 PAD, FILLERS = 1, (35, 36)
 
@@ -43,34 +41,6 @@ def test_stored_factors_have_the_scale_of_a_plain_table():
     ratio = float(counted(module.U).std() / plain.weight.std())
     assert 0.9 < ratio < 1.1
     torch.testing.assert_close(module.sigma.square().mean(), torch.tensor(1.0))
-
-
-def test_gradients_equal_those_of_the_dense_product():
-    module = table().double()
-    other = copy.deepcopy(module)
-    tokens, features = torch.tensor([[0, 3, 3, PAD]]), torch.randn(4, 5, dtype=torch.float64)
-
-    def loss(embedded, logits):
-        return embedded.square().sum() + logits.logsumexp(-1).sum()
-
-    loss(module(tokens), module.project(features)).backward()
-    weight = other.weight
-    loss(F.embedding(tokens, weight, PAD), features @ weight.t()).backward()
-    other.U.grad[PAD] = 0
-    for name in ("U", "sigma", "V"):
-        torch.testing.assert_close(getattr(module, name).grad, getattr(other, name).grad)
-
-
-def test_padding_row_stays_zero_where_the_softmax_would_move_it():
-    module = table()
-    optimiser = torch.optim.Adam(module.parameters(), lr=0.1)
-    for _ in range(5):
-        loss = F.cross_entropy(module.project(module(torch.tensor([2, 3]))), torch.tensor([3, 4]))
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-    assert module.weight[PAD].abs().sum() == 0
-    assert module.weight[FILLERS[0]].abs().sum() > 0  # a filler word is trained, only uncounted
 
 
 @pytest.mark.parametrize("n, d", [(37, 5), (130, 123)])
@@ -109,14 +79,6 @@ def test_half_precision_keeps_the_scales_and_comes_back():
     torch.testing.assert_close(module.weight, before, rtol=1e-2, atol=1e-3)
 
 
-def test_state_dict_round_trip_reproduces_weight_and_prior():
-    module = SVDEmbedding.from_dense(dense(dtype=torch.float32), PAD, excluded_rows=FILLERS)
-    fresh = table()
-    fresh.load_state_dict(module.state_dict())
-    assert torch.equal(fresh.weight, module.weight)
-    assert torch.equal(fresh.prior(), module.prior())
-
-
 def test_factors_too_large_for_float32_can_be_measured():
     entries = SVDEmbedding(40, 16, 1).state_dict()
     entries["U"] = entries["U"].clone().index_fill_(0, torch.tensor(3), 2e37)
@@ -125,31 +87,16 @@ def test_factors_too_large_for_float32_can_be_measured():
     assert found["u_spectral"] > 1e70 and found["v_spectral"] < 1e-6
 
 
-def test_fifty_steps_keep_the_table_near_its_constraint_set():
-    """The invariant of equation 4.1: U and V near orthonormal, sigma near the prior."""
-    module = table(n=203, d=8, c2=0.05)
-    with torch.no_grad():
-        module.sigma.mul_(torch.linspace(2.0, 0.2, 8))
-        module.U.mul_(1.3)
-        start = module.grams()
-        distance = spectrum_penalty(module.singular_values(), module.prior())
-    optimiser = torch.optim.Adam(module.parameters(), lr=5e-3)
-    generator = torch.Generator().manual_seed(2)
-    for _ in range(50):
-        tokens = torch.randint(2, 203, (64,), generator=generator)
-        loss = F.cross_entropy(module.project(module(tokens)), tokens.roll(1))
-        loss = loss + orthogonality_penalty(*module.grams(), (1.0, 1.0, 1.0, 1.0))
-        loss = loss + spectrum_penalty(module.singular_values(), module.prior())
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-    weights = (1.0, 1.0, 0.0, 0.0)
-    now = orthogonality_penalty(*module.grams(), weights)
-    assert float(now) < 0.05 * float(orthogonality_penalty(*start, weights))
-    assert spectrum_penalty(module.singular_values(), module.prior()) < 0.5 * distance
-    true = torch.linalg.svdvals(counted(module.weight))
-    learned = module.singular_values().abs().sort(descending=True).values
-    torch.testing.assert_close(true, learned, rtol=0.1, atol=0.0)
+def test_gradients_of_what_penalties_read():
+    """Of the Gram matrices and of sigma, against those of their definitions."""
+    module = table()
+    u, v = counted(module.U) / module.scale, module.V / module.v_scale
+    definitions = (u.t() @ u, v.t() @ v, module.sigma * module.scale)
+    gradients = []
+    for read in ((*module.grams(), module.singular_values()), definitions):
+        value = sum(one.square().sum() for one in read)
+        gradients.append(torch.autograd.grad(value, (module.U, module.sigma, module.V)))
+    torch.testing.assert_close(*gradients)
 
 
 def test_the_padding_row_of_a_rank_deficient_table_stays_zero_in_the_factors():

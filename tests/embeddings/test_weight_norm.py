@@ -53,28 +53,6 @@ def test_weight_equals_the_naive_form():
     assert module.weight[PAD].abs().sum() == 0
 
 
-@pytest.mark.parametrize("length", [2, 9])
-def test_gradients_equal_those_of_the_dense_product(length):
-    module, other = table().double(), table().double()
-    generator = torch.Generator().manual_seed(0)
-    features = torch.randn(length, 5, generator=generator, dtype=torch.float64)
-    tokens = torch.tensor([[0, 3, 3, PAD]])
-
-    def loss(embedded, logits):
-        return embedded.square().sum() + logits.logsumexp(-1).sum()
-
-    loss(module(tokens), module.project(features)).backward()
-    naive = reference.weight_norm_table(
-        other.g, other.v + F.one_hot(torch.tensor(PAD), 37).unsqueeze(1)
-    )
-    naive = naive.index_fill(0, torch.tensor([PAD]), 0.0)
-    loss(naive[tokens], features @ naive.t()).backward()
-    for name in ("g", "v"):
-        expected = getattr(other, name).grad
-        expected[PAD] = 0
-        torch.testing.assert_close(getattr(module, name).grad, expected)
-
-
 def test_look_up_works_on_the_gathered_rows_alone(monkeypatch):
     module = table()
     seen = []
@@ -142,26 +120,6 @@ def test_schedule_scales_the_gradient_of_the_lengths_alone():
     for epoch, scale in ((5, 0.6), (30, 0.2)):
         torch.testing.assert_close(gradients[epoch][0], scale * gradients[0][0])
         assert torch.equal(gradients[epoch][1], gradients[0][1])
-
-
-def test_adam_divides_the_factor_of_the_schedule_out_again():
-    features = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
-
-    def lengths(gamma, optimizer, **options):
-        module = table(gamma=gamma, tau=1)
-        module.set_epoch(1)
-        steps = optimizer(module.parameters(), lr=0.01, **options)
-        for _ in range(20):
-            steps.zero_grad()
-            F.cross_entropy(module.project(features), torch.arange(2, 9)).backward()
-            steps.step()
-        return module.g.detach()
-
-    full, slow = (lengths(gamma, torch.optim.Adam, eps=1e-12) for gamma in (1.0, 0.1))
-    torch.testing.assert_close(slow, full, rtol=1e-4, atol=1e-6)
-    full, slow = (lengths(gamma, torch.optim.SGD) for gamma in (1.0, 0.1))
-    start = table().g.detach()
-    assert (slow - start).norm() < 0.2 * (full - start).norm()
 
 
 def test_a_copy_follows_the_schedule_too():
@@ -234,38 +192,3 @@ def test_bad_options_are_refused(options, message):
 def test_a_dictionary_without_counts_is_refused():
     with pytest.raises(DataError, match="dict.txt"):
         table(counts=[1] * 37)
-
-
-def test_early_loss_falls_faster_than_from_the_plain_start():
-    """What the paper's Table 2 shows: log-count lengths help a skewed vocabulary at first."""
-    generator = torch.Generator().manual_seed(0)
-    n, d, length = 300, 32, 4000
-    # A Markov chain over words whose frequencies fall like 1/k.
-    preference = torch.randn(n - 2, n - 2, generator=generator).exp()
-    cumulated = (preference / torch.arange(1, n - 1)).cumsum(1)
-    stream = [0]
-    for draw in torch.rand(length, generator=generator):
-        row = cumulated[stream[-1]]
-        stream.append(min(int(torch.searchsorted(row, draw * row[-1])), n - 3))
-    words = torch.tensor(stream) + 2
-
-    def early_loss(embedding, project):
-        torch.manual_seed(1)
-        hidden = torch.nn.Sequential(torch.nn.Linear(d, d), torch.nn.Tanh())
-        optimiser = torch.optim.Adam([*embedding.parameters(), *hidden.parameters()], lr=3e-3)
-        losses = []
-        for tokens, targets in zip(words[:-1].split(100), words[1:].split(100)):
-            loss = F.cross_entropy(project(hidden(embedding(tokens))), targets)
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            losses.append(float(loss.detach()))
-        return sum(losses) / len(losses)
-
-    torch.manual_seed(0)
-    counts = words.bincount(minlength=n).tolist()
-    ours = WeightNormEmbedding(n, d, PAD, counts=counts)
-    plain = torch.nn.Embedding(n, d, PAD)
-    torch.nn.init.uniform_(plain.weight, -0.1, 0.1)
-    plain_loss = early_loss(plain, lambda features: F.linear(features, plain.weight))
-    assert early_loss(ours, ours.project) < plain_loss

@@ -66,15 +66,6 @@ def test_padding_counts_for_nothing():
     assert nothing.item() == 0
 
 
-def test_a_batch_may_be_cut_in_any_way():
-    layers = states()
-    parts = [slice(0, 1), slice(1, 3)]
-    sums = [
-        dispersion_penalty([z[p] for z in layers], COUNTED[p]) * COUNTED[p].sum() for p in parts
-    ]
-    torch.testing.assert_close(sum(sums) / COUNTED.sum(), dispersion_penalty(layers, COUNTED))
-
-
 def test_of_long_sequences_counted_states_are_drawn():
     # Two opposite directions; only if padding were drawn would there be others.
     z = torch.tensor([[1.0, 0.0], [-1.0, 0.0]]).repeat(20, 1)[None].double()

@@ -4,10 +4,7 @@ import pytest
 import torch
 
 from spectral_fairseq.functional import blocks
-from spectral_fairseq.functional.mixture_loss import (
-    log_mixture,
-    posterior,
-)
+from spectral_fairseq.functional.mixture_loss import log_mixture
 from tests.functional.losses import LOSSES, gradients, in_float64, leaves_and_targets, relative
 from tests.reference import losses as reference
 
@@ -37,12 +34,6 @@ def test_log_mixture_is_float32_and_normalised_from_half_precision():
     found = log_mixture(contexts, logits.float().log_softmax(-1), matrix, bias)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.log_softmax(-1), found, atol=1e-5, rtol=0)
-
-
-def test_the_posterior_of_two_experts():
-    prior = torch.tensor([[0.25, 0.75]]).log()
-    likelihood = torch.tensor([[0.6, 0.1]]).log()
-    torch.testing.assert_close(posterior(prior, likelihood), torch.tensor([[2 / 3, 1 / 3]]))
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

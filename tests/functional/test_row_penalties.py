@@ -29,7 +29,7 @@ SHAPES = [(1, 3, []), (13, 5, []), (29, 7, [0, 11, 28]), (6, 31, [5])]
 
 @pytest.mark.parametrize("n, d, excluded", SHAPES)
 def test_penalty_and_gradient_equal_the_pairwise_form(n, d, excluded):
-    matrix = table(n, d).requires_grad_()
+    matrix = table(d, n).t().requires_grad_()  # whose rows are not contiguous
     fast = cosine_penalty(matrix, torch.tensor(excluded).long())
     (fast_gradient,) = torch.autograd.grad(3 * fast, matrix)
     naive = reference.cosine_penalty(matrix, excluded)
@@ -38,29 +38,6 @@ def test_penalty_and_gradient_equal_the_pairwise_form(n, d, excluded):
     if naive.requires_grad:
         (expected,) = torch.autograd.grad(3 * naive, matrix)
     torch.testing.assert_close(fast_gradient, expected, rtol=1e-10, atol=1e-14)
-
-
-def test_float32_parity_on_an_odd_shape():
-    matrix = table(252, 123)
-    fast = cosine_penalty(matrix.float(), torch.tensor([1]))
-    torch.testing.assert_close(
-        fast.double(), reference.cosine_penalty(matrix, [1]), rtol=1e-5, atol=1e-7
-    )
-
-
-def test_gradcheck_with_a_non_contiguous_table():
-    matrix = table(4, 9).requires_grad_()
-    assert torch.autograd.gradcheck(lambda m: cosine_penalty(m.t(), torch.tensor([2])), (matrix,))
-
-
-def test_equal_rows_orthogonal_rows_and_opposite_rows():
-    n = 8
-    equal = torch.tensor([0.3, -2.0, 0.1]).expand(n, 3)
-    torch.testing.assert_close(cosine_penalty(equal), torch.tensor((n * n - n) / n**2))
-    orthogonal = 5 * torch.linalg.qr(table(n, n).float())[0]
-    torch.testing.assert_close(cosine_penalty(orthogonal), torch.tensor(0.0), rtol=0, atol=1e-6)
-    opposite = torch.tensor([[1.0, 2.0], [-3.0, -6.0]])
-    torch.testing.assert_close(cosine_penalty(opposite), torch.tensor(-0.5))
 
 
 def test_zero_rows_are_finite_and_add_no_cosine():
@@ -98,44 +75,10 @@ def test_rows_that_are_very_short(scale, rows):
         assert error <= 2e-5 * expected.norm(dim=1)[row] + 1e-30
 
 
-def test_lengths_do_not_matter_and_gradients_are_tangential():
-    matrix = table(17, 6).requires_grad_()
-    lengths = torch.linspace(0.01, 40, 17, dtype=torch.float64).unsqueeze(1)
-    value = cosine_penalty(matrix)
-    torch.testing.assert_close(cosine_penalty(matrix * lengths), value)
-    value.backward()
-    radial = (matrix.grad * matrix.detach()).sum(1)
-    torch.testing.assert_close(radial, torch.zeros_like(radial), rtol=0, atol=1e-15)
-
-
 @pytest.mark.parametrize("penalty", [cosine_penalty, mean_vector_penalty])
 def test_a_table_without_words_is_refused(penalty):
     with pytest.raises(ConfigurationError, match="at least one row"):
         penalty(torch.ones(2, 3), torch.tensor([0, 1]))
-
-
-def trained(penalty, offset=0.0):
-    """A table after training with a penalty, or without one, on words that are drawn at random."""
-    generator = torch.Generator().manual_seed(0)
-    matrix = torch.randn(60, 8, generator=generator) + offset
-    features = torch.randn(256, 8, generator=generator)
-    targets = torch.randint(0, 60, (256,), generator=generator)
-    matrix.requires_grad_()
-    optimiser = torch.optim.Adam([matrix], lr=0.02)
-    for _ in range(60):
-        loss = F.cross_entropy(features @ matrix.t(), targets)
-        if penalty is not None:
-            loss = loss + penalty(matrix)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-    return matrix.detach()
-
-
-def test_mean_cosine_falls_in_training():
-    """What the paper's Figure 2 shows: with the penalty the vectors leave their common cone."""
-    penalised, plain = trained(cosine_penalty, 1.0), trained(None, 1.0)
-    assert cosine_penalty(penalised) < cosine_penalty(plain)
 
 
 @pytest.mark.parametrize("n, d, excluded", [(1, 3, []), (13, 5, []), (29, 7, [0, 11, 28])])
@@ -152,25 +95,6 @@ def test_penalty_and_gradient_equal_the_naive_form(n, d, excluded, per_word):
     torch.testing.assert_close(fast_gradient, expected, rtol=1e-10, atol=1e-14)
 
 
-def test_weight_norm_in_float32_on_an_odd_shape():
-    matrix = table(507, 123)
-    fast = weight_norm_penalty(row_norms(matrix.float()), 2.0)
-    naive = reference.weight_norm_penalty(matrix, [2.0] * 507)
-    torch.testing.assert_close(fast.double(), naive, rtol=1e-5, atol=0)
-
-
-def test_gradcheck():
-    matrix = table(7, 3).requires_grad_()
-    assert torch.autograd.gradcheck(
-        lambda m: weight_norm_penalty(row_norms(m), 1.5, torch.tensor([2])), (matrix,)
-    )
-
-
-def test_equal_rows_give_the_root_of_the_sum():
-    matrix = torch.tensor([3.0, 4.0]).expand(9, 2)
-    torch.testing.assert_close(weight_norm_penalty(row_norms(matrix), 2.0), torch.tensor(9.0))
-
-
 def test_norms_at_their_target_and_zero_rows_have_finite_gradients():
     matrix = 2 * F.normalize(table(6, 4), dim=1)
     matrix.requires_grad_()
@@ -182,14 +106,6 @@ def test_norms_at_their_target_and_zero_rows_have_finite_gradients():
     matrix.requires_grad_()
     weight_norm_penalty(row_norms(matrix), 2.0).backward()
     assert torch.isfinite(matrix.grad).all() and matrix.grad[2].abs().sum() == 0
-
-
-def test_norms_gather_round_the_target_in_training():
-    def spread(matrix):
-        return float((row_norms(matrix) - 2.0).abs().mean())
-
-    penalised = trained(lambda matrix: 0.1 * weight_norm_penalty(row_norms(matrix), 2.0))
-    assert spread(penalised) < 0.5 * spread(trained(None))
 
 
 def test_log_counts_are_positive_and_follow_the_counts():
@@ -232,14 +148,6 @@ def test_value_and_gradient(n, d, excluded):
     expected = (2 * counted.mean(0) / len(counted)).repeat(n, 1)
     expected[excluded] = 0
     torch.testing.assert_close(gradient, expected)
-
-
-def test_a_shift_of_all_rows_is_all_that_it_sees():
-    matrix = table(9, 4)
-    centred = matrix - matrix.mean(0)
-    assert float(mean_vector_penalty(centred)) < 1e-30
-    shift = torch.tensor([3.0, 0, -4, 0], dtype=torch.float64)
-    torch.testing.assert_close(mean_vector_penalty(centred + shift), shift.new_tensor(25.0))
 
 
 def test_means_of_squares_by_hand():

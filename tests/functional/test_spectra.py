@@ -33,17 +33,6 @@ def test_values_and_gradients_equal_those_of_a_decomposition(n, d, excluded):
     torch.testing.assert_close(fast_gradient, expected, rtol=1e-8, atol=1e-10)
 
 
-def test_float32_parity_on_an_odd_shape():
-    matrix = table(507, 123)
-    fast = singular_values(matrix.float()).double()
-    torch.testing.assert_close(fast, reference.singular_values(matrix), rtol=1e-4, atol=0)
-
-
-def test_gradcheck():
-    matrix = table(9, 4).requires_grad_()
-    assert torch.autograd.gradcheck(lambda m: singular_values(m, torch.tensor([3])), (matrix,))
-
-
 def test_repeated_values_have_the_gradient_of_a_symmetric_function():
     matrix = torch.linalg.qr(table(12, 4))[0].mul(3).requires_grad_()
     singular_values(matrix).pow(2).sum().backward()  # the squared Frobenius norm
@@ -82,15 +71,6 @@ def test_all_ways_equal_a_decomposition_in_float64(n, d, rank):
         assert found.dtype == torch.float64
         torch.testing.assert_close(found[:rank], expected[:rank], rtol=1e-9, atol=0)
         assert found[rank:].eq(0).all()
-
-
-@pytest.mark.parametrize("excluded", [[1], [0, 60, 122]])
-def test_excluded_rows_of_a_gram_matrix(excluded):
-    matrix = table(123, 7)
-    sigma = singular_values_of_gram(gram(matrix, torch.tensor(excluded)), 123 - len(excluded))
-    torch.testing.assert_close(
-        sigma, reference.singular_values(matrix, excluded), rtol=1e-10, atol=0
-    )
 
 
 @pytest.mark.parametrize("n, d", [(7, 3), (37, 5), (12, 11), (3, 5)])
@@ -186,18 +166,19 @@ def test_excluded_rows_get_no_gradient_at_all():
     torch.testing.assert_close(matrix.grad[kept], rows.grad)
 
 
-@pytest.mark.parametrize("rows, columns", [(61, 23), (23, 61), (40, 40), (1, 5), (5, 1)])
-def test_blockwise_singular_values(rows, columns):
+@pytest.mark.parametrize("rows, columns, announced, rtol", [
+    (61, 23, 61, 1e-9),
+    (23, 61, 23, 1e-9),
+    (40, 40, 40, 1e-9),
+    (1, 5, 1, 1e-9),
+    (5, 1, 5, 1e-9),
+    (9, 13, 500, 1e-7),
+])  # fmt: skip
+def test_blockwise_singular_values(rows, columns, announced, rtol):
     torch.manual_seed(0)
     matrix = torch.randn(rows, columns)
     expected = torch.linalg.svdvals(matrix.double())
-    assert torch.allclose(spectrum_of(matrix), expected, rtol=1e-9)
-
-
-def test_fewer_rows_than_announced():
-    matrix = torch.randn(9, 13)
-    expected = torch.linalg.svdvals(matrix.double())
-    assert torch.allclose(spectrum_of(matrix, bound=500), expected, rtol=1e-7)
+    assert torch.allclose(spectrum_of(matrix, bound=announced), expected, rtol=rtol)
 
 
 def test_what_cannot_be_measured():

@@ -49,36 +49,6 @@ def test_average_equals_the_sum_written_out(start):
     assert optimizer.averaged == (0 if start is None else STEPS - start)
 
 
-def test_before_averaging_it_is_plain_sgd_bit_for_bit():
-    ours, gradients = problem(torch.float32)
-    theirs = nn.Parameter(ours.detach().clone())
-    advance(AveragedSGD([ours], 1.0, DECAY), ours, gradients, RATES)
-    sgd = torch.optim.SGD([theirs], lr=1.0, weight_decay=DECAY)
-    for gradient, rate in zip(gradients, RATES):
-        theirs.grad = gradient(theirs.detach())
-        sgd.param_groups[0]["lr"] = rate
-        sgd.step()
-    assert torch.equal(ours, theirs)
-
-
-def test_equals_torch_asgd_but_for_the_iterate_that_it_leaves_out():
-    """At a constant rate; torch's average of n steps is that of the last n - 1."""
-    ours, gradients = problem()
-    theirs = nn.Parameter(ours.detach().clone())
-    optimizer = AveragedSGD([ours], 0.1, DECAY)
-    asgd = torch.optim.ASGD([theirs], lr=0.1, t0=0, lambd=0.0, weight_decay=DECAY)
-    first = None
-    for t, gradient in enumerate(gradients):
-        advance(optimizer, ours, [gradient], [0.1], start=0, first=t)
-        first = ours.detach().clone() if first is None else first
-        theirs.grad = gradient(theirs.detach())
-        asgd.step()
-    torch.testing.assert_close(ours, theirs)
-    optimizer.use_averages()
-    left_out = (ours.detach() * STEPS - first) / (STEPS - 1)
-    torch.testing.assert_close(left_out, asgd.state[theirs]["ax"])
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_sixteen_bit_weights_have_a_float32_average(dtype):
     parameter, gradients = problem(dtype)

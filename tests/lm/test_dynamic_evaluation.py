@@ -103,14 +103,6 @@ def test_equals_the_naive_loop_with_the_cache_beside_it(segment, rates):
             assert cached == pytest.approx(-sum(naive), rel=1e-10)
 
 
-def test_the_first_segment_is_scored_before_the_model_adapts():
-    model, tokens = tiny_model(), corpus(5)
-    statistics = gradient_statistics(reader(model, 4), corpus(60))
-    with DynamicEvaluation(model, statistics, RATES) as dynamic:
-        found = evaluate(reader(model), tokens, update=dynamic.update)
-    assert found.nll == evaluate(reader(model), tokens).nll
-
-
 def test_trained_weights_come_back_bit_by_bit_even_after_an_error():
     model = tiny_model()
     before = {name: one.clone() for name, one in model.state_dict().items()}
