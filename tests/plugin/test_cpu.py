@@ -1,7 +1,11 @@
 """``--float32-products``, chosen around every command, and ``--fast-dropout``, of other masks."""
 
 import copy
+import ctypes
 import functools
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -72,7 +76,7 @@ def test_translation_takes_the_flag(train, run_cli, tiny_translation_data):
 
 def test_two_commands_in_one_process_do_not_disturb_each_other(monkeypatch):
     monkeypatch.setattr(cpu, "choose_products", lambda asked: Products(asked == "fast", asked))
-    seen = []
+    seen, kept = [], []
     flash = getattr(torch.backends.cuda, "flash_sdp_enabled", lambda: None)  # torch 2.0
 
     def main(cfg):
@@ -86,10 +90,11 @@ def test_two_commands_in_one_process_do_not_disturb_each_other(monkeypatch):
         ),
     )  # fmt: skip
     monkeypatch.setattr(distributed_utils, "infer_init_method", lambda _: None)
+    monkeypatch.setattr(cpu, "keep_freed_memory", lambda: kept.append(True))
     CHOICE.asked = "fast"
     for _ in range(2):
         distributed_utils.call_main(cfg, main)
-    assert [products.fast for products, _ in seen] == [True, False]
+    assert [products.fast for products, _ in seen] == [True, False] and len(kept) == 2
     if has_flash_kernel():
         assert [enabled for _, enabled in seen] == [False, True]
     assert CHOICE.products is None and flash() is not False
@@ -115,6 +120,36 @@ def test_bfloat16_without_products_of_its_own_gets_a_warning(monkeypatch, caplog
     common = SimpleNamespace(cpu=True, bf16=True)
     ChosenProducts(SimpleNamespace(cfg=SimpleNamespace(common=common))).begin_training()
     assert ("multiplies bfloat16 numbers" in caplog.text) is slow
+
+
+COUNT_FAULTS = """
+import resource
+import torch
+from spectral_fairseq.plugin.cpu import keep_freed_memory
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.zeros(2**24)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+first, again, kept = faults(), faults(), keep_freed_memory()
+faults()
+print(first, again, int(kept), faults())
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc")
+@pytest.mark.parametrize("set_by_user", [None, *cpu.ALLOCATOR_VARIABLES])
+def test_freed_memory_is_kept_unless_a_variable_says_otherwise(set_by_user):
+    """64 MiB of zeros need new pages each time, and once where they are kept."""
+    environment = {k: v for k, v in os.environ.items() if k not in cpu.ALLOCATOR_VARIABLES}
+    if set_by_user:
+        value = "glibc.malloc.tcache_count=7" if set_by_user == "GLIBC_TUNABLES" else "1000000"
+        environment[set_by_user] = value
+    argv = [sys.executable, "-c", COUNT_FAULTS]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True)
+    first, again, kept, later = map(int, done.stdout.split())
+    assert kept == (set_by_user is None)
+    pages = first / 2  # larger pages of the system need fewer faults
+    assert again > pages and (later < pages) == kept
 
 
 WAYS = {
