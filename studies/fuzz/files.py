@@ -1,13 +1,15 @@
 """Hostile files through every command that reads them.
 
 No command may run code from a file, hang, or end in a traceback of this package; ``KINDS`` of
-``tests/checkpoints/hostile.py`` says which files must be refused by all of them.
+``tests/checkpoints/hostile.py`` says which checkpoints must be refused by all of them. A file is
+determined by its number.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import struct
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -16,6 +18,51 @@ from studies.fuzz.training import PLUGIN
 from tests.checkpoints import hostile
 from tests.fork_server import ForkServer
 
+
+def data_cut(making: hostile.Making) -> None:
+    path = _data_file(making)
+    content = path.read_bytes()
+    path.write_bytes(content[: making.chance.randrange(len(content))])
+
+
+def data_flip(making: hostile.Making) -> None:
+    hostile.flip_bits(_data_file(making), making.chance)
+
+
+def _data_file(making: hostile.Making) -> Path:
+    names = ("train.idx", "train.bin", "valid.idx", "valid.bin", "dict.txt")
+    return making.path / making.chance.choice(names)
+
+
+def foreign_token(making: hostile.Making) -> None:
+    path = making.path / f"{making.chance.choice(('train', 'valid'))}.bin"
+    content = bytearray(path.read_bytes())
+    place = 2 * making.chance.randrange(len(content) // 2)
+    struct.pack_into("<H", content, place, making.chance.choice((9_999, 65_535)))
+    path.write_bytes(bytes(content))
+
+
+def wrong_dictionary(making: hostile.Making) -> None:
+    line_ = making.chance.choice(
+        (f"new {10**40}", "new -1", "new \u00b2", "w1 3", "new", "\x00 1", "new 1e3", "\x1b[31m x")
+    )
+    with open(making.path / "dict.txt", "a", encoding="utf-8") as file:
+        file.write(line_ + "\n")
+
+
+def data_no_file(making: hostile.Making) -> None:
+    path = _data_file(making)
+    hostile.no_file(making._replace(path=path))
+
+
+DATA = (
+    hostile.Kind(data_cut, refused=False),
+    hostile.Kind(data_flip, refused=False),
+    hostile.Kind(data_no_file, refused=False),
+    hostile.Kind(foreign_token, refused=False),
+    hostile.Kind(wrong_dictionary, refused=False),
+)
+KINDS = (*hostile.KINDS, *DATA)
 TAKEN = "taken, though it must be refused"
 FAILURES = (*BAD, TAKEN)
 
@@ -38,17 +85,18 @@ class Hostile:
         """Run the case of a number; returns its line of the record."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
-        making = hostile.make(number, self._checkpoint, self._data, self._folder)
-        kind = hostile.KINDS[number % len(hostile.KINDS)]
+        kind = KINDS[number % len(KINDS)]
+        intact = self._data if kind in DATA else self._checkpoint
+        making = hostile.make(kind, number, intact, self._folder)
         path, data = (
-            (self._checkpoint, making.path) if kind.data else (making.path, self._data)
+            (self._checkpoint, making.path) if kind in DATA else (making.path, self._data)
         )  # fmt: skip
         out = self._folder / "out.pt"
         ours: Dict[str, List[Any]] = {
             "analyze": ["analyze", path, "--data", data, "--dict", self._data],
             "evaluate-lm": ["evaluate-lm", path, data, "--cpu"],
         }
-        if not kind.data:
+        if kind not in DATA:
             ours["compare"] = ["compare", self._checkpoint, path]
             ours["average"] = ["average", path, path, "--output", out, "--overwrite"]
             ours["export"] = ["export", path, out, "--overwrite"]

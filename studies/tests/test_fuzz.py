@@ -143,9 +143,9 @@ def test_how_an_end_is_judged(status, printed, outcome):
     assert forks.judged(status, text)[0] == outcome
 
 
-@pytest.mark.parametrize("maker", [hostile.code_in_a_setting, hostile.foreign_token])
+@pytest.mark.parametrize("maker", [hostile.code_in_a_setting, files.foreign_token])
 def test_hostile_files_through_all_commands(maker, server, corpora, tmp_path):
-    number = [kind.make for kind in hostile.KINDS].index(maker)
+    number = [kind.make for kind in files.KINDS].index(maker)
     saved = tmp_path / "intact"
     argv = ["fairseq-train", corpora / "language", *training.PLUGIN, *files.TRAINING]
     argv += ["--cpu", "--max-update", 1, "--save-dir", saved]

@@ -1,7 +1,7 @@
-"""Hostile files made by code: damaged, of wrong contents, or with code in them.
+"""Hostile checkpoints made by code: damaged, of wrong contents, or with code in them.
 
-:data:`KINDS` says which must be refused by whatever reads them. A file is determined by its number.
-``studies/fuzz`` gives them to every command.
+:data:`KINDS` says which must be refused by whatever reads them. ``studies/fuzz`` gives them, and
+hostile folders of data, to every command.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import importlib
 import os
 import random
 import shutil
-import struct
 import subprocess
 import zipfile
 from pathlib import Path
@@ -49,10 +48,10 @@ def cut(making: Making) -> None:
 
 
 def flip(making: Making) -> None:
-    _flip(making.path, making.chance)
+    flip_bits(making.path, making.chance)
 
 
-def _flip(path: Path, chance: random.Random) -> None:
+def flip_bits(path: Path, chance: random.Random) -> None:
     content = bytearray(path.read_bytes())
     for _ in range(chance.choice((1, 1, 2, 8))):
         content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
@@ -250,45 +249,6 @@ def wrong_names(making: Making) -> None:
     torch.save(state, making.path)
 
 
-# -- data
-
-
-def data_cut(making: Making) -> None:
-    path = _data_file(making)
-    content = path.read_bytes()
-    path.write_bytes(content[: making.chance.randrange(len(content))])
-
-
-def data_flip(making: Making) -> None:
-    _flip(_data_file(making), making.chance)
-
-
-def _data_file(making: Making) -> Path:
-    names = ("train.idx", "train.bin", "valid.idx", "valid.bin", "dict.txt")
-    return making.path / making.chance.choice(names)
-
-
-def foreign_token(making: Making) -> None:
-    path = making.path / f"{making.chance.choice(('train', 'valid'))}.bin"
-    content = bytearray(path.read_bytes())
-    place = 2 * making.chance.randrange(len(content) // 2)
-    struct.pack_into("<H", content, place, making.chance.choice((9_999, 65_535)))
-    path.write_bytes(bytes(content))
-
-
-def wrong_dictionary(making: Making) -> None:
-    line_ = making.chance.choice(
-        (f"new {10**40}", "new -1", "new \u00b2", "w1 3", "new", "\x00 1", "new 1e3", "\x1b[31m x")
-    )
-    with open(making.path / "dict.txt", "a", encoding="utf-8") as file:
-        file.write(line_ + "\n")
-
-
-def data_no_file(making: Making) -> None:
-    path = _data_file(making)
-    no_file(making._replace(path=path))
-
-
 class Kind(NamedTuple):
     """A kind of hostile file.
 
@@ -296,12 +256,10 @@ class Kind(NamedTuple):
         make: makes one in the place of an intact file.
         refused: whether every command must refuse it; else it may be harmless, as a flipped bit
             that nobody reads.
-        data: whether it is a folder of data rather than a checkpoint.
     """
 
     make: Callable[[Making], None]
     refused: bool
-    data: bool = False
 
 
 KINDS = (
@@ -317,32 +275,23 @@ KINDS = (
     Kind(wrong_entry, refused=False),
     Kind(wrong_tensor, refused=False),
     Kind(wrong_names, refused=False),
-    Kind(data_cut, refused=False, data=True),
-    Kind(data_flip, refused=False, data=True),
-    Kind(data_no_file, refused=False, data=True),
-    Kind(foreign_token, refused=False, data=True),
-    Kind(wrong_dictionary, refused=False, data=True),
 )
 
 
-def make(number: int, checkpoint: Path, data: Path, folder: Path) -> Making:
-    """Make the hostile file of a number in an empty folder.
+def make(kind: Kind, number: int, intact: Path, folder: Path) -> Making:
+    """Make a hostile file in an empty folder.
 
     Args:
-        number: decides the kind and all choices.
-        checkpoint: an intact checkpoint of a language model.
-        data: its data.
+        kind: of the file.
+        number: decides all choices.
+        intact: a checkpoint of a language model, or a folder of data.
         folder: gets the file.
     """
-    kind = KINDS[number % len(KINDS)]
-    making = Making(
-        folder / ("data" if kind.data else "hostile.pt"),
-        folder / "executed",
-        random.Random(f"hostile {number}"),
-    )
-    if kind.data:
-        shutil.copytree(data, making.path)
+    path = folder / ("data" if intact.is_dir() else "hostile.pt")
+    making = Making(path, folder / "executed", random.Random(f"hostile {number}"))
+    if intact.is_dir():
+        shutil.copytree(intact, path)
     else:
-        shutil.copy(checkpoint, making.path)
+        shutil.copy(intact, path)
     kind.make(making)
     return making
