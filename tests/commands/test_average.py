@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from spectral_fairseq.checkpoints.factors import dense_form, entries_by_module, kind_of
 from spectral_fairseq.checkpoints.reading import load_checkpoint
 from spectral_fairseq.commands.average import Arguments, chosen_checkpoints
 from spectral_fairseq.commands.main import main
+from spectral_fairseq.embeddings import TABLES as KINDS
 from spectral_fairseq.embeddings.svd import SVDEmbedding
 from spectral_fairseq.options import check_ranges
 from tests.checkpoints.made import NAME, entries
@@ -257,20 +259,15 @@ def test_choice_of_files(save_dir):
         choose([save_dir / "none"], epochs=2)
 
 
-def test_weight_norm_tables_are_averaged_not_factors(train, tmp_path):
-    more = ("--share-all-embeddings", "--embedding-type", "weight-norm", "--max-epoch", "2")
-    folder = train("transformer_sc", "weight_norm", *more, "--max-update", "20")
-    paths = [folder / f"checkpoint{epoch}.pt" for epoch in (1, 2)]
+@pytest.mark.parametrize("kind", [table.kind for table in KINDS])
+def test_tables_of_every_kind_are_averaged_not_factors(kind, tmp_path):
+    dense = [torch.randn(9, 4).index_fill_(0, torch.tensor([1]), 0) for _ in range(2)]
+    paths = [saved(tmp_path / f"{n}.pt", entries(one, kind)) for n, one in enumerate(dense)]
     out = tmp_path / "average.pt"
-    assert main(["average", *map(str, paths), "--output", str(out)]) == 0
-
-    def dense(path):
-        model = load_checkpoint(path)["model"]
-        g, v = (model[f"decoder.embed_tokens.{name}"].double() for name in ("g", "v"))
-        return v * (g / v.norm(dim=1).clamp(min=1e-12)).unsqueeze(1)
-
-    mean = (dense(paths[0]) + dense(paths[1])) / 2
-    torch.testing.assert_close(dense(out), mean, rtol=1e-5, atol=1e-6)
+    assert main(["average", *paths, "--output", str(out)]) == 0
+    stored = entries_by_module(load_checkpoint(out)["model"])[NAME]
+    found = dense_form(kind_of(stored), stored)
+    torch.testing.assert_close(found, sum(dense).double() / 2, rtol=1e-5, atol=1e-6)
 
 
 def test_tables_that_only_the_first_checkpoint_shares_are_refused(tmp_path, capsys):

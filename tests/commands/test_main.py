@@ -1,5 +1,6 @@
 """The command's frame: subcommands, errors without traceback, exit status."""
 
+import json
 import os
 import subprocess
 import sys
@@ -45,46 +46,52 @@ def test_rare_options_are_shown_on_demand(capsys):
 
 
 SLOW = ("fairseq", "matplotlib", "numpy", "sacrebleu", "sklearn", "torch")
+AT_ONCE = [
+    (["--help"], 0),
+    (["user-dir"], 0),
+    (["analyze", "--help"], 0),
+    (["evaluate-lm", "--help"], 0),
+    (["analyze", "absent.pt"], 2),
+    (["export", "absent.pt", "out.pt"], 2),
+    (["evaluate-lm", "absent.pt", "d"], 2),
+    (["next-words", "absent.pt", "--data", "d"], 2),
+    (["score", "--ref", "absent.txt", "--sys", "absent.txt"], 2),
+    (["average", "absent.pt", "--output", "out.pt"], 2),
+]
+IMPORTS = """
+import json, sys
+from spectral_fairseq.commands.main import main
+
+for argv in json.loads(sys.argv[1]):
+    try:
+        status = main(argv)
+    except SystemExit as stop:
+        status = stop.code
+    print("LOADED", status, *sorted(name for name in sys.modules if "." not in name))
+"""
 
 
-@pytest.mark.parametrize(
-    "argv, status, slow",
-    [
-        (["--help"], 0, SLOW),
-        (["user-dir"], 0, SLOW),
-        (["analyze", "--help"], 0, SLOW),
-        (["evaluate-lm", "--help"], 0, SLOW),
-        (["analyze", "absent.pt"], 2, SLOW),
-        (["export", "absent.pt", "out.pt"], 2, SLOW),
-        (["evaluate-lm", "absent.pt", "d"], 2, SLOW),
-        (["next-words", "absent.pt", "--data", "d"], 2, SLOW),
-        (["score", "--ref", "absent.txt", "--sys", "absent.txt"], 2, SLOW),
-        (["average", "absent.pt", "--output", "out.pt"], 2, SLOW),
-        (["analyze", "one.pt"], 0, ("fairseq", "matplotlib", "sacrebleu", "sklearn")),
-        (["analyze", "one.npy"], 0, ("fairseq", "matplotlib", "omegaconf", "pandas", "sacrebleu")),
-    ],
-)
-def test_only_what_is_needed_is_imported(argv, status, slow, tmp_path):
+@pytest.mark.parametrize("commands, slow", [
+    (AT_ONCE, SLOW),
+    ([(["analyze", "one.pt"], 0)], ("fairseq", "matplotlib", "sacrebleu", "sklearn")),
+    ([(["analyze", "one.npy"], 0)], ("fairseq", "matplotlib", "omegaconf", "pandas", "sacrebleu")),
+], ids=["at once", "torch", "numpy"])  # fmt: skip
+def test_only_what_is_needed_is_imported(commands, slow, tmp_path):
     save(tmp_path / "one.pt", entries(with_padding(cone())))
     np.save(tmp_path / "one.npy", cone().numpy())
-    code = (
-        "import sys; from spectral_fairseq.commands.main import main\n"
-        "try: status = main(sys.argv[1:])\n"
-        "except SystemExit as stop: status = stop.code\n"
-        "print('LOADED', status, *sorted(name for name in sys.modules if '.' not in name))"
-    )
     path = os.path.dirname(os.path.dirname(spectral_fairseq.__file__))
     done = subprocess.run(
-        [sys.executable, "-c", code, *argv],
+        [sys.executable, "-c", IMPORTS, json.dumps([argv for argv, _ in commands])],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    _, found, *loaded = done.stdout.splitlines()[-1].split()
-    assert int(found) == status
-    assert set(loaded).isdisjoint(slow)
+    said = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("LOADED")]
+    for (argv, status), (found, *loaded) in zip(commands, said):
+        assert int(found) == status and set(loaded).isdisjoint(slow), argv
+    assert len(said) == len(commands)
 
 
 @pytest.mark.parametrize("argv", [[], ["no-such-subcommand"]])

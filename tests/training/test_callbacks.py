@@ -123,30 +123,6 @@ def test_weight_norm_tables_are_told_the_epoch_by_trainer(transformers, trainer)
     assert table.epoch == 3
 
 
-def test_weight_norm_tables_are_told_the_epoch_by_lightning(transformers, tmp_path):
-    lightning = pytest.importorskip("lightning.pytorch")
-    model = build(transformers)
-    table = weight_norm_(model)
-
-    class Module(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.model = model
-
-        def training_step(self, batch, _):
-            return self.model(input_ids=batch, labels=batch).loss
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    lightning.Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, default_root_dir=tmp_path,
-        callbacks=[SpectralLightningCallback()],
-    ).fit(Module(), torch.utils.data.DataLoader(TEXT[:4], batch_size=2))  # fmt: skip
-    assert table.epoch == 2
-
-
 def weights(model):
     return {name: one.detach().clone() for name, one in model.named_parameters()}
 
@@ -372,8 +348,8 @@ def lightning():
     return pytest.importorskip("lightning.pytorch")
 
 
-def fit(lightning, folder, steps, ours, resume=None, rates=None):
-    """A small model, two batches a step, a falling learning rate."""
+def fit(lightning, folder, steps, ours, resume=None, rates=None, method=None):
+    """A small model with a method or else a control: two batches a step, a falling rate."""
 
     class Module(lightning.LightningModule):
         def __init__(self):
@@ -395,7 +371,11 @@ def fit(lightning, folder, steps, ours, resume=None, rates=None):
             return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
     made = Module()
-    control = SpectrumControl(made, every=2, decay=0.4, slack=1.0, scale="fixed")
+    control = None
+    if method is not None:
+        method(made)
+    else:
+        control = SpectrumControl(made, every=2, decay=0.4, slack=1.0, scale="fixed")
     if rates is not None:
         step = control.step
         control.step = lambda rate: (rates.append(rate), step(rate))[1]
@@ -431,6 +411,12 @@ def test_lightning(lightning, tmp_path):
     (half,) = (tmp_path / "whole").glob("*step=6*")
     resumed, _, _ = fit(lightning, tmp_path / "resumed", 12, True, resume=half)
     same(weights(resumed), weights(whole))
+
+
+@pytest.mark.slow
+def test_weight_norm_tables_are_told_the_epoch_by_lightning(lightning, tmp_path):
+    trained, _, _ = fit(lightning, tmp_path, 12, True, method=weight_norm_)  # 6 steps an epoch
+    assert trained.lm_head.used_table.epoch == 2
 
 
 @pytest.mark.slow

@@ -9,54 +9,34 @@ import pytest
 import torch
 
 from spectral_fairseq.training import fused_loss_, plain_, weight_norm_
-from tests.training.models import DIM, IDS, LABELS, MARKS, check_loss, gradients, made
+from tests.training.models import (
+    BERT,
+    DIM,
+    GPT2,
+    IDS,
+    LABELS,
+    LLAMA,
+    MARIAN,
+    MARKS,
+    T5,
+    check_loss,
+    gradients,
+    made,
+)
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "library.md"
 _LLAMA = {
-    "hidden_size": DIM,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
+    **{**LLAMA, "num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 8},
     "max_position_embeddings": 32,
 }
 _FALCON = {name: value for name, value in _LLAMA.items() if name != "head_dim"}
-_BERT = {
-    "hidden_size": DIM,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 32,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
+_BERT = {**BERT, "max_position_embeddings": 32}
 _BART = {
-    "d_model": DIM,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 32,
-    "decoder_ffn_dim": 32,
-    "max_position_embeddings": 32,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-    "encoder_layerdrop": 0.0,
-    "decoder_layerdrop": 0.0,
-    "decoder_start_token_id": 2,
+    **{**MARIAN, **MARKS, "decoder_start_token_id": 2},
+    **{"attention_dropout": 0.0, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0},
 }
-_T5 = {
-    "d_model": DIM,
-    "d_kv": 8,
-    "d_ff": 32,
-    "num_layers": 1,
-    "num_heads": 2,
-    "dropout_rate": 0.0,
-    "decoder_start_token_id": 0,
-}
-_GPT = {"n_embd": DIM, "n_layer": 1, "n_head": 2, "n_positions": 32}
-_GPT_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+_T5 = {**T5, "num_layers": 1}
+_GPT = {**GPT2, "n_layer": 1}
 _NO_DROPOUT = {"attention_dropout": 0.0, "hidden_dropout": 0.0}
 _EXPERTS = {
     "moe_intermediate_size": 16,
@@ -85,8 +65,8 @@ MODELS = {
     "Gemma": ("GemmaForCausalLM", _LLAMA),
     "Gemma 2": ("Gemma2ForCausalLM", {**_LLAMA, "final_logit_softcapping": 0.05}),
     "Gemma 3": ("Gemma3ForCausalLM", {**_LLAMA, "final_logit_softcapping": 0.05}),
-    "GPT-2": ("GPT2LMHeadModel", {**_GPT, **_GPT_DROPOUT}),
-    "GPT-J": ("GPTJForCausalLM", {**_GPT, **_GPT_DROPOUT, "rotary_dim": 4}),
+    "GPT-2": ("GPT2LMHeadModel", _GPT),
+    "GPT-J": ("GPTJForCausalLM", {**_GPT, "rotary_dim": 4}),
     "GPT-Neo": (
         "GPTNeoForCausalLM",
         {"hidden_size": DIM, "num_layers": 1, "attention_types": [[["global"], 1]], "num_heads": 2,
