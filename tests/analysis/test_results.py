@@ -131,13 +131,6 @@ def test_what_json_has_no_form_for():
     }
 
 
-def test_what_modules_keep_beside_tensors_is_no_table(tmp_path):
-    model = {**entries(with_padding(cone())), "decoder.embed_tokens._extra_state": {"scale": 1}}
-    plain = analyse_model(save(tmp_path / "plain.pt", entries(with_padding(cone()))), Options())
-    extra = analyse_model(save(tmp_path / "extra.pt", model), Options())
-    assert extra.result["table"]["rows"] == plain.result["table"]["rows"]
-
-
 # Which words of two checkpoints are compared, how far apart they are; seeds of a method.
 
 

@@ -1,5 +1,3 @@
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -120,13 +118,6 @@ def test_schedule_scales_the_gradient_of_the_lengths_alone():
     for epoch, scale in ((5, 0.6), (30, 0.2)):
         torch.testing.assert_close(gradients[epoch][0], scale * gradients[0][0])
         assert torch.equal(gradients[epoch][1], gradients[0][1])
-
-
-def test_a_copy_follows_the_schedule_too():
-    module = copy.deepcopy(table(gamma=0.0, tau=1))
-    module.set_epoch(1)
-    module.project(torch.randn(3, 5)).logsumexp(1).sum().backward()
-    assert not module.g.grad.any() and module.v.grad.any()
 
 
 def test_resumed_schedule_equals_the_uninterrupted_one():

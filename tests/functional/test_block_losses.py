@@ -301,14 +301,6 @@ def test_the_dense_loss_of_two_passes_is_that_of_the_blocks(symmetric, eps):
     )
 
 
-def test_equal_passes_do_not_differ():
-    (h, _, w, _), targets = leaves_and_targets(dtype=torch.float64)
-    h = h.detach()[:, :1].expand(-1, 2, -1)
-    with torch.no_grad():
-        found = consistency_cross_entropy(h, targets, w, weight=9.0, symmetric=True)
-    assert abs(float(found.divergence)) < 1e-12 and not found.loss.requires_grad
-
-
 @HALF_ON_CPU
 def test_float16_gradients_below_its_range_survive_loss_scaling():
     h = torch.tensor([[0.0, 0.0, 18.5, 0.0]]).half()

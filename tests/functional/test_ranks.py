@@ -33,12 +33,6 @@ def test_naive_parity(d):
     assert effective_rank(sigma) == pytest.approx(naive.effective_rank(sigma.tolist()), rel=1e-9)
 
 
-def test_effective_rank_of_equal_values_is_their_number():
-    assert effective_rank(torch.full((6,), 0.3)) == pytest.approx(6)
-    assert effective_rank(torch.tensor([2.0, 0.0, 0.0])) == pytest.approx(1)
-    assert effective_rank(torch.zeros(3)) == 0
-
-
 def test_known_spectra():
     flat = torch.full((7,), 3.0)
     assert share_of_first(flat) == pytest.approx(1 / 7)

@@ -111,22 +111,6 @@ def test_one_step_equals_the_naive_form(drawn, alpha, beta):
         torch.testing.assert_close(gradient, other_grad, rtol=1e-8, atol=1e-10, msg=name)
 
 
-def test_masks_hold_over_a_segment_and_differ_between_streams(drawn):
-    build(**DROPOUTS).train()(batch())
-    shapes = [tuple(mask.shape) for mask in drawn]
-    assert shapes == [
-        (N,),
-        (B, 1, D),
-        (4 * HIDDEN, HIDDEN),
-        (1, B, HIDDEN),
-        (4 * HIDDEN, HIDDEN),
-        (1, B, HIDDEN),
-        (4 * D, D),
-        (B, 1, D),
-    ]
-    assert not torch.equal(drawn[3][:, 0], drawn[3][:, 1])
-
-
 def test_the_tied_table_is_not_masked_for_the_output():
     network = build(word_dropout=0.9).train()
     head = SoftmaxHead(network.embed_tokens).double()
