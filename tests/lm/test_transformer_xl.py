@@ -12,7 +12,6 @@ from spectral_fairseq.lm.transformer_xl import (
     RelativeAttention,
     TransformerXL,
     masked_keys,
-    relative_shift,
     sinusoids,
 )
 from tests.reference import relative_attention as reference
@@ -40,28 +39,6 @@ def relative_of(module, queries, keys, dim, *, clamp=None, reach=None):
     distances = distances if clamp is None else distances.clamp(max=clamp)
     u, v = (torch.randn(module.heads, module.head_dim, dtype=torch.float64) for _ in "uv")
     return Relative(sinusoids(distances, dim), u, v, masked_keys(queries, keys, reach))
-
-
-@pytest.mark.parametrize("queries, keys", [(1, 1), (1, 5), (3, 3), (3, 7), (5, 6), (7, 13)])
-def test_shift_puts_each_distance_under_its_key(queries, keys):
-    distances = torch.arange(keys - 1, -1, -1).expand(2, 3, queries, keys)
-    found = relative_shift(distances)
-    assert found.shape == (2, 3, queries, keys)
-    for i in range(queries):
-        for j in range(keys - queries + i + 1):
-            assert found[1, 2, i, j] == keys - queries + i - j
-
-
-@pytest.mark.parametrize("dim", [1, 6, 7])
-def test_sinusoids(dim):
-    found = sinusoids(torch.arange(5, dtype=torch.float64), dim)
-    for distance in range(5):
-        torch.testing.assert_close(found[distance], reference.encoding(distance, dim))
-
-
-def test_unseen():
-    assert masked_keys(2, 4, None).tolist() == [[0, 0, 0, 1], [0, 0, 0, 0]]
-    assert masked_keys(2, 4, 2).tolist() == [[1, 0, 0, 1], [1, 1, 0, 0]]
 
 
 @pytest.mark.usefixtures("kernel")

@@ -53,29 +53,18 @@ def test_every_kth_step_is_the_change_by_definition(side, scale, prior):
 def test_the_defaults_are_those_of_the_criterion():
     pytest.importorskip("fairseq")
     from spectral_fairseq.plugin.control import FLAGS, METHODS
-    from spectral_fairseq.plugin.objective import PRIOR_FLAGS as PRIOR
+    from spectral_fairseq.plugin.objective import PRIOR_FLAGS
 
-    flags = {flag.name: flag.default for flag in (*FLAGS, *PRIOR)}
+    flags = {flag.name: flag.default for flag in (*FLAGS, *PRIOR_FLAGS)}
     flags.update(METHODS["decoupled control"])
+    arguments = {
+        **{"decay": "spectrum_decay", "centering": "table_centering"},
+        **{"every": "spectrum_decay_interval", "start": "spectrum_decay_start"},
+        **{name: f"spectrum_{name}" for name in ("side", "slack", "scale", "prior", "c2", "gamma")},
+    }
     control = SpectrumControl(table())
-    assert (control.rule.decay, control.rule.centering) == (
-        flags["spectrum_decay"],
-        flags["table_centering"],
-    )
-    assert (control.rule.every, control.rule.start) == (
-        flags["spectrum_decay_interval"],
-        flags["spectrum_decay_start"],
-    )
-    given = SpectrumControl(
-        table(),
-        side=flags["spectrum_side"],
-        slack=flags["spectrum_slack"],
-        scale=flags["spectrum_scale"],
-        prior=flags["spectrum_prior"],
-        c1=None if flags["spectrum_c1"] == "auto" else flags["spectrum_c1"],
-        c2=flags["spectrum_c2"],
-        gamma=flags["spectrum_gamma"],
-    )
+    given = SpectrumControl(table(), **{name: flags[flag] for name, flag in arguments.items()})
+    assert flags["spectrum_c1"] == "auto" and given.rule == control.rule
     first, second = (one.plan(table().detach(), 0.5).packed() for one in (control, given))
     assert torch.equal(first, second)
 
