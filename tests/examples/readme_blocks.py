@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import List, NamedTuple, Optional
 
 PROGRAM = re.compile(r"(?:.*/)?(fairseq-[a-z-]+|spectral-fairseq)")
-MARK = re.compile(r"<!-- not run: (.+) -->")
 PUNCTUATION = ";|&<>()\n"
-FENCE = re.compile(r"(`{3,})(\w*)")
+FENCED = re.compile(
+    r"^(?: *<!-- not run: ([^\n]+) -->\n)?( *)(`{3,})(\w*)\n(.*?)^ *\3 *$", re.MULTILINE | re.DOTALL
+)
+OUTSIDE = re.compile(
+    r"^(?:    |\t)\s*((?:fairseq-|spectral-fairseq |python |make ).*)$", re.MULTILINE
+)
 
 
 class Block(NamedTuple):
@@ -28,36 +32,17 @@ def blocks(path: Path) -> List[Block]:
 
     ``<!-- not run: REASON -->`` in the line above marks one that cannot run anywhere.
     """
-    found: List[Block] = []
-    lines = path.read_text("utf-8").split("\n")
-    number = 0
-    while number < len(lines):
-        fence = FENCE.fullmatch(lines[number].strip())
-        if not fence:
-            number += 1
-            continue
-        end = number + 1
-        while lines[end].strip() != fence.group(1):
-            end += 1
-        if fence.group(2) == "bash":
-            mark = MARK.fullmatch(lines[number - 1].strip()) if number else None
-            text = "\n".join(lines[number + 1 : end]) + "\n"
-            found.append(Block(path, number + 1, text, mark.group(1) if mark else None))
-        number = end + 1
-    return found
+    text = path.read_text("utf-8")
+    return [
+        Block(path, text.count("\n", 0, fenced.start(2)) + 1, fenced[5], fenced[1])
+        for fenced in FENCED.finditer(text)
+        if fenced[4] == "bash"
+    ]
 
 
 def commands_outside_blocks(path: Path) -> List[str]:
     """Indented lines, outside every fence, that look like commands and so would escape the test."""
-    outside, fenced = [], False
-    for line in path.read_text("utf-8").split("\n"):
-        if FENCE.fullmatch(line.strip()):
-            fenced = not fenced
-        elif not fenced and re.match(
-            r"(    |\t)\s*(fairseq-|spectral-fairseq |python |make )", line
-        ):
-            outside.append(line.strip())
-    return outside
+    return OUTSIDE.findall(FENCED.sub("", path.read_text("utf-8")))
 
 
 def fairseq_calls(text: str) -> List[List[str]]:

@@ -5,7 +5,6 @@ Paths stay as they are written: the sandbox has tiny data where they point to (:
 
 import importlib.util
 import re
-from typing import NamedTuple, Tuple
 
 # What the READMEs call "spectral_fairseq", from the folder of a clone: the package under test,
 # which the server has imported already.
@@ -29,25 +28,15 @@ DATA = {
     "fairseq/examples/translation/wmt14_en_de": "tiny_translation_data",
 }
 # text that a README expects under another name -> file of tiny_lm_data
+SPLITS = ("train", "valid", "test")
 TEXTS = {
-    "wikitext-2/wiki.train.tokens": "train.txt",
-    "wikitext-2/wiki.valid.tokens": "valid.txt",
-    "wikitext-2/wiki.test.tokens": "test.txt",
-    "wikitext-103/wiki.train.tokens": "train.txt",
-    "wikitext-103/wiki.valid.tokens": "valid.txt",
-    "wikitext-103/wiki.test.tokens": "test.txt",
-    "sotu/train.tokens": "train.txt",
-    "sotu/valid.tokens": "valid.txt",
-    "sotu/test.tokens": "test.txt",
-    **{
-        f"dialogue/{split}.{side}": f"{split}.txt"
-        for split in ("train", "valid", "test")
-        for side in ("context", "response")
-    },
-    "penn/train.txt": "train.txt",
-    "penn/valid.txt": "valid.txt",
-    "penn/test.txt": "test.txt",
-}
+    **{f"{corpus}/wiki.{split}.tokens": f"{split}.txt"
+       for corpus in ("wikitext-2", "wikitext-103") for split in SPLITS},
+    **{f"sotu/{split}.tokens": f"{split}.txt" for split in SPLITS},
+    **{f"penn/{split}.txt": f"{split}.txt" for split in SPLITS},
+    **{f"dialogue/{split}.{side}": f"{split}.txt"
+       for side in ("context", "response") for split in SPLITS},
+}  # fmt: skip
 # checkpoint that a README takes for granted -> arguments of the fixture ``train``
 CHECKPOINTS = {
     "checkpoint_best.pt": ("transformer_sc", "spectrum_control", "--share-all-embeddings"),
@@ -75,18 +64,7 @@ PARSED_ONLY = {
 }
 
 
-class Rule(NamedTuple):
-    """Where ``when`` is found in a command of ``program``, flags are left out and others added.
-
-    A flag given twice counts the second time, in fairseq's commands as in hydra's.
-    """
-
-    program: str
-    when: str
-    drop: Tuple[str, ...]
-    add: str
-
-
+# A flag given twice counts the second time, in fairseq's commands as in hydra's.
 TRANSFORMER = (
     "--encoder-embed-dim 16 --encoder-ffn-embed-dim 24 --encoder-layers 1 "
     "--encoder-attention-heads 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 24 "
@@ -96,100 +74,64 @@ TRANSFORMER_LM = (
     "--decoder-embed-dim 16 --decoder-input-dim 16 --decoder-output-dim 16 "
     "--decoder-ffn-embed-dim 24 --decoder-layers 1 --decoder-attention-heads 2"
 )
-RULES = (
-    Rule(
-        "fairseq-train",
-        "",
-        ("--fp16",),
-        "--cpu --max-epoch 2 --max-update 2 --num-workers 0 --data-buffer-size 0",
-    ),
-    Rule("fairseq-train", "--arch transformer(?!_lm|_xl)", (), TRANSFORMER),
-    Rule("fairseq-train", r"--arch transformer_lm", (), TRANSFORMER_LM),
-    Rule(
-        "fairseq-train",
-        "--arch transformer_xl",
-        (),
-        "--decoder-embed-dim 16 --decoder-ffn-embed-dim 24 --decoder-layers 1 "
-        "--decoder-attention-heads 2 --adaptive-softmax-cutoff 10,20,30",
-    ),
-    Rule(
-        "fairseq-train",
-        "--arch lstm",
-        (),
-        "--encoder-embed-dim 16 --decoder-embed-dim 16 --decoder-out-embed-dim 16 "
-        "--encoder-hidden-size 16 --decoder-hidden-size 16",
-    ),
-    Rule("fairseq-train", r"--mixture-components|_mos", (), "--mixture-components 2"),
-    Rule(
-        "fairseq-train",
-        "--arch awd_lstm",
-        (),
-        "--decoder-embed-dim 16 --decoder-hidden-size 24 --decoder-last-hidden-size 16",
-    ),
-    Rule("fairseq-train", "--task (stateful_)?language_modeling", (), "--tokens-per-sample 16"),
-    Rule("fairseq-train", "--task stateful_language_modeling", (), "--batch-size 2"),
-    Rule("fairseq-generate", "", ("--fp16",), "--cpu --num-workers 0 --max-len-b 8"),
-    Rule("fairseq-interactive", "", ("--fp16",), "--cpu --max-len-b 8"),
-    Rule("fairseq-eval-lm", "", ("--fp16",), "--cpu --num-workers 0"),
-    Rule("fairseq-eval-lm", "--context-window", (), "--context-window 4 --tokens-per-sample 16"),
-    Rule("fairseq-validate", "", ("--fp16",), "--cpu --num-workers 0"),
-    Rule("fairseq-preprocess", "", (), "--workers 1 --destdir preprocessed"),
-    Rule("spectral-fairseq", "^average .*--num-epoch-checkpoints", (), "--num-epoch-checkpoints 2"),
-    Rule(
-        "fairseq-hydra-train",
-        "",
-        (),
-        # Hydra names a run's folder by the second, and two of these trainings may share one.
-        "common.cpu=true optimization.max_update=2 dataset.num_workers=0 "
-        "hydra.run.dir='outputs/${now:%H-%M-%S-%f}'",
-    ),
-    Rule(
-        "fairseq-hydra-train",
-        "--config-name (translation|language_model)",
-        (),
-        "model.decoder_embed_dim=16 model.decoder_ffn_embed_dim=24 model.decoder_layers=1 "
-        "model.decoder_attention_heads=2 dataset.max_tokens=96",
-    ),
-    Rule(
-        "fairseq-hydra-train",
-        "--config-name translation",
-        (),
-        "model.encoder_embed_dim=16 model.encoder_ffn_embed_dim=24 model.encoder_layers=1 "
-        "model.encoder_attention_heads=2",
-    ),
-    Rule(
-        "fairseq-hydra-train",
-        "--config-name language_model",
-        (),
-        "model.decoder_input_dim=16 model.decoder_output_dim=16 task.tokens_per_sample=16",
-    ),
-    Rule(
-        "fairseq-hydra-train",
-        "--config-name awd_lstm",
-        (),
-        "+model.decoder_embed_dim=16 +model.decoder_hidden_size=24 "
-        "+model.decoder_last_hidden_size=16 dataset.batch_size=2 task.tokens_per_sample=16",
-    ),
-    Rule(
-        "fairseq-hydra-train",
-        "_sc_grid",
-        (),
-        "criterion.spectrum_weight=0.1",
-    ),
-    Rule(
-        "fairseq-hydra-train",
-        "_sc_grid(?!.*orthogonality_weights)",
-        (),
-        "criterion.orthogonality_weights='0.01,0.01,0,0','1,1,0,0'",
-    ),
-    Rule(
-        "fairseq-hydra-train",
-        "_weight_norm_grid",
-        (),
-        "criterion.weight_norm_weight=0.001 criterion.weight_norm_target=0,2 "
-        "+model.mixture_components=2",
-    ),
+LSTM = "--decoder-embed-dim 16 --encoder-embed-dim 16 --decoder-out-embed-dim 16"
+LSTM += " --encoder-hidden-size 16 --decoder-hidden-size 16"
+XL = "--decoder-embed-dim 16 --decoder-ffn-embed-dim 24 --decoder-layers 1"
+XL += " --decoder-attention-heads 2 --adaptive-softmax-cutoff 10,20,30"
+AWD_LSTM = "--decoder-embed-dim 16 --decoder-hidden-size 24 --decoder-last-hidden-size 16"
+# Hydra names a run's folder by the second, and two of these trainings may share one.
+HYDRA = "common.cpu=true optimization.max_update=2 dataset.num_workers=0"
+HYDRA += " hydra.run.dir='outputs/${now:%H-%M-%S-%f}'"
+HYDRA_MODEL = "model.decoder_embed_dim=16 model.decoder_ffn_embed_dim=24 model.decoder_layers=1"
+HYDRA_MODEL += " model.decoder_attention_heads=2 dataset.max_tokens=96"
+HYDRA_ENCODER = "model.encoder_embed_dim=16 model.encoder_ffn_embed_dim=24 model.encoder_layers=1"
+HYDRA_ENCODER += " model.encoder_attention_heads=2"
+HYDRA_LM = "model.decoder_input_dim=16 model.decoder_output_dim=16 task.tokens_per_sample=16"
+HYDRA_AWD_LSTM = "+model.decoder_embed_dim=16 +model.decoder_hidden_size=24"
+HYDRA_AWD_LSTM += (
+    " +model.decoder_last_hidden_size=16 dataset.batch_size=2 task.tokens_per_sample=16"
 )
+# program -> what is found in its command, and what is then added to it
+RULES = {
+    "fairseq-train": [
+        ("", "--cpu --max-epoch 2 --max-update 2 --num-workers 0 --data-buffer-size 0"),
+        ("--arch transformer(?!_lm|_xl)", TRANSFORMER),
+        ("--arch transformer_lm", TRANSFORMER_LM),
+        ("--arch transformer_xl", XL),
+        ("--arch lstm", LSTM),
+        ("--mixture-components|_mos", "--mixture-components 2"),
+        ("--arch awd_lstm", AWD_LSTM),
+        ("--task (stateful_)?language_modeling", "--tokens-per-sample 16"),
+        ("--task stateful_language_modeling", "--batch-size 2"),
+    ],
+    "fairseq-generate": [("", "--cpu --num-workers 0 --max-len-b 8")],
+    "fairseq-interactive": [("", "--cpu --max-len-b 8")],
+    "fairseq-eval-lm": [
+        ("", "--cpu --num-workers 0"),
+        ("--context-window", "--context-window 4 --tokens-per-sample 16"),
+    ],
+    "fairseq-validate": [("", "--cpu --num-workers 0")],
+    "fairseq-preprocess": [("", "--workers 1 --destdir preprocessed")],
+    "spectral-fairseq": [("^average .*--num-epoch-checkpoints", "--num-epoch-checkpoints 2")],
+    "fairseq-hydra-train": [
+        ("", HYDRA),
+        ("--config-name (translation|language_model)", HYDRA_MODEL),
+        ("--config-name translation", HYDRA_ENCODER),
+        ("--config-name language_model", HYDRA_LM),
+        ("--config-name awd_lstm", HYDRA_AWD_LSTM),
+        ("_sc_grid", "criterion.spectrum_weight=0.1"),
+        (
+            "_sc_grid(?!.*orthogonality_weights)",
+            "criterion.orthogonality_weights='0.01,0.01,0,0','1,1,0,0'",
+        ),
+        (
+            "_weight_norm_grid",
+            "criterion.weight_norm_weight=0.001 criterion.weight_norm_target=0,2 "
+            "+model.mixture_components=2",
+        ),
+    ],
+}
+NEEDS_A_GPU = "--fp16"
 
 
 def with_user_dir(argv):
@@ -201,8 +143,8 @@ def substitute(argv):
     """A command with the rules applied to it."""
     program, *arguments = with_user_dir(argv)
     given = " ".join(arguments)
-    for rule in RULES:
-        if rule.program == program and re.search(rule.when, given):
-            arguments = [argument for argument in arguments if argument not in rule.drop]
-            arguments += rule.add.split()
+    arguments = [argument for argument in arguments if argument != NEEDS_A_GPU]
+    for when, more in RULES.get(program, ()):
+        if re.search(when, given):
+            arguments += more.split()
     return [program, *arguments]
