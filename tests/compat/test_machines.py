@@ -165,40 +165,6 @@ def test_a_batch_with_padding(bare, patched):
     patched.gives(True, encode_with_padding)
 
 
-def layer():
-    """A step of a BASE layer of one worker: whether its output and gradient are finite."""
-    import tempfile
-    from argparse import Namespace
-
-    import torch
-    from fairseq.modules.base_layer import BaseLayer
-
-    args = Namespace(decoder_embed_dim=4, decoder_ffn_embed_dim=8, base_sublayers=1)
-    args.base_shuffle = 0
-    with tempfile.NamedTemporaryFile() as meeting:
-        torch.distributed.init_process_group(
-            "gloo", init_method=f"file://{meeting.name}", rank=0, world_size=1
-        )
-        module = BaseLayer(args)
-        features = torch.ones(6, 1, 4).cumsum(0).requires_grad_()
-        output = module(features)[0]
-        output.sum().backward()
-        torch.distributed.destroy_process_group()
-    return [list(output.shape), bool(torch.isfinite(features.grad).all())]
-
-
-def test_a_base_layer(bare, patched):
-    """Where fairseq's compiled library does not fit torch."""
-    pytest.importorskip("scipy")
-    try:
-        bare.call(layer)
-    except Failure as failure:
-        assert "undefined symbol" in failure.message or "libbase" in failure.message
-    else:
-        pytest.skip("this fairseq's library fits this torch")
-    patched.gives([[6, 1, 4], True], layer)
-
-
 def test_the_assignment_is_the_best():
     pytest.importorskip("scipy")
     scores = torch.tensor([[9.0, 8], [9, 1], [8, 7.5], [7, 6.5], [1, 0], [2, 9]])
@@ -218,16 +184,6 @@ def test_the_assignment_is_the_best():
 WITHOUT_XLA = pytest.mark.skipif(
     importlib.util.find_spec("torch_xla") is not None, reason="torch_xla is installed"
 )
-
-
-@WITHOUT_XLA
-def test_bf16_trains(bare, patched, data, tmp_path):
-    arguments = train_arguments(data, tmp_path / "saved", "--max-epoch", "1", "--bf16")
-    with pytest.raises(Failure):
-        bare.cli("fairseq_cli.train", *arguments)
-    assert not (tmp_path / "saved" / "checkpoint_last.pt").exists()
-    patched.cli("fairseq_cli.train", *arguments)
-    assert (tmp_path / "saved" / "checkpoint_last.pt").exists()
 
 
 def parsed(flags):
@@ -260,11 +216,6 @@ def test_two_kinds_of_half_precision(flags, bare, patched):
 
 
 # What commands ask of their arguments
-
-
-def test_validation_parses_without_defaults(patched, data, checkpoint):
-    flags = ["--task", "translation", "--path", checkpoint, "--cpu", "--batch-size", 16]
-    patched.cli("fairseq_cli.validate", data, *flags)
 
 
 def parsed_task(command, flags):
@@ -394,35 +345,6 @@ def test_a_worker_is_spawned(bare, patched):
     patched.gives(1, spawned)
 
 
-def wrapped_by(backend):
-    """The gradient that a model on a CPU has after ``--ddp-backend``."""
-    import tempfile
-    from argparse import Namespace
-
-    import torch
-    from fairseq.models.distributed_fairseq_model import DistributedFairseqModel
-
-    with tempfile.NamedTemporaryFile() as meeting:
-        torch.distributed.init_process_group(
-            "gloo", init_method=f"file://{meeting.name}", rank=0, world_size=1
-        )
-    settings = {"ddp_backend": backend, "device_id": 0, "tpu": False, "ddp_comm_hook": "none"}
-    buckets = {"bucket_cap_mb": 25, "find_unused_parameters": False}
-    more = {"broadcast_buffers": False, "gradient_as_bucket_view": False}
-    args = Namespace(**settings, **buckets, **more, heartbeat_timeout=-1)
-    layer = torch.nn.Linear(2, 1, bias=False)
-    group = torch.distributed.group.WORLD
-    model = DistributedFairseqModel(args, layer, group, torch.device("cpu"))
-    model(torch.tensor([[3.0, 4.0]])).sum().backward()
-    torch.distributed.destroy_process_group()
-    return layer.weight.grad.flatten().tolist()
-
-
-def test_the_default_backend_takes_a_model_on_a_cpu(bare, patched):
-    bare.gives(Fails("device_ids"), wrapped_by, backend="pytorch_ddp")
-    patched.gives([3, 4], wrapped_by, backend="pytorch_ddp")
-
-
 def loaded(with_patch):
     """Numbers that come from a process for loading data, in one that joblib has started."""
     import multiprocessing
@@ -532,16 +454,3 @@ def stopped_while_full():
 def test_batches_and_errors_arrive_and_a_thread_that_waits_for_room_is_stopped(patched):
     patched.gives([[4, 5], [0, 1, 2, "disk"]], everything)
     patched.gives(False, stopped_while_full)
-
-
-def test_max_update_through_the_command_line(data, tmp_path):
-    user_dir = tmp_path / "patching_user_dir"
-    user_dir.mkdir()
-    (user_dir / "__init__.py").write_text(
-        "from spectral_fairseq.compat import patch_fairseq\npatch_fairseq()\n"
-    )
-    arguments = train_arguments(data, tmp_path / "saved", "--max-update", "3", "--user-dir")
-    command = [sys.executable, "-m", "fairseq_cli.train", *arguments, str(user_dir)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "saved" / "checkpoint_last.pt").exists()

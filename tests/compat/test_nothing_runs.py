@@ -5,7 +5,6 @@ import functools
 import importlib.util
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,8 +16,8 @@ from spectral_fairseq.checkpoints.settings import EVALUATED
 from spectral_fairseq.commands import main as command
 from spectral_fairseq.compat.data import FASTA_INDEX
 from spectral_fairseq.errors import CheckpointError
-from tests.compat.fairseq_process import Fails, environment
-from tests.conftest import PACKAGE
+from tests.compat.fairseq_process import Fails
+from tests.conftest import PACKAGE, Command
 
 PACKAGES = {
     name: Path(importlib.util.find_spec(name).submodule_search_locations[0])
@@ -173,22 +172,15 @@ def test_a_checkpoint_runs_no_code(bare, patched, checkpoint, tmp_path, capsys):
     assert not marker.exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bare", "patched"])
-def test_a_command_that_is_the_main_program(kind, tmp_path):
+def test_a_command_that_is_the_main_program(kind, fork_server, tmp_path):
     """Its module is called __main__; it evaluates the flag before it opens the checkpoint."""
     marker = tmp_path / "executed"
     (tmp_path / "dict.txt").write_text("a 1\n")
     arguments = ["--path", "none.pt", "--model-overrides", f"open({str(marker)!r}, 'w') and {{}}"]
     if kind == "patched":
         arguments += ["--user-dir", str(PACKAGE)]
-    done = subprocess.run(
-        [sys.executable, "-m", "fairseq_cli.eval_lm", str(tmp_path), "--cpu", *arguments],
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode != 0
+    done = Command(fork_server, ("fairseq-eval-lm", tmp_path, "--cpu", *arguments)).finish(1)
     assert marker.exists() is (kind == "bare")
     assert ("a literal value" in done.stderr) is (kind == "patched")
 

@@ -123,34 +123,17 @@ def batches(epoch, reused, seed_by_epoch=True):
     import argparse
 
     import numpy as np
-    from fairseq.data import FairseqDataset
+    import torch
+    from fairseq.data import Dictionary, LanguagePairDataset
     from fairseq.tasks import LegacyFairseqTask
 
-    class Sentences(FairseqDataset):
+    class Sentences(LanguagePairDataset):
         can_reuse_epoch_itr_across_epochs = reused
-
-        def __getitem__(self, index):
-            return index
-
-        def __len__(self):
-            return 30
-
-        def num_tokens(self, index):
-            return 1
-
-        def num_tokens_vec(self, indices):
-            return np.ones(len(indices), dtype=np.int64)
-
-        def collater(self, samples):
-            return samples
-
-        def ordered_indices(self):
-            return np.random.permutation(30)
 
         def set_epoch(self, epoch):
             self.epoch = epoch
 
-    sentences = Sentences()
+    sentences = Sentences([torch.tensor([4, 2])] * 30, np.full(30, 2), Dictionary())
     task = LegacyFairseqTask(argparse.Namespace())
     task._seed_follows_epoch = seed_by_epoch  # as the patched Trainer.get_train_iterator does
     seed = 1 + epoch * seed_by_epoch
@@ -207,25 +190,12 @@ def orders():
     """The order of eight batches in four epochs, of which the last two are shuffled."""
     import inspect
 
-    from fairseq.data import FairseqDataset
     from fairseq.data.iterators import EpochBatchIterator
-
-    class Numbers(FairseqDataset):
-        def __getitem__(self, index):
-            return index
-
-        def __len__(self):
-            return 8
-
-        def collater(self, samples):
-            return samples
 
     known = inspect.signature(EpochBatchIterator.__init__).parameters
     reuse = {"reuse_dataloader": True} if "reuse_dataloader" in known else {}
-    numbers = Numbers()
-    iterator = EpochBatchIterator(
-        numbers, numbers.collater, [[index] for index in range(8)], seed=1, **reuse
-    )
+    batches = [[index] for index in range(8)]
+    iterator = EpochBatchIterator([*range(8)], list, batches, seed=1, **reuse)
     return [
         [batch[0] for batch in iterator.next_epoch_itr(shuffle=epoch > 2)] for epoch in range(1, 5)
     ]
