@@ -24,6 +24,20 @@ print(json.dumps(ended))
 """
 
 
+def without(*packages):
+    """Python that lets no import of these packages succeed in a process that runs it first."""
+    return f"""
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {packages}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+
+
 def run_commands(commands, cwd, before="", *folders):
     """What each command of ``spectral-fairseq`` returned and printed.
 

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.conftest import PACKAGE
+from tests.new_process import without
 
 ROOT = Path(__file__).resolve().parent.parent
 if not (ROOT / "docs").exists():
@@ -24,16 +25,6 @@ DOCUMENTS = [
     ROOT / "benchmarks" / "README.md",
 ]
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-WITHOUT_FAIRSEQ = """
-import sys
-
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("fairseq", "fairseq_cli"):
-            raise ModuleNotFoundError(f"{name} is imported")
-
-sys.meta_path.insert(0, Blocked())
-"""
 
 
 def name(path):
@@ -112,7 +103,7 @@ def test_python_runs_without_fairseq(path):
     if not run:
         return
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_FAIRSEQ + EACH_IN_A_FORK, json.dumps(run)],
+        [sys.executable, "-c", without("fairseq", "fairseq_cli") + EACH_IN_A_FORK, json.dumps(run)],
         env={**os.environ, "PYTHONPATH": str(PACKAGE.parent), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

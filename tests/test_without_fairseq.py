@@ -4,76 +4,37 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
 import spectral_fairseq
-from tests.new_process import run_commands
+from tests.new_process import HOME, run_commands, without
 
-WITHOUT_FAIRSEQ = """
-    import importlib, pkgutil, sys
+IMPORT_ALL = """
+import importlib, pkgutil
 
-    class Absent:
-        def find_spec(self, name, path=None, target=None):
-            if name.split(".")[0] in ("fairseq", "fairseq_cli", "hydra", "omegaconf"):
-                raise ImportError(f"{name} is not installed")
+def import_all(name):
+    package = importlib.import_module(name)
+    for found in pkgutil.iter_modules(getattr(package, "__path__", [])):
+        import_all(f"{name}.{found.name}")
 
-    sys.meta_path.insert(0, Absent())
-
-    import spectral_fairseq
-
-    def import_all(name):
-        package = importlib.import_module(name)
-        for found in pkgutil.iter_modules(getattr(package, "__path__", [])):
-            import_all(f"{name}.{found.name}")
-
-    PACKAGES = "errors files provenance functional embeddings heads lm checkpoints analysis compat"
-    for package in ["training", *PACKAGES.split()]:
-        import_all(f"spectral_fairseq.{package}")
-"""
-
-TRAINING = """
-    import torch
-    from spectral_fairseq.checkpoints.reading import load_checkpoint
-    from spectral_fairseq.embeddings.svd import SVDEmbedding
-    from spectral_fairseq.functional.softmax_loss import blockwise_cross_entropy
-    from spectral_fairseq.functional.row_penalties import cosine_penalty
-    from spectral_fairseq.functional.spectrum_penalties import spectrum_penalty
-
-    torch.manual_seed(0)
-    table = SVDEmbedding(50, 8, padding_idx=1)
-    network = torch.nn.GRU(8, 8, batch_first=True)
-    parameters = [*table.parameters(), *network.parameters()]
-    optimizer = torch.optim.Adam(parameters, lr=0.05)
-    tokens = torch.arange(4, 40).view(3, 12)  # [sentences, tokens]
-    losses = []
-    for _ in range(30):
-        hidden, _ = network(table(tokens[:, :-1]))
-        contexts, matrix = table.operands(hidden.flatten(0, 1))  # [tokens, d], [N, d]
-        loss, *_ = blockwise_cross_entropy(contexts, tokens[:, 1:].flatten(), matrix)
-        penalty = spectrum_penalty(table.singular_values(), table.prior())
-        (loss + penalty + cosine_penalty(table.weight)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert losses[-1] < 0.5 * losses[0], losses
-
-    torch.save({"model": table.state_dict()}, sys.argv[1])
-    model = load_checkpoint(sys.argv[1])["model"]
-    assert torch.equal(model["U"], table.U)
-    absent = ("fairseq", "fairseq_cli", "hydra", "omegaconf")
-    assert not any(name.split(".")[0] in absent for name in sys.modules)
+PACKAGES = "errors files provenance functional embeddings heads lm checkpoints analysis compat"
+for package in ["training", *PACKAGES.split()]:
+    import_all(f"spectral_fairseq.{package}")
 """
 
 
 @pytest.mark.slow
-def test_a_plain_torch_training_loop(tmp_path):
-    home = str(Path(spectral_fairseq.__file__).parents[1])
+def test_the_library_is_imported_without_fairseq():
+    """Nor does a function of it import fairseq: tests/test_architecture.py."""
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(WITHOUT_FAIRSEQ + TRAINING), tmp_path / "table.pt"],
-        env={**os.environ, "PYTHONPATH": home},
+        [
+            sys.executable,
+            "-c",
+            without("fairseq", "fairseq_cli", "hydra", "omegaconf") + IMPORT_ALL,
+        ],
+        env={**os.environ, "PYTHONPATH": HOME},
         capture_output=True,
         text=True,
     )
@@ -87,18 +48,7 @@ EXTRAS = (
     *("lightning", "ctranslate2", "sacremoses"),
 )
 
-
-TORCH_ALONE = f"""
-import sys
-
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {EXTRAS}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-
-sys.meta_path.insert(0, Absent())
-import spectral_fairseq.training
-"""
+TORCH_ALONE = without(*EXTRAS) + "import spectral_fairseq.training"
 
 
 @pytest.mark.slow
